@@ -1,0 +1,43 @@
+# Two commands matter to a newcomer: `make demo` and `make test`.
+PYTHON ?= python3.11
+VENV ?= .venv
+BIN := $(VENV)/bin
+export DO_NOT_TRACK ?= 1
+
+.PHONY: install demo test lint typecheck prove wheel clean
+
+# The stamp is newer than the project's own dependency files, or everything is installed again.
+install: $(VENV)/.installed
+$(VENV)/.installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+demo: install
+	$(BIN)/understudy run conditional-generation --data sample:reviews --test sample:reviews-test \
+	    --source demo-reviews --epsilon 3 --budget 8,1e-3 --profile tiny --samples 200 --out out/demo
+
+test: install lint
+	$(BIN)/python -m pytest
+
+prove: install
+	$(BIN)/python -m pytest -m slow
+
+lint: install typecheck
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+# mypy reads one folder: the four places of the package, linked together under its import name.
+typecheck: install
+	rm -rf build/typecheck && mkdir -p build/typecheck/understudy
+	for part in src/understudy/*; do ln -s "$(CURDIR)/$$part" build/typecheck/understudy/; done
+	ln -s "$(CURDIR)/flows" build/typecheck/understudy/flows
+	ln -s "$(CURDIR)/tasks" build/typecheck/understudy/tasks
+	ln -s "$(CURDIR)/artifacts" build/typecheck/understudy/shipped
+	cd build/typecheck && MYPYPATH=. "$(abspath $(BIN))/mypy" --config-file "$(CURDIR)/pyproject.toml" -p understudy
+
+wheel: install
+	$(BIN)/python -m build --wheel --outdir dist .
+
+clean:
+	rm -rf build dist out
