@@ -1,0 +1,50 @@
+"""Errors that reach the user; each message says what was expected, what was found and how to mend it.
+
+No message ever holds a private text: a private row is named by its index.
+"""
+
+
+class UnderstudyError(Exception):
+    """Base of every error that Understudy raises on purpose; the command line ends with its `exit_code`."""
+
+    exit_code: int = 1
+
+
+class InputError(UnderstudyError):
+    """The user's input is wrong: nothing was charged and nothing was half-written."""
+
+    exit_code = 2
+
+
+class RowError(InputError):
+    """One row of the user's data is wrong; the message names its index, for the client's terminal only."""
+
+
+class BudgetRefused(UnderstudyError):
+    """The source's budget does not allow the charge that was asked for."""
+
+    exit_code = 3
+
+
+class ZoneError(UnderstudyError):
+    """Private material would have entered the server zone."""
+
+
+class LeaseLost(UnderstudyError):
+    """Another process has taken over the work of this one; this one must stop writing."""
+
+
+class TaskFailed(UnderstudyError):
+    """A task failed with a foreign error, whose text stays inside the private root."""
+
+
+class TrackingFailed(UnderstudyError):
+    """A task's work is stored, but it could not be written to the tracking store."""
+
+
+class ArtifactDamaged(UnderstudyError, ValueError):
+    """An artifact is missing, incomplete or not what its reference says.
+
+    It is a `ValueError` so that a pydantic validator may raise it: a cached result that holds a damaged
+    artifact then fails to load, which counts as a cache miss.
+    """

@@ -1,0 +1,1 @@
+"""Differential privacy: labels, ledger, accounting, noise, the gateway and the DP trainer."""

@@ -1,0 +1,438 @@
+"""The ledger: which privacy budgets there are, and every charge that was ever made to them.
+
+A run is charged once, for its whole event, before it reads its first private byte. A charge is durable before
+any noise is drawn, is never removed, and counts from the moment it is reserved, whether or not anything was
+released. Its noise is a function of the secret, the charge's id and its salt, so a killed run resumes to the
+same bytes under the same charge; releasing erases the salt, after which nobody can draw that noise again.
+
+Nothing private is kept: rows as keyed hashes, keys wrapped under the secret, salts only until release.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import secrets
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import TypeVar, Unpack
+
+import sqlalchemy as sa
+
+from understudy.errors import InputError, UnderstudyError, ZoneError
+from understudy.privacy import ledger_queries as queries
+from understudy.privacy import ledger_secrets as vault
+from understudy.privacy import secret as keys
+from understudy.privacy.budget import Cost, admit, spent
+from understudy.privacy.ledger_database import (
+    CHARGES,
+    ROWS,
+    SECRETS,
+    SOURCES,
+    create_tables,
+    open_engine,
+    transact,
+)
+from understudy.privacy.ledger_records import (
+    RENYI_ORDERS,
+    Charge,
+    ChargeFields,
+    ChargeRequest,
+    KeyMaterial,
+    SourceRecord,
+)
+
+__all__ = [
+    "RENYI_ORDERS",
+    "Charge",
+    "ChargeFields",
+    "ChargeRequest",
+    "KeyMaterial",
+    "Ledger",
+    "SourceRecord",
+    "rotate_stored_secret",
+]
+
+T = TypeVar("T")
+
+
+def _utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+def _no_step(_name: str) -> None:
+    """Nothing happens between the steps of an operation; tests kill the process there."""
+
+
+class Ledger:
+    """A ledger in a SQLite file or a PostgreSQL database. Safe to use from many processes at once."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        secret: bytes,
+        clock: Callable[[], datetime] = _utc_now,
+        on_step: Callable[[str], None] = _no_step,
+    ) -> None:
+        """Opens the ledger, and makes it when it is not there.
+
+        Args:
+            url: SQLAlchemy URL of a SQLite file or a PostgreSQL database.
+            secret: the client zone's secret, at least 32 bytes.
+            clock: the time that new entries carry.
+            on_step: called with a name between any two steps that a crash could separate.
+
+        Raises:
+            InputError: when the URL or the secret cannot be used.
+            UnderstudyError: when the ledger belongs to another secret, or cannot be opened.
+        """
+        self._secret = keys.check_secret(secret)
+        self._clock = clock
+        self._on_step = on_step
+        self._engine = open_engine(url)
+        create_tables(self._engine)
+        now = self._now()
+        self._root_key = transact(
+            self._engine, lambda connection: vault.found_or_read_root_key(connection, self._secret, now=now)
+        )
+
+    @classmethod
+    def open(cls) -> Ledger:
+        """The ledger of this user's settings, with the secret from the environment or the file `home/secret`.
+
+        Raises:
+            ZoneError: in the server zone, which has no business with it.
+            InputError: when a setting or the secret cannot be used.
+            UnderstudyError: when the ledger has a secret already and it is not to be found.
+        """
+        from understudy.settings import settings
+
+        now = settings()
+        if now.zone == "server":
+            raise ZoneError("the ledger belongs to the client zone, found zone='server'")
+        if now.secret is not None:
+            return cls(now.ledger_url, secret=now.secret.get_secret_value().encode())
+        return cls(now.ledger_url, secret=vault.stored_secret(now.ledger_url, now.home / "secret"))
+
+    # Sources
+
+    def register(self, source: SourceRecord) -> SourceRecord:
+        """Registers a source, once; the same again changes nothing.
+
+        Raises:
+            InputError: when the name is registered with other properties.
+        """
+        record = source.model_copy(update={"registered_at": source.registered_at or self._now()})
+
+        def work(connection: sa.Connection) -> SourceRecord:
+            known = queries.find_source(connection, source.name)
+            if known is not None:
+                queries.check_same_source(known, record)
+                return known
+            wrapped = keys.wrap(self._secret, secrets.token_bytes(32), name=f"source/{source.name}")
+            values = {"name": source.name, "record": record.model_dump_json(), "wrapped_key": wrapped}
+            connection.execute(sa.insert(SOURCES).values(values))
+            return record
+
+        return self._run("register", work)
+
+    def source(self, name: str) -> SourceRecord:
+        """The source registered as `name`.
+
+        Raises:
+            InputError: when there is none.
+        """
+        return self._run("source", lambda connection: queries.get_source(connection, name))
+
+    def sources(self) -> tuple[SourceRecord, ...]:
+        """Every source, by name."""
+        query = sa.select(SOURCES.c.record).order_by(SOURCES.c.name)
+        found = self._run("sources", lambda connection: connection.execute(query).scalars().all())
+        return tuple(SourceRecord.model_validate_json(record) for record in found)
+
+    def spent(self, name: str) -> tuple[float, float]:
+        """The (epsilon, delta) that all charges of a source add up to under its composition rule.
+
+        Raises:
+            InputError: when there is no such source.
+        """
+        return self._run(
+            "spent",
+            lambda connection: spent(queries.get_source(connection, name), queries.costs(connection, name)),
+        )
+
+    def check_rows(self, name: str, row_digests: Sequence[bytes]) -> None:
+        """Refuses rows that `register_rows` would refuse, and notes nothing; the source need not exist yet.
+
+        Raises:
+            InputError: when a row (named by index) is registered under another source.
+        """
+        hashes = self._row_hashes(row_digests)
+        self._run("check_rows", lambda connection: queries.known_rows(connection, name, hashes))
+
+    def register_rows(self, name: str, row_digests: Sequence[bytes]) -> None:
+        """Notes which rows belong to a source, as keyed hashes; the same rows again change nothing.
+
+        Args:
+            name: the source.
+            row_digests: one digest of each row's content, in order; never stored as such.
+
+        Raises:
+            InputError: when there is no such source, or a row (named by index) is registered under another:
+                nothing is noted then.
+        """
+        hashes = self._row_hashes(row_digests)
+
+        def work(connection: sa.Connection) -> None:
+            queries.get_source(connection, name)
+            queries.note_rows(connection, name, hashes)
+
+        self._run("register_rows", work)
+
+    def purge(self, name: str) -> None:
+        """Erases what the ledger holds about a source's rows: hashes, the source's key, unreleased salts.
+
+        The source and its charges stay: spent budget never comes back, and an unfinished charge can no longer
+        be resumed. Rows of a purged source are not recognised under another name.
+
+        Raises:
+            InputError: when there is no such source.
+        """
+        wrapped = keys.wrap(self._secret, secrets.token_bytes(32), name=f"source/{name}")
+
+        def work(connection: sa.Connection) -> None:
+            queries.get_source(connection, name)
+            connection.execute(sa.delete(ROWS).where(ROWS.c.source == name))
+            connection.execute(sa.update(CHARGES).where(CHARGES.c.source == name).values(salt=None))
+            connection.execute(sa.update(SOURCES).where(SOURCES.c.name == name).values(wrapped_key=wrapped))
+            vault.drop_idle_secrets(connection)
+
+        self._run("purge", work)
+
+    # Charges
+
+    def reserve(self, *, accept_new: bool = False, **fields: Unpack[ChargeFields]) -> Charge:
+        """The charge of a request: the one it has already, or a new one if the budget allows it.
+
+        When it returns, the charge is on the disk. It counts from now on, whatever becomes of the run.
+
+        Args:
+            accept_new: charge again although the request has a charge (its attempt is one higher).
+            fields: `ChargeFields`; epsilon is infinite for a run whose output stays private, which is
+                recorded but not counted, as a simulation is.
+
+        Raises:
+            InputError: when a field is out of range, or unit or relation are not the source's.
+            BudgetRefused: when the budget does not allow it; nothing was recorded.
+            UnderstudyError: when the request key belongs to a different request.
+        """
+        request = queries.checked_request(fields)
+        source = self.source(request.source)
+        curve = queries.renyi_curve(source, request)
+
+        def work(connection: sa.Connection) -> Charge:
+            known = queries.latest(connection, request.request_key)
+            if known is not None and not accept_new:
+                queries.check_same_request(known, request)
+                return queries.to_charge(known, new=False)
+            queries.check_fits_source(source, request)
+            if request.counted:
+                admit(
+                    source,
+                    queries.costs(connection, source.name),
+                    Cost(request.epsilon, request.delta, curve),
+                )
+            charge = Charge(
+                **request.model_dump(),
+                id=secrets.token_hex(12),
+                attempt=1 if known is None else known.attempt + 1,
+                kind="counted" if request.counted else "internal",
+                status="reserved",
+                key_id=keys.key_id(self._secret),
+                created_at=self._now(),
+                released_at=None,
+                new=True,
+            )
+            private = {"salt": secrets.token_bytes(32), "renyi_curve": json.dumps(curve)}
+            connection.execute(sa.insert(CHARGES).values(charge.model_dump(exclude={"new"}) | private))
+            return charge
+
+        return self._run("reserve", work)
+
+    def charge(self, charge_id: str) -> Charge:
+        """The charge with this id.
+
+        Raises:
+            InputError: when there is none.
+        """
+        return self._run(
+            "charge",
+            lambda connection: queries.to_charge(queries.get_charge(connection, charge_id), new=False),
+        )
+
+    def charges(self, name: str | None = None) -> tuple[Charge, ...]:
+        """Every charge of a source, or of all, oldest first."""
+        query = sa.select(CHARGES).order_by(CHARGES.c.created_at, CHARGES.c.id)
+        if name is not None:
+            query = query.where(CHARGES.c.source == name)
+        found = self._run("charges", lambda connection: connection.execute(query).all())
+        return tuple(queries.to_charge(row, new=False) for row in found)
+
+    def bind_environment(self, charge_id: str, fingerprint: str) -> None:
+        """Ties a charge to what its bytes depend on; the first call decides.
+
+        Args:
+            charge_id: the charge.
+            fingerprint: device type, library versions, thread count, micro-batch; public.
+
+        Raises:
+            InputError: when there is no such charge.
+            UnderstudyError: when the charge is tied to another environment, where its noise may have been
+                added to a query with other bytes: the same noise must not be added here.
+        """
+
+        def work(connection: sa.Connection) -> None:
+            bound = queries.get_charge(connection, charge_id).environment
+            if bound is None:
+                change = sa.update(CHARGES).where(CHARGES.c.id == charge_id).values(environment=fingerprint)
+                connection.execute(change)
+            elif bound != fingerprint:
+                raise UnderstudyError(
+                    f"charge {charge_id} began in the environment {bound!r}, found {fingerprint!r}: finish "
+                    "it there (same device type, library versions, threads, micro-batch), or pay for a new "
+                    "run with --accept-new-charge"
+                )
+
+        self._run("bind_environment", work)
+
+    def material(self, charge_id: str) -> KeyMaterial:
+        """What the noise of a reserved charge is derived from.
+
+        Raises:
+            InputError: when there is no such charge.
+            UnderstudyError: when the charge was released or its source purged: the salt is gone for good.
+        """
+
+        def work(connection: sa.Connection) -> KeyMaterial:
+            row = queries.get_charge(connection, charge_id)
+            if row.status == "released" or row.salt is None:
+                what = "released" if row.status == "released" else "purged"
+                raise UnderstudyError(
+                    f"charge {charge_id} was {what}, its noise cannot be drawn again: use what it released, "
+                    "or pay for a new run with --accept-new-charge"
+                )
+            secret = vault.secret_of(connection, row.key_id, current=self._secret)
+            return KeyMaterial(secret, charge_id, bytes(row.salt))
+
+        return self._run("material", work)
+
+    def release(self, charge_id: str) -> Charge:
+        """Closes a charge after its last draw: erases the salt. The same again changes nothing.
+
+        Raises:
+            InputError: when there is no such charge.
+        """
+
+        def work(connection: sa.Connection) -> Charge:
+            if queries.get_charge(connection, charge_id).status == "reserved":
+                change = sa.update(CHARGES).where(CHARGES.c.id == charge_id)
+                values = {"status": "released", "released_at": self._now(), "salt": None}
+                connection.execute(change.values(values))
+                vault.drop_idle_secrets(connection)
+            return queries.to_charge(queries.get_charge(connection, charge_id), new=False)
+
+        return self._run("release", work)
+
+    # Keys
+
+    def hmac(self, name: str, data: bytes) -> bytes:
+        """HMAC-SHA256 under a source's own key: compares private content without a digest anyone could guess.
+
+        Raises:
+            InputError: when there is no such source.
+        """
+        query = sa.select(SOURCES.c.wrapped_key).where(SOURCES.c.name == name)
+
+        def work(connection: sa.Connection) -> bytes:
+            queries.get_source(connection, name)
+            return bytes(connection.execute(query).scalar_one())
+
+        key = keys.unwrap(self._secret, self._run("hmac", work), name=f"source/{name}")
+        return hmac.digest(key, data, "sha256")
+
+    def request_key(self, *parts: str | bytes) -> str:
+        """A keyed digest of what makes a request; the same parts give the same key, also after a rotation."""
+        encoded = [b"s" + part.encode() if isinstance(part, str) else b"b" + part for part in parts]
+        data = b"".join(len(part).to_bytes(8) + part for part in encoded)
+        return hmac.digest(keys.derive(self._root_key, "request"), data, "sha256").hex()
+
+    def rotate_secret(self, new: bytes) -> str:
+        """Puts a new secret in the place of the current one, and gives its key id.
+
+        New charges use it. The keys behind row hashes, `hmac` and `request_key` stay, wrapped anew. The old
+        secret is kept, wrapped under the new one, only while a charge under it is unfinished.
+
+        Raises:
+            InputError: when the new secret is too short or was used before.
+        """
+        fresh = keys.check_secret(new)
+        fresh_id = keys.key_id(fresh)
+
+        def work(connection: sa.Connection) -> None:
+            if connection.execute(sa.select(SECRETS.c.key_id).where(SECRETS.c.key_id == fresh_id)).first():
+                raise InputError(f"the secret {fresh_id} was used before: make a new one")
+            vault.rewrap(connection, old=self._secret, new=fresh, now=self._now())
+
+        self._run("rotate", work)
+        self._secret = fresh
+        return fresh_id
+
+    def _row_hashes(self, row_digests: Sequence[bytes]) -> list[bytes]:
+        key = keys.derive(self._root_key, "rows")
+        return [hmac.digest(key, digest, "sha256") for digest in row_digests]
+
+    def _now(self) -> str:
+        return self._clock().astimezone(UTC).isoformat(timespec="seconds")
+
+    def _run(self, operation: str, work: Callable[[sa.Connection], T]) -> T:
+        """One transaction, in which the ledger still belongs to our secret."""
+
+        def checked(connection: sa.Connection) -> T:
+            vault.require_current_secret(connection, self._secret)
+            self._on_step(f"{operation}:begun")
+            result = work(connection)
+            self._on_step(f"{operation}:written")
+            return result
+
+        result = transact(self._engine, checked)
+        self._on_step(f"{operation}:committed")
+        return result
+
+
+def rotate_stored_secret() -> str:
+    """Replaces the secret in the file `home/secret` and gives the new key id; a kill loses nothing.
+
+    The new secret is on the disk before the ledger turns to it, and takes the old one's place afterwards; the
+    next `Ledger.open()` finishes what was interrupted in between.
+
+    Raises:
+        InputError: when the secret comes from the environment, which this process cannot change.
+    """
+    from understudy.locks import locked
+    from understudy.settings import settings
+
+    now = settings()
+    if now.secret is not None:
+        raise InputError(
+            "the secret comes from UNDERSTUDY_SECRET: rotate it with Ledger.open().rotate_secret(new), then "
+            "set UNDERSTUDY_SECRET to the new one"
+        )
+    path = now.home / "secret"
+    with locked(now.home / "secret.lock"):
+        ledger = Ledger.open()
+        new = keys.new_secret()
+        keys.write_secret(keys.pending(path), new)
+        fresh_id = ledger.rotate_secret(new)
+        keys.finish_rotation(path, current=fresh_id)
+    return fresh_id

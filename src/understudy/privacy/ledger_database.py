@@ -1,0 +1,237 @@
+"""The ledger's tables and the one way to touch them: short transactions, each serial to all others.
+
+SQLite: rollback journal, `synchronous=EXTRA` (as FULL, and the journal's removal is flushed too, so that a
+committed charge survives a power cut), `secure_delete`, `BEGIN IMMEDIATE`. PostgreSQL: SERIALIZABLE with
+retry, behind a table lock taken before the snapshot, so that retries are rare. There, erased values stay in
+dead row versions and in the log until the server recycles them; they are of no use without the secret.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.pool import NullPool
+
+from understudy.errors import InputError, UnderstudyError
+
+T = TypeVar("T")
+
+METADATA: Final = sa.MetaData()
+
+META: Final = sa.Table(
+    "ledger_meta",
+    METADATA,
+    sa.Column("name", sa.String(40), primary_key=True),
+    sa.Column("value", sa.LargeBinary, nullable=False),
+)
+
+# Every secret that ever was; exactly one is not retired. A retired one is kept, wrapped under the current
+# one, as long as a charge made under it may still be resumed.
+SECRETS: Final = sa.Table(
+    "ledger_secrets",
+    METADATA,
+    sa.Column("key_id", sa.String(40), primary_key=True),
+    sa.Column("wrapped", sa.LargeBinary),
+    sa.Column("created_at", sa.String(40), nullable=False),
+    sa.Column("retired_at", sa.String(40)),
+)
+
+SOURCES: Final = sa.Table(
+    "ledger_sources",
+    METADATA,
+    sa.Column("name", sa.String(100), primary_key=True),
+    sa.Column("record", sa.Text, nullable=False),
+    sa.Column("wrapped_key", sa.LargeBinary, nullable=False),
+)
+
+CHARGES: Final = sa.Table(
+    "ledger_charges",
+    METADATA,
+    sa.Column("id", sa.String(40), primary_key=True),
+    sa.Column("source", sa.ForeignKey("ledger_sources.name"), nullable=False, index=True),
+    sa.Column("request_key", sa.String(100), nullable=False),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("kind", sa.String(20), nullable=False),
+    sa.Column("event", sa.Text, nullable=False),
+    sa.Column("epsilon", sa.Double, nullable=False),
+    sa.Column("delta", sa.Double, nullable=False),
+    sa.Column("unit", sa.String(20), nullable=False),
+    sa.Column("relation", sa.String(40), nullable=False),
+    sa.Column("accountant", sa.String(40), nullable=False),
+    sa.Column("epsilon_rdp", sa.Double, nullable=False),
+    sa.Column("status", sa.String(20), nullable=False),
+    sa.Column("simulation", sa.Boolean, nullable=False),
+    sa.Column("key_id", sa.ForeignKey("ledger_secrets.key_id"), nullable=False),
+    sa.Column("code_digest", sa.String(100), nullable=False),
+    sa.Column("created_at", sa.String(40), nullable=False),
+    sa.Column("released_at", sa.String(40)),
+    sa.Column("renyi_curve", sa.Text, nullable=False),
+    sa.Column("salt", sa.LargeBinary),
+    sa.Column("environment", sa.Text),
+    sa.UniqueConstraint("request_key", "attempt"),
+)
+
+ROWS: Final = sa.Table(
+    "ledger_rows",
+    METADATA,
+    sa.Column("keyed_hash", sa.LargeBinary(32), primary_key=True),
+    sa.Column("source", sa.ForeignKey("ledger_sources.name"), nullable=False, index=True),
+    sqlite_with_rowid=False,
+)
+
+# Types in /proc/mounts, with or without the prefix "fuse.".
+_NETWORK_FILE_SYSTEMS: Final = {
+    *("afs", "beegfs", "ceph", "ceph-fuse", "cifs", "davfs", "davfs2", "gcsfuse", "glusterfs", "gpfs"),
+    *("juicefs", "lustre", "mount-s3", "ncpfs", "nfs", "nfs4", "rclone", "s3fs", "seaweedfs", "smb"),
+    *("smb2", "smb3", "smbfs", "smbnetfs", "sshfs"),
+}
+_SQLITE_WAIT_SECONDS: Final = 120
+_RETRY_SECONDS: Final = 120
+# PostgreSQL: serialization failure, deadlock, and a unique value that another transaction has just written.
+_RETRY_STATES: Final = frozenset({"40001", "40P01", "23505"})
+
+
+def open_engine(url: str) -> sa.Engine:
+    """An engine whose transactions are serial and durable.
+
+    Raises:
+        InputError: when the URL is not one of a SQLite file on a local disk or a PostgreSQL database.
+    """
+    try:
+        parsed = sa.make_url(url)
+    except SQLAlchemyError:
+        raise InputError("expected ledger_url to be a SQLAlchemy URL, found something else") from None
+    if parsed.get_backend_name() == "postgresql":
+        return _postgresql_engine(parsed)
+    if parsed.get_backend_name() != "sqlite" or not parsed.database or parsed.database == ":memory:":
+        raise InputError(
+            "expected ledger_url to be sqlite:///FILE or postgresql://..., "
+            f"found {parsed.render_as_string(hide_password=True)}"
+        )
+    prepare_sqlite_file(Path(parsed.database))
+    engine = sa.create_engine(
+        parsed, poolclass=NullPool, connect_args={"timeout": _SQLITE_WAIT_SECONDS, "isolation_level": None}
+    )
+    sa.event.listen(engine, "connect", _set_pragmas)
+    sa.event.listen(engine, "begin", _begin_immediate)
+    return engine
+
+
+def _postgresql_engine(url: sa.URL) -> sa.Engine:
+    try:
+        driver = url.set(drivername="postgresql+psycopg")
+        return sa.create_engine(driver, poolclass=NullPool, isolation_level="SERIALIZABLE")
+    except ModuleNotFoundError:
+        raise InputError("a PostgreSQL ledger needs its driver: pip install 'understudy[postgres]'") from None
+
+
+def prepare_sqlite_file(path: Path) -> None:
+    """Makes the file, closed to other users, if it is not there.
+
+    Raises:
+        InputError: when it lies on a network file system, whose locks cannot be trusted, or is read-only.
+    """
+    found = file_system_type(path.absolute().parent, Path("/proc/mounts"))
+    if found.removeprefix("fuse.") in _NETWORK_FILE_SYSTEMS:
+        raise InputError(
+            f"the ledger {path} lies on a network file system ({found}), where two machines could overspend: "
+            "put UNDERSTUDY_HOME on a local disk, or use a PostgreSQL ledger (UNDERSTUDY_LEDGER_URL)"
+        )
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        raise InputError(f"the ledger {path} cannot be written: {error.strerror}; mend it") from None
+
+
+def file_system_type(directory: Path, mounts: Path) -> str:
+    """The type of the file system that holds a directory, by a table such as /proc/mounts; "" if unknown."""
+    if not mounts.exists():
+        return ""
+    real = os.path.realpath(directory)
+    best, found = "", ""
+    for line in mounts.read_bytes().splitlines():
+        _, escaped, kind, *_ = line.split()
+        # The table writes a space in a path as \040, and so on.
+        place = os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda code: bytes([int(code[1], 8)]), escaped))
+        inside = real == place or real.startswith(place.rstrip("/") + "/")
+        # Of two mounts on one place, the later one is on top.
+        if inside and len(place) >= len(best):
+            best, found = place, kind.decode()
+    return found
+
+
+def transact(engine: sa.Engine, work: Callable[[sa.Connection], T], *, lock: bool = True) -> T:
+    """Runs `work` in one serialisable transaction and commits it; retries what lost against another.
+
+    Args:
+        engine: from `open_engine`.
+        work: may run more than once, so it changes nothing but the database.
+        lock: whether to wait for others first; False only while the tables are being made.
+
+    Raises:
+        UnderstudyError: when the database cannot be used.
+    """
+    deadline = time.monotonic() + _RETRY_SECONDS
+    while True:
+        try:
+            with engine.begin() as connection:
+                if lock and engine.dialect.name == "postgresql":
+                    _lock_postgresql(connection)
+                return work(connection)
+        except SQLAlchemyError as error:
+            if not _may_retry(error) or time.monotonic() > deadline:
+                raise _unusable(engine, error) from error
+        # Jitter only: nothing private or random depends on it.
+        time.sleep(random.uniform(0.001, 0.05))
+
+
+def create_tables(engine: sa.Engine) -> None:
+    """Makes the tables that are missing; of several processes at once, one makes them."""
+    if set(METADATA.tables) <= set(_table_names(engine)):
+        return
+    transact(engine, METADATA.create_all, lock=False)
+
+
+def _table_names(engine: sa.Engine) -> list[str]:
+    try:
+        return sa.inspect(engine).get_table_names()
+    except SQLAlchemyError as error:
+        raise _unusable(engine, error) from error
+
+
+def _set_pragmas(connection: Any, _record: object) -> None:
+    for pragma in ("journal_mode=DELETE", "synchronous=EXTRA", "secure_delete=ON", "foreign_keys=ON"):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _begin_immediate(connection: sa.Connection) -> None:
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def _lock_postgresql(connection: sa.Connection) -> None:
+    connection.exec_driver_sql("SET LOCAL synchronous_commit = on")
+    # LOCK TABLE takes no snapshot, so what follows sees all that earlier holders of the lock committed.
+    connection.exec_driver_sql(f"LOCK TABLE {CHARGES.name} IN EXCLUSIVE MODE")
+
+
+def _may_retry(error: SQLAlchemyError) -> bool:
+    state = getattr(error.orig, "sqlstate", None) if isinstance(error, DBAPIError) else None
+    return state in _RETRY_STATES
+
+
+def _unusable(engine: sa.Engine, error: SQLAlchemyError) -> UnderstudyError:
+    # The driver's own words, not SQLAlchemy's, which would quote the statement and its parameters.
+    words = str(error.orig) if isinstance(error, DBAPIError) else type(error).__name__
+    url = engine.url.render_as_string(hide_password=True)
+    return UnderstudyError(
+        f"the ledger {url} cannot be used: {words.strip()}. Mend it and run again: the same request is never "
+        "charged twice"
+    )

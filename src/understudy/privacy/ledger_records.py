@@ -1,0 +1,170 @@
+"""What the ledger keeps and hands out: sources, charges, key material."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Final, Literal, NotRequired, Self, TypedDict
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from understudy.errors import InputError, UnderstudyError
+from understudy.privacy.labels import Guarantee, Label, Relation, Unit, private, released
+
+# Orders of a Renyi filter unless the source registers others.
+RENYI_ORDERS: Final = (2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 128.0)
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+class SourceRecord(BaseModel):
+    """A source: its name, what it protects, its budget, and what is public about it. Registered once."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(description="Letters, digits, . _ -; at most 100.")
+    unit: Unit
+    relation: Relation
+    epsilon: float = Field(gt=0, allow_inf_nan=False, description="Budget of all runs together.")
+    delta: float = Field(gt=0, lt=1, description="Budget of all runs together; below 1/n.")
+    n: int = Field(ge=1, description="Number of units or an upper bound; public.")
+    label_names: tuple[str, ...] | None = Field(default=None, description="Declared classes; public.")
+    max_length: int | None = Field(default=None, ge=1, description="Maximum length of a text; public.")
+    composition: Literal["sum", "renyi"] = "sum"
+    renyi_orders: tuple[float, ...] = Field(
+        default=(), description="Fixed orders > 1 of a Renyi filter; empty takes the standard ones."
+    )
+    registered_at: str | None = Field(default=None, description="ISO 8601, UTC; set by the ledger.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_orders(cls, data: object) -> object:
+        if isinstance(data, dict) and data.get("composition") == "renyi" and not data.get("renyi_orders"):
+            return {**data, "renyi_orders": RENYI_ORDERS}
+        return data
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.delta >= 1 / self.n:
+            # Not a ValueError: pydantic lets it through as it is, with its exit code.
+            raise InputError(f"expected delta < 1/n = {1 / self.n:.6g}, found delta={self.delta:.6g}")
+        if not _NAME.fullmatch(self.name):
+            raise InputError(f"expected a source name of letters, digits, . _ -, found {self.name!r}")
+        if (self.composition == "renyi") != bool(self.renyi_orders):
+            raise ValueError("renyi_orders belong to composition='renyi' and to no other")
+        if not all(1 < order < math.inf for order in self.renyi_orders):
+            raise ValueError(f"expected finite orders > 1, found renyi_orders={self.renyi_orders}")
+        return self
+
+
+class ChargeFields(TypedDict):
+    """The keyword arguments of `Ledger.reserve`."""
+
+    source: str
+    request_key: str
+    event: str
+    epsilon: float
+    delta: float
+    epsilon_rdp: float
+    unit: Unit
+    relation: Relation
+    code_digest: str
+    accountant: NotRequired[str]
+    simulation: NotRequired[bool]
+
+
+class ChargeRequest(BaseModel):
+    """What a run asks the ledger for, before it reads its first private byte."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    source: str
+    request_key: str = Field(min_length=1)
+    event: str = Field(min_length=1, description="Canonical JSON of the run's whole event.")
+    epsilon: float = Field(gt=0, description="Infinity for a run whose output stays private.")
+    delta: float = Field(ge=0, lt=1)
+    epsilon_rdp: float = Field(ge=0, description="The cross-check, infinity included.")
+    unit: Unit
+    relation: Relation
+    code_digest: str
+    accountant: str = Field(default="PLD", min_length=1)
+    simulation: bool = Field(default=False, description="The user gave the noise seed: never exported.")
+
+    @field_validator("epsilon", "epsilon_rdp")
+    @classmethod
+    def _not_nan(cls, value: float) -> float:
+        if math.isnan(value):
+            raise ValueError("expected a number or infinity, found nan")
+        return value
+
+    @property
+    def counted(self) -> bool:
+        """Whether it spends budget; otherwise its output stays private."""
+        return math.isfinite(self.epsilon) and not self.simulation
+
+
+class Charge(BaseModel):
+    """One charge of the ledger. It never holds the salt."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+    id: str
+    source: str
+    request_key: str
+    attempt: int
+    kind: Literal["counted", "internal"]
+    event: str
+    epsilon: float
+    delta: float
+    unit: Unit
+    relation: Relation
+    accountant: str
+    epsilon_rdp: float
+    status: Literal["reserved", "released"]
+    simulation: bool
+    key_id: str
+    code_digest: str
+    created_at: str
+    released_at: str | None
+    new: bool = Field(description="True if this very call made it.")
+
+    @property
+    def exportable(self) -> bool:
+        """Whether outputs under this charge may leave: it was counted and its noise is secret."""
+        return self.kind == "counted" and not self.simulation
+
+    def guarantee(self) -> Guarantee:
+        """What this charge promises to one unit of its source.
+
+        Raises:
+            UnderstudyError: for an internal charge or a simulation, which promise nothing.
+        """
+        if not self.exportable:
+            raise UnderstudyError(f"charge {self.id} promises nothing: {self.kind}, simulation={self.simulation}")
+        return Guarantee(
+            source=self.source,
+            charge_id=self.id,
+            unit=self.unit,
+            relation=self.relation,
+            epsilon=self.epsilon,
+            delta=self.delta,
+            accountant=self.accountant,
+        )
+
+    def label(self) -> Label:
+        """The label of what mechanisms put out under this charge: private if it was not counted."""
+        return released(self.guarantee()) if self.exportable else private(self.source)
+
+
+@dataclass(frozen=True, repr=False)
+class KeyMaterial:
+    """What the noise of one charge is derived from. Private: never written, logged or shown."""
+
+    secret: bytes
+    charge_id: str
+    salt: bytes
+
+    def __repr__(self) -> str:
+        """Names the charge only, so that no log line or traceback shows a key."""
+        return f"KeyMaterial(charge_id={self.charge_id!r})"

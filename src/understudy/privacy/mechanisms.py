@@ -1,0 +1,218 @@
+"""The one gateway: private rows influence anything only through the three functions of `Gateway`.
+
+Each takes the exact value of a query, with the sensitivity that its caller declares, and returns the noised
+value. Noise and masks are functions of the charge's key material, so a step that is computed again gives
+the same bytes. What a one-off release returned is kept in a journal before it is used and read back ever
+after.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from understudy.errors import UnderstudyError
+from understudy.models.checkpoints import load_tensors, write_tensors_once
+from understudy.privacy.noise import derive_key, discrete_gaussian, gaussian, query_digest
+from understudy.privacy.sampling import poisson_mask
+
+if TYPE_CHECKING:
+    from understudy.privacy.ledger_records import KeyMaterial
+
+Kind = Literal["poisson", "gaussian_sum", "histogram"]
+Values = Mapping[str, Tensor]
+
+_PURPOSE = re.compile(r"[a-z0-9][a-z0-9_./-]*")
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """What is public about one call of the gateway.
+
+    Attributes:
+        kind: which function.
+        step: logical step; 0 for one-off releases.
+        purpose: names the call within its step.
+        scale: standard deviation of the noise (sigma of the discrete Gaussian); the sampling probability of
+            a mask.
+        sensitivity: L2 distance that replacing one example by null may move the query; 0 for a mask.
+    """
+
+    kind: Kind
+    step: int
+    purpose: str
+    scale: float
+    sensitivity: float
+
+
+class Recorder(Protocol):
+    """Sees every call; may return something else than what `draw` gives (see `replay`)."""
+
+    def observe(self, mechanism: Mechanism, query: Values, draw: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+        """The output to hand to the caller."""
+        ...
+
+
+@dataclass
+class Gateway:
+    """The only door for private influence; make it with `Gateway.live` from a charge's key material."""
+
+    material: KeyMaterial = field(repr=False)
+    recorder: Recorder | None = field(default=None, repr=False)
+    journal: Path | None = field(default=None, repr=False)
+    _seen: dict[tuple[str, int, str], bytes] = field(default_factory=dict, init=False, repr=False)
+
+    @classmethod
+    def live(cls, material: KeyMaterial, journal: Path | None = None) -> Gateway:
+        """A gateway that draws, for real use.
+
+        Args:
+            material: of the reserved charge that pays for every call.
+            journal: directory under the private root that keeps one-off releases; needed for `histogram`
+                wherever a run may be resumed.
+        """
+        return cls(material, journal=journal)
+
+    def poisson(self, *, step: int, n: int, probability: float, purpose: str = "batch") -> Tensor:
+        """Which of n slots take part in a step.
+
+        *Guarantee*: each slot independently with the given probability, whatever the slots hold (unit
+        example, relation replace_special, sensitivity 0). The mask itself is private: amplification by
+        sampling holds only against those who do not see it.
+
+        Args:
+            step: logical step.
+            n: number of slots, public.
+            probability: in (0, 1], public.
+            purpose: one name per training within a charge: two trainings must not share their masks.
+
+        Returns:
+            bool (n,) on the CPU.
+        """
+        call = Mechanism("poisson", step, purpose, scale=probability, sensitivity=0.0)
+        self._claim(call, repr((n, probability)).encode())
+
+        def draw() -> dict[str, Tensor]:
+            return {"mask": poisson_mask(self._key(call), n, probability=probability)}
+
+        return self._through(call, {}, draw)["mask"]
+
+    def gaussian_sum(
+        self, query: Values, *, sensitivity: float, noise_multiplier: float, step: int, purpose: str
+    ) -> dict[str, Tensor]:
+        """A sum over examples plus N(0, (noise_multiplier * sensitivity)^2) in every coordinate.
+
+        *Guarantee*: the Gaussian mechanism (Dwork & Roth 2014, Theorem A.1; accounted as an event) of noise
+        multiplier `noise_multiplier`, if replacing one example by null moves the whole query by at most
+        `sensitivity` in L2 norm (unit example, relation replace_special).
+
+        Args:
+            query: name -> float32 tensor, finite. Wider values are refused: their last bits would carry no
+                noise.
+            sensitivity: > 0, over all tensors together.
+            noise_multiplier: >= 0; 0 gives an unchanged copy, whose label is private.
+            step: logical step.
+            purpose: names the query within the step.
+
+        Returns:
+            name -> noised tensor, on the device of the query.
+
+        Raises:
+            UnderstudyError: when another query was noised under the same step and purpose before.
+        """
+        scale = noise_multiplier * sensitivity
+        if not (0 < sensitivity < math.inf and 0 <= noise_multiplier < math.inf):
+            raise ValueError(f"expected sensitivity > 0, noise >= 0: {sensitivity=}, {noise_multiplier=}")
+        if not query or any(value.dtype != torch.float32 for value in query.values()):
+            raise ValueError(f"expected float32 values, found {[str(v.dtype) for v in query.values()]}")
+        call = Mechanism("gaussian_sum", step, purpose, scale=scale, sensitivity=sensitivity)
+        digest = query_digest(query)
+        self._claim(call, digest)
+
+        def draw() -> dict[str, Tensor]:
+            if scale == 0:
+                return {name: value.clone() for name, value in query.items()}
+            size = sum(value.numel() for value in query.values())
+            noise = gaussian(self._key(call, digest), size, scale=scale)
+            return _add(query, noise)
+
+        return self._through(call, query, draw)
+
+    def histogram(self, counts: Tensor, *, sigma: float, purpose: str) -> Tensor:
+        """Counts plus discrete Gaussian noise (Canonne et al. 2020), drawn once per charge and purpose.
+
+        *Guarantee*: the discrete Gaussian mechanism with parameter `sigma`, if replacing one example by null
+        changes one count by at most 1 (unit example, relation replace_special, sensitivity 1).
+
+        Args:
+            counts: int64 (k,); k is public.
+            sigma: >= 0; 0 gives an unchanged copy, whose label is private.
+            purpose: names the release within the charge.
+
+        Returns:
+            int64 (k,), possibly negative; equal at every later call of the charge.
+        """
+        if counts.dtype != torch.int64 or counts.ndim != 1 or not 0 <= sigma < math.inf:
+            found = f"{counts.dtype}, {tuple(counts.shape)}, {sigma=}"
+            raise ValueError(f"expected int64 counts (k,) and sigma >= 0, found {found}")
+        query = {"counts": counts.cpu()}
+        call = Mechanism("histogram", 0, purpose, scale=sigma, sensitivity=1.0)
+        digest = query_digest(query)
+        # With a journal the first release answers every later query.
+        self._claim(call, digest if self.journal is None else b"")
+
+        def draw() -> dict[str, Tensor]:
+            noise = discrete_gaussian(self._key(call, digest), len(counts), scale=sigma)
+            return {"counts": query["counts"] + torch.as_tensor(noise, dtype=torch.int64)}
+
+        return self._through(call, query, lambda: self._once(call, draw))["counts"]
+
+    def _key(self, call: Mechanism, digest: bytes = b"") -> bytes:
+        return derive_key(
+            self.material.secret,
+            charge_id=self.material.charge_id,
+            salt=self.material.salt,
+            step=call.step,
+            purpose=f"{call.kind}/{call.purpose}",
+            query_digest=digest,
+        )
+
+    def _claim(self, call: Mechanism, what: bytes) -> None:
+        """One query per step and purpose: a second, different one would be a release that nobody paid for."""
+        if not _PURPOSE.fullmatch(call.purpose):
+            raise ValueError(f"expected a purpose of a-z 0-9 _ . / -, found {call.purpose!r}")
+        if self._seen.setdefault((call.kind, call.step, call.purpose), what) != what:
+            raise UnderstudyError(
+                f"two different {call.kind} queries under step={call.step}, purpose={call.purpose!r}: "
+                "each is a release of its own and needs a purpose of its own that the charge accounts for"
+            )
+
+    def _through(self, call: Mechanism, query: Values, draw: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+        return draw() if self.recorder is None else self.recorder.observe(call, query, draw)
+
+    def _once(self, call: Mechanism, draw: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+        """The released value from the journal, drawn and written first where it is not there yet."""
+        if self.journal is None:
+            return draw()
+        name = f"{self.material.charge_id}.{call.kind}.{call.purpose.replace('/', '+')}.safetensors"
+        path = self.journal / name
+        if not path.exists():
+            write_tensors_once(path, draw())
+        return load_tensors(path)
+
+
+def _add(query: Values, noise: Tensor) -> dict[str, Tensor]:
+    """Add one draw, cut into the tensors of the query in alphabetical order."""
+    names = sorted(query)
+    parts: tuple[Tensor, ...] = torch.split(noise, [query[name].numel() for name in names])
+    return {
+        name: query[name] + part.view(query[name].shape).to(query[name].device)
+        for name, part in zip(names, parts, strict=True)
+    }

@@ -1,0 +1,220 @@
+"""Noise that is a function of a key: the same charge, step and query always give the same noise.
+
+A key is HMAC-SHA256 of everything that names one draw, so a resumed run repeats its noise exactly and two
+draws never share any. The key runs AES-256 in counter mode, a cryptographic stream; nothing here touches a
+global generator. Gaussian noise is Box-Muller on 53-bit uniforms in float64; its tails end at 8.57 standard
+deviations (probability 1e-17) and floats are not real numbers: a claim resting on it is "proven under
+assumptions".
+Integers get the exact discrete Gaussian sampler of Canonne, Kamath & Steinke 2020, in rational arithmetic.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import math
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
+from typing import Final
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES256
+from cryptography.hazmat.primitives.ciphers.modes import CTR
+from numpy.typing import NDArray
+
+# Normals are made in blocks of this many, always whole ones: a block's bytes depend on the key and its number
+# alone, not on how many are asked for or on how many threads share the work.
+_BLOCK: Final = 1 << 16
+_AES_BLOCK_BYTES: Final = 16
+
+
+def derive_key(
+    secret: bytes, *, charge_id: str, salt: bytes, step: int, purpose: str, query_digest: bytes = b""
+) -> bytes:
+    """The key of one draw: HMAC-SHA256 over (charge, salt, step, purpose, query), each part length-prefixed.
+
+    Args:
+        secret: the client zone's secret.
+        charge_id: the charge that pays for the draw.
+        salt: the charge's random salt, erased when the charge is released.
+        step: logical step, in [0, 2^63).
+        purpose: names the draw within the step; distinct for masks and for each stream of noise.
+        query_digest: `query_digest` of the exact values that the noise is added to; empty for masks.
+
+    Returns:
+        32 bytes.
+    """
+    parts = (
+        b"understudy/noise/1",
+        charge_id.encode(),
+        salt,
+        step.to_bytes(8),
+        purpose.encode(),
+        query_digest,
+    )
+    return hmac.digest(secret, b"".join(len(part).to_bytes(8) + part for part in parts), "sha256")
+
+
+def query_digest(tensors: Mapping[str, torch.Tensor]) -> bytes:
+    """SHA-256 over name, dtype, shape and exact bytes of each tensor, in order of their names.
+
+    It is a digest of private values: it may key noise and is never written anywhere.
+    """
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        for part in (name.encode(), str(tensor.dtype).encode(), repr(tuple(tensor.shape)).encode()):
+            digest.update(len(part).to_bytes(8) + part)
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.digest()
+
+
+def uniform_words(key: bytes, count: int, *, start: int = 0) -> NDArray[np.uint64]:
+    """`count` 64-bit words of the key's stream from word `start` on (even), as little-endian integers.
+
+    Args:
+        key: 32 bytes.
+        count: number of words.
+        start: index of the first word; even, as an AES block holds two.
+
+    Raises:
+        ValueError: when the key has another length or start is odd.
+    """
+    if len(key) != 32 or start % 2:
+        raise ValueError(f"expected a key of 32 bytes and an even start, found {len(key)} bytes, {start=}")
+    words = np.empty(count + count % 2, dtype="<u8")
+    counter = (start * 8 // _AES_BLOCK_BYTES).to_bytes(16)
+    encryptor = Cipher(AES256(key), CTR(counter)).encryptor()
+    encryptor.update_into(bytes(words.nbytes), words.view(np.uint8).data)
+    return words[:count]
+
+
+def gaussian(key: bytes, size: int, *, scale: float) -> torch.Tensor:
+    """`size` independent N(0, scale^2) values, a function of the key alone.
+
+    The first n of `gaussian(key, m)` are `gaussian(key, n)`, whatever the number of threads.
+
+    Args:
+        key: 32 bytes, used for nothing else.
+        size: number of values.
+        scale: standard deviation, finite and >= 0.
+
+    Returns:
+        `(size,)` float32 on the CPU.
+
+    Raises:
+        ValueError: when the key, size or scale is out of range.
+    """
+    if not 0 <= scale < math.inf or size < 0:
+        raise ValueError(f"expected size >= 0 and a finite scale >= 0, found {size=}, {scale=}")
+    out = np.empty(size, dtype=np.float32)
+
+    def fill(block: int) -> None:
+        begin = block * _BLOCK
+        part = out[begin : begin + _BLOCK]
+        part[:] = (_normal_block(key, begin) * scale)[: len(part)]
+
+    blocks = range(math.ceil(size / _BLOCK))
+    if len(blocks) <= 1:
+        list(map(fill, blocks))
+    else:
+        # NumPy and AES let go of the interpreter lock while they work on a block.
+        with ThreadPoolExecutor(max_workers=torch.get_num_threads()) as pool:
+            list(pool.map(fill, blocks))
+    return torch.from_numpy(out)
+
+
+def discrete_gaussian(key: bytes, size: int, *, scale: float) -> torch.Tensor:
+    """`size` independent integers x with probability proportional to exp(-x^2 / (2 scale^2)), exactly.
+
+    Source: Canonne, Kamath & Steinke 2020, Algorithms 1 to 3, for the rational number that `scale` is.
+
+    Args:
+        key: 32 bytes, used for nothing else.
+        size: number of values.
+        scale: the parameter sigma, finite and >= 0; 0 gives zeros.
+
+    Returns:
+        `(size,)` int64 on the CPU.
+
+    Raises:
+        ValueError: when the key, size or scale is out of range.
+    """
+    if not 0 <= scale < math.inf or size < 0 or len(key) != 32:
+        raise ValueError(f"expected 32 bytes, size >= 0, scale >= 0, found {len(key)}, {size=}, {scale=}")
+    if scale == 0:
+        return torch.zeros(size, dtype=torch.int64)
+    variance = Fraction(scale) ** 2
+    bits = _RandomIntegers(key)
+    return torch.tensor([_discrete_gaussian_one(bits, variance) for _ in range(size)], dtype=torch.int64)
+
+
+def _normal_block(key: bytes, begin: int) -> NDArray[np.float64]:
+    """Normals number `begin` to `begin + _BLOCK - 1` of the key, in float64 (Box & Muller 1958)."""
+    words = uniform_words(key, _BLOCK, start=begin)
+    # ((word >> 11) + 1) / 2^53 lies in (0, 1], so the logarithm is finite.
+    uniforms = ((words >> np.uint64(11)) + np.uint64(1)).astype(np.float64) * 2.0**-53
+    half = _BLOCK // 2
+    radius = np.sqrt(-2.0 * np.log(uniforms[:half]))
+    angle = uniforms[half:] * (2.0 * math.pi)
+    normals = np.empty(_BLOCK, dtype=np.float64)
+    np.multiply(radius, np.cos(angle), out=normals[:half])
+    np.multiply(radius, np.sin(angle), out=normals[half:])
+    return normals
+
+
+class _RandomIntegers:
+    """Uniform integers below a bound, read from a key's stream."""
+
+    def __init__(self, key: bytes) -> None:
+        self._encryptor = Cipher(AES256(key), CTR(bytes(16))).encryptor()
+
+    def below(self, bound: int) -> int:
+        """A uniform integer in [0, bound), by rejection."""
+        bits = (bound - 1).bit_length()
+        while True:
+            length = (bits + 7) // 8
+            value = int.from_bytes(self._encryptor.update(bytes(length))) >> (8 * length - bits)
+            if value < bound:
+                return value
+
+    def bernoulli(self, p: Fraction) -> bool:
+        """True with probability p, exactly."""
+        return self.below(p.denominator) < p.numerator
+
+    def bernoulli_exp(self, x: Fraction) -> bool:
+        """True with probability exp(-x), exactly, for x >= 0 (Algorithm 1)."""
+        while x > 1:
+            if not self.bernoulli_exp(Fraction(1)):
+                return False
+            x -= 1
+        k = 1
+        while self.bernoulli(x / k):
+            k += 1
+        return k % 2 == 1
+
+
+def _discrete_laplace_one(bits: _RandomIntegers, t: int) -> int:
+    """An integer x with probability proportional to exp(-|x| / t) (Algorithm 2 with s = 1)."""
+    while True:
+        u = bits.below(t)
+        if not bits.bernoulli_exp(Fraction(u, t)):
+            continue
+        v = 0
+        while bits.bernoulli_exp(Fraction(1)):
+            v += 1
+        negative, magnitude = bits.below(2) == 1, u + t * v
+        if not (negative and magnitude == 0):
+            return -magnitude if negative else magnitude
+
+
+def _discrete_gaussian_one(bits: _RandomIntegers, variance: Fraction) -> int:
+    """An integer x with probability proportional to exp(-x^2 / (2 variance)) (Algorithm 3)."""
+    t = math.isqrt(math.floor(variance)) + 1
+    while True:
+        candidate = _discrete_laplace_one(bits, t)
+        if bits.bernoulli_exp((abs(candidate) - variance / t) ** 2 / (2 * variance)):
+            return candidate

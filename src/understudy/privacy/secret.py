@@ -1,0 +1,141 @@
+"""The client zone's secret: where it is kept, what is derived from it, how a key is wrapped under it."""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+import stat
+from pathlib import Path
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from understudy.errors import InputError, UnderstudyError
+
+MINIMUM_BYTES = 32
+
+
+def check_secret(secret: bytes) -> bytes:
+    """`secret` itself, when it is long enough.
+
+    Raises:
+        InputError: when it is shorter than 32 bytes.
+    """
+    if len(secret) < MINIMUM_BYTES:
+        raise InputError(
+            f"expected a secret of at least {MINIMUM_BYTES} bytes, found {len(secret)}: "
+            "make one with `openssl rand -hex 32`, or unset UNDERSTUDY_SECRET to have one made"
+        )
+    return secret
+
+
+def new_secret() -> bytes:
+    """A fresh random secret, 64 hexadecimal digits."""
+    return secrets.token_hex(32).encode()
+
+
+def key_id(secret: bytes) -> str:
+    """A public name for a secret: 16 hexadecimal digits that tell nothing about it."""
+    return derive(secret, "key id").hex()[:16]
+
+
+def derive(key: bytes, purpose: str) -> bytes:
+    """A key of its own for each purpose: HMAC-SHA256, 32 bytes."""
+    return hmac.digest(key, b"understudy/ledger/1/" + purpose.encode(), "sha256")
+
+
+def wrap(secret: bytes, key: bytes, *, name: str) -> bytes:
+    """`key` encrypted under `secret` (AES-256-GCM) and bound to `name`."""
+    nonce = secrets.token_bytes(12)
+    return nonce + AESGCM(derive(secret, "wrap")).encrypt(nonce, key, name.encode())
+
+
+def unwrap(secret: bytes, wrapped: bytes, *, name: str) -> bytes:
+    """The key that `wrap` encrypted.
+
+    Raises:
+        UnderstudyError: when the secret, the name or the bytes are not those of `wrap`.
+    """
+    try:
+        return AESGCM(derive(secret, "wrap")).decrypt(wrapped[:12], wrapped[12:], name.encode())
+    except InvalidTag:
+        raise UnderstudyError(
+            f"the ledger's key {name!r} does not open with the secret {key_id(secret)}: the ledger was "
+            "damaged or changed by other means; restore it from a backup"
+        ) from None
+
+
+def read_secret(path: Path) -> bytes | None:
+    """The secret kept in a file, None when there is no such file.
+
+    Raises:
+        InputError: when others may read the file, or it holds no secret.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise InputError(f"the secret {path} cannot be read: {error.strerror}; mend its permissions") from None
+    with os.fdopen(descriptor, "rb") as file:
+        mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+        if mode & 0o077:
+            raise InputError(f"expected the secret {path} closed to others (0600), found mode {mode:04o}: chmod 600")
+        return check_secret(file.read().strip())
+
+
+def create_secret(path: Path) -> bytes:
+    """Makes a secret in a new file (0600), whole or not at all; of two at once, both get the same one."""
+    fresh = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
+    write_secret(fresh, new_secret())
+    try:
+        # A hard link appears with its whole content, and fails if another process was first.
+        os.link(fresh, path)
+    except FileExistsError:
+        pass
+    finally:
+        fresh.unlink()
+    sync_directory(path.parent)
+    found = read_secret(path)
+    if found is None:
+        raise UnderstudyError(f"the secret {path} was removed while it was being made; run again")
+    return found
+
+
+def write_secret(path: Path, secret: bytes) -> None:
+    """Writes a secret to a file that only its owner can read, and waits until it is on the disk."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        os.fchmod(file.fileno(), 0o600)
+        file.write(secret + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def pending(path: Path) -> Path:
+    """Where the next secret waits while the ledger turns to it."""
+    return path.with_name(f"{path.name}.new")
+
+
+def finish_rotation(path: Path, *, current: str | None) -> bytes | None:
+    """Moves the waiting secret into place if the ledger has turned to it (key id `current`), and gives it."""
+    waiting = pending(path)
+    secret = read_secret(waiting)
+    if secret is None or key_id(secret) != current:
+        return None
+    try:
+        os.replace(waiting, path)
+    except FileNotFoundError:
+        return None  # another process has just done the same
+    sync_directory(path.parent)
+    return secret
+
+
+def sync_directory(path: Path) -> None:
+    """Waits until the names in a directory are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,324 @@
+"""The privacy statement that goes with everything released: what is promised, to whom, and on what grounds.
+
+Built from the charge in the ledger, the source's record and facts of the plan that are public. No private
+count, size, digest or loss ever enters it. `build_statement` gives the dictionary that is written as
+`statement.json`; `render_markdown` says the same in words.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from decimal import ROUND_CEILING, Context, Decimal
+from typing import Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from understudy.privacy.ledger_records import Charge, SourceRecord
+
+Verdict = Literal["proven under assumptions", "heuristic", "none"]
+
+STABLE_KEYS: Final = (
+    "epsilon",
+    "delta",
+    "unit",
+    "relation",
+    "accountant",
+    "epsilon_rdp",
+    "mechanisms",
+    "ledger_entries",
+    "source",
+    "verdict",
+)
+
+RANDOMNESS: Final = (
+    "Noise and sampling masks come from AES-256 in counter mode, keyed by HMAC-SHA256 over a secret of the "
+    "client zone, the charge, its random salt, the step, the purpose and the exact query; the salt is erased "
+    "on release. Initial weights, dropout and text generation use seeds that no private content enters."
+)
+FLOATING_POINT: Final = (
+    "Gaussian noise is drawn in float64 and added in float32 or wider. The proof is about real numbers: it "
+    "holds under the assumption that floating-point rounding reveals nothing. Counts get exact "
+    "discrete Gaussian noise."
+)
+ROUNDING: Final = "epsilon and delta are rounded up to four significant digits, never down"
+
+_RELATIONS: Final = {
+    "replace_special": "is replaced by an empty one (the number of records is public)",
+    "add_or_remove_one": "is added or removed",
+}
+
+
+class _Facts(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class MechanismFacts(_Facts):
+    """One noised query, or one series of them, as planned and as run."""
+
+    name: str
+    query: str = Field(description="What is added up, in words.")
+    noise: Literal["gaussian", "discrete gaussian"]
+    noise_multiplier: float = Field(ge=0, description="Standard deviation over sensitivity.")
+    sensitivity: float = Field(gt=0)
+    l2_clip_norm: float | None = Field(default=None, description="None where nothing is clipped.")
+    steps: int = Field(ge=1)
+    sampling_probability: float = Field(gt=0, le=1)
+    sampler: str = Field(default="Poisson sampling, empty batches included", description="The one that ran.")
+
+
+class Access(_Facts):
+    """One access to private data along the lineage of what is released."""
+
+    task: str
+    reads: str
+    through: str = Field(description="The mechanism, or why no mechanism is needed.")
+
+
+class PretrainedModel(_Facts):
+    """A public model that the result builds on."""
+
+    name: str
+    digest: str
+    overlap: str = Field(
+        default="What it was trained on is not known here and may resemble the private texts; the promise "
+        "does not cover what it had learnt before."
+    )
+
+
+class StatementFacts(_Facts):
+    """What the plan and the run say about themselves; public values only."""
+
+    mechanisms: tuple[MechanismFacts, ...]
+    contributions: str = Field(description="How the contribution of one unit is bounded.")
+    trust: str = Field(description="Who sees raw data and must be trusted.")
+    against: str = Field(description="Against whom the promise holds.")
+    epsilon_without_amplification: float | None = Field(
+        default=None, description="Epsilon against someone who sees which units took part."
+    )
+    released: tuple[str, ...] = Field(description="What exactly leaves.")
+    accesses: tuple[Access, ...]
+    choices: str = Field(description="How hyper-parameters and checkpoints were chosen.")
+    declared_public: Mapping[str, Any] = Field(description="Name -> value of what is declared public.")
+    pretrained_models: tuple[PretrainedModel, ...] = ()
+    third_parties: tuple[str, ...] = Field(default=(), description="Who else saw raw text.")
+    randomness: str = RANDOMNESS
+    floating_point: str = FLOATING_POINT
+    restarts: int | None = Field(default=None, ge=0, description="None where they were not counted.")
+    config_digest: str
+    time: str = Field(description="When the statement was made; ISO 8601, UTC.")
+    audits: tuple[str, ...] = Field(default=(), description="Audits made on public twins.")
+    not_private: tuple[str, ...] = Field(default=(), description="Parts that are not differentially private.")
+    heuristics: tuple[str, ...] = Field(default=(), description="Steps of the argument that are not proven.")
+
+
+def round_up(value: float, *, digits: int = 4) -> float:
+    """The least float >= value with so many significant digits; infinity stays.
+
+    >>> round_up(2.99951), round_up(3.0), round_up(1e-5)
+    (3.0, 3.0, 1e-05)
+    """
+    if not math.isfinite(value) or value == 0:
+        return value
+    # The shortest decimal that is this very float; rounding it up and back keeps the order.
+    return float(Context(prec=digits, rounding=ROUND_CEILING).plus(Decimal(repr(float(value)))))
+
+
+def build_statement(
+    facts: StatementFacts, *, charge: Charge, source: SourceRecord, spent: tuple[float, float]
+) -> dict[str, Any]:
+    """The privacy statement of one run, ready for JSON; the keys of `STABLE_KEYS` come first, in that order.
+
+    Args:
+        facts: public facts of the plan and the run.
+        charge: the run's charge.
+        source: the record of the charge's source.
+        spent: what all charges of the source add up to, this one included.
+
+    Raises:
+        ValueError: when the charge and the source do not belong together.
+    """
+    if charge.source != source.name:
+        raise ValueError(f"expected a charge of source={source.name!r}, found one of {charge.source!r}")
+    epsilon = _public(charge.epsilon) if charge.exportable else None
+    stable = {
+        "epsilon": epsilon,
+        "delta": round_up(charge.delta),
+        "unit": charge.unit,
+        "relation": charge.relation,
+        "accountant": charge.accountant,
+        "epsilon_rdp": _public(charge.epsilon_rdp) if charge.exportable else None,
+        "mechanisms": [_mechanism(m) for m in facts.mechanisms],
+        "ledger_entries": [_entry(charge)],
+        "source": source.name,
+        "verdict": _verdict(facts, charge),
+    }
+    return stable | {
+        "rounding": ROUNDING,
+        "promise": _promise(charge),
+        "contributions": facts.contributions,
+        "trust": facts.trust,
+        "against": facts.against,
+        "epsilon_without_amplification": _public(facts.epsilon_without_amplification),
+        "released": list(facts.released),
+        "accesses": [a.model_dump() for a in facts.accesses],
+        "choices": facts.choices,
+        "declared_public": dict(facts.declared_public),
+        "this_run": {"epsilon": epsilon, "delta": round_up(charge.delta), "event": charge.event},
+        "budget": _budget(source, spent),
+        "pretrained_models": [m.model_dump() for m in facts.pretrained_models],
+        "third_parties": list(facts.third_parties),
+        "randomness": facts.randomness,
+        "floating_point": facts.floating_point,
+        "restarts": facts.restarts,
+        "code_digest": charge.code_digest,
+        "config_digest": facts.config_digest,
+        "time": facts.time,
+        "audits": list(facts.audits),
+        "not_private": list(facts.not_private),
+        "heuristics": list(facts.heuristics),
+    }
+
+
+def render_markdown(statement: Mapping[str, Any]) -> str:
+    """The statement in words, as Markdown that also reads well as plain text."""
+    parts = [
+        f"# Privacy statement for the source `{statement['source']}`",
+        f"**Verdict: {statement['verdict']}.** {statement['promise']}",
+        *_guarantee_section(statement),
+        "## What leaves, and who could learn from it",
+        _bullets(statement["released"]),
+        f"Trust: {statement['trust']}\n\nHolds against: {statement['against']}",
+        "## How the contribution of one unit is bounded",
+        statement["contributions"],
+        "## Mechanisms",
+        *(_mechanism_words(m) for m in statement["mechanisms"]),
+        "## Every access to private data",
+        _bullets(f"{a['task']} reads {a['reads']}: {a['through']}" for a in statement["accesses"]),
+        "## What was declared public",
+        _bullets(f"{name}: {_plain(value)}" for name, value in statement["declared_public"].items()),
+        "## Choices, models and third parties",
+        f"Settings and checkpoints: {statement['choices']}",
+        _bullets(f"{m['name']} ({m['digest']}): {m['overlap']}" for m in statement["pretrained_models"]),
+        "Third parties that saw raw text: " + (", ".join(statement["third_parties"]) or "none") + ".",
+        "## What this does not cover",
+        _bullets([*statement["not_private"], *(f"Not proven: {h}" for h in statement["heuristics"])]),
+        statement["floating_point"],
+        "Audits made on public twins; passing an audit does not prove privacy:",
+        _bullets(statement["audits"]),
+        "## Record",
+        _record(statement),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _public(value: float | None) -> float | None:
+    """Rounded up for print; None for what JSON cannot hold."""
+    return None if value is None or not math.isfinite(value) else round_up(value)
+
+
+def _verdict(facts: StatementFacts, charge: Charge) -> Verdict:
+    if not charge.exportable:
+        return "none"
+    return "heuristic" if facts.heuristics else "proven under assumptions"
+
+
+def _promise(charge: Charge) -> str:
+    if not charge.exportable:
+        why = "the noise came from a seed that the user knows" if charge.simulation else "no noise was added"
+        return f"Nothing is promised: {why}. The result is as private as the data and must not be handed over."
+    epsilon, delta = round_up(charge.epsilon), round_up(charge.delta)
+    factor = round_up(math.exp(epsilon), digits=3) if epsilon < 700 else math.inf
+    return (
+        f"Whatever else is known: if one {charge.unit} {_RELATIONS[charge.relation]}, the probability of any "
+        f"outcome changes by at most a factor e^{epsilon:g} (about {factor:g}), apart from an extra "
+        f"probability of at most {delta:g}."
+    )
+
+
+def _mechanism(facts: MechanismFacts) -> dict[str, Any]:
+    return facts.model_dump() | {"standard_deviation": facts.noise_multiplier * facts.sensitivity}
+
+
+def _entry(charge: Charge) -> dict[str, Any]:
+    return {
+        "id": charge.id,
+        "attempt": charge.attempt,
+        "kind": charge.kind,
+        "simulation": charge.simulation,
+        "status": charge.status,
+        "epsilon": _public(charge.epsilon),
+        "delta": round_up(charge.delta),
+        "created_at": charge.created_at,
+        "released_at": charge.released_at,
+    }
+
+
+def _budget(source: SourceRecord, spent: tuple[float, float]) -> dict[str, Any]:
+    return {
+        "epsilon": source.epsilon,
+        "delta": source.delta,
+        "composition": source.composition,
+        "spent_epsilon": round_up(spent[0]),
+        "spent_delta": round_up(spent[1]),
+    }
+
+
+def _guarantee_section(statement: Mapping[str, Any]) -> list[str]:
+    budget = statement["budget"]
+    spent = (
+        f"All runs on this source so far: epsilon {budget['spent_epsilon']:g}, delta "
+        f"{budget['spent_delta']:g}, of a budget of epsilon {budget['epsilon']:g}, delta {budget['delta']:g} "
+        f"(composition: {budget['composition']})."
+    )
+    if statement["epsilon"] is None:
+        return ["## This run", spent]
+    lines = [
+        f"- epsilon {statement['epsilon']:g}, delta {statement['delta']:g}, by {statement['accountant']}",
+        f"- cross-check by Renyi DP: epsilon {_plain(statement['epsilon_rdp'])}",
+        f"- unit: {statement['unit']}; relation: {statement['relation']}; {statement['rounding']}",
+    ]
+    without = statement["epsilon_without_amplification"]
+    if without is not None:
+        lines.append(f"- against someone who sees which units took part: epsilon {without:g}")
+    return ["## This run", "\n".join(lines), spent]
+
+
+def _mechanism_words(mechanism: Mapping[str, Any]) -> str:
+    clip = mechanism["l2_clip_norm"]
+    clipped = "" if clip is None else f"each contribution clipped to L2 norm {clip:g}; "
+    return (
+        f"**{mechanism['name']}**: {mechanism['query']}; {clipped}{mechanism['noise']} noise of standard "
+        f"deviation {mechanism['standard_deviation']:.6g} (noise multiplier "
+        f"{mechanism['noise_multiplier']:.6g}, sensitivity {mechanism['sensitivity']:g}); steps: "
+        f"{mechanism['steps']}; each unit takes part with probability "
+        f"{mechanism['sampling_probability']:.6g} ({mechanism['sampler']})."
+    )
+
+
+def _record(statement: Mapping[str, Any]) -> str:
+    entries = [
+        f"charge {e['id']} (attempt {e['attempt']}, {e['kind']}, {e['status']}), made {e['created_at']}"
+        for e in statement["ledger_entries"]
+    ]
+    return _bullets(
+        [
+            *entries,
+            f"restarts: {'not counted' if statement['restarts'] is None else statement['restarts']}; a resumed run "
+            "computes the same bytes under the same charge",
+            f"code {statement['code_digest']}, settings {statement['config_digest']}, {statement['time']}",
+            f"random numbers: {statement['randomness']}",
+        ]
+    )
+
+
+def _bullets(items: Iterable[str]) -> str:
+    return "\n".join(f"- {item}" for item in items) or "- none"
+
+
+def _plain(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(_plain(v) for v in value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
