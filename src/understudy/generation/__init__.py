@@ -1,0 +1,1 @@
+"""Prompts, batched sampling, steering and remote endpoints."""

@@ -1,0 +1,101 @@
+"""What a prompt looks like and how the next token is drawn: public values only, no torch.
+
+PPLM is Dathathri et al. 2019 (arXiv 1912.02164). The conditional-generation paper gives none of its constants; the
+defaults here were measured on public reviews with the shipped tiny models.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class PromptFormat(BaseModel):
+    """The public text around a label: `BOS <before> <label> <separator> <text> EOS`.
+
+    Every piece is encoded on its own, so that the label's tokens never merge with their neighbours. Label and text
+    start with a space, which is how byte-level BPE writes a word inside a sentence.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    before: str = Field(
+        default="",
+        description="Public text between BOS and the label, for a base model that follows a template. "
+        "Any text; empty in the paper.",
+    )
+    separator: str = Field(
+        default=":",
+        min_length=1,
+        description="Public text between label and text, at least one character. It stands for the paper's SEP, which "
+        "pretrained tokenizers do not have.",
+    )
+
+
+class SamplingConfig(BaseModel):
+    """How the next token is drawn: temperature, then nucleus sampling (Holtzman et al. 2019); no top-k."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_new_tokens: int = Field(
+        default=48,
+        ge=1,
+        description="Longest continuation in tokens, at least 1; prompt and continuation fit the context.",
+    )
+    temperature: float = Field(
+        default=1.0,
+        gt=0,
+        le=10,
+        description="Divides the logits, above 0 and at most 10; the paper samples at 1.",
+    )
+    top_p: float = Field(
+        default=0.9,
+        gt=0,
+        le=1,
+        description="Nucleus mass, above 0 and at most 1 (1: plain sampling). The paper gives no value.",
+    )
+
+
+class SteeringConfig(BaseModel):
+    """PPLM: gradient steps on the model's state towards a label, then a fused next-token distribution."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    steer: Literal["key_value", "hidden", "none"] = Field(
+        default="key_value",
+        description="What is shifted: the cached keys and values (PPLM), the last hidden state, or nothing.",
+    )
+    steps: int = Field(default=1, ge=0, le=100, description="Gradient steps per token, 0 to 100; 0 turns steering off.")
+    step_size: float = Field(
+        default=0.03,
+        ge=0,
+        le=10,
+        description="Length of one step relative to the norm of what is shifted, 0 to 10.",
+    )
+    kl_weight: float = Field(
+        default=0.01,
+        ge=0,
+        le=100,
+        description="Weight of KL(modified || unmodified), 0 to 100; PPLM uses 0.01.",
+    )
+    gm_scale: float = Field(
+        default=0.9,
+        ge=0,
+        le=1,
+        description="Exponent of the modified distribution in the fusion, 0 (unsteered) to 1; PPLM uses 0.9 to 0.95.",
+    )
+    window: int = Field(
+        default=0,
+        ge=0,
+        description="Only the last so many cached positions are shifted; 0: all of them. key_value only.",
+    )
+    lookahead: bool = Field(
+        default=False,
+        description="Ask the discriminator about the expected next token too (PPLM's horizon 1); twice the cost.",
+    )
+
+    @property
+    def active(self) -> bool:
+        """Whether any token's distribution can differ from the unsteered one."""
+        return self.steer != "none" and self.steps > 0 and self.step_size > 0 and self.gm_scale > 0

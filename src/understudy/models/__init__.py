@@ -1,0 +1,1 @@
+"""Loading, adapting and checkpointing causal language models."""

@@ -1,0 +1,204 @@
+"""Loading causal language models: shipped, from a folder, or from the hub.
+
+Only safetensors weights are read and code from a repository is never run. Weights load as float32 with every
+dropout set to zero, so that training and evaluation compute the same function and no global random state is
+used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import logging as transformers_logging
+
+from understudy.errors import InputError
+from understudy.shipped import MODELS
+
+DEFAULT_MODEL = "tiny-llama"
+Attention = Literal["sdpa", "eager"]
+
+# What a model folder may hold for us; everything else in it is neither read nor hashed.
+_WANTED = ("config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json")
+_WANTED_TOKENIZER = ("tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt", "*.model")
+_FALLBACK_TOKEN = "<|endoftext|>"
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A public base model as every method gets it.
+
+    Attributes:
+        model: float32, on the CPU, in eval mode, dropout zero.
+        tokenizer: has bos, eos and pad tokens.
+        digest: sha256 (hex) over configuration, weights and tokenizer files as stored.
+        name: the name the caller gave; a path is shortened to its last part.
+        notes: what had to be mended, in plain words, to be shown to the user.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    digest: str
+    name: str
+    notes: tuple[str, ...]
+
+
+def load_model(name_or_path: str | Path = DEFAULT_MODEL, *, attention: Attention = "sdpa") -> LoadedModel:
+    """Load a public causal language model and its tokenizer.
+
+    Args:
+        name_or_path: a shipped name (`tiny-llama`, `tiny-gpt2`), a folder, or a hub id.
+        attention: `eager` where double backward or attention weights are needed, else `sdpa`.
+
+    Returns:
+        The model, deterministic for the same files.
+
+    Raises:
+        InputError: when the model is unknown, unreachable, incomplete, or needs code of its own.
+    """
+    folder = model_folder(name_or_path)
+    name = Path(name_or_path).name if Path(name_or_path).is_dir() else str(name_or_path)
+    try:
+        with _quiet(), torch.random.fork_rng(devices=[]):
+            config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+            _silence_dropout(config)
+            model = AutoModelForCausalLM.from_pretrained(
+                folder,
+                config=config,
+                dtype=torch.float32,
+                attn_implementation=attention,
+                trust_remote_code=False,
+                use_safetensors=True,
+            )
+            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise InputError(
+            f"model={name!r} cannot be loaded as a causal language model: {_first_line(error)}; expected a "
+            "folder with config.json, safetensors weights and tokenizer files of an architecture that "
+            "transformers knows"
+        ) from error
+    notes = _mend_tokenizer(model, tokenizer)
+    model.eval()
+    return LoadedModel(model=model, tokenizer=tokenizer, digest=folder_digest(folder), name=name, notes=notes)
+
+
+def model_folder(name_or_path: str | Path) -> Path:
+    """The folder that holds the files of a model; downloads from the hub where that is possible.
+
+    Raises:
+        InputError: when there is no such shipped model, folder or reachable hub id.
+    """
+    name = str(name_or_path)
+    if re.fullmatch(r"[\w.-]+", name) and (MODELS / name / "config.json").is_file():
+        return MODELS / name
+    path = Path(name_or_path).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise InputError(f"model={name!r}: the folder has no config.json; expected a saved transformers model")
+        return path
+    shipped = ", ".join(sorted(p.name for p in MODELS.iterdir() if (p / "config.json").is_file()))
+    known = f"expected one of the shipped models ({shipped}), a folder, or a Hugging Face id"
+    if isinstance(name_or_path, Path) or name.startswith((".", "/", "~")):
+        raise InputError(f"unknown model={name!r}: no such folder; {known}")
+    try:
+        with _quiet():
+            wanted = [*_WANTED, *_WANTED_TOKENIZER]
+            return Path(str(snapshot_download(name, allow_patterns=wanted, ignore_patterns=["*/*"])))
+    except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
+        raise InputError(
+            f"unknown model={name!r}: not shipped, no folder of that name, and not found on the hub or in "
+            f"its local cache ({type(error).__name__}; the hub may be unreachable from here); {known}"
+        ) from error
+
+
+def folder_digest(folder: Path) -> str:
+    """Sha256 (hex) over the names and bytes of the model files in a folder.
+
+    The result is remembered as long as names, sizes and modification times stay the same.
+    """
+    files = sorted({path for pattern in (*_WANTED, *_WANTED_TOKENIZER) for path in folder.glob(pattern)})
+    stamps = tuple((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files)
+    return _digest_of(stamps)
+
+
+@lru_cache(maxsize=64)
+def _digest_of(stamps: tuple[tuple[str, int, int], ...]) -> str:
+    whole = hashlib.sha256()
+    for name, _, _ in stamps:
+        with Path(name).open("rb") as file:
+            content = hashlib.file_digest(file, "sha256")
+        whole.update(hashlib.sha256(Path(name).name.encode()).digest() + content.digest())
+    return whole.hexdigest()
+
+
+def _silence_dropout(config: Any) -> None:
+    for key, value in vars(config).items():
+        if re.search(r"drop", key) and isinstance(value, float | int) and not isinstance(value, bool):
+            setattr(config, key, 0.0)
+
+
+def _mend_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
+    """Give the tokenizer the eos, bos and pad tokens it lacks; returns what was done."""
+    notes = []
+    if tokenizer.eos_token is None:
+        found = tokenizer.bos_token or tokenizer.sep_token
+        if found is None:
+            found = _FALLBACK_TOKEN
+            tokenizer.add_special_tokens({"eos_token": found})
+            _make_room(model, len(tokenizer))
+        else:
+            tokenizer.eos_token = found
+        notes.append(f"the tokenizer has no end-of-text token: {found!r} is used")
+    if tokenizer.bos_token is None:
+        tokenizer.bos_token = tokenizer.eos_token
+        notes.append(f"the tokenizer has no begin-of-text token: {tokenizer.eos_token!r} is used")
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+        notes.append(f"the tokenizer has no padding token: {tokenizer.eos_token!r} is used, masked by attention")
+    return tuple(notes)
+
+
+def _make_room(model: PreTrainedModel, size: int) -> None:
+    """Grow the embeddings to `size` rows; new rows are the mean of the others: nothing random."""
+    rows = model.get_input_embeddings().weight.shape[0]
+    if size <= rows:
+        return
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        model.resize_token_embeddings(size, mean_resizing=False)
+        for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
+            if layer is not None:
+                layer.weight[rows:] = layer.weight[:rows].mean(0)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bars or advice of transformers in the user's terminal."""
+    level, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(level)
+        if bars:
+            transformers_logging.enable_progress_bar()
