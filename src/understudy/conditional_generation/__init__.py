@@ -1,0 +1,1 @@
+"""Conditional generation: DP multitask fine-tuning with PPLM steering."""
