@@ -1,0 +1,1 @@
+"""What the synthetic text gives away: memorisation, membership, personal data."""

@@ -1,0 +1,1 @@
+"""How useful the synthetic text is: utility, fidelity, diversity."""

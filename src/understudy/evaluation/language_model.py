@@ -1,0 +1,150 @@
+"""What a causal language model makes of given texts: loss per token, mean hidden states.
+
+Test loss per token is the conditional-generation paper's Table 4; mean hidden states feed the random forest
+of its Figure 2.
+*Deviation*: the paper does not say how it pools hidden states; here the last layer is averaged over the
+text's tokens.
+
+Computed on test rows, these figures are internal. They never choose a checkpoint, a hyper-parameter or
+anything that is exported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def encode_texts(tokenizer: Any, texts: Sequence[str], *, max_length: int) -> list[list[int]]:
+    """Token ids of each text, at most `max_length` long, the begin token in front where there is one.
+
+    An empty text becomes that token alone, or, without one, the end or padding token, so that no sequence is
+    empty.
+    """
+    start = tokenizer.bos_token_id
+    fallback = next(t for t in (start, tokenizer.eos_token_id, tokenizer.pad_token_id, 0) if t is not None)
+    encoded = []
+    for ids in (
+        tokenizer(list(texts), truncation=True, max_length=max_length, verbose=False)["input_ids"] if texts else []
+    ):
+        prefix = [start] if start is not None and ids[:1] != [start] else []
+        encoded.append([*prefix, *ids][:max_length] or [fallback])
+    return encoded
+
+
+def pad(sequences: Sequence[Sequence[int]], *, pad_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Right-padded ids (n, longest) and attention mask (n, longest), both int64."""
+    longest = max(len(ids) for ids in sequences)
+    ids = torch.full((len(sequences), longest), pad_id)
+    mask = torch.zeros((len(sequences), longest), dtype=torch.int64)
+    for row, sequence in enumerate(sequences):
+        ids[row, : len(sequence)] = torch.tensor(sequence)
+        mask[row, : len(sequence)] = 1
+    return ids.to(device), mask.to(device)
+
+
+def mean_hidden_states(
+    model: torch.nn.Module,
+    tokenizer: Any,
+    texts: Sequence[str],
+    *,
+    max_length: int = 128,
+    batch_size: int = 32,
+) -> npt.NDArray[np.float32]:
+    """Last hidden states averaged over each text's tokens.
+
+    Args:
+        model: a transformers causal language model, in eval mode; private, public or released.
+        tokenizer: its tokenizer.
+        texts: (n,) strings.
+        max_length: tokens kept per text.
+        batch_size: texts per forward pass.
+
+    Returns:
+        float32 (n, hidden size), in the order of `texts`.
+    """
+    backbone: Any = model.base_model
+    device = next(model.parameters()).device
+    encoded = encode_texts(tokenizer, texts, max_length=max_length)
+    pooled = []
+    with torch.no_grad():
+        for batch in _slices(len(encoded), batch_size):
+            ids, mask = pad(encoded[batch], pad_id=pad_token_of(tokenizer), device=device)
+            states = backbone(input_ids=ids, attention_mask=mask).last_hidden_state
+            weights = mask[..., None].to(states.dtype)
+            pooled.append(((states * weights).sum(1) / weights.sum(1)).float().cpu().numpy())
+    return np.concatenate(pooled) if pooled else np.zeros((0, backbone.config.hidden_size), np.float32)
+
+
+def language_model_loss(
+    model: torch.nn.Module,
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    loss_mask: Tensor,
+    *,
+    batch_size: int = 32,
+) -> float:
+    """Mean negative log-likelihood per counted token, in nats.
+
+    Args:
+        model: a transformers causal language model, in eval mode.
+        input_ids: (n, length) int64.
+        attention_mask: (n, length), 1 at real tokens.
+        loss_mask: (n, length), 1 at tokens whose prediction counts (text and end token, not the prompt). The
+            first column never counts, nothing predicts it.
+        batch_size: rows per forward pass.
+
+    Raises:
+        ValueError: when no token counts.
+    """
+    device = next(model.parameters()).device
+    counted = loss_mask[:, 1:].bool()
+    if not bool(counted.any()):
+        raise ValueError(f"expected at least one token that counts, found loss_mask of {tuple(loss_mask.shape)}")
+    total = 0.0
+    with torch.no_grad():
+        for rows in _slices(len(input_ids), batch_size):
+            ids, mask = input_ids[rows].to(device), attention_mask[rows].to(device)
+            logits = model(input_ids=ids, attention_mask=mask).logits[:, :-1].float()
+            losses = functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
+            total += float((losses.double() * counted[rows].to(device)).sum())
+    return total / int(counted.sum())
+
+
+def language_model_loss_of_texts(
+    model: torch.nn.Module,
+    tokenizer: Any,
+    texts: Sequence[str],
+    *,
+    max_length: int = 128,
+    batch_size: int = 32,
+) -> float:
+    """Mean negative log-likelihood per token of unprompted texts, in nats.
+
+    The end token counts as a token of each text that was not cut.
+
+    Raises:
+        ValueError: when there is no text.
+    """
+    if not texts:
+        raise ValueError("expected at least one text, found none")
+    encoded = encode_texts(tokenizer, texts, max_length=max_length)
+    if tokenizer.eos_token_id is not None:
+        encoded = [[*ids, tokenizer.eos_token_id][:max_length] for ids in encoded]
+    ids, mask = pad(encoded, pad_id=pad_token_of(tokenizer), device=torch.device("cpu"))
+    return language_model_loss(model, ids, mask, mask, batch_size=batch_size)
+
+
+def pad_token_of(tokenizer: Any) -> int:
+    """An id to pad with; which one is irrelevant to the result, padding is masked."""
+    return int(next(t for t in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if t is not None))
+
+
+def _slices(n: int, size: int) -> Iterator[slice]:
+    return (slice(start, start + size) for start in range(0, n, size))

@@ -1,0 +1,274 @@
+"""The whole evaluation of one synthetic data set, in pieces that can each be a task.
+
+Each `measure_*` function takes texts and embeddings and returns `Metrics`; `merge` joins them;
+`evaluate_synthetic` runs them all. Every figure is computed on private members, holdouts or test rows, is
+internal, and never influences anything exported: no sample, checkpoint, hyper-parameter or method is chosen
+by it.
+
+Who is compared with whom: accuracies on `real_test`; fidelity and diversity with the real rows that the
+generator never saw (`real_test` and `holdout` together); memorisation with `real_train` beside `holdout`, or
+beside `real_test` where there is no holdout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from understudy.auditing import memorization
+from understudy.errors import InputError
+from understudy.evaluation import diversity, fidelity, utility
+from understudy.evaluation.config import EvaluationConfig
+from understudy.evaluation.encoder import FloatArray
+from understudy.evaluation.metrics import Metrics, merge
+from understudy.evaluation.rows import Arms, LabelledTexts
+
+__all__ = [
+    "Arms",
+    "Embedder",
+    "LabelledTexts",
+    "Metrics",
+    "evaluate_synthetic",
+    "measure_diversity",
+    "measure_fidelity",
+    "measure_label_fidelity",
+    "measure_memorization",
+    "measure_utility",
+    "merge",
+]
+
+Embedder = Callable[[Sequence[str]], FloatArray]
+
+
+def evaluate_synthetic(
+    synthetic: LabelledTexts,
+    real_train: LabelledTexts,
+    real_test: LabelledTexts,
+    holdout: Sequence[str] | None = None,
+    prompt_only: LabelledTexts | None = None,
+    *,
+    config: EvaluationConfig,
+    embedder: Embedder,
+    device: str = "cpu",
+) -> Metrics:
+    """Utility, label fidelity, fidelity, diversity and memorisation of one synthetic data set. Internal.
+
+    Args:
+        synthetic: what was made.
+        real_train: the private rows it was made from.
+        real_test: real rows that the generator never saw; for measuring only.
+        holdout: further real texts that the generator never saw, for the memorisation baseline.
+        prompt_only: text from the same base model and prompts without private data.
+        config: public settings.
+        embedder: texts -> embeddings, such as `partial(embed, encoder=load_encoder(), cache=None)`.
+        device: torch device of the transformer classifier.
+
+    Raises:
+        InputError: when a set is empty or the sets declare different labels.
+    """
+    arms = Arms(synthetic, real_train, prompt_only)
+    _check_sets(arms, real_test)
+    unseen = [*real_test.texts, *(holdout or ())]
+    embedded = {name: embedder(rows.texts) for name, rows in arms.named().items()}
+    test_embedded = embedder(real_test.texts)
+    unseen_embedded = np.concatenate([test_embedded, embedder(holdout)]) if holdout else test_embedded
+    return merge(
+        measure_utility(arms, real_test, embedded, test_embedded, config=config, device=device),
+        measure_label_fidelity(arms, real_test, embedded, test_embedded),
+        measure_fidelity(embedded["synthetic"], unseen_embedded, embedded.get("prompt_only"), config=config),
+        measure_diversity(synthetic.texts, unseen, seed=config.public_seed),
+        measure_memorization(synthetic.texts, real_train.texts, holdout or real_test.texts, seed=config.public_seed),
+    )
+
+
+def measure_utility(
+    arms: Arms,
+    test: LabelledTexts,
+    embedded: Mapping[str, FloatArray],
+    test_embedded: FloatArray,
+    *,
+    config: EvaluationConfig,
+    device: str = "cpu",
+) -> Metrics:
+    """Accuracy on real test rows of classifiers trained on each arm, with intervals and paired differences.
+
+    Args:
+        arms: training sets.
+        test: real test rows.
+        embedded: arm -> (n, d) embeddings.
+        test_embedded: (m, d).
+        config: public settings; `headline="probe"` skips the transformer.
+        device: of the transformer.
+    """
+    correct = {"probe": _probe_correct(arms, test, embedded, test_embedded)}
+    if config.headline == "transformer":
+        correct["transformer"] = _transformer_correct(arms, test, config, device)
+    values: dict[str, float] = {
+        "utility.test_rows": float(len(test.texts)),
+        "utility.confidence_level": config.level,
+    }
+    counts = np.bincount(np.asarray(test.labels, dtype=np.int64))
+    values["utility.majority.accuracy"] = float(counts.max() / counts.sum())
+    intervals: dict[str, tuple[float, float]] = {}
+    bootstrap: dict[str, Any] = {
+        "seed": config.public_seed,
+        "replicates": config.replicates,
+        "level": config.level,
+    }
+    for instrument, by_arm in correct.items():
+        for arm, table in by_arm.items():
+            found = utility.accuracy_interval(table, **bootstrap)
+            _put(values, intervals, f"utility.{instrument}.{arm}.accuracy", found)
+            if instrument == config.headline:
+                _put(values, intervals, f"utility.{arm}.accuracy", found)
+    headline = correct[config.headline]
+    for other in ("real", "prompt_only"):
+        if other in headline:
+            found = utility.paired_bootstrap(headline["synthetic"], headline[other], **bootstrap)
+            _put(values, intervals, f"utility.synthetic_minus_{other}.accuracy", found)
+    missing = () if arms.prompt_only else ("prompt-only accuracy: no prompt-only text was given",)
+    return Metrics(values=values, intervals=intervals, missing=missing)
+
+
+def measure_label_fidelity(
+    arms: Arms, test: LabelledTexts, embedded: Mapping[str, FloatArray], test_embedded: FloatArray
+) -> Metrics:
+    """Agreement of the declared labels with a probe trained on real rows, which is not the steering head."""
+    probe = utility.fit_probe(embedded["real"], arms.real.labels)
+    values = {"label_fidelity.real": utility.score(probe(test_embedded), test.labels).accuracy}
+    for arm, rows in arms.named().items():
+        if arm == "real":
+            continue
+        found = utility.label_fidelity(embedded[arm], rows.labels, probe)
+        values[f"label_fidelity.{arm}"] = found.share
+        if arm == "synthetic":
+            values |= {f"label_fidelity.synthetic.label_{i}": share for i, share in found.by_label.items()}
+    return Metrics(values=values)
+
+
+def measure_fidelity(
+    synthetic: FloatArray,
+    unseen: FloatArray,
+    prompt_only: FloatArray | None = None,
+    *,
+    config: EvaluationConfig,
+) -> Metrics:
+    """MAUVE and Frechet distance to real text never seen, each beside real against real of the same size.
+
+    Args:
+        synthetic: (n, d) embeddings.
+        unseen: (m, d) embeddings of real rows that the generator never saw.
+        prompt_only: (k, d) embeddings, or None.
+        config: public settings.
+    """
+    if len(unseen) < 4 or len(synthetic) < 2:
+        why = f"{len(synthetic)} synthetic and {len(unseen)} unseen real rows; 2 and 4 are the least"
+        return Metrics(missing=(f"MAUVE and Frechet distance: {why}",))
+    values: dict[str, float] = {}
+    for prefix, features in (("", synthetic), ("prompt_only.", prompt_only)):
+        if features is None or len(features) < 2:
+            continue
+        for name, measure in (("mauve", fidelity.mauve), ("frechet", fidelity.frechet_distance)):
+            found = fidelity.compare(measure, features, unseen, seed=config.public_seed, splits=config.floor_splits)
+            values[f"fidelity.{prefix}{name}"] = found.value
+            if not prefix:
+                values[f"fidelity.{name}_{'ceiling' if name == 'mauve' else 'floor'}"] = found.reference
+                values["fidelity.rows"] = float(found.rows)
+    return Metrics(values=values)
+
+
+def measure_diversity(synthetic: Sequence[str], unseen: Sequence[str], *, seed: int) -> Metrics:
+    """Distinct n-grams, duplicates and lengths of the synthetic and of as many real texts."""
+    made, real = memorization.same_size(synthetic, unseen, seed=seed)
+    if not made:
+        return Metrics(missing=("diversity: there is no synthetic or no unseen real text",))
+    values = {"diversity.rows": float(len(made))}
+    for prefix, texts in (("", made), ("real.", real)):
+        values |= {f"diversity.{prefix}distinct_{n}": diversity.distinct_n(texts, n) for n in (1, 2, 3)}
+        values[f"diversity.{prefix}duplicates"] = diversity.duplicate_share(texts)
+        values[f"diversity.{prefix}length_mean"] = float(np.mean(diversity.lengths(texts)))
+        for q, length in diversity.length_quantiles(texts).items():
+            values[f"diversity.{prefix}length_q{round(100 * q)}"] = length
+    histogram = diversity.length_histogram({"synthetic": synthetic, "real": unseen})
+    return Metrics(values=values, lengths=histogram)
+
+
+def measure_memorization(
+    synthetic: Sequence[str], private: Sequence[str], holdout: Sequence[str] | None, *, seed: int
+) -> Metrics:
+    """Word-for-word traces of the private rows in the synthetic texts, beside as many holdout rows.
+
+    n-gram overlap, longest verbatim match, exact duplicates. A diagnostic, not a privacy proof.
+    """
+    values = {
+        "memorization.longest_match.all_private": float(memorization.longest_verbatim_match(synthetic, private).words),
+        "memorization.exact_duplicates.all_private": memorization.duplicate_share(synthetic, private),
+    }
+    if not holdout:
+        return Metrics(values=values, missing=("n-gram overlap: no holdout rows were given to compare with",))
+    members, others = memorization.same_size(private, holdout, seed=seed)
+    values["memorization.rows"] = float(len(members))
+    for n, beside in memorization.ngram_overlap_beside(synthetic, members, others, seed=seed).items():
+        values[f"memorization.ngram_{n}.synthetic"] = beside.private
+        values[f"memorization.ngram_{n}.holdout"] = beside.holdout
+    for side, texts in (("synthetic", members), ("holdout", others)):
+        match = memorization.longest_verbatim_match(synthetic, texts)
+        values[f"memorization.longest_match.{side}"] = float(match.words)
+        values[f"memorization.exact_duplicates.{side}"] = memorization.duplicate_share(synthetic, texts)
+    return Metrics(values=values)
+
+
+def _check_sets(arms: Arms, test: LabelledTexts) -> None:
+    sets = {**arms.named(), "test": test}
+    declared = tuple(test.label_names)
+    for name, rows in sets.items():
+        if len(rows.texts) == 0 or len(rows.texts) != len(rows.labels):
+            raise InputError(
+                f"{name}: expected texts with one label each, found {len(rows.texts)} texts, {len(rows.labels)} labels"
+            )
+        if tuple(rows.label_names) != declared:
+            raise InputError(
+                f"{name}: expected the test rows' labels {declared}, found {tuple(rows.label_names)}; "
+                "declare the same label names, in the same order, for every set"
+            )
+
+
+def _probe_correct(
+    arms: Arms, test: LabelledTexts, embedded: Mapping[str, FloatArray], test_embedded: FloatArray
+) -> dict[str, utility.Correct]:
+    return {
+        arm: utility.score(utility.fit_probe(embedded[arm], rows.labels)(test_embedded), test.labels).correct[None]
+        for arm, rows in arms.named().items()
+    }
+
+
+def _transformer_correct(
+    arms: Arms, test: LabelledTexts, config: EvaluationConfig, device: str
+) -> dict[str, utility.Correct]:
+    return {
+        arm: np.stack(
+            [
+                utility.transformer_accuracy(
+                    rows.texts,
+                    rows.labels,
+                    test.texts,
+                    test.labels,
+                    classes=len(test.label_names),
+                    config=config.classifier,
+                    seed=seed,
+                    device=device,
+                ).correct
+                for seed in config.seeds
+            ]
+        )
+        for arm, rows in arms.named().items()
+    }
+
+
+def _put(
+    values: dict[str, float], intervals: dict[str, tuple[float, float]], name: str, found: utility.Interval
+) -> None:
+    values[name] = found.value
+    intervals[name] = (found.low, found.high)

@@ -1,0 +1,63 @@
+"""What an evaluation or audit found: figures under stable dotted names, and what is missing.
+
+Metrics are computed on private members, holdouts or test rows: they are internal, and never influence
+anything exported.
+"""
+
+from __future__ import annotations
+
+import math
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from understudy.evaluation import names
+from understudy.evaluation.diversity import LengthHistogram
+
+
+class Metrics(BaseModel):
+    """Measured figures under stable dotted names.
+
+    Attributes:
+        values: name -> finite value.
+        intervals: name -> (low, high), for some of the names.
+        missing: what was not measured and why, in plain words.
+        lengths: histogram for the length figure.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    values: dict[str, float] = {}
+    intervals: dict[str, tuple[float, float]] = {}
+    missing: tuple[str, ...] = ()
+    lengths: LengthHistogram | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Metrics:
+        names.check_names(self.values)
+        for name, value in self.values.items():
+            if not math.isfinite(value):
+                raise ValueError(f"expected a finite value, found {name}={value}")
+        stray = sorted(set(self.intervals) - set(self.values))
+        if stray:
+            raise ValueError(f"expected intervals of measured values only, found {stray}")
+        return self
+
+
+def merge(*parts: Metrics) -> Metrics:
+    """One `Metrics` with everything in `parts`.
+
+    Raises:
+        ValueError: when two parts measured the same name.
+    """
+    values: dict[str, float] = {}
+    for part in parts:
+        twice = sorted(set(values) & set(part.values))
+        if twice:
+            raise ValueError(f"expected each metric once, found twice: {twice}")
+        values |= part.values
+    return Metrics(
+        values=values,
+        intervals={name: pair for part in parts for name, pair in part.intervals.items()},
+        missing=tuple(dict.fromkeys(reason for part in parts for reason in part.missing)),
+        lengths=next((part.lengths for part in parts if part.lengths is not None), None),
+    )

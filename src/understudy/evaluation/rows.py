@@ -1,0 +1,57 @@
+"""Labelled texts as the evaluation takes them: plain sequences, whatever table they came from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from understudy.errors import InputError
+
+
+@dataclass(frozen=True)
+class LabelledTexts:
+    """Texts with their labels.
+
+    Attributes:
+        texts: (n,) strings.
+        labels: (n,) ints in [0, len(label_names)).
+        label_names: the declared labels, public.
+    """
+
+    texts: Sequence[str]
+    labels: Sequence[int] | npt.NDArray[np.int64]
+    label_names: Sequence[str]
+
+
+def labelled_texts(table: pa.Table, label_names: Sequence[str]) -> LabelledTexts:
+    """Columns `text` and `label` of a table; labels may be indices or, as in what is exported, names.
+
+    Raises:
+        InputError: for a label that is not declared; names the row.
+    """
+    index = {name: position for position, name in enumerate(label_names)}
+    labels = np.zeros(table.num_rows, dtype=np.int64)
+    for row, label in enumerate(table.column("label").to_pylist()):
+        found = index.get(label) if isinstance(label, str) else label
+        if found is None or not 0 <= found < len(label_names):
+            raise InputError(f"row {row}: expected a label among {tuple(label_names)}, found one that is not")
+        labels[row] = found
+    return LabelledTexts(table.column("text").to_pylist(), labels, tuple(label_names))
+
+
+@dataclass(frozen=True)
+class Arms:
+    """The training sets whose usefulness is compared; `None` where there is none."""
+
+    synthetic: LabelledTexts
+    real: LabelledTexts
+    prompt_only: LabelledTexts | None = None
+
+    def named(self) -> dict[str, LabelledTexts]:
+        """Name of the arm -> rows, in the order of the report; absent arms are left out."""
+        found = {"prompt_only": self.prompt_only, "synthetic": self.synthetic, "real": self.real}
+        return {name: rows for name, rows in found.items() if rows is not None}

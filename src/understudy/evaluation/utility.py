@@ -1,0 +1,277 @@
+"""How useful synthetic text is: train on it, test on real rows.
+
+Paper: conditional generation with PPLM, section 6.2 (accuracy on real test rows of a classifier trained on
+synthetic ones) and Figure 2 (random forest on mean hidden states). Beside the paper: a linear probe on
+sentence embeddings, which costs seconds, and intervals.
+
+Everything here is computed on real test rows and is internal. Test rows, judges and accuracies never choose a
+checkpoint, a hyper-parameter, a sample or anything else that is exported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from understudy.evaluation.config import ClassifierConfig
+from understudy.evaluation.encoder import Encoder, FloatArray, embed
+
+Labels = npt.NDArray[np.int64]
+Correct = npt.NDArray[np.bool_]
+Inputs = TypeVar("Inputs")
+
+_PROBE_INVERSE_PENALTY = 1.0  # of 0.1, 1, 3, 10 the best or second best at 200, 600 and 2000 public reviews
+_CHUNK = 256  # bootstrap replicates at a time, to bound memory
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What one classifier said about the test rows.
+
+    Attributes:
+        predicted: (rows,) int64.
+        correct: (rows,) bool.
+        accuracy: share of correct rows.
+    """
+
+    predicted: Labels
+    correct: Correct
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate with its confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class LabelFidelity:
+    """How often a judge agrees with the labels of synthetic rows.
+
+    Attributes:
+        share: over all rows.
+        by_label: declared label -> share over its rows; labels without a row are absent.
+    """
+
+    share: float
+    by_label: dict[int, float] = field(default_factory=dict)
+
+
+def score(predicted: Labels, labels: Sequence[int] | Labels) -> Predictions:
+    """Compare predictions with the true labels.
+
+    Raises:
+        ValueError: when there is no row or the lengths differ.
+    """
+    truth = np.asarray(labels, dtype=np.int64)
+    if truth.shape != predicted.shape or truth.size == 0:
+        raise ValueError(f"expected as many labels as predictions, found {truth.shape} and {predicted.shape}")
+    correct = predicted == truth
+    return Predictions(predicted=predicted, correct=correct, accuracy=float(correct.mean()))
+
+
+def fit_probe(
+    features: npt.NDArray[Any], labels: Sequence[int] | Labels, *, seed: int = 0
+) -> Callable[[npt.NDArray[Any]], Labels]:
+    """L2-penalised logistic regression with fixed settings.
+
+    Training rows of one single class give a classifier that always answers that class.
+
+    Args:
+        features: (n, d); unit-length rows are expected, so they are not scaled.
+        labels: (n,) ints.
+        seed: handed to the solver; L-BFGS is deterministic and does not use it.
+
+    Returns:
+        features (m, d) -> labels (m,).
+    """
+    from sklearn.linear_model import LogisticRegression
+
+    targets = np.asarray(labels, dtype=np.int64)
+    present = np.unique(targets)
+    if present.size == 1:
+        return lambda rows: np.full(len(rows), present[0], dtype=np.int64)
+    model = LogisticRegression(C=_PROBE_INVERSE_PENALTY, max_iter=2000, random_state=seed)
+    model.fit(features, targets)
+    return lambda rows: np.asarray(model.predict(rows), dtype=np.int64)
+
+
+def probe_accuracy(
+    train_texts: Sequence[str],
+    train_labels: Sequence[int] | Labels,
+    test_texts: Sequence[str],
+    test_labels: Sequence[int] | Labels,
+    *,
+    encoder: Encoder,
+    cache: Path | None = None,
+    seed: int = 0,
+) -> Predictions:
+    """Accuracy on real test rows of a logistic regression on sentence embeddings.
+
+    Args:
+        train_texts: synthetic, prompt-only or real texts.
+        train_labels: their labels.
+        test_texts: real texts; internal.
+        test_labels: their labels; internal.
+        encoder: from `encoder.load_encoder`.
+        cache: directory for embeddings, where the label of the texts allows one.
+        seed: see `fit_probe`.
+    """
+    probe = fit_probe(embed(train_texts, encoder, cache=cache), train_labels, seed=seed)
+    return score(probe(embed(test_texts, encoder, cache=cache)), test_labels)
+
+
+def transformer_accuracy(
+    train_texts: Sequence[str],
+    train_labels: Sequence[int] | Labels,
+    test_texts: Sequence[str],
+    test_labels: Sequence[int] | Labels,
+    *,
+    classes: int,
+    config: ClassifierConfig,
+    seed: int,
+    device: str = "cpu",
+) -> Predictions:
+    """Accuracy on real test rows of a fine-tuned transformer (see `evaluation.classifier`).
+
+    Args:
+        train_texts: synthetic, prompt-only or real texts.
+        train_labels: their labels.
+        test_texts: real texts; internal.
+        test_labels: their labels; internal.
+        classes: number of declared labels.
+        config: the classifier's constants.
+        seed: of its head and row order.
+        device: torch device.
+
+    Raises:
+        InputError: as `classifier.fit_classifier`.
+    """
+    from understudy.evaluation import classifier
+
+    fitted = classifier.fit_classifier(
+        train_texts, train_labels, classes=classes, config=config, seed=seed, device=device
+    )
+    return score(classifier.predict(fitted, test_texts), test_labels)
+
+
+def random_forest_hidden(
+    features: FloatArray,
+    labels: Sequence[int] | Labels,
+    test_features: FloatArray,
+    test_labels: Sequence[int] | Labels,
+    *,
+    seed: int,
+) -> Predictions:
+    """Random forest on mean hidden states of a tuned language model (paper, Figure 2).
+
+    Args:
+        features: (n, d) from `language_model.mean_hidden_states` of training rows.
+        labels: (n,).
+        test_features: (m, d) of real test rows.
+        test_labels: (m,).
+        seed: of the forest.
+    """
+    from sklearn.ensemble import RandomForestClassifier
+
+    forest = RandomForestClassifier(n_estimators=100, random_state=seed, n_jobs=1)
+    forest.fit(features, np.asarray(labels, dtype=np.int64))
+    return score(np.asarray(forest.predict(test_features), dtype=np.int64), test_labels)
+
+
+def label_fidelity(texts: Inputs, labels: Sequence[int] | Labels, judge: Callable[[Inputs], Labels]) -> LabelFidelity:
+    """Share of rows whose label a judge confirms.
+
+    Args:
+        texts: (n,) synthetic texts, or whatever of them the judge reads, such as their embeddings.
+        labels: (n,) the labels they were generated for.
+        judge: texts -> labels, trained on *real* rows and apart from any steering head, which would confirm
+            itself. As it has seen private rows it is internal: it judges, it never filters.
+    """
+    outcome = score(judge(texts), labels)
+    truth = np.asarray(labels, dtype=np.int64)
+    by_label = {int(c): float(outcome.correct[truth == c].mean()) for c in np.unique(truth)}
+    return LabelFidelity(share=outcome.accuracy, by_label=by_label)
+
+
+def accuracy_interval(correct: Correct, *, seed: int, replicates: int = 2000, level: float = 0.95) -> Interval:
+    """Mean accuracy over seeds and rows, with an interval.
+
+    The wider, at each end, of the bootstrap over rows and seeds and the Wilson interval of one seed's rows:
+    the bootstrap knows the spread between seeds, the Wilson interval does not collapse when every row is
+    right.
+
+    Args:
+        correct: (seeds, rows) or (rows,) bool.
+        seed: of the bootstrap; public.
+        replicates: bootstrap replicates.
+        level: confidence.
+    """
+    from scipy.stats import norm
+
+    table = np.atleast_2d(correct)
+    draws = _resampled_means(table, None, seed=seed, replicates=replicates)
+    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
+    share, n, z = float(table.mean()), table.shape[1], float(norm.ppf((1 + level) / 2))
+    centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
+    half = z / (1 + z**2 / n) * np.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
+    return Interval(share, max(0.0, min(float(low), centre - half)), min(1.0, max(float(high), centre + half)))
+
+
+def paired_bootstrap(
+    correct_a: Correct, correct_b: Correct, *, seed: int, replicates: int = 2000, level: float = 0.95
+) -> Interval:
+    """Difference a - b of two accuracies on the same test rows, with a percentile interval.
+
+    Each replicate draws test rows, the same for both sides (that is the pairing), and seeds, for each side on
+    its own, since seed i of one side has nothing to do with seed i of the other. With one seed per side only
+    rows vary and the interval says nothing about seeds.
+
+    Args:
+        correct_a: (seeds, rows) or (rows,) bool.
+        correct_b: (seeds', rows) or (rows,) bool, same rows in the same order.
+        seed: of the bootstrap; public.
+        replicates: bootstrap replicates.
+        level: confidence.
+
+    Raises:
+        ValueError: when the sides have different or no rows.
+    """
+    a, b = np.atleast_2d(correct_a), np.atleast_2d(correct_b)
+    if a.shape[1] != b.shape[1] or a.shape[1] == 0:
+        raise ValueError(f"expected the same test rows on both sides, found {a.shape[1]} and {b.shape[1]}")
+    draws = _resampled_means(a, b, seed=seed, replicates=replicates)
+    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
+    return Interval(float(a.mean() - b.mean()), float(low), float(high))
+
+
+def _resampled_means(a: Correct, b: Correct | None, *, seed: int, replicates: int) -> npt.NDArray[np.float64]:
+    """Bootstrap replicates of mean(a), or of mean(a) - mean(b) on common rows; (replicates,)."""
+    generator = np.random.default_rng(seed)
+    rows = a.shape[1]
+    draws = []
+    for start in range(0, replicates, _CHUNK):
+        size = min(_CHUNK, replicates - start)
+        values = _drawn_seed_means(a, size, generator)
+        if b is not None:
+            values = values - _drawn_seed_means(b, size, generator)
+        counts = generator.multinomial(rows, np.full(rows, 1 / rows), size=size)
+        draws.append((values * counts).sum(1) / rows)
+    return np.concatenate(draws)
+
+
+def _drawn_seed_means(table: Correct, size: int, generator: np.random.Generator) -> npt.NDArray[np.float64]:
+    """Per replicate, the mean over drawn seeds of each row; (size, rows)."""
+    seeds = table.shape[0]
+    weights = generator.multinomial(seeds, np.full(seeds, 1 / seeds), size=size) / seeds
+    means: npt.NDArray[np.float64] = weights @ table.astype(np.float64)
+    return means

@@ -1,0 +1,293 @@
+"""The report that a run leaves in DIR/internal: report.json for programs, one report.html for people.
+
+The page is one file: styles and figures inside, no script, nothing fetched; a content security policy in the
+page makes the browser enforce that. Synthetic texts, label names and statements are untrusted and escaped.
+The report is computed from private members, holdouts or test rows and says so at its top: internal, not
+private.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from understudy.errors import InputError
+from understudy.evaluation.diversity import LengthHistogram
+from understudy.evaluation.metrics import Metrics
+from understudy.privacy.statement import round_up
+from understudy.reporting import view, wording
+from understudy.reporting.budget import BudgetUse, budget_bar, budget_of
+from understudy.reporting.drawing import Drawing, inline
+
+MARKER: Final = "internal, not private"
+MOST_SAMPLES = 16
+
+Sample = Mapping[str, str]
+
+__all__ = [
+    "About",
+    "BudgetUse",
+    "Content",
+    "Drawing",
+    "ReportFiles",
+    "build_report",
+    "choose_samples",
+    "headline",
+    "rebuild_report",
+    "statement_rows",
+]
+
+
+@dataclass(frozen=True)
+class About:
+    """What the report is about, in the caller's words.
+
+    Attributes:
+        made: what was made, such as `500 labelled texts in 2 classes, by conditional generation`.
+        label_names: declared labels in their order.
+        created: time of the run, from the caller's clock, as it shall be shown.
+        facts: further public facts, such as run ids; name -> value.
+    """
+
+    made: str = ""
+    label_names: tuple[str, ...] = ()
+    created: str = ""
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ReportFiles:
+    """Where the report was written."""
+
+    html: Path
+    json: Path
+
+
+class Content(BaseModel):
+    """All that a report says: report.json is this object, report.html is a pure function of it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: Literal["understudy.report/1"] = "understudy.report/1"
+    marker: Literal["internal, not private"] = MARKER
+    title: str
+    made: str = ""
+    created: str = ""
+    facts: dict[str, str] = {}
+    label_names: tuple[str, ...] = ()
+    metrics: dict[str, float] = {}
+    intervals: dict[str, tuple[float, float]] = {}
+    missing: tuple[str, ...] = ()
+    lengths: LengthHistogram | None = None
+    statement: dict[str, Any] = {}
+    budget: BudgetUse | None = None
+    samples: tuple[dict[str, str], ...] = ()
+    sample_count: int = 0
+    figures: tuple[dict[str, str], ...] = ()
+
+    def measured(self) -> Metrics:
+        """The figures with their intervals."""
+        return Metrics(values=self.metrics, intervals=self.intervals, missing=self.missing, lengths=self.lengths)
+
+
+def build_report(
+    directory: Path,
+    *,
+    title: str,
+    metrics: Metrics,
+    statement: Mapping[str, Any],
+    samples: Sequence[Sample] = (),
+    figures: Sequence[Drawing] = (),
+    budget: BudgetUse | None = None,
+    about: About | None = None,
+) -> ReportFiles:
+    """Write report.json and report.html; an existing report is replaced, each file at once.
+
+    Args:
+        directory: the run's internal folder; made when absent.
+        title: heading of the page.
+        metrics: what was measured; names outside `evaluation.names` are refused by `Metrics` itself.
+        statement: the privacy statement; keys may be absent and are then said to be.
+        samples: synthetic rows in their order, `label` optional, the other keys are texts (`text`, or
+            `instruction` and `response`). The first of each label in turn are shown, at most 16, never picked by
+            hand.
+        figures: further figures, from `drawing.draw`.
+        budget: of the source; None takes it from the statement, where that names it.
+        about: what the report is about.
+
+    Returns:
+        The two files' paths.
+    """
+    about = about or About()
+    content = Content(
+        title=title,
+        made=about.made,
+        created=about.created,
+        facts=dict(about.facts),
+        label_names=about.label_names,
+        metrics=metrics.values,
+        intervals=metrics.intervals,
+        missing=metrics.missing,
+        lengths=metrics.lengths,
+        statement=_plain(statement),
+        budget=budget or budget_of(statement),
+        samples=tuple(dict(sample) for sample in choose_samples(samples)),
+        sample_count=len(samples),
+        figures=tuple(asdict(drawing) for drawing in figures),
+    )
+    directory.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(_plain(content.model_dump()), indent=2, ensure_ascii=False, allow_nan=False)
+    _write(directory / "report.json", text + "\n")
+    return _write_page(directory, content)
+
+
+def rebuild_report(directory: Path) -> ReportFiles:
+    """Write report.html anew from report.json, for example after an update of the program.
+
+    Raises:
+        InputError: when there is no report.json, or it is not one of this format.
+    """
+    path = directory / "report.json"
+    try:
+        content = Content.model_validate_json(path.read_bytes())
+        content.measured()
+    except (OSError, ValidationError) as error:
+        raise InputError(
+            f"{path}: expected a report.json of the format understudy.report/1, found {_trouble(error)}; "
+            "name the folder of a finished run"
+        ) from error
+    return _write_page(directory, content)
+
+
+def choose_samples(samples: Sequence[Sample], *, most: int = MOST_SAMPLES) -> list[Sample]:
+    """The first rows of each label in turn, in the order given, at most `most`.
+
+    >>> rows = [{"label": "a", "text": "1"}, {"label": "a", "text": "2"}, {"label": "b", "text": "3"}]
+    >>> [row["text"] for row in choose_samples(rows, most=2)]
+    ['1', '3']
+    """
+    by_label: dict[str, list[Sample]] = {}
+    for sample in samples:
+        by_label.setdefault(str(sample.get("label", "")), []).append(sample)
+    longest = max((len(rows) for rows in by_label.values()), default=0)
+    turns = [rows[turn] for turn in range(longest) for rows in by_label.values() if turn < len(rows)]
+    return turns[:most]
+
+
+def headline(statement: Mapping[str, Any]) -> dict[str, Any]:
+    """The guarantee's figures and what they mean."""
+    epsilon, delta = (wording.as_float(statement.get(key)) for key in ("epsilon", "delta"))
+    unit, relation = str(statement.get("unit") or ""), str(statement.get("relation") or "")
+    nothing = "none" if statement.get("verdict") == "none" else "not stated"
+    return {
+        "epsilon": nothing if epsilon is None else wording.number(round_up(epsilon)),
+        "delta": nothing if delta is None else wording.number(round_up(delta)),
+        "unit": wording.UNITS.get(unit, unit or "not stated"),
+        "relation": wording.RELATIONS.get(relation, relation or "not stated"),
+        "relation_meaning": wording.explain_relation(statement),
+        "accountant": wording.explain_accountant(statement),
+        "source": str(statement.get("source") or "not stated"),
+        "verdict": str(statement.get("verdict") or "not stated"),
+        "sentences": wording.explain_guarantee(statement),
+    }
+
+
+def statement_rows(statement: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """The statement's entries as (words, value), in its own order, nested keys made words too."""
+
+    def readable(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {wording.humanise(str(key)): readable(entry) for key, entry in value.items()}
+        if isinstance(value, list | tuple):
+            return [readable(entry) for entry in value]
+        if value is None or value == "":
+            return "not stated"
+        if isinstance(value, bool):
+            return "yes" if value else "no"
+        return wording.number(value, digits=6) if isinstance(value, int | float) else str(value)
+
+    return [(wording.humanise(str(key)), readable(value)) for key, value in statement.items()]
+
+
+def _write_page(directory: Path, content: Content) -> ReportFiles:
+    metrics = content.measured()
+    page = _render(
+        content=content,
+        sections=[
+            view.utility_section(metrics),
+            view.fidelity_section(metrics),
+            view.memorization_section(metrics),
+            view.diversity_section(metrics),
+            view.label_section(metrics, content.label_names),
+        ],
+        extra=[Drawing(**drawing) for drawing in content.figures],
+        headline=headline(content.statement),
+        samples=[_shown(sample) for sample in content.samples],
+        statement=statement_rows(content.statement),
+        budget=budget_bar(content.budget) if content.budget else None,
+        everything=view.all_figures(metrics),
+    )
+    files = ReportFiles(html=directory / "report.html", json=directory / "report.json")
+    _write(files.html, page)
+    return files
+
+
+def _trouble(error: OSError | ValidationError) -> str:
+    if isinstance(error, OSError):
+        return error.strerror or type(error).__name__
+    first = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(map(str, first['loc'])) or 'the whole'}: {first['msg']}"
+
+
+def _shown(sample: Sample) -> dict[str, Any]:
+    parts = [(wording.humanise(key), text) for key, text in sample.items() if key != "label"]
+    return {"label": sample.get("label"), "parts": parts, "single": len(parts) == 1}
+
+
+def _render(**content: Any) -> str:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("understudy.reporting"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    # The only text that is not escaped here; `inline` lets nothing but a drawing pass.
+    environment.filters["svg"] = inline
+    return environment.get_template("report.html.j2").render(**content)
+
+
+def _plain(value: Any) -> Any:
+    """JSON values; infinities, which JSON lacks, become words."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def _write(path: Path, text: str) -> None:
+    # Control characters are not allowed in HTML; a lone surrogate has no UTF-8 form.
+    clean = re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", "\ufffd", text)
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        with draft.open("wb") as file:
+            file.write(clean.encode("utf-8", "replace"))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)

@@ -1,0 +1,253 @@
+"""What the report says, section by section, as plain data that the template lays out.
+
+A section whose figures are missing says so and why; it is never an empty box.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from understudy.evaluation import names
+from understudy.evaluation.metrics import Metrics
+from understudy.reporting import figures
+from understudy.reporting.drawing import Drawing
+from understudy.reporting.wording import number, percent, points
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table: the first column heads its rows."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class Section:
+    """One section of the report.
+
+    Attributes:
+        key: id of the heading.
+        title: heading.
+        lead: sentences, the finding first.
+        drawing: its figure.
+        table: its numbers.
+        note: how to read it, or what it does not show.
+        missing: why there is no figure; empty when there is one.
+    """
+
+    key: str
+    title: str
+    lead: tuple[str, ...] = ()
+    drawing: Drawing | None = None
+    table: Table | None = None
+    note: str = ""
+    missing: str = ""
+
+
+ARM_TITLES = {"prompt_only": "Prompt-only", "synthetic": "Synthetic", "real": "Real"}
+
+
+def utility_section(metrics: Metrics) -> Section:
+    """Accuracy on real rows by training set."""
+    values, key, title = metrics.values, "utility", "Utility"
+    drawing = figures.utility_figure(metrics)
+    if drawing is None:
+        otherwise = "Accuracy was not measured: this run has no labelled real test rows."
+        return Section(key, title, missing=_reason(metrics, "accuracy", otherwise))
+    lead = [
+        "A classifier trained on the synthetic text is right on "
+        f"{percent(values['utility.synthetic.accuracy'])} of real rows it never saw{_beside(values)}."
+    ]
+    for other, words in (("real", "real text"), ("prompt_only", "prompt-only text")):
+        name = f"utility.synthetic_minus_{other}.accuracy"
+        if name in values:
+            between = _range(metrics, name, lambda share: points(share, unit=""))
+            lead.append(f"Synthetic minus {words}: {points(values[name])}{between and f' ({between})'}.")
+    tested = f"Tested on {number(values['utility.test_rows'])} real rows. " if "utility.test_rows" in values else ""
+    return Section(
+        key,
+        title,
+        tuple(lead),
+        drawing,
+        _accuracy_table(metrics),
+        f"{tested}Probe: logistic regression on sentence embeddings. Transformer: a small language model, "
+        "fine-tuned. Prompt-only text comes from the same base model and never met the private data.",
+    )
+
+
+def fidelity_section(metrics: Metrics) -> Section:
+    """MAUVE and Frechet distance."""
+    values, key, title = metrics.values, "fidelity", "Fidelity"
+    drawing = figures.fidelity_figure(metrics)
+    if drawing is None:
+        otherwise = "MAUVE and Fréchet distance were not measured."
+        return Section(key, title, missing=_reason(metrics, "MAUVE", otherwise))
+    mauve, frechet = (
+        f"MAUVE is {values['fidelity.mauve']:.2f}",
+        f"The Fréchet distance is {values['fidelity.frechet']:.3f}",
+    )
+    ceiling, floor = values.get("fidelity.mauve_ceiling"), values.get("fidelity.frechet_floor")
+    if ceiling is not None:
+        mauve += f"; real text scores {ceiling:.2f} against other real text of the same size"
+    if floor is not None:
+        frechet += f"; real text is {floor:.3f} from other real text, the least to expect"
+    size = f" {number(values['fidelity.rows'])} rows per set." if "fidelity.rows" in values else ""
+    return Section(
+        key,
+        title,
+        (f"{mauve}.", f"{frechet}."),
+        drawing,
+        note="Both compare sentence embeddings with real text that the generator never saw. Both depend on "
+        f"the number of rows: compare within this report, not across reports.{size}",
+    )
+
+
+def memorization_section(metrics: Metrics) -> Section:
+    """n-gram overlap beside a holdout."""
+    values, key, title = metrics.values, "memorization", "Memorisation"
+    lead: list[str] = []
+    pair = [values.get(f"memorization.ngram_5.{side}") for side in ("synthetic", "holdout")]
+    if pair[0] is not None and pair[1] is not None:
+        lead.append(
+            f"Of the distinct runs of five words in the synthetic text {percent(pair[0], 2)} stand in "
+            f"private rows and {percent(pair[1], 2)} in as many real rows that the generator never saw."
+        )
+    longest = values.get("memorization.longest_match.all_private")
+    if longest is not None:
+        lead.append(f"The longest run of words shared with any private row has {number(longest)} words.")
+    duplicates = values.get("memorization.exact_duplicates.all_private")
+    if duplicates is not None:
+        share = percent(duplicates, 2) if duplicates else "None"
+        lead.append(f"{share} of the synthetic texts equal{'' if duplicates else 's'} a private row.")
+    drawing = figures.memorization_figure(metrics)
+    return Section(
+        key,
+        title,
+        tuple(lead),
+        drawing,
+        _overlap_table(values),
+        "Common phrases occur in any two texts, so the first column means little without the second. A gap "
+        "between them is a sign of memorisation; the absence of a gap is not a proof of privacy.",
+        "" if drawing else _reason(metrics, "n-gram", "n-gram overlap was not measured."),
+    )
+
+
+def diversity_section(metrics: Metrics) -> Section:
+    """Lengths and variety."""
+    values, key, title = metrics.values, "diversity", "Length and diversity"
+    drawing = figures.length_figure(metrics)
+    labels: dict[str, tuple[str, Callable[[float], str]]] = {
+        "distinct_1": ("Distinct words", percent),
+        "distinct_2": ("Distinct 2-grams", percent),
+        "distinct_3": ("Distinct 3-grams", percent),
+        "duplicates": ("Repeated texts", percent),
+        "length_mean": ("Mean length in words", number),
+        "length_q50": ("Median length in words", number),
+    }
+    rows = [
+        (label, form(values[f"diversity.{name}"]), form(values[f"diversity.real.{name}"]))
+        for name, (label, form) in labels.items()
+        if f"diversity.{name}" in values and f"diversity.real.{name}" in values
+    ]
+    pair = [values.get(f"diversity.{prefix}distinct_2") for prefix in ("", "real.")]
+    lead = []
+    if pair[0] is not None and pair[1] is not None:
+        lead.append(
+            f"Of the synthetic pairs of words {percent(pair[0])} are distinct; of as many real texts’, "
+            f"{percent(pair[1])}."
+        )
+    return Section(
+        key,
+        title,
+        tuple(lead),
+        drawing,
+        Table(("", "Synthetic", "Real"), tuple(rows)) if rows else None,
+        "Much less variety than in the real text points to a generator that repeats itself. The last bar "
+        "also counts all longer texts.",
+        "" if drawing else _reason(metrics, "diversity", "The length distribution was not measured."),
+    )
+
+
+def label_section(metrics: Metrics, label_names: Sequence[str]) -> Section:
+    """Label fidelity."""
+    values, key, title = metrics.values, "labels", "Label fidelity"
+    drawing = figures.label_figure(metrics, label_names)
+    if drawing is None:
+        otherwise = "Label fidelity was not measured: the data of this run has no labels."
+        return Section(key, title, missing=_reason(metrics, "label fidelity", otherwise))
+    agreed = percent(values["label_fidelity.synthetic"])
+    real = values.get("label_fidelity.real")
+    most = f"; on real test rows it is right in {percent(real)}" if real is not None else ""
+    return Section(
+        key,
+        title,
+        (f"A judge trained on real text agrees with {agreed} of the synthetic labels{most}.",),
+        drawing,
+        note="The judge is not the head that may have steered generation, which would confirm itself. It saw "
+        "private rows, so it judges here and filters nothing.",
+    )
+
+
+def all_figures(metrics: Metrics) -> Table:
+    """Every measured value with its meaning."""
+    rows = tuple(
+        (name, number(value), _range(metrics, name, number), names.describe(name).meaning)
+        for name, value in sorted(metrics.values.items())
+    )
+    return Table(("Name", "Value", "Interval", "Meaning"), rows)
+
+
+def _accuracy_table(metrics: Metrics) -> Table | None:
+    rows = tuple(
+        (
+            f"{ARM_TITLES[arm]}, {instrument}",
+            percent(metrics.values[name]),
+            _range(metrics, name, _bare_percent),
+        )
+        for instrument in ("probe", "transformer")
+        for arm in names.ARMS
+        if (name := f"utility.{instrument}.{arm}.accuracy") in metrics.values
+    )
+    level = metrics.values.get("utility.confidence_level")
+    interval = f"{percent(level, 0)} interval" if level is not None else "Interval"
+    return Table(("Trained on", "Accuracy", interval), rows) if rows else None
+
+
+def _overlap_table(values: dict[str, float]) -> Table | None:
+    rows = [
+        (f"{n}-grams", percent(values[a], 2), percent(values[b], 2))
+        for n in range(1, 10)
+        if (a := f"memorization.ngram_{n}.synthetic") in values and (b := f"memorization.ngram_{n}.holdout") in values
+    ]
+    private, unseen = (values.get(f"memorization.longest_match.{side}") for side in ("synthetic", "holdout"))
+    if private is not None and unseen is not None:
+        rows.append(("Longest run", f"{number(private)} words", f"{number(unseen)} words"))
+    return Table(("", "Private rows", "Never seen"), tuple(rows)) if rows else None
+
+
+def _beside(values: dict[str, float]) -> str:
+    others = [
+        f"{words} gives {percent(values[name])}"
+        for arm, words in (("real", "real training text"), ("prompt_only", "prompt-only text"))
+        if (name := f"utility.{arm}.accuracy") in values
+    ]
+    return f"; {' and '.join(others)}" if others else ""
+
+
+def _bare_percent(share: float) -> str:
+    return f"{100 * share:.1f}"
+
+
+def _range(metrics: Metrics, name: str, form: Callable[[float], str]) -> str:
+    if name not in metrics.intervals:
+        return ""
+    low, high = metrics.intervals[name]
+    return f"{form(low)} to {form(high)}"
+
+
+def _reason(metrics: Metrics, about: str, otherwise: str) -> str:
+    """The evaluation's own reason that mentions `about`, else a plain statement."""
+    found = next((reason for reason in metrics.missing if about.lower() in reason.lower()), None)
+    return f"Not measured. {found[:1].upper()}{found[1:]}." if found else otherwise
