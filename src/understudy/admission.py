@@ -1,0 +1,277 @@
+"""Preflight: everything that can be refused is refused here, before Prefect starts and before anything is charged.
+
+`check` reads and judges a request and stores nothing. `admit` does the same, then registers the source and its rows
+and stores the checked rows as private artifacts. Both return the same public facts, so a dry run, the command line
+and the flow agree on what a run is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from understudy import records
+from understudy.artifacts import ArtifactRef, exchange_store, private_store, write_table
+from understudy.conditional_generation.config import ConditionalGenerationConfig, apply_overrides
+from understudy.errors import InputError
+from understudy.privacy import labels
+from understudy.privacy.accounting import default_delta
+from understudy.privacy.budget import Cost
+from understudy.privacy.budget import admit as admit_cost
+from understudy.privacy.labels import Relation, Unit
+from understudy.privacy.ledger import Ledger, SourceRecord
+from understudy.requests import Budget, RunRequest, check_delta, check_epsilon
+
+UNIT: Unit = "example"
+RELATION: Relation = "replace_special"
+# Slots whose index ends in 9 are measured on, not trained on, unless --test names other rows.
+HOLD_OUT_EVERY = 10
+
+
+class Admission(BaseModel):
+    """What is public about an admitted run, and references to its private rows."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+    source: str
+    budget: Budget = Field(description="Of the source, over all its runs.")
+    n: int = Field(description="Rows trained on; declared public.")
+    label_names: tuple[str, ...]
+    epsilon: float
+    delta: float
+    config: ConditionalGenerationConfig
+    model_digest: str = Field(description="Of the public base model.")
+    notes: tuple[str, ...] = Field(default=(), description="What was assumed or handled; shown to the user.")
+    train: ArtifactRef | None = Field(default=None, description="Set by `admit`.")
+    test: ArtifactRef | None = Field(default=None, description="Set by `admit`; for measuring only.")
+
+
+@dataclass(frozen=True)
+class _Inspection:
+    """Private tables beside their public admission; never leaves this module."""
+
+    admission: Admission
+    record: SourceRecord
+    train: pa.Table
+    test: pa.Table
+    row_digests: list[bytes]
+
+
+def configure(request: RunRequest) -> ConditionalGenerationConfig:
+    """The method's settings: profile, then --model and --samples, then each --set.
+
+    Raises:
+        InputError: when an override names an unknown setting or a value out of bounds.
+    """
+    shortcuts = [f"model={request.model}"] if request.model else []
+    shortcuts += [f"samples={request.samples}"] if request.samples is not None else []
+    return apply_overrides(ConditionalGenerationConfig(profile=request.profile), [*shortcuts, *request.overrides])
+
+
+def charged_settings(config: ConditionalGenerationConfig) -> ConditionalGenerationConfig:
+    """The settings that private rows meet: generation, filtering and sizes at their defaults (ADR 0005).
+
+    The training task receives this object and nothing more, so asking for more samples or stronger steering
+    charges nothing.
+    """
+    plain = ConditionalGenerationConfig(profile=config.profile)
+    looks = config.class_sizes == "as_in_data"
+    return config.model_copy(
+        update={
+            "generate": plain.generate,
+            "filter": plain.filter.model_copy(update={"lora_rank": config.filter.lora_rank}),
+            "samples": plain.samples,
+            "class_sizes": "as_in_data" if looks else "balanced",
+        }
+    )
+
+
+def check(request: RunRequest) -> Admission:
+    """Judge a request; stores, registers and charges nothing.
+
+    Raises:
+        InputError: the user's input is wrong; the message says what was expected and how to mend it.
+        BudgetRefused: the source's budget does not allow the charge.
+    """
+    return _inspect(request, Ledger.open()).admission
+
+
+def admit(request: RunRequest) -> Admission:
+    """Judge a request, register its source and rows, and store the checked rows; charges nothing yet.
+
+    Raises:
+        InputError: as `check`; nothing was registered then.
+        BudgetRefused: as `check`.
+    """
+    ledger = Ledger.open()
+    found = _inspect(request, ledger)
+    ledger.register(found.record)
+    ledger.register_rows(found.record.name, found.row_digests)
+    train, test = (
+        _store_rows(ledger, found.record.name, kind, table)
+        for kind, table in (("rows", found.train), ("test-rows", found.test))
+    )
+    return found.admission.model_copy(update={"train": train, "test": test})
+
+
+def _store_rows(ledger: Ledger, source: str, kind: str, table: pa.Table) -> ArtifactRef:
+    """Store checked rows, or find them: same content, same source, same random id."""
+    match = ledger.hmac(source, kind.encode() + b"\0" + records.canonical_digest(table))
+    known = private_store().find_match(match)
+    return known or write_table(table, kind=kind, label=labels.private(source), match=match)
+
+
+def _inspect(request: RunRequest, ledger: Ledger) -> _Inspection:
+    from understudy.conditional_generation.fitting import check_model  # torch, only once the request is well formed
+
+    epsilon = check_epsilon(request.epsilon)
+    config = configure(request)
+    _check_stores()
+    known = next((record for record in ledger.sources() if record.name == request.source), None)
+    table = records.read_source(request.data)
+    names, notes = _label_names(request, table, known)
+    columns = records.LabelledColumns(text=request.text_column, label=request.label_column, label_names=names)
+    rows = records.check_labelled(table, columns)
+    train, test, split_note = _split(request, rows.table, columns)
+    n = train.num_rows
+    delta = check_delta(request.delta if request.delta is not None else default_delta(n), n=n)
+    base = check_model(config, rows.label_names)
+    record, budget_note = _source_record(request, known, rows, epsilon=epsilon, delta=delta)
+    digests = records.row_digests(rows.table)
+    ledger.check_rows(request.source, digests)
+    admission = Admission(
+        source=record.name,
+        budget=Budget(epsilon=record.epsilon, delta=record.delta),
+        n=n,
+        label_names=rows.label_names,
+        epsilon=epsilon,
+        delta=delta,
+        config=config,
+        model_digest=base.digest,
+        notes=(*notes, *base.notes, split_note, *budget_note),
+    )
+    if not (known and _is_charged(ledger, admission, train) and not request.accept_new_charge):
+        _check_budget(ledger, record, known is not None, admission)
+    return _Inspection(admission, record, train, test, digests)
+
+
+def _check_stores() -> None:
+    """Open both stores, so that one that cannot be written is refused before anything is charged."""
+    for store in (private_store(), exchange_store()):
+        store.check_writable()
+
+
+def _label_names(
+    request: RunRequest, table: pa.Table, known: SourceRecord | None
+) -> tuple[tuple[str, ...] | dict[str, str], list[str]]:
+    """The declared labels: from the request, else as registered, else those in the file, thereby made public."""
+    registered = known.label_names if known is not None else None
+    if request.label_names is not None:
+        given = tuple(dict.fromkeys(request.label_names.values()))
+        if registered is not None and given != registered:
+            raise InputError(
+                f"--label-names {list(given)}: source {request.source!r} is registered with {list(registered)}; "
+                "use those names in that order"
+            )
+        return request.label_names, []
+    if registered is not None:
+        return registered, []
+    names = records.labels_found(table, request.label_column)
+    return names, [f"label list taken from the file and declared public: {', '.join(names)}"]
+
+
+def _split(request: RunRequest, rows: pa.Table, columns: records.LabelledColumns) -> tuple[pa.Table, pa.Table, str]:
+    """(training rows, measuring rows, what was done). The rule reads slot numbers, never content."""
+    if request.test is not None:
+        test = records.check_labelled(records.read_source(request.test), columns)
+        return rows, test.table, "utility is measured on the rows of --test"
+    if rows.num_rows < HOLD_OUT_EVERY:
+        raise InputError(
+            f"{rows.num_rows} rows: expected at least {HOLD_OUT_EVERY}, of which every tenth is held out; "
+            "bring more rows, or name other rows to measure on with --test"
+        )
+    held = pa.array([i % HOLD_OUT_EVERY == HOLD_OUT_EVERY - 1 for i in range(rows.num_rows)])
+    note = "every tenth row is held out to measure utility, not trained on; --test names other rows instead"
+    return rows.filter(pc.invert(held)), rows.filter(held), note
+
+
+def _source_record(
+    request: RunRequest,
+    known: SourceRecord | None,
+    rows: records.LabelledRows,
+    *,
+    epsilon: float,
+    delta: float,
+) -> tuple[SourceRecord, list[str]]:
+    """The source as registered, or as it will be on this first use."""
+    if known is not None:
+        if known.unit != UNIT:
+            raise InputError(
+                f"source {known.name!r} is registered per {known.unit}: this method protects single examples; "
+                "register the rows under a name of their own unit"
+            )
+        if request.budget is not None and (request.budget.epsilon, request.budget.delta) != (
+            known.epsilon,
+            known.delta,
+        ):
+            raise InputError(
+                f"--budget {request.budget.epsilon:g},{request.budget.delta:g}: source {known.name!r} is registered "
+                f"with {known.epsilon:g},{known.delta:g}, which cannot be changed; leave --budget out"
+            )
+        return known, []
+    budget, notes = request.budget, []
+    if budget is None:
+        if epsilon == float("inf"):
+            raise InputError("--epsilon inf on a new source: expected --budget E,D, for inf cannot be a budget")
+        budget = Budget(epsilon=epsilon, delta=delta)
+        notes = [
+            f"first use of {request.source!r}: this run's epsilon={epsilon:g}, delta={delta:.3g} become its budget"
+        ]
+    try:
+        record = SourceRecord(
+            name=request.source,
+            unit=UNIT,
+            relation=RELATION,
+            epsilon=budget.epsilon,
+            delta=budget.delta,
+            n=rows.table.num_rows,
+            label_names=rows.label_names,
+        )
+    except ValidationError as error:
+        raise InputError(f"source {request.source!r}: {error.errors()[0]['msg']}") from None
+    return record, notes
+
+
+def request_key(ledger: Ledger, admission: Admission, train: pa.Table) -> str:
+    """What makes two runs one charge (ADR 0005), as a keyed digest: it says nothing without the ledger's key.
+
+    Args:
+        ledger: gives the key.
+        admission: the public part of the run.
+        train: the checked rows that are trained on, private.
+    """
+    return ledger.request_key(
+        "conditional-generation",
+        admission.source,
+        records.canonical_digest(train),
+        repr((admission.epsilon, admission.delta, admission.label_names)),
+        admission.model_digest,
+        charged_settings(admission.config).model_dump_json(),
+    )
+
+
+def _is_charged(ledger: Ledger, admission: Admission, train: pa.Table) -> bool:
+    key = request_key(ledger, admission, train)
+    return any(charge.request_key == key for charge in ledger.charges(admission.source))
+
+
+def _check_budget(ledger: Ledger, record: SourceRecord, known: bool, admission: Admission) -> None:
+    """Refuse now what the ledger would refuse later; the ledger's own check is the one that counts."""
+    if admission.epsilon == float("inf"):
+        return
+    costs = [Cost(*ledger.spent(record.name))] if known else []
+    if record.composition == "sum":
+        admit_cost(record, costs, Cost(admission.epsilon, admission.delta))

@@ -1,0 +1,67 @@
+"""Drafts: directories beside the finished artifacts, locked by their writer and swept when it is dead."""
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from understudy.locks import try_lock
+
+DRAFT = ".tmp-"
+
+
+@contextmanager
+def open_draft(root: Path) -> Iterator[Path]:
+    """A new empty directory under `root`, gone after the block unless it was renamed away."""
+    path = new_name(root)
+    # A sweep may hold the fresh lock for a moment; another name is then as good.
+    while (descriptor := try_lock(path.with_suffix(".lock"))) is None:
+        path = new_name(root)
+    try:
+        path.mkdir(mode=0o700)
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+        path.with_suffix(".lock").unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def new_name(root: Path) -> Path:
+    """A path under `root` that nobody uses and that `sweep` removes."""
+    return root / f"{DRAFT}{secrets.token_hex(8)}"
+
+
+def sweep(root: Path) -> None:
+    """Remove the drafts under `root` whose writer is dead."""
+    for path in root.glob(f"{DRAFT}*"):
+        lock = path.with_suffix(".lock")
+        descriptor = try_lock(lock)
+        if descriptor is None:
+            continue
+        shutil.rmtree(path.with_suffix(""), ignore_errors=True)
+        lock.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def settle(directory: Path, *, private: bool) -> None:
+    """Bring every file and directory to the disk, closed to other users when private."""
+    for parent, folders, names in os.walk(directory, topdown=False):
+        for name in names:
+            path = Path(parent) / name
+            path.chmod(0o600 if private else 0o644)
+            sync(path)
+        for name in folders:
+            (Path(parent) / name).chmod(0o700 if private else 0o755)
+        sync(Path(parent))
+    directory.chmod(0o700 if private else 0o755)
+
+
+def sync(path: Path) -> None:
+    """Bring one file, or the entries of one directory, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

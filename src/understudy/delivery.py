@@ -1,0 +1,134 @@
+"""What a run leaves in DIR: `export/`, safe to hand over, and `internal/`, which is not private.
+
+Each folder is written beside its place and renamed, so that a crash leaves the old one or the new one, never a half.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from understudy.artifacts import ArtifactRef, path_of, read_table
+from understudy.errors import InputError, UnderstudyError
+from understudy.records import SYNTHETIC_SCHEMA
+
+EXPORT = "export"
+INTERNAL = "internal"
+RUN_FILE = "run.json"
+
+
+class RunRecord(BaseModel):
+    """What DIR/internal/run.json remembers: enough to find everything again."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    method: str
+    source: str
+    charge_id: str
+    label_names: tuple[str, ...]
+    config: dict[str, Any]
+    model: ArtifactRef
+    synthetic: ArtifactRef
+    metrics: ArtifactRef | None = None
+
+
+def check_folder(out: Path) -> None:
+    """Refuse a folder that holds something other than an earlier run's results.
+
+    Raises:
+        InputError: naming the folder and how to mend it.
+    """
+    if out.exists() and not out.is_dir():
+        raise InputError(f"--out {out}: expected a folder, found a file; choose another place")
+    foreign = [p.name for p in out.iterdir() if p.name not in (EXPORT, INTERNAL)] if out.exists() else []
+    if foreign:
+        raise InputError(
+            f"--out {out}: expected an empty folder or one of an earlier run, found {sorted(foreign)[:3]}; "
+            "choose an empty one"
+        )
+    parent = next(p for p in (out, *out.absolute().parents) if p.exists())
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise InputError(f"--out {out}: {parent} cannot be written; choose another place or mend its permissions")
+
+
+def replace_folder(target: Path, fill: Callable[[Path], None]) -> None:
+    """Put a freshly filled folder in the place of `target`, whole or not at all."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    fresh = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        fill(fresh)
+        fresh.chmod(0o755)
+        if target.exists():
+            old = Path(tempfile.mkdtemp(prefix=f".{target.name}-old-", dir=target.parent))
+            os.replace(target, old / target.name)
+            os.replace(fresh, target)
+            shutil.rmtree(old)
+        else:
+            os.replace(fresh, target)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def named_labels(table: pa.Table, label_names: tuple[str, ...]) -> pa.Table:
+    """The synthetic table as it leaves: labels by name, so that the file explains itself."""
+    names = [label_names[index] for index in table["label"].to_pylist()]
+    return pa.table({"text": table["text"], "label": pa.array(names, pa.string())}, schema=SYNTHETIC_SCHEMA)
+
+
+def write_export(out: Path, record: RunRecord, statement: Mapping[str, Any], statement_text: str) -> Path:
+    """Write DIR/export: synthetic.parquet, statement.json, statement.md and the released model.
+
+    Raises:
+        UnderstudyError: when anything in it is not released or public: nothing is written then.
+    """
+    for ref in (record.model, record.synthetic):
+        if ref.label.kind == "private":
+            raise UnderstudyError(f"artifact {ref.id} is {ref.label}: only public and released ones are exported")
+
+    def fill(folder: Path) -> None:
+        pq.write_table(named_labels(read_table(record.synthetic), record.label_names), folder / "synthetic.parquet")
+        (folder / "statement.json").write_text(json.dumps(statement, indent=2) + "\n")
+        (folder / "statement.md").write_text(statement_text)
+        source = path_of(record.model)
+        shutil.copytree(source, folder / "model", ignore=shutil.ignore_patterns("manifest.json"))
+
+    replace_folder(out / EXPORT, fill)
+    return out / EXPORT
+
+
+def write_internal(out: Path, record: RunRecord, fill_report: Callable[[Path], None]) -> Path:
+    """Write DIR/internal: the report, run.json, and the synthetic table where it may not be exported."""
+
+    def fill(folder: Path) -> None:
+        (folder / RUN_FILE).write_text(record.model_dump_json(indent=2) + "\n")
+        if record.synthetic.label.kind == "private":
+            table = named_labels(read_table(record.synthetic), record.label_names)
+            pq.write_table(table, folder / "synthetic.parquet")
+        fill_report(folder)
+
+    replace_folder(out / INTERNAL, fill)
+    return out / INTERNAL
+
+
+def read_record(out: Path) -> RunRecord:
+    """The record of a finished run.
+
+    Raises:
+        InputError: when the folder holds no finished run.
+    """
+    path = out / INTERNAL / RUN_FILE
+    if not path.is_file():
+        raise InputError(f"{out}: expected the --out folder of a finished run, found no {INTERNAL}/{RUN_FILE}")
+    try:
+        return RunRecord.model_validate_json(path.read_text())
+    except ValidationError as error:
+        raise InputError(f"{path}: {error.errors()[0]['msg']}; run the same command again") from None

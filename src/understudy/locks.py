@@ -1,0 +1,47 @@
+"""A lock that dies with its holder: `flock` on a file, exclusive between processes and between threads."""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def try_lock(path: Path) -> int | None:
+    """Lock `path` (made with mode 0600 if need be) and return its descriptor, or None when it is held.
+
+    The kernel frees the lock when the holder closes the descriptor or dies, by SIGKILL too.
+    """
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        if _is_current(descriptor, path):
+            return descriptor
+        # The last holder removed the file between our open and our lock: that lock excludes nobody.
+        os.close(descriptor)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock on `path`, waiting for it."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if _is_current(descriptor, path):
+            break
+        os.close(descriptor)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _is_current(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False

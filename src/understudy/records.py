@@ -1,0 +1,296 @@
+"""The tables that enter Understudy: their columns, their checks, their digests.
+
+A checked table has fixed column names and Arrow types, whatever the user's file calls them. A refusal names
+the row index, never the text. Labels are declared by the user, because the list of labels is public; it is
+never read from the rows.
+"""
+
+import hashlib
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import BaseModel, ConfigDict, Field
+
+from understudy.errors import InputError, RowError
+from understudy.records_input import read_source
+
+__all__ = [
+    "CLIENT_SCHEMA",
+    "INSTRUCTION_SCHEMA",
+    "LABELLED_SCHEMA",
+    "SYNTHETIC_SCHEMA",
+    "ClientColumns",
+    "ClientRows",
+    "InstructionColumns",
+    "InstructionRows",
+    "LabelledColumns",
+    "LabelledRows",
+    "canonical_digest",
+    "check_clients",
+    "check_instructions",
+    "check_labelled",
+    "parse_label_names",
+    "read_source",
+    "row_digests",
+]
+
+MOST_LABELS_FOUND = 100
+LABELLED_SCHEMA = pa.schema([("text", pa.string()), ("label", pa.int32())])
+CLIENT_SCHEMA = pa.schema([("client_id", pa.string()), ("text", pa.string())])
+INSTRUCTION_SCHEMA = pa.schema([("instruction", pa.string()), ("response", pa.string())])
+# What leaves: labels by name, so that the file explains itself.
+SYNTHETIC_SCHEMA = pa.schema([("text", pa.string()), ("label", pa.string())])
+
+
+class LabelledColumns(BaseModel):
+    """Where text and label are, and the public list of labels."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    text: str = Field(default="text", description="Column with the text.")
+    label: str = Field(default="label", description="Column with the label: strings or integers.")
+    label_names: tuple[str, ...] | dict[str, str] = Field(
+        description="Declared labels: names in the order of their index, or value in the file -> name."
+    )
+
+
+class ClientColumns(BaseModel):
+    """Where the client's identifier and its text are."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    client: str = Field(default="client_id", description="Column that says whose row it is.")
+    text: str = Field(default="text", description="Column with the text.")
+
+
+class InstructionColumns(BaseModel):
+    """Where instruction and response are."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    instruction: str = Field(default="instruction", description="Column with the instruction.")
+    response: str = Field(default="response", description="Column with the response.")
+
+
+@dataclass(frozen=True)
+class LabelledRows:
+    """Checked rows: columns `text` (string) and `label` (int32, an index into `label_names`)."""
+
+    table: pa.Table
+    label_names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ClientRows:
+    """Checked rows: columns `client_id` and `text`, both strings, in the order of the file."""
+
+    table: pa.Table
+
+
+@dataclass(frozen=True)
+class InstructionRows:
+    """Checked rows: columns `instruction` and `response`, both strings."""
+
+    table: pa.Table
+
+
+def parse_label_names(text: str) -> tuple[str, ...] | dict[str, str]:
+    """Read the command line's list of labels.
+
+    >>> parse_label_names("negative,positive")
+    ('negative', 'positive')
+    >>> parse_label_names("0=negative,1=positive")
+    {'0': 'negative', '1': 'positive'}
+
+    Raises:
+        InputError: when some entries name a value and others do not, or a value comes twice.
+    """
+    entries = [entry.strip() for entry in text.split(",") if entry.strip()]
+    pairs = [entry.partition("=") for entry in entries]
+    if not any(separator for _, separator, _ in pairs):
+        return tuple(entries)
+    mapping = {value.strip(): name.strip() for value, separator, name in pairs if separator}
+    if len(mapping) != len(pairs):
+        raise InputError(f"--label-names {text}: expected VALUE=NAME for every label, each value once")
+    return mapping
+
+
+def check_labelled(table: pa.Table, columns: LabelledColumns) -> LabelledRows:
+    """Check a labelled table.
+
+    A tuple of names is matched by name in a string column; in an integer column it is matched by value when
+    all names are integers, else by position. A mapping is matched by the value written in the file.
+
+    Raises:
+        InputError: a column is missing, the table is empty, or fewer than two distinct labels are declared.
+        RowError: a text is null or not a string, or a label is not declared; with the row's index.
+    """
+    names, index_of = _declared(columns.label_names)
+    texts = _strings(table, columns.text)
+    values = _label_values(table, columns.label)
+    if pa.types.is_integer(table.schema.field(columns.label).type) and not isinstance(columns.label_names, dict):
+        index_of = _by_position(names)
+    labels = []
+    for row, value in enumerate(values):
+        index = index_of.get(value) if value is not None else None
+        if index is None:
+            raise RowError(
+                f"column {columns.label!r}, row {row}: expected one of the declared labels {list(index_of)}, "
+                f"found {'null' if value is None else 'another one'}; correct the row, or declare all labels "
+                "with --label-names"
+            )
+        labels.append(index)
+    checked = pa.table({"text": texts, "label": pa.array(labels, pa.int32())}, schema=LABELLED_SCHEMA)
+    return LabelledRows(table=checked, label_names=names)
+
+
+def check_clients(table: pa.Table, columns: ClientColumns | None = None) -> ClientRows:
+    """Check a table of clients' texts; integer identifiers become strings.
+
+    Raises:
+        InputError: a column is missing, the table is empty, or there are fewer than two clients.
+        RowError: an identifier or a text is null or of a wrong type; with the row's index.
+    """
+    columns = columns or ClientColumns()
+    _require(table, columns.client)
+    field = table.schema.field(columns.client)
+    if pa.types.is_integer(field.type):
+        table = table.set_column(
+            table.schema.get_field_index(columns.client),
+            columns.client,
+            table[columns.client].cast(pa.string()),
+        )
+    clients = _strings(table, columns.client)
+    if len(clients.unique()) < 2:
+        raise InputError(f"column {columns.client!r}: expected at least two clients, found one")
+    texts = _strings(table, columns.text)
+    return ClientRows(table=pa.table({"client_id": clients, "text": texts}, schema=CLIENT_SCHEMA))
+
+
+def check_instructions(table: pa.Table, columns: InstructionColumns | None = None) -> InstructionRows:
+    """Check a table of instructions and responses.
+
+    Raises:
+        InputError: a column is missing or the table is empty.
+        RowError: a text is null or not a string; with the row's index.
+    """
+    columns = columns or InstructionColumns()
+    arrays = {
+        "instruction": _strings(table, columns.instruction),
+        "response": _strings(table, columns.response),
+    }
+    return InstructionRows(table=pa.table(arrays, schema=INSTRUCTION_SCHEMA))
+
+
+def labels_found(table: pa.Table, column: str) -> tuple[str, ...]:
+    """The distinct values of a label column, sorted: using them as the label list declares them public.
+
+    Raises:
+        InputError: when the column is missing or has too many values to be one of labels.
+    """
+    found = sorted({value for value in _label_values(table, column) if value is not None})
+    if len(found) > MOST_LABELS_FOUND:
+        raise InputError(
+            f"column {column!r} has more than {MOST_LABELS_FOUND} different values: expected a column of labels; "
+            "declare them with --label-names if it is one"
+        )
+    return tuple(found)
+
+
+def row_digests(table: pa.Table) -> list[bytes]:
+    """One sha256 per row of a checked table, over its normalised texts: an oracle, so only HMACs may leave.
+
+    Unicode form, case and white space are normalised, and labels and client identifiers are left out: a copy
+    with another label or under another name is still the same person's text.
+    """
+    names = ["instruction", "response"] if "instruction" in table.column_names else ["text"]
+    columns = [table[name].to_pylist() for name in names]
+    return [_digest([_normalise(text).encode() for text in row]) for row in zip(*columns, strict=True)]
+
+
+def canonical_digest(table: pa.Table) -> bytes:
+    """The sha256 of a table's exact content: names, types and values in order, however it is chunked.
+
+    An oracle like `row_digests`: it may leave only as an HMAC under the source's key.
+    """
+    digest = hashlib.sha256()
+    for field in table.schema:
+        digest.update(_digest([field.name.encode(), str(field.type).encode()]))
+        for value in table[field.name].to_pylist():
+            # The type is in the header, so repr need only tell values of one type apart.
+            digest.update(_digest([b"" if value is None else b"=" + repr(value).encode("utf-8", "surrogatepass")]))
+    return digest.digest()
+
+
+def _declared(label_names: Sequence[str] | Mapping[str, str]) -> tuple[tuple[str, ...], dict[str, int]]:
+    """The names in the order of their index, and value in the file -> index."""
+    names = tuple(label_names.values() if isinstance(label_names, Mapping) else label_names)
+    if len(names) < 2 or len(set(names)) != len(names) or not all(name.strip() for name in names):
+        raise InputError(
+            f"label names: expected at least two distinct names, found {list(names)}; "
+            "declare them, for example --label-names 0=negative,1=positive"
+        )
+    return names, {value: index for index, value in enumerate(label_names)}
+
+
+def _by_position(names: tuple[str, ...]) -> dict[str, int]:
+    if all(name.lstrip("-").isdecimal() for name in names):
+        return {name: index for index, name in enumerate(names)}
+    return {str(index): index for index in range(len(names))}
+
+
+def _label_values(table: pa.Table, name: str) -> list[str | None]:
+    _require(table, name)
+    kind = table.schema.field(name).type
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+        return [None if value is None else str(value).lower() for value in table[name].to_pylist()]
+    return _decoded(table, name, nulls=True)
+
+
+def _strings(table: pa.Table, name: str) -> pa.Array:
+    return pa.array(_decoded(table, name, nulls=False), pa.string())
+
+
+def _decoded(table: pa.Table, name: str, *, nulls: bool) -> list[str | None]:
+    """The values of a string column; a bad byte or a null (unless allowed) is a `RowError`."""
+    _require(table, name)
+    column = table[name]
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    kind = column.type
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
+        row = next((i for i, value in enumerate(column.to_pylist()) if value is not None), 0)
+        raise RowError(f"column {name!r}, row {row}: expected text, found {kind}; convert the column to strings")
+    if column.null_count and not nulls:
+        row = pc.index(column.is_null(), True).as_py()
+        raise RowError(f"column {name!r}, row {row}: expected text, found null; fill or remove the row")
+    values: list[str | None] = []
+    for row, raw in enumerate(column.cast(pa.large_binary()).to_pylist()):
+        try:
+            values.append(None if raw is None else raw.decode())
+        except UnicodeDecodeError as error:
+            raise RowError(
+                f"column {name!r}, row {row}: expected UTF-8, found an invalid byte at offset {error.start}"
+            ) from None
+    return values
+
+
+def _require(table: pa.Table, name: str) -> None:
+    if table.num_rows == 0:
+        raise InputError("expected at least one row, found an empty table")
+    if table.column_names.count(name) != 1:
+        raise InputError(f"expected one column {name!r}, found the columns {table.column_names}")
+
+
+def _normalise(text: str) -> str:
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+
+
+def _digest(parts: Sequence[bytes]) -> bytes:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "big") + part)
+    return digest.digest()

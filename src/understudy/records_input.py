@@ -1,0 +1,175 @@
+"""Reading a source: CSV, JSON Lines, Parquet, a shipped sample or a Hugging Face data set.
+
+Every refusal names a row index (from 0, the header not counted) or a byte offset, never a text. CSV has no
+types, so all its columns are strings; an empty field is the empty string.
+"""
+
+import csv
+import importlib
+import io
+import json
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from understudy.errors import InputError, RowError
+from understudy.settings import private_directory, settings
+from understudy.shipped import SAMPLES
+
+_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?(#\w+)?")
+
+
+def read_source(spec: str) -> pa.Table:
+    """Read the table that `spec` names.
+
+    Args:
+        spec: a `.csv`, `.jsonl` or `.parquet` file, `sample:NAME`, or a hub id `OWNER/NAME` with an optional
+            `#SPLIT` (default `train`).
+
+    Returns:
+        The table with at least one row.
+
+    Raises:
+        InputError: when it is missing, unreadable, empty or of an unknown type.
+        RowError: when a row is broken: bad encoding, wrong number of fields, mixed types.
+    """
+    table = _reader(spec)()
+    if table.num_rows == 0:
+        raise InputError(f"{spec}: expected at least one row, found an empty table")
+    return table
+
+
+def _reader(spec: str) -> Callable[[], pa.Table]:
+    if spec.startswith("sample:"):
+        return lambda: _read_sample(spec.removeprefix("sample:"))
+    path = Path(spec).expanduser()
+    readers = {".csv": _read_csv, ".jsonl": _read_jsonl, ".parquet": _read_parquet}
+    reader = readers.get(path.suffix.lower())
+    if path.is_file() and reader is not None:
+        return lambda: reader(path)
+    if path.is_file() or (path.suffix and not path.exists() and reader is None and "/" not in spec):
+        raise InputError(f"{spec}: expected a file ending in {', '.join(readers)}, found {path.suffix!r}")
+    if path.is_dir():
+        raise InputError(f"{spec}: expected a file, found a directory; name the file inside it")
+    if reader is None and _HUB_ID.fullmatch(spec):
+        return lambda: _read_hub(spec)
+    raise InputError(f"{spec}: no such file; check the path, or give sample:NAME or a hub id OWNER/NAME")
+
+
+def _read_sample(name: str) -> pa.Table:
+    path = SAMPLES / f"{name}.parquet"
+    names = sorted(p.stem for p in SAMPLES.glob("*.parquet"))
+    if name not in names:
+        raise InputError(f"sample:{name}: expected one of {', '.join(f'sample:{n}' for n in names)}")
+    return _read_parquet(path)
+
+
+def _read_parquet(path: Path) -> pa.Table:
+    try:
+        return pq.read_table(path).replace_schema_metadata(None)
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(f"{path}: expected a Parquet file, found {type(error).__name__}") from None
+
+
+def _read_csv(path: Path) -> pa.Table:
+    csv.field_size_limit(sys.maxsize)
+    rows = csv.reader(io.StringIO(_read_text(path), newline=""), strict=True)
+    header = next(rows, None)
+    if not header:
+        raise InputError(f"{path}: expected a header line with column names, found an empty file")
+    if len(set(header)) != len(header):
+        raise InputError(f"{path}: expected distinct column names, found {header}")
+    columns: list[list[str]] = [[] for _ in header]
+    index = 0
+    try:
+        for row in rows:
+            if not row:
+                continue
+            if len(row) != len(header):
+                raise RowError(f"{path}: row {index}: expected {len(header)} fields, found {len(row)}")
+            for column, value in zip(columns, row, strict=True):
+                column.append(value)
+            index += 1
+    except csv.Error as error:
+        raise RowError(f"{path}: row {index}: {error}; check the quotes") from None
+    return pa.table({name: pa.array(column, pa.string()) for name, column in zip(header, columns, strict=True)})
+
+
+def _read_jsonl(path: Path) -> pa.Table:
+    rows: list[dict[str, Any]] = []
+    for line in _read_text(path).split("\n"):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError:
+            raise RowError(f"{path}: row {len(rows)}: expected one JSON object per line") from None
+        if not isinstance(row, dict):
+            raise RowError(f"{path}: row {len(rows)}: expected a JSON object, found {type(row).__name__}")
+        rows.append(row)
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    return pa.table({name: _column(path, name, [row.get(name) for row in rows]) for name in names})
+
+
+def _column(path: Path, name: str, values: Sequence[Any]) -> pa.Array:
+    try:
+        return pa.array(values)
+    except UnicodeEncodeError:
+        row = next(i for i, value in enumerate(values) if isinstance(value, str) and not _is_utf8(value))
+        raise RowError(f"{path}: row {row}: column {name!r} is not valid Unicode (a lone surrogate)") from None
+    except (pa.ArrowException, OverflowError):
+        kinds = [None if value is None else type(value).__name__ for value in values]
+        first = next(kind for kind in kinds if kind is not None)
+        row = next((i for i, kind in enumerate(kinds) if kind not in (None, first)), 0)
+        raise RowError(
+            f"{path}: row {row}: column {name!r} holds {kinds[row]}, rows before it hold {first}; "
+            "give the column one type, or drop it"
+        ) from None
+
+
+def _read_text(path: Path) -> str:
+    """The file as text, without a byte order mark; Windows line ends become plain ones."""
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise RowError(
+            f"{path}: expected UTF-8, found an invalid byte at offset {error.start} (line {line}); "
+            f"convert it, for example: iconv -f LATIN1 -t UTF-8"
+        ) from None
+    if "\0" in text:
+        line = text.count("\n", 0, text.index("\0")) + 1
+        raise RowError(f"{path}: expected text, found a NUL character in line {line}")
+    return text.replace("\r\n", "\n")
+
+
+def _read_hub(spec: str) -> pa.Table:
+    name, _, split = spec.partition("#")
+    # Imported late: it takes seconds, and only this kind of source needs it.
+    datasets = importlib.import_module("datasets")
+    cache = private_directory(settings().private_root / "datasets")
+    try:
+        data = datasets.load_dataset(name, split=split or "train", cache_dir=str(cache))
+    except Exception as error:  # every kind of network, cache and format error of the library
+        raise InputError(
+            f"{spec}: no such file here, and the hub could not give it ({type(error).__name__}); "
+            "check the spelling and the network, or save it as Parquet and pass the path"
+        ) from None
+    return data.with_format("arrow")[:].replace_schema_metadata(None)
+
+
+def _is_utf8(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,233 @@
+"""Where things live: one place, environment variables with the prefix `UNDERSTUDY_`.
+
+The private store, the ledger and the secret are always under the home directory (per user, mode 0700). The
+exchange store and the MLflow database stand in `artifacts/` of a checkout, else under the home directory too.
+"""
+
+import functools
+import importlib.metadata
+import os
+import stat
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from understudy.errors import InputError
+
+Zone = Literal["client", "server", "both"]
+DeviceType = Literal["cpu", "cuda"]
+
+
+def checkout_root(package: Path | None = None) -> Path | None:
+    """The checkout that holds this package, recognised by `pyproject.toml` and `artifacts/` beside `src/`."""
+    root = (package or Path(__file__).resolve().parent).parent.parent
+    return root if (root / "pyproject.toml").is_file() and (root / "artifacts").is_dir() else None
+
+
+def _shared_place(data: Mapping[str, Any]) -> Path:
+    checkout = checkout_root()
+    return checkout / "artifacts" if checkout else Path(data["home"])
+
+
+class Settings(BaseSettings):
+    """Every place and machine choice; read anew by `settings()`, never changed in flight."""
+
+    model_config = SettingsConfigDict(env_prefix="UNDERSTUDY_", frozen=True, extra="ignore")
+
+    home: Path = Field(
+        default_factory=lambda: Path.home() / ".understudy", description="Per user, mode 0700; never shared."
+    )
+    exchange: str = Field(
+        default_factory=lambda data: str(_shared_place(data) / "exchange"),
+        description="Store of public and released artifacts: a path or an fsspec URL.",
+    )
+    mlflow_uri: str = Field(
+        default_factory=lambda data: f"sqlite:///{_shared_place(data) / 'mlflow.db'}",
+        description="MLflow tracking URI of the client zone.",
+    )
+    server_mlflow_uri: str | None = Field(default=None, description="MLflow tracking URI of the server zone.")
+    ledger_url: str = Field(
+        default_factory=lambda data: f"sqlite:///{data['home'] / 'ledger.db'}",
+        description="SQLAlchemy URL of the ledger: SQLite or PostgreSQL.",
+    )
+    secret: SecretStr | None = Field(
+        default=None,
+        description="Secret of the client zone; else the file home/secret (0600).",
+    )
+    zone: Zone = Field(default="both", description="Which tasks this process may run.")
+    threads: int = Field(default=2, ge=1, le=1024, description="Threads of each torch operation.")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        default="auto",
+        description="Device of the tasks; auto takes CUDA where it is there.",
+    )
+
+    @field_validator("home", mode="after")
+    @classmethod
+    def _absolute(cls, value: Path) -> Path:
+        return Path(os.path.abspath(value.expanduser()))
+
+    @field_validator("exchange", mode="after")
+    @classmethod
+    def _absolute_or_url(cls, value: str) -> str:
+        return value if "://" in value else os.path.abspath(os.path.expanduser(value))
+
+    @property
+    def private_root(self) -> Path:
+        """Everything private: artifacts, results, checkpoints, caches, temporary files (mode 0700)."""
+        return private_directory(self.home / "private")
+
+    @property
+    def results_root(self) -> Path:
+        """Results of tasks as JSON: references and public values only."""
+        return private_directory(self.private_root / "results")
+
+    @property
+    def checkpoints_root(self) -> Path:
+        """One directory per running or resumable task."""
+        return private_directory(self.private_root / "checkpoints")
+
+    @property
+    def temporary_root(self) -> Path:
+        """Temporary files of private work."""
+        return private_directory(self.private_root / "tmp")
+
+    @property
+    def device_type(self) -> DeviceType:
+        """The device that tasks of this process run on, decided without importing torch."""
+        if self.device != "auto":
+            return self.device
+        return "cuda" if _has_cuda() else "cpu"
+
+
+def settings() -> Settings:
+    """The settings of this process, read from the environment at every call.
+
+    Raises:
+        InputError: when a variable has a wrong value or the home directory cannot be used.
+    """
+    found = _from_environment(
+        tuple(sorted((k, v) for k, v in os.environ.items() if k == "HOME" or k.upper().startswith("UNDERSTUDY_"))),
+        _working_directory(),
+    )
+    _home_directory(found.home)
+    return found
+
+
+def _working_directory() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        # Removed under us; it matters only to relative paths, which then fail by themselves.
+        return ""
+
+
+@functools.lru_cache(maxsize=4)
+def _from_environment(variables: tuple[tuple[str, str], ...], directory: str) -> Settings:
+    """Validate once per state of what the settings depend on; every reference asks for them."""
+    try:
+        return Settings()
+    except ValidationError as error:
+        raise InputError(_explain(error)) from None
+
+
+def private_directory(path: Path) -> Path:
+    """Make `path` if it is not there and close it to other users (mode 0700).
+
+    Raises:
+        InputError: when it cannot be made, closed or written.
+    """
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if stat.S_IMODE(path.stat().st_mode) != 0o700:
+            path.chmod(0o700)
+        writable = os.access(path, os.W_OK | os.X_OK)
+    except OSError as error:
+        raise InputError(_unusable(path, error.strerror or type(error).__name__)) from None
+    if not writable:
+        raise InputError(_unusable(path, "not writable"))
+    return path
+
+
+def prepare_environment() -> None:
+    """Set what Prefect, MLflow, torch and datasets read from the environment; call it before importing them.
+
+    Values that the user has set stay. No telemetry leaves; results and caches that may come from private rows
+    go under the private root; a user who has a Prefect profile or a server of their own keeps it.
+    """
+    now = settings()
+    wanted = {
+        "DO_NOT_TRACK": "1",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        # The temporary server makes its database on first use, which takes longer on a busy machine.
+        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
+        "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
+        "PREFECT_RESULTS_LOCAL_STORAGE_PATH": str(now.results_root),
+        "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
+        # Two heartbeats within the 90 seconds after which a silent flow run counts as crashed.
+        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_DATASETS_CACHE": str(now.private_root / "datasets"),
+        "TOKENIZERS_PARALLELISM": "false",
+        "OMP_NUM_THREADS": str(now.threads),
+        # Deterministic matrix products on CUDA need a fixed workspace, read when CUDA starts.
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+    }
+    own_prefect = "PREFECT_API_URL" in os.environ or (Path.home() / ".prefect" / "profiles.toml").exists()
+    if not own_prefect:
+        # A Prefect database does not downgrade, so each version gets its own.
+        wanted["PREFECT_HOME"] = str(now.home / f"prefect-{_prefect_series()}")
+    for name, value in wanted.items():
+        os.environ.setdefault(name, value)
+
+
+def _home_directory(home: Path) -> None:
+    """Make `home`, or check that others cannot enter: an empty one is closed, a filled one refused."""
+    try:
+        mode = stat.S_IMODE(home.stat().st_mode)
+        open_to_others = bool(mode & 0o077)
+        if open_to_others and any(home.iterdir()):
+            raise InputError(
+                f"UNDERSTUDY_HOME={home}: expected a directory closed to other users (mode 0700), found mode "
+                f"{mode:04o}; run: chmod 700 {home}"
+            )
+        if open_to_others or not os.access(home, os.W_OK | os.X_OK):
+            private_directory(home)
+    except FileNotFoundError:
+        private_directory(home)
+    except OSError as error:
+        raise InputError(_unusable(home, error.strerror or type(error).__name__)) from None
+
+
+def _unusable(path: Path, found: str) -> str:
+    return (
+        f"expected a writable directory, found {path}: {found}; "
+        "set UNDERSTUDY_HOME to a directory that you own, or mend its permissions"
+    )
+
+
+def _explain(error: ValidationError) -> str:
+    # The value itself may be the secret, so only the variable's name and what was expected are told.
+    parts = []
+    for entry in error.errors(include_input=False, include_url=False):
+        name = "UNDERSTUDY_" + "_".join(str(part) for part in entry["loc"]).upper()
+        parts.append(f"{name}: {entry['msg']}")
+    return "; ".join(parts) + "; correct or unset it"
+
+
+def _has_cuda() -> bool:
+    """Whether this machine shows an NVIDIA device and torch was built for it."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "unset") in ("", "-1") or not Path("/dev/nvidia0").exists():
+        return False
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        return bool(torch.version.cuda)
+    return not importlib.metadata.version("torch").endswith("+cpu")
+
+
+def _prefect_series() -> str:
+    return ".".join(importlib.metadata.version("prefect").split(".")[:2])
