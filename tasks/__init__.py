@@ -1,0 +1,1 @@
+"""Prefect tasks over the core: cached, checkpointed, tracked."""

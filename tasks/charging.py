@@ -1,0 +1,90 @@
+"""The charge of a run: asked of the ledger every time, never taken from a cache (ADR 0001)."""
+
+from __future__ import annotations
+
+import hashlib
+from importlib.metadata import version
+
+from understudy.admission import RELATION, UNIT, Admission, request_key
+from understudy.artifacts import ArtifactRef, exchange_store, private_store, read_table
+from understudy.conditional_generation.planning import calibrated_plan
+from understudy.errors import UnderstudyError
+from understudy.privacy.accounting import epsilon_rdp
+from understudy.privacy.events import event_to_json
+from understudy.privacy.ledger import Charge, ChargeFields, Ledger
+from understudy.settings import settings
+from understudy.tasks.runtime import task
+from understudy.tasks.ticket import Ticket
+
+# What the bytes of a query depend on besides code: a resumed charge must find them unchanged.
+PACKAGES = ("torch", "transformers", "peft", "numpy")
+
+
+def environment_digest(code: str) -> str:
+    """Digest of the code that draws noise and of everything else that a resumed step's bytes depend on."""
+    now = settings()
+    parts = [code, f"threads={now.threads}", f"device={now.device_type}"]
+    parts += [f"{name}={version(name)}" for name in PACKAGES]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+@task(name="charge", cache=False)
+def charge(rows: ArtifactRef, admission: Admission, *, code: str, accept_new: bool) -> Ticket:
+    """Charge the run's one event, or find the charge that this very run made before.
+
+    Args:
+        rows: the rows that will be trained on.
+        admission: the public part of the run.
+        code: `environment_digest` of the code that will draw noise.
+        accept_new: pay again where an earlier charge of this run cannot be used any more.
+    """
+    ledger = Ledger.open()
+    planned = calibrated_plan(admission.config, n=admission.n, epsilon=admission.epsilon, delta=admission.delta)
+    event = planned.event
+    asked = ChargeFields(
+        source=admission.source,
+        request_key=request_key(ledger, admission, read_table(rows)),
+        event=event_to_json(event),
+        epsilon=admission.epsilon,
+        delta=admission.delta,
+        epsilon_rdp=epsilon_rdp(event, admission.delta),
+        unit=UNIT,
+        relation=RELATION,
+        code_digest=code,
+    )
+    found = ledger.reserve(**asked)
+    if not found.new and not _usable(found, code):
+        if not accept_new:
+            raise UnderstudyError(
+                f"charge {found.id} of source {found.source!r} paid for this run, but its result is gone or was "
+                "made by other code, versions, threads or device, so computing it again would be a new release: "
+                f"pay epsilon={found.epsilon:g} once more with --accept-new-charge, or restore what it ran on"
+            )
+        found = ledger.reserve(accept_new=True, **asked)
+    ledger.bind_environment(found.id, code)
+    return Ticket(charge_id=found.id, source=found.source, label=found.label())
+
+
+@task(name="settle", cache=False)
+def settle(ticket: Ticket, released: ArtifactRef) -> ArtifactRef:
+    """Close the charge after its last draw is stored: the salt of its noise is erased."""
+    if released.label != ticket.label:
+        raise UnderstudyError(f"expected an artifact labelled {ticket.label}, found {released.label}")
+    Ledger.open().release(ticket.charge_id)
+    return released
+
+
+def _usable(found: Charge, code: str) -> bool:
+    """Whether a run can go on under `found`: the same code, and it is unfinished or what it released is there."""
+    if found.code_digest != code:
+        return False
+    if found.status == "reserved":
+        return True
+    store = exchange_store() if found.exportable else private_store()
+    return any(ref.kind == "model" and found.id in _charges(ref) for ref in store.refs())
+
+
+def _charges(ref: ArtifactRef) -> set[str]:
+    """Charges that an artifact came from: by its label or, for a private one, by its parents."""
+    parents = (parent.rpartition("@") for parent in ref.parents if parent.startswith("source:"))
+    return {g.charge_id for g in ref.label.guarantees} | {charge for _, at, charge in parents if at}

@@ -1,0 +1,78 @@
+"""The steps of conditional generation as tasks: train, generate, and the text that no private row has met."""
+
+from __future__ import annotations
+
+from understudy.artifacts import ArtifactRef, path_of, read_table, store_for
+from understudy.conditional_generation.config import ConditionalGenerationConfig
+from understudy.privacy import labels
+from understudy.tasks.runtime import checkpoint_directory, progress, task
+from understudy.tasks.ticket import Ticket
+
+
+@task(name="train")
+def train(
+    rows: ArtifactRef,
+    ticket: Ticket,
+    config: ConditionalGenerationConfig,
+    label_names: tuple[str, ...],
+    epsilon: float,
+    delta: float,
+) -> ArtifactRef:
+    """DP fine-tuning and, if asked for, the class histogram: everything that the charge pays for.
+
+    Args:
+        rows: checked private rows.
+        ticket: the charge; its label is the result's.
+        config: the charged settings only (ADR 0005).
+        label_names: every label, public.
+        epsilon: of the plan; inf trains without noise.
+        delta: of the plan.
+    """
+    from understudy.conditional_generation.fitting import train_on_table
+    from understudy.conditional_generation.planning import calibrated_plan
+    from understudy.conditional_generation.storage import save_trained
+    from understudy.models.checkpoints import TrainingCheckpoint
+    from understudy.privacy.ledger import Ledger
+    from understudy.privacy.mechanisms import Gateway
+
+    table = read_table(rows)
+    folder = checkpoint_directory()
+    stored = train_on_table(
+        table["text"].to_pylist(),
+        table["label"].to_pylist(),
+        label_names=label_names,
+        config=config,
+        plan=calibrated_plan(config, n=table.num_rows, epsilon=epsilon, delta=delta),
+        gateway=Gateway.live(Ledger.open().material(ticket.charge_id), journal=folder / "journal"),
+        checkpoints=lambda name: TrainingCheckpoint(folder / name, every=config.train.checkpoint_every),
+        progress=progress,
+    )
+    parents = [f"source:{ticket.source}@{ticket.charge_id}"]
+    with store_for(ticket.label).write(kind="model", label=ticket.label, parents=parents) as draft:
+        save_trained(stored, draft.path)
+    return draft.ref
+
+
+@task(name="generate")
+def generate(model: ArtifactRef, config: ConditionalGenerationConfig) -> ArtifactRef:
+    """Draw, steer and filter synthetic rows: post-processing, with the model's own label."""
+    from understudy.conditional_generation.storage import load_trained
+    from understudy.conditional_generation.synthesis import synthesize_stored, write_synthesis
+
+    stored = load_trained(path_of(model))
+    synthesis = synthesize_stored(stored, config, progress=progress)
+    label = labels.post_process(model.label)
+    with store_for(label).write(kind="synthetic", label=label, parents=[model]) as draft:
+        write_synthesis(synthesis, draft.path)
+    return draft.ref
+
+
+@task(name="prompt-only")
+def prompt_only(config: ConditionalGenerationConfig, label_names: tuple[str, ...], rows: int) -> ArtifactRef:
+    """As many texts from the base model and the same prompts, untrained: what private rows add is measured on it."""
+    from understudy.conditional_generation.synthesis import synthesize_untrained, write_synthesis
+
+    synthesis = synthesize_untrained(config, label_names, rows=rows, progress=progress)
+    with store_for(labels.public()).write(kind="prompt-only", label=labels.public(), parents=()) as draft:
+        write_synthesis(synthesis, draft.path)
+    return draft.ref

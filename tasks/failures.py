@@ -1,0 +1,60 @@
+"""What becomes of an error inside a task: the user's and the passing ones go on, foreign ones are closed up.
+
+The text of a foreign error, or of one that names a row, may tell of private rows, and Prefect stores the
+text of every error. So it goes into a file under the private root, and Prefect is told the type, the place
+in the code and the name of that file.
+"""
+
+import os
+import traceback
+import uuid
+from collections.abc import Callable
+from concurrent.futures import BrokenExecutor
+from typing import TypeVar
+
+from understudy.errors import RowError, TaskFailed, UnderstudyError
+from understudy.settings import private_directory, settings
+
+R = TypeVar("R")
+
+# Errors of the file system that no waiting mends.
+_LASTING = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError, FileExistsError)
+
+
+def can_pass(error: BaseException) -> bool:
+    """Whether the same call may succeed later: I/O and lost workers, not the user's errors."""
+    return isinstance(error, OSError | BrokenExecutor) and not isinstance(error, _LASTING)
+
+
+def closed_up(name: str, body: Callable[[], R]) -> R:
+    """Run `body`; a foreign error leaves as a `TaskFailed` that tells nothing of its text.
+
+    Raises:
+        UnderstudyError: as `body` raised it, unless it names a row.
+        OSError: as `body` raised it, when it can pass.
+        TaskFailed: for every other error.
+    """
+    try:
+        return body()
+    except Exception as error:
+        told = isinstance(error, UnderstudyError) and not isinstance(error, RowError)
+        if told or can_pass(error):
+            raise
+        failure = _keep(name, error)
+    # Outside the handler, so that the new error carries no reference to the old one.
+    raise failure
+
+
+def _keep(name: str, error: Exception) -> TaskFailed:
+    directory = private_directory(settings().private_root / "failures")
+    path = directory / f"{name}-{uuid.uuid4().hex[:12]}.txt"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
+        file.write("".join(traceback.format_exception(error)))
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else "an unknown line"
+    failure = TaskFailed(
+        f"task {name!r} failed with {type(error).__name__} at {place}; the error text, maybe private, is in {path}"
+    )
+    failure.exit_code = error.exit_code if isinstance(error, UnderstudyError) else failure.exit_code
+    return failure

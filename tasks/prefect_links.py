@@ -1,0 +1,25 @@
+"""Links from the Prefect UI to other places."""
+
+import logging
+from urllib.parse import urlsplit
+
+_log = logging.getLogger(__name__)
+
+
+def link_from_prefect(uri: str, experiment: str, run_id: str) -> None:
+    """Show the MLflow run on the page of the Prefect flow run; a server that does not answer costs only that."""
+    import httpx
+    from prefect.artifacts import create_link_artifact, create_markdown_artifact
+
+    parts = urlsplit(uri)
+    # Without user and password, if it has any.
+    uri = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl() if parts.netloc else uri
+    try:
+        if uri.startswith("http"):
+            url = f"{uri.rstrip('/')}/#/experiments/{experiment}/runs/{run_id}"
+            create_link_artifact(link=url, link_text=f"MLflow run {run_id}", key="mlflow-run")
+        else:
+            text = f"MLflow run `{run_id}`; to look at it: `mlflow ui --backend-store-uri {uri}`"
+            create_markdown_artifact(markdown=text, key="mlflow-run")
+    except httpx.HTTPError as error:
+        _log.warning("MLflow run %s is not linked from Prefect: %s", run_id, type(error).__name__)
