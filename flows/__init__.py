@@ -1,0 +1,1 @@
+"""One Prefect flow per method, and the command line."""

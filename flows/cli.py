@@ -1,0 +1,217 @@
+"""The command line: parses, then imports what the command needs.
+
+`--help` must answer in under half a second, so this module imports no torch, Prefect, MLflow or pyarrow.
+Exit codes: 0 done, 1 failed, 2 the user's input is wrong, 3 budget refused.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(
+    help="Turn a private text data set into a synthetic one that can stand in for it.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    add_completion=False,
+)
+ledger_app = typer.Typer(help="The privacy budgets of your sources.", no_args_is_help=True, rich_markup_mode=None)
+secret_app = typer.Typer(help="The secret that keys noise and row hashes.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(ledger_app, name="ledger")
+app.add_typer(secret_app, name="secret")
+
+
+class Method(StrEnum):
+    """Methods that this version can run."""
+
+    conditional_generation = "conditional-generation"
+
+
+class Profile(StrEnum):
+    """Sizes: `tiny` for two cores, `paper` for the paper's."""
+
+    tiny = "tiny"
+    paper = "paper"
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+RunFolder = Annotated[Path, typer.Argument(help="The --out folder of a finished run.", show_default=False)]
+
+
+def command(name: str) -> Any:
+    """The handler `name` of `understudy.flows.commands`, imported only now."""
+    return getattr(importlib.import_module("understudy.flows.commands"), name)
+
+
+@app.command()
+def run(  # noqa: PLR0913 - one parameter per option of the command
+    method: Annotated[Method, typer.Argument(help="How the synthetic text is made.", show_default=False)],
+    data: Annotated[str, typer.Option(help="CSV, JSONL or Parquet file, hub id, or sample:NAME.")],
+    out: Annotated[Path, typer.Option(help="Folder for export/ and internal/.")],
+    epsilon: Annotated[float, typer.Option(help="Epsilon of this run, > 0; inf stays private.")],
+    source: Annotated[str | None, typer.Option(help="Name under which these rows keep their budget.")] = None,
+    budget: Annotated[str | None, typer.Option(help="EPSILON,DELTA of the source, on first use.")] = None,
+    delta: Annotated[float | None, typer.Option(help="Below 1/n; default 1/(n ln n).")] = None,
+    text_column: Annotated[str, typer.Option(help="Column with the texts.")] = "text",
+    label_column: Annotated[str, typer.Option(help="Column with the labels.")] = "label",
+    label_names: Annotated[str | None, typer.Option(help="VALUE=NAME,... of the label column.")] = None,
+    test: Annotated[str | None, typer.Option(help="Real rows for measuring; default every 10th row.")] = None,
+    model: Annotated[str | None, typer.Option(help="Base model: shipped name, folder or hub id.")] = None,
+    profile: Annotated[Profile, typer.Option(help="Sizes of the run.")] = Profile.tiny,
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="section.key=value over the profile.")] = None,
+    samples: Annotated[int | None, typer.Option(help="Number of synthetic texts.")] = None,
+    accept_new_charge: Annotated[bool, typer.Option(help="Pay again after a change of code or machine.")] = False,
+    dry_run: Annotated[bool, typer.Option(help="Print the plan, its cost, time and memory; charge nothing.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Make a synthetic table from a private one."""
+    command("run")(
+        method=method.value,
+        options={
+            "data": data,
+            "out": str(out),
+            "epsilon": epsilon,
+            "source": source,
+            "budget": budget,
+            "delta": delta,
+            "text_column": text_column,
+            "label_column": label_column,
+            "label_names": label_names,
+            "test": test,
+            "model": model,
+            "profile": profile.value,
+            "overrides": tuple(overrides or ()),
+            "samples": samples,
+            "accept_new_charge": accept_new_charge,
+        },
+        dry_run=dry_run,
+        as_json=as_json,
+    )
+
+
+@app.command()
+def generate(
+    origin: Annotated[Path, typer.Option("--from", help="The --out folder of a finished run, or its export/.")],
+    samples: Annotated[int, typer.Option(help="Number of texts to add.")],
+    out: Annotated[Path | None, typer.Option(help="Parquet file; default export/synthetic-SAMPLES.parquet.")] = None,
+    as_json: Json = False,
+) -> None:
+    """More text from a released model: post-processing, no charge."""
+    command("generate")(origin=origin, samples=samples, out=out, as_json=as_json)
+
+
+@app.command()
+def evaluate(
+    synthetic: Annotated[Path, typer.Option(help="Synthetic table with columns text and label.")],
+    real: Annotated[str, typer.Option(help="Real training rows; the result is internal, not private.")],
+    test: Annotated[str, typer.Option(help="Real rows that nothing was trained on.")],
+    out: Annotated[Path, typer.Option(help="Folder for report.html and report.json.")],
+    text_column: Annotated[str, typer.Option(help="Column with the texts.")] = "text",
+    label_column: Annotated[str, typer.Option(help="Column with the labels.")] = "label",
+    label_names: Annotated[str | None, typer.Option(help="VALUE=NAME,... of the label column.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure a synthetic table against real rows; reads private rows, charges nothing, exports nothing."""
+    columns = {"text_column": text_column, "label_column": label_column, "label_names": label_names}
+    command("evaluate")(synthetic=synthetic, real=real, test=test, out=out, columns=columns, as_json=as_json)
+
+
+@app.command()
+def report(folder: RunFolder, as_json: Json = False) -> None:
+    """Draw report.html again from report.json and say where it is."""
+    command("report")(folder=folder, as_json=as_json)
+
+
+@app.command()
+def lineage(
+    what: Annotated[str, typer.Argument(help="An artifact id, or the --out folder of a run.", show_default=False)],
+    as_json: Json = False,
+) -> None:
+    """Show what an artifact was made from, down to the charge."""
+    command("lineage")(what=what, as_json=as_json)
+
+
+@ledger_app.command("register")
+def ledger_register(
+    source: Annotated[str, typer.Argument(help="Name of the source.", show_default=False)],
+    budget: Annotated[str, typer.Option(help="EPSILON,DELTA that all runs may spend together.")],
+    rows: Annotated[int, typer.Option(help="Number of rows, or an upper bound; becomes public.")],
+    label_names: Annotated[str | None, typer.Option(help="Comma-separated label names; become public.")] = None,
+    composition: Annotated[str, typer.Option(help="sum, or renyi for a Renyi filter.")] = "sum",
+    as_json: Json = False,
+) -> None:
+    """Register a source and its budget before its first run."""
+    command("ledger_register")(
+        source=source,
+        budget=budget,
+        rows=rows,
+        label_names=label_names,
+        composition=composition,
+        as_json=as_json,
+    )
+
+
+@ledger_app.command("show")
+def ledger_show(
+    source: Annotated[str | None, typer.Argument(help="Name of a source; default all.", show_default=False)] = None,
+    as_json: Json = False,
+) -> None:
+    """Every charge of a source."""
+    command("ledger_show")(source=source, as_json=as_json)
+
+
+@ledger_app.command("budget")
+def ledger_budget(
+    source: Annotated[str, typer.Argument(help="Name of the source.", show_default=False)],
+    as_json: Json = False,
+) -> None:
+    """What a source has spent and has left."""
+    command("ledger_budget")(source=source, as_json=as_json)
+
+
+@secret_app.command("rotate")
+def secret_rotate(as_json: Json = False) -> None:
+    """Replace the secret; registered rows and charges stay known."""
+    command("secret_rotate")(as_json=as_json)
+
+
+@app.command()
+def gc(as_json: Json = False) -> None:
+    """Remove what no run references: unreferenced artifacts, stale checkpoints, temporary files."""
+    command("gc")(as_json=as_json)
+
+
+@app.command()
+def purge(
+    source: Annotated[str, typer.Option(help="Everything derived from this source's private rows is removed.")],
+    as_json: Json = False,
+) -> None:
+    """Remove everything derived from private rows; the charges stay, spent budget never comes back."""
+    command("purge")(source=source, as_json=as_json)
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """Check this installation: versions, stores, permissions, secret, ledger, shipped models."""
+    command("doctor")(as_json=as_json)
+
+
+def main() -> None:
+    """Entry point: errors of the user become one line and their exit code."""
+    from understudy.errors import UnderstudyError
+
+    try:
+        app()
+    except UnderstudyError as error:
+        sys.stderr.write(f"understudy: {error}\n")
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

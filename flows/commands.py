@@ -1,0 +1,270 @@
+"""What each command does; imported only when it runs."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.tree import Tree
+
+from understudy.errors import InputError, UnderstudyError
+from understudy.requests import Budget, RunRequest, parse_budget
+
+console = Console()
+notes = Console(stderr=True)
+
+
+def show(value: Mapping[str, Any], *, as_json: bool, title: str = "") -> None:
+    """Print a record: JSON for programs, a two-column table for people."""
+    if as_json:
+        console.print_json(json.dumps(value, default=str))
+        return
+    table = Table(title=title or None, show_header=False, box=None, title_justify="left")
+    for name, entry in value.items():
+        table.add_row(name.replace("_", " "), entry if isinstance(entry, str) else json.dumps(entry, default=str))
+    console.print(table)
+
+
+def run(*, method: str, options: Mapping[str, Any], dry_run: bool, as_json: bool) -> None:
+    """`understudy run`."""
+    from understudy.settings import prepare_environment
+
+    request = request_from(options)
+    # Each state of each task is in Prefect's own record; the terminal shows progress bars and what went wrong.
+    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
+    prepare_environment()
+    from understudy.admission import check
+    from understudy.delivery import check_folder
+
+    check_folder(Path(request.out))
+    admission = check(request)
+    from understudy.conditional_generation.planning import describe_plan, estimate
+
+    facts = describe_plan(admission)
+    for note in admission.notes:
+        notes.print(f"note: {note}", markup=False, highlight=False)
+    if dry_run:
+        show(facts | estimate(admission), as_json=as_json, title=f"{method}, dry run: nothing charged")
+        return
+    notes.print(
+        f"charges source {admission.source}: epsilon={admission.epsilon:g}, delta={admission.delta:.3g} "
+        f"(budget {admission.budget.epsilon:g}, {admission.budget.delta:g}); a repeated run is not charged again",
+        markup=False,
+        highlight=False,
+    )
+    from understudy.flows.conditional_generation import conditional_generation
+
+    result = conditional_generation(request)
+    show(result.model_dump(mode="json"), as_json=as_json, title=f"{method}: done")
+
+
+def request_from(options: Mapping[str, Any]) -> RunRequest:
+    """The request behind the options of `run`.
+
+    Raises:
+        InputError: when an option is missing or malformed.
+    """
+    given = dict(options)
+    if not given.get("source"):
+        raise InputError(
+            "--source is missing: name the private data whose budget this run spends, for example --source reviews; "
+            "the same rows always use the same name"
+        )
+    given["budget"] = parse_budget(given["budget"]) if given["budget"] else None
+    given["label_names"] = named(given["label_names"])
+    return RunRequest.model_validate(given)
+
+
+def named(text: str | None) -> dict[str, str] | None:
+    """Value in the label column -> name, from `0=negative,1=positive`, or from names that are the values."""
+    from understudy.records import parse_label_names
+
+    found = parse_label_names(text) if text else None
+    return {name: name for name in found} if isinstance(found, tuple) else found
+
+
+def generate(*, origin: Path, samples: int, out: Path | None, as_json: bool) -> None:
+    """`understudy generate`: post-processing of a released model."""
+    from understudy.conditional_generation.more import generate_more
+
+    if samples < 1:
+        raise InputError(f"--samples {samples}: expected at least 1")
+    path, rows = generate_more(origin, samples=samples, out=out)
+    show({"synthetic": str(path), "rows": rows, "charged": "nothing"}, as_json=as_json)
+
+
+def evaluate(
+    *, synthetic: Path, real: str, test: str, out: Path, columns: Mapping[str, str | None], as_json: bool
+) -> None:
+    """`understudy evaluate`: measure any synthetic table."""
+    from understudy.settings import prepare_environment
+
+    prepare_environment()
+    from understudy.evaluation.tables import evaluate_tables
+
+    names = named(columns["label_names"])
+    files, metrics = evaluate_tables(
+        str(synthetic),
+        real=real,
+        test=test,
+        out=out,
+        text_column=columns["text_column"] or "text",
+        label_column=columns["label_column"] or "label",
+        label_names=names,
+    )
+    show({"report": str(files.html), **metrics.values}, as_json=as_json)
+
+
+def report(*, folder: Path, as_json: bool) -> None:
+    """`understudy report`."""
+    from understudy.delivery import INTERNAL
+    from understudy.reporting.report import rebuild_report
+
+    files = rebuild_report(folder / INTERNAL)
+    show({"report": str(files.html), "figures": str(files.json)}, as_json=as_json)
+
+
+def lineage(*, what: str, as_json: bool) -> None:
+    """`understudy lineage`."""
+    from understudy.delivery import read_record
+    from understudy.settings import prepare_environment
+
+    prepare_environment()
+    from understudy.tasks.tracking import lineage as trace
+
+    root = trace(read_record(Path(what)).synthetic.id if Path(what).is_dir() else what)
+    if as_json:
+        console.print_json(root.model_dump_json())
+        return
+
+    def grow(tree: Tree, node: Any) -> None:
+        for parent in node.parents:
+            grow(tree.add(_node_text(parent)), parent)
+
+    tree = Tree(_node_text(root))
+    grow(tree, root)
+    console.print(tree)
+
+
+def _node_text(node: Any) -> str:
+    made = f", made by {node.task}" if node.task else ""
+    return f"{node.kind} {node.id}{made}{f' - {node.label}' if node.label else ''}"
+
+
+def ledger_register(
+    *, source: str, budget: str, rows: int, label_names: str | None, composition: str, as_json: bool
+) -> None:
+    """`understudy ledger register`."""
+    from pydantic import ValidationError
+
+    from understudy.privacy.ledger import Ledger, SourceRecord
+
+    total: Budget = parse_budget(budget)
+    names = tuple(name.strip() for name in label_names.split(",")) if label_names else None
+    try:
+        record = SourceRecord.model_validate(
+            {
+                "name": source,
+                "unit": "example",
+                "relation": "replace_special",
+                "epsilon": total.epsilon,
+                "delta": total.delta,
+                "n": rows,
+                "label_names": names,
+                "composition": composition,
+            }
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise InputError(f"{'.'.join(map(str, first['loc'])) or 'source'}: {first['msg']}") from None
+    show(Ledger.open().register(record).model_dump(mode="json"), as_json=as_json, title="registered")
+
+
+def ledger_show(*, source: str | None, as_json: bool) -> None:
+    """`understudy ledger show`."""
+    from understudy.privacy.ledger import Ledger
+
+    ledger = Ledger.open()
+    if source is not None:
+        ledger.source(source)
+    charges = ledger.charges(source)
+    if as_json:
+        console.print_json(json.dumps([charge.model_dump(mode="json", exclude={"new"}) for charge in charges]))
+        return
+    table = Table("charge", "source", "epsilon", "delta", "status", "counted", "made", title="ledger")
+    for charge in charges:
+        counted = "yes" if charge.kind == "counted" else "no: output stays private"
+        delta = f"{charge.delta:.3g}"
+        table.add_row(charge.id, charge.source, f"{charge.epsilon:g}", delta, charge.status, counted, charge.created_at)
+    console.print(table)
+
+
+def ledger_budget(*, source: str, as_json: bool) -> None:
+    """`understudy ledger budget`."""
+    from understudy.privacy.ledger import Ledger
+
+    ledger = Ledger.open()
+    record = ledger.source(source)
+    epsilon, delta = ledger.spent(source)
+    facts = {
+        "source": record.name,
+        "unit": record.unit,
+        "relation": record.relation,
+        "composition": record.composition,
+        "budget_epsilon": record.epsilon,
+        "budget_delta": record.delta,
+        "spent_epsilon": epsilon,
+        "spent_delta": delta,
+        "left_epsilon": max(record.epsilon - epsilon, 0.0),
+        "left_delta": max(record.delta - delta, 0.0),
+    }
+    show(facts, as_json=as_json)
+
+
+def secret_rotate(*, as_json: bool) -> None:
+    """`understudy secret rotate`."""
+    from understudy.privacy.ledger import rotate_stored_secret
+
+    show({"secret": "replaced", "key_id": rotate_stored_secret()}, as_json=as_json)
+
+
+def gc(*, as_json: bool) -> None:
+    """`understudy gc`."""
+    from understudy.settings import prepare_environment
+
+    prepare_environment()
+    from understudy.tasks.housekeeping import collect_garbage
+
+    show(collect_garbage(), as_json=as_json, title="removed")
+
+
+def purge(*, source: str, as_json: bool) -> None:
+    """`understudy purge`."""
+    from understudy.settings import prepare_environment
+
+    prepare_environment()
+    from understudy.tasks.housekeeping import purge_source
+
+    show(purge_source(source), as_json=as_json, title=f"purged {source}")
+
+
+def doctor(*, as_json: bool) -> None:
+    """`understudy doctor`; exit code 1 when a check fails."""
+    from understudy.flows.doctor import examine
+
+    checks = examine()
+    if as_json:
+        console.print_json(json.dumps([check.model_dump() for check in checks]))
+    else:
+        table = Table("check", "state", "found")
+        for check in checks:
+            table.add_row(check.name, "ok" if check.ok else "FAILED", check.found)
+        console.print(table)
+    failed = [check.name for check in checks if not check.ok]
+    if failed:
+        raise UnderstudyError(f"doctor: {', '.join(failed)} failed; the table says what was found")

