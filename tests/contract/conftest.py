@@ -1,0 +1,12 @@
+"""A random two-layer model in a folder, with the shipped tokenizer: the base model of the contract tests."""
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def random_model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests_support import write_random_model
+
+    return write_random_model(tmp_path_factory.mktemp("model") / "random")

@@ -1,0 +1,100 @@
+"""Every command in README and docs runs: in order, in one home, from an otherwise empty folder."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from understudy.flows import cli
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+# Run by tests/flows/test_worker.py, against a server of their own.
+BY_THE_WORKER_TEST = {
+    "prefect server",
+    "prefect work-pool",
+    "prefect --no-prompt",
+    "prefect worker",
+    "prefect deployment",
+}
+
+
+def blocks(page: Path) -> list[str]:
+    """Indented code blocks of a Markdown page, dedented."""
+    found = re.findall(r"(?:^    .*\n(?:^ *\n(?=    ))?)+", page.read_text(), flags=re.M)
+    return [re.sub(r"^    ", "", block, flags=re.M) for block in found]
+
+
+def commands(page: Path) -> list[str]:
+    """Shell commands of a page, continuation lines joined, comments dropped."""
+    lines = [line for block in blocks(page) for line in re.sub(r"\\\n\s*", " ", block).splitlines()]
+    known = ("understudy ", "make ", "prefect ", "python ")
+    return [line.split("  #")[0].strip() for line in lines if line.startswith(known)]
+
+
+def understudy_commands() -> list[str]:
+    return [command for page in PAGES for command in commands(page) if command.startswith("understudy ")]
+
+
+def test_the_pages_hold_commands():
+    assert len(understudy_commands()) >= 10
+
+
+def test_every_understudy_command_runs(tmp_path, monkeypatch, capsys, prefect_server):
+    monkeypatch.chdir(tmp_path)
+    n = 120_000  # 1e-5 must be below 1/n: the budget of the README fits tables up to that size
+    assert 1 / (n - 1) * 1.3 > 1e-5
+    texts = [f"{'a joy' if i % 2 else 'a bore'} from start to finish, take {i}" for i in range(60)]
+    table = pa.table({"text": texts, "label": ["positive" if i % 2 else "negative" for i in range(60)]})
+    pq.write_table(table, "train.parquet")
+    for command in understudy_commands():
+        words = shlex.split(command)
+        if "train.parquet" in words:
+            # So few rows need a delta of their own; everything else is as printed.
+            words[words.index("8,1e-5")] = "8,1e-2"
+        monkeypatch.setattr(sys, "argv", words)
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        printed = capsys.readouterr()
+        assert stop.value.code == 0, f"{command}\n{printed.out}\n{printed.err}"
+        assert printed.out.strip(), f"{command} printed nothing"
+    assert (tmp_path / "out/demo/export/synthetic-100.parquet").exists()
+    assert (tmp_path / "out/reviews/export/statement.json").exists()
+
+
+def test_the_python_lines_of_the_readme_run(tmp_path, monkeypatch, prefect_server):
+    monkeypatch.chdir(tmp_path)
+    code = next(block for block in blocks(ROOT / "README.md") if block.startswith("import understudy"))
+    texts = [f"answer {i}: {'very' if i % 2 else 'not'} satisfied" for i in range(40)]
+    table = pa.table({"text": texts, "label": ["high" if i % 2 else "low" for i in range(40)]})
+    names = {"table": table}
+    exec(code.replace("1e-5", "1e-2"), names)
+    assert names["result"].synthetic.num_rows == 100
+    assert names["result"].statement["epsilon"] <= 3
+
+
+def test_the_demo_of_the_makefile_is_the_command_of_the_guide():
+    said = subprocess.run(
+        ["make", "-n", "demo"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    ).stdout
+    demo = re.sub(r"\\\n\s*", " ", said).split("/understudy ")[1].split("\n")[0]
+    guide = next(command for command in understudy_commands() if "sample:reviews" in command)
+    wanted = set(shlex.split(guide)) - {"understudy"}
+    assert wanted <= set(shlex.split(demo)) | {"run"}
+
+
+def test_every_other_command_is_run_by_a_test_that_is_named():
+    others = {c for page in PAGES for c in commands(page) if not c.startswith("understudy ")}
+    for command in others:
+        if command.startswith("make "):
+            target = command.split()[1]
+            assert f"\n{target}:" in (ROOT / "Makefile").read_text(), command
+        elif command.startswith("python "):
+            assert (ROOT / command.split()[1]).is_file(), command
+        else:
+            assert " ".join(command.split()[:2]) in BY_THE_WORKER_TEST, command

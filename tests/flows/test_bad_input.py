@@ -1,0 +1,229 @@
+"""Every line of the design's list of bad input, through the command line: message, exit code, nothing changed."""
+
+import sqlite3
+import sys
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from understudy.flows import cli
+
+
+@pytest.fixture
+def call(monkeypatch, capsys):
+    """Run the command line in this process; gives (exit code, what it said)."""
+
+    def run(*words: object) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["understudy", *map(str, words)])
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        printed = capsys.readouterr()
+        return code, printed.err + printed.out
+
+    return run
+
+
+@pytest.fixture
+def words(tmp_path, data, random_model_folder):
+    """The options of a run that is right; tests replace some of them."""
+
+    def make(**given: object) -> list[object]:
+        options: dict[str, object] = {
+            "data": data,
+            "source": "ward",
+            "epsilon": 3,
+            "budget": "8,0.015",
+            "model": random_model_folder,
+            "out": tmp_path / "out",
+        }
+        options |= {name.replace("_", "-"): value for name, value in given.items()}
+        said = [word for name, value in options.items() if value is not None for word in (f"--{name}", value)]
+        return [
+            "run",
+            "conditional-generation",
+            *said,
+            "--set",
+            "train.max_length=24",
+            "--set",
+            "generate.sampling.max_new_tokens=12",
+        ]
+
+    return make
+
+
+def write(tmp_path, table: dict) -> object:
+    path = tmp_path / "bad.parquet"
+    pq.write_table(pa.table(table), path)
+    return path
+
+
+def state_of(home) -> tuple[list, list]:
+    """What ledger and stores hold."""
+    entries: list = []
+    if (home / "ledger.db").exists():
+        connection = sqlite3.connect(home / "ledger.db")
+        for (name,) in connection.execute("select name from sqlite_master where type = 'table'").fetchall():
+            if not name.endswith(("meta", "secrets")):
+                entries += connection.execute(f'select * from "{name}"').fetchall()
+        connection.close()
+    kept = [p.name for root in ("private/artifacts", "exchange") for p in (home / root).glob("*") if p.is_dir()]
+    return entries, kept
+
+
+GOOD = {"text": ["a fine text"] * 60, "label": ["good", "bad"] * 30}
+
+
+def bad_rows(**columns):
+    return {**GOOD, **columns}
+
+
+CASES = {
+    "missing file": ({"data": "nowhere.parquet"}, None, "nowhere.parquet"),
+    "missing text column": ({"text_column": "review"}, None, "review"),
+    "missing label column": ({"label_column": "stars"}, None, "stars"),
+    "empty table": ({}, {"text": pa.array([], pa.string()), "label": pa.array([], pa.string())}, "row"),
+    "null text": ({}, bad_rows(text=["a fine text"] * 7 + [None] + ["a fine text"] * 52), "row 7"),
+    "text that is not a string": ({}, bad_rows(text=list(range(60))), "text"),
+    "one declared label": ({"label_names": "good=good"}, None, "two"),
+    "label outside the declared list": ({"label_names": "good=good,sad=sad"}, None, "row 1"),
+    "labels with the same tokens": ({"label_names": "good=good,bad=good "}, None, "good"),
+    "epsilon 0": ({"epsilon": 0}, None, "--epsilon 0"),
+    "epsilon below 0": ({"epsilon": -1}, None, "--epsilon -1"),
+    "epsilon nan": ({"epsilon": "nan"}, None, "--epsilon nan"),
+    "delta 1/n": ({"delta": 0.05}, None, "1/n"),
+    "no source": ({"source": None}, None, "--source"),
+    "malformed budget": ({"budget": "8"}, None, "--budget 8"),
+    "unknown model": ({"model": "no-such/model-at-all"}, None, "no-such/model-at-all"),
+    "unknown setting": ({"set": "train.speed=9"}, None, "train.speed"),
+    "setting out of bounds": ({"set": "train.epochs=-1"}, None, "train.epochs"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bad_input_is_refused_in_one_line_and_changes_nothing(name, call, words, tmp_path, home):
+    given, rows, expected = CASES[name]
+    options = dict(given)
+    if rows is not None:
+        options["data"] = write(tmp_path, rows)
+    code, said = call(*words(**options))
+    assert code == 2, said
+    lines = [line for line in said.splitlines() if line.startswith("understudy:")]
+    assert len(lines) == 1, said
+    assert expected in lines[0]
+    assert "fine text" not in said, "a private text was shown"
+    assert state_of(home)[0] == []
+    assert state_of(home)[1] == []
+    assert not (tmp_path / "out").exists()
+
+
+def test_bad_encoding_names_the_place_and_not_the_text(call, words, tmp_path, home):
+    path = tmp_path / "latin.csv"
+    path.write_bytes("text,label\nfine text,good\ncaf\xe9,bad\n".encode("latin-1"))
+    code, said = call(*words(data=path))
+    assert code == 2
+    assert "latin.csv" in said
+    assert "UTF-8" in said
+    assert "caf" not in said
+    assert state_of(home)[1] == []
+
+
+def test_a_budget_that_is_exceeded_is_refused_with_exit_code_3(call, words, home):
+    code, said = call(*words(epsilon=9))
+    assert code == 3
+    assert "9" in said
+    assert state_of(home)[0] == []
+
+
+def test_rows_of_another_source_are_refused(call, words, home, data):
+    from understudy.admission import admit
+    from understudy.requests import Budget, RunRequest
+
+    given = {str(w).removeprefix("--"): v for w, v in zip(words()[2:-4:2], words()[3:-4:2], strict=True)}
+    admit(
+        RunRequest(
+            data=str(data),
+            source="first",
+            epsilon=3,
+            out="out",
+            model=str(given["model"]),
+            budget=Budget(epsilon=8, delta=0.015),
+            overrides=("train.max_length=24", "generate.sampling.max_new_tokens=12"),
+        )
+    )
+    before = state_of(home)
+    code, said = call(*words(source="second"))
+    assert code == 2
+    assert "'first'" in said
+    assert "row 0" in said
+    assert state_of(home) == before
+
+
+def test_a_store_that_cannot_be_written_is_refused(call, words, home, tmp_path, monkeypatch):
+    blocked = tmp_path / "blocked"
+    blocked.write_text("a file where the store should be")
+    monkeypatch.setenv("UNDERSTUDY_EXCHANGE", str(blocked / "exchange"))
+    code, said = call(*words())
+    assert code == 2
+    assert "UNDERSTUDY_EXCHANGE" in said
+
+
+def test_a_ledger_that_cannot_be_written_is_refused(call, words, home, tmp_path, monkeypatch):
+    monkeypatch.setenv("UNDERSTUDY_LEDGER_URL", f"sqlite:///{tmp_path}/no/such/folder/ledger.db")
+    code, said = call(*words())
+    assert code in (1, 2)
+    assert "ledger" in said
+
+
+def test_a_lost_secret_is_refused_with_the_id_of_its_key(call, words, home):
+    from understudy.privacy.ledger import Ledger
+
+    Ledger.open()
+    (home / "secret").unlink()
+    code, said = call(*words())
+    assert code == 1
+    assert "secret" in said
+    assert "key" in said
+
+
+def test_a_layer_without_per_example_gradients_is_named(call, words, tmp_path, monkeypatch):
+    from understudy.privacy import per_example_layers
+
+    monkeypatch.setattr(per_example_layers, "_CONV1D", "a class that is not there")
+    code, said = call(*words(), "--set", "lora.rank=0")
+    assert code == 2
+    assert "c_attn" in said
+    assert "LoRA" in said
+
+
+def test_a_tokenizer_without_pad_token_is_handled_and_said(call, words, random_model_folder, tmp_path):
+    import json
+    import shutil
+
+    folder = tmp_path / "no-pad"
+    shutil.copytree(random_model_folder, folder)
+    for name in ("tokenizer_config.json",):
+        settings = json.loads((folder / name).read_text())
+        settings.pop("pad_token", None)
+        (folder / name).write_text(json.dumps(settings))
+    code, said = call(*words(model=folder), "--dry-run")
+    assert code == 0, said
+    assert "pad" in said
+
+
+def test_an_out_folder_with_other_files_is_refused(call, words, tmp_path, home):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.txt").write_text("mine")
+    code, said = call(*words())
+    assert code == 2
+    assert "thesis.txt" in said
+    assert (tmp_path / "out" / "thesis.txt").read_text() == "mine"
+
+
+def test_a_long_text_is_cut_and_the_count_stays_inside(call, words, tmp_path):
+    path = write(tmp_path, bad_rows(text=["a fine text " * 100] * 60))
+    code, said = call(*words(data=path), "--dry-run")
+    assert code == 0, said

@@ -1,0 +1,42 @@
+"""What several test folders share: a random two-layer base model on disk."""
+
+from pathlib import Path
+
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from understudy.models.checkpoints import export_model
+from understudy.models.loading import load_model
+
+# A run of a few seconds on the random model.
+SMALL = (
+    "lora.rank=2",
+    "discriminator.width=8",
+    "train.max_length=24",
+    "train.batch_size=20",
+    "train.epochs=2",
+    "train.micro_batch=8",
+    "train.checkpoint_every=2",
+    "generate.sampling.max_new_tokens=12",
+)
+
+
+def write_random_model(folder: Path) -> Path:
+    """Save a GPT-2 of two layers, 16 wide, random weights, with the tokenizer of the shipped tiny-gpt2."""
+    tokenizer = load_model("tiny-gpt2").tokenizer
+    config = GPT2Config(
+        vocab_size=len(tokenizer),
+        n_embd=16,
+        n_layer=2,
+        n_head=2,
+        n_positions=64,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = GPT2LMHeadModel(config)
+    folder.mkdir(parents=True)
+    export_model(model, tokenizer, folder)
+    return folder

@@ -1,0 +1,93 @@
+import math
+
+import pytest
+from dp_accounting import ComposedDpEvent
+
+from understudy.conditional_generation.plan import Plan, plan
+from understudy.errors import InputError
+from understudy.privacy.accounting import combined_noise_multiplier, epsilon_pld, event_from_json, event_to_json
+
+CASES = {
+    "multitask": {"variant": "multitask", "update": "alternating"},
+    "joint": {"variant": "multitask", "update": "joint"},
+    "naive": {"variant": "naive"},
+    "naive_filter": {"variant": "naive_filter"},
+    "naive_pplm": {"variant": "naive_pplm"},
+    "histogram": {"class_sizes": "as_in_data"},
+}
+DELTA = 1e-4
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("calibrations")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_whole_event_meets_the_target(make_config, cache, name):
+    planned = plan(make_config(**CASES[name]), n=400, epsilon=3.0, delta=DELTA, cache=cache)
+    assert 0.99 * 3.0 < epsilon_pld(planned.event, DELTA) <= 3.0
+    assert event_from_json(event_to_json(planned.event)) == planned.event
+    assert Plan.model_validate_json(planned.model_dump_json()) == planned
+
+
+@pytest.mark.parametrize(
+    ("name", "streams"),
+    [
+        ("multitask", [("fine-tuning", ["lm", "discriminator"])]),
+        ("joint", [("fine-tuning", ["joint"])]),
+        ("naive", [("fine-tuning", ["lm"])]),
+        ("naive_filter", [("fine-tuning", ["lm", "filter"])]),
+        ("naive_pplm", [("fine-tuning", ["lm"]), ("head", ["discriminator"])]),
+    ],
+)
+def test_streams_of_each_variant(make_config, cache, name, streams):
+    planned = plan(make_config(**CASES[name]), n=400, epsilon=3.0, delta=DELTA, cache=cache)
+    assert [(t.name, [s.name for s in t.streams]) for t in planned.trainings] == streams
+
+
+def test_two_streams_of_one_batch_are_one_event(make_config, cache):
+    one = plan(make_config(update="joint"), n=400, epsilon=3.0, delta=DELTA, cache=cache)
+    two = plan(
+        make_config(update="alternating", train={"noise_ratio": 2.0}), n=400, epsilon=3.0, delta=DELTA, cache=cache
+    )
+    z = one.trainings[0].streams[0].noise_multiplier
+    lm, discriminator = (stream.noise_multiplier for stream in two.trainings[0].streams)
+    assert discriminator == pytest.approx(2 * lm)
+    assert combined_noise_multiplier(lm, discriminator) == pytest.approx(z)
+    assert lm > z
+
+
+def test_steps_and_sampling_come_from_the_config_and_n(make_config):
+    config = make_config(train={"batch_size": 30, "epochs": 2.5})
+    training = plan(config, n=400, epsilon=math.inf, delta=DELTA).trainings[0]
+    assert training.sampling_probability == 30 / 400
+    assert training.steps == math.ceil(2.5 * 400 / 30)
+    assert training.expected_batch == pytest.approx(30)
+    small = plan(config, n=20, epsilon=math.inf, delta=DELTA).trainings[0]
+    assert (small.sampling_probability, small.steps) == (1.0, 3)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_infinite_epsilon_means_no_noise(make_config, name):
+    planned = plan(make_config(**CASES[name]), n=400, epsilon=math.inf, delta=DELTA)
+    assert all(stream.noise_multiplier == 0 for training in planned.trainings for stream in training.streams)
+    assert planned.histogram_sigma in (None, 0.0)
+    assert Plan.model_validate_json(planned.model_dump_json()) == planned
+
+
+def test_the_histogram_costs_its_share(make_config, cache):
+    with_it = plan(make_config(class_sizes="as_in_data"), n=400, epsilon=3.0, delta=DELTA, cache=cache)
+    without = plan(make_config(), n=400, epsilon=3.0, delta=DELTA, cache=cache)
+    assert isinstance(with_it.event, ComposedDpEvent)
+    assert with_it.histogram_sigma is not None
+    assert with_it.histogram_sigma > 5
+    assert without.histogram_sigma is None
+    noise = [p.trainings[0].streams[0].noise_multiplier for p in (without, with_it)]
+    assert noise[0] < noise[1] < 1.2 * noise[0]
+
+
+@pytest.mark.parametrize("wrong", [{"epsilon": 0.0}, {"epsilon": math.nan}, {"delta": 0.0}, {"n": 0}])
+def test_values_out_of_range_are_refused(make_config, wrong):
+    with pytest.raises(InputError):
+        plan(make_config(), **{"n": 400, "epsilon": 3.0, "delta": DELTA, **wrong})

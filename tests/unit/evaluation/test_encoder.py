@@ -1,0 +1,93 @@
+import os
+import stat
+
+import numpy as np
+import pytest
+
+from understudy.errors import InputError
+from understudy.evaluation.encoder import Encoder, embed, load_encoder
+
+
+def test_minilm_gives_unit_vectors_in_order(encoder):
+    vectors = embed(["a good film", "a bad film", "a good film"], encoder)
+    assert vectors.shape == (3, 384)
+    assert vectors.dtype == np.float32
+    assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+    assert np.allclose(vectors[0], vectors[2], atol=1e-6)
+    assert vectors[0] @ vectors[1] < 0.99
+
+
+def test_meaning_is_closer_than_wording(encoder):
+    near, far, other = embed(["the film was great", "a wonderful movie", "the tax was great"], encoder)
+    assert near @ far > near @ other
+
+
+def test_no_texts_give_no_rows(encoder):
+    assert embed([], encoder).shape == (0, 384)
+
+
+def test_a_row_that_is_no_text_is_named_by_its_index(encoder):
+    with pytest.raises(InputError, match="row 1: expected a text"):
+        embed(["fine", None], encoder)
+
+
+def test_unknown_encoder_is_refused_offline():
+    with pytest.raises(InputError, match="no-such-org/no-such-encoder"):
+        load_encoder("no-such-org/no-such-encoder")
+
+
+def test_a_folder_that_is_no_encoder_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(InputError, match="cannot be loaded"):
+        load_encoder(str(tmp_path))
+
+
+def counting_encoder(digest="d"):
+    calls = []
+
+    def encode(texts):
+        calls.append(list(texts))
+        return np.array([[len(t), 1] for t in texts], dtype=np.float32)
+
+    return Encoder(name="lengths", digest=digest, dimension=2, encode=encode), calls
+
+
+def test_cache_returns_the_same_bytes_without_encoding_again(tmp_path):
+    encoder, calls = counting_encoder()
+    first = embed(["a", "bb"], encoder, cache=tmp_path / "c")
+    second = embed(["a", "bb"], encoder, cache=tmp_path / "c")
+    assert calls == [["a", "bb"]]
+    assert first.tobytes() == second.tobytes()
+
+
+def test_cache_tells_lists_apart_that_concatenate_alike(tmp_path):
+    encoder, calls = counting_encoder()
+    assert embed(["ab", "c"], encoder, cache=tmp_path).tolist() == [[2, 1], [1, 1]]
+    assert embed(["a", "bc"], encoder, cache=tmp_path).tolist() == [[1, 1], [2, 1]]
+    assert len(calls) == 2
+
+
+def test_cache_is_not_shared_between_encoders(tmp_path):
+    (one, calls), (other, other_calls) = counting_encoder("d"), counting_encoder("e")
+    embed(["a"], one, cache=tmp_path)
+    embed(["a"], other, cache=tmp_path)
+    assert (len(calls), len(other_calls)) == (1, 1)
+
+
+def test_cache_names_are_keyed_by_the_directory_and_private(tmp_path):
+    encoder, _ = counting_encoder()
+    for folder in ("one", "other"):
+        embed(["a secret"], encoder, cache=tmp_path / folder)
+    entries = [next((tmp_path / folder).glob("*.npy")).name for folder in ("one", "other")]
+    assert entries[0] != entries[1], "the name of an entry must not be a digest of its content alone"
+    key = tmp_path / "one" / "key"
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "one").stat().st_mode) == 0o700
+    assert sorted(os.listdir(tmp_path / "one")) == sorted([entries[0], "key"])
+
+
+def test_nothing_is_written_without_a_cache(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    encoder, _ = counting_encoder()
+    embed(["a"], encoder)
+    assert list(tmp_path.rglob("*.npy")) == []

@@ -1,0 +1,140 @@
+from functools import partial
+
+import numpy as np
+import pytest
+
+from understudy.errors import InputError
+from understudy.evaluation import measure, names
+from understudy.evaluation.config import EvaluationConfig
+from understudy.evaluation.encoder import embed
+from understudy.evaluation.rows import Arms, LabelledTexts
+
+CONFIG = EvaluationConfig(profile="tiny", replicates=200, floor_splits=1)
+
+
+@pytest.fixture(scope="module")
+def embedder(encoder):
+    return partial(embed, encoder=encoder)
+
+
+@pytest.fixture(scope="module")
+def data(make_reviews):
+    train = make_reviews(60, seed=1)
+    copied = LabelledTexts(train.texts[:40], train.labels[:40], train.label_names)
+    generator = np.random.default_rng(0)
+    useless = LabelledTexts(train.texts[:40], generator.permutation(train.labels[:40]), train.label_names)
+    return {
+        "train": train,
+        "test": make_reviews(40, seed=2),
+        "holdout": make_reviews(40, seed=3).texts,
+        "good": make_reviews(40, seed=4),
+        "copied": copied,
+        "useless": useless,
+    }
+
+
+@pytest.fixture(scope="module")
+def measured(data, embedder):
+    return {
+        name: measure.evaluate_synthetic(
+            data[name], data["train"], data["test"], data["holdout"], data["useless"], config=CONFIG, embedder=embedder
+        )
+        for name in ("good", "copied")
+    }
+
+
+def test_everything_is_measured_under_declared_names(measured):
+    values = measured["good"].values
+    names.check_names(values)
+    expected = {
+        "utility.synthetic.accuracy", "utility.real.accuracy", "utility.prompt_only.accuracy",
+        "utility.probe.synthetic.accuracy", "utility.synthetic_minus_real.accuracy", "fidelity.mauve",
+        "fidelity.mauve_ceiling", "fidelity.frechet", "fidelity.frechet_floor", "fidelity.prompt_only.mauve",
+        "diversity.distinct_2", "diversity.real.distinct_2", "diversity.length_q50", "label_fidelity.synthetic",
+        "label_fidelity.real", "label_fidelity.synthetic.label_0", "label_fidelity.synthetic.label_1",
+        *(f"memorization.ngram_{n}.{side}" for n in range(3, 8) for side in ("synthetic", "holdout")),
+    }  # fmt: skip
+    assert expected <= set(values)
+    assert measured["good"].missing == ()
+    assert measured["good"].lengths is not None
+
+
+def test_intervals_hold_their_values(measured):
+    metrics = measured["good"]
+    assert "utility.synthetic.accuracy" in metrics.intervals
+    for name, (low, high) in metrics.intervals.items():
+        assert low <= metrics.values[name] <= high, name
+
+
+def test_useful_and_useless_training_text_are_told_apart(measured):
+    values = measured["good"].values
+    assert values["utility.synthetic.accuracy"] > 0.9
+    assert values["utility.prompt_only.accuracy"] < 0.8
+    assert values["utility.synthetic_minus_prompt_only.accuracy"] > 0.1
+    assert values["label_fidelity.synthetic"] > 0.9 > values["label_fidelity.prompt_only"]
+
+
+def test_copies_are_caught_and_fresh_text_is_not(measured):
+    copied, fresh = measured["copied"].values, measured["good"].values
+    assert copied["memorization.exact_duplicates.all_private"] == 1.0
+    assert copied["memorization.ngram_7.synthetic"] > copied["memorization.ngram_7.holdout"] + 0.3
+    assert fresh["memorization.exact_duplicates.all_private"] < 0.1
+    assert abs(fresh["memorization.ngram_3.synthetic"] - fresh["memorization.ngram_3.holdout"]) < 0.1
+
+
+def test_an_evaluation_repeats(measured, data, embedder):
+    again = measure.evaluate_synthetic(
+        data["good"], data["train"], data["test"], data["holdout"], data["useless"], config=CONFIG, embedder=embedder
+    )
+    assert again == measured["good"]
+
+
+def test_without_holdout_and_prompt_only_the_test_rows_serve_and_the_gap_is_said(data, embedder):
+    metrics = measure.evaluate_synthetic(data["good"], data["train"], data["test"], config=CONFIG, embedder=embedder)
+    assert metrics.values["memorization.rows"] == 40
+    assert "utility.prompt_only.accuracy" not in metrics.values
+    assert any("prompt-only" in reason for reason in metrics.missing)
+
+
+def test_memorization_without_any_holdout_says_so():
+    metrics = measure.measure_memorization(["a b c d"], ["x a b c"], None, seed=0)
+    assert metrics.values["memorization.longest_match.all_private"] == 3
+    assert "memorization.ngram_5.synthetic" not in metrics.values
+    assert "holdout" in metrics.missing[0]
+
+
+def test_fidelity_of_too_few_rows_says_so():
+    metrics = measure.measure_fidelity(np.ones((5, 2)), np.ones((3, 2)), config=CONFIG)
+    assert metrics.values == {}
+    assert "3 unseen real rows" in metrics.missing[0]
+
+
+def test_transformer_headline_carries_every_seed(data, embedder):
+    config = EvaluationConfig(
+        profile="tiny", headline="transformer", seeds=(0, 1), replicates=100,
+        classifier={"profile": "tiny", "base": "tiny-gpt2", "epochs": 1, "max_length": 16},
+    )  # fmt: skip
+    arms = Arms(data["good"], data["train"])
+    embedded = {name: embedder(rows.texts) for name, rows in arms.named().items()}
+    test = LabelledTexts(data["test"].texts[:8], data["test"].labels[:8], data["test"].label_names)
+    metrics = measure.measure_utility(arms, test, embedded, embedder(test.texts), config=config)
+    headline = metrics.values["utility.synthetic.accuracy"]
+    assert headline == metrics.values["utility.transformer.synthetic.accuracy"]
+    assert (headline * 16) % 1 == pytest.approx(0)  # two seeds of eight rows
+    assert "utility.probe.real.accuracy" in metrics.values
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"texts": [], "labels": []}, "synthetic: expected texts with one label each"),
+        ({"labels": [0]}, "synthetic: expected texts with one label each"),
+        ({"label_names": ("a", "b")}, "synthetic: expected the test rows' labels"),
+    ],
+)
+def test_sets_that_do_not_fit_are_refused(data, embedder, change, message):
+    fields = {"texts": data["good"].texts, "labels": data["good"].labels, "label_names": data["good"].label_names}
+    with pytest.raises(InputError, match=message):
+        measure.evaluate_synthetic(
+            LabelledTexts(**(fields | change)), data["train"], data["test"], config=CONFIG, embedder=embedder
+        )

@@ -1,0 +1,146 @@
+import numpy as np
+import pytest
+
+from understudy.errors import InputError
+from understudy.evaluation import utility
+from understudy.evaluation.config import ClassifierConfig
+
+
+def test_score_keeps_correctness_per_row():
+    found = utility.score(np.array([0, 1, 1]), [0, 0, 1])
+    assert found.correct.tolist() == [True, False, True]
+    assert found.accuracy == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize("labels", [[], [0], [0, 1, 2, 3]])
+def test_score_refuses_unequal_or_empty(labels):
+    with pytest.raises(ValueError, match="as many labels"):
+        utility.score(np.array([0, 1, 1])[: len(labels) or 0] if not labels else np.array([0, 1, 1]), labels)
+
+
+def test_probe_learns_a_difference_that_is_there_and_none_that_is_not(encoder, make_reviews):
+    train, test = make_reviews(60, seed=1), make_reviews(40, seed=2)
+    learnt = utility.probe_accuracy(train.texts, train.labels, test.texts, test.labels, encoder=encoder)
+    assert learnt.accuracy > 0.9
+    assert learnt.correct.shape == (40,)
+    shuffled = np.random.default_rng(0).permutation(train.labels)
+    noise = utility.probe_accuracy(train.texts, shuffled, test.texts, test.labels, encoder=encoder)
+    assert noise.accuracy < 0.8
+
+
+def test_probe_on_one_class_always_answers_it():
+    probe = utility.fit_probe(np.eye(3), [2, 2, 2])
+    assert probe(np.zeros((4, 3))).tolist() == [2, 2, 2, 2]
+
+
+def test_probe_repeats():
+    features = np.random.default_rng(0).normal(size=(40, 5))
+    labels = (features[:, 0] + 0.5 * features[:, 1] > 0).astype(int)
+    test = np.random.default_rng(1).normal(size=(30, 5))
+    assert (utility.fit_probe(features, labels)(test) == utility.fit_probe(features, labels, seed=9)(test)).all()
+
+
+def test_random_forest_learns_and_repeats():
+    generator = np.random.default_rng(0)
+    labels = np.arange(80) % 2
+    features = generator.normal(size=(80, 4)).astype(np.float32) + 2 * labels[:, None]
+    run = [
+        utility.random_forest_hidden(features[:60], labels[:60], features[60:], labels[60:], seed=1) for _ in range(2)
+    ]
+    assert run[0].accuracy > 0.85
+    assert (run[0].predicted == run[1].predicted).all()
+
+
+def test_label_fidelity_by_hand():
+    verdicts = {"a": 0, "b": 1, "c": 1, "d": 0}
+    found = utility.label_fidelity(
+        ["a", "b", "c", "d"], [0, 0, 1, 1], lambda texts: np.array([verdicts[t] for t in texts])
+    )
+    assert found.share == 0.5
+    assert found.by_label == {0: 0.5, 1: 0.5}
+
+
+def test_label_fidelity_leaves_out_labels_without_rows():
+    assert utility.label_fidelity(["a"], [2], lambda _: np.array([2])).by_label == {2: 1.0}
+
+
+def test_transformer_accuracy_uses_the_test_rows(make_reviews):
+    train, test = make_reviews(32, seed=1), make_reviews(10, seed=2)
+    config = ClassifierConfig(profile="tiny", base="tiny-gpt2", epochs=1, max_length=24)
+    found = utility.transformer_accuracy(
+        train.texts, train.labels, test.texts, test.labels, classes=2, config=config, seed=0
+    )
+    assert found.correct.tolist() == (found.predicted == test.labels).tolist()
+    with pytest.raises(InputError, match="row 0"):
+        utility.transformer_accuracy(["a"], [2], test.texts, test.labels, classes=2, config=config, seed=0)
+
+
+def correctness(share, rows, *, seed, seeds=1):
+    return np.random.default_rng(seed).random((seeds, rows)) < share
+
+
+def test_paired_bootstrap_of_a_set_with_itself_is_zero():
+    a = correctness(0.7, 100, seed=0)
+    found = utility.paired_bootstrap(a, a, seed=1)
+    assert (found.value, found.low, found.high) == (0.0, 0.0, 0.0)
+
+
+def test_paired_bootstrap_matches_the_analytic_interval():
+    # One seed per side: the difference per row is in {-1, 0, 1} and its mean is nearly normal.
+    a, b = correctness(0.8, 900, seed=1), correctness(0.7, 900, seed=2)
+    difference = a[0].astype(float) - b[0]
+    half = 1.96 * difference.std() / np.sqrt(900)
+    found = utility.paired_bootstrap(a, b, seed=3, replicates=4000)
+    assert found.value == pytest.approx(difference.mean())
+    assert found.low == pytest.approx(difference.mean() - half, abs=0.15 * half)
+    assert found.high == pytest.approx(difference.mean() + half, abs=0.15 * half)
+
+
+def test_pairing_narrows_the_interval():
+    shared = np.random.default_rng(0).random(400)
+    a, b = (shared < 0.8)[None], (shared < 0.75)[None]  # b is right only where a is
+    shuffled = np.random.default_rng(1).permutation(b[0])[None]
+    paired, unpaired = (utility.paired_bootstrap(a, other, seed=2) for other in (b, shuffled))
+    assert paired.high - paired.low < 0.6 * (unpaired.high - unpaired.low)
+
+
+def test_seeds_that_differ_widen_the_interval():
+    steady = np.repeat(correctness(0.7, 500, seed=0), 3, axis=0)
+    swinging = np.stack([np.arange(500) < n for n in (200, 350, 500)])
+    base = np.repeat(correctness(0.5, 500, seed=1), 3, axis=0)
+    narrow, wide = (utility.paired_bootstrap(x, base, seed=2) for x in (steady, swinging))
+    mirrored = utility.paired_bootstrap(base, swinging, seed=2)
+    assert wide.high - wide.low > 2 * (narrow.high - narrow.low)
+    assert mirrored.high - mirrored.low == pytest.approx(wide.high - wide.low, rel=0.1)
+
+
+def test_bootstrap_interval_covers_at_its_level():
+    # 200 experiments of two equally good classifiers; the 95 % interval must miss zero about 10 times.
+    misses = sum(
+        not (found.low <= 0 <= found.high)
+        for s in range(200)
+        if (found := utility.paired_bootstrap(correctness(0.7, 150, seed=2 * s), correctness(0.7, 150, seed=2 * s + 1),
+                                              seed=s, replicates=300))
+    )  # fmt: skip
+    assert 2 <= misses <= 22
+
+
+def test_different_rows_are_refused():
+    with pytest.raises(ValueError, match="same test rows"):
+        utility.paired_bootstrap(np.ones((1, 4), bool), np.ones((1, 5), bool), seed=0)
+
+
+def test_accuracy_interval_does_not_collapse_when_every_row_is_right():
+    found = utility.accuracy_interval(np.ones(50, bool), seed=0)
+    # Wilson: n / (n + z^2) = 50 / 53.84
+    assert found.value == 1.0
+    assert found.low == pytest.approx(50 / (50 + 1.959964**2), abs=1e-4)
+    assert found.high == 1.0
+
+
+def test_accuracy_interval_spans_seeds():
+    table = np.stack([np.arange(100) < n for n in (50, 90)])
+    found = utility.accuracy_interval(table, seed=0)
+    assert found.value == pytest.approx(0.7)
+    assert found.low < 0.55
+    assert found.high > 0.85

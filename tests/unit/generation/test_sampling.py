@@ -1,0 +1,154 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from understudy.errors import InputError
+from understudy.generation.config import SamplingConfig
+from understudy.generation.prompts import position_ids, row_seeds
+from understudy.generation.sampling import backbone, draw_tokens, head, keep_nucleus, sample
+from understudy.models import lora
+
+EOS = 0
+
+
+def nucleus_by_definition(probabilities: torch.Tensor, top_p: float) -> set[int]:
+    """The smallest set of most likely tokens whose mass reaches top_p, ties to the lower id."""
+    order = sorted(range(len(probabilities)), key=lambda i: (-float(probabilities[i]), i))
+    kept, mass = set(), 0.0
+    for token in order:
+        kept.add(token)
+        mass += float(probabilities[token])
+        if mass >= top_p:
+            break
+    return kept
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    weights=st.lists(st.sampled_from([1, 2, 3, 8, 64]), min_size=2, max_size=12),
+    top_p=st.floats(0.01, 0.99),
+)
+def test_nucleus_is_the_smallest_set_that_reaches_its_mass(weights, top_p):
+    probabilities = torch.tensor(weights, dtype=torch.float64) / sum(weights)
+    mask = keep_nucleus(probabilities[None], top_p=top_p)[0]
+    assert set(mask.nonzero()[:, 0].tolist()) == nucleus_by_definition(probabilities, top_p)
+
+
+def test_nucleus_wider_than_the_first_look_is_exact():
+    generator = torch.Generator().manual_seed(0)
+    probabilities = torch.softmax(torch.randn(3, 5000, generator=generator, dtype=torch.float64), -1)
+    mask = keep_nucleus(probabilities, top_p=0.95)
+    for row in range(3):
+        kept = set(mask[row].nonzero()[:, 0].tolist())
+        assert len(kept) > 1024
+        assert kept == nucleus_by_definition(probabilities[row], 0.95)
+
+
+def test_draws_follow_the_nucleus_distribution():
+    logits = torch.tensor([[2.0, 1.0, 0.0, -1.0, -torch.inf]])
+    uniforms = (torch.arange(20_000, dtype=torch.float64) + 0.5) / 20_000
+    drawn = draw_tokens(logits.expand(20_000, -1), uniforms, temperature=0.5, top_p=0.99)
+    weights = torch.softmax(logits[0] / 0.5, -1)
+    weights[3] = 0  # .9965 of the mass lies on the first three
+    expected = weights / weights.sum()
+    share = torch.bincount(drawn, minlength=5) / 20_000
+    assert torch.allclose(share, expected, atol=1e-4)
+
+
+def test_the_largest_uniform_draws_a_token_of_the_nucleus():
+    logits = torch.randn(64, 97, generator=torch.Generator().manual_seed(1))
+    drawn = draw_tokens(logits, torch.full((64,), 1 - 2.0**-53), temperature=1.0, top_p=0.3)
+    mask = keep_nucleus(logits.softmax(-1), top_p=0.3)
+    assert bool(mask.gather(1, drawn[:, None]).all())
+
+
+def left_padded(prompts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    width = max(len(prompt) for prompt in prompts)
+    ids = torch.tensor([[1] * (width - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    return ids, mask
+
+
+PROMPTS = [[3, 4, 5], [6, 7], [8, 9, 10, 11], [12], [13, 14], [15, 16, 17], [18, 19], [20, 21, 22, 23, 24]]
+
+
+def test_a_row_does_not_depend_on_its_batch_mates(random_model):
+    config = SamplingConfig(max_new_tokens=24, top_p=0.95)
+    seeds = row_seeds(0, range(len(PROMPTS)), purpose="test")
+    together = sample(random_model, left_padded(PROMPTS), config=config, seeds=seeds, eos=EOS)
+    alone = [
+        sample(random_model, left_padded([prompt]), config=config, seeds=[seed], eos=EOS)[0]
+        for prompt, seed in zip(PROMPTS, seeds, strict=True)
+    ]
+    assert together == alone
+    assert len({len(row) for row in together}) > 2  # rows did leave the batch at different times
+
+
+def test_cached_sampling_equals_a_loop_that_reads_everything_anew(random_model):
+    config = SamplingConfig(max_new_tokens=12, temperature=0.7, top_p=0.8)
+    drawn = sample(random_model, left_padded(PROMPTS[2:3]), config=config, seeds=[5], eos=EOS)[0]
+    uniforms = torch.rand(12, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    ids = list(PROMPTS[2])
+    for uniform in uniforms:
+        with torch.no_grad():
+            logits = random_model(input_ids=torch.tensor([ids])).logits[:, -1]
+        token = int(draw_tokens(logits, uniform[None], temperature=0.7, top_p=0.8))
+        if token == EOS:
+            break
+        ids.append(token)
+    assert drawn == ids[len(PROMPTS[2]) :]
+
+
+def test_forbidden_tokens_and_eos_are_never_returned(random_model):
+    config = SamplingConfig(max_new_tokens=20, top_p=1.0, temperature=5.0)
+    prompts = left_padded([[3, 4]] * 16)
+    rows = sample(random_model, prompts, config=config, seeds=range(16), eos=EOS, forbidden=(EOS, 1, 2))
+    assert {1, 2} & {
+        token for row in sample(random_model, prompts, config=config, seeds=range(16), eos=EOS) for token in row
+    }
+    assert not {EOS, 1, 2} & {token for row in rows for token in row}
+    assert any(len(row) < 20 for row in rows)  # EOS was still drawn
+
+
+def test_adapters_are_seen_through(random_model):
+    wrapped = lora.attach(random_model, rank=2, alpha=2, generator=torch.Generator().manual_seed(0))
+    assert hasattr(backbone(wrapped), "config")
+    assert head(wrapped).weight.shape == (50, 32)
+    config = SamplingConfig(max_new_tokens=4)
+    rows = sample(wrapped, left_padded(PROMPTS[:2]), config=config, seeds=[0, 1], eos=EOS)
+    plain = sample(wrapped.get_base_model(), left_padded(PROMPTS[:2]), config=config, seeds=[0, 1], eos=EOS)
+    assert rows == plain  # adapters start as zero
+
+
+def test_what_does_not_fit_the_context_is_refused(random_model):
+    with pytest.raises(InputError, match="max_new_tokens=64"):
+        sample(
+            random_model,
+            left_padded(PROMPTS[:1]),
+            config=SamplingConfig(max_new_tokens=64),
+            seeds=[0],
+            eos=EOS,
+        )
+
+
+def test_each_prompt_needs_a_seed(random_model):
+    with pytest.raises(InputError, match="one seed"):
+        sample(random_model, left_padded(PROMPTS), config=SamplingConfig(max_new_tokens=4), seeds=[0], eos=EOS)
+
+
+def test_the_global_generator_is_left_alone(random_model):
+    before = torch.get_rng_state()
+    sample(random_model, left_padded(PROMPTS), config=SamplingConfig(max_new_tokens=4), seeds=range(8), eos=EOS)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_left_padding_changes_no_hidden_state(random_model):
+    ids, mask = left_padded(PROMPTS)
+    with torch.no_grad():
+        padded = backbone(random_model)(
+            input_ids=ids, attention_mask=mask, position_ids=position_ids(mask)
+        ).last_hidden_state[:, -1]
+        for row, prompt in enumerate(PROMPTS):
+            plain = backbone(random_model)(input_ids=torch.tensor([prompt])).last_hidden_state[0, -1]
+            assert torch.allclose(padded[row], plain, atol=1e-5)

@@ -1,0 +1,214 @@
+import pytest
+import torch
+from torch import nn
+
+from understudy.generation.config import SamplingConfig, SteeringConfig
+from understudy.generation.prompts import row_seeds
+from understudy.generation.sampling import backbone, sample
+from understudy.generation.steering import steer_towards
+
+EOS = 0
+PROMPTS = [[3, 4, 5], [6, 7], [8, 9, 10, 11], [12, 2], [13, 14], [15, 16, 17], [18, 19], [20, 21, 22, 23, 24]]
+TARGETS = torch.tensor([0, 1, 1, 0, 1, 0, 0, 1])
+STRONG = {"steps": 4, "step_size": 0.1, "kl_weight": 0.05, "gm_scale": 0.9}
+
+
+def left_padded(prompts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    width = max(len(prompt) for prompt in prompts)
+    ids = torch.tensor([[1] * (width - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    return ids, mask
+
+
+@pytest.fixture
+def discriminator() -> nn.Module:
+    generator = torch.Generator().manual_seed(3)
+    layers = nn.Sequential(nn.Linear(32, 8), nn.Tanh(), nn.Linear(8, 2))
+    for parameter in layers.parameters():
+        nn.init.normal_(parameter, std=0.5, generator=generator)
+    return layers.requires_grad_(False)
+
+
+def steered(model, prompts, targets, discriminator, *, seeds, tokens=16, representation="last", **constants):
+    hook = steer_towards(
+        targets,
+        config=SteeringConfig(**{**STRONG, **constants}),
+        attribute=discriminator,
+        representation=representation,
+    )
+    config = SamplingConfig(max_new_tokens=tokens, top_p=0.95)
+    return sample(model, left_padded(prompts), config=config, seeds=seeds, eos=EOS, step_hook=hook)
+
+
+@pytest.mark.parametrize("lookahead", [False, True])
+@pytest.mark.parametrize("representation", ["last", "mean"])
+@pytest.mark.parametrize("steer", ["key_value", "hidden"])
+def test_a_row_does_not_depend_on_its_batch_mates(random_model, discriminator, steer, representation, lookahead):
+    constants = {"steer": steer, "representation": representation, "lookahead": lookahead}
+    seeds = row_seeds(0, range(8), purpose="test")
+    together = steered(random_model, PROMPTS, TARGETS, discriminator, seeds=seeds, **constants)
+    alone = [
+        steered(random_model, [prompt], target[None], discriminator, seeds=[seed], **constants)[0]
+        for prompt, target, seed in zip(PROMPTS, TARGETS, seeds, strict=True)
+    ]
+    assert together == alone
+    unsteered = steered(random_model, PROMPTS, TARGETS, discriminator, seeds=seeds, steer="none")
+    assert sum(a != b for a, b in zip(together, unsteered, strict=True)) >= 4
+
+
+@pytest.mark.parametrize("steer", ["key_value", "hidden"])
+@pytest.mark.parametrize("off", [{"gm_scale": 0.0}, {"steps": 0}], ids=["gm_scale", "steps"])
+def test_turned_off_steering_is_the_unsteered_sample(random_model, discriminator, steer, off):
+    config = SamplingConfig(max_new_tokens=16, top_p=0.95)
+    plain = sample(random_model, left_padded(PROMPTS), config=config, seeds=range(8), eos=EOS)
+    rows = steered(random_model, PROMPTS, TARGETS, discriminator, seeds=range(8), steer=steer, **off)
+    assert rows == plain
+
+
+@pytest.mark.parametrize("steer", ["key_value", "hidden"])
+def test_vanishing_gm_scale_approaches_the_unsteered_sample(random_model, discriminator, steer):
+    """The steered path itself, not its short cut, ends in the unmodified distribution."""
+    config = SamplingConfig(max_new_tokens=16, top_p=0.95)
+    plain = sample(random_model, left_padded(PROMPTS), config=config, seeds=range(8), eos=EOS)
+    rows = steered(random_model, PROMPTS, TARGETS, discriminator, seeds=range(8), steer=steer, gm_scale=1e-9)
+    assert rows == plain
+
+
+@pytest.mark.parametrize("steer", ["key_value", "hidden"])
+def test_every_ascent_raises_the_labels_probability(random_model, discriminator, steer):
+    seen: list[torch.Tensor] = []
+
+    def recording(hidden: torch.Tensor) -> torch.Tensor:
+        logits = discriminator(hidden)
+        seen.append(logits.detach().log_softmax(-1).gather(-1, TARGETS[:, None])[:, 0])
+        return logits
+
+    constants = {"steer": steer, "steps": 6, "step_size": 0.01, "kl_weight": 0.0}
+    steered(random_model, PROMPTS, TARGETS, recording, seeds=range(8), tokens=1, **constants)
+    assert len(seen) == 6
+    assert bool((torch.stack(seen).diff(dim=0) > 0).all())
+
+
+@pytest.mark.parametrize("steer", ["key_value", "hidden"])
+def test_kl_holds_the_modified_distribution_back(random_model, discriminator, steer):
+    distances = []
+    for weight in (0.0, 10.0):
+        logits = first_logits(random_model, discriminator, steer=steer, kl_weight=weight, gm_scale=1.0)
+        plain = first_logits(random_model, discriminator, steer="none")
+        distances.append(float((logits.exp() * (logits - plain)).sum(-1).mean()))
+    assert distances[1] < 0.5 * distances[0]
+
+
+def first_logits(model, discriminator, **constants) -> torch.Tensor:
+    """Log-probabilities of the first new token, `(8, vocab)`."""
+    kept: list[torch.Tensor] = []
+    hook = steer_towards(TARGETS, config=SteeringConfig(**{**STRONG, **constants}), attribute=discriminator)
+
+    def keep(model, step):
+        kept.append(step.logits if hook is None else hook(model, step))
+        return kept[-1]
+
+    sample(
+        model,
+        left_padded(PROMPTS),
+        config=SamplingConfig(max_new_tokens=1),
+        seeds=range(8),
+        eos=EOS,
+        step_hook=keep,
+    )
+    return kept[0].log_softmax(-1)
+
+
+@pytest.mark.parametrize("steer", ["key_value", "hidden"])
+def test_fusion_is_the_normalised_geometric_mean(random_model, discriminator, steer):
+    plain = first_logits(random_model, discriminator, steer="none")
+    modified = first_logits(random_model, discriminator, steer=steer, gm_scale=1.0)
+    fused = first_logits(random_model, discriminator, steer=steer, gm_scale=0.3)
+    expected = (modified.exp() ** 0.3 * plain.exp() ** 0.7).log()
+    assert torch.allclose(fused, expected - expected.exp().sum(-1, keepdim=True).log(), atol=1e-4)
+
+
+PRAISE = ["A wonderful film, moving and beautiful.", "Brilliant acting and a great story.", "I loved it, it is funny."]
+BLAME = ["A terrible film, boring and stupid.", "Awful acting and a bad story.", "I hated it, it is dull."]
+
+
+@pytest.fixture(scope="module")
+def sentiment(tiny_llama):
+    """A fixed discriminator of praise (1) and blame (0): the line between their mean states."""
+
+    def states(texts: list[str]) -> torch.Tensor:
+        rows = [torch.tensor([[0, *tiny_llama.tokenizer.encode(" " + text)]]) for text in texts]
+        with torch.no_grad():
+            hidden = [backbone(tiny_llama.model)(input_ids=row).last_hidden_state[0, 2:] for row in rows]
+        return torch.cat(hidden).mean(0)
+
+    good, bad = states(PRAISE), states(BLAME)
+    direction = 2 * (good - bad) / (good - bad).square().sum()
+    return lambda hidden: ((hidden - (good + bad) / 2) @ direction)[..., None] * torch.tensor([-1.0, 1.0])
+
+
+@pytest.mark.parametrize(("steer", "step_size"), [("key_value", 0.02), ("hidden", 0.2)])
+def test_steered_texts_please_the_discriminator(tiny_llama, sentiment, steer, step_size):
+    prompt = [0, *tiny_llama.tokenizer.encode(" This film is")]
+    praise = {}
+    for name, constants in {"plain": {"steer": "none"}, "steered": {"steer": steer}}.items():
+        for label in (0, 1):
+            rows = steered(
+                tiny_llama.model,
+                [prompt] * 12,
+                torch.full((12,), label),
+                sentiment,
+                seeds=range(12),
+                tokens=12,
+                **{"step_size": step_size, "steps": 3, "kl_weight": 0.01, **constants},
+            )
+            praise[name, label] = praise_in(tiny_llama.model, prompt, rows, sentiment)
+    assert praise["plain", 0] == praise["plain", 1]
+    assert praise["steered", 0] < praise["plain", 0] - 0.05
+    assert praise["steered", 1] > praise["plain", 1] + 0.05
+
+
+def praise_in(model, prompt, rows, sentiment) -> float:
+    """Mean p(praise) over the unmodified states of all new tokens."""
+    probabilities = []
+    for row in rows:
+        with torch.no_grad():
+            hidden = backbone(model)(input_ids=torch.tensor([[*prompt, *row]])).last_hidden_state[0, len(prompt) :]
+        probabilities.append(sentiment(hidden).softmax(-1)[:, 1].mean())
+    return float(torch.stack(probabilities).mean())
+
+
+def test_only_the_window_of_the_cache_moves(random_model, discriminator):
+    everything = first_logits(random_model, discriminator, steer="key_value", window=0)
+    last = first_logits(random_model, discriminator, steer="key_value", window=1)
+    wide = first_logits(random_model, discriminator, steer="key_value", window=99)
+    assert torch.equal(everything, wide)
+    assert not torch.allclose(everything, last, atol=1e-4)
+
+
+def test_mean_representation_sees_the_mean_of_the_texts_states(random_model, discriminator):
+    seen: list[torch.Tensor] = []
+
+    def recording(hidden: torch.Tensor) -> torch.Tensor:
+        seen.append(hidden.detach())
+        return discriminator(hidden)
+
+    constants = {"steer": "hidden", "steps": 1, "representation": "mean", "gm_scale": 1e-9}
+    row = steered(random_model, [[3, 4]], TARGETS[:1], recording, seeds=[2], tokens=8, **constants)[0]
+    ids = torch.tensor([[3, 4, *row]])
+    with torch.no_grad():
+        hidden = backbone(random_model)(input_ids=ids).last_hidden_state[0]
+    assert len(row) >= 3
+    assert torch.allclose(seen[0][0], hidden[1], atol=1e-4)  # no text yet: the prompt's last state
+    for count in range(1, len(seen)):
+        assert torch.allclose(seen[count][0], hidden[2 : 2 + count].mean(0), atol=1e-4)
+
+
+def test_a_certain_discriminator_moves_nothing(random_model):
+    def certain(hidden: torch.Tensor) -> torch.Tensor:
+        return torch.stack([hidden.sum(-1) * 0 + 50, hidden.sum(-1) * 1e-3], dim=-1)
+
+    targets = torch.zeros(8, dtype=torch.long)
+    plain = steered(random_model, PROMPTS, targets, certain, seeds=range(8), steer="none")
+    rows = steered(random_model, PROMPTS, targets, certain, seeds=range(8), steer="hidden", kl_weight=0.0)
+    assert rows == plain

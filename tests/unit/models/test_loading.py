@@ -1,0 +1,133 @@
+"""Loading: shipped names, folders, refusals, tokenizers that lack tokens, nothing random."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from understudy.errors import InputError
+from understudy.models.loading import folder_digest, load_model
+from understudy.shipped import MODELS
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(MODELS / "tiny-gpt2", tmp_path / "own-model"))
+
+
+def edit(path: Path, **changes: object) -> None:
+    content = json.loads(path.read_text())
+    for key, value in changes.items():
+        if value is None:
+            content.pop(key, None)
+        else:
+            content[key] = value
+    path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-gpt2"])
+def test_shipped_model_predicts_and_is_float32(name):
+    loaded = load_model(name)
+    ids = torch.tensor([loaded.tokenizer.encode("<|endoftext|>This film is the best of the")])
+    with torch.no_grad():
+        loss = loaded.model(input_ids=ids, labels=ids).loss
+    assert loss < 7, "a trained model is better than the uniform guess of ln 4096 = 8.3"
+    assert {p.dtype for p in loaded.model.parameters()} == {torch.float32}
+    assert loaded.tokenizer.pad_token_id == 1
+    assert loaded.tokenizer.eos_token_id == 0
+    assert loaded.notes == ()
+    assert not loaded.model.training
+
+
+def test_default_is_the_shipped_llama():
+    assert load_model().model.config.model_type == "llama"
+
+
+def test_attention_is_selectable():
+    assert load_model("tiny-gpt2", attention="eager").model.config._attn_implementation == "eager"
+    assert load_model("tiny-gpt2").model.config._attn_implementation == "sdpa"
+
+
+def test_digest_follows_content_not_place(folder):
+    digest = load_model(folder).digest
+    assert digest == folder_digest(MODELS / "tiny-gpt2")
+    edit(folder / "config.json", layer_norm_epsilon=1e-6)
+    assert folder_digest(folder) != digest
+    (folder / "README.md").write_text("not part of the model")
+    edit(folder / "config.json", layer_norm_epsilon=1e-05)
+
+
+def test_global_random_state_is_untouched():
+    before = torch.random.get_rng_state()
+    load_model("tiny-gpt2")
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_dropout_is_zero_even_in_training_mode(folder):
+    edit(folder / "config.json", resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5)
+    model = load_model(folder).model.train()
+    ids = torch.arange(10)[None]
+    assert torch.equal(model(input_ids=ids).logits, model(input_ids=ids).logits)
+
+
+def test_tokenizer_without_pad_is_mended_and_said(folder):
+    edit(folder / "tokenizer_config.json", pad_token=None)
+    loaded = load_model(folder)
+    assert loaded.tokenizer.pad_token_id == 0
+    assert len(loaded.notes) == 1
+    assert "padding" in loaded.notes[0]
+
+
+def test_tokenizer_without_any_special_token_gets_one(tmp_path):
+    source = MODELS / "tiny-gpt2"
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(source / name, tmp_path / name)
+    tokenizer = json.loads((tmp_path / "tokenizer.json").read_text())
+    tokenizer["added_tokens"] = []
+    tokenizer["model"]["vocab"] = {
+        ("<|renamed|>" if token == "<|endoftext|>" else token): index
+        for token, index in tokenizer["model"]["vocab"].items()
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    edit(tmp_path / "tokenizer_config.json", pad_token=None, eos_token=None, bos_token=None)
+    GPT2LMHeadModel(GPT2Config(vocab_size=4096, n_embd=8, n_layer=1, n_head=1)).save_pretrained(tmp_path)
+    loaded = load_model(tmp_path)
+    assert loaded.tokenizer.eos_token_id == 4096
+    assert loaded.tokenizer.bos_token_id == loaded.tokenizer.pad_token_id == 4096
+    weight = loaded.model.get_input_embeddings().weight
+    assert torch.allclose(weight[4096], weight[:4096].mean(0))
+    assert loaded.model.get_output_embeddings().weight is weight
+    assert len(loaded.notes) == 3
+
+
+def test_unknown_name_is_named_with_the_choices(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(InputError, match=r"unknown model='tiny-lama'.*tiny-gpt2, tiny-llama"):
+        load_model("tiny-lama")
+
+
+def test_unknown_path_is_not_looked_up_on_the_hub(tmp_path):
+    with pytest.raises(InputError, match="no such folder"):
+        load_model(tmp_path / "nowhere")
+
+
+def test_folder_without_config_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"no config\.json"):
+        load_model(tmp_path)
+
+
+def test_pickled_weights_are_refused(folder):
+    (folder / "model.safetensors").unlink()
+    torch.save({}, folder / "pytorch_model.bin")
+    with pytest.raises(InputError, match="safetensors"):
+        load_model(folder)
+
+
+def test_code_of_a_repository_is_never_run(folder):
+    edit(folder / "config.json", model_type="mine", auto_map={"AutoConfig": "own.Config"})
+    (folder / "own.py").write_text("raise SystemExit('this code ran')")
+    with pytest.raises(InputError, match="own-model"):
+        load_model(folder)

@@ -1,0 +1,209 @@
+"""Accounting: what PLD and RDP accept, and calibration that never spends more than asked."""
+
+import json
+import logging
+import math
+
+import dp_accounting as dp
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import norm
+
+from understudy.errors import InputError, UnderstudyError
+from understudy.privacy import accounting
+from understudy.privacy.accounting import (
+    CALIBRATION_TOLERANCE,
+    analytic_gaussian_sigma,
+    calibrate_noise_multiplier,
+    composed_event,
+    default_delta,
+    epsilon_pld,
+    epsilon_rdp,
+    gaussian_event,
+    histogram_event,
+    renyi_curve,
+    sgd_event,
+    without_amplification,
+)
+
+
+def short_run(z):
+    return sgd_event(sampling_probability=0.05, noise_multiplier=z, steps=40)
+
+
+def run_with_histogram(z):
+    return composed_event(histogram_event(sigma=20.0), short_run(z))
+
+
+def one_shot(z):
+    return gaussian_event(noise_multiplier=z)
+
+
+@pytest.mark.parametrize(
+    ("make_event", "epsilon", "delta"),
+    [
+        (short_run, 0.5, 1e-5),
+        (short_run, 4.0, 1e-5),
+        (run_with_histogram, 1.0, 1e-4),
+        (one_shot, 0.05, 1e-4),
+        (one_shot, 0.005, 1e-6),  # below the floor of RDP's conversion
+        (one_shot, 8.0, 1e-4),
+    ],
+)
+def test_calibration_lands_just_below_the_target(make_event, epsilon, delta):
+    z = calibrate_noise_multiplier(make_event, epsilon=epsilon, delta=delta, cache=None)
+    reached = epsilon_pld(make_event(z), delta)
+    assert epsilon * (1 - CALIBRATION_TOLERANCE) <= reached <= epsilon
+
+
+def test_calibration_of_one_query_agrees_with_the_analytic_condition():
+    z = calibrate_noise_multiplier(one_shot, epsilon=1.0, delta=1e-5, cache=None)
+    exact = analytic_gaussian_sigma(epsilon=1.0, delta=1e-5, sensitivity=1.0)
+    assert exact <= z <= exact * 1.002
+
+
+def test_no_privacy_needs_no_noise():
+    assert calibrate_noise_multiplier(short_run, epsilon=math.inf, delta=1e-5, cache=None) == 0.0
+    assert epsilon_pld(short_run(0.0), 1e-5) == math.inf
+    assert epsilon_rdp(short_run(0.0), 1e-5) == math.inf
+    assert epsilon_pld(histogram_event(sigma=0.0), 1e-5) == math.inf
+
+
+def test_an_unreachable_target_is_refused():
+    # The histogram alone costs more than 0.1.
+    with pytest.raises(InputError, match="fixed noise already costs more"):
+        calibrate_noise_multiplier(run_with_histogram, epsilon=0.1, delta=1e-4, cache=None)
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.0, 1e-5), (-1.0, 1e-5), (math.nan, 1e-5), (1.0, 0.0), (1.0, 1.0)])
+def test_targets_out_of_range_are_refused(epsilon, delta):
+    with pytest.raises(InputError, match="expected"):
+        calibrate_noise_multiplier(short_run, epsilon=epsilon, delta=delta, cache=None)
+
+
+def test_cache_spares_the_search_and_gives_the_same(tmp_path, monkeypatch):
+    ask = {"epsilon": 2.0, "delta": 1e-5, "cache": tmp_path / "calibration"}
+    first = calibrate_noise_multiplier(short_run, **ask)
+    monkeypatch.setattr(accounting, "_pld_epsilon", None)  # any evaluation would now fail
+    assert calibrate_noise_multiplier(short_run, **ask) == first
+    with pytest.raises(TypeError):
+        calibrate_noise_multiplier(short_run, **(ask | {"epsilon": 2.1}))
+
+
+@pytest.mark.parametrize("damage", ["", "{", '{"noise_multiplier": 0.3}', "[]", "other event", "negative"])
+def test_a_damaged_cache_entry_is_replaced(tmp_path, damage):
+    first = calibrate_noise_multiplier(one_shot, epsilon=1.0, delta=1e-5, cache=tmp_path)
+    (entry,) = tmp_path.iterdir()
+    if damage == "other event":
+        damage = json.dumps(json.loads(entry.read_text()) | {"noise_multiplier": first / 2})
+    elif damage == "negative":
+        damage = json.dumps(json.loads(entry.read_text()) | {"noise_multiplier": -1.0})
+    entry.write_text(damage)
+    assert calibrate_noise_multiplier(one_shot, epsilon=1.0, delta=1e-5, cache=tmp_path) == first
+    assert json.loads(entry.read_text())["noise_multiplier"] == first
+    assert [p.name for p in tmp_path.iterdir()] == [entry.name]
+
+
+def test_rdp_bounds_pld_from_above():
+    for event in (short_run(0.8), run_with_histogram(2.0), one_shot(3.0)):
+        assert epsilon_pld(event, 1e-5) < epsilon_rdp(event, 1e-5)
+
+
+def test_histogram_composes_with_training_in_one_event():
+    both = epsilon_pld(run_with_histogram(1.5), 1e-4)
+    alone = [epsilon_pld(e, 1e-4) for e in (histogram_event(sigma=20.0), short_run(1.5))]
+    assert max(alone) < both < sum(alone)
+
+
+@pytest.mark.parametrize("sigma", [0.5, 1.0, 3.0, 20.0])
+def test_discrete_gaussian_pld_against_direct_summation(sigma):
+    event, delta = histogram_event(sigma=sigma), 1e-4
+    weights = {x: math.exp(-(x**2) / (2 * sigma**2)) for x in range(-400, 401)}
+    total = math.fsum(weights.values())
+
+    def hockey_stick(epsilon):
+        gaps = (weights[x] - math.exp(epsilon) * weights.get(x - 1, 0.0) for x in weights)
+        return math.fsum(max(0.0, gap) for gap in gaps) / total
+
+    found = epsilon_pld(event, delta)
+    assert hockey_stick(found) <= delta * (1 + 1e-6)
+    assert hockey_stick(found - 3e-3) > delta
+
+
+@pytest.mark.parametrize("sigma", [0.5, 1.0, 5.0])
+def test_renyi_curve_bounds_the_discrete_gaussian(sigma):
+    orders = (2.0, 8.0, 32.0)
+    weights = {x: math.exp(-(x**2) / (2 * sigma**2)) for x in range(-400, 401)}
+    total = math.fsum(weights.values())
+    for order, bound in zip(orders, renyi_curve(histogram_event(sigma=sigma), orders), strict=True):
+        # log sum p^a q^(1-a), with p shifted by one.
+        terms = (
+            order * -((x - 1) ** 2) / (2 * sigma**2) + (1 - order) * -(x**2) / (2 * sigma**2) for x in range(-400, 401)
+        )
+        shifted = list(terms)
+        top = max(shifted)
+        divergence = (top + math.log(math.fsum(math.exp(t - top) for t in shifted) / total)) / (order - 1)
+        assert divergence <= bound * (1 + 1e-9)
+
+
+def test_amplification_only_helps():
+    event = short_run(2.0)
+    assert epsilon_pld(event, 1e-5) < epsilon_pld(without_amplification(event), 1e-5)
+
+
+def test_unsupported_events_are_said_and_not_switched_silently():
+    tree = dp.SingleEpochTreeAggregationDpEvent(2.0, 100)
+    with pytest.raises(UnderstudyError, match="PLD accounting does not know"):
+        epsilon_pld(tree, 1e-5)
+    assert 0 < epsilon_rdp(tree, 1e-5) < math.inf
+    with pytest.raises(UnderstudyError, match="RDP accounting does not know"):
+        epsilon_rdp(dp.UnsupportedDpEvent(), 1e-5)
+
+
+def test_replace_one_is_not_understated():
+    with pytest.raises(UnderstudyError, match="replace-one"):
+        epsilon_rdp(one_shot(1.0), 1e-5, dp.NeighboringRelation.REPLACE_ONE)
+    with pytest.raises(UnderstudyError, match="does not know"):
+        epsilon_pld(histogram_event(sigma=1.0), 1e-5, dp.NeighboringRelation.REPLACE_ONE)
+
+
+def test_rdp_does_not_complain_on_stderr(caplog):
+    event = sgd_event(sampling_probability=0.2133, noise_multiplier=1.0, steps=19)
+    with caplog.at_level(logging.WARNING, logger="absl"):
+        epsilon_rdp(event, 1e-4)
+    assert caplog.records == []
+    assert logging.getLogger("absl").filters == []
+
+
+@given(st.integers(3, 10**9))
+def test_default_delta_is_below_one_over_n(n):
+    assert 0 < default_delta(n) < 1 / n
+
+
+def test_default_delta_needs_three_units():
+    with pytest.raises(InputError, match="n=2"):
+        default_delta(2)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.floats(0.01, 20.0),
+    st.floats(1e-9, 0.1),
+    st.floats(1e-3, 1e3),
+)
+def test_analytic_gaussian_meets_its_condition(epsilon, delta, sensitivity):
+    sigma = analytic_gaussian_sigma(epsilon=epsilon, delta=delta, sensitivity=sensitivity)
+
+    def delta_of(s):
+        a, b = sensitivity / (2 * s), epsilon * s / sensitivity
+        return norm.cdf(a - b) - math.exp(epsilon) * norm.cdf(-a - b)
+
+    assert delta_of(sigma) <= delta * (1 + 1e-6)
+    assert delta_of(sigma * 0.999) > delta
+
+
+@pytest.mark.parametrize("bad", [{"epsilon": 0.0}, {"epsilon": math.inf}, {"sensitivity": 0.0}, {"delta": 1.0}])
+def test_analytic_gaussian_refuses_what_is_out_of_range(bad):
+    with pytest.raises(InputError, match="expected"):
+        analytic_gaussian_sigma(**({"epsilon": 1.0, "delta": 1e-5, "sensitivity": 1.0} | bad))

@@ -1,0 +1,116 @@
+"""Events as data: canonical JSON both ways, and how queries combine."""
+
+import math
+
+import dp_accounting as dp
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from understudy.errors import InputError, UnderstudyError
+from understudy.privacy.events import (
+    combined_noise_multiplier,
+    composed_event,
+    event_from_json,
+    event_to_json,
+    gaussian_event,
+    histogram_event,
+    sgd_event,
+    without_amplification,
+)
+
+multipliers = st.floats(min_value=1e-6, max_value=1e6)
+leaves = st.one_of(
+    multipliers.map(lambda z: gaussian_event(noise_multiplier=z)),
+    multipliers.map(lambda s: histogram_event(sigma=s)),
+    st.builds(
+        sgd_event,
+        sampling_probability=st.floats(min_value=1e-9, max_value=1),
+        noise_multiplier=multipliers,
+        steps=st.integers(1, 10**6),
+    ),
+    st.just(dp.NonPrivateDpEvent()),
+    st.builds(dp.SingleEpochTreeAggregationDpEvent, multipliers, st.integers(1, 1000)),
+)
+events = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        st.lists(inner, min_size=1, max_size=3).map(lambda es: composed_event(*es)),
+        st.tuples(inner, st.integers(1, 50)).map(lambda pair: dp.SelfComposedDpEvent(*pair)),
+    ),
+    max_leaves=5,
+)
+
+
+@given(events)
+def test_json_round_trip_rebuilds_the_event(event):
+    text = event_to_json(event)
+    assert event_from_json(text) == event
+    assert event_to_json(event_from_json(text)) == text
+
+
+def test_json_is_canonical():
+    whole = sgd_event(sampling_probability=1, noise_multiplier=1, steps=3)
+    assert event_to_json(whole) == event_to_json(sgd_event(sampling_probability=1.0, noise_multiplier=1.0, steps=3))
+    assert event_to_json(whole) == (
+        '{"count":3,"event":{"event":{"kind":"gaussian","noise_multiplier":1.0},"kind":"poisson_sampled",'
+        '"sampling_probability":1.0},"kind":"self_composed"}'
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"kind":"os.system"}',
+        '{"kind":"gaussian"}',
+        '{"kind":"gaussian","noise_multiplier":"1.0"}',
+        '{"kind":"gaussian","noise_multiplier":1.0,"more":1}',
+        '{"kind":"self_composed","count":2,"event":null}',
+        '{"kind":"composed","events":{"kind":"none"}}',
+    ],
+)
+def test_foreign_text_is_no_event(text):
+    with pytest.raises(UnderstudyError, match="canonical JSON"):
+        event_from_json(text)
+
+
+def test_an_unlisted_event_cannot_be_charged():
+    with pytest.raises(UnderstudyError, match="cannot be charged"):
+        event_to_json(dp.LaplaceDpEvent(1.0))
+
+
+@given(st.lists(multipliers, min_size=1, max_size=5))
+def test_combining_is_that_of_one_joint_query(zs):
+    combined = combined_noise_multiplier(*zs)
+    assert combined == pytest.approx(sum(z**-2 for z in zs) ** -0.5, rel=1e-12)
+    assert combined <= min(zs) * (1 + 1e-12)
+
+
+def test_a_query_without_noise_leaves_none_over():
+    assert combined_noise_multiplier(1.0, 0.0) == 0.0
+    assert combined_noise_multiplier(3.0) == 3.0
+    assert combined_noise_multiplier(1e-200, 1e-200) == pytest.approx(1e-200 / math.sqrt(2))
+
+
+@pytest.mark.parametrize("bad", [(), (-1.0,), (float("nan"),), (1.0, float("inf"))])
+def test_bad_multipliers_are_refused(bad):
+    with pytest.raises(InputError, match="noise multipliers"):
+        combined_noise_multiplier(*bad)
+
+
+@pytest.mark.parametrize("changes", [{"sampling_probability": 0.0}, {"sampling_probability": 1.5}, {"steps": 0}])
+def test_bad_plans_are_refused(changes):
+    fields = {"sampling_probability": 0.1, "noise_multiplier": 1.0, "steps": 10} | changes
+    with pytest.raises(InputError, match="found"):
+        sgd_event(**fields)
+
+
+def test_without_amplification_everybody_takes_part():
+    event = composed_event(
+        histogram_event(sigma=5.0), sgd_event(sampling_probability=0.1, noise_multiplier=2.0, steps=7)
+    )
+    plain = dp.SelfComposedDpEvent(gaussian_event(noise_multiplier=2.0), 7)
+    assert without_amplification(event) == composed_event(histogram_event(sigma=5.0), plain)

@@ -1,0 +1,133 @@
+"""Keys and the noise they give: exact, separate, independent of threads and of how much is asked for."""
+
+import hashlib
+import hmac
+import math
+
+import pytest
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from understudy.privacy.noise import derive_key, discrete_gaussian, gaussian, query_digest, uniform_words
+
+KEY = bytes(range(32))
+SECRET = b"a secret for tests, 32 bytes long"
+
+texts = st.text(max_size=6)
+blobs = st.binary(max_size=6)
+draws = st.fixed_dictionaries(
+    {"charge_id": texts, "salt": blobs, "step": st.integers(0, 300), "purpose": texts, "query_digest": blobs}
+)
+
+
+@given(draws, draws)
+def test_two_different_draws_never_share_a_key(one, other):
+    assert (derive_key(SECRET, **one) == derive_key(SECRET, **other)) == (one == other)
+
+
+def test_key_is_hmac_of_the_length_prefixed_parts():
+    found = derive_key(SECRET, charge_id="c1", salt=b"ss", step=7, purpose="lm", query_digest=b"q")
+    parts = [b"understudy/noise/1", b"c1", b"ss", (7).to_bytes(8, "big"), b"lm", b"q"]
+    message = b"".join(len(p).to_bytes(8, "big") + p for p in parts)
+    assert found == hmac.new(SECRET, message, hashlib.sha256).digest()
+
+
+def test_neighbouring_parts_do_not_run_together():
+    base = {"salt": b"", "step": 0}
+    assert derive_key(SECRET, charge_id="ab", purpose="c", **base) != derive_key(
+        SECRET, charge_id="a", purpose="bc", **base
+    )
+
+
+def test_key_depends_on_the_secret():
+    draw = {"charge_id": "c", "salt": b"s", "step": 0, "purpose": "p"}
+    assert derive_key(SECRET, **draw) != derive_key(SECRET[:-1], **draw)
+
+
+def test_words_are_the_aes_counter_stream():
+    stream = Cipher(algorithms.AES256(KEY), modes.CTR(bytes(16))).encryptor().update(bytes(80))
+    assert uniform_words(KEY, 10).tobytes() == stream
+    assert uniform_words(KEY, 3).tobytes() == stream[:24]
+    assert uniform_words(KEY, 4, start=6).tobytes() == stream[48:]
+
+
+@pytest.mark.parametrize(("key", "start"), [(bytes(16), 0), (KEY, 1)])
+def test_words_refuse_a_wrong_key_or_start(key, start):
+    with pytest.raises(ValueError, match="expected a key of 32 bytes"):
+        uniform_words(key, 4, start=start)
+
+
+def test_gaussian_follows_box_muller_on_the_stream():
+    words = uniform_words(KEY, 65536).tolist()
+    first, angle = ((words[i] >> 11) + 1 for i in (0, 32768))
+    radius = math.sqrt(-2 * math.log(first * 2.0**-53))
+    expected = 3.0 * radius * math.cos(2 * math.pi * (angle * 2.0**-53))
+    assert gaussian(KEY, 5, scale=3.0)[0].item() == pytest.approx(expected, rel=1e-6)
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.integers(0, 200_000), st.integers(0, 200_000))
+def test_asking_for_more_changes_nothing(n, m):
+    few, many = sorted((n, m))
+    assert torch.equal(gaussian(KEY, many, scale=1.0)[:few], gaussian(KEY, few, scale=1.0))
+
+
+def test_gaussian_does_not_depend_on_threads_or_the_global_generator():
+    before = torch.get_num_threads()
+    try:
+        results = []
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            torch.manual_seed(threads)
+            results.append(gaussian(KEY, 300_001, scale=0.7))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(results[0], r) for r in results[1:])
+    state = torch.random.get_rng_state()
+    gaussian(KEY, 10, scale=1.0)
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+def test_gaussian_scale_only_scales():
+    one, two = gaussian(KEY, 1000, scale=1.0), gaussian(KEY, 1000, scale=2.0)
+    assert torch.equal(2 * one, two)
+    assert one.dtype == torch.float32
+    assert torch.equal(gaussian(KEY, 1000, scale=0.0).abs(), torch.zeros(1000))
+    assert bool(torch.isfinite(one).all())
+
+
+@pytest.mark.parametrize("bad", [{"size": -1}, {"scale": -1.0}, {"scale": math.inf}, {"scale": math.nan}])
+def test_noise_refuses_what_is_out_of_range(bad):
+    for draw in (gaussian, discrete_gaussian):
+        with pytest.raises(ValueError, match="scale"):
+            draw(**({"key": KEY, "size": 3, "scale": 1.0} | bad))
+
+
+def test_discrete_gaussian_is_a_function_of_the_key():
+    one = discrete_gaussian(KEY, 200, scale=3.3)
+    assert one.dtype == torch.int64
+    assert torch.equal(one, discrete_gaussian(KEY, 200, scale=3.3))
+    assert torch.equal(one[:50], discrete_gaussian(KEY, 50, scale=3.3))
+    assert not torch.equal(one, discrete_gaussian(KEY[::-1], 200, scale=3.3))
+    assert torch.equal(discrete_gaussian(KEY, 4, scale=0.0), torch.zeros(4, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool])
+def test_query_digest_reads_every_byte(dtype):
+    tensor = torch.zeros(4, 3).to(dtype)
+    other = tensor.clone()
+    other[3, 2] = 1
+    assert query_digest({"a": tensor}) == query_digest({"a": tensor.clone()})
+    assert query_digest({"a": tensor}) != query_digest({"a": other})
+
+
+def test_query_digest_reads_name_dtype_and_shape_but_not_the_layout():
+    base = torch.arange(6, dtype=torch.float32).reshape(2, 3)
+    digest = query_digest({"a": base})
+    others = ({"b": base}, {"a": base.reshape(3, 2)}, {"a": base.view(torch.int32)}, {"a": base, "b": base})
+    assert all(query_digest(o) != digest for o in others)
+    assert query_digest({"a": base.T.contiguous().T}) == digest
+    assert query_digest({"x": base, "a": base + 1}) == query_digest({"a": base + 1, "x": base})
+    assert query_digest({"a": base[:0]}) != query_digest({"a": base[:, :0]})

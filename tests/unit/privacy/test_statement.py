@@ -1,0 +1,208 @@
+"""The statement: stable keys first, nothing rounded down, nothing private, readable by a privacy officer."""
+
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from understudy.privacy.ledger_records import Charge, SourceRecord
+from understudy.privacy.statement import (
+    STABLE_KEYS,
+    Access,
+    MechanismFacts,
+    PretrainedModel,
+    StatementFacts,
+    build_statement,
+    render_markdown,
+    round_up,
+)
+
+SOURCE = SourceRecord(name="reviews", unit="example", relation="replace_special", epsilon=8.0, delta=1e-4, n=1000)
+
+
+def charge(**changes):
+    fields = {
+        "id": "0123456789abcdef01234567",
+        "source": "reviews",
+        "request_key": "secret-looking-request-key",
+        "attempt": 1,
+        "kind": "counted",
+        "event": '{"kind":"none"}',
+        "epsilon": 2.99971,
+        "delta": 1.23456e-5,
+        "unit": "example",
+        "relation": "replace_special",
+        "accountant": "PLD",
+        "epsilon_rdp": 3.21049,
+        "status": "released",
+        "simulation": False,
+        "key_id": "00ff",
+        "code_digest": "c0de",
+        "created_at": "2024-05-06T07:08:09+00:00",
+        "released_at": "2024-05-06T08:08:09+00:00",
+        "new": False,
+    }
+    return Charge(**(fields | changes))
+
+
+def facts(**changes):
+    fields = {
+        "mechanisms": (
+            MechanismFacts(
+                name="language model",
+                query="sum of clipped gradients",
+                noise="gaussian",
+                noise_multiplier=1.5,
+                sensitivity=0.1,
+                l2_clip_norm=0.1,
+                steps=200,
+                sampling_probability=0.0213,
+            ),
+            MechanismFacts(
+                name="class sizes",
+                query="rows per class",
+                noise="discrete gaussian",
+                noise_multiplier=20.0,
+                sensitivity=1.0,
+                steps=1,
+                sampling_probability=1.0,
+            ),
+        ),
+        "contributions": "each example's gradient is clipped to L2 norm 0.1",
+        "trust": "the machine that trains sees raw rows",
+        "against": "everyone who sees what is released",
+        "released": ("synthetic text", "the trained model"),
+        "accesses": (Access(task="train", reads="rows", through="DP-SGD"),),
+        "choices": "fixed in advance",
+        "declared_public": {"n": 1000, "label names": ("negative", "positive"), "delta": 1e-5},
+        "pretrained_models": (PretrainedModel(name="tiny-llama", digest="abcd"),),
+        "config_digest": "c0nf",
+        "time": "2024-05-06T08:09:10+00:00",
+    }
+    return StatementFacts(**(fields | changes))
+
+
+def statement(*, spent=(5.00001, 2e-5), **changes):
+    by_charge = {k: v for k, v in changes.items() if k in Charge.model_fields}
+    by_facts = {k: v for k, v in changes.items() if k in StatementFacts.model_fields}
+    return build_statement(facts(**by_facts), charge=charge(**by_charge), source=SOURCE, spent=spent)
+
+
+def test_stable_keys_come_first_and_in_order():
+    found = statement()
+    assert tuple(found)[: len(STABLE_KEYS)] == STABLE_KEYS
+    assert list(found)[:10] == [
+        "epsilon",
+        "delta",
+        "unit",
+        "relation",
+        "accountant",
+        "epsilon_rdp",
+        "mechanisms",
+        "ledger_entries",
+        "source",
+        "verdict",
+    ]
+
+
+def test_it_says_everything_that_privacy_asks_for():
+    wanted = {"rounding", "contributions", "trust", "against", "released", "accesses", "choices"}
+    wanted |= {"declared_public", "this_run", "budget", "pretrained_models", "third_parties", "randomness"}
+    wanted |= {"floating_point", "restarts", "code_digest", "config_digest", "time", "audits", "not_private"}
+    assert wanted <= set(statement())
+
+
+def test_figures_are_rounded_up_everywhere():
+    found = statement()
+    assert (found["epsilon"], found["delta"], found["epsilon_rdp"]) == (3.0, 1.235e-5, 3.211)
+    assert found["this_run"]["epsilon"] == 3.0
+    assert found["ledger_entries"][0]["epsilon"] == 3.0
+    assert (found["budget"]["spent_epsilon"], found["budget"]["epsilon"]) == (5.001, 8.0)
+    words = render_markdown(found)
+    assert "2.99" not in words
+    assert "5.00001" not in words
+
+
+@given(st.floats(min_value=1e-300, max_value=1e300), st.integers(1, 8))
+def test_rounding_up_never_goes_down_and_hardly_up(value, digits):
+    rounded = round_up(value, digits=digits)
+    assert value <= rounded <= value * (1 + 1.1 * 10 ** (1 - digits))
+    assert round_up(rounded, digits=digits) == rounded
+
+
+def test_round_numbers_stay():
+    assert [round_up(v) for v in (3.0, 0.1, 1e-5, 0.0, math.inf)] == [3.0, 0.1, 1e-5, 0.0, math.inf]
+
+
+def test_it_is_json_both_ways():
+    for found in (statement(), statement(kind="internal", epsilon=math.inf, epsilon_rdp=math.inf)):
+        text = json.dumps(found, allow_nan=False)
+        # A tuple comes back as a list, which reads the same.
+        assert json.dumps(json.loads(text)) == text
+        assert render_markdown(json.loads(text)) == render_markdown(found)
+
+
+def test_verdicts():
+    assert statement()["verdict"] == "proven under assumptions"
+    assert statement(heuristics=("noise is reused",))["verdict"] == "heuristic"
+    internal = statement(kind="internal", epsilon=math.inf, epsilon_rdp=math.inf)
+    assert (internal["verdict"], internal["epsilon"], internal["epsilon_rdp"]) == ("none", None, None)
+    simulation = statement(kind="internal", simulation=True)
+    assert (simulation["verdict"], simulation["epsilon"]) == ("none", None)
+
+
+def test_the_noise_that_ran_is_told():
+    first, second = statement()["mechanisms"]
+    assert first["standard_deviation"] == pytest.approx(0.15)
+    assert (first["steps"], first["sampling_probability"], first["l2_clip_norm"]) == (200, 0.0213, 0.1)
+    assert "Poisson" in first["sampler"]
+    assert second["l2_clip_norm"] is None
+
+
+def test_a_charge_of_another_source_is_refused():
+    with pytest.raises(ValueError, match="clinic"):
+        build_statement(facts(), charge=charge(source="clinic"), source=SOURCE, spent=(0.0, 0.0))
+
+
+def test_words_say_what_is_promised():
+    words = render_markdown(statement())
+    for part in (
+        "# Privacy statement for the source `reviews`",
+        "**Verdict: proven under assumptions.**",
+        "one example is replaced by an empty one",
+        "at most a factor e^3 (about 20.1)",
+        "extra probability of at most 1.235e-05",
+        "cross-check by Renyi DP: epsilon 3.211",
+        "gaussian noise of standard deviation 0.15",
+        "each contribution clipped to L2 norm 0.1",
+        "train reads rows: DP-SGD",
+        "label names: negative, positive",
+        "Third parties that saw raw text: none.",
+        "passing an audit does not prove privacy",
+        "charge 0123456789abcdef01234567",
+    ):
+        assert part in words, part
+
+
+def test_words_of_a_client_level_run_and_of_no_guarantee():
+    client = render_markdown(
+        statement(unit="client", relation="add_or_remove_one", epsilon_without_amplification=40.01234)
+    )
+    assert "one client is added or removed" in client
+    assert "who sees which units took part: epsilon 40.02" in client
+    internal = render_markdown(statement(kind="internal", epsilon=math.inf, epsilon_rdp=math.inf))
+    assert "**Verdict: none.** Nothing is promised: no noise was added." in internal
+    simulation = render_markdown(statement(kind="internal", simulation=True))
+    assert "the noise came from a seed that the user knows" in simulation
+
+
+def test_huge_epsilons_do_not_overflow():
+    assert "about inf" in render_markdown(statement(epsilon=5000.0))
+
+
+def test_the_request_key_and_the_key_id_stay_inside():
+    text = json.dumps(statement()) + render_markdown(statement())
+    assert "secret-looking-request-key" not in text
+    assert "00ff" not in text

@@ -1,0 +1,304 @@
+import html
+import json
+import math
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+from understudy.errors import InputError
+from understudy.evaluation.metrics import Metrics
+from understudy.reporting.budget import BudgetUse
+from understudy.reporting.drawing import draw
+from understudy.reporting.report import About, build_report, choose_samples, headline, rebuild_report, statement_rows
+from understudy.reporting.wording import NARROW_SPACE
+
+ABOUT = About(
+    made="500 labelled texts in two classes, by conditional generation",
+    label_names=("negative", "positive"),
+    created="2026-01-02 03:04 UTC",
+    facts={"Run": "4f1c9d0a"},
+)
+EVIL = "<script>document.title='owned'</script><img src=x onerror=alert(1)>\"'&"
+
+
+class Outline(HTMLParser):
+    """Tags, attributes and visible text of a page."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.tags, self.attributes, self.texts, self.headings, self._open = [], [], [], [], []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value) for name, value in attrs]
+        self._open.append(tag)
+
+    def handle_endtag(self, tag):
+        self._open.remove(tag) if tag in self._open else None
+
+    def handle_data(self, data):
+        if "style" not in self._open:
+            self.texts.append(data)
+            if self._open and self._open[-1] in ("h1", "h2"):
+                self.headings.append(data)
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory, metrics, statement, samples):
+    files = build_report(
+        tmp_path_factory.mktemp("internal"),
+        title="Reviews",
+        metrics=metrics,
+        statement=statement,
+        samples=samples,
+        about=ABOUT,
+    )
+    return files, files.html.read_text(), json.loads(files.json.read_text())
+
+
+def test_sections_come_in_order(report):
+    assert Outline(report[1]).headings == [
+        "Reviews", "Utility", "Fidelity", "Memorisation", "Length and diversity", "Label fidelity", "Synthetic samples",
+        "Privacy statement", "Budget of the source", "Passing an audit does not prove privacy", "Everything measured",
+    ]  # fmt: skip
+
+
+def test_the_page_is_marked_internal_first_and_says_what_was_promised(report):
+    text = " ".join(" ".join(Outline(report[1]).texts).replace(NARROW_SPACE, " ").split())
+    assert text.strip().removeprefix("Reviews").strip().startswith("internal, not private")
+    for said in ("Epsilon (ε) 3", "1.2 × 10⁻⁵", "one record of “reviews”", "replace by null", "PLD", "at most 95.3 %",
+                 "16 of 40: the first of each label in turn", "Spent before 1.5", "This run 3",
+                 "Left 3.5"):  # fmt: skip
+        assert said in text, said
+
+
+def test_the_page_needs_nothing_from_outside(report):
+    page = report[1]
+    outline = Outline(page)
+    assert not {"script", "link", "img", "iframe", "object", "embed", "base", "form"} & set(outline.tags)
+    fetching = {"src", "href", "srcset", "action", "data", "poster", "xlink:href"}
+    assert all(value.startswith("#") for _, name, value in outline.attributes if name in fetching)
+    assert not any(name.startswith("on") for _, name, _ in outline.attributes)
+    assert "default-src 'none'" in page
+    assert not re.search(r"@import|https?://|url\((?!#)", page)
+
+
+def test_five_figures_are_inside_with_alternatives(report):
+    outline = Outline(report[1])
+    assert outline.tags.count("svg") == 5
+    ids = [value for _, name, value in outline.attributes if name == "id"]
+    assert len(ids) == len(set(ids)), "an id occurs twice"
+    spoken = [value for tag, name, value in outline.attributes if tag == "svg" and name == "aria-labelledby"]
+    assert len(spoken) == 5
+    assert all(name in ids for value in spoken for name in value.split())
+
+
+def test_json_has_the_stable_names_and_the_statement(report, metrics, statement):
+    data = report[2]
+    assert data["format"] == "understudy.report/1"
+    assert data["marker"] == "internal, not private"
+    assert data["metrics"] == metrics.values
+    assert data["metrics"]["memorization.ngram_5.holdout"] == 0.0192
+    assert data["intervals"]["utility.synthetic.accuracy"] == pytest.approx([0.678, 0.738])
+    assert data["statement"] == statement
+    assert len(data["samples"]) == 16
+    assert data["budget"]["epsilon_before"] == 1.5
+
+
+def test_the_same_input_gives_the_same_bytes(report, tmp_path, metrics, statement, samples):
+    again = build_report(tmp_path, title="Reviews", metrics=metrics, statement=statement, samples=samples, about=ABOUT)
+    assert again.html.read_bytes() == report[0].html.read_bytes()
+    assert again.json.read_bytes() == report[0].json.read_bytes()
+    assert sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == ["report.html", "report.json"]
+
+
+def test_the_page_is_a_function_of_the_json(report, tmp_path):
+    (tmp_path / "report.json").write_bytes(report[0].json.read_bytes())
+    assert rebuild_report(tmp_path).html.read_text() == report[1]
+
+
+@pytest.mark.parametrize("content", [None, "", "{}", '{"title": "x", "metrics": {"fidelity.mauve": "?"}}', "[]",
+                                     '{"title": "x", "intervals": {"fidelity.mauve": [0, 1]}}'])  # fmt: skip
+def test_only_a_report_can_be_rebuilt(tmp_path, content):
+    if content is not None:
+        (tmp_path / "report.json").write_text(content)
+    with pytest.raises(InputError, match=r"report\.json: expected a report"):
+        rebuild_report(tmp_path)
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_figure_that_was_tampered_with_is_refused(tmp_path):
+    extra = draw("extra", title="T", alt="A", height=100, paint=lambda f: f.subplots().plot([1, 2]))
+    files = build_report(tmp_path, title="x", metrics=Metrics(), statement={}, figures=[extra])
+    before = files.html.read_text()
+    assert rebuild_report(tmp_path).html.read_text() == before
+    data = json.loads(files.json.read_text())
+    data["figures"][0]["svg"] = data["figures"][0]["svg"].replace("</svg>", "<script>alert(1)</script></svg>")
+    files.json.write_text(json.dumps(data))
+    with pytest.raises(InputError, match="script"):
+        rebuild_report(tmp_path)
+
+
+def test_untrusted_text_stays_text(tmp_path, metrics):
+    values = {
+        "utility.synthetic.accuracy": 0.5,
+        "label_fidelity.synthetic": 0.5,
+        "label_fidelity.synthetic.label_0": 0.5,
+    }
+    files = build_report(
+        tmp_path,
+        title=EVIL,
+        metrics=Metrics(values=values, missing=(EVIL,)),
+        statement={"epsilon": 1.0, "unit": EVIL, "source": EVIL, EVIL: EVIL, "nested": [{EVIL: [EVIL]}]},
+        samples=[{"label": EVIL, "text": EVIL}, {EVIL: EVIL}, {"text": "a\x00b\ud800c"}],
+        about=About(made=EVIL, label_names=(EVIL,), created=EVIL, facts={EVIL: EVIL}),
+    )
+    outline = Outline(files.html.read_text())
+    assert not {"script", "img"} & set(outline.tags)
+    assert sum(EVIL in text for text in outline.texts) >= 8
+    assert "a\ufffdb?c" in files.html.read_text()
+    assert json.loads(files.json.read_text())["title"] == EVIL
+
+
+def test_an_empty_report_says_what_is_missing_everywhere(tmp_path):
+    files = build_report(tmp_path, title="Empty", metrics=Metrics(), statement={})
+    page = files.html.read_text()
+    outline = Outline(page)
+    assert "svg" not in outline.tags
+    assert page.count('class="absent"') >= 9
+    text = " ".join(outline.texts)
+    for said in ("Accuracy was not measured", "No synthetic text was given", "No privacy statement came with this run",
+                 "budget was not given", "No figure was measured", "nothing is promised"):  # fmt: skip
+        assert said in text, said
+
+
+def test_infinite_epsilon_is_said_and_is_valid_json(tmp_path):
+    files = build_report(
+        tmp_path, title="x", metrics=Metrics(), statement={"epsilon": math.inf, "budget": [math.inf, None]}
+    )
+    assert "never hand it over" in files.html.read_text()
+    data = json.loads(files.json.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert data["statement"]["epsilon"] == "inf"
+
+
+def test_a_run_without_promise_shows_no_epsilon(make_statement, tmp_path):
+    statement = make_statement(math.inf)
+    assert headline(statement)["epsilon"] == "none"
+    page = build_report(tmp_path, title="x", metrics=Metrics(), statement=statement).html.read_text()
+    assert "no noise was added" in page
+    assert "never hand it over" in page
+
+
+def test_further_figures_and_a_given_budget_are_shown(tmp_path, statement):
+    extra = draw("extra", title="Signal to noise", alt="rises", height=100, paint=lambda f: f.subplots().plot([1, 2]))
+    budget = BudgetUse(epsilon=100, delta=1e-3, epsilon_before=10, delta_before=0, epsilon_run=5, delta_run=0)
+    page = build_report(
+        tmp_path, title="x", metrics=Metrics(), statement=statement, figures=[extra], budget=budget
+    ).html.read_text()
+    assert "Signal to noise" in page
+    assert 'class="before" style="width: 10.0%"' in page
+
+
+def test_instruction_rows_show_their_parts(tmp_path):
+    page = build_report(
+        tmp_path, title="x", metrics=Metrics(), statement={}, samples=[{"instruction": "Do it", "response": " "}]
+    ).html.read_text()
+    assert "<h3>Instruction</h3>" in page
+    assert "(an empty text)" in page
+
+
+def test_samples_take_turns_and_keep_their_order():
+    rows = [{"label": "a", "text": str(i)} for i in range(9)] + [{"label": "b", "text": str(i)} for i in range(9, 12)]
+    assert [row["text"] for row in choose_samples(rows, most=8)] == ["0", "9", "1", "10", "2", "11", "3", "4"]
+    assert choose_samples([]) == []
+
+
+def test_headline_never_rounds_the_guarantee_down():
+    assert headline({"epsilon": 3.00049, "delta": 1.00001e-5})["epsilon"] == "3.001"
+
+
+def test_statement_rows_keep_their_order_and_say_what_is_empty(statement):
+    rows = statement_rows(statement)
+    assert [key for key, _ in rows][:3] == ["Epsilon", "Delta", "Unit"]
+    assert dict(rows)["Epsilon without amplification"] == "not stated"
+    assert dict(rows)["Mechanisms"][0]["L2 clip norm"] == "0.1"
+    assert dict(rows)["Audits"] == []
+
+
+def test_a_long_entry_of_the_statement_is_folded_not_lost(report, statement):
+    event = statement["this_run"]["event"]
+    folded = (
+        f"<details><summary>{len(event)} characters</summary>{html.escape(event).replace('&quot;', '&#34;')}</details>"
+    )
+    assert len(event) > 400
+    assert folded in report[1]
+
+
+def test_an_older_report_is_replaced(tmp_path):
+    for title in ("old", "new"):
+        files = build_report(tmp_path / "deep" / "internal", title=title, metrics=Metrics(), statement={})
+    assert json.loads(files.json.read_text())["title"] == "new"
+
+
+MEASURE = """<script>
+const page = document.documentElement.scrollWidth - document.documentElement.clientWidth;
+const wide = [...document.querySelectorAll('main *')].filter(e => !e.closest('.scroll') && !e.closest('svg') &&
+  !e.classList.contains('hidden') && e.getBoundingClientRect().right > innerWidth + 0.5);
+const sizes = [...document.querySelectorAll('svg text')].map(e => e.getBoundingClientRect().height);
+const cut = [...document.querySelectorAll('svg')].filter(s => { const box = s.getBoundingClientRect();
+  return [...s.querySelectorAll('text')].some(t => { const r = t.getBoundingClientRect();
+    return r.left < box.left - 1 || r.right > box.right + 1 || r.top < box.top - 1 || r.bottom > box.bottom + 1; }); });
+document.body.setAttribute('data-found', JSON.stringify({page, inner: innerWidth,
+  wide: wide.map(e => e.className || e.tagName), smallest: Math.min(...sizes),
+  cut: cut.map(s => s.getAttribute('aria-labelledby')),
+  drawings: [...document.querySelectorAll('svg')].map(s => s.getBoundingClientRect().width)}));
+</script></body>"""
+
+
+@pytest.mark.parametrize("width", [1280, 420])
+def test_nothing_overflows_in_a_browser(report, tmp_path, browse, width):
+    # In a frame of the asked width: headless windows have a least width of their own.
+    copy = tmp_path / "copy.html"
+    policy = re.compile(r'<meta http-equiv="Content-Security-Policy"[^>]*>')
+    page = report[1].replace("<details>", "<details open>")
+    assert policy.search(page)
+    copy.write_text(policy.sub("", page).replace("</body>", MEASURE))
+    frame = tmp_path / "frame.html"
+    frame.write_text(
+        f"<body style='margin:0'><iframe src='copy.html' style='border:0;width:{width}px;height:9000px'></iframe>"
+        "<script>onload = () => document.title = document.querySelector('iframe').contentDocument.body.dataset.found;"
+        "</script>"
+    )
+    dom = browse(frame, "--allow-file-access-from-files", "--dump-dom", width=1400)
+    found = json.loads(html.unescape(re.search(r"<title>(.*?)</title>", dom, re.S).group(1)))
+    assert found["inner"] == width
+    assert found["page"] <= 0
+    assert found["wide"] == []
+    assert found["cut"] == []
+    assert len(found["drawings"]) == 5
+    assert min(found["drawings"]) > 300
+    assert found["smallest"] >= 9.5
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_every_figure_is_drawn_in_light_and_dark(report, tmp_path, browse, dark):
+    figures = re.findall(r'<figure class="card">.*?</figure>', report[1], re.S)
+    style = re.search(r"<style>.*?</style>", report[1], re.S).group(0)
+    assert len(figures) == 5
+    page, shot = tmp_path / "figures.html", tmp_path / "figures.png"
+    boxes = "".join(f"<div style='height:600px;overflow:hidden'>{figure}</div>" for figure in figures)
+    page.write_text(f"<!DOCTYPE html><meta charset='utf-8'>{style}<body>{boxes}")
+    scheme = ["--blink-settings=preferredColorScheme=0"] if dark else []
+    browse(page, f"--screenshot={shot}", "--hide-scrollbars", *scheme, width=600, height=3000)
+    whole = np.round(imread(shot)[..., :3] * 255).astype(int)
+    ground, accent = ((27, 30, 36), (84, 201, 190)) if dark else ((255, 255, 255), (11, 107, 102))
+    for box in range(5):
+        drawn = whole[600 * box + 60 : 600 * (box + 1)]  # below the caption: axes, marks, text
+        assert (np.abs(drawn - ground).sum(-1) == 0).sum() > 20_000, "the card lacks the ground of its colour scheme"
+        assert (np.abs(drawn - accent).sum(-1) < 150).sum() > 100, "no synthetic mark is drawn"
+        _, counts = np.unique(drawn.reshape(-1, 3), axis=0, return_counts=True)
+        assert (counts > 3).sum() > 20, "the figure is all but blank"

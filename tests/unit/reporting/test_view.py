@@ -1,0 +1,65 @@
+import pytest
+
+from understudy.evaluation.metrics import Metrics
+from understudy.reporting import view
+from understudy.reporting.wording import MINUS, NARROW_SPACE
+
+SECTIONS = (view.utility_section, view.fidelity_section, view.memorization_section, view.diversity_section,
+            lambda m: view.label_section(m, ("negative", "positive")))  # fmt: skip
+
+
+def plain(text):
+    return text.replace(NARROW_SPACE, " ").replace(MINUS, "-")
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_an_empty_section_says_why_and_draws_nothing(section):
+    found = section(Metrics())
+    assert found.drawing is None
+    assert found.missing
+    assert found.table is None
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_a_full_section_has_a_finding_and_a_figure(section, metrics):
+    found = section(metrics)
+    assert found.lead
+    assert found.drawing is not None
+    assert found.missing == ""
+
+
+def test_the_evaluations_own_reason_is_given():
+    found = view.memorization_section(Metrics(missing=("n-gram overlap: no holdout rows were given",)))
+    assert found.missing == "Not measured. N-gram overlap: no holdout rows were given."
+
+
+def test_utility_says_its_numbers(metrics):
+    section = view.utility_section(metrics)
+    lead = plain(" ".join(section.lead))
+    assert "right on 70.8 % of real rows" in lead
+    assert "real training text gives 76.4 %" in lead
+    assert "Synthetic minus real text: -5.6 points (-8.6 to -2.6)." in lead
+    assert [plain(c) for c in section.table.columns] == ["Trained on", "Accuracy", "95 % interval"]
+    assert ("Synthetic, probe", "70.8 %", "67.8 to 73.8") in [tuple(map(plain, row)) for row in section.table.rows]
+
+
+def test_memorization_puts_both_numbers_side_by_side(metrics):
+    section = view.memorization_section(metrics)
+    rows = [tuple(map(plain, row)) for row in section.table.rows]
+    assert ("5-grams", "2.10 %", "1.92 %") in rows
+    assert ("Longest run", "8 words", "7 words") in rows
+    assert "None of the synthetic texts equals a private row." in section.lead
+    assert "not a proof of privacy" in section.note
+
+
+def test_copied_rows_are_said_in_the_lead():
+    values = {"memorization.exact_duplicates.all_private": 0.125, "memorization.longest_match.all_private": 30.0}
+    lead = plain(" ".join(view.memorization_section(Metrics(values=values)).lead))
+    assert "12.50 % of the synthetic texts equal a private row." in lead
+    assert "30 words" in lead
+
+
+def test_all_figures_lists_every_value_with_its_meaning(metrics):
+    table = view.all_figures(metrics)
+    assert [row[0] for row in table.rows] == sorted(metrics.values)
+    assert all(row[3] for row in table.rows)

@@ -1,0 +1,82 @@
+"""The layers hold: flows -> tasks -> core, one way; the rules that a linter cannot say."""
+
+import ast
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CORE = ROOT / "src" / "understudy"
+METHODS = {
+    "conditional_generation",
+    "gradient_matching",
+    "preference_optimization",
+    "knowledge_distillation",
+    "trajectory_matching",
+}
+# The Python door calls the flows that the command line calls (docs/decisions/0002).
+MAY_IMPORT_FLOWS = {CORE / "api.py"}
+
+
+def python_files(*folders: Path) -> list[Path]:
+    return sorted(path for folder in folders for path in folder.rglob("*.py"))
+
+
+def imported_modules(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {node.module or ""} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def imports(path: Path, *packages: str) -> set[str]:
+    return {m for m in imported_modules(path) if any(m == p or m.startswith(p + ".") for p in packages)}
+
+
+@pytest.mark.parametrize("path", python_files(CORE), ids=lambda p: str(p.relative_to(CORE)))
+def test_core_knows_neither_prefect_nor_mlflow_nor_the_layers_above(path):
+    above = () if path in MAY_IMPORT_FLOWS else ("understudy.flows", "understudy.tasks")
+    assert imports(path, "prefect", "mlflow", "flows", "tasks", *above) == set()
+
+
+def test_tasks_do_not_import_flows():
+    for path in python_files(ROOT / "tasks"):
+        assert imports(path, "understudy.flows", "flows") == set(), path
+
+
+def test_only_tracking_imports_mlflow():
+    users = [p.name for p in python_files(ROOT / "tasks", ROOT / "flows", CORE) if imports(p, "mlflow")]
+    assert users == ["tracking.py"]
+
+
+def test_methods_do_not_import_each_other():
+    for method in METHODS:
+        others = [f"understudy.{other}" for other in METHODS - {method}]
+        for path in python_files(CORE / method):
+            assert imports(path, *others) == set(), path
+
+
+def test_no_module_loads_pickles_or_remote_code():
+    for path in python_files(ROOT / "tasks", ROOT / "flows", CORE):
+        assert imports(path, "pickle", "cloudpickle", "joblib", "dill") == set(), path
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.keyword) and node.arg == "trust_remote_code":
+                assert isinstance(node.value, ast.Constant), path
+                assert node.value.value is False, path
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load":
+                pytest.fail(f"{path}:{node.lineno} calls torch.load; artifacts are safetensors")
+
+
+def test_every_package_is_in_the_wheel():
+    declared = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
+    found = {".".join(("understudy", *path.parent.relative_to(CORE).parts)) for path in CORE.rglob("__init__.py")}
+    assert declared == found | {"understudy.flows", "understudy.tasks", "understudy.shipped"}
+
+
+def test_method_package_names_are_the_designed_ones():
+    packages = {p.name for p in CORE.iterdir() if (p / "__init__.py").exists()}
+    assert METHODS & packages, "no method package found: the checks above would be vacuous"

@@ -1,0 +1,163 @@
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from understudy import settings as settings_module
+from understudy.errors import InputError
+from understudy.settings import Settings, checkout_root, prepare_environment, private_directory, settings
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_home_and_private_roots_are_closed_to_others(home):
+    now = settings()
+    roots = [now.private_root, now.results_root, now.checkpoints_root, now.temporary_root]
+    assert now.home == home
+    assert {mode(path) for path in [home, *roots]} == {0o700}
+    assert all(home in root.parents for root in roots)
+
+
+def test_private_root_opened_by_somebody_is_closed_again(home):
+    settings().private_root.chmod(0o755)
+    assert mode(settings().private_root) == 0o700
+
+
+def test_filled_open_home_is_refused_and_says_how_to_mend(tmp_path, monkeypatch):
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    (shared / "photo.jpg").write_bytes(b"x")
+    shared.chmod(0o755)
+    monkeypatch.setenv("UNDERSTUDY_HOME", str(shared))
+    with pytest.raises(InputError, match=f"found mode 0755; run: chmod 700 {shared}"):
+        settings()
+    shared.chmod(0o700)
+    assert settings().home == shared
+
+
+def test_empty_open_home_is_closed(tmp_path, monkeypatch):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    empty.chmod(0o777)
+    monkeypatch.setenv("UNDERSTUDY_HOME", str(empty))
+    settings()
+    assert mode(empty) == 0o700
+
+
+def test_home_that_cannot_be_a_directory(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("x")
+    monkeypatch.setenv("UNDERSTUDY_HOME", str(tmp_path / "file" / "home"))
+    with pytest.raises(InputError, match="set UNDERSTUDY_HOME to a directory that you own"):
+        settings()
+    with pytest.raises(InputError, match="expected a writable directory"):
+        private_directory(tmp_path / "file")
+
+
+def test_checkout_is_recognised_by_pyproject_and_artifacts(tmp_path):
+    package = tmp_path / "src" / "understudy"
+    package.mkdir(parents=True)
+    assert checkout_root(package) is None
+    (tmp_path / "pyproject.toml").touch()
+    assert checkout_root(package) is None
+    (tmp_path / "artifacts").mkdir()
+    assert checkout_root(package) == tmp_path
+
+
+@pytest.mark.parametrize("in_checkout", [True, False])
+def test_shared_stores_stand_in_the_checkout_else_at_home(in_checkout, home, tmp_path, monkeypatch):
+    checkout = tmp_path / "checkout" if in_checkout else None
+    monkeypatch.setattr(settings_module, "checkout_root", lambda: checkout)
+    monkeypatch.delenv("UNDERSTUDY_EXCHANGE")
+    monkeypatch.delenv("UNDERSTUDY_MLFLOW_URI")
+    place = tmp_path / "checkout" / "artifacts" if in_checkout else home
+    now = settings()
+    assert now.exchange == str(place / "exchange")
+    assert now.mlflow_uri == f"sqlite:///{place / 'mlflow.db'}"
+    # What is private stays at home.
+    assert now.ledger_url == f"sqlite:///{home / 'ledger.db'}"
+    assert now.private_root.parent == home
+
+
+def test_relative_paths_become_absolute_and_urls_stay(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("UNDERSTUDY_HOME", "here")
+    monkeypatch.setenv("UNDERSTUDY_EXCHANGE", "there")
+    assert (settings().home, settings().exchange) == (tmp_path / "here", str(tmp_path / "there"))
+    monkeypatch.setenv("UNDERSTUDY_EXCHANGE", "memory://there")
+    assert settings().exchange == "memory://there"
+
+
+def test_wrong_value_names_the_variable_and_keeps_the_value_to_itself(monkeypatch):
+    monkeypatch.setenv("UNDERSTUDY_ZONE", "swordfish")
+    with pytest.raises(InputError, match="UNDERSTUDY_ZONE: Input should be 'client', 'server' or 'both'") as caught:
+        settings()
+    assert "swordfish" not in str(caught.value)
+
+
+def test_secret_does_not_show(monkeypatch):
+    monkeypatch.setenv("UNDERSTUDY_SECRET", "swordfish")
+    now = settings()
+    assert now.secret is not None
+    assert now.secret.get_secret_value() == "swordfish"
+    assert "swordfish" not in repr(now)
+
+
+def test_settings_are_read_anew_and_frozen(monkeypatch):
+    monkeypatch.setenv("UNDERSTUDY_THREADS", "3")
+    before = settings()
+    monkeypatch.setenv("UNDERSTUDY_THREADS", "4")
+    assert (before.threads, settings().threads) == (3, 4)
+    with pytest.raises(ValueError, match="frozen"):
+        before.threads = 5  # type: ignore[misc]
+
+
+def test_device_is_decided_without_torch(monkeypatch):
+    monkeypatch.setenv("UNDERSTUDY_DEVICE", "cuda")
+    assert settings().device_type == "cuda"
+    monkeypatch.setenv("UNDERSTUDY_DEVICE", "auto")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert settings().device_type == "cpu"
+
+
+@pytest.fixture
+def clean_environment():
+    """An environment without Prefect's variables, restored after the test."""
+    with mock.patch.dict(os.environ):
+        for name in [name for name in os.environ if name.startswith("PREFECT_")]:
+            del os.environ[name]
+        yield
+
+
+def test_prepare_environment_keeps_what_the_user_set(home, tmp_path, clean_environment):
+    os.environ |= {"OMP_NUM_THREADS": "7", "HOME": str(tmp_path)}
+    prepare_environment()
+    assert os.environ["OMP_NUM_THREADS"] == "7"
+    assert os.environ["PREFECT_RESULTS_LOCAL_STORAGE_PATH"] == str(home / "private" / "results")
+    assert os.environ["PREFECT_RESULTS_DEFAULT_SERIALIZER"] == "json"
+    assert Path(os.environ["PREFECT_HOME"]).parent == home
+
+
+def test_prepare_environment_leaves_a_prefect_user_alone(clean_environment):
+    os.environ["PREFECT_API_URL"] = "http://localhost:4200/api"
+    prepare_environment()
+    assert "PREFECT_HOME" not in os.environ
+
+
+def test_the_light_modules_import_nothing_heavy():
+    code = (
+        "import sys, understudy.errors, understudy.settings, understudy.records, understudy.artifacts;"
+        "print({'torch', 'transformers', 'prefect', 'mlflow', 'datasets'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_unknown_variables_of_other_programs_do_not_disturb(monkeypatch):
+    monkeypatch.setenv("UNDERSTUDY_SOMETHING_ELSE", "1")
+    assert isinstance(settings(), Settings)
