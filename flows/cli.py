@@ -31,6 +31,7 @@ class Method(StrEnum):
     """Methods that this version can run."""
 
     conditional_generation = "conditional-generation"
+    gradient_matching = "gradient-matching"
 
 
 class Profile(StrEnum):
@@ -99,11 +100,14 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
 def generate(
     origin: Annotated[Path, typer.Option("--from", help="The --out folder of a finished run, or its export/.")],
     samples: Annotated[int, typer.Option(help="Number of texts to add.")],
-    out: Annotated[Path | None, typer.Option(help="Parquet file; default export/synthetic-SAMPLES.parquet.")] = None,
+    draw: Annotated[int, typer.Option(help="Number of this draw: the same gives the same texts, another others.")] = 1,
+    out: Annotated[
+        Path | None, typer.Option(help="Parquet file; default export/synthetic-SAMPLES-DRAW.parquet.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """More text from a released model: post-processing, no charge."""
-    command("generate")(origin=origin, samples=samples, out=out, as_json=as_json)
+    command("generate")(origin=origin, samples=samples, draw=draw, out=out, as_json=as_json)
 
 
 @app.command()
@@ -190,10 +194,13 @@ def gc(as_json: Json = False) -> None:
 @app.command()
 def purge(
     source: Annotated[str, typer.Option(help="Everything derived from this source's private rows is removed.")],
+    forget_rows: Annotated[
+        bool, typer.Option(help="Also erase the keyed hashes that keep the rows from a second budget.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Remove everything derived from private rows; the charges stay, spent budget never comes back."""
-    command("purge")(source=source, as_json=as_json)
+    command("purge")(source=source, forget_rows=forget_rows, as_json=as_json)
 
 
 @app.command()

@@ -42,11 +42,11 @@ def run(*, method: str, options: Mapping[str, Any], dry_run: bool, as_json: bool
     from understudy.delivery import check_folder
 
     check_folder(Path(request.out))
-    admission = check(request)
-    from understudy.conditional_generation.planning import describe_plan, estimate
+    admission = check(request, method)
+    from understudy.plans import describe_plan, estimate, facts_of
 
     facts = describe_plan(admission)
-    for note in admission.notes:
+    for note in (*admission.notes, *facts_of(admission).warnings):
         notes.print(f"note: {note}", markup=False, highlight=False)
     if dry_run:
         show(facts | estimate(admission), as_json=as_json, title=f"{method}, dry run: nothing charged")
@@ -57,9 +57,9 @@ def run(*, method: str, options: Mapping[str, Any], dry_run: bool, as_json: bool
         markup=False,
         highlight=False,
     )
-    from understudy.flows.conditional_generation import conditional_generation
+    from understudy.flows.methods import flow_of
 
-    result = conditional_generation(request)
+    result = flow_of(method)(request)
     show(result.model_dump(mode="json"), as_json=as_json, title=f"{method}: done")
 
 
@@ -88,13 +88,14 @@ def named(text: str | None) -> dict[str, str] | None:
     return {name: name for name in found} if isinstance(found, tuple) else found
 
 
-def generate(*, origin: Path, samples: int, out: Path | None, as_json: bool) -> None:
+def generate(*, origin: Path, samples: int, draw: int, out: Path | None, as_json: bool) -> None:
     """`understudy generate`: post-processing of a released model."""
     from understudy.conditional_generation.more import generate_more
 
-    if samples < 1:
-        raise InputError(f"--samples {samples}: expected at least 1")
-    path, rows = generate_more(origin, samples=samples, out=out)
+    for name, value in (("samples", samples), ("draw", draw)):
+        if value < 1:
+            raise InputError(f"--{name} {value}: expected at least 1")
+    path, rows = generate_more(origin, samples=samples, draw=draw, out=out)
     show({"synthetic": str(path), "rows": rows, "charged": "nothing"}, as_json=as_json)
 
 
@@ -243,14 +244,14 @@ def gc(*, as_json: bool) -> None:
     show(collect_garbage(), as_json=as_json, title="removed")
 
 
-def purge(*, source: str, as_json: bool) -> None:
+def purge(*, source: str, forget_rows: bool, as_json: bool) -> None:
     """`understudy purge`."""
     from understudy.settings import prepare_environment
 
     prepare_environment()
     from understudy.tasks.housekeeping import purge_source
 
-    show(purge_source(source), as_json=as_json, title=f"purged {source}")
+    show(purge_source(source, forget_rows=forget_rows), as_json=as_json, title=f"purged {source}")
 
 
 def doctor(*, as_json: bool) -> None:

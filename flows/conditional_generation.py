@@ -10,7 +10,9 @@ import hashlib
 
 from prefect import flow
 
-from understudy.admission import admit, charged_settings
+from understudy.admission import admit
+from understudy.conditional_generation.config import ConditionalGenerationConfig
+from understudy.conditional_generation.planning import charged_settings
 from understudy.errors import UnderstudyError
 from understudy.evaluation.config import EvaluationConfig
 from understudy.requests import RunRequest
@@ -21,16 +23,18 @@ from understudy.tasks.evaluation import evaluate
 from understudy.tasks.runtime import code_digest
 from understudy.tasks.tracking import parent_run
 
+METHOD = "conditional-generation"
 
-@flow(name="conditional-generation", persist_result=True)
+
+@flow(name=METHOD, persist_result=True)
 def conditional_generation(request: RunRequest) -> Delivered:
     """Private labelled texts in, synthetic labelled texts with their privacy statement out."""
-    run = admit(request)
-    if run.train is None or run.test is None:
-        raise UnderstudyError("expected stored rows after admission")
+    run = admit(request, METHOD)
     config, names = run.config, run.label_names
+    if run.train is None or run.test is None or not isinstance(config, ConditionalGenerationConfig):
+        raise UnderstudyError(f"expected stored rows and settings of {METHOD} after admission")
     run_key = hashlib.sha256(f"{request.model_dump_json()} {run.train.id} {run.test.id}".encode()).hexdigest()
-    with parent_run(run_key, "conditional-generation", parameters={"request": request, "config": config}):
+    with parent_run(run_key, METHOD, parameters={"request": request, "config": config}):
         code = environment_digest(code_digest(train.fn))
         ticket = charge(run.train, run, code=code, accept_new=request.accept_new_charge)
         model = train(run.train, ticket, charged_settings(config), names, run.epsilon, run.delta)

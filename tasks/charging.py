@@ -7,8 +7,8 @@ from importlib.metadata import version
 
 from understudy.admission import RELATION, UNIT, Admission, request_key
 from understudy.artifacts import ArtifactRef, exchange_store, private_store, read_table
-from understudy.conditional_generation.planning import calibrated_plan
 from understudy.errors import UnderstudyError
+from understudy.plans import plan_of
 from understudy.privacy.accounting import epsilon_rdp
 from understudy.privacy.events import event_to_json
 from understudy.privacy.ledger import Charge, ChargeFields, Ledger
@@ -18,6 +18,8 @@ from understudy.tasks.ticket import Ticket
 
 # What the bytes of a query depend on besides code: a resumed charge must find them unchanged.
 PACKAGES = ("torch", "transformers", "peft", "numpy")
+# What a charge pays for, as artifacts: a trained model, a noised gradient.
+RELEASED_KINDS = ("model", "target")
 
 
 def environment_digest(code: str) -> str:
@@ -33,14 +35,13 @@ def charge(rows: ArtifactRef, admission: Admission, *, code: str, accept_new: bo
     """Charge the run's one event, or find the charge that this very run made before.
 
     Args:
-        rows: the rows that will be trained on.
+        rows: the rows that the mechanism will read.
         admission: the public part of the run.
         code: `environment_digest` of the code that will draw noise.
         accept_new: pay again where an earlier charge of this run cannot be used any more.
     """
     ledger = Ledger.open()
-    planned = calibrated_plan(admission.config, n=admission.n, epsilon=admission.epsilon, delta=admission.delta)
-    event = planned.event
+    event = plan_of(admission).event
     asked = ChargeFields(
         source=admission.source,
         request_key=request_key(ledger, admission, read_table(rows)),
@@ -81,7 +82,7 @@ def _usable(found: Charge, code: str) -> bool:
     if found.status == "reserved":
         return True
     store = exchange_store() if found.exportable else private_store()
-    return any(ref.kind == "model" and found.id in _charges(ref) for ref in store.refs())
+    return any(ref.kind in RELEASED_KINDS and found.id in _charges(ref) for ref in store.refs())
 
 
 def _charges(ref: ArtifactRef) -> set[str]:

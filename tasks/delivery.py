@@ -11,9 +11,10 @@ from pydantic import BaseModel, ConfigDict
 
 from understudy.admission import HOLD_OUT_EVERY, Admission
 from understudy.artifacts import ArtifactRef, read_json, read_table
-from understudy.conditional_generation.planning import calibrated_plan, mechanism_facts
 from understudy.delivery import RunRecord, named_labels, write_export, write_internal
 from understudy.evaluation.metrics import Metrics
+from understudy.methods import planning
+from understudy.plans import facts_of
 from understudy.privacy.accounting import epsilon_pld
 from understudy.privacy.events import event_from_json, without_amplification
 from understudy.privacy.ledger import Charge, Ledger
@@ -37,7 +38,7 @@ class Delivered(BaseModel):
     export: str | None
     report: str
     statement: dict[str, Any]
-    model: str
+    released: str
     synthetic: str
 
 
@@ -45,7 +46,7 @@ class Delivered(BaseModel):
 def deliver(
     run: Admission,
     ticket: Ticket,
-    model: ArtifactRef,
+    released: ArtifactRef,
     synthetic: ArtifactRef,
     metrics: ArtifactRef,
     *,
@@ -55,15 +56,18 @@ def deliver(
     ledger = Ledger.open()
     paid = ledger.charge(ticket.charge_id)
     statement = build_statement(
-        statement_facts(run, paid, model), charge=paid, source=ledger.source(run.source), spent=ledger.spent(run.source)
+        statement_facts(run, paid, released, restarts=ledger.restarts(paid.id)),
+        charge=paid,
+        source=ledger.source(run.source),
+        spent=ledger.spent(run.source),
     )
     record = RunRecord(
-        method="conditional-generation",
+        method=run.config.method,
         source=run.source,
         charge_id=ticket.charge_id,
         label_names=run.label_names,
         config=run.config.model_dump(mode="json"),
-        model=model,
+        released=released,
         synthetic=synthetic,
         metrics=metrics,
     )
@@ -76,45 +80,41 @@ def deliver(
         export=str(export) if export else None,
         report=str(internal / "report.html"),
         statement={key: statement[key] for key in ("epsilon", "epsilon_rdp", "delta", "unit", "relation", "verdict")},
-        model=model.id,
+        released=released.id,
         synthetic=synthetic.id,
     )
 
 
-def statement_facts(run: Admission, paid: Charge, model: ArtifactRef) -> StatementFacts:
+def statement_facts(run: Admission, paid: Charge, released: ArtifactRef, *, restarts: int) -> StatementFacts:
     """What the statement says about this run; public values only."""
-    planned = calibrated_plan(run.config, n=run.n, epsilon=run.epsilon, delta=run.delta)
+    facts = facts_of(run)
     unamplified = without_amplification(event_from_json(paid.event))
     config = run.config.model_dump_json()
     return StatementFacts(
-        mechanisms=mechanism_facts(planned),
-        contributions=(
-            "One example is one row of the table. Each gradient of one example is clipped to the stated norm; an "
-            "example adds at most that much to each noised sum. An example counts once in the class histogram."
-        ),
+        mechanisms=facts.mechanisms,
+        contributions=facts.contributions,
         trust="Whoever runs the client zone sees the rows; no other party does.",
         against="Everyone who sees only what is exported: the synthetic rows, the model and this statement.",
         epsilon_without_amplification=epsilon_pld(unamplified, run.delta) if paid.exportable else None,
-        released=(
-            f"the fine-tuned model {model.id}",
-            "any number of texts generated from it",
-            *(("the noised class histogram",) if planned.histogram_sigma is not None else ()),
-        ),
+        released=(f"the {released.kind} {released.id}", *facts.released),
         accesses=(
             Access(task="admit", reads="the rows", through="checks that refuse or accept before anything is charged"),
-            Access(task="train", reads="the rows", through="the gateway's Poisson sampling and Gaussian sums"),
+            *facts.accesses,
             Access(task="evaluate", reads="rows and held-out rows", through="none: its figures are internal"),
         ),
-        choices="Settings and defaults were fixed before the run; no checkpoint was chosen, the last one is used.",
+        choices=facts.choices,
         declared_public={
             "n": run.n,
             "label list": list(run.label_names),
-            "padded length in tokens": run.config.train.max_length,
+            **facts.declared_public,
             "held-out rule": f"every {HOLD_OUT_EVERY}th row, unless other rows were named",
         },
         pretrained_models=(PretrainedModel(name=run.config.model, digest=run.model_digest),),
         config_digest=hashlib.sha256(config.encode()).hexdigest(),
         time=datetime.now(UTC).isoformat(timespec="seconds"),
+        restarts=restarts,
+        heuristics=facts.heuristics,
+        warnings=facts.warnings,
         not_private=("everything in internal/: it is computed from real rows and must not be handed over",),
     )
 
@@ -148,13 +148,13 @@ def _write_report(
             delta_run=counted_delta,
         ),
         about=About(
-            made=f"{table.num_rows} labelled texts in {len(run.label_names)} classes, by conditional generation",
+            made=f"{table.num_rows} labelled texts in {len(run.label_names)} classes, by {run.config.method}",
             label_names=run.label_names,
             created=str(statement["time"]),
             facts={
                 "charge": paid.id,
                 "model": run.config.model,
-                "variant": f"{run.config.variant}, {run.config.update} update",
+                **planning(run.config.method).report_facts(run.config),
                 "drawn": str(sum(drawn["drawn"].values())),
                 "dropped": str(sum(sum(reasons.values()) for reasons in drawn["dropped"].values())),
                 "missing": str(sum(drawn["shortfall"].values())),

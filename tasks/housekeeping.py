@@ -30,8 +30,12 @@ def collect_garbage() -> dict[str, Any]:
     }
 
 
-def purge_source(source: str) -> dict[str, Any]:
+def purge_source(source: str, *, forget_rows: bool = False) -> dict[str, Any]:
     """Remove everything derived from the rows of `source`; its charges stay, spent budget never comes back.
+
+    Args:
+        source: its name.
+        forget_rows: also erase the keyed hashes by which the rows would be recognised under another name.
 
     Raises:
         InputError: when there is no such source.
@@ -43,8 +47,14 @@ def purge_source(source: str) -> dict[str, Any]:
     results = _drop_results(now, removed)
     checkpoints = len(leases.sweep(now.checkpoints_root, source=source))
     caches = _drop_caches(now)
-    ledger.purge(source)
-    return {"artifacts": len(removed), "results": results, "checkpoints": checkpoints, "caches": caches}
+    ledger.purge(source, forget_rows=forget_rows)
+    return {
+        "artifacts": len(removed),
+        "results": results,
+        "checkpoints": checkpoints,
+        "caches": caches,
+        "row_hashes": "erased" if forget_rows else "kept",
+    }
 
 
 def _referenced(now: Settings) -> set[str]:

@@ -1,8 +1,9 @@
 """The machine under a task that computes: threads, determinism, and one task at a time on the GPU."""
 
 import os
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
@@ -11,6 +12,10 @@ from prefect.concurrency.sync import concurrency
 from understudy.errors import UnderstudyError
 from understudy.settings import DeviceType, settings
 from understudy.tasks.code_digest import reached_code
+
+# Loading a model changes torch's state for all threads of a process, so mapped tasks that compute take turns in
+# it, each with all threads; a Dask or Ray task runner gives them processes of their own.
+_TURN = threading.Lock()
 
 
 @contextmanager
@@ -25,7 +30,7 @@ def prepared(function: Callable[..., Any], *, inside: bool) -> Iterator[None]:
         yield
         return
     now = settings()
-    with gpu_slot(now.device_type if inside else "cpu"):
+    with _TURN if inside else nullcontext(), gpu_slot(now.device_type if inside else "cpu"):
         prepare_torch(now.threads, now.device_type)
         yield
 

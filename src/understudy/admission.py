@@ -15,8 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from understudy import records
 from understudy.artifacts import ArtifactRef, exchange_store, private_store, write_table
-from understudy.conditional_generation.config import ConditionalGenerationConfig, apply_overrides
 from understudy.errors import InputError
+from understudy.methods import CONFIGS, AnyConfig, check_method, planning
+from understudy.overrides import apply_overrides
 from understudy.privacy import labels
 from understudy.privacy.accounting import default_delta
 from understudy.privacy.budget import Cost
@@ -42,7 +43,7 @@ class Admission(BaseModel):
     label_names: tuple[str, ...]
     epsilon: float
     delta: float
-    config: ConditionalGenerationConfig
+    config: AnyConfig
     model_digest: str = Field(description="Of the public base model.")
     notes: tuple[str, ...] = Field(default=(), description="What was assumed or handled; shown to the user.")
     train: ArtifactRef | None = Field(default=None, description="Set by `admit`.")
@@ -60,46 +61,29 @@ class _Inspection:
     row_digests: list[bytes]
 
 
-def configure(request: RunRequest) -> ConditionalGenerationConfig:
+def configure(request: RunRequest, method: str) -> AnyConfig:
     """The method's settings: profile, then --model and --samples, then each --set.
 
     Raises:
-        InputError: when an override names an unknown setting or a value out of bounds.
+        InputError: when there is no such method, or an override names an unknown setting or a value out of bounds.
     """
     shortcuts = [f"model={request.model}"] if request.model else []
     shortcuts += [f"samples={request.samples}"] if request.samples is not None else []
-    return apply_overrides(ConditionalGenerationConfig(profile=request.profile), [*shortcuts, *request.overrides])
+    plain: AnyConfig = CONFIGS[check_method(method)](profile=request.profile)
+    return apply_overrides(plain, [*shortcuts, *request.overrides])
 
 
-def charged_settings(config: ConditionalGenerationConfig) -> ConditionalGenerationConfig:
-    """The settings that private rows meet: generation, filtering and sizes at their defaults (ADR 0005).
-
-    The training task receives this object and nothing more, so asking for more samples or stronger steering
-    charges nothing.
-    """
-    plain = ConditionalGenerationConfig(profile=config.profile)
-    looks = config.class_sizes == "as_in_data"
-    return config.model_copy(
-        update={
-            "generate": plain.generate,
-            "filter": plain.filter.model_copy(update={"lora_rank": config.filter.lora_rank}),
-            "samples": plain.samples,
-            "class_sizes": "as_in_data" if looks else "balanced",
-        }
-    )
-
-
-def check(request: RunRequest) -> Admission:
+def check(request: RunRequest, method: str) -> Admission:
     """Judge a request; stores, registers and charges nothing.
 
     Raises:
         InputError: the user's input is wrong; the message says what was expected and how to mend it.
         BudgetRefused: the source's budget does not allow the charge.
     """
-    return _inspect(request, Ledger.open()).admission
+    return _inspect(request, method, Ledger.open()).admission
 
 
-def admit(request: RunRequest) -> Admission:
+def admit(request: RunRequest, method: str) -> Admission:
     """Judge a request, register its source and rows, and store the checked rows; charges nothing yet.
 
     Raises:
@@ -107,7 +91,7 @@ def admit(request: RunRequest) -> Admission:
         BudgetRefused: as `check`.
     """
     ledger = Ledger.open()
-    found = _inspect(request, ledger)
+    found = _inspect(request, method, ledger)
     ledger.register(found.record)
     ledger.register_rows(found.record.name, found.row_digests)
     train, test = (
@@ -124,11 +108,9 @@ def _store_rows(ledger: Ledger, source: str, kind: str, table: pa.Table) -> Arti
     return known or write_table(table, kind=kind, label=labels.private(source), match=match)
 
 
-def _inspect(request: RunRequest, ledger: Ledger) -> _Inspection:
-    from understudy.conditional_generation.fitting import check_model  # torch, only once the request is well formed
-
+def _inspect(request: RunRequest, method: str, ledger: Ledger) -> _Inspection:
     epsilon = check_epsilon(request.epsilon)
-    config = configure(request)
+    config = configure(request, method)
     _check_stores()
     known = next((record for record in ledger.sources() if record.name == request.source), None)
     table = records.read_source(request.data)
@@ -138,7 +120,7 @@ def _inspect(request: RunRequest, ledger: Ledger) -> _Inspection:
     train, test, split_note = _split(request, rows.table, columns)
     n = train.num_rows
     delta = check_delta(request.delta if request.delta is not None else default_delta(n), n=n)
-    base = check_model(config, rows.label_names)
+    base = planning(method).check_model(config, rows.label_names)
     record, budget_note = _source_record(request, known, rows, epsilon=epsilon, delta=delta)
     digests = records.row_digests(rows.table)
     ledger.check_rows(request.source, digests)
@@ -254,12 +236,12 @@ def request_key(ledger: Ledger, admission: Admission, train: pa.Table) -> str:
         train: the checked rows that are trained on, private.
     """
     return ledger.request_key(
-        "conditional-generation",
+        admission.config.method,
         admission.source,
         records.canonical_digest(train),
         repr((admission.epsilon, admission.delta, admission.label_names)),
         admission.model_digest,
-        charged_settings(admission.config).model_dump_json(),
+        planning(admission.config.method).charged_settings(admission.config).model_dump_json(),
     )
 
 

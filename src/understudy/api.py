@@ -18,12 +18,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from understudy.delivery import EXPORT, INTERNAL, check_folder, read_record
-from understudy.errors import InputError
 from understudy.evaluation.metrics import Metrics
+from understudy.methods import check_method
 from understudy.requests import Budget, RunRequest
 from understudy.settings import prepare_environment, private_directory, settings
-
-METHODS = ("conditional-generation",)
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,7 @@ def synthesize(
         source: name under which these rows keep their budget.
         epsilon: of this run; inf gives private output.
         out: folder for export/ and internal/.
-        method: one of METHODS.
+        method: as on the command line.
         budget: (epsilon, delta) of the source, on its first use.
         test: real rows for measuring only; None holds out every tenth row.
         **options: further fields of `RunRequest`, such as profile, model, samples, overrides, label_names.
@@ -70,8 +68,7 @@ def synthesize(
         InputError: the input is wrong; nothing was charged.
         BudgetRefused: the source's budget does not allow the charge.
     """
-    if method not in METHODS:
-        raise InputError(f"method={method!r}: expected one of {', '.join(METHODS)}")
+    check_method(method)
     prepare_environment()
     folder = Path(out).expanduser().absolute()
     check_folder(folder)
@@ -86,9 +83,9 @@ def synthesize(
                 "budget": Budget(epsilon=budget[0], delta=budget[1]) if budget else None,
             }
         )
-        from understudy.flows.conditional_generation import conditional_generation
+        from understudy.flows.methods import flow_of
 
-        conditional_generation(request)
+        flow_of(method)(request)
     return load_result(folder)
 
 
@@ -102,7 +99,7 @@ def load_result(folder: str | Path) -> Result:
 
     place = Path(folder)
     record = read_record(place)
-    exported = (place / EXPORT / "synthetic.parquet").is_file() and record.model.label.kind != "private"
+    exported = (place / EXPORT / "synthetic.parquet").is_file() and record.released.label.kind != "private"
     table = pq.read_table(place / (EXPORT if exported else INTERNAL) / "synthetic.parquet")
     report = json.loads((place / INTERNAL / "report.json").read_text())
     metrics = Metrics.model_validate(

@@ -36,7 +36,7 @@ class RunRecord(BaseModel):
     charge_id: str
     label_names: tuple[str, ...]
     config: dict[str, Any]
-    model: ArtifactRef
+    released: ArtifactRef
     synthetic: ArtifactRef
     metrics: ArtifactRef | None = None
 
@@ -85,12 +85,12 @@ def named_labels(table: pa.Table, label_names: tuple[str, ...]) -> pa.Table:
 
 
 def write_export(out: Path, record: RunRecord, statement: Mapping[str, Any], statement_text: str) -> Path:
-    """Write DIR/export: synthetic.parquet, statement.json, statement.md and the released model.
+    """Write DIR/export: synthetic.parquet, statement.json, statement.md and, under its kind, what was released.
 
     Raises:
         UnderstudyError: when anything in it is not released or public: nothing is written then.
     """
-    for ref in (record.model, record.synthetic):
+    for ref in (record.released, record.synthetic):
         if ref.label.kind == "private":
             raise UnderstudyError(f"artifact {ref.id} is {ref.label}: only public and released ones are exported")
 
@@ -98,8 +98,8 @@ def write_export(out: Path, record: RunRecord, statement: Mapping[str, Any], sta
         pq.write_table(named_labels(read_table(record.synthetic), record.label_names), folder / "synthetic.parquet")
         (folder / "statement.json").write_text(json.dumps(statement, indent=2) + "\n")
         (folder / "statement.md").write_text(statement_text)
-        source = path_of(record.model)
-        shutil.copytree(source, folder / "model", ignore=shutil.ignore_patterns("manifest.json"))
+        source = path_of(record.released)
+        shutil.copytree(source, folder / record.released.kind, ignore=shutil.ignore_patterns("manifest.json"))
 
     replace_folder(out / EXPORT, fill)
     return out / EXPORT

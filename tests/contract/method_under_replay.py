@@ -10,9 +10,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from understudy.admission import RELATION, UNIT, Admission, charged_settings
+from understudy.admission import RELATION, UNIT, Admission
 from understudy.artifacts import write_table
 from understudy.conditional_generation.config import ConditionalGenerationConfig
+from understudy.conditional_generation.planning import charged_settings
 from understudy.delivery import RunRecord, write_export
 from understudy.privacy import labels, ledger
 from understudy.privacy.ledger import Ledger, SourceRecord
@@ -136,15 +137,15 @@ def _method(config: ConditionalGenerationConfig, rows: Rows, home: Path) -> tupl
     settle.fn(ticket, model)
     synthetic = generate.fn(model, config)
     paid = book.charge(ticket.charge_id)
-    facts = statement_facts(run, paid, model).model_copy(update={"time": "2000-01-01T00:00:00+00:00"})
+    facts = statement_facts(run, paid, model, restarts=0).model_copy(update={"time": "2000-01-01T00:00:00+00:00"})
     statement = build_statement(facts, charge=paid, source=record, spent=book.spent("replayed"))
     out = RunRecord(
-        method="conditional-generation",
+        method=config.method,
         source="replayed",
         charge_id=ticket.charge_id,
         label_names=LABEL_NAMES,
         config=config.model_dump(mode="json"),
-        model=model,
+        released=model,
         synthetic=synthetic,
     )
     write_export(home / "out", out, statement, render_markdown(statement))

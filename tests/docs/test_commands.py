@@ -63,7 +63,7 @@ def test_every_understudy_command_runs(tmp_path, monkeypatch, capsys, prefect_se
         printed = capsys.readouterr()
         assert stop.value.code == 0, f"{command}\n{printed.out}\n{printed.err}"
         assert printed.out.strip(), f"{command} printed nothing"
-    assert (tmp_path / "out/demo/export/synthetic-100.parquet").exists()
+    assert (tmp_path / "out/demo/export/synthetic-100-1.parquet").exists()
     assert (tmp_path / "out/reviews/export/statement.json").exists()
 
 

@@ -152,7 +152,8 @@ def test_rows_of_another_source_are_refused(call, words, home, data):
             model=str(given["model"]),
             budget=Budget(epsilon=8, delta=0.015),
             overrides=("train.max_length=24", "generate.sampling.max_new_tokens=12"),
-        )
+        ),
+        "conditional-generation",
     )
     before = state_of(home)
     code, said = call(*words(source="second"))

@@ -65,13 +65,13 @@ def test_a_run_ends_with_a_statement_and_a_second_one_computes_and_charges_nothi
     second, states = run(request)
     assert {states[name] for name in COMPUTED} == {"Cached"}
     assert Ledger.open().spent("ward") == before
-    assert (second.model, second.synthetic) == (first.model, first.synthetic)
+    assert (second.released, second.synthetic) == (first.released, first.synthetic)
 
     more, states = run(request_of(samples=14))
     assert states["train"] == "Cached", "more samples are post-processing"
     assert states["generate"] == "Completed"
     assert Ledger.open().spent("ward") == before
-    assert more.model == first.model
+    assert more.released == first.released
 
     changed = private_rows.to_pydict()
     changed["text"][0] = "another text altogether"
@@ -80,7 +80,7 @@ def test_a_run_ends_with_a_statement_and_a_second_one_computes_and_charges_nothi
     third, states = run(request_of(data=str(path)))
     assert states["train"] == "Completed"
     assert Ledger.open().spent("ward")[0] == 6.0
-    assert third.model != first.model
+    assert third.released != first.released
 
 
 def test_epsilon_infinity_exports_nothing_and_spends_nothing(request_of, tmp_path):

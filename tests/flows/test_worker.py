@@ -83,6 +83,6 @@ def test_a_worker_makes_the_artifacts_of_the_command_line(server, request_of, tm
 
     conditional_generation(request_of(out=str(tmp_path / "here-out")))
     here = read_record(tmp_path / "here-out")
-    assert (here.model, here.synthetic) == (by_worker.model, by_worker.synthetic)
+    assert (here.released, here.synthetic) == (by_worker.released, by_worker.synthetic)
     assert here.metrics == by_worker.metrics, "nothing was computed again"
     assert len(Ledger.open().charges("ward")) == 1

@@ -7,14 +7,24 @@ silent (PPLM's constants, the nucleus, the head), the values were measured on pu
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from understudy.errors import InputError
 from understudy.generation.config import PromptFormat, SamplingConfig, SteeringConfig
+from understudy.overrides import apply_overrides, fill_from_profile
+
+__all__ = [
+    "ConditionalGenerationConfig",
+    "DiscriminatorConfig",
+    "FilterConfig",
+    "GenerateConfig",
+    "LoraConfig",
+    "Profile",
+    "TrainConfig",
+    "Variant",
+    "apply_overrides",
+]
 
 Profile = Literal["tiny", "paper"]
 Variant = Literal["multitask", "naive", "naive_filter", "naive_pplm"]
@@ -178,6 +188,9 @@ class ConditionalGenerationConfig(BaseModel):
 
     model_config = _FROZEN
 
+    method: Literal["conditional-generation"] = Field(
+        default="conditional-generation", description="Which method these settings are of."
+    )
     profile: Profile = Field(default="tiny", description="Which column of defaults fills the fields not given.")
     model: str = Field(
         default="tiny-llama",
@@ -224,9 +237,7 @@ class ConditionalGenerationConfig(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _fill_from_profile(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        return _merge(_PROFILES.get(str(data.get("profile", "tiny")), {}), data)
+        return fill_from_profile(_PROFILES, data)
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
@@ -247,55 +258,3 @@ class ConditionalGenerationConfig(BaseModel):
     def filters(self) -> bool:
         """Whether generation filters by p(label | text)."""
         return self.filter.enabled or self.variant == "naive_filter"
-
-
-def apply_overrides(config: ConditionalGenerationConfig, overrides: Sequence[str]) -> ConditionalGenerationConfig:
-    """Apply `section.key=value` settings; values are JSON, or plain text where they are not.
-
-    Raises:
-        InputError: A setting has no `=`, names no field, or its value is out of bounds.
-
-    >>> apply_overrides(ConditionalGenerationConfig(), ["train.epochs=3"]).train.epochs
-    3.0
-    """
-    data = config.model_dump()
-    for override in overrides:
-        name, found, text = override.partition("=")
-        if not found:
-            raise InputError(f"--set {override}: expected section.key=value, for example train.epochs=3")
-        _set(data, name.strip(), _parse(text.strip()))
-    try:
-        return ConditionalGenerationConfig.model_validate(data)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "config"
-        raise InputError(f"--set {where}={first['input']!r}: {first['msg']}") from error
-
-
-def _parse(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return text
-
-
-def _set(data: dict[str, Any], name: str, value: Any) -> None:
-    if name == "profile":
-        raise InputError("--set profile: expected the profile as --profile tiny|paper, for it fills the other fields")
-    *sections, key = name.split(".")
-    inner: Any = data
-    for section in sections:
-        inner = inner.get(section) if isinstance(inner, dict) else None
-    if not isinstance(inner, dict) or key not in inner:
-        known = sorted(inner if isinstance(inner, dict) else data)
-        raise InputError(f"--set {name}: no such setting; expected one of {', '.join(known)}")
-    inner[key] = value
-
-
-def _merge(defaults: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """`given` over `defaults`, section by section."""
-    merged = dict(defaults)
-    for key, value in given.items():
-        default = defaults.get(key)
-        merged[key] = _merge(default, value) if isinstance(default, dict) and isinstance(value, dict) else value
-    return merged

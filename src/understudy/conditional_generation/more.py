@@ -23,8 +23,9 @@ def generate_more(origin: Path, *, samples: int, out: Path | None = None, draw: 
     Args:
         origin: the --out folder of a run, or its export folder, wherever it was taken.
         samples: rows wanted.
-        out: Parquet file; default `synthetic-SAMPLES.parquet` beside the exported one.
-        draw: number of this further draw; another number gives other texts.
+        out: Parquet file; default `synthetic-SAMPLES-DRAW.parquet` beside the exported one.
+        draw: number of this further draw: another number gives other texts, the same number the same texts,
+            of which a smaller `samples` takes fewer per label.
 
     Returns:
         The file, and how many rows it holds.
@@ -42,7 +43,7 @@ def generate_more(origin: Path, *, samples: int, out: Path | None = None, draw: 
     )
     if isinstance(config.class_sizes, dict):
         config = config.model_copy(update={"class_sizes": "balanced"})
-    path = out or folder / f"synthetic-{samples}.parquet"
+    path = out or folder / f"synthetic-{samples}-{draw}.parquet"
     if path.exists():
         raise InputError(f"{path} exists: name another file with --out, nothing was overwritten")
     table = named_labels(synthesize_stored(stored, config).table, stored.trained.label_names)

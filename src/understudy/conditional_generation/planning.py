@@ -1,25 +1,79 @@
-"""The plan of an admitted run in public figures: what it charges, its noise, its expected time and memory."""
+"""Conditional generation as the house sees it: what it charges, says about itself, and expects to need."""
 
 from __future__ import annotations
 
-import math
 import resource
 import time
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from understudy.admission import Admission
 from understudy.conditional_generation.config import ConditionalGenerationConfig
 from understudy.conditional_generation.plan import Plan, plan
-from understudy.privacy.accounting import epsilon_pld, epsilon_rdp
-from understudy.privacy.statement import MechanismFacts
+from understudy.methods import MethodFacts
+from understudy.privacy.statement import Access, MechanismFacts
 from understudy.settings import settings
 
+if TYPE_CHECKING:
+    from understudy.models.loading import LoadedModel
+
 _TIMED_STEPS = 3
+
+
+def charged_settings(config: ConditionalGenerationConfig) -> ConditionalGenerationConfig:
+    """The settings that private rows meet: generation, filtering and sizes at their defaults (ADR 0005).
+
+    The training task receives this object and nothing more, so asking for more samples or stronger steering
+    charges nothing.
+    """
+    plain = ConditionalGenerationConfig(profile=config.profile)
+    looks = config.class_sizes == "as_in_data"
+    return config.model_copy(
+        update={
+            "generate": plain.generate,
+            "filter": plain.filter.model_copy(update={"lora_rank": config.filter.lora_rank}),
+            "samples": plain.samples,
+            "class_sizes": "as_in_data" if looks else "balanced",
+        }
+    )
+
+
+def check_model(config: ConditionalGenerationConfig, label_names: Sequence[str]) -> LoadedModel:
+    """Load the base model and refuse, before anything is charged, what would fail later.
+
+    Raises:
+        InputError: the model is unknown, cannot tell the labels apart, has too short a context, or has a trainable
+            layer that cannot give per-example gradients (named).
+    """
+    from understudy.conditional_generation.fitting import check_model as check  # torch, only for a well-formed request
+
+    return check(config, label_names)
 
 
 def calibrated_plan(config: ConditionalGenerationConfig, *, n: int, epsilon: float, delta: float) -> Plan:
     """`plan`, with earlier calibrations of the same public values reused."""
     return plan(config, n=n, epsilon=epsilon, delta=delta, cache=settings().home / "calibrations")
+
+
+def method_facts(
+    config: ConditionalGenerationConfig, planned: Plan, *, n: int, label_names: Sequence[str]
+) -> MethodFacts:
+    """What the run says about itself; public values only."""
+    del n, label_names
+    return MethodFacts(
+        mechanisms=mechanism_facts(planned),
+        contributions=(
+            "One example is one row of the table. Each gradient of one example is clipped to the stated norm; an "
+            "example adds at most that much to each noised sum. An example counts once in the class histogram."
+        ),
+        released=(
+            "any number of texts generated from it",
+            *(("the noised class histogram",) if planned.histogram_sigma is not None else ()),
+        ),
+        accesses=(Access(task="train", reads="the rows", through="the gateway's Poisson sampling and Gaussian sums"),),
+        choices="Settings and defaults were fixed before the run; no checkpoint was chosen, the last one is used.",
+        declared_public={"padded length in tokens": config.train.max_length},
+        plan={"steps": planned.steps},
+    )
 
 
 def mechanism_facts(planned: Plan) -> tuple[MechanismFacts, ...]:
@@ -53,37 +107,19 @@ def mechanism_facts(planned: Plan) -> tuple[MechanismFacts, ...]:
     return (histogram, *series)
 
 
-def describe_plan(admission: Admission) -> dict[str, Any]:
-    """What the run will charge and how it spends it; public values only."""
-    planned = calibrated_plan(admission.config, n=admission.n, epsilon=admission.epsilon, delta=admission.delta)
-    private = math.isinf(admission.epsilon)
-    return {
-        "source": admission.source,
-        "unit": "example (replace by null, n and label list public)",
-        "rows": admission.n,
-        "epsilon_pld": None if private else epsilon_pld(planned.event, admission.delta),
-        "epsilon_rdp": None if private else epsilon_rdp(planned.event, admission.delta),
-        "delta": admission.delta,
-        "budget": f"{admission.budget.epsilon:g}, {admission.budget.delta:g}",
-        "model": admission.config.model,
-        "steps": planned.steps,
-        "mechanisms": [
-            f"{m.name}: {m.noise}, noise multiplier {m.noise_multiplier:.4g}, {m.steps} steps, "
-            f"sampling probability {m.sampling_probability:.4g}"
-            for m in mechanism_facts(planned)
-        ],
-        "output": "private: epsilon is infinite, nothing will be exported" if private else "released, may be exported",
-    }
+def report_facts(config: ConditionalGenerationConfig) -> dict[str, str]:
+    """What the report names of the settings."""
+    return {"variant": f"{config.variant}, {config.update} update"}
 
 
-def estimate(admission: Admission) -> dict[str, Any]:
+def estimate(
+    config: ConditionalGenerationConfig, planned: Plan, *, n: int, label_names: tuple[str, ...]
+) -> dict[str, Any]:
     """Expected time and memory, measured on a few steps with made-up rows of the run's public shape."""
     from understudy.conditional_generation.fitting import train_on_table
     from understudy.privacy.ledger_records import KeyMaterial
     from understudy.privacy.mechanisms import Gateway
 
-    config = admission.config
-    planned = calibrated_plan(config, n=admission.n, epsilon=admission.epsilon, delta=admission.delta)
     short = planned.model_copy(
         update={
             "trainings": tuple(t.model_copy(update={"steps": min(t.steps, _TIMED_STEPS)}) for t in planned.trainings)
@@ -92,12 +128,11 @@ def estimate(admission: Admission) -> dict[str, Any]:
     # Keys of no charge: what this trains on is made up, and the result is thrown away.
     gateway = Gateway.live(KeyMaterial(b"estimate" * 4, "estimate", b"estimate" * 4))
     text = "a text of the padded length " * config.train.max_length
-    rows = [text] * admission.n
     marks: list[float] = [time.perf_counter()]
     train_on_table(
-        rows,
-        [0] * admission.n,
-        label_names=admission.label_names,
+        [text] * n,
+        [0] * n,
+        label_names=label_names,
         config=config,
         plan=short,
         gateway=gateway,

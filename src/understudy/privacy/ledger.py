@@ -190,11 +190,17 @@ class Ledger:
 
         self._run("register_rows", work)
 
-    def purge(self, name: str) -> None:
-        """Erases what the ledger holds about a source's rows: hashes, the source's key, unreleased salts.
+    def purge(self, name: str, *, forget_rows: bool = False) -> None:
+        """Erases what the ledger holds for a source's runs: the source's key and unreleased salts.
 
         The source and its charges stay: spent budget never comes back, and an unfinished charge can no longer
-        be resumed. Rows of a purged source are not recognised under another name.
+        be resumed. The keyed hashes of its rows stay too, so that the rows get no second budget under another
+        name (ADR 0006).
+
+        Args:
+            name: the source.
+            forget_rows: erase the hashes as well: nothing of the rows is left, and nothing keeps them from being
+                registered under another name.
 
         Raises:
             InputError: when there is no such source.
@@ -203,7 +209,8 @@ class Ledger:
 
         def work(connection: sa.Connection) -> None:
             queries.get_source(connection, name)
-            connection.execute(sa.delete(ROWS).where(ROWS.c.source == name))
+            if forget_rows:
+                connection.execute(sa.delete(ROWS).where(ROWS.c.source == name))
             connection.execute(sa.update(CHARGES).where(CHARGES.c.source == name).values(salt=None))
             connection.execute(sa.update(SOURCES).where(SOURCES.c.name == name).values(wrapped_key=wrapped))
             vault.drop_idle_secrets(connection)
@@ -307,7 +314,7 @@ class Ledger:
         self._run("bind_environment", work)
 
     def material(self, charge_id: str) -> KeyMaterial:
-        """What the noise of a reserved charge is derived from.
+        """What the noise of a reserved charge is derived from; every call is noted as a start of its mechanism.
 
         Raises:
             InputError: when there is no such charge.
@@ -323,9 +330,23 @@ class Ledger:
                     "or pay for a new run with --accept-new-charge"
                 )
             secret = vault.secret_of(connection, row.key_id, current=self._secret)
+            queries.note_start(connection, charge_id, now=self._now())
             return KeyMaterial(secret, charge_id, bytes(row.salt))
 
         return self._run("material", work)
+
+    def restarts(self, charge_id: str) -> int:
+        """How often the mechanism of a charge was started again after its first start.
+
+        Raises:
+            InputError: when there is no such charge.
+        """
+
+        def work(connection: sa.Connection) -> int:
+            queries.get_charge(connection, charge_id)
+            return max(queries.starts(connection, charge_id) - 1, 0)
+
+        return self._run("restarts", work)
 
     def release(self, charge_id: str) -> Charge:
         """Closes a charge after its last draw: erases the salt. The same again changes nothing.

@@ -87,6 +87,15 @@ ROWS: Final = sa.Table(
     sqlite_with_rowid=False,
 )
 
+# Every time the key material of a charge was handed out: the first start of its mechanism, then its restarts.
+STARTS: Final = sa.Table(
+    "ledger_starts",
+    METADATA,
+    sa.Column("charge", sa.ForeignKey("ledger_charges.id"), primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True),
+    sa.Column("started_at", sa.String(40), nullable=False),
+)
+
 # Types in /proc/mounts, with or without the prefix "fuse.".
 _NETWORK_FILE_SYSTEMS: Final = {
     *("afs", "beegfs", "ceph", "ceph-fuse", "cifs", "davfs", "davfs2", "gcsfuse", "glusterfs", "gpfs"),

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from understudy.errors import InputError, UnderstudyError
 from understudy.privacy.budget import Cost
-from understudy.privacy.ledger_database import CHARGES, ROWS, SOURCES
+from understudy.privacy.ledger_database import CHARGES, ROWS, SOURCES, STARTS
 from understudy.privacy.ledger_records import Charge, ChargeRequest, SourceRecord
 
 # Below the number of parameters that either database takes in one statement.
@@ -182,3 +182,15 @@ def renyi_curve(source: SourceRecord, request: ChargeRequest) -> tuple[float, ..
     from understudy.privacy import accounting
 
     return accounting.renyi_curve(accounting.event_from_json(request.event), source.renyi_orders)
+
+
+def starts(connection: sa.Connection, charge_id: str) -> int:
+    """How often the key material of a charge was handed out."""
+    query = sa.select(sa.func.count()).select_from(STARTS).where(STARTS.c.charge == charge_id)
+    return int(connection.execute(query).scalar_one())
+
+
+def note_start(connection: sa.Connection, charge_id: str, *, now: str) -> None:
+    """Notes that the mechanism of a charge starts, once more."""
+    number = starts(connection, charge_id) + 1
+    connection.execute(sa.insert(STARTS).values(charge=charge_id, number=number, started_at=now))

@@ -104,12 +104,13 @@ class StatementFacts(_Facts):
     third_parties: tuple[str, ...] = Field(default=(), description="Who else saw raw text.")
     randomness: str = RANDOMNESS
     floating_point: str = FLOATING_POINT
-    restarts: int | None = Field(default=None, ge=0, description="None where they were not counted.")
+    restarts: int = Field(ge=0, description="How often the mechanism was started again after its first start.")
     config_digest: str
     time: str = Field(description="When the statement was made; ISO 8601, UTC.")
     audits: tuple[str, ...] = Field(default=(), description="Audits made on public twins.")
     not_private: tuple[str, ...] = Field(default=(), description="Parts that are not differentially private.")
     heuristics: tuple[str, ...] = Field(default=(), description="Steps of the argument that are not proven.")
+    warnings: tuple[str, ...] = Field(default=(), description="What limits the use of the result, from public values.")
 
 
 def round_up(value: float, *, digits: int = 4) -> float:
@@ -177,6 +178,7 @@ def build_statement(
         "audits": list(facts.audits),
         "not_private": list(facts.not_private),
         "heuristics": list(facts.heuristics),
+        "warnings": list(facts.warnings),
     }
 
 
@@ -185,6 +187,7 @@ def render_markdown(statement: Mapping[str, Any]) -> str:
     parts = [
         f"# Privacy statement for the source `{statement['source']}`",
         f"**Verdict: {statement['verdict']}.** {statement['promise']}",
+        *(f"**Note:** {warning}" for warning in statement["warnings"]),
         *_guarantee_section(statement),
         "## What leaves, and who could learn from it",
         _bullets(statement["released"]),
@@ -304,8 +307,7 @@ def _record(statement: Mapping[str, Any]) -> str:
     return _bullets(
         [
             *entries,
-            f"restarts: {'not counted' if statement['restarts'] is None else statement['restarts']}; a resumed run "
-            "computes the same bytes under the same charge",
+            f"restarts: {statement['restarts']}; a resumed run computes the same bytes under the same charge",
             f"code {statement['code_digest']}, settings {statement['config_digest']}, {statement['time']}",
             f"random numbers: {statement['randomness']}",
         ]

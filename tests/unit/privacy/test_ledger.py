@@ -302,6 +302,19 @@ def test_material_is_stable_until_release_and_gone_after(ledger):
         ledger.material(charge.id)
 
 
+def test_every_start_after_the_first_is_a_restart(ledger):
+    charge, other = (ledger.reserve(**fields(request_key=key, epsilon=0.5)) for key in ("one", "two"))
+    assert ledger.restarts(charge.id) == 0
+    for _ in range(3):
+        ledger.material(charge.id)
+    ledger.material(other.id)
+    assert (ledger.restarts(charge.id), ledger.restarts(other.id)) == (2, 0)
+    ledger.release(charge.id)
+    assert ledger.restarts(charge.id) == 2
+    with pytest.raises(InputError, match="expected a charge"):
+        ledger.restarts("nothing")
+
+
 def test_material_does_not_show_itself(ledger):
     material = ledger.material(ledger.reserve(**fields()).id)
     shown = f"{material!r} {material}"
@@ -359,12 +372,21 @@ def test_a_hundred_thousand_rows_take_seconds(sqlite_ledger):
         sqlite_ledger.check_rows("clinic", [*digests(99_999, start=10**6), rows[5]])
 
 
-def test_purge_forgets_the_rows_and_keeps_the_charges(ledger):
+def test_purged_rows_get_no_second_budget_under_another_name(ledger):
+    ledger.register(record("clinic"))
+    ledger.register_rows("reviews", digests(5))
+    ledger.purge("reviews")
+    with pytest.raises(InputError, match=r"row 0 .*'reviews'"):
+        ledger.register_rows("clinic", digests(5))
+    ledger.register_rows("reviews", digests(5))
+
+
+def test_purge_can_forget_the_rows_and_keeps_the_charges(ledger):
     ledger.register(record("clinic"))
     ledger.register_rows("reviews", digests(5))
     charge = ledger.reserve(**fields())
     tag = ledger.hmac("reviews", b"content")
-    ledger.purge("reviews")
+    ledger.purge("reviews", forget_rows=True)
     ledger.register_rows("clinic", digests(5))
     assert ledger.spent("reviews") == (2.0, 1e-5)
     assert ledger.reserve(**fields()).id == charge.id
@@ -429,7 +451,7 @@ def test_purged_rows_are_overwritten(sqlite_ledger, sqlite_path):
     connection.close()
     before = sqlite_path.read_bytes()
     assert all(h in before for h in (*hashes, salt))
-    sqlite_ledger.purge("reviews")
+    sqlite_ledger.purge("reviews", forget_rows=True)
     after = sqlite_path.read_bytes()
     assert not any(h in after for h in (*hashes, salt))
 

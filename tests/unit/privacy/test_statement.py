@@ -78,6 +78,7 @@ def facts(**changes):
         "choices": "fixed in advance",
         "declared_public": {"n": 1000, "label names": ("negative", "positive"), "delta": 1e-5},
         "pretrained_models": (PretrainedModel(name="tiny-llama", digest="abcd"),),
+        "restarts": 0,
         "config_digest": "c0nf",
         "time": "2024-05-06T08:09:10+00:00",
     }
@@ -110,7 +111,16 @@ def test_stable_keys_come_first_and_in_order():
 def test_it_says_everything_that_privacy_asks_for():
     wanted = {"rounding", "contributions", "trust", "against", "released", "accesses", "choices"}
     wanted |= {"declared_public", "this_run", "budget", "pretrained_models", "third_parties", "randomness"}
-    wanted |= {"floating_point", "restarts", "code_digest", "config_digest", "time", "audits", "not_private"}
+    wanted |= {
+        "floating_point",
+        "restarts",
+        "code_digest",
+        "config_digest",
+        "time",
+        "audits",
+        "not_private",
+        "warnings",
+    }
     assert wanted <= set(statement())
 
 
@@ -147,6 +157,7 @@ def test_it_is_json_both_ways():
 def test_verdicts():
     assert statement()["verdict"] == "proven under assumptions"
     assert statement(heuristics=("noise is reused",))["verdict"] == "heuristic"
+    assert "**Note:** too much noise" in render_markdown(statement(warnings=("too much noise",)))
     internal = statement(kind="internal", epsilon=math.inf, epsilon_rdp=math.inf)
     assert (internal["verdict"], internal["epsilon"], internal["epsilon_rdp"]) == ("none", None, None)
     simulation = statement(kind="internal", simulation=True)

@@ -86,7 +86,7 @@ def make_statement():
             mechanisms=mechanisms, contributions="each record counts once; per-example gradients are clipped",
             trust="the curator", against="whoever sees the export", released=("synthetic.parquet", "model.safetensors"),
             accesses=(Access(task="train", reads="all rows", through="noised gradients"),), choices="public defaults",
-            declared_public={"n": 600, "labels": ["negative", "positive"]}, config_digest="d" * 64,
+            declared_public={"n": 600, "labels": ["negative", "positive"]}, config_digest="d" * 64, restarts=0,
             pretrained_models=(PretrainedModel(name="tiny-llama", digest="e" * 64),), time="2026-01-02T03:04:00Z",
         )  # fmt: skip
         return build_statement(

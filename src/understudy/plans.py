@@ -1,0 +1,52 @@
+"""The plan of an admitted run in public figures: what it charges, its noise, its expected time and memory."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from understudy.admission import Admission
+from understudy.methods import MethodFacts, planning
+from understudy.privacy.accounting import epsilon_pld, epsilon_rdp
+
+
+def plan_of(admission: Admission) -> Any:
+    """The `ChargedPlan` of an admitted run."""
+    found = planning(admission.config.method)
+    return found.calibrated_plan(admission.config, n=admission.n, epsilon=admission.epsilon, delta=admission.delta)
+
+
+def facts_of(admission: Admission) -> MethodFacts:
+    """What the run's method says about it."""
+    found = planning(admission.config.method)
+    return found.method_facts(admission.config, plan_of(admission), n=admission.n, label_names=admission.label_names)
+
+
+def describe_plan(admission: Admission) -> dict[str, Any]:
+    """What the run will charge and how it spends it; public values only."""
+    planned, facts = plan_of(admission), facts_of(admission)
+    private = math.isinf(admission.epsilon)
+    return {
+        "source": admission.source,
+        "unit": "example (replace by null, n and label list public)",
+        "rows": admission.n,
+        "epsilon_pld": None if private else epsilon_pld(planned.event, admission.delta),
+        "epsilon_rdp": None if private else epsilon_rdp(planned.event, admission.delta),
+        "delta": admission.delta,
+        "budget": f"{admission.budget.epsilon:g}, {admission.budget.delta:g}",
+        "model": admission.config.model,
+        **facts.plan,
+        "mechanisms": [
+            f"{m.name}: {m.noise}, noise multiplier {m.noise_multiplier:.4g}, {m.steps} steps, "
+            f"sampling probability {m.sampling_probability:.4g}"
+            for m in facts.mechanisms
+        ],
+        "output": "private: epsilon is infinite, nothing will be exported" if private else "released, may be exported",
+    }
+
+
+def estimate(admission: Admission) -> dict[str, Any]:
+    """Expected time and memory, measured on made-up rows of the run's public shape."""
+    return planning(admission.config.method).estimate(
+        admission.config, plan_of(admission), n=admission.n, label_names=admission.label_names
+    )
