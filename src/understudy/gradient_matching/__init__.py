@@ -1,0 +1,1 @@
+"""Gradient matching (GRADMM): readable synthetic examples whose gradient matches the noised real one."""
