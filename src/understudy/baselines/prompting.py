@@ -1,0 +1,202 @@
+"""Text by prompting the same language model: the baselines that train nothing.
+
+Paper: gradient matching (GRADMM), section 5.1 and appendix B.1 (Figures 4 and 5), after Li et al. 2023. Usable beside
+any method.
+*Deviations*: the paper prompts an instruction-tuned model with a paragraph per data set; here the instruction is the
+caller's and public, with `{label}` where the label's name goes. In the few-shot prompt every example stands as the
+instruction for its own label followed by its text, which a base model continues without being told to; the paper puts
+the examples between context and instruction and asks not to reword them. Each text draws its own examples, all of the
+wanted label. A text ends at its first line break.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from understudy.errors import InputError
+from understudy.evaluation.classifier import check_labels
+from understudy.evaluation.rows import LabelledTexts
+from understudy.generation.config import SamplingConfig
+from understudy.generation.prompts import encode_text, row_seeds, special_ids
+from understudy.generation.sampling import sample
+from understudy.models.loading import LoadedModel
+
+Progress = Callable[[int, int], None]
+Row = tuple[int, int]  # label index, number of the text among those of its label
+
+_BATCH = 32
+_REDRAWS = 3
+_BETWEEN = "\n\n"
+
+
+def zero_shot(
+    loaded: LoadedModel,
+    label_names: Sequence[str],
+    rows: int,
+    *,
+    instruction: str,
+    sampling: SamplingConfig,
+    public_seed: int,
+    progress: Progress | None = None,
+) -> pa.Table:
+    """Texts from the instruction alone; public, if the model and the instruction are.
+
+    Args:
+        loaded: language model.
+        label_names: every label, public.
+        rows: texts in all, shared out equally; the first labels get what is left over.
+        instruction: public; `{label}` is replaced by the label's name.
+        sampling: how tokens are drawn.
+        public_seed: a text is a function of it, its label and its number, whatever is drawn beside it.
+        progress: called with (texts drawn, texts).
+
+    Returns:
+        Columns `text` (string; one line, stripped, empty only if every redraw was) and `label` (int32), label by
+        label.
+
+    Raises:
+        InputError: instruction and text do not fit the model's context.
+    """
+    _check(loaded, label_names, instruction=instruction, shots=0, sampling=sampling)
+    wanted = _share_out(rows, len(label_names))
+    prompts = [[_bos(loaded), *_instruct(loaded, instruction, label_names[label])] for label, _ in wanted]
+    return _write(loaded, wanted, prompts, sampling=sampling, public_seed=public_seed, progress=progress)
+
+
+def few_shot(
+    loaded: LoadedModel,
+    exemplars: LabelledTexts,
+    rows: int,
+    *,
+    instruction: str,
+    sampling: SamplingConfig,
+    public_seed: int,
+    shots: int = 4,
+    progress: Progress | None = None,
+) -> pa.Table:
+    """Texts after examples of their label.
+
+    **The output is as private as the exemplars**: with real rows in the prompt a text may repeat them word for word,
+    and no mechanism stands in between. Label it `private`; it is only ever compared with.
+
+    Args:
+        loaded: language model.
+        exemplars: examples with their labels, and every label's name; each is cut to `sampling.max_new_tokens`.
+        rows: as `zero_shot`.
+        instruction: public; `{label}` is replaced by a label's name.
+        sampling: how tokens are drawn.
+        public_seed: as `zero_shot`, for the choice of examples too.
+        shots: examples per prompt, at least 1; all of a label's where it has fewer, the bare instruction where none.
+        progress: called with (texts drawn, texts).
+
+    Returns:
+        As `zero_shot`.
+
+    Raises:
+        InputError: an example's label is out of range, or so many examples of the greatest length do not fit the
+            model's context, whatever their own lengths.
+    """
+    if shots < 1:
+        raise InputError(f"shots={shots}: expected at least 1; use zero_shot for none")
+    names = exemplars.label_names
+    _check(loaded, names, instruction=instruction, shots=shots, sampling=sampling)
+    shown: list[list[list[int]]] = [[] for _ in names]
+    labels = check_labels(exemplars.texts, exemplars.labels, classes=len(names)) if exemplars.texts else ()
+    for text, label in zip(exemplars.texts, labels, strict=True):
+        answer = encode_text(loaded.tokenizer, " ".join(text.split()))[: sampling.max_new_tokens]
+        shown[label].append([*_instruct(loaded, instruction, names[label]), *answer, *_encode(loaded, _BETWEEN)])
+    wanted = _share_out(rows, len(names))
+    prompts = []
+    for label, number in wanted:
+        seed = row_seeds(public_seed, [number], purpose=f"few-shot/{names[label]}")[0]
+        chosen = np.random.default_rng(seed).permutation(len(shown[label]))[:shots]
+        examples = [token for example in chosen for token in shown[label][example]]
+        prompts.append([_bos(loaded), *examples, *_instruct(loaded, instruction, names[label])])
+    return _write(loaded, wanted, prompts, sampling=sampling, public_seed=public_seed, progress=progress)
+
+
+def _share_out(rows: int, labels: int) -> list[Row]:
+    if rows < 0:
+        raise InputError(f"rows={rows}: expected 0 or more")
+    return [(label, number) for label in range(labels) for number in range(rows // labels + (label < rows % labels))]
+
+
+def _write(
+    loaded: LoadedModel,
+    wanted: Sequence[Row],
+    prompts: Sequence[list[int]],
+    *,
+    sampling: SamplingConfig,
+    public_seed: int,
+    progress: Progress | None,
+) -> pa.Table:
+    """Continue each prompt by one line, again where the line is empty."""
+    texts = [""] * len(prompts)
+    for attempt in range(_REDRAWS + 1):
+        waiting = [row for row, text in enumerate(texts) if not text]
+        for start in range(0, len(waiting), _BATCH):
+            batch = waiting[start : start + _BATCH]
+            drawn = sample(
+                loaded.model,
+                _padded(loaded, [prompts[row] for row in batch]),
+                config=sampling,
+                seeds=[
+                    row_seeds(public_seed, [number], purpose=f"prompting/{label}/{attempt}")[0]
+                    for label, number in (wanted[row] for row in batch)
+                ],
+                eos=special_ids(loaded.tokenizer)[1],
+                forbidden=tuple(loaded.tokenizer.all_special_ids),
+            )
+            for row, tokens in zip(batch, drawn, strict=True):
+                texts[row] = _first_line(loaded, tokens)
+            if progress is not None and attempt == 0:
+                progress(start + len(batch), len(prompts))
+    labels = [label for label, _ in wanted]
+    return pa.table({"text": pa.array(texts, pa.string()), "label": pa.array(labels, pa.int32())})
+
+
+def _first_line(loaded: LoadedModel, tokens: list[int]) -> str:
+    text = loaded.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    return next(iter(text.strip().splitlines()), "").strip()
+
+
+def _padded(loaded: LoadedModel, prompts: Sequence[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids and mask of prompts, padded on the left, both (rows, longest) int64."""
+    pad, width = special_ids(loaded.tokenizer)[2], max(map(len, prompts))
+    ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    device = next(loaded.model.parameters()).device
+    return ids.to(device), mask.to(device)
+
+
+def _bos(loaded: LoadedModel) -> int:
+    return special_ids(loaded.tokenizer)[0]
+
+
+def _instruct(loaded: LoadedModel, instruction: str, name: str) -> list[int]:
+    return _encode(loaded, instruction.replace("{label}", name))
+
+
+def _encode(loaded: LoadedModel, text: str) -> list[int]:
+    tokenizer: Any = loaded.tokenizer
+    return list(tokenizer.encode(text, add_special_tokens=False, verbose=False))
+
+
+def _check(
+    loaded: LoadedModel, label_names: Sequence[str], *, instruction: str, shots: int, sampling: SamplingConfig
+) -> None:
+    """Refuse by public numbers only: an example's own length is none."""
+    widest = max(len(_instruct(loaded, instruction, name)) for name in label_names)
+    example = widest + sampling.max_new_tokens + len(_encode(loaded, _BETWEEN))
+    longest = 1 + shots * example + widest + sampling.max_new_tokens
+    context = getattr(loaded.model.config, "max_position_embeddings", None)
+    if context is not None and longest > context:
+        raise InputError(
+            f"shots={shots}, max_new_tokens={sampling.max_new_tokens}: prompt and text take up to {longest} tokens, "
+            f"the model's context holds {context}; lower one of them or shorten the instruction"
+        )
