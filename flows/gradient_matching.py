@@ -1,0 +1,52 @@
+"""Gradient matching as a flow: one noised gradient per label, then readable texts whose gradient points the same way.
+
+rows -> charge -> release -> settle -> match (shards) -> select --+-> evaluate -> deliver
+                                                    zero-shot ----+
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from prefect import flow, unmapped
+
+from understudy.admission import admit
+from understudy.errors import UnderstudyError
+from understudy.evaluation.config import EvaluationConfig
+from understudy.generation.config import SamplingConfig
+from understudy.gradient_matching.config import GradientMatchingConfig
+from understudy.gradient_matching.planning import charged_settings
+from understudy.gradient_matching.synthesis import matching_settings, shards
+from understudy.requests import RunRequest
+from understudy.tasks.baselines import zero_shot
+from understudy.tasks.charging import charge, environment_digest, settle
+from understudy.tasks.delivery import Delivered, deliver
+from understudy.tasks.evaluation import evaluate
+from understudy.tasks.gradient_matching import match, release, select
+from understudy.tasks.runtime import code_digest
+from understudy.tasks.tracking import parent_run
+
+METHOD = "gradient-matching"
+
+
+@flow(name=METHOD, persist_result=True)
+def gradient_matching(request: RunRequest) -> Delivered:
+    """Private labelled texts in, synthetic labelled texts with their privacy statement out."""
+    run = admit(request, METHOD)
+    config, names = run.config, run.label_names
+    if run.train is None or run.test is None or not isinstance(config, GradientMatchingConfig):
+        raise UnderstudyError(f"expected stored rows and settings of {METHOD} after admission")
+    run_key = hashlib.sha256(f"{request.model_dump_json()} {run.train.id} {run.test.id}".encode()).hexdigest()
+    with parent_run(run_key, METHOD, parameters={"request": request, "config": config}):
+        code = environment_digest(code_digest(release.fn))
+        ticket = charge(run.train, run, code=code, accept_new=request.accept_new_charge)
+        target = release(run.train, ticket, charged_settings(config), names, run.epsilon, run.delta)
+        target = settle(ticket, target)
+        parts = shards(config, len(names))
+        matched = match.map(unmapped(target), unmapped(matching_settings(config)), [tuple(part) for part in parts])
+        synthetic = select(matched.result(), config, names)
+        sampling = SamplingConfig(max_new_tokens=config.max_length)
+        instruction = config.projection.instruction
+        baseline = zero_shot(config.model, names, instruction, config.samples, sampling, config.public_seed)
+        metrics = evaluate(synthetic, run.train, run.test, baseline, names, EvaluationConfig(profile=request.profile))
+        return deliver(run, ticket, target, synthetic, metrics, out=request.out)
