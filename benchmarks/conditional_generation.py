@@ -7,6 +7,10 @@ that is tested on the real test rows; seed 0 also fine-tunes the transformer cla
 probe trained on real rows, which is not the steering head. Cells are cached as JSON: a killed run goes on where it
 was. The charges are simulations: measured, never exported. The last step prints the table, with paired bootstrap
 intervals over test rows and seeds, and writes `table.json`.
+
+`--published FOLDER` writes finished cells there too, without sample texts, and takes them from there: the cells behind
+docs/results.md lie in benchmarks/cells/conditional_generation, so that the table can be remade, and checked, in a
+second.
 """
 
 from __future__ import annotations
@@ -38,6 +42,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder with train.parquet and test.parquet")
     parser.add_argument("--cache", type=Path, required=True, help="folder of finished cells")
+    parser.add_argument("--published", type=Path, help="folder of finished cells without their texts")
     parser.add_argument("--model", default=None, help="base model; default: the tiny profile's")
     parser.add_argument("--epsilons", type=float, nargs="+", default=[3.0, float("inf")])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
@@ -54,11 +59,35 @@ def main() -> None:
     # One epsilon after the other and seed by seed, so that a run that is stopped early has whole rows.
     for epsilon, seed, arm in product(options.epsilons, options.seeds, options.arms):
         cells.append((arm, epsilon, seed))
-    waiting = [cell for cell in cells if not cell_path(options, cell).exists()]
+    waiting = [cell for cell in cells if finished(options, cell) is None]
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
         for number, (cell, seconds) in enumerate(pool.map(run_cell, [options] * len(waiting), waiting), 1):
+            publish(options, [cell])
             print(f"[{number}/{len(waiting)}] {cell}: {seconds:.0f} s", flush=True)
+    publish(options, cells)
     summarize(options, cells)
+
+
+def finished(options: argparse.Namespace, cell: tuple[str, float, int]) -> dict[str, Any] | None:
+    """A cell's figures from the cache or from what is published; None where it is still to do."""
+    path = cell_path(options, cell)
+    for folder in (options.cache, options.published):
+        if folder is not None and (folder / path.name).exists():
+            found: dict[str, Any] = json.loads((folder / path.name).read_text())
+            return found
+    return None
+
+
+def publish(options: argparse.Namespace, cells: list[tuple[str, float, int]]) -> None:
+    """Finished cells beside the script: every figure, which test rows were right, no text."""
+    if options.published is None:
+        return
+    options.published.mkdir(parents=True, exist_ok=True)
+    for cell in cells:
+        value = finished(options, cell)
+        if value is not None:
+            kept = {key: found for key, found in value.items() if key != "samples"}
+            (options.published / cell_path(options, cell).name).write_text(json.dumps(kept) + "\n")
 
 
 def cell_path(options: argparse.Namespace, cell: tuple[str, float, int]) -> Path:
@@ -253,8 +282,8 @@ def summarize(options: argparse.Namespace, cells: list[tuple[str, float, int]]) 
 
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for cell in cells:
-        if cell_path(options, cell).exists():
-            value = json.loads(cell_path(options, cell).read_text())
+        value = finished(options, cell)
+        if value is not None:
             found.setdefault((value["arm"], value["epsilon"]), []).append(value)
     rows = []
     for (arm, epsilon), values in found.items():

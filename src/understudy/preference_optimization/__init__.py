@@ -1,0 +1,1 @@
+"""Preference optimisation (POPri): federated clients' noisy scores train a generator by DPO."""
