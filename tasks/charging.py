@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from importlib.metadata import version
 
-from understudy.admission import RELATION, UNIT, Admission, request_key
+from understudy.admission import Admission, request_key
 from understudy.artifacts import ArtifactRef, exchange_store, private_store, read_table
 from understudy.errors import UnderstudyError
 from understudy.plans import plan_of
@@ -49,8 +49,8 @@ def charge(rows: ArtifactRef, admission: Admission, *, code: str, accept_new: bo
         epsilon=admission.epsilon,
         delta=admission.delta,
         epsilon_rdp=epsilon_rdp(event, admission.delta),
-        unit=UNIT,
-        relation=RELATION,
+        unit=admission.unit,
+        relation=admission.relation,
         code_digest=code,
     )
     found = ledger.reserve(**asked)

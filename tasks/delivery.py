@@ -9,11 +9,12 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from understudy.admission import HOLD_OUT_EVERY, Admission
+from understudy.admission import Admission
 from understudy.artifacts import ArtifactRef, read_json, read_table
 from understudy.delivery import RunRecord, named_labels, write_export, write_internal
 from understudy.evaluation.metrics import Metrics
-from understudy.methods import planning
+from understudy.intake import HOLD_OUT_EVERY, NOUNS
+from understudy.methods import planning, protected
 from understudy.plans import facts_of
 from understudy.privacy.accounting import epsilon_pld
 from understudy.privacy.events import event_from_json, without_amplification
@@ -88,13 +89,14 @@ def deliver(
 def statement_facts(run: Admission, paid: Charge, released: ArtifactRef, *, restarts: int) -> StatementFacts:
     """What the statement says about this run; public values only."""
     facts = facts_of(run)
+    noun = NOUNS[protected(run.config).rows]
     unamplified = without_amplification(event_from_json(paid.event))
     config = run.config.model_dump_json()
     return StatementFacts(
         mechanisms=facts.mechanisms,
         contributions=facts.contributions,
-        trust="Whoever runs the client zone sees the rows; no other party does.",
-        against="Everyone who sees only what is exported: the synthetic rows, the model and this statement.",
+        trust=facts.trust,
+        against=facts.against,
         epsilon_without_amplification=epsilon_pld(unamplified, run.delta) if paid.exportable else None,
         released=(f"the {released.kind} {released.id}", *facts.released),
         accesses=(
@@ -105,9 +107,9 @@ def statement_facts(run: Admission, paid: Charge, released: ArtifactRef, *, rest
         choices=facts.choices,
         declared_public={
             "n": run.n,
-            "label list": list(run.label_names),
+            **({"label list": list(run.label_names)} if run.label_names else {}),
             **facts.declared_public,
-            "held-out rule": f"every {HOLD_OUT_EVERY}th row, unless other rows were named",
+            "held-out rule": f"every {HOLD_OUT_EVERY}th {noun}, unless other {noun}s were named",
         },
         pretrained_models=(PretrainedModel(name=run.config.model, digest=run.model_digest),),
         config_digest=hashlib.sha256(config.encode()).hexdigest(),
@@ -148,7 +150,7 @@ def _write_report(
             delta_run=counted_delta,
         ),
         about=About(
-            made=f"{table.num_rows} labelled texts in {len(run.label_names)} classes, by {run.config.method}",
+            made=f"{_made(table.num_rows, len(run.label_names))}, by {run.config.method}",
             label_names=run.label_names,
             created=str(statement["time"]),
             facts={
@@ -161,3 +163,7 @@ def _write_report(
             },
         ),
     )
+
+
+def _made(rows: int, classes: int) -> str:
+    return f"{rows} labelled texts in {classes} classes" if classes else f"{rows} texts"

@@ -10,13 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from understudy import records
 from understudy.artifacts import ArtifactRef, exchange_store, private_store, write_table
 from understudy.errors import InputError
-from understudy.methods import CONFIGS, AnyConfig, check_method, planning
+from understudy.intake import Intake, take_in
+from understudy.methods import CONFIGS, AnyConfig, Protected, check_method, planning, protected
 from understudy.overrides import apply_overrides
 from understudy.privacy import labels
 from understudy.privacy.accounting import default_delta
@@ -28,8 +28,6 @@ from understudy.requests import Budget, RunRequest, check_delta, check_epsilon
 
 UNIT: Unit = "example"
 RELATION: Relation = "replace_special"
-# Slots whose index ends in 9 are measured on, not trained on, unless --test names other rows.
-HOLD_OUT_EVERY = 10
 
 
 class Admission(BaseModel):
@@ -39,7 +37,9 @@ class Admission(BaseModel):
 
     source: str
     budget: Budget = Field(description="Of the source, over all its runs.")
-    n: int = Field(description="Rows trained on; declared public.")
+    unit: Unit = UNIT
+    relation: Relation = RELATION
+    n: int = Field(description="Units trained on; declared public.")
     label_names: tuple[str, ...]
     epsilon: float
     delta: float
@@ -56,8 +56,7 @@ class _Inspection:
 
     admission: Admission
     record: SourceRecord
-    train: pa.Table
-    test: pa.Table
+    intake: Intake
     row_digests: list[bytes]
 
 
@@ -96,7 +95,7 @@ def admit(request: RunRequest, method: str) -> Admission:
     ledger.register_rows(found.record.name, found.row_digests)
     train, test = (
         _store_rows(ledger, found.record.name, kind, table)
-        for kind, table in (("rows", found.train), ("test-rows", found.test))
+        for kind, table in (("rows", found.intake.train), ("test-rows", found.intake.test))
     )
     return found.admission.model_copy(update={"train": train, "test": test})
 
@@ -113,31 +112,29 @@ def _inspect(request: RunRequest, method: str, ledger: Ledger) -> _Inspection:
     config = configure(request, method)
     _check_stores()
     known = next((record for record in ledger.sources() if record.name == request.source), None)
-    table = records.read_source(request.data)
-    names, notes = _label_names(request, table, known)
-    columns = records.LabelledColumns(text=request.text_column, label=request.label_column, label_names=names)
-    rows = records.check_labelled(table, columns)
-    train, test, split_note = _split(request, rows.table, columns)
-    n = train.num_rows
-    delta = check_delta(request.delta if request.delta is not None else default_delta(n), n=n)
-    base = planning(method).check_model(config, rows.label_names)
-    record, budget_note = _source_record(request, known, rows, epsilon=epsilon, delta=delta)
-    digests = records.row_digests(rows.table)
+    guarded = protected(config)
+    found = take_in(request, guarded.rows, known)
+    delta = check_delta(request.delta if request.delta is not None else default_delta(found.trained), n=found.trained)
+    base = planning(method).check_model(config, found.label_names)
+    record, budget_note = _source_record(request, known, found, guarded, epsilon=epsilon, delta=delta)
+    digests = records.row_digests(found.whole)
     ledger.check_rows(request.source, digests)
     admission = Admission(
         source=record.name,
         budget=Budget(epsilon=record.epsilon, delta=record.delta),
-        n=n,
-        label_names=rows.label_names,
+        unit=guarded.unit,
+        relation=guarded.relation,
+        n=found.trained,
+        label_names=found.label_names,
         epsilon=epsilon,
         delta=delta,
         config=config,
         model_digest=base.digest,
-        notes=(*notes, *base.notes, split_note, *budget_note),
+        notes=(*found.notes, *base.notes, *budget_note),
     )
-    if not (known and _is_charged(ledger, admission, train) and not request.accept_new_charge):
+    if not (known and _is_charged(ledger, admission, found.train) and not request.accept_new_charge):
         _check_budget(ledger, record, known is not None, admission)
-    return _Inspection(admission, record, train, test, digests)
+    return _Inspection(admission, record, found, digests)
 
 
 def _check_stores() -> None:
@@ -146,54 +143,22 @@ def _check_stores() -> None:
         store.check_writable()
 
 
-def _label_names(
-    request: RunRequest, table: pa.Table, known: SourceRecord | None
-) -> tuple[tuple[str, ...] | dict[str, str], list[str]]:
-    """The declared labels: from the request, else as registered, else those in the file, thereby made public."""
-    registered = known.label_names if known is not None else None
-    if request.label_names is not None:
-        given = tuple(dict.fromkeys(request.label_names.values()))
-        if registered is not None and given != registered:
-            raise InputError(
-                f"--label-names {list(given)}: source {request.source!r} is registered with {list(registered)}; "
-                "use those names in that order"
-            )
-        return request.label_names, []
-    if registered is not None:
-        return registered, []
-    names = records.labels_found(table, request.label_column)
-    return names, [f"label list taken from the file and declared public: {', '.join(names)}"]
-
-
-def _split(request: RunRequest, rows: pa.Table, columns: records.LabelledColumns) -> tuple[pa.Table, pa.Table, str]:
-    """(training rows, measuring rows, what was done). The rule reads slot numbers, never content."""
-    if request.test is not None:
-        test = records.check_labelled(records.read_source(request.test), columns)
-        return rows, test.table, "utility is measured on the rows of --test"
-    if rows.num_rows < HOLD_OUT_EVERY:
-        raise InputError(
-            f"{rows.num_rows} rows: expected at least {HOLD_OUT_EVERY}, of which every tenth is held out; "
-            "bring more rows, or name other rows to measure on with --test"
-        )
-    held = pa.array([i % HOLD_OUT_EVERY == HOLD_OUT_EVERY - 1 for i in range(rows.num_rows)])
-    note = "every tenth row is held out to measure utility, not trained on; --test names other rows instead"
-    return rows.filter(pc.invert(held)), rows.filter(held), note
-
-
 def _source_record(
     request: RunRequest,
     known: SourceRecord | None,
-    rows: records.LabelledRows,
+    found: Intake,
+    guarded: Protected,
     *,
     epsilon: float,
     delta: float,
 ) -> tuple[SourceRecord, list[str]]:
     """The source as registered, or as it will be on this first use."""
     if known is not None:
-        if known.unit != UNIT:
+        if (known.unit, known.relation) != (guarded.unit, guarded.relation):
             raise InputError(
-                f"source {known.name!r} is registered per {known.unit}: this method protects single examples; "
-                "register the rows under a name of their own unit"
+                f"source {known.name!r} is registered per {known.unit} ({known.relation}), this run protects each "
+                f"{guarded.unit} ({guarded.relation}), and neither promise implies the other; use a method or variant "
+                f"that protects each {known.unit}"
             )
         if request.budget is not None and (request.budget.epsilon, request.budget.delta) != (
             known.epsilon,
@@ -215,12 +180,12 @@ def _source_record(
     try:
         record = SourceRecord(
             name=request.source,
-            unit=UNIT,
-            relation=RELATION,
+            unit=guarded.unit,
+            relation=guarded.relation,
             epsilon=budget.epsilon,
             delta=budget.delta,
-            n=rows.table.num_rows,
-            label_names=rows.label_names,
+            n=found.units,
+            label_names=found.label_names or None,
         )
     except ValidationError as error:
         raise InputError(f"source {request.source!r}: {error.errors()[0]['msg']}") from None

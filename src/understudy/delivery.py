@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from understudy.artifacts import ArtifactRef, path_of, read_table
 from understudy.errors import InputError, UnderstudyError
-from understudy.records import SYNTHETIC_SCHEMA
+from understudy.records import SYNTHETIC_SCHEMA, TEXT_SCHEMA
 
 EXPORT = "export"
 INTERNAL = "internal"
@@ -79,7 +79,9 @@ def replace_folder(target: Path, fill: Callable[[Path], None]) -> None:
 
 
 def named_labels(table: pa.Table, label_names: tuple[str, ...]) -> pa.Table:
-    """The synthetic table as it leaves: labels by name, so that the file explains itself."""
+    """The synthetic table as it leaves: labels, where there are any, by name, so that the file explains itself."""
+    if not label_names:
+        return pa.table({"text": table["text"]}, schema=TEXT_SCHEMA)
     names = [label_names[index] for index in table["label"].to_pylist()]
     return pa.table({"text": table["text"], "label": pa.array(names, pa.string())}, schema=SYNTHETIC_SCHEMA)
 

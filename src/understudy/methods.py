@@ -16,18 +16,50 @@ from pydantic import Field
 from understudy.conditional_generation.config import ConditionalGenerationConfig
 from understudy.errors import InputError
 from understudy.gradient_matching.config import GradientMatchingConfig
+from understudy.preference_optimization.config import PreferenceOptimizationConfig
 from understudy.privacy.statement import Access, MechanismFacts
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
+    from understudy.intake import RowKind
     from understudy.models.loading import LoadedModel
+    from understudy.privacy.labels import Relation, Unit
 
-CONFIGS: Mapping[str, type[ConditionalGenerationConfig] | type[GradientMatchingConfig]] = {
+CONFIGS: Mapping[
+    str, type[ConditionalGenerationConfig] | type[GradientMatchingConfig] | type[PreferenceOptimizationConfig]
+] = {
     "conditional-generation": ConditionalGenerationConfig,
     "gradient-matching": GradientMatchingConfig,
+    "preference-optimization": PreferenceOptimizationConfig,
 }
-AnyConfig = Annotated[ConditionalGenerationConfig | GradientMatchingConfig, Field(discriminator="method")]
+AnyConfig = Annotated[
+    ConditionalGenerationConfig | GradientMatchingConfig | PreferenceOptimizationConfig, Field(discriminator="method")
+]
+
+
+@dataclass(frozen=True)
+class Protected:
+    """What a run protects: the kind of its rows, and the unit and relation of its promise."""
+
+    rows: RowKind
+    unit: Unit
+    relation: Relation
+
+
+_LABELLED_EXAMPLES = Protected("labelled", "example", "replace_special")
+_BY_VARIANT = {
+    "federated": Protected("clients", "client", "add_or_remove_one"),
+    "central": Protected("texts", "example", "replace_special"),
+    "central_conditional": _LABELLED_EXAMPLES,
+}
+
+
+def protected(config: AnyConfig) -> Protected:
+    """What a run with these settings protects."""
+    if isinstance(config, PreferenceOptimizationConfig):
+        return _BY_VARIANT[config.variant]
+    return _LABELLED_EXAMPLES
 
 
 class ChargedPlan(Protocol):
@@ -53,6 +85,8 @@ class MethodFacts:
         plan: further lines of the dry run, name -> text or number.
         warnings: what the user should know before paying, such as noise that drowns the signal.
         heuristics: steps of the privacy argument that are not proven.
+        trust: who sees raw rows and must be trusted.
+        against: against whom the promise holds.
     """
 
     mechanisms: tuple[MechanismFacts, ...]
@@ -64,6 +98,8 @@ class MethodFacts:
     plan: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     heuristics: tuple[str, ...] = ()
+    trust: str = "Whoever runs the client zone sees the rows; no other party does."
+    against: str = "Everyone who sees only what is exported: the synthetic rows, the model and this statement."
 
 
 class Planning(Protocol):

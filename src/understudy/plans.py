@@ -28,8 +28,8 @@ def describe_plan(admission: Admission) -> dict[str, Any]:
     private = math.isinf(admission.epsilon)
     return {
         "source": admission.source,
-        "unit": "example (replace by null, n and label list public)",
-        "rows": admission.n,
+        "unit": f"{admission.unit} ({admission.relation}, n and label list public)",
+        "units": admission.n,
         "epsilon_pld": None if private else epsilon_pld(planned.event, admission.delta),
         "epsilon_rdp": None if private else epsilon_rdp(planned.event, admission.delta),
         "delta": admission.delta,

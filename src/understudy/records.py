@@ -22,6 +22,7 @@ __all__ = [
     "INSTRUCTION_SCHEMA",
     "LABELLED_SCHEMA",
     "SYNTHETIC_SCHEMA",
+    "TEXT_SCHEMA",
     "ClientColumns",
     "ClientRows",
     "InstructionColumns",
@@ -32,6 +33,7 @@ __all__ = [
     "check_clients",
     "check_instructions",
     "check_labelled",
+    "check_texts",
     "parse_label_names",
     "read_source",
     "row_digests",
@@ -39,6 +41,7 @@ __all__ = [
 
 MOST_LABELS_FOUND = 100
 LABELLED_SCHEMA = pa.schema([("text", pa.string()), ("label", pa.int32())])
+TEXT_SCHEMA = pa.schema([("text", pa.string())])
 CLIENT_SCHEMA = pa.schema([("client_id", pa.string()), ("text", pa.string())])
 INSTRUCTION_SCHEMA = pa.schema([("instruction", pa.string()), ("response", pa.string())])
 # What leaves: labels by name, so that the file explains itself.
@@ -145,6 +148,16 @@ def check_labelled(table: pa.Table, columns: LabelledColumns) -> LabelledRows:
         labels.append(index)
     checked = pa.table({"text": texts, "label": pa.array(labels, pa.int32())}, schema=LABELLED_SCHEMA)
     return LabelledRows(table=checked, label_names=names)
+
+
+def check_texts(table: pa.Table, column: str = "text") -> pa.Table:
+    """Check a table of texts; the result has the one column `text`.
+
+    Raises:
+        InputError: the column is missing or the table is empty.
+        RowError: a text is null or not a string; with the row's index.
+    """
+    return pa.table({"text": _strings(table, column)}, schema=TEXT_SCHEMA)
 
 
 def check_clients(table: pa.Table, columns: ClientColumns | None = None) -> ClientRows:

@@ -48,7 +48,7 @@ def parse_budget(text: str) -> Budget:
 
 
 class RunRequest(BaseModel):
-    """One run of a method on a labelled table. Public values only."""
+    """One run of a method on a private table. Public values only."""
 
     # Infinity has no JSON number; as a string it survives Prefect's parameters.
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
@@ -66,6 +66,9 @@ class RunRequest(BaseModel):
     )
     text_column: str = Field(default="text", description="Column with the texts.")
     label_column: str = Field(default="label", description="Column with the labels.")
+    client_column: str = Field(
+        default="client_id", description="Column that says whose text it is, for methods that protect clients."
+    )
     label_names: dict[str, str] | None = Field(
         default=None, description="Value in the label column -> name used in prompts; declared public."
     )
