@@ -1,4 +1,4 @@
-"""Files that ship with Understudy: two tiny base models and four sample tables.
+"""Files that ship with Understudy: two tiny base models and sample tables.
 
 The folder `artifacts/` of a checkout is imported as `understudy.shipped`.
 """

@@ -1,8 +1,8 @@
-"""The four sample data sets that ship with Understudy, generated from a public seed.
+"""The sample data sets that ship with Understudy, generated from a public seed.
 
 They play the part of private data in the first tour and in the tests: short film reviews with a sentiment,
 messages to a clinic with invented names and numbers, instructions with responses, and diaries of forty
-clients. Every choice is a sha256 of the seed and a counter, so any machine and any version generates the same
+clients. `public` plays the part of public text, from which prompts take their examples. Every choice is a sha256 of the seed and a counter, so any machine and any version generates the same
 rows.
 `python -m understudy.samples` writes the files.
 """
@@ -58,6 +58,7 @@ def generate(name: str) -> pa.Table:
         "clinic": _clinic,
         "instructions": _instructions,
         "clients": _clients,
+        "public": _public,
     }
     if name not in makers:
         raise InputError(f"sample:{name}: expected one of {', '.join(f'sample:{known}' for known in makers)}")
@@ -67,7 +68,7 @@ def generate(name: str) -> pa.Table:
 def write_all(directory: Path = SAMPLES) -> None:
     """Write every sample as `directory/NAME.parquet`."""
     directory.mkdir(parents=True, exist_ok=True)
-    for name in ("reviews", "reviews-test", "clinic", "instructions", "clients"):
+    for name in ("reviews", "reviews-test", "clinic", "instructions", "clients", "public"):
         pq.write_table(generate(name), directory / f"{name}.parquet", compression="zstd")
 
 
@@ -154,6 +155,23 @@ def _clients(size: int = 40) -> pa.Table:
             clients.append(f"client-{client:02d}")
             texts.append(f"{day}. Today I {done}.{more} {choose.pick(phrases.MOODS)}")
     return pa.table({"client_id": clients, "text": texts})
+
+
+def _public(size: int = 240) -> pa.Table:
+    choose = Chooser("understudy/public")
+    texts: dict[str, None] = {}
+    while len(texts) < size:
+        weather = choose.pick(phrases.WEATHER)
+        text = choose.pick(phrases.PUBLIC[choose.pick(tuple(phrases.PUBLIC))]).format(
+            place=choose.pick(phrases.PLACES),
+            weather=weather,
+            other=choose.pick([other for other in phrases.WEATHER if other != weather]),
+            month=choose.pick(phrases.MONTHS),
+            film=choose.pick(phrases.FILMS),
+            about=choose.pick(phrases.ABOUT),
+        )
+        texts.setdefault(text[0].upper() + text[1:])
+    return pa.table({"text": list(texts)})
 
 
 if __name__ == "__main__":

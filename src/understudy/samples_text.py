@@ -174,3 +174,31 @@ WEATHER = (
     "wind from the west",
     "heat",
 )
+
+# Public texts of many kinds, some nearer to the diaries of `clients` than others.
+PLACES = ("the harbor", "the market square", "the old school", "the north road", "the library", "the upper valley")
+PUBLIC = {
+    "forecast": (
+        "The forecast for {place}: {weather}, and {other} by the weekend.",
+        "{place} can expect {weather}. Tomorrow brings {other}.",
+    ),
+    "notice": (
+        "From {month} on, the office at {place} opens at nine. Please bring the form you were sent.",
+        "The works at {place} will be finished in {month}. We thank everyone for their patience.",
+        "Lost near {place}: a grey glove. The finder is asked to leave it at the desk.",
+    ),
+    "film": (
+        "A {film} about {about}, shot at {place} in {month}. It runs for two hours.",
+        "The new {film} tells of {about}. Tickets are sold at {place}.",
+    ),
+    "letter": (
+        "Dear neighbor, we came back in {month}. At {place} there was {weather}. Write soon.",
+        "Today we went to {place}. There was {weather}, later {other}. We are all well.",
+        "{month} was quiet. I walked to {place} and thought of you. {weather}, mostly.",
+    ),
+    "advice": (
+        "Before {month}, dig the bed once more and leave the rest to the frost.",
+        "A sharp knife and dry boards: more is not needed. {month} is early enough.",
+        "Play slowly, then slower. After a week the tune will come by itself.",
+    ),
+}

@@ -12,7 +12,7 @@ from understudy.shipped import SAMPLES
 SIZES = {"reviews": 600, "reviews-test": 200, "clinic": 300, "instructions": 200}
 
 
-@pytest.mark.parametrize("name", [*SIZES, "clients"])
+@pytest.mark.parametrize("name", [*SIZES, "clients", "public"])
 def test_the_shipped_file_is_what_the_generator_makes(name):
     # Tables, not bytes: the bytes of Parquet depend on the version of pyarrow.
     assert generate(name).equals(pq.read_table(SAMPLES / f"{name}.parquet"))
@@ -51,6 +51,12 @@ def test_clinic_messages_hold_something_to_find_and_only_fictional_numbers():
     numbers = [re.findall(r"\(\d{3}\) 555-01\d\d", text) for text in texts]
     assert all(len(found) == 1 for found in numbers)
     assert len(set(texts)) == len(texts)
+
+
+def test_public_texts_are_distinct_and_are_not_those_of_the_clients():
+    texts = generate("public")["text"].to_pylist()
+    assert len(set(texts)) == len(texts) == 240
+    assert not set(texts) & set(generate("clients")["text"].to_pylist())
 
 
 def test_clients_have_several_documents_each():
