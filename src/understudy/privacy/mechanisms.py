@@ -1,4 +1,4 @@
-"""The one gateway: private rows influence anything only through the three functions of `Gateway`.
+"""The one gateway: private rows influence anything only through the four functions of `Gateway`.
 
 Each takes the exact value of a query, with the sensitivity that its caller declares, and returns the noised
 value. Noise and masks are functions of the charge's key material, so a step that is computed again gives
@@ -11,10 +11,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,11 +23,15 @@ from understudy.errors import UnderstudyError
 from understudy.models.checkpoints import load_tensors, write_tensors_once
 from understudy.privacy.noise import derive_key, discrete_gaussian, gaussian, query_digest
 from understudy.privacy.sampling import poisson_mask
+from understudy.privacy.secure_aggregation import masked_sum
+from understudy.privacy.secure_fixed_point import encode, integer_sensitivity
+from understudy.privacy.secure_round import Kind as MessageKind
+from understudy.privacy.secure_round import SecureSettings, plan_round
 
 if TYPE_CHECKING:
     from understudy.privacy.ledger_records import KeyMaterial
 
-Kind = Literal["poisson", "gaussian_sum", "histogram"]
+Kind = Literal["poisson", "gaussian_sum", "histogram", "masked_sum"]
 Values = Mapping[str, Tensor]
 
 _PURPOSE = re.compile(r"[a-z0-9][a-z0-9_./-]*")
@@ -173,6 +178,63 @@ class Gateway:
             return {"counts": query["counts"] + torch.as_tensor(noise, dtype=torch.int64)}
 
         return self._through(call, query, lambda: self._once(call, draw))["counts"]
+
+    def masked_sum(
+        self,
+        vectors: Tensor,
+        settings: SecureSettings,
+        *,
+        participating: Tensor,
+        step: int,
+        purpose: str,
+        silent_from: Mapping[int, MessageKind] | None = None,
+    ) -> Tensor:
+        """A sum of clients' vectors by secure aggregation: whoever adds them up never holds it without noise.
+
+        *Guarantee*: that of `secure_aggregation` (unit client, relation add/remove one client realised as a null
+        client in its slot, sensitivity 1; accounted as a Gaussian event). Drawn once per charge, step and purpose. A
+        recorder, in the client zone and in tests only, sees the exact sum.
+
+        Args:
+            vectors: float64 (n, d) on the CPU, rows of L2 norm at most 1.
+            settings: public; noise multiplier 0 gives the exact sum, whose label is private.
+            participating: bool (n,), private: who contributes more than noise.
+            step: the round.
+            purpose: names the release within the step.
+            silent_from: which clients fall silent and before which message, public.
+
+        Returns:
+            float32 (d,).
+
+        Raises:
+            UnderstudyError: when fewer clients answer than the settings allow.
+        """
+        (n, d), silent = vectors.shape, dict(silent_from or {})
+        answering = [client for client in range(n) if silent.get(client, "unmask") == "unmask"]
+        unit = integer_sensitivity(d, settings.bits)
+        share = plan_round(settings, n=n, d=d, step=step).share_scale
+        scale = share * math.sqrt(len(answering)) / unit
+        call = Mechanism("masked_sum", step, f"{purpose}/{step}", scale=scale, sensitivity=1.0)
+        digest = query_digest({"vectors": vectors, "participating": participating})
+        self._claim(call, digest if self.journal is None else b"")
+
+        def draw() -> dict[str, Tensor]:
+            found = masked_sum(
+                vectors.numpy(),
+                settings,
+                participating=participating.numpy(),
+                d=d,
+                client_secret=lambda client: self._key(replace(call, purpose=f"{call.purpose}/client/{client}")),
+                step=step,
+                silent_from=silent,
+            )
+            return {"sum": torch.from_numpy(found.values)}
+
+        query: dict[str, Tensor] = {}
+        if self.recorder is not None:
+            counted = (encode(vectors[i].numpy(), bits=settings.bits) for i in answering if participating[i])
+            query = {"sum": torch.from_numpy(sum(counted, start=np.zeros(d, np.int64)) / unit)}
+        return self._through(call, query, lambda: self._once(call, draw))["sum"]
 
     def _key(self, call: Mechanism, digest: bytes = b"") -> bytes:
         return derive_key(
