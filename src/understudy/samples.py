@@ -1,9 +1,9 @@
 """The sample data sets that ship with Understudy, generated from a public seed.
 
-They play the part of private data in the first tour and in the tests: short film reviews with a sentiment,
-messages to a clinic with invented names and numbers, instructions with responses, and diaries of forty
-clients. `public` plays the part of public text, from which prompts take their examples. Every choice is a sha256 of the seed and a counter, so any machine and any version generates the same
-rows.
+They play the part of private data in the first tour and in the tests: short film reviews with a sentiment, messages to
+a clinic with invented names and numbers, instructions with responses, and diaries of forty clients. `public` plays the
+part of public text, from which prompts take their examples. Every choice is a sha256 of the seed and a counter, so any
+machine and any version generates the same rows.
 `python -m understudy.samples` writes the files.
 """
 

@@ -46,14 +46,14 @@ class CandidateConfig(BaseModel):
         default=3, ge=1, le=64, description="Public texts that one prompt shows as examples, at least 1; paper 3."
     )
     seed_tokens: int = Field(
-        default=48, ge=1, le=100_000, description="A public seed text is cut to so many tokens. tiny 48, paper 64."
+        default=32, ge=1, le=100_000, description="A public seed text is cut to so many tokens. tiny 32, paper 64."
     )
     instruction: str = Field(
         default="",
         description="central_conditional: public text before the examples; {label} is replaced by the label's name.",
     )
     sampling: SamplingConfig = Field(
-        default_factory=lambda: SamplingConfig(max_new_tokens=48, top_p=1.0),
+        default_factory=lambda: SamplingConfig(max_new_tokens=32, top_p=1.0),
         description="How continuations are drawn; max_new_tokens is the paper's max_tokens.",
     )
 
@@ -84,6 +84,12 @@ class ScoringConfig(BaseModel):
     fractional_bits: int = Field(
         default=12, ge=4, le=24, description="masked only: bits after the point of a score, 4 to 24."
     )
+    colluding: int = Field(
+        default=0,
+        ge=0,
+        le=1_000_000,
+        description="masked only: clients that may collude with the server; others' noise makes up for theirs.",
+    )
     survivors: float = Field(
         default=0.6,
         gt=0,
@@ -109,8 +115,10 @@ class PreferenceConfig(BaseModel):
     beta: float = Field(default=0.1, gt=0, le=100, description="DPO's beta, above 0. tiny 0.1, paper 0.01.")
     lora_rank: int = Field(default=16, ge=1, le=4096, description="Rank of the adapter. tiny 16, paper 4.")
     lora_alpha: float = Field(default=32, gt=0, le=1e5, description="LoRA alpha. tiny 32, paper 8.")
-    learning_rate: float = Field(default=5e-4, gt=0, le=1, description="AdamW. tiny 5e-4, paper 8e-7.")
-    epochs: int = Field(default=2, ge=1, le=1000, description="Passes over a round's pairs, at least 1; paper 2.")
+    learning_rate: float = Field(default=1e-3, gt=0, le=1, description="AdamW. tiny 1e-3, paper 8e-7.")
+    epochs: int = Field(
+        default=4, ge=1, le=1000, description="Passes over a round's pairs, at least 1. tiny 4, paper 2."
+    )
     batch_size: int = Field(default=16, ge=1, le=100_000, description="Pairs per step. tiny 16, paper 24.")
 
 
@@ -126,8 +134,8 @@ class EndpointConfig(BaseModel):
     )
     model: str = Field(
         default="policy",
-        description="Name of the model at the endpoint; the round's adapter name is "
-        "appended where adapters are served.",
+        description="Name of the model at the endpoint; {round} is replaced by the round's number, where each round's "
+        "adapter has a name of its own.",
     )
     timeout_seconds: float = Field(default=60.0, gt=0, le=3600, description="Of one request.")
 
@@ -150,6 +158,7 @@ _PROFILES: dict[str, dict[str, Any]] = {
             "lora_rank": 4,
             "lora_alpha": 8,
             "learning_rate": 8e-7,
+            "epochs": 2,
             "batch_size": 24,
         },
     },

@@ -18,6 +18,7 @@ from understudy.preference_optimization.config import PreferenceOptimizationConf
 from understudy.privacy.accounting import calibrate_noise_multiplier, epsilon_rdp
 from understudy.privacy.events import sgd_event
 from understudy.privacy.search import solve_decreasing
+from understudy.privacy.secure_accounting import NEGLIGIBLE, delta_correction
 
 # One client's clipped vector has at most this norm, so adding or removing it moves the sum by as much.
 SENSITIVITY = 1.0
@@ -74,10 +75,14 @@ def plan(
     if n < 1:
         raise InputError(f"n={n}: expected at least one client or row")
     probability = config.clients.sampling_probability
+    within = delta
+    if config.scoring.aggregation == "masked" and math.isfinite(epsilon):
+        # Each masked sum is this close to one with Gaussian noise; the rest of delta is the Gaussian's.
+        within -= delta_correction(epsilon, gap=NEGLIGIBLE, rounds=config.rounds)
     noise = calibrate_noise_multiplier(
         lambda z: sgd_event(sampling_probability=probability, noise_multiplier=z, steps=config.rounds),
         epsilon=epsilon,
-        delta=delta,
+        delta=within,
         cache=cache,
     )
     return Plan(
