@@ -1,0 +1,127 @@
+"""Clients vote for the candidates nearest to their samples: the private step of Private Evolution.
+
+Papers: Lin et al. 2023 (arXiv 2305.15560, Algorithm 2); Hou et al. 2024 (PrE-Text, arXiv 2406.02958) for clients.
+*Deviation*: a client's vector is the share of its samples, not their number, so its norm is at most 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from understudy.privacy.dpsgd import DpSgdPlan
+from understudy.privacy.mechanisms import Gateway
+
+Vectors = npt.NDArray[np.floating[Any]]
+Indices = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+_CHUNK = 4096  # samples compared with all candidates at a time
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """What the clients compare candidates with; private.
+
+    Attributes:
+        vectors: (s, d) embeddings of every sample.
+        owners: (s,) int64, the slot of each sample's client.
+        n: Slots; a slot without a sample is a null client.
+    """
+
+    vectors: Vectors
+    owners: Indices
+    n: int
+
+
+def release_votes(
+    samples: Samples, candidates: Vectors, *, plan: DpSgdPlan, gateway: Gateway, round: int
+) -> npt.NDArray[np.float32]:
+    """The noised histogram of one round.
+
+    *Guarantee*: one Gaussian query of sensitivity 1 on a Poisson sample of the clients (unit client, add/remove one
+    client realised as a null client in its slot).
+
+    Args:
+        samples: Of the clients; private.
+        candidates: (m, d) embeddings.
+        plan: Sampling and noise.
+        gateway: Of the charge.
+        round: Logical step.
+
+    Returns:
+        (m,) float32.
+    """
+    (stream,) = plan.streams
+    mask = gateway.poisson(step=round, n=plan.n, probability=plan.sampling_probability, purpose=plan.name)
+    exact = vote_sum(nearest(samples.vectors, candidates), samples.owners, mask.numpy(), candidates=len(candidates))
+    released = gateway.gaussian_sum(
+        {"votes": torch.from_numpy(exact).float()},
+        sensitivity=stream.l2_clip_norm,
+        noise_multiplier=stream.noise_multiplier,
+        step=round,
+        purpose=f"{plan.name}/{stream.name}",
+    )
+    return released["votes"].numpy()
+
+
+def nearest(vectors: Vectors, candidates: Vectors) -> Indices:
+    """(s,) the candidate of the largest cosine similarity to each sample; ties go to the lower index.
+
+    Args:
+        vectors: (s, d).
+        candidates: (m, d), m >= 1.
+    """
+    directions = _unit(candidates).T
+    found = [
+        (_unit(vectors[start : start + _CHUNK]) @ directions).argmax(1) for start in range(0, len(vectors), _CHUNK)
+    ]
+    return np.concatenate([*found, np.zeros(0, dtype=np.int64)]).astype(np.int64)
+
+
+def vote_sum(choices: Indices, owners: Indices, taking_part: npt.NDArray[np.bool_], *, candidates: int) -> Floats:
+    """Sum over the clients that take part of their vectors of shares, each clipped to L2 norm 1.
+
+    *Guarantee*: none by itself; sensitivity 1 (unit client, add/remove one client realised as a null client in its
+    slot). Shares sum to 1, so the clip never acts; it is what the sensitivity rests on if votes are ever weighted.
+
+    Args:
+        choices: (s,) candidate of each sample; private.
+        owners: (s,) slot of each sample's client; private.
+        taking_part: (n,) bool.
+        candidates: m.
+
+    Returns:
+        (m,) float64.
+    """
+    counted = taking_part[owners]
+    pairs, votes = np.unique(owners[counted] * candidates + choices[counted], return_counts=True)
+    clients, chosen = np.divmod(pairs, candidates)
+    shares = votes / np.bincount(clients, weights=votes, minlength=len(taking_part))[clients]
+    norms = np.sqrt(np.bincount(clients, weights=shares**2, minlength=len(taking_part)))[clients]
+    return np.bincount(chosen, weights=shares / np.maximum(1.0, norms), minlength=candidates).astype(np.float64)
+
+
+def survival(votes: npt.NDArray[Any], *, threshold: float) -> Floats:
+    """Probabilities in proportion to max(votes - threshold, 0) (Lin et al. 2023, Algorithm 2); post-processing.
+
+    Args:
+        votes: (m,) noised.
+        threshold: Public.
+
+    Returns:
+        (m,) float64, sum 1; equal where none is left.
+    """
+    left = np.maximum(votes.astype(np.float64) - threshold, 0.0)
+    total = left.sum()
+    return left / total if total > 0 else np.full(len(left), 1.0 / len(left))
+
+
+def _unit(vectors: Vectors) -> npt.NDArray[np.float32]:
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    directions = np.divide(vectors, norms, out=np.zeros_like(vectors), where=norms > 0)
+    return np.asarray(directions, dtype=np.float32)

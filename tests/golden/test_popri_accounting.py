@@ -1,0 +1,52 @@
+"""POPri's noise multipliers (Table 3, appendix C) by both accountants, and those that PLD allows."""
+
+import pytest
+
+from understudy.privacy.accounting import (
+    analytic_gaussian_sigma,
+    calibrate_noise_multiplier,
+    epsilon_pld,
+    epsilon_rdp,
+    sgd_event,
+)
+from understudy.privacy.tree_accounting import calibrate_tree_noise, tree_event
+
+DELTA = 3e-6
+ROUNDS = 20
+
+
+def all_clients(z):
+    """Twenty rounds of all clients."""
+    return sgd_event(sampling_probability=1.0, noise_multiplier=z, steps=ROUNDS)
+
+
+# The paper calibrates by RDP (Opacus): its sigma for epsilon 1 and 7, and what PLD says of it.
+@pytest.mark.parametrize(("z", "by_rdp", "by_pld"), [(19.3, 0.997, 0.919), (3.35, 6.96, 6.50)])
+def test_the_paper_s_multipliers(z, by_rdp, by_pld):
+    assert epsilon_rdp(all_clients(z), DELTA) == pytest.approx(by_rdp, abs=5e-3)
+    assert epsilon_pld(all_clients(z), DELTA) == pytest.approx(by_pld, abs=5e-3)
+
+
+# One Gaussian query of sensitivity sqrt(20) has the same privacy loss: its exact deviation (Balle & Wang 2018) is the
+# independent figure.
+@pytest.mark.parametrize(("epsilon", "paper", "expected"), [(1.0, 19.3, 17.87), (7.0, 3.35, 3.146)])
+def test_calibrating_by_pld_needs_less_noise(epsilon, paper, expected):
+    found = calibrate_noise_multiplier(all_clients, epsilon=epsilon, delta=DELTA, cache=None)
+    exact = analytic_gaussian_sigma(epsilon=epsilon, delta=DELTA, sensitivity=ROUNDS**0.5)
+    print(f"epsilon {epsilon}: noise multiplier {paper} by RDP (paper), {found:.3f} by PLD, {exact:.3f} exact")
+    assert found == pytest.approx(expected, rel=2e-3)
+    assert exact <= found <= exact * 1.002
+    assert found < 0.95 * paper
+
+
+# Table 3, footnote b: DP-FTRL at full participation, one round per epoch and so one block per tree.
+@pytest.mark.parametrize(("z", "by_rdp"), [(19.5, 0.986), (3.35, 6.96)])
+def test_the_paper_s_multipliers_for_dp_ftrl(z, by_rdp):
+    event = tree_event(noise_multiplier=z, rounds=1, epochs=ROUNDS)
+    assert epsilon_rdp(event, DELTA) == pytest.approx(by_rdp, abs=5e-3)
+
+
+@pytest.mark.parametrize(("epsilon", "expected"), [(1.0, 19.26), (7.0, 3.335)])
+def test_dp_ftrl_is_calibrated_by_rdp(epsilon, expected):
+    found = calibrate_tree_noise(rounds=1, epochs=ROUNDS, epsilon=epsilon, delta=DELTA)
+    assert found == pytest.approx(expected, rel=1e-3)

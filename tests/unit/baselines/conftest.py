@@ -1,0 +1,46 @@
+"""A gateway of its own key material, a random base model on disk, and clients made up for the purpose."""
+
+import pytest
+import torch
+from tests_support import write_random_model
+
+from understudy.privacy.ledger_records import KeyMaterial
+from understudy.privacy.mechanisms import Gateway
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Small tensors: a second thread only waits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def base(tmp_path_factory) -> str:
+    """Folder of a GPT-2 of two layers, 16 wide, random weights."""
+    return str(write_random_model(tmp_path_factory.mktemp("models") / "random-gpt2"))
+
+
+@pytest.fixture
+def make_gateway():
+    def make(recorder=None, charge: str = "charge") -> Gateway:
+        return Gateway(KeyMaterial(secret=b"s" * 32, charge_id=charge, salt=b"t" * 32), recorder=recorder)
+
+    return make
+
+
+@pytest.fixture
+def clients():
+    """Seven slots with none to four samples; two of them are null."""
+    words = ["rain", "in", "the", "morning", "fog", "heron", "river", "path", "mill", "wind"]
+    found = []
+    for client in range(7):
+        samples = [
+            " ".join(words[(client * 3 + i * (j + 1)) % 10] for i in range(3 + (client + j) % 6))
+            for j in range(client % 5)
+        ]
+        found.append(samples)
+    found[2] = None
+    return found
