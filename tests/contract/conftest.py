@@ -10,3 +10,8 @@ def random_model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests_support import write_random_model
 
     return write_random_model(tmp_path_factory.mktemp("model") / "random")
+
+
+@pytest.fixture(scope="session")
+def calibrations(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("calibrations")

@@ -1,7 +1,7 @@
 """Record and replay of the whole method: outside mechanism outputs, nothing depends on a private row."""
 
 import pytest
-from contract.method_under_replay import changed, neighbours, runner, small_config, unrelated
+from contract.method_under_replay import MethodRun, changed, neighbours, small_config, unrelated
 
 from understudy.privacy.replay import replay_check
 
@@ -15,16 +15,11 @@ VARIANTS = {
 }
 
 
-@pytest.fixture(scope="session")
-def calibrations(tmp_path_factory):
-    return tmp_path_factory.mktemp("calibrations")
-
-
 def check(variant, pair, model, folder, calibrations, monkeypatch, **options):
     kind, slot, data, neighbour = pair
-    run = runner(small_config(model, **VARIANTS[variant]), folder, calibrations, monkeypatch)
+    run = MethodRun(small_config(model, **VARIANTS[variant]), folder, calibrations, monkeypatch)
     report = replay_check(run, data=data, neighbour=neighbour, slot=slot, **options)
-    assert report.faults == (), f"{variant}, {kind} record in slot {slot}"
+    assert (*report.faults, *run.unstated) == (), f"{variant}, {kind} record in slot {slot}"
     # A pair whose record moves no query would test nothing; an empty text still has its EOS to predict.
     assert report.distance_forced > 0.01
     return report
@@ -59,10 +54,9 @@ def test_a_clip_norm_that_is_not_applied_is_caught(random_model_folder, tmp_path
         return exact(*args, l2_clip_norm=1e3, **kwargs)
 
     monkeypatch.setattr(dpsgd, "clipped_gradient_sum", unclipped)
-    run = runner(small_config(random_model_folder), tmp_path, calibrations, monkeypatch)
-    pair = (changed(3, "zzyzx " * 200, 0), changed(3, None, None))
-    report = replay_check(run, data=pair[0], neighbour=pair[1], slot=3)
-    assert any("declared sensitivity" in fault for fault in report.faults)
+    run = MethodRun(small_config(random_model_folder), tmp_path, calibrations, monkeypatch)
+    faults = run.faults(changed(3, "zzyzx " * 200, 0), changed(3, None, None), slot=3)
+    assert any("declared sensitivity" in fault for fault in faults)
 
 
 def test_a_dropped_null_row_is_caught(random_model_folder, tmp_path, calibrations, monkeypatch):
@@ -70,6 +64,6 @@ def test_a_dropped_null_row_is_caught(random_model_folder, tmp_path, calibration
 
     exact = tasks.read_table
     monkeypatch.setattr(tasks, "read_table", lambda ref: exact(ref).drop_null())
-    run = runner(small_config(random_model_folder), tmp_path, calibrations, monkeypatch)
-    report = replay_check(run, data=changed(3, "a text", 0), neighbour=changed(3, None, None), slot=3)
-    assert any("differs" in fault or "ended with" in fault for fault in report.faults)
+    run = MethodRun(small_config(random_model_folder), tmp_path, calibrations, monkeypatch)
+    faults = run.faults(changed(3, "a text", 0), changed(3, None, None), slot=3)
+    assert any("differs" in fault or "ended with" in fault for fault in faults)

@@ -109,8 +109,10 @@ def row_states(model: Any, input_ids: Tensor, last: Tensor) -> tuple[Tensor, Ten
         Head input `(B, d)` and logits `(B, V)`.
     """
     device = head(model).weight.device
+    ids = input_ids.to(device)
     with torch.no_grad():
-        states = backbone(model)(input_ids=input_ids.to(device), use_cache=False).last_hidden_state
+        # Without a mask some models log a warning when they see padding, which would tell the rows' lengths.
+        states = backbone(model)(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).last_hidden_state
         hidden = states[torch.arange(len(last), device=device), last.to(device)]
         return hidden, head(model)(hidden)
 
