@@ -32,6 +32,7 @@ class Method(StrEnum):
 
     conditional_generation = "conditional-generation"
     gradient_matching = "gradient-matching"
+    preference_optimization = "preference-optimization"
 
 
 class Profile(StrEnum):
@@ -62,6 +63,7 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
     text_column: Annotated[str, typer.Option(help="Column with the texts.")] = "text",
     label_column: Annotated[str, typer.Option(help="Column with the labels.")] = "label",
     label_names: Annotated[str | None, typer.Option(help="VALUE=NAME,... of the label column.")] = None,
+    client_column: Annotated[str, typer.Option(help="Column that says whose text it is.")] = "client_id",
     test: Annotated[str | None, typer.Option(help="Real rows for measuring; default every 10th row.")] = None,
     model: Annotated[str | None, typer.Option(help="Base model: shipped name, folder or hub id.")] = None,
     profile: Annotated[Profile, typer.Option(help="Sizes of the run.")] = Profile.tiny,
@@ -84,6 +86,7 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
             "text_column": text_column,
             "label_column": label_column,
             "label_names": label_names,
+            "client_column": client_column,
             "test": test,
             "model": model,
             "profile": profile.value,

@@ -1,0 +1,72 @@
+"""Preference optimisation as a flow: clients' noisy scores train a generator, round by round.
+
+rows -> embed ---------------------+
+          charge -> [ propose -> score -> prefer ] x T -> publish -> settle
+                                                      +-> write texts -> judge -> deliver
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+from prefect import flow
+
+from understudy.admission import admit
+from understudy.artifacts import ArtifactRef
+from understudy.errors import UnderstudyError
+from understudy.preference_optimization.config import PreferenceOptimizationConfig
+from understudy.preference_optimization.planning import charged_settings
+from understudy.requests import RunRequest
+from understudy.tasks.charging import charge, environment_digest, settle
+from understudy.tasks.delivery import Delivered, deliver
+from understudy.tasks.preference_optimization import (
+    Evidence,
+    embed_clients,
+    judge,
+    prefer,
+    propose,
+    publish,
+    score,
+    write_texts,
+)
+from understudy.tasks.runtime import Zone, code_digest
+from understudy.tasks.tracking import parent_run
+
+METHOD = "preference-optimization"
+
+
+@flow(name=METHOD, persist_result=True)
+def preference_optimization(request: RunRequest) -> Delivered:
+    """Texts of private clients in, synthetic texts and the model that wrote them out, with their statement."""
+    run = admit(request, METHOD)
+    config, names = run.config, run.label_names
+    if run.train is None or run.test is None or not isinstance(config, PreferenceOptimizationConfig):
+        raise UnderstudyError(f"expected stored rows and settings of {METHOD} after admission")
+    zone: Zone = "server" if math.isfinite(run.epsilon) else "client"
+    run_key = hashlib.sha256(f"{request.model_dump_json()} {run.train.id} {run.test.id}".encode()).hexdigest()
+    with parent_run(run_key, METHOD, parameters={"request": request, "config": config}):
+        fixed, code = charged_settings(config), environment_digest(code_digest(score.fn))
+        ticket = charge(run.train, run, code=code, accept_new=request.accept_new_charge)
+        pool = embed_clients(run.train, fixed, names)
+        adapters: list[ArtifactRef] = []
+        proposed: list[ArtifactRef] = []
+        scored: list[ArtifactRef] = []
+        for number in range(config.rounds):
+            last = adapters[-1] if adapters else None
+            proposed.append(propose[zone](last, fixed, names, number))
+            scored.append(score(pool, proposed[-1], ticket, fixed, run.epsilon, run.delta, number))
+            adapters.append(prefer[zone](proposed[-1], scored[-1], last, fixed, number))
+        model = settle(ticket, publish[zone](adapters[-1], fixed))
+        synthetic = write_texts[zone](adapters[-1], config, names)
+        evidence = Evidence(
+            synthetic=synthetic,
+            prompt_only=write_texts[zone](None, config, names),
+            train=run.train,
+            test=run.test,
+            pool=pool,
+            candidates=tuple(proposed),
+            scores=tuple(scored),
+        )
+        metrics = judge(evidence, fixed, request.profile)
+        return deliver(run, ticket, model, synthetic, metrics, out=request.out)

@@ -1,0 +1,286 @@
+"""The steps of preference optimisation as tasks, in two zones.
+
+Client zone: embed the clients once, score a round's candidates. Server zone: propose candidates, train on noisy
+scores, write the texts. What goes from client to server is the artifact `scores` and nothing else. At epsilon inf
+nothing may go to the server, so the same steps run in the client zone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+from prefect import Task
+from pydantic import BaseModel, ConfigDict
+
+from understudy.artifacts import ArtifactRef, path_of, read_table, store_for, write_json
+from understudy.preference_optimization.config import PreferenceOptimizationConfig
+from understudy.privacy import labels
+from understudy.privacy.labels import Label
+from understudy.requests import Profile
+from understudy.tasks.runtime import Zone, checkpoint_directory, progress, task
+from understudy.tasks.ticket import Ticket
+
+if TYPE_CHECKING:
+    from understudy.models.loading import LoadedModel
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def in_either_zone(name: str) -> Callable[[Callable[P, R]], Mapping[Zone, Task[P, R]]]:
+    """One function as a task of either zone."""
+
+    def decorate(function: Callable[P, R]) -> Mapping[Zone, Task[P, R]]:
+        return {"client": task(name=name, zone="client")(function), "server": task(name=name, zone="server")(function)}
+
+    return decorate
+
+
+@task(name="embed-clients")
+def embed_clients(rows: ArtifactRef, config: PreferenceOptimizationConfig, label_names: tuple[str, ...]) -> ArtifactRef:
+    """The embeddings of the private texts, private themselves.
+
+    Args:
+        rows: checked private rows.
+        config: the charged settings; the variant and the tokens of a sample count.
+        label_names: every label, public; empty without.
+    """
+    from understudy.evaluation.encoder import load_encoder
+    from understudy.models.loading import load_model
+    from understudy.preference_optimization.pool import build_pool, save_pool
+
+    encoder = load_encoder()
+    pool = build_pool(
+        read_table(rows),
+        config=config,
+        classes=len(label_names),
+        tokenizer=load_model(config.model).tokenizer,
+        encode=encoder.encode,
+        dimension=encoder.dimension,
+    )
+    with store_for(rows.label).write(kind="clients", label=rows.label, parents=[rows]) as draft:
+        save_pool(pool, draft.path)
+    return draft.ref
+
+
+@in_either_zone("propose")
+def propose(
+    adapter: ArtifactRef | None, config: PreferenceOptimizationConfig, label_names: tuple[str, ...], number: int
+) -> ArtifactRef:
+    """The candidates of a round with their embeddings: public in the first round, then as released as the adapter.
+
+    Args:
+        adapter: of the round before; None in the first.
+        config: the charged settings.
+        label_names: every label, public; empty without.
+        number: of the round.
+    """
+    from understudy.evaluation.encoder import load_encoder
+    from understudy.preference_optimization import rounds
+    from understudy.preference_optimization.seeds import read_seeds
+
+    candidates = rounds.propose(
+        _policy(config, adapter),
+        read_seeds(config.seeds),
+        config=config,
+        label_names=label_names,
+        round=number,
+        encode=load_encoder().encode,
+        progress=progress,
+    )
+    label, parents = _from(adapter)
+    with store_for(label).write(kind="candidates", label=label, parents=parents) as draft:
+        rounds.save_candidates(candidates, draft.path)
+    return draft.ref
+
+
+@task(name="score")
+def score(
+    pool: ArtifactRef,
+    candidates: ArtifactRef,
+    ticket: Ticket,
+    config: PreferenceOptimizationConfig,
+    epsilon: float,
+    delta: float,
+    number: int,
+) -> ArtifactRef:
+    """The noisy scores of a round: what the charge pays for, written before anything uses them.
+
+    Args:
+        pool: of `embed_clients`.
+        candidates: of `propose`.
+        ticket: the charge; its label is the result's.
+        config: the charged settings.
+        epsilon: of the plan; inf adds no noise.
+        delta: of the plan.
+        number: of the round.
+    """
+    from understudy.models.checkpoints import save_tensors
+    from understudy.preference_optimization.planning import calibrated_plan
+    from understudy.preference_optimization.pool import load_pool
+    from understudy.preference_optimization.release import release_scores
+    from understudy.preference_optimization.rounds import SCORES_FILE, load_candidates
+    from understudy.privacy.ledger import Ledger
+    from understudy.privacy.mechanisms import Gateway
+
+    clients, texts = load_pool(path_of(pool)), load_candidates(path_of(candidates))
+    noisy = release_scores(
+        clients,
+        texts.embeddings,
+        labels=texts.labels,
+        config=config,
+        plan=calibrated_plan(config, n=clients.slots, epsilon=epsilon, delta=delta),
+        gateway=Gateway.live(Ledger.open().material(ticket.charge_id), journal=checkpoint_directory() / "journal"),
+        round=number,
+    )
+    parents: list[ArtifactRef | str] = [f"source:{ticket.source}@{ticket.charge_id}", candidates]
+    with store_for(ticket.label).write(kind="scores", label=ticket.label, parents=parents) as draft:
+        save_tensors(draft.path / SCORES_FILE, {"scores": noisy})
+    return draft.ref
+
+
+@in_either_zone("prefer")
+def prefer(
+    candidates: ArtifactRef,
+    scores: ArtifactRef,
+    adapter: ArtifactRef | None,
+    config: PreferenceOptimizationConfig,
+    number: int,
+) -> ArtifactRef:
+    """DPO on the pairs that the noisy scores give: post-processing, with the scores' own label.
+
+    Args:
+        candidates: of `propose`.
+        scores: of `score`.
+        adapter: of the round before; None in the first.
+        config: the charged settings.
+        number: of the round.
+    """
+    from understudy.models.checkpoints import load_tensors
+    from understudy.models.loading import load_model
+    from understudy.preference_optimization import rounds
+    from understudy.preference_optimization.policy import load_adapter, save_adapter
+
+    trained, facts = rounds.prefer(
+        load_model(config.model),
+        None if adapter is None else load_adapter(path_of(adapter) / rounds.ADAPTER_FILE),
+        rounds.load_candidates(path_of(candidates)),
+        load_tensors(path_of(scores) / rounds.SCORES_FILE)["scores"],
+        config=config,
+        round=number,
+        folder=checkpoint_directory(),
+        progress=progress,
+    )
+    parents = [candidates, scores, *([adapter] if adapter is not None else [])]
+    label = labels.post_process(labels.join(*(ref.label for ref in parents)))
+    with store_for(label).write(kind="adapter", label=label, parents=parents) as draft:
+        save_adapter(draft.path / rounds.ADAPTER_FILE, trained)
+        rounds.write_facts(draft.path, facts)
+    return draft.ref
+
+
+@in_either_zone("publish")
+def publish(adapter: ArtifactRef, config: PreferenceOptimizationConfig) -> ArtifactRef:
+    """The last policy as a model that transformers alone can load: the adapter merged into the base weights."""
+    from understudy.models.checkpoints import export_model
+
+    policy = _policy(config, adapter)
+    label = labels.post_process(adapter.label)
+    with store_for(label).write(kind="model", label=label, parents=[adapter]) as draft:
+        export_model(policy.model, policy.tokenizer, draft.path)
+    return draft.ref
+
+
+@in_either_zone("write-texts")
+def write_texts(
+    adapter: ArtifactRef | None, config: PreferenceOptimizationConfig, label_names: tuple[str, ...]
+) -> ArtifactRef:
+    """The synthetic texts of the last policy; without an adapter, those of the public base model to compare with.
+
+    Args:
+        adapter: of the last round, or None.
+        config: the run's settings.
+        label_names: every label, public; empty without.
+    """
+    import pyarrow.parquet as pq
+
+    from understudy.preference_optimization import rounds
+    from understudy.preference_optimization.seeds import read_seeds
+
+    table, facts = rounds.write_texts(
+        _policy(config, adapter),
+        read_seeds(config.seeds),
+        config=config,
+        label_names=label_names,
+        progress=progress,
+    )
+    label, parents = _from(adapter)
+    kind = "prompt-only" if adapter is None else "synthetic"
+    with store_for(label).write(kind=kind, label=label, parents=parents) as draft:
+        pq.write_table(table.combine_chunks(), draft.path / rounds.TABLE, compression="zstd")
+        rounds.write_facts(draft.path, facts)
+    return draft.ref
+
+
+class Evidence(BaseModel):
+    """What a finished run is judged by."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    synthetic: ArtifactRef
+    prompt_only: ArtifactRef
+    train: ArtifactRef
+    test: ArtifactRef
+    pool: ArtifactRef
+    candidates: tuple[ArtifactRef, ...]
+    scores: tuple[ArtifactRef, ...]
+
+
+@task(name="judge")
+def judge(evidence: Evidence, config: PreferenceOptimizationConfig, profile: Profile) -> ArtifactRef:
+    """Measure the texts, and the rounds that led to them; the figures read private texts and are private."""
+    from understudy.evaluation.encoder import load_encoder
+    from understudy.models.checkpoints import load_tensors
+    from understudy.models.loading import load_model
+    from understudy.preference_optimization import rounds
+    from understudy.preference_optimization.judging import Judged, judge_run
+    from understudy.preference_optimization.pool import load_pool
+
+    metrics = judge_run(
+        Judged(
+            synthetic=read_table(evidence.synthetic)["text"].to_pylist(),
+            prompt_only=read_table(evidence.prompt_only)["text"].to_pylist(),
+            train=read_table(evidence.train),
+            test=read_table(evidence.test),
+            pool=load_pool(path_of(evidence.pool)),
+            candidates=[rounds.load_candidates(path_of(ref)) for ref in evidence.candidates],
+            scores=[load_tensors(path_of(ref) / rounds.SCORES_FILE)["scores"] for ref in evidence.scores],
+        ),
+        config=config,
+        profile=profile,
+        tokenizer=load_model(config.model).tokenizer,
+        encoder=load_encoder(),
+        progress=progress,
+    )
+    one = [evidence.synthetic, evidence.prompt_only, evidence.train, evidence.test, evidence.pool]
+    refs = [*one, *evidence.candidates, *evidence.scores]
+    sources = labels.join(*(ref.label for ref in refs)).sources
+    return write_json(metrics.model_dump(mode="json"), kind="metrics", label=labels.private(*sources), parents=refs)
+
+
+def _policy(config: PreferenceOptimizationConfig, adapter: ArtifactRef | None) -> LoadedModel:
+    from understudy.models.loading import load_model
+    from understudy.preference_optimization.policy import load_adapter, load_policy
+    from understudy.preference_optimization.rounds import ADAPTER_FILE
+
+    base = load_model(config.model)
+    tensors = None if adapter is None else load_adapter(path_of(adapter) / ADAPTER_FILE)
+    return load_policy(base, tensors, alpha=config.preferences.lora_alpha)
+
+
+def _from(adapter: ArtifactRef | None) -> tuple[Label, list[ArtifactRef | str]]:
+    """Label and parents of what an adapter, or the public base model, made."""
+    if adapter is None:
+        return labels.public(), []
+    return labels.post_process(adapter.label), [adapter]
