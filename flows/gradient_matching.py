@@ -1,6 +1,6 @@
 """Gradient matching as a flow: one noised gradient per label, then readable texts whose gradient points the same way.
 
-rows -> charge -> release -> settle -> match (shards) -> select --+-> evaluate -> deliver
+rows -> charge -> release -> settle -> match (shards) -> select --+-> evaluate, evaluate-matching -> deliver
                                                     zero-shot ----+
 """
 
@@ -12,16 +12,17 @@ from prefect import flow, unmapped
 
 from understudy.admission import admit
 from understudy.errors import UnderstudyError
-from understudy.evaluation.config import EvaluationConfig
+from understudy.evaluation.config import EvaluationConfig, MatchingEvaluationConfig
 from understudy.generation.config import SamplingConfig
 from understudy.gradient_matching.config import GradientMatchingConfig
 from understudy.gradient_matching.planning import charged_settings
 from understudy.gradient_matching.synthesis import matching_settings, shards
+from understudy.plans import facts_of
 from understudy.requests import RunRequest
 from understudy.tasks.baselines import zero_shot
 from understudy.tasks.charging import charge, environment_digest, settle
 from understudy.tasks.delivery import Delivered, deliver
-from understudy.tasks.evaluation import evaluate
+from understudy.tasks.evaluation import evaluate, evaluate_matching, merge_metrics
 from understudy.tasks.gradient_matching import match, release, select
 from understudy.tasks.runtime import code_digest
 from understudy.tasks.tracking import parent_run
@@ -49,4 +50,7 @@ def gradient_matching(request: RunRequest) -> Delivered:
         instruction = config.projection.instruction
         baseline = zero_shot(config.model, names, instruction, config.samples, sampling, config.public_seed)
         metrics = evaluate(synthetic, run.train, run.test, baseline, names, EvaluationConfig(profile=request.profile))
-        return deliver(run, ticket, target, synthetic, metrics, out=request.out)
+        bound, sizes = facts_of(run).plan["signal_to_noise_bound"], MatchingEvaluationConfig(profile=request.profile)
+        tables = {"synthetic": synthetic, "train": run.train, "test": run.test, "prompt_only": baseline}
+        own = evaluate_matching(tables, matched.result(), target, names, config, bound, sizes)
+        return deliver(run, ticket, target, synthetic, merge_metrics([metrics, own]), out=request.out)

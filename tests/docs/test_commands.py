@@ -1,5 +1,7 @@
 """Every command in README and docs runs: in order, in one home, from an otherwise empty folder."""
 
+import json
+import math
 import re
 import shlex
 import subprocess
@@ -57,6 +59,9 @@ def test_every_understudy_command_runs(tmp_path, monkeypatch, capsys, prefect_se
         if "train.parquet" in words:
             # So few rows need a delta of their own; everything else is as printed.
             words[words.index("8,1e-5")] = "8,1e-2"
+        if "gradient-matching" in words:
+            # The texts need not be good here: a tenth of the rounds and steps.
+            words += ["--set", "matching.rounds=1", "--set", "matching.inner_steps=1"]
         monkeypatch.setattr(sys, "argv", words)
         with pytest.raises(SystemExit) as stop:
             cli.main()
@@ -65,6 +70,9 @@ def test_every_understudy_command_runs(tmp_path, monkeypatch, capsys, prefect_se
         assert printed.out.strip(), f"{command} printed nothing"
     assert (tmp_path / "out/demo/export/synthetic-100-1.parquet").exists()
     assert (tmp_path / "out/reviews/export/statement.json").exists()
+    matching = json.loads((tmp_path / "out/matching/internal/report.json").read_text())
+    assert {"matching.loss.median", "audit.mia.positive_control.advantage"} <= matching["metrics"].keys()
+    assert not (tmp_path / "out/matching-low").exists(), "a dry run left something"
 
 
 def test_the_python_lines_of_the_readme_run(tmp_path, monkeypatch, prefect_server):
@@ -86,6 +94,22 @@ def test_the_demo_of_the_makefile_is_the_command_of_the_guide():
     guide = next(command for command in understudy_commands() if "sample:reviews" in command)
     wanted = set(shlex.split(guide)) - {"understudy"}
     assert wanted <= set(shlex.split(demo)) | {"run"}
+
+
+def test_the_guide_of_gradient_matching_repeats_what_a_dry_run_says():
+    """The table of the three targets: numbers and bound of `--dry-run`, without its timings."""
+    from understudy.gradient_matching.config import GradientMatchingConfig
+    from understudy.gradient_matching.planning import calibrated_plan, method_facts
+
+    page = (ROOT / "docs/gradient-matching.md").read_text()
+    rows = pq.read_table(ROOT / "artifacts/samples/reviews.parquet").num_rows
+    delta = 1 / (rows * math.log(rows))
+    for kind in ("head", "label_rows", "sketch"):
+        config = GradientMatchingConfig.model_validate({"target": {"kind": kind}})
+        planned = calibrated_plan(config, n=rows, epsilon=3, delta=delta)
+        said = method_facts(config, planned, n=rows, label_names=("negative", "positive")).plan
+        line = next(line for line in page.splitlines() if line.startswith(f"| `{kind}`"))
+        assert line.endswith(f"| {said['target_dimension']:,} | {said['signal_to_noise_bound']} |")
 
 
 def test_every_other_command_is_run_by_a_test_that_is_named():

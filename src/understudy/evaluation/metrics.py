@@ -14,6 +14,28 @@ from understudy.evaluation import names
 from understudy.evaluation.diversity import LengthHistogram
 
 
+class Histogram(BaseModel):
+    """Shares of several sets per bin; bin i holds values from edges[i] up to edges[i + 1].
+
+    Attributes:
+        edges: (bins + 1,) ascending.
+        shares: name of the set -> (bins,) shares, which add up to 1.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    edges: tuple[float, ...]
+    shares: dict[str, tuple[float, ...]]
+
+    @model_validator(mode="after")
+    def _check(self) -> Histogram:
+        numbers = [*self.edges, *(share for shares in self.shares.values() for share in shares)]
+        lengths = {name: len(shares) for name, shares in self.shares.items()}
+        if not all(map(math.isfinite, numbers)) or set(lengths.values()) - {len(self.edges) - 1}:
+            raise ValueError(f"expected one finite share per bin, found {len(self.edges)} edges and {lengths} shares")
+        return self
+
+
 class Metrics(BaseModel):
     """Measured figures under stable dotted names.
 
@@ -22,6 +44,7 @@ class Metrics(BaseModel):
         intervals: name -> (low, high), for some of the names.
         missing: what was not measured and why, in plain words.
         lengths: histogram for the length figure.
+        histograms: further ones, under the names of `names.HISTOGRAMS`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -30,6 +53,7 @@ class Metrics(BaseModel):
     intervals: dict[str, tuple[float, float]] = {}
     missing: tuple[str, ...] = ()
     lengths: LengthHistogram | None = None
+    histograms: dict[str, Histogram] = {}
 
     @model_validator(mode="after")
     def _check(self) -> Metrics:
@@ -40,6 +64,9 @@ class Metrics(BaseModel):
         stray = sorted(set(self.intervals) - set(self.values))
         if stray:
             raise ValueError(f"expected intervals of measured values only, found {stray}")
+        unknown = sorted(set(self.histograms) - set(names.HISTOGRAMS))
+        if unknown:
+            raise ValueError(f"expected histograms among {sorted(names.HISTOGRAMS)}, found {unknown}")
         return self
 
 
@@ -50,14 +77,17 @@ def merge(*parts: Metrics) -> Metrics:
         ValueError: when two parts measured the same name.
     """
     values: dict[str, float] = {}
+    histograms: dict[str, Histogram] = {}
     for part in parts:
-        twice = sorted(set(values) & set(part.values))
+        twice = sorted({*values, *histograms} & {*part.values, *part.histograms})
         if twice:
             raise ValueError(f"expected each metric once, found twice: {twice}")
         values |= part.values
+        histograms |= part.histograms
     return Metrics(
         values=values,
         intervals={name: pair for part in parts for name, pair in part.intervals.items()},
         missing=tuple(dict.fromkeys(reason for part in parts for reason in part.missing)),
         lengths=next((part.lengths for part in parts if part.lengths is not None), None),
+        histograms=histograms,
     )

@@ -23,15 +23,28 @@ ARM_WORDS = {
     "real": "real training text",
 }
 
+DROP_REASONS = {
+    "empty": "empty after decoding",
+    "wrong_label": "the public model did not confirm the label",
+    "high_loss": "not among the lowest losses of the label",
+    "unbalanced": "the label's mean loss exceeded the others'",
+    "surplus": "beyond the number asked for, highest losses first",
+}
+MIA_ARMS = {
+    "": "synthetic text",
+    "positive_control.": "the members themselves",
+    "null_control.": "text that never met them",
+}
+
 
 @dataclass(frozen=True)
 class MetricName:
     """One metric.
 
     Attributes:
-        pattern: the name, with `{i}` for a number.
+        pattern: the name, with `{i}` for a number and `{model}` for a model's short name.
         meaning: what it measures, in plain words.
-        unit: share, distance, words, nats per token, rows, or score.
+        unit: share, distance, words, nats per token, rows, epsilon, or score.
         better: which way is better; `as real` means closest to the real text's own value.
     """
 
@@ -169,13 +182,183 @@ def _others() -> Iterable[MetricName]:
     )
 
 
-METRICS: tuple[MetricName, ...] = (*_utility(), *_fidelity(), *_diversity(), *_memorization(), *_others())
+def _matching() -> Iterable[MetricName]:
+    """Gradient matching: its own texts and the losses that chose among them."""
+    for tail, whose in (
+        ("median", "the texts that were kept"),
+        ("dropped_median", "the texts that were dropped"),
+        ("prompt_only_median", "prompt-only texts"),
+    ):
+        meaning = f"Median matching loss (1 - cosine to the released target) of {whose}"
+        yield MetricName(f"matching.loss.{tail}", meaning, "score", "lower" if tail == "median" else "context")
+    yield MetricName("matching.drawn", "Texts matched, before any filter", "rows", "context")
+    yield MetricName("matching.kept", "Texts kept", "rows", "context")
+    yield MetricName("matching.shortfall", "Texts asked for but not reached", "rows", "lower")
+    for reason, words in DROP_REASONS.items():
+        yield MetricName(f"matching.dropped.{reason}", f"Texts dropped: {words}", "rows", "context")
+    yield MetricName(
+        "matching.signal_to_noise_bound",
+        "The most that the target's exact norm can be over the norm of its noise; from public values",
+        "score",
+        "higher",
+    )
+    for side, whose in (("", "synthetic"), ("prompt_only.", "prompt-only"), ("real.", "as many other real")):
+        yield MetricName(
+            f"matching.gradient_error.{side}step_{{i}}",
+            f"Distance of {whose} rows' mean head gradient from real rows', over the latter's norm, after {{i}} steps "
+            "of fine-tuning on synthetic text",
+            "score",
+            "context" if side else "lower",
+        )
+    yield MetricName(
+        "matching.gradient_error.full.step_{i}",
+        "The same for synthetic rows and the gradient of all weights",
+        "score",
+        "lower",
+    )
 
-_COMPILED = [(re.compile(re.escape(m.pattern).replace(re.escape("{i}"), r"(?P<i>0|[1-9]\d{0,5})")), m) for m in METRICS]
+
+def _transfer() -> Iterable[MetricName]:
+    for arm in ARMS:
+        yield MetricName(
+            f"utility.transfer.{{model}}.{arm}.accuracy",
+            f"Accuracy on real test rows of {{model}} fine-tuned on {ARM_WORDS[arm]}",
+            "share",
+            "higher" if arm == "synthetic" else "context",
+        )
+    yield MetricName("utility.transfer.real_rows", "Real training rows of the transfer's real arm", "rows", "context")
+    for prefix, whose in (("", "synthetic text"), ("prompt_only.", "prompt-only text"), ("few_real.", "real rows")):
+        yield MetricName(
+            f"fidelity.{prefix}train_frechet",
+            f"Frechet distance of {whose} to the real training rows, all sets of equal size",
+            "distance",
+            "context" if prefix else "lower",
+        )
+    yield MetricName("fidelity.train_frechet_rows", "Rows per set compared with the training rows", "rows", "context")
+    for arm in ARMS:
+        yield MetricName(
+            f"language_model.log_perplexity.{arm}",
+            f"Loss of the public base model on {'real test text' if arm == 'real' else ARM_WORDS[arm]}",
+            "nats per token",
+            "as real" if arm == "synthetic" else "context",
+        )
+
+
+def _nearest() -> Iterable[MetricName]:
+    for side, whose in (("synthetic", "synthetic texts"), ("holdout", "real rows never seen")):
+        better: Better = "as real" if side == "synthetic" else "context"
+        for tail, which in (("median", "Median"), ("least", "Least")):
+            yield MetricName(
+                f"memorization.nearest_{tail}.{side}",
+                f"{which} distance of {whose} to the nearest private row, in the sentence embedding",
+                "distance",
+                better,
+            )
+    yield MetricName(
+        "memorization.nearest_share",
+        "Share of synthetic texts nearer to a private row than 95 % of the rows never seen are",
+        "share",
+        "lower",
+    )
+
+
+def _membership() -> Iterable[MetricName]:
+    for prefix, whose in MIA_ARMS.items():
+        for tail, words in (
+            ("advantage", "TPR - FPR of a loss threshold chosen on other rows; 0 is guessing"),
+            ("auc", "Chance that a member's loss is below a non-member's; 0.5 is guessing"),
+        ):
+            better: Better = "context" if prefix else "lower"
+            yield MetricName(f"audit.mia.{prefix}{tail}", f"{words}; against a model tuned on {whose}", "score", better)
+    yield MetricName("audit.mia.rows", "Members, and as many non-members, that were attacked", "rows", "context")
+    yield MetricName(
+        "audit.mia.detectable_epsilon",
+        "Least epsilon whose largest possible advantage this audit could tell from guessing",
+        "epsilon",
+        "context",
+    )
+
+
+def _next_token() -> Iterable[MetricName]:
+    """Preference optimisation: a small language model tuned on texts, tested on clients that took no part."""
+    for arm, whose in {**ARM_WORDS, "public": "nothing further (epsilon 0)"}.items():
+        better: Better = "higher" if arm == "synthetic" else "context"
+        tail = f"of a small language model tuned on {whose}, on the text of held-out clients"
+        yield MetricName(f"utility.next_token.{arm}.accuracy", f"Next-token accuracy {tail}", "share", better)
+        better = "lower" if arm == "synthetic" else "context"
+        yield MetricName(f"utility.next_token.{arm}.loss", f"Loss {tail}", "nats per token", better)
+    yield MetricName(
+        "utility.next_token.synthetic_minus_prompt_only.accuracy",
+        "Next-token accuracy, synthetic minus prompt-only, on the same clients",
+        "share",
+        "higher",
+    )
+    yield MetricName(
+        "utility.next_token.gap_closed",
+        "Share of the way from the public model as it is to one tuned on real text that synthetic text goes",
+        "share",
+        "higher",
+    )
+    yield MetricName("utility.next_token.clients", "Held-out clients behind the accuracies", "rows", "context")
+
+
+def _rounds() -> Iterable[MetricName]:
+    yield MetricName(
+        "rounds.frechet.round_{i}",
+        "Frechet distance of the candidates of round {i} to held-out samples, sets of equal size",
+        "distance",
+        "lower",
+    )
+    yield MetricName("rounds.frechet_floor", "The same of real samples to real samples", "distance", "context")
+    yield MetricName(
+        "rounds.medoid_distance.round_{i}",
+        "Median distance of the candidates of round {i} to their medoid, in the sentence embedding",
+        "distance",
+        "context",
+    )
+    yield MetricName(
+        "rounds.recovery.round_{i}",
+        "Share of the preferences of round {i} that hold without noise and clipping too",
+        "share",
+        "higher",
+    )
+
+
+METRICS: tuple[MetricName, ...] = (
+    *_utility(),
+    *_fidelity(),
+    *_diversity(),
+    *_memorization(),
+    *_others(),
+    *_matching(),
+    *_transfer(),
+    *_nearest(),
+    *_membership(),
+    *_next_token(),
+    *_rounds(),
+)
+
+# Histograms that metrics may carry, name -> what is counted.
+HISTOGRAMS = {
+    "matching.loss": "matching losses of kept, dropped and prompt-only texts",
+    "memorization.nearest": "distances to the nearest private row, of synthetic texts and of rows never seen",
+}
+
+_PARTS = {"{i}": r"(?P<i>0|[1-9]\d{0,5})", "{model}": r"(?P<model>[A-Za-z0-9][A-Za-z0-9_-]{0,63})"}
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    escaped = re.escape(pattern)
+    for part, expression in _PARTS.items():
+        escaped = escaped.replace(re.escape(part), expression)
+    return re.compile(escaped)
+
+
+_COMPILED = [(_compiled(metric.pattern), metric) for metric in METRICS]
 
 
 def describe(name: str) -> MetricName:
-    """The metric of a full name, its number filled in.
+    """The metric of a full name, its number or model filled in.
 
     >>> describe("memorization.ngram_5.holdout").meaning
     "Share of the synthetic text's distinct 5-grams that stand in as many rows never seen"
@@ -186,12 +369,23 @@ def describe(name: str) -> MetricName:
     for pattern, metric in _COMPILED:
         match = pattern.fullmatch(name)
         if match:
-            number = match.groupdict().get("i", "")
-            return MetricName(name, metric.meaning.replace("{i}", number), metric.unit, metric.better)
+            meaning = metric.meaning
+            for part, found in match.groupdict().items():
+                meaning = meaning.replace(f"{{{part}}}", found)
+            return MetricName(name, meaning, metric.unit, metric.better)
     raise InputError(
         f"unknown metric name={name!r}: expected one of {', '.join(m.pattern for m in METRICS)}; "
         "a new metric is declared in understudy.evaluation.names"
     )
+
+
+def short_name(model: str) -> str:
+    """How a model is called inside metric names: the last part of its path or hub id, with `-` for other characters.
+
+    >>> short_name("facebook/opt-1.3b")
+    'opt-1-3b'
+    """
+    return re.sub(r"[^A-Za-z0-9_-]", "-", model.rstrip("/").rpartition("/")[2]).lstrip("-_")[:64] or "model"
 
 
 def check_names(names: Iterable[str]) -> None:

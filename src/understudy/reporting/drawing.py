@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 from markupsafe import Markup
 
 from understudy.errors import InputError
-from understudy.reporting.wording import percent
+from understudy.reporting.wording import MINUS, percent
 
 WIDTH = 400
 
@@ -143,7 +143,7 @@ def dots(axes: Any, marks: Sequence[Mark], *, low: float, high: float, form: str
         )
     lowest = min([low, high - 0.1, *(m.interval[0] for m in marks if m.interval), *(m.value for m in marks)])
     room = 0.04 * (high - lowest)
-    axes.set_xlim(lowest - (room if lowest > 0 else 0), high)
+    axes.set_xlim(lowest - (room if lowest != 0 else 0), high)
     axes.set_ylim(-0.6, len(marks) - 0.4)
     axes.set_yticks(range(len(marks)), [mark.name for mark in reversed(marks)])
     axes.grid(axis="x")
@@ -162,7 +162,7 @@ def percent_axis(axis: Any) -> None:
 
 
 def _write(value: float, form: str | None) -> str:
-    return percent(value) if form is None else form.format(value)
+    return percent(value) if form is None else form.format(value).replace("-", MINUS)
 
 
 def say(marks: Sequence[Mark], form: str | None = None) -> str:

@@ -20,7 +20,7 @@ from understudy.reporting.drawing import (
 )
 from understudy.reporting.wording import percent
 
-_ARM_STYLE = {
+ARM_STYLE = {
     "prompt_only": ("Prompt-only", PROMPT, "D"),
     "synthetic": ("Synthetic", SYNTHETIC, "o"),
     "real": ("Real", REAL, "s"),
@@ -33,7 +33,7 @@ def utility_figure(metrics: Metrics) -> Drawing | None:
         return None
     marks = [
         Mark(label, metrics.values[name], colour, marker, metrics.intervals.get(name))
-        for arm, (label, colour, marker) in _ARM_STYLE.items()
+        for arm, (label, colour, marker) in ARM_STYLE.items()
         if (name := f"utility.{arm}.accuracy") in metrics.values
     ]
     chance = metrics.values.get("utility.majority.accuracy")
@@ -77,7 +77,7 @@ def fidelity_figure(metrics: Metrics) -> Drawing | None:
         }
         return [
             Mark(label, values[names[arm]], colour, marker)
-            for arm, (label, colour, marker) in _ARM_STYLE.items()
+            for arm, (label, colour, marker) in ARM_STYLE.items()
             if names[arm] in values
         ]
 

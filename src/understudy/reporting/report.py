@@ -22,11 +22,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from understudy.errors import InputError
 from understudy.evaluation.diversity import LengthHistogram
-from understudy.evaluation.metrics import Metrics
+from understudy.evaluation.metrics import Histogram, Metrics
 from understudy.privacy.statement import round_up
 from understudy.reporting import view, wording
 from understudy.reporting.budget import BudgetUse, budget_bar, budget_of
 from understudy.reporting.drawing import Drawing, inline
+from understudy.reporting.matching_view import matching_sections
 
 MARKER: Final = "internal, not private"
 MOST_SAMPLES = 16
@@ -88,6 +89,7 @@ class Content(BaseModel):
     intervals: dict[str, tuple[float, float]] = {}
     missing: tuple[str, ...] = ()
     lengths: LengthHistogram | None = None
+    histograms: dict[str, Histogram] = {}
     statement: dict[str, Any] = {}
     budget: BudgetUse | None = None
     samples: tuple[dict[str, str], ...] = ()
@@ -96,7 +98,13 @@ class Content(BaseModel):
 
     def measured(self) -> Metrics:
         """The figures with their intervals."""
-        return Metrics(values=self.metrics, intervals=self.intervals, missing=self.missing, lengths=self.lengths)
+        return Metrics(
+            values=self.metrics,
+            intervals=self.intervals,
+            missing=self.missing,
+            lengths=self.lengths,
+            histograms=self.histograms,
+        )
 
 
 def build_report(
@@ -138,6 +146,7 @@ def build_report(
         intervals=metrics.intervals,
         missing=metrics.missing,
         lengths=metrics.lengths,
+        histograms=metrics.histograms,
         statement=_plain(statement),
         budget=budget or budget_of(statement),
         samples=tuple(dict(sample) for sample in choose_samples(samples)),
@@ -228,6 +237,7 @@ def _write_page(directory: Path, content: Content) -> ReportFiles:
             view.memorization_section(metrics),
             view.diversity_section(metrics),
             view.label_section(metrics, content.label_names),
+            *matching_sections(metrics, content.statement.get("warnings") or ()),
         ],
         extra=[Drawing(**drawing) for drawing in content.figures],
         headline=headline(content.statement),

@@ -63,7 +63,7 @@ def utility_section(metrics: Metrics) -> Section:
     for other, words in (("real", "real text"), ("prompt_only", "prompt-only text")):
         name = f"utility.synthetic_minus_{other}.accuracy"
         if name in values:
-            between = _range(metrics, name, lambda share: points(share, unit=""))
+            between = range_of(metrics, name, lambda share: points(share, unit=""))
             lead.append(f"Synthetic minus {words}: {points(values[name])}{between and f' ({between})'}.")
     tested = f"Tested on {number(values['utility.test_rows'])} real rows. " if "utility.test_rows" in values else ""
     return Section(
@@ -193,7 +193,7 @@ def label_section(metrics: Metrics, label_names: Sequence[str]) -> Section:
 def all_figures(metrics: Metrics) -> Table:
     """Every measured value with its meaning."""
     rows = tuple(
-        (name, number(value), _range(metrics, name, number), names.describe(name).meaning)
+        (name, number(value), range_of(metrics, name, number), names.describe(name).meaning)
         for name, value in sorted(metrics.values.items())
     )
     return Table(("Name", "Value", "Interval", "Meaning"), rows)
@@ -204,7 +204,7 @@ def _accuracy_table(metrics: Metrics) -> Table | None:
         (
             f"{ARM_TITLES[arm]}, {instrument}",
             percent(metrics.values[name]),
-            _range(metrics, name, _bare_percent),
+            range_of(metrics, name, _bare_percent),
         )
         for instrument in ("probe", "transformer")
         for arm in names.ARMS
@@ -240,7 +240,8 @@ def _bare_percent(share: float) -> str:
     return f"{100 * share:.1f}"
 
 
-def _range(metrics: Metrics, name: str, form: Callable[[float], str]) -> str:
+def range_of(metrics: Metrics, name: str, form: Callable[[float], str]) -> str:
+    """The interval of a figure in words; empty where it has none."""
     if name not in metrics.intervals:
         return ""
     low, high = metrics.intervals[name]

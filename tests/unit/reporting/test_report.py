@@ -12,7 +12,15 @@ from understudy.errors import InputError
 from understudy.evaluation.metrics import Metrics
 from understudy.reporting.budget import BudgetUse
 from understudy.reporting.drawing import draw
-from understudy.reporting.report import About, build_report, choose_samples, headline, rebuild_report, statement_rows
+from understudy.reporting.report import (
+    About,
+    Content,
+    build_report,
+    choose_samples,
+    headline,
+    rebuild_report,
+    statement_rows,
+)
 from understudy.reporting.wording import NARROW_SPACE
 
 ABOUT = About(
@@ -60,11 +68,42 @@ def report(tmp_path_factory, metrics, statement, samples):
     return files, files.html.read_text(), json.loads(files.json.read_text())
 
 
+@pytest.fixture(scope="module")
+def matching_report(tmp_path_factory, all_metrics, statement, samples):
+    """A report of gradient matching: every figure there is."""
+    warned = {**statement, "warnings": ["signal-to-noise ratio of the target at most 0.3: too little", "beware"]}
+    folder = tmp_path_factory.mktemp("matching")
+    files = build_report(folder, title="Reviews", metrics=all_metrics, statement=warned, samples=samples, about=ABOUT)
+    return files, files.html.read_text(), json.loads(files.json.read_text())
+
+
 def test_sections_come_in_order(report):
     assert Outline(report[1]).headings == [
         "Reviews", "Utility", "Fidelity", "Memorisation", "Length and diversity", "Label fidelity", "Synthetic samples",
         "Privacy statement", "Budget of the source", "Passing an audit does not prove privacy", "Everything measured",
     ]  # fmt: skip
+
+
+def test_gradient_matching_adds_its_sections_after_the_common_ones(report, matching_report):
+    plain, whole = Outline(report[1]).headings, Outline(matching_report[1]).headings
+    after = plain.index("Label fidelity") + 1
+    added = ["Matching", "Transfer to target models", "Distance to the private rows", "Gradient error"]
+    assert whole == [*plain[:after], *added, "Membership inference", *plain[after:]]
+    assert Outline(matching_report[1]).tags.count("svg") == 10
+    assert "Signal-to-noise ratio of the target at most 0.3: too little." in matching_report[1]
+
+
+def test_histograms_come_back_from_the_json(matching_report, tmp_path, all_metrics):
+    assert set(matching_report[2]["histograms"]) == {"matching.loss", "memorization.nearest"}
+    assert Content.model_validate(matching_report[2]).measured() == all_metrics
+    (tmp_path / "report.json").write_bytes(matching_report[0].json.read_bytes())
+    assert rebuild_report(tmp_path).html.read_text() == matching_report[1]
+
+
+def test_a_report_without_histograms_is_still_read(report, tmp_path):
+    older = {key: value for key, value in report[2].items() if key != "histograms"}
+    (tmp_path / "report.json").write_text(json.dumps(older))
+    assert rebuild_report(tmp_path).html.read_text() == report[1]
 
 
 def test_the_page_is_marked_internal_first_and_says_what_was_promised(report):
@@ -260,16 +299,16 @@ document.body.setAttribute('data-found', JSON.stringify({page, inner: innerWidth
 
 
 @pytest.mark.parametrize("width", [1280, 420])
-def test_nothing_overflows_in_a_browser(report, tmp_path, browse, width):
+def test_nothing_overflows_in_a_browser(matching_report, tmp_path, browse, width):
     # In a frame of the asked width: headless windows have a least width of their own.
     copy = tmp_path / "copy.html"
     policy = re.compile(r'<meta http-equiv="Content-Security-Policy"[^>]*>')
-    page = report[1].replace("<details>", "<details open>")
+    page = matching_report[1].replace("<details>", "<details open>")
     assert policy.search(page)
     copy.write_text(policy.sub("", page).replace("</body>", MEASURE))
     frame = tmp_path / "frame.html"
     frame.write_text(
-        f"<body style='margin:0'><iframe src='copy.html' style='border:0;width:{width}px;height:9000px'></iframe>"
+        f"<body style='margin:0'><iframe src='copy.html' style='border:0;width:{width}px;height:14000px'></iframe>"
         "<script>onload = () => document.title = document.querySelector('iframe').contentDocument.body.dataset.found;"
         "</script>"
     )
@@ -279,26 +318,26 @@ def test_nothing_overflows_in_a_browser(report, tmp_path, browse, width):
     assert found["page"] <= 0
     assert found["wide"] == []
     assert found["cut"] == []
-    assert len(found["drawings"]) == 5
+    assert len(found["drawings"]) == 10
     assert min(found["drawings"]) > 300
     assert found["smallest"] >= 9.5
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_every_figure_is_drawn_in_light_and_dark(report, tmp_path, browse, dark):
-    figures = re.findall(r'<figure class="card">.*?</figure>', report[1], re.S)
-    style = re.search(r"<style>.*?</style>", report[1], re.S).group(0)
-    assert len(figures) == 5
+def test_every_figure_is_drawn_in_light_and_dark(matching_report, tmp_path, browse, dark):
+    figures = re.findall(r'<figure class="card">.*?</figure>', matching_report[1], re.S)
+    style = re.search(r"<style>.*?</style>", matching_report[1], re.S).group(0)
+    assert len(figures) == 10
     page, shot = tmp_path / "figures.html", tmp_path / "figures.png"
     boxes = "".join(f"<div style='height:600px;overflow:hidden'>{figure}</div>" for figure in figures)
     page.write_text(f"<!DOCTYPE html><meta charset='utf-8'>{style}<body>{boxes}")
     scheme = ["--blink-settings=preferredColorScheme=0"] if dark else []
-    browse(page, f"--screenshot={shot}", "--hide-scrollbars", *scheme, width=600, height=3000)
+    browse(page, f"--screenshot={shot}", "--hide-scrollbars", *scheme, width=600, height=6000)
     whole = np.round(imread(shot)[..., :3] * 255).astype(int)
     ground, accent = ((27, 30, 36), (84, 201, 190)) if dark else ((255, 255, 255), (11, 107, 102))
-    for box in range(5):
+    for box in range(10):
         drawn = whole[600 * box + 60 : 600 * (box + 1)]  # below the caption: axes, marks, text
         assert (np.abs(drawn - ground).sum(-1) == 0).sum() > 20_000, "the card lacks the ground of its colour scheme"
         assert (np.abs(drawn - accent).sum(-1) < 150).sum() > 100, "no synthetic mark is drawn"
-        _, counts = np.unique(drawn.reshape(-1, 3), axis=0, return_counts=True)
+        _, counts = np.unique(drawn @ (65536, 256, 1), return_counts=True)
         assert (counts > 3).sum() > 20, "the figure is all but blank"

@@ -1,0 +1,209 @@
+"""Figures of gradient matching, each a pure function of the metrics; None where its figures are missing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from understudy.evaluation.metrics import Histogram, Metrics
+from understudy.evaluation.names import MIA_ARMS
+from understudy.reporting.drawing import MUTED, PROMPT, REAL, SYNTHETIC, Drawing, Mark, dots, draw, percent_axis, say
+from understudy.reporting.figures import ARM_STYLE
+
+_DASHES = (0, (4, 2))
+# Name of a set -> legend, and how it is drawn: filled, or a line whose dashes tell it from the others without colour.
+_LOSS_STYLE: dict[str, tuple[str, dict[str, Any]]] = {
+    "kept": ("kept", {"fill": True, "color": SYNTHETIC, "alpha": 0.45}),
+    "dropped": ("dropped", {"color": MUTED, "linewidth": 1.5, "linestyle": _DASHES}),
+    "prompt_only": ("prompt-only", {"color": PROMPT, "linewidth": 2}),
+}
+_NEAREST_STYLE: dict[str, tuple[str, dict[str, Any]]] = {
+    "synthetic": ("synthetic", {"fill": True, "color": SYNTHETIC, "alpha": 0.45}),
+    "holdout": ("real rows never seen", {"color": REAL, "linewidth": 2}),
+}
+_ERROR_SIDES = {"prompt_only": "prompt_only.", "synthetic": "", "real": "real."}
+_MIA_STYLE = {
+    "null_control.": ("Null control", PROMPT, "D"),
+    "": ("Synthetic", SYNTHETIC, "o"),
+    "positive_control.": ("Positive control", REAL, "s"),
+}
+
+
+def loss_figure(metrics: Metrics) -> Drawing | None:
+    """Matching losses of kept, dropped and prompt-only texts."""
+    medians = {
+        "kept": metrics.values.get("matching.loss.median"),
+        "dropped": metrics.values.get("matching.loss.dropped_median"),
+        "prompt_only": metrics.values.get("matching.loss.prompt_only_median"),
+    }
+    return _histogram(
+        metrics.histograms.get("matching.loss"),
+        _LOSS_STYLE,
+        key="matching",
+        title="Share of texts by matching loss",
+        across="1 − cosine to the target of the label",
+        alt=", ".join(
+            f"{_LOSS_STYLE[name][0]} median {value:.3f}" for name, value in medians.items() if value is not None
+        ),
+    )
+
+
+def nearest_figure(metrics: Metrics) -> Drawing | None:
+    """Distances to the nearest private row."""
+    medians = {side: metrics.values.get(f"memorization.nearest_median.{side}") for side in _NEAREST_STYLE}
+    return _histogram(
+        metrics.histograms.get("memorization.nearest"),
+        _NEAREST_STYLE,
+        key="nearest",
+        title="Share of texts by distance to the nearest private row",
+        across="L2 distance of sentence embeddings",
+        alt=", ".join(
+            f"{_NEAREST_STYLE[side][0]} median {value:.3f}" for side, value in medians.items() if value is not None
+        ),
+    )
+
+
+def transfer_figure(metrics: Metrics) -> Drawing | None:
+    """Accuracy of every fine-tuned target model, by what it was tuned on."""
+    models = transfer_models(metrics)
+    if not models:
+        return None
+    panels = {model: _transfer_marks(metrics, model) for model in models}
+    chance = metrics.values.get("utility.majority.accuracy")
+    ends = [end for marks in panels.values() for mark in marks for end in (mark.value, *(mark.interval or ()))]
+    low = min([*ends, *(() if chance is None else (chance,))])  # one scale for all panels
+
+    def paint(figure: Any) -> None:
+        figure.get_layout_engine().set(h_pad=0.14)
+        for axes, (model, marks) in zip(
+            figure.subplots(len(panels), 1, squeeze=False)[:, 0], panels.items(), strict=True
+        ):
+            dots(axes, marks, low=low, high=1.0)
+            if chance is not None:
+                axes.axvline(chance, color=MUTED, linewidth=1, linestyle=(0, (3, 3)), zorder=1)
+            axes.set_title(model if len(model) <= 40 else f"{model[:39]}…", loc="left", fontsize=12, color=MUTED, pad=8)
+        if chance is not None:
+            axes.set_xlabel("dashed: always the commonest label", fontsize=11)
+
+    return draw(
+        "transfer",
+        title="Accuracy on real test rows of target models, by what they were fine-tuned on",
+        alt="; ".join(f"{model}: {say(marks)}" for model, marks in panels.items()),
+        height=20 + sum(60 + 36 * len(marks) for marks in panels.values()),
+        paint=paint,
+    )
+
+
+def error_figure(metrics: Metrics) -> Drawing | None:
+    """Gradient error along fine-tuning on synthetic text."""
+    lines = {arm: line for arm, side in _ERROR_SIDES.items() if (line := error_line(metrics, side))}
+    if "synthetic" not in lines:
+        return None
+    full = error_line(metrics, "full.")
+
+    def paint(figure: Any) -> None:
+        axes = figure.subplots()
+        for arm, line in lines.items():
+            label, colour, marker = ARM_STYLE[arm]
+            label = {"real": "other real rows"}.get(arm, label.lower())
+            axes.plot(*zip(*line, strict=True), color=colour, marker=marker, markersize=7, linewidth=2, label=label)
+        if full:
+            axes.plot(*zip(*full, strict=True), color=SYNTHETIC, linestyle=_DASHES, label="synthetic, all weights")
+        axes.axhline(1, color=MUTED, linewidth=1, linestyle=(0, (3, 3)), zorder=1)
+        top = max(1.0, *(value for line in (*lines.values(), full) for _, value in line))
+        axes.set_ylim(0, 1.5 * top)  # room for the legend above the lines
+        axes.yaxis.set_tick_params(labelcolor=MUTED)
+        axes.locator_params(axis="both", nbins=5, integer=False)
+        axes.set_xticks([step for step, _ in lines["synthetic"]][:: max(1, len(lines["synthetic"]) // 5)])
+        axes.grid(axis="y")
+        axes.set_xlabel("steps of fine-tuning on synthetic text (dashed: no gradient)", fontsize=11)
+        axes.legend(frameon=False, loc="upper right", ncols=1 if full else 2, fontsize=11)
+
+    said = [
+        f"{arm.replace('_', '-')}: " + ", ".join(f"{value:.2f} after {step} steps" for step, value in line)
+        for arm, line in lines.items()
+    ]
+    return draw(
+        "gradient-error",
+        title="Distance of the mean head gradient from real rows’, over the latter’s norm",
+        alt="; ".join(said),
+        height=270,
+        paint=paint,
+    )
+
+
+def membership_figure(metrics: Metrics) -> Drawing | None:
+    """Advantage of the loss attack between its controls; None unless all three were measured."""
+    marks = [
+        Mark(label, metrics.values[name], colour, marker, metrics.intervals.get(name))
+        for arm, (label, colour, marker) in _MIA_STYLE.items()
+        if (name := f"audit.mia.{arm}advantage") in metrics.values
+    ]
+    if len(marks) < len(MIA_ARMS):
+        return None
+
+    def paint(figure: Any) -> None:
+        axes = figure.subplots()
+        dots(axes, marks, low=0.0, high=1.0, form="{:+.2f}")
+        axes.axvline(0, color=MUTED, linewidth=1, linestyle=(0, (3, 3)), zorder=1)
+        axes.set_xlabel("advantage: 0 is guessing, 1 is certainty")
+
+    return draw(
+        "membership",
+        title="Membership inference: true minus false positive rate",
+        alt=say(marks, "{:+.2f}"),
+        height=70 + 40 * len(marks),
+        paint=paint,
+    )
+
+
+def transfer_models(metrics: Metrics) -> list[str]:
+    """Target models whose synthetic arm was measured."""
+    found = (re.fullmatch(r"utility\.transfer\.([^.]+)\.synthetic\.accuracy", name) for name in metrics.values)
+    return [match.group(1) for match in found if match]
+
+
+def error_line(metrics: Metrics, side: str) -> list[tuple[int, float]]:
+    """(steps, error) of one side, by steps."""
+    prefix = f"matching.gradient_error.{side}step_"
+    found = ((name.removeprefix(prefix), x) for name, x in metrics.values.items() if name.startswith(prefix))
+    return sorted((int(step), value) for step, value in found)
+
+
+def _transfer_marks(metrics: Metrics, model: str) -> list[Mark]:
+    return [
+        Mark(label, metrics.values[name], colour, marker, metrics.intervals.get(name))
+        for arm, (label, colour, marker) in ARM_STYLE.items()
+        if (name := f"utility.transfer.{model}.{arm}.accuracy") in metrics.values
+    ]
+
+
+def _histogram(
+    histogram: Histogram | None,
+    style: Mapping[str, tuple[str, dict[str, Any]]],
+    *,
+    key: str,
+    title: str,
+    across: str,
+    alt: str,
+) -> Drawing | None:
+    """Shares of several sets over common bins."""
+    if histogram is None or not histogram.shares:
+        return None
+
+    def paint(figure: Any) -> None:
+        axes = figure.subplots()
+        for name, (label, looks) in style.items():
+            if name in histogram.shares:
+                axes.stairs(histogram.shares[name], histogram.edges, label=label, **looks)
+        percent_axis(axes.yaxis)
+        axes.set_ylim(0, 1.3 * max(max(shares) for shares in histogram.shares.values()))
+        axes.yaxis.set_tick_params(labelcolor=MUTED)
+        axes.grid(axis="y")
+        axes.set_xlim(histogram.edges[0], histogram.edges[-1])
+        axes.locator_params(axis="x", nbins=6)
+        axes.set_xlabel(across)
+        axes.legend(frameon=False, loc="upper right")
+
+    return draw(key, title=title, alt=alt or across, height=250, paint=paint)
