@@ -102,7 +102,10 @@ def statement_facts(run: Admission, paid: Charge, released: ArtifactRef, *, rest
         accesses=(
             Access(task="admit", reads="the rows", through="checks that refuse or accept before anything is charged"),
             *facts.accesses,
-            Access(task="evaluate", reads="rows and held-out rows", through="none: its figures are internal"),
+            *(
+                Access(task=name, reads="rows and held-out rows", through="none: its figures are internal")
+                for name in facts.evaluations
+            ),
         ),
         choices=facts.choices,
         declared_public={

@@ -79,12 +79,13 @@ class MethodFacts:
         mechanisms: every noised query.
         contributions: how the contribution of one unit is bounded.
         released: what leaves, in words, the released artifact apart.
-        accesses: every access to private rows but admission's and evaluation's.
+        accesses: every access to private rows but admission's and those of `evaluations`.
         choices: how settings and checkpoints were chosen.
         declared_public: name -> value, besides n and the label list.
         plan: further lines of the dry run, name -> text or number.
         warnings: what the user should know before paying, such as noise that drowns the signal.
         heuristics: steps of the privacy argument that are not proven.
+        evaluations: tasks that measure the result on real rows, for internal figures.
         trust: who sees raw rows and must be trusted.
         against: against whom the promise holds.
     """
@@ -98,6 +99,7 @@ class MethodFacts:
     plan: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     heuristics: tuple[str, ...] = ()
+    evaluations: tuple[str, ...] = ("evaluate",)
     trust: str = "Whoever runs the client zone sees the rows; no other party does."
     against: str = "Everyone who sees only what is exported: the synthetic rows, the model and this statement."
 

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from understudy.artifacts import TABLE, VALUE
+from understudy.errors import InputError
 from understudy.gradient_matching.config import GradientMatchingConfig
 from understudy.gradient_matching.filters import filter_texts
 from understudy.gradient_matching.verbalizer import build_verbalizer
@@ -96,7 +97,7 @@ def select_texts(
         label_names: every label, public.
 
     Raises:
-        InputError: the label check's public examples are not usable.
+        InputError: the label check's public examples are not usable, or the filters keep no text at all.
     """
     table = pa.concat_tables(matched)
     texts, labels = table["text"].to_pylist(), np.asarray(table["label"], np.int64)
@@ -119,6 +120,12 @@ def select_texts(
         ranked = own[np.argsort(losses[own], kind="stable")].tolist()
         chosen += ranked[: sizes[label]]
         reasons["surplus"][name] = len(ranked) - len(ranked[: sizes[label]])
+    if not chosen:
+        dropped = {why: sum(counts.values()) for why, counts in reasons.items() if sum(counts.values())}
+        raise InputError(
+            f"filter: expected texts to keep, found all {len(texts)} dropped ({dropped}); loosen the filters, for "
+            "example --set filter.label_check=false, and run again: the target is paid for, nothing more is charged"
+        )
     found = Counter(int(labels[row]) for row in chosen)
     short = {name: sizes[i] - found[i] for i, name in enumerate(label_names) if sizes[i] > found[i]}
     return Selection(

@@ -81,7 +81,6 @@ def method_facts(
         accesses=(
             Access(task="embed-clients", reads="the texts", through="none: embeddings stay in the client zone"),
             Access(task="score", reads="the embeddings", through="the gateway, once per round"),
-            Access(task="judge", reads="texts and held-out texts", through="none: its figures are internal"),
         ),
         choices="Settings and defaults were fixed before the run; the last round's policy is used, none was chosen by "
         "a private score.",
@@ -97,6 +96,7 @@ def method_facts(
             **({"noise_multiplier_by_rdp": float(f"{noise_multiplier_by_rdp(planned):.4g}")} if finite else {}),
         },
         warnings=warnings,
+        evaluations=("judge",),
         trust=_TRUST[config.scoring.aggregation],
         against=_AGAINST,
     )
