@@ -30,7 +30,7 @@ def release(
         epsilon: of the plan; inf adds no noise.
         delta: of the plan.
     """
-    from understudy.gradient_matching.planning import calibrated_plan
+    from understudy.gradient_matching.plan import plan
     from understudy.gradient_matching.release import release_target, save_target
     from understudy.privacy.ledger import Ledger
     from understudy.privacy.mechanisms import Gateway
@@ -41,7 +41,7 @@ def release(
         table["label"].to_pylist(),
         label_names=label_names,
         config=config,
-        plan=calibrated_plan(config, n=table.num_rows, epsilon=epsilon, delta=delta),
+        plan=plan(config, n=table.num_rows, epsilon=epsilon, delta=delta),
         gateway=Gateway.live(Ledger.open().material(ticket.charge_id), journal=checkpoint_directory() / "journal"),
         progress=progress,
     )

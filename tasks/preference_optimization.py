@@ -18,6 +18,7 @@ from understudy.preference_optimization.config import PreferenceOptimizationConf
 from understudy.privacy import labels
 from understudy.privacy.labels import Label
 from understudy.requests import Profile
+from understudy.settings import settings
 from understudy.tasks.runtime import Zone, checkpoint_directory, progress, task
 from understudy.tasks.ticket import Ticket
 
@@ -77,7 +78,7 @@ def propose(
         number: of the round.
     """
     from understudy.evaluation.encoder import load_encoder
-    from understudy.preference_optimization import rounds
+    from understudy.preference_optimization import rounds, stored
     from understudy.preference_optimization.seeds import read_seeds
 
     candidates = rounds.propose(
@@ -91,7 +92,7 @@ def propose(
     )
     label, parents = _from(adapter)
     with store_for(label).write(kind="candidates", label=label, parents=parents) as draft:
-        rounds.save_candidates(candidates, draft.path)
+        stored.save_candidates(candidates, draft.path)
     return draft.ref
 
 
@@ -117,10 +118,10 @@ def score(
         number: of the round.
     """
     from understudy.models.checkpoints import save_tensors
-    from understudy.preference_optimization.planning import calibrated_plan
+    from understudy.preference_optimization.plan import plan
     from understudy.preference_optimization.pool import load_pool
     from understudy.preference_optimization.release import release_scores
-    from understudy.preference_optimization.rounds import SCORES_FILE, load_candidates
+    from understudy.preference_optimization.stored import SCORES_FILE, load_candidates
     from understudy.privacy.ledger import Ledger
     from understudy.privacy.mechanisms import Gateway
 
@@ -130,7 +131,7 @@ def score(
         texts.embeddings,
         labels=texts.labels,
         config=config,
-        plan=calibrated_plan(config, n=clients.slots, epsilon=epsilon, delta=delta),
+        plan=plan(config, n=clients.slots, epsilon=epsilon, delta=delta, cache=settings().home / "calibrations"),
         gateway=Gateway.live(Ledger.open().material(ticket.charge_id), journal=checkpoint_directory() / "journal"),
         round=number,
     )
@@ -159,14 +160,14 @@ def prefer(
     """
     from understudy.models.checkpoints import load_tensors
     from understudy.models.loading import load_model
-    from understudy.preference_optimization import rounds
+    from understudy.preference_optimization import rounds, stored
     from understudy.preference_optimization.policy import load_adapter, save_adapter
 
     trained, facts = rounds.prefer(
         load_model(config.model),
-        None if adapter is None else load_adapter(path_of(adapter) / rounds.ADAPTER_FILE),
-        rounds.load_candidates(path_of(candidates)),
-        load_tensors(path_of(scores) / rounds.SCORES_FILE)["scores"],
+        None if adapter is None else load_adapter(path_of(adapter) / stored.ADAPTER_FILE),
+        stored.load_candidates(path_of(candidates)),
+        load_tensors(path_of(scores) / stored.SCORES_FILE)["scores"],
         config=config,
         round=number,
         folder=checkpoint_directory(),
@@ -175,8 +176,8 @@ def prefer(
     parents = [candidates, scores, *([adapter] if adapter is not None else [])]
     label = labels.post_process(labels.join(*(ref.label for ref in parents)))
     with store_for(label).write(kind="adapter", label=label, parents=parents) as draft:
-        save_adapter(draft.path / rounds.ADAPTER_FILE, trained)
-        rounds.write_facts(draft.path, facts)
+        save_adapter(draft.path / stored.ADAPTER_FILE, trained)
+        stored.write_facts(draft.path, facts)
     return draft.ref
 
 
@@ -205,7 +206,7 @@ def write_texts(
     """
     import pyarrow.parquet as pq
 
-    from understudy.preference_optimization import rounds
+    from understudy.preference_optimization import rounds, stored
     from understudy.preference_optimization.seeds import read_seeds
 
     table, facts = rounds.write_texts(
@@ -218,8 +219,8 @@ def write_texts(
     label, parents = _from(adapter)
     kind = "prompt-only" if adapter is None else "synthetic"
     with store_for(label).write(kind=kind, label=label, parents=parents) as draft:
-        pq.write_table(table.combine_chunks(), draft.path / rounds.TABLE, compression="zstd")
-        rounds.write_facts(draft.path, facts)
+        pq.write_table(table.combine_chunks(), draft.path / stored.TABLE, compression="zstd")
+        stored.write_facts(draft.path, facts)
     return draft.ref
 
 
@@ -243,7 +244,7 @@ def judge(evidence: Evidence, config: PreferenceOptimizationConfig, profile: Pro
     from understudy.evaluation.encoder import load_encoder
     from understudy.models.checkpoints import load_tensors
     from understudy.models.loading import load_model
-    from understudy.preference_optimization import rounds
+    from understudy.preference_optimization import stored
     from understudy.preference_optimization.judging import Judged, judge_run
     from understudy.preference_optimization.pool import load_pool
 
@@ -254,8 +255,8 @@ def judge(evidence: Evidence, config: PreferenceOptimizationConfig, profile: Pro
             train=read_table(evidence.train),
             test=read_table(evidence.test),
             pool=load_pool(path_of(evidence.pool)),
-            candidates=[rounds.load_candidates(path_of(ref)) for ref in evidence.candidates],
-            scores=[load_tensors(path_of(ref) / rounds.SCORES_FILE)["scores"] for ref in evidence.scores],
+            candidates=[stored.load_candidates(path_of(ref)) for ref in evidence.candidates],
+            scores=[load_tensors(path_of(ref) / stored.SCORES_FILE)["scores"] for ref in evidence.scores],
         ),
         config=config,
         profile=profile,
@@ -272,7 +273,7 @@ def judge(evidence: Evidence, config: PreferenceOptimizationConfig, profile: Pro
 def _policy(config: PreferenceOptimizationConfig, adapter: ArtifactRef | None) -> LoadedModel:
     from understudy.models.loading import load_model
     from understudy.preference_optimization.policy import load_adapter, load_policy
-    from understudy.preference_optimization.rounds import ADAPTER_FILE
+    from understudy.preference_optimization.stored import ADAPTER_FILE
 
     base = load_model(config.model)
     tensors = None if adapter is None else load_adapter(path_of(adapter) / ADAPTER_FILE)

@@ -41,8 +41,10 @@ def apply_overrides(config: Config, overrides: Sequence[str]) -> Config:
         return type(config).model_validate(data)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "config"
-        raise InputError(f"--set {where}={first['input']!r}: {first['msg']}") from error
+        where = ".".join(str(part) for part in first["loc"])
+        # A rule about several settings names them itself; its input is the whole config.
+        named = f"--set {where}={first['input']!r}" if where else "--set"
+        raise InputError(f"{named}: {first['msg']}") from error
 
 
 def _parse(text: str) -> Any:

@@ -1,37 +1,17 @@
 """Every line of the design's list of bad input, through the command line: message, exit code, nothing changed."""
 
 import sqlite3
-import sys
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from understudy.flows import cli
-
 
 @pytest.fixture
-def call(monkeypatch, capsys):
-    """Run the command line in this process; gives (exit code, what it said)."""
+def options(tmp_path, data, random_model_folder):
+    """The options of a run that is right, as words; tests replace some of them."""
 
-    def run(*words: object) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["understudy", *map(str, words)])
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        printed = capsys.readouterr()
-        return code, printed.err + printed.out
-
-    return run
-
-
-@pytest.fixture
-def words(tmp_path, data, random_model_folder):
-    """The options of a run that is right; tests replace some of them."""
-
-    def make(**given: object) -> list[object]:
+    def make(given: dict[str, object]) -> list[object]:
         options: dict[str, object] = {
             "data": data,
             "source": "ward",
@@ -41,11 +21,20 @@ def words(tmp_path, data, random_model_folder):
             "out": tmp_path / "out",
         }
         options |= {name.replace("_", "-"): value for name, value in given.items()}
-        said = [word for name, value in options.items() if value is not None for word in (f"--{name}", value)]
+        return [word for name, value in options.items() if value is not None for word in (f"--{name}", value)]
+
+    return make
+
+
+@pytest.fixture
+def words(options):
+    """A run of conditional generation."""
+
+    def make(**given: object) -> list[object]:
         return [
             "run",
             "conditional-generation",
-            *said,
+            *options(given),
             "--set",
             "train.max_length=24",
             "--set",
@@ -118,6 +107,57 @@ def test_bad_input_is_refused_in_one_line_and_changes_nothing(name, call, words,
     assert state_of(home)[0] == []
     assert state_of(home)[1] == []
     assert not (tmp_path / "out").exists()
+
+
+MATCHING_CASES = {
+    "verbalisers with one first token": ('verbalizer.words={"bad":"lovely","good":"lovely ward"}', "same token"),
+    "word for an unknown label": ('verbalizer.words={"bad":"bad","good":"good","sad":"sad"}', "unknown labels ['sad']"),
+    "label without a word": ('verbalizer.words={"bad":"bad"}', "none for ['good']"),
+    "word without a token": ('verbalizer.words={"bad":" ","good":"good"}', "has no token"),
+    "template without a token": ("verbalizer.template=", "verbalizer.template"),
+    "text beyond the context": ("max_length=64", "max_length=64: the model has 64 positions"),
+    "instruction beyond the context": ("max_length=56", "projection.instruction"),
+    "k above the allowed tokens": ("projection.k=1000000", "projection.k=1000000"),
+    "k of 0": ("projection.k=0", "projection.k=0"),
+    "length 0": ("length=0", "length=0"),
+    "length above the tokens that are read": ("length=25", "length=25"),
+    "length neither number nor word": ("length=long", "length"),
+    "clip norm nan": ("target.l2_clip_norm=NaN", "target.l2_clip_norm"),
+    "example of an unknown label": ('filter.examples={"sad":["a grey day"]}', "filter.examples names ['sad']"),
+    "examples beyond the context": (
+        'filter.examples={"bad":["rain and rain again"],"good":["%s"]}' % ("sun " * 30),
+        "filter.examples: 2 examples",
+    ),
+    "setting of another method": ("train.epochs=2", "train.epochs"),
+}
+
+
+@pytest.mark.parametrize("name", MATCHING_CASES)
+def test_bad_settings_of_gradient_matching_are_refused_in_one_line_and_change_nothing(name, refuse_matching):
+    setting, expected = MATCHING_CASES[name]
+    assert expected in refuse_matching({}, setting)
+
+
+@pytest.mark.parametrize("epsilon", ["0", "nan", "-1"])
+def test_gradient_matching_refuses_an_epsilon_that_is_none(epsilon, refuse_matching):
+    assert f"--epsilon {epsilon}" in refuse_matching({"epsilon": epsilon})
+
+
+@pytest.fixture
+def refuse_matching(call, options, data, tmp_path, home, private_rows):
+    """Run gradient matching on what it must refuse; gives the one line that it says."""
+
+    def run(given: dict[str, object], *settings: str) -> str:
+        sets = [word for setting in ("max_length=24", "length=6", *settings) for word in ("--set", setting)]
+        code, said = call("run", "gradient-matching", *options(given), *sets)
+        assert code == 2, said
+        (line,) = [line for line in said.splitlines() if line.startswith("understudy:")]
+        assert not any(text in said for text in private_rows["text"].to_pylist())
+        assert state_of(home) == ([], [])
+        assert not (tmp_path / "out").exists()
+        return line
+
+    return run
 
 
 def test_bad_encoding_names_the_place_and_not_the_text(call, words, tmp_path, home):

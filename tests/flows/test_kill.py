@@ -1,26 +1,93 @@
 """SIGKILL at random moments of a run, then the same command again: the same bytes, one charge."""
 
-import json
 import os
 import random
 import shutil
+import signal
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from kill_and_resume import digests
+from tests_support import SMALL
 
 from understudy.privacy.ledger import Ledger
+from understudy.requests import Budget, RunRequest
+from understudy.settings import prepare_environment
 
-SCRIPT = Path(__file__).parents[1] / "kill_and_resume.py"
+ROUNDS = 60
 
 
-def start(home: Path, out: Path, model: Path, data: Path) -> subprocess.Popen:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+@dataclass(frozen=True)
+class Command:
+    """A tiny run, as a command of the shell and as a request."""
+
+    method: str
+    model: Path
+    data: Path
+    settings: tuple[str, ...]
+
+    def words(self, out: Path) -> list[str]:
+        options = {
+            "data": self.data,
+            "source": "ward",
+            "epsilon": 3,
+            "budget": "8,0.015",
+            "model": self.model,
+            "samples": 12,
+            "out": out,
+        }
+        said = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
+        return ["run", self.method, *said, *(word for setting in self.settings for word in ("--set", setting))]
+
+    def request(self, out: Path) -> RunRequest:
+        return RunRequest(
+            data=str(self.data),
+            source="ward",
+            out=str(out),
+            epsilon=3.0,
+            budget=Budget(epsilon=8, delta=0.015),
+            model=str(self.model),
+            samples=12,
+            overrides=self.settings,
+        )
+
+
+@pytest.fixture(scope="module")
+def command_of(tmp_path_factory, private_rows, random_model_folder, small_matching):
+    rows = tmp_path_factory.mktemp("rows") / "rows.parquet"
+    pq.write_table(private_rows, rows)
+    settings = {"conditional-generation": SMALL, "gradient-matching": small_matching}
+
+    def make(method: str, *more: str) -> Command:
+        return Command(method, random_model_folder, rows, (*settings[method], *more))
+
+    return make
+
+
+def start(command: Command, home: Path, out: Path, *, api: str | None = None) -> subprocess.Popen:
+    """One process is one run, with a Prefect server of its own where `api` names none."""
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "UNDERSTUDY_"))
+    }
+    environment |= {
+        "UNDERSTUDY_HOME": str(home),
+        "UNDERSTUDY_EXCHANGE": str(home / "exchange"),
+        "UNDERSTUDY_MLFLOW_URI": f"sqlite:///{home / 'mlflow.db'}",
+        "UNDERSTUDY_THREADS": "1",
+        "UNDERSTUDY_DEVICE": "cpu",
+        "PREFECT_HOME": str(home / "prefect"),
+        "PREFECT_LOGGING_LEVEL": "CRITICAL",
+        **({"PREFECT_API_URL": api} if api else {}),
+    }
     return subprocess.Popen(
-        [sys.executable, str(SCRIPT), str(home), str(out), str(model), str(data)],
+        [sys.executable, "-m", "understudy.flows.cli", *command.words(out)],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -29,26 +96,29 @@ def start(home: Path, out: Path, model: Path, data: Path) -> subprocess.Popen:
     )
 
 
-def finish(process: subprocess.Popen) -> dict[str, str]:
-    out, err = process.communicate(timeout=600)
+def finish(process: subprocess.Popen) -> None:
+    _, err = process.communicate(timeout=600)
     assert process.returncode == 0, err[-3000:]
-    return json.loads(out.splitlines()[-1])
 
 
-def charged_home(folder: Path, model: Path, data: Path) -> Path:
+def kill(process: subprocess.Popen) -> None:
+    """The whole group: a Prefect server that the run started goes with it, as when a machine is lost."""
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+def charged_home(command: Command, folder: Path) -> Path:
     """A home whose run was killed as soon as its charge was on the disk: every copy then draws the same noise."""
     home = folder / "charged"
-    process = start(home, folder / "nowhere", model, data)
+    process = start(command, home, folder / "nowhere")
     while not _charges(home):
         assert process.poll() is None, process.communicate()[1][-3000:]
         time.sleep(0.02)
-    _kill(process)
+    kill(process)
     return home
 
 
 def _charges(home: Path) -> tuple:
-    import sqlite3
-
     path = home / "ledger.db"
     if not path.exists():
         return ()
@@ -61,60 +131,126 @@ def _charges(home: Path) -> tuple:
         connection.close()
 
 
-def _kill(process: subprocess.Popen) -> None:
-    """The whole group: a Prefect server that the run started goes with it, as when a machine is lost."""
-    import signal
-
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
-
-
-@pytest.fixture(scope="module")
-def killed_rows(tmp_path_factory, private_rows):
-    import pyarrow.parquet as pq
-
-    path = tmp_path_factory.mktemp("rows") / "rows.parquet"
-    pq.write_table(private_rows, path)
-    return path
-
-
-def check_kills(moments: list[float], tmp_path: Path, model: Path, data: Path, monkeypatch) -> None:
+def check_kills(command: Command, moments: list[float], tmp_path: Path, in_home) -> None:
     """Kill one run at each of `moments`, as shares of the time that a calm run takes."""
-    home = charged_home(tmp_path, model, data)
+    home = charged_home(command, tmp_path)
     calm = tmp_path / "calm"
     shutil.copytree(home, calm)
     began = time.monotonic()
-    expected = finish(start(calm, tmp_path / "calm-out", model, data))
+    finish(start(command, calm, tmp_path / "calm-out"))
     length = time.monotonic() - began
-    assert len(expected) > 4
+    expected = digests(tmp_path / "calm-out")
+    assert len(expected) > 2
     landed = 0
     for number, moment in enumerate(moments):
         trial, out = tmp_path / f"trial-{number}", tmp_path / f"out-{number}"
         shutil.copytree(home, trial)
-        process = start(trial, out, model, data)
+        process = start(command, trial, out)
         try:
             process.wait(timeout=length * moment)
         except subprocess.TimeoutExpired:
             landed += 1
-            _kill(process)
-        assert finish(start(trial, out, model, data)) == expected, f"kill {number}"
-        assert digests(out) == expected
-        monkeypatch.setenv("UNDERSTUDY_HOME", str(trial))
-        assert len(Ledger.open().charges("ward")) == 1
-        assert Ledger.open().spent("ward")[0] == 3.0
+            kill(process)
+        finish(start(command, trial, out))
+        assert digests(out) == expected, f"kill {number}"
+        with in_home(trial):
+            assert len(Ledger.open().charges("ward")) == 1
+            assert Ledger.open().spent("ward")[0] == 3.0
         shutil.rmtree(trial)
     assert landed > 0, "no kill landed before the end of its run"
 
 
-def test_a_killed_run_ends_in_the_same_bytes(tmp_path, random_model_folder, killed_rows, monkeypatch):
+def test_a_killed_run_ends_in_the_same_bytes(tmp_path, command_of, in_home):
     # Halfway a calm run has trained and is generating or measuring.
-    check_kills([0.5], tmp_path, random_model_folder, killed_rows, monkeypatch)
+    check_kills(command_of("conditional-generation"), [0.5], tmp_path, in_home)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(5400)
-def test_twenty_kills_at_random_moments(tmp_path, random_model_folder, killed_rows, monkeypatch):
+@pytest.mark.parametrize("method", ["conditional-generation", "gradient-matching"])
+def test_twenty_kills_at_random_moments(method, tmp_path, command_of, in_home):
     # Not in the first tenth, in which Python only imports.
     drawn = random.Random(0)
     moments = [drawn.uniform(0.1, 0.95) for _ in range(20)]
-    check_kills(moments, tmp_path, random_model_folder, killed_rows, monkeypatch)
+    check_kills(command_of(method), moments, tmp_path, in_home)
+
+
+def test_a_run_killed_amid_its_rounds_goes_on_after_the_last_of_them(prefect_server, tmp_path, command_of, in_home):
+    from prefect.settings import PREFECT_API_URL
+
+    # One shard of one batch, so that there is one count of rounds.
+    sizes = ("matching.shard_size=32", "matching.batch_size=32")
+    command = command_of("gradient-matching", f"matching.rounds={ROUNDS}", *sizes)
+    with in_home(tmp_path / "charged"):
+        prepare_environment()
+        reserve(command.request(tmp_path / "nowhere"))
+    calm, killed = tmp_path / "calm", tmp_path / "killed"
+    for home in (calm, killed):
+        shutil.copytree(tmp_path / "charged", home)
+
+    process = start(command, killed, tmp_path / "killed-out", api=PREFECT_API_URL.value())
+    while rounds_kept(killed) < 2:
+        assert process.poll() is None, process.communicate()[1][-3000:]
+        time.sleep(0.005)
+    kill(process)
+    reached = rounds_kept(killed)
+    assert 2 <= reached < ROUNDS, "expected a kill amid the rounds"
+    assert not (tmp_path / "killed-out").exists()
+
+    done = {}
+    for home in (calm, killed):
+        with in_home(home), rounds_counted() as counted:
+            run_here(command.request(tmp_path / f"{home.name}-out"))
+            assert [charge.status for charge in Ledger.open().charges("ward")] == ["released"]
+            assert Ledger.open().spent("ward")[0] == 3.0
+        done[home] = counted
+    assert done[calm] == ["warm start", *range(ROUNDS)]
+    assert done[killed] == list(range(reached, ROUNDS))
+    expected = digests(tmp_path / "calm-out")
+    assert {"export/synthetic.parquet", "export/target/target.safetensors"} <= expected.keys()
+    assert digests(tmp_path / "killed-out") == expected
+
+
+def reserve(request: RunRequest) -> None:
+    """Charge a run of gradient matching and compute nothing: every copy of the home then draws the same noise."""
+    from understudy.admission import admit
+    from understudy.tasks.charging import charge, environment_digest
+    from understudy.tasks.gradient_matching import release
+    from understudy.tasks.runtime import code_digest
+
+    run = admit(request, "gradient-matching")
+    charge.fn(run.train, run, code=environment_digest(code_digest(release.fn)), accept_new=False)
+
+
+def run_here(request: RunRequest) -> None:
+    from understudy.flows.gradient_matching import gradient_matching
+
+    gradient_matching(request)
+
+
+def rounds_kept(home: Path) -> int:
+    """The newest round in a checkpoint; -1 if there is none."""
+    files = (home / "private/checkpoints").glob("*/*/batch-*/step-*.safetensors")
+    return max((int(path.stem.removeprefix("step-")) for path in files), default=-1)
+
+
+@contextmanager
+def rounds_counted():
+    """A list of what is optimised: `warm start`, and the number of rounds before each round."""
+    from understudy.gradient_matching import admm
+
+    counted: list[object] = []
+    warm_start, next_round = admm.warm_start, admm.next_round
+
+    def counted_start(*args, **kwargs):
+        counted.append("warm start")
+        return warm_start(*args, **kwargs)
+
+    def counted_round(state, *args, **kwargs):
+        counted.append(state.round)
+        return next_round(state, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(admm, "warm_start", counted_start)
+        patch.setattr(admm, "next_round", counted_round)
+        yield counted

@@ -7,11 +7,15 @@ import subprocess
 import sys
 import time
 import urllib.request
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+import yaml
+from prefect import Flow
 
 from understudy.delivery import read_record
+from understudy.flows.cli import Method
 from understudy.privacy.ledger import Ledger
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,6 +70,21 @@ def prefect(environment: dict[str, str], *words: str) -> str:
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout
+
+
+def test_every_method_of_the_command_line_has_a_deployment_that_imports():
+    deployments = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
+    flows = {}
+    for deployment in deployments:
+        module, _, name = deployment["entrypoint"].rpartition(".")
+        flow = getattr(import_module(module), name)
+        assert isinstance(flow, Flow)
+        flows[flow.name] = flow
+        assert (deployment["name"], deployment["work_pool"]["name"]) == ("default", "client")
+    assert len(flows) == len(deployments), "two deployments of one flow and name: the later would replace the earlier"
+    assert flows.keys() == {method.value for method in Method}
+    # What the UI draws its form from, and what the command line hands over.
+    assert {tuple(flow.parameters.properties) for flow in flows.values()} == {("request",)}
 
 
 def test_a_worker_makes_the_artifacts_of_the_command_line(server, request_of, tmp_path, prefect_server):

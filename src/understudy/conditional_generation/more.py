@@ -35,7 +35,7 @@ def generate_more(origin: Path, *, samples: int, out: Path | None = None, draw: 
     """
     folder = next((f for f in (origin / EXPORT, origin) if (f / "model").is_dir()), None)
     if folder is None:
-        raise InputError(f"--from {origin}: expected the folder of a finished run with {EXPORT}/model, found none")
+        raise InputError(_no_model(origin))
     stored = load_trained(folder / "model")
     config = _generation_config(origin) or stored.settings
     config = config.model_copy(
@@ -51,6 +51,17 @@ def generate_more(origin: Path, *, samples: int, out: Path | None = None, draw: 
     pq.write_table(table, aside)
     aside.replace(path)
     return path, table.num_rows
+
+
+def _no_model(origin: Path) -> str:
+    """What to do instead where there is nothing to draw from."""
+    if any((f / "target").is_dir() for f in (origin / EXPORT, origin)):
+        return (
+            f"--from {origin}: this run released a target, to which its texts were matched, and no model to draw from; "
+            "for more texts repeat its `understudy run` command with a larger --samples: the target is kept, so that "
+            "charges nothing"
+        )
+    return f"--from {origin}: expected the folder of a finished run with {EXPORT}/model, found none"
 
 
 def _generation_config(origin: Path) -> ConditionalGenerationConfig | None:

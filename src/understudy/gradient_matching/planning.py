@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from understudy.errors import InputError
 from understudy.gradient_matching.config import GradientMatchingConfig
 from understudy.gradient_matching.plan import Plan, plan, signal_to_noise_bound, signal_to_noise_warning
 from understudy.methods import MethodFacts
@@ -35,6 +36,7 @@ def charged_settings(config: GradientMatchingConfig) -> GradientMatchingConfig:
             "filter": plain.filter,
             "samples": plain.samples,
             "length": length,
+            "length_share": config.length_share if length == "as_in_data" else plain.length_share,
         }
     )
 
@@ -43,18 +45,42 @@ def check_model(config: GradientMatchingConfig, label_names: Sequence[str]) -> L
     """Load the base model and refuse, before anything is charged, what would fail later.
 
     Raises:
-        InputError: the model is unknown, two labels share a verbaliser token, the context is too short for the
-            padded length, or fewer tokens are allowed than k.
+        InputError: the model is unknown or has no plain linear head, two labels share a verbaliser token, words or
+            examples are for unknown labels, the context is too short for the padded length, with its template, its
+            instruction or the label check's examples, or fewer tokens are allowed than k.
     """
+    from understudy.gradient_matching.filters import exemplars_of, few_shot_labels
     from understudy.gradient_matching.matched import check_matching
     from understudy.gradient_matching.release import check_context
+    from understudy.gradient_matching.targets import check_head
     from understudy.gradient_matching.verbalizer import build_verbalizer
     from understudy.models.loading import load_model
 
     loaded = load_model(config.model)
-    check_context(loaded, build_verbalizer(loaded.tokenizer, label_names, config.verbalizer), config)
+    verbalizer = build_verbalizer(loaded.tokenizer, label_names, config.verbalizer)
+    check_head(loaded.model)
+    check_context(loaded, verbalizer, config)
     check_matching(loaded, label_names, config=config)
+    _check_prompted(loaded, label_names, config)
+    if config.filter.label_check:
+        exemplars = exemplars_of(config.filter, label_names)
+        # No text to label: what is left of the call is its checks.
+        few_shot_labels([], base=loaded, verbalizer=verbalizer, exemplars=exemplars, max_length=config.max_length)
     return loaded
+
+
+def _check_prompted(base: LoadedModel, label_names: Sequence[str], config: GradientMatchingConfig) -> None:
+    """Refuse an instruction after which the baseline's texts, as long as real ones may be, do not fit."""
+    from understudy.gradient_matching.matched import instruction_prompts
+
+    width = instruction_prompts(base.tokenizer, label_names, config.projection.instruction)[0].shape[1]
+    context = getattr(base.model.config, "max_position_embeddings", None)
+    if context is not None and width + config.max_length > context:
+        raise InputError(
+            f"max_length={config.max_length}: texts of that length are also drawn by prompting, after an instruction "
+            f"of {width} tokens, and the model's context holds {context}; expected at most {context - width}, lower "
+            "max_length or shorten projection.instruction"
+        )
 
 
 def calibrated_plan(config: GradientMatchingConfig, *, n: int, epsilon: float, delta: float) -> Plan:
@@ -100,6 +126,7 @@ def method_facts(config: GradientMatchingConfig, planned: Plan, *, n: int, label
             ],
         },
         warnings=() if warning is None else (warning,),
+        evaluations=("evaluate", "evaluate-matching"),
     )
 
 

@@ -1,0 +1,207 @@
+"""Gradient matching from the command line to the export, with the real Prefect engine, on a random base model."""
+
+import html
+import json
+import logging
+import re
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from safetensors.numpy import load_file
+
+from understudy.privacy.ledger import Ledger
+from understudy.settings import prepare_environment
+
+COMPUTED = {"release-target", "match", "select", "zero-shot", "evaluate"}
+LABELS = ("bad", "good")
+
+
+@pytest.fixture(autouse=True)
+def with_server(prefect_server):
+    prepare_environment()
+
+
+@pytest.fixture
+def run(run_flow):
+    def once(request):
+        from understudy.flows.gradient_matching import gradient_matching
+
+        return run_flow(gradient_matching, request, tasks=COMPUTED)
+
+    return once
+
+
+def test_a_second_run_and_all_post_processing_charge_nothing_and_one_other_row_charges(
+    run, request_of, small_matching, tmp_path, private_rows
+):
+    request = request_of(overrides=small_matching)
+    first, states = run(request)
+    assert {states[name] for name in COMPUTED} == {"Completed"}
+    export = tmp_path / "out/export"
+    assert sorted(path.relative_to(export).as_posix() for path in export.rglob("*")) == [
+        "statement.json",
+        "statement.md",
+        "synthetic.parquet",
+        "target",
+        "target/target.json",
+        "target/target.safetensors",
+    ]
+    statement = json.loads((export / "statement.json").read_text())
+    assert 0 < statement["epsilon"] <= 3
+    assert statement["epsilon_rdp"] > statement["epsilon"]
+    assert statement["verdict"] == "proven under assumptions"
+    assert [mechanism["name"] for mechanism in statement["mechanisms"]] == ["target"]
+    assert statement["warnings"] == [], "54 rows outweigh the noise of epsilon 3"
+    table = pq.read_table(export / "synthetic.parquet")
+    assert table.column_names == ["text", "label"]
+    assert sorted(table["label"].to_pylist()) == ["bad"] * 6 + ["good"] * 6
+    report = json.loads((tmp_path / "out/internal/report.json").read_text())
+    assert {"utility.synthetic.accuracy", "utility.prompt_only.accuracy"} <= report["metrics"].keys()
+    before = Ledger.open().spent("ward")
+    assert before[0] == 3.0
+
+    second, states = run(request)
+    assert {states[name] for name in COMPUTED} == {"Cached"}
+    assert Ledger.open().spent("ward") == before
+    assert (second.released, second.synthetic) == (first.released, first.synthetic)
+
+    more, states = run(request_of(samples=14, overrides=(*small_matching, "matching.rounds=4", "length=5")))
+    assert states["release-target"] == "Cached", "matching and its sizes are post-processing"
+    assert states["match"] == "Completed"
+    assert Ledger.open().spent("ward") == before
+    assert more.released == first.released
+    assert pq.read_table(export / "synthetic.parquet").num_rows == 14
+
+    changed = private_rows.to_pydict()
+    changed["text"][0] = "another text altogether"
+    path = tmp_path / "changed.parquet"
+    pq.write_table(private_rows.from_pydict(changed), path)
+    third, states = run(request_of(data=str(path), overrides=small_matching))
+    assert states["release-target"] == "Completed"
+    assert Ledger.open().spent("ward")[0] == 6.0
+    assert third.released != first.released
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What one run of the command line left."""
+
+    home: Path
+    out: Path
+    code: int
+    said: str
+    log: str
+
+    def statement(self) -> dict:
+        return json.loads((self.out / "export/statement.json").read_text())
+
+    def without_names(self, text: str) -> str:
+        """Text without what differs between any two runs: folders, random ids, digests of noise, times."""
+        text = text.replace(str(self.home.parent), "FOLDER").replace(self.home.parent.name, "FOLDER")
+        text = re.sub(r"\d{4}-\d\d-\d\dT[\d:.]+(\+00:00|Z)?", "TIME", text)
+        return re.sub(r"(?<![.0-9a-f])[0-9a-f]{16,64}(?![0-9a-f])", "ID", text)
+
+
+@contextmanager
+def everything_logged():
+    """A list that every record of every logger is written to."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    root = logging.getLogger()
+    level = root.level
+    root.addHandler(handler)
+    root.setLevel("DEBUG")
+    try:
+        yield lines
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(level)
+
+
+def with_bad_rows(rows: pa.Table, count: int) -> pa.Table:
+    labels = ["bad" if row < count else "good" for row in range(rows.num_rows)]
+    return rows.set_column(1, "label", pa.array(labels))
+
+
+@pytest.fixture(scope="module")
+def scarce(prefect_server, tmp_path_factory, in_home, call, private_rows, random_model_folder, small_matching):
+    """Runs at epsilon 0.05 on rows of which one, or none, has the label `bad`: number of such rows -> what was left."""
+    ended = {}
+    for count in (1, 0):
+        folder = tmp_path_factory.mktemp("scarce")
+        pq.write_table(with_bad_rows(private_rows, count), folder / "rows.parquet")
+        options = {
+            "data": folder / "rows.parquet",
+            "source": "ward",
+            "out": folder / "out",
+            "epsilon": 0.05,
+            "delta": 1e-6,
+            "budget": "1,0.01",
+            "label-names": "bad=bad,good=good",
+            "model": random_model_folder,
+            "samples": 12,
+        }
+        words = [word for name, value in options.items() for word in (f"--{name}", value)]
+        words += [word for setting in small_matching for word in ("--set", setting)]
+        with in_home(folder / "home") as home, everything_logged() as lines:
+            prepare_environment()
+            code, said = call("run", "gradient-matching", *words, "--json")
+        ended[count] = Ended(home, folder / "out", code, said, "\n".join(lines))
+    return ended
+
+
+def test_a_class_of_one_and_a_class_of_none_look_the_same_from_outside(scarce):
+    """How many rows have a label is private, so neither is refused, warned of, or told from the other."""
+    one, none = scarce[1], scarce[0]
+    assert (one.code, none.code) == (0, 0), one.said + none.said
+    assert one.without_names(one.said) == none.without_names(none.said)
+    assert one.without_names(json.dumps(one.statement())) == none.without_names(json.dumps(none.statement()))
+    for name in ("statement.md", "target/target.json"):
+        pair = [end.without_names((end.out / "export" / name).read_text()) for end in (one, none)]
+        assert pair[0] == pair[1]
+    tables = [pq.read_table(end.out / "export/synthetic.parquet") for end in (one, none)]
+    assert tables[0]["label"].to_pylist() == tables[1]["label"].to_pylist() == ["bad"] * 6 + ["good"] * 6
+    targets = [load_file(end.out / "export/target/target.safetensors") for end in (one, none)]
+    noise = one.statement()["mechanisms"][0]["standard_deviation"]
+    for target in targets:
+        assert {name: values.shape for name, values in target.items()} == {
+            "label-0000": (32,),
+            "label-0001": (32,),
+        }
+        # All noise: a row can move it by a hundredth of that. 32 draws of noise beyond these bounds: once in 10^6.
+        assert 0.4 * noise < float(target["label-0000"].std()) < 1.7 * noise
+
+
+def test_nothing_private_leaves(scarce, find_leaks, private_rows):
+    for count, end in scarce.items():
+        rows = with_bad_rows(private_rows, count)
+        said = {"log": end.log, "printed": end.said}
+        assert len(end.log) > 1000
+        assert find_leaks(rows, home=end.home, export=end.out / "export", said=said) == []
+
+
+def test_the_statement_of_epsilon_0_05_says_that_the_output_does_not_depend_on_the_data(scarce):
+    end = scarce[1]
+    (warning,) = end.statement()["warnings"]
+    assert "signal-to-noise ratio" in warning
+    assert "the output cannot depend on the data in any way that matters" in warning
+    assert "use more rows or a larger epsilon" in warning
+    assert warning in " ".join(end.said.split()), "the user is told before paying"
+    assert warning in (end.out / "export/statement.md").read_text()
+    assert warning in html.unescape((end.out / "internal/report.html").read_text())
+
+
+@pytest.mark.parametrize("place", ["", "export"])
+def test_generate_from_a_run_without_a_model_says_what_to_do_instead(scarce, call, place):
+    end = scarce[1]
+    code, said = call("generate", "--from", end.out / place, "--samples", 5)
+    assert code == 2
+    (line,) = [line for line in said.splitlines() if line.startswith("understudy:")]
+    assert "larger --samples" in line
+    assert "charges nothing" in line
+    assert not list(end.out.rglob("synthetic-*"))
