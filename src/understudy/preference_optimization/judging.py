@@ -34,8 +34,8 @@ from understudy.preference_optimization.clients import Clients, build_clients, b
 from understudy.preference_optimization.config import PreferenceOptimizationConfig
 from understudy.preference_optimization.pool import ClientPool
 from understudy.preference_optimization.preferences import preference_pairs, recovery_rate
-from understudy.preference_optimization.rounds import Candidates
 from understudy.preference_optimization.scoring import unclipped_mean
+from understudy.preference_optimization.stored import Candidates
 
 Progress = Callable[[int, int], None]
 

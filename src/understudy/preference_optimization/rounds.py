@@ -6,57 +6,28 @@ function of released scores; no private text comes near it.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
-import torch
 from torch import Tensor
 
 from understudy.errors import InputError
-from understudy.models.checkpoints import load_tensors, save_tensors
 from understudy.models.loading import LoadedModel
 from understudy.preference_optimization.candidates import continue_prompts, request_continuations, round_prompts
 from understudy.preference_optimization.config import CandidateConfig, PreferenceOptimizationConfig
 from understudy.preference_optimization.dpo import Pairs, train_round
 from understudy.preference_optimization.policy import Adapter
 from understudy.preference_optimization.preferences import drop_identical, preference_pairs
+from understudy.preference_optimization.stored import CANDIDATE_SCHEMA, Candidates
 
 Progress = Callable[[int, int], None]
 FloatArray = npt.NDArray[np.float32]
 
-TABLE = "table.parquet"
-EMBEDDINGS_FILE = "embeddings.safetensors"
-FACTS_FILE = "value.json"
-SCORES_FILE = "scores.safetensors"
-ADAPTER_FILE = "adapter.safetensors"
 _REDRAWS = 3
-CANDIDATE_SCHEMA = pa.schema([("prompt", pa.string()), ("text", pa.string()), ("label", pa.int32())])
-
-
-@dataclass(frozen=True)
-class Candidates:
-    """The candidates of a round.
-
-    Attributes:
-        table: columns `prompt`, `text` and `label` (null without labels), prompt after prompt.
-        embeddings: (M, d) float32; what clients receive.
-    """
-
-    table: pa.Table
-    embeddings: FloatArray
-
-    @property
-    def labels(self) -> npt.NDArray[np.int64] | None:
-        """(M,) label of each candidate; None without labels."""
-        found = self.table["label"].to_pylist()
-        return None if found[0] is None else np.array(found, dtype=np.int64)
 
 
 def propose(
@@ -192,22 +163,6 @@ def write_texts(
         "shortfall": {name: wanted[name] - len(kept[name]) for name in names},
     }
     return table, facts
-
-
-def save_candidates(candidates: Candidates, folder: Path) -> None:
-    """Write the candidates of a round into a folder; equal candidates give equal bytes."""
-    pq.write_table(candidates.table.combine_chunks(), folder / TABLE, compression="zstd")
-    save_tensors(folder / EMBEDDINGS_FILE, {"embeddings": torch.from_numpy(candidates.embeddings)})
-
-
-def load_candidates(folder: Path) -> Candidates:
-    """Read what `save_candidates` wrote."""
-    return Candidates(pq.read_table(folder / TABLE), load_tensors(folder / EMBEDDINGS_FILE)["embeddings"].numpy())
-
-
-def write_facts(folder: Path, facts: Mapping[str, Any]) -> None:
-    """Public counts beside an artifact."""
-    (folder / FACTS_FILE).write_text(json.dumps(facts, sort_keys=True) + "\n")
 
 
 def _draw(
