@@ -8,6 +8,9 @@
 The paper's eq. 7 writes |X - Z - Lambda/rho|^2, which does not follow from its own eq. 6 and would push X away from Z:
 completing the square of <Lambda, X - Z> + rho/2 |X - Z|^2 gives the plus above. Its eqs. 9 to 13 have the right sign.
 
+Beyond the paper: the round's texts that came nearest to the target are kept beside the state (ADR 0009). Its final text,
+the projection of X_T, forgets the dual variable and is often worse than a Z on the way.
+
 What the paper leaves open: a minimisation is `inner_steps` steps of Adam, the warm start too; Adam's moments begin
 afresh with each, so that a round is a function of (X, Z, Lambda) alone; the gradient of the whole bracket is clipped
 to a norm.
@@ -44,6 +47,8 @@ class AdmmState:
         round: Completed rounds.
         relaxed: `(batch, round + 1)` f(X) where the last gradient of each minimisation was taken, warm start first.
         losses: `(batch, round)` f(Z) after each round.
+        best_tokens: `(batch, length)` tokens of the Z of least f so far; the first of equals, 0 before the first round.
+        best_loss: `(batch,)` its f; infinite before the first round.
         residuals: `(batch, round)` |X - Z| after each round, over all positions of an example.
     """
 
@@ -54,6 +59,8 @@ class AdmmState:
     relaxed: Tensor
     losses: Tensor
     residuals: Tensor
+    best_tokens: Tensor
+    best_loss: Tensor
 
 
 def admm(
@@ -99,22 +106,37 @@ def warm_start(objective: Objective, start: Tensor, *, config: MatchingConfig) -
     """X0 = argmin f without constraint, Z0 = X0, Lambda0 = 0 (Algorithm 1, step 1)."""
     x, losses = minimise(objective, start, config=config)
     nothing = losses.new_empty(len(x), 0)
-    return AdmmState(x, x, torch.zeros_like(x), 0, losses[:, None], nothing, nothing)
+    return AdmmState(
+        x=x,
+        z=x,
+        dual=torch.zeros_like(x),
+        round=0,
+        relaxed=losses[:, None],
+        losses=nothing,
+        residuals=nothing,
+        best_tokens=torch.zeros(x.shape[:2], dtype=torch.long, device=x.device),
+        best_loss=torch.full_like(losses, torch.inf),
+    )
 
 
 def next_round(state: AdmmState, objective: Objective, project: Project, *, config: MatchingConfig) -> AdmmState:
     """One pass of the loop (Algorithm 1, step 2), in Gauss-Seidel order."""
     rho = config.penalty
     x, relaxed = minimise(objective, state.x, config=config, centre=state.z - state.dual / rho)
-    z = project(x + state.dual / rho).embeddings.to(x.dtype)
+    projected = project(x + state.dual / rho)
+    z = projected.embeddings.to(x.dtype)
+    loss = objective(z).detach()
+    better = loss < state.best_loss
     return AdmmState(
         x=x,
         z=z,
         dual=state.dual + rho * (x - z),
         round=state.round + 1,
         relaxed=torch.cat([state.relaxed, relaxed[:, None]], dim=1),
-        losses=torch.cat([state.losses, objective(z).detach()[:, None]], dim=1),
+        losses=torch.cat([state.losses, loss[:, None]], dim=1),
         residuals=torch.cat([state.residuals, torch.linalg.vector_norm((x - z).flatten(1), dim=1)[:, None]], dim=1),
+        best_tokens=torch.where(better[:, None], projected.token_ids, state.best_tokens),
+        best_loss=torch.where(better, loss, state.best_loss),
     )
 
 

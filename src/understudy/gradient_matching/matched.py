@@ -1,7 +1,8 @@
 """From released targets to texts, one shard of synthetic examples at a time (GRADMM, Algorithm 1 up to its line 12).
 
 Each example starts at the embeddings of random public tokens and is matched to the target of its label on its own; its
-text is the projection of X after the last round. All of this is post-processing of the targets.
+text is the nearest to the target of all rounds', or with emit=last the projection of X after the last round, as in the
+paper (ADR 0009). All of this is post-processing of the targets.
 
 An example's random start is a function of the public seed, its label and its number; shards and batches change nothing
 but the last bits of float arithmetic. Deviation from the paper: the loss of the emitted string, tokenised again, stands
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import torch
@@ -102,10 +103,9 @@ def match_shard(
             checkpoint=None if checkpoints is None else checkpoints(f"batch-{number:05d}"),
             progress=None if progress is None else _shifted(progress, number * rounds, len(batches) * rounds),
         )
-        final = project(state.x)
-        texts = emit_texts(base.tokenizer, final.token_ids)
+        tokens, projected = _final_tokens(state, project, losses(labels), emit=config.matching.emit)
+        texts = emit_texts(base.tokenizer, tokens)
         emitted = _emitted_losses(base, texts, labels, losses=losses, max_length=target.settings.max_length)
-        projected = losses(labels)(final.embeddings).detach()
         rows += _rows(batch, state, texts=texts, projected=projected, emitted=emitted)
     return pa.Table.from_pylist(rows, schema=SCHEMA)
 
@@ -175,6 +175,18 @@ def _projection(model: Any, settings: ProjectionConfig, prompts: tuple[Tensor, T
     if settings.kind == "l2":
         return partial(l2_projection, model, allowed=allowed)
     return partial(top_k_projection, model, prompts=prompts, allowed=allowed, k=settings.k, metric=settings.metric)
+
+
+def _final_tokens(
+    state: AdmmState, project: Project, f: Objective, *, emit: Literal["nearest", "last"]
+) -> tuple[Tensor, Tensor]:
+    """Tokens `(batch, length)` of the texts and their f `(batch,)`: of X_T's projection, or of a nearer Z before it."""
+    last = project(state.x)
+    loss = f(last.embeddings.to(state.x.dtype)).detach()
+    if emit == "last":
+        return last.token_ids, loss
+    nearer = state.best_loss < loss
+    return torch.where(nearer[:, None], state.best_tokens, last.token_ids), torch.where(nearer, state.best_loss, loss)
 
 
 def _rows(

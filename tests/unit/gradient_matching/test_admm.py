@@ -96,6 +96,24 @@ def test_the_primal_residual_falls(project):
     assert all(bool((late < early).all()) for early, late in pairwise(blocks[:, :3].unbind(1)))
 
 
+def test_the_nearest_text_of_all_rounds_is_remembered():
+    """With a large step and a small penalty Z wanders: the best is not the last for every example."""
+    centre, weight = toy(4, batch=32)
+    points = torch.randn(12, 4, generator=torch.Generator().manual_seed(5))
+    f, project = weighted_quadratic(centre, weight), onto_points(points)
+    config = settings_of(rounds=12, inner_steps=3, learning_rate=0.4, penalty=0.05)
+    state = warm_start(f, torch.zeros_like(centre), config=config)
+    assert bool(state.best_loss.isinf().all())
+    visited = []
+    for _ in range(config.rounds):
+        state = next_round(state, f, project, config=config)
+        visited.append(state.z)
+    assert torch.equal(state.best_loss, state.losses.amin(1))
+    best = torch.stack(visited)[state.losses.argmin(1), torch.arange(32)]
+    assert torch.equal(points[state.best_tokens], best)
+    assert int((state.losses.argmin(1) < config.rounds - 1).sum()) > 3
+
+
 def test_residuals_and_losses_are_those_of_the_iterates():
     centre, weight = toy(2)
     f, config = weighted_quadratic(centre, weight), settings_of(rounds=4, inner_steps=3)

@@ -23,6 +23,8 @@ NAMES = ("bad", "good", "so so")
 EXAMPLES = [(0, 0), (1, 0), (2, 0), (0, 1), (2, 7)]
 LENGTH = 6
 
+EMITS = ("last", "nearest")
+
 
 @pytest.fixture(scope="module")
 def base() -> LoadedModel:
@@ -181,8 +183,25 @@ def test_matching_lowers_the_loss_of_what_is_matched(base):
     assert all(late < 0.5 * early for early, late in zip(before, after, strict=True))
 
 
-def test_the_text_is_the_projection_of_x_after_the_last_round(base, tmp_path):
-    config = make_config(projection={"kind": "l2"}, matching={"inner_steps": 8, "penalty": 0.01})
+def test_the_nearest_text_of_all_rounds_is_emitted(base):
+    """Same rounds, other text: never worse than the last round's, and the best of all f(Z) where that is better."""
+    settings = {"inner_steps": 8, "penalty": 0.01}
+    last, nearest = (
+        shard(
+            base,
+            head_target(base, config),
+            config,
+        ).to_pylist()
+        for config in (make_config(projection={"kind": "l2"}, matching={**settings, "emit": e}) for e in EMITS)
+    )
+    for before, after in zip(last, nearest, strict=True):
+        assert after["losses"] == before["losses"]
+        assert after["projected_loss"] == min(before["projected_loss"], *before["losses"])
+    assert any(after["text"] != before["text"] for before, after in zip(last, nearest, strict=True))
+
+
+def test_the_last_text_is_the_projection_of_x_after_the_last_round(base, tmp_path):
+    config = make_config(projection={"kind": "l2"}, matching={"inner_steps": 8, "penalty": 0.01, "emit": "last"})
     rows = shard(
         base, head_target(base, config), config, checkpoints=lambda name: TrainingCheckpoint(tmp_path / name)
     ).to_pylist()

@@ -1,0 +1,125 @@
+"""Targets for the gradient-matching benchmark: released through the gateway under a simulated charge, or exact.
+
+The text is public and nothing made here is exported: a simulation is recorded in the ledger, not counted. Exact sums,
+and what compares with them, read real rows that no mechanism stands before: internal.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from gradient_matching_data import DATASETS, Cell, Settings, configure, model_of, read, save, space_of, states, taken
+from torch import Tensor
+
+from understudy.gradient_matching.config import GradientMatchingConfig
+from understudy.gradient_matching.plan import signal_to_noise_bound
+from understudy.gradient_matching.planning import calibrated_plan, charged_settings
+from understudy.gradient_matching.release import Target
+from understudy.gradient_matching.targets import clipped_sum, factors
+from understudy.privacy.accounting import default_delta, epsilon_pld, epsilon_rdp
+from understudy.privacy.events import event_to_json
+from understudy.privacy.ledger import Ledger, SourceRecord
+from understudy.privacy.mechanisms import Gateway
+
+_ROWS_AT_A_TIME = 256
+
+
+def exact_sums(settings: Settings, cell: Cell, config: GradientMatchingConfig) -> Tensor:
+    """Sums of clipped gradients of each label's rows before any noise, `(K, *shape)` float32; internal."""
+    space, base = space_of(config, cell.dataset, seed=config.public_seed), model_of(config.model)
+    chosen = torch.from_numpy(taken(settings, cell))
+    hidden, labels = states(settings, cell), torch.from_numpy(read(settings.data, cell.dataset, "train").labels)
+    total: Tensor | None = None
+    for part in chosen.split(_ROWS_AT_A_TIME):
+        with torch.no_grad():
+            left, right = factors(space, hidden[part], base.model.get_output_embeddings()(hidden[part]), labels[part])
+        valid = torch.ones(len(part), dtype=torch.bool)
+        total = clipped_sum(space, left, right, labels[part], valid, config.target.l2_clip_norm, into=total)
+    assert total is not None, "every cell that releases reads at least one row"
+    return total.float()
+
+
+def yardstick(settings: Settings, cell: Cell) -> Target:
+    """The exact head gradient of all training rows: one measure for every arm and target kind; internal."""
+    head = Cell(cell.dataset, "yardstick", None, target="head")
+    config = configure(settings, head)
+    path = settings.cache / f"{cell.dataset}-head-{model_of(config.model).digest[:8]}.npy"
+    if not path.exists():
+        save(path, exact_sums(settings, head, config).numpy())
+    return as_target(torch.from_numpy(np.load(path)), config, cell.dataset)
+
+
+def release(settings: Settings, cell: Cell, config: GradientMatchingConfig) -> tuple[Target, dict[str, Any]]:
+    """Charge a simulation and release the target through the gateway, as `release_target` does; with its facts."""
+    n = len(taken(settings, cell))
+    delta, finite = default_delta(n), math.isfinite(cell.epsilon)
+    planned = calibrated_plan(config, n=n, epsilon=cell.epsilon, delta=delta)
+    ledger = Ledger.open()
+    charge = ledger.reserve(
+        source=source_name(cell),
+        request_key=ledger.request_key(cell.name, charged_settings(config).model_dump_json()),
+        event=event_to_json(planned.event),
+        epsilon=cell.epsilon,
+        delta=delta,
+        epsilon_rdp=epsilon_rdp(planned.event, delta) if finite else cell.epsilon,
+        unit="example",
+        relation="replace_special",
+        code_digest="benchmark",
+        simulation=True,
+    )
+    exact = exact_sums(settings, cell, config)
+    released = Gateway.live(ledger.material(charge.id)).gaussian_sum(
+        {f"label-{index:04d}": part for index, part in enumerate(exact)},
+        sensitivity=planned.l2_clip_norm,
+        noise_multiplier=planned.noise_multiplier,
+        step=0,
+        purpose="target",
+    )
+    noised = torch.stack(list(released.values()))
+    dimension = space_of(config, cell.dataset, seed=config.public_seed).dimension
+    bound = signal_to_noise_bound(noise_multiplier=planned.noise_multiplier, n=n, dimension=dimension)
+    cosines = torch.nn.functional.cosine_similarity(exact.flatten(1), noised.flatten(1), dim=1)
+    facts = {
+        "delta": delta,
+        "noise_multiplier": planned.noise_multiplier,
+        "epsilon_pld": epsilon_pld(planned.event, delta) if finite else None,
+        "target_dimension": dimension,
+        "signal_to_noise_bound": bound if finite else None,
+        "target_cosines": cosines.tolist(),  # released with exact, per label; internal
+    }
+    return as_target(noised, config, cell.dataset), facts
+
+
+def as_target(stacked: Tensor, config: GradientMatchingConfig, dataset: str) -> Target:
+    """Sums as `match_shard` takes them."""
+    assert config.length != "as_in_data", "the benchmark's texts have a public length"
+    return Target(
+        tensors=dict(zip(DATASETS[dataset].label_names, stacked, strict=True)),
+        length=config.length,
+        model_digest=model_of(config.model).digest,
+        settings=charged_settings(config),
+    )
+
+
+def source_name(cell: Cell) -> str:
+    """The ledger's source of a cell: each number of rows is a table of its own."""
+    return f"benchmark-{cell.dataset}-{'all' if cell.real is None else cell.real}"
+
+
+def register(settings: Settings, cell: Cell) -> None:
+    """Register a cell's source; again is no error."""
+    n = len(taken(settings, cell))
+    Ledger.open().register(
+        SourceRecord(
+            name=source_name(cell),
+            unit="example",
+            relation="replace_special",
+            epsilon=1000.0,
+            delta=0.9 / n,
+            n=n,
+            label_names=DATASETS[cell.dataset].label_names,
+        )
+    )
