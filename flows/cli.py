@@ -148,7 +148,8 @@ def lineage(
 def ledger_register(
     source: Annotated[str, typer.Argument(help="Name of the source.", show_default=False)],
     budget: Annotated[str, typer.Option(help="EPSILON,DELTA that all runs may spend together.")],
-    rows: Annotated[int, typer.Option(help="Number of rows, or an upper bound; becomes public.")],
+    rows: Annotated[int, typer.Option(help="Number of rows, or of clients, or an upper bound; becomes public.")],
+    unit: Annotated[str, typer.Option(help="What one unit of privacy is: example (a row), or client.")] = "example",
     label_names: Annotated[str | None, typer.Option(help="Comma-separated label names; become public.")] = None,
     composition: Annotated[str, typer.Option(help="sum, or renyi for a Renyi filter.")] = "sum",
     as_json: Json = False,
@@ -158,6 +159,7 @@ def ledger_register(
         source=source,
         budget=budget,
         rows=rows,
+        unit=unit,
         label_names=label_names,
         composition=composition,
         as_json=as_json,

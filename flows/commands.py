@@ -90,12 +90,17 @@ def named(text: str | None) -> dict[str, str] | None:
 
 def generate(*, origin: Path, samples: int, draw: int, out: Path | None, as_json: bool) -> None:
     """`understudy generate`: post-processing of a released model."""
-    from understudy.conditional_generation.more import generate_more
+    from understudy.preference_optimization import more
 
     for name, value in (("samples", samples), ("draw", draw)):
         if value < 1:
             raise InputError(f"--{name} {value}: expected at least 1")
-    path, rows = generate_more(origin, samples=samples, draw=draw, out=out)
+    if more.is_policy(origin):
+        path, rows = more.generate_more(origin, samples=samples, draw=draw, out=out)
+    else:
+        from understudy.conditional_generation.more import generate_more
+
+        path, rows = generate_more(origin, samples=samples, draw=draw, out=out)
     show({"synthetic": str(path), "rows": rows, "charged": "nothing"}, as_json=as_json)
 
 
@@ -158,21 +163,24 @@ def _node_text(node: Any) -> str:
 
 
 def ledger_register(
-    *, source: str, budget: str, rows: int, label_names: str | None, composition: str, as_json: bool
+    *, source: str, budget: str, rows: int, unit: str, label_names: str | None, composition: str, as_json: bool
 ) -> None:
     """`understudy ledger register`."""
     from pydantic import ValidationError
 
     from understudy.privacy.ledger import Ledger, SourceRecord
 
+    relations = {"example": "replace_special", "client": "add_or_remove_one"}
+    if unit not in relations:
+        raise InputError(f"--unit {unit}: expected one of {', '.join(relations)}")
     total: Budget = parse_budget(budget)
     names = tuple(name.strip() for name in label_names.split(",")) if label_names else None
     try:
         record = SourceRecord.model_validate(
             {
                 "name": source,
-                "unit": "example",
-                "relation": "replace_special",
+                "unit": unit,
+                "relation": relations[unit],
                 "epsilon": total.epsilon,
                 "delta": total.delta,
                 "n": rows,

@@ -58,10 +58,11 @@ def preference_optimization(request: RunRequest) -> Delivered:
             scored.append(score(pool, proposed[-1], ticket, fixed, run.epsilon, run.delta, number))
             adapters.append(prefer[zone](proposed[-1], scored[-1], last, fixed, number))
         model = settle(ticket, publish[zone](adapters[-1], fixed))
-        synthetic = write_texts[zone](adapters[-1], config, names)
+        wanted = fixed.model_copy(update={"samples": config.samples})
+        synthetic = write_texts[zone](adapters[-1], wanted, names)
         evidence = Evidence(
             synthetic=synthetic,
-            prompt_only=write_texts[zone](None, config, names),
+            prompt_only=write_texts[zone](None, wanted, names),
             train=run.train,
             test=run.test,
             pool=pool,

@@ -83,7 +83,7 @@ def propose(
 
     candidates = rounds.propose(
         _policy(config, adapter),
-        read_seeds(config.seeds),
+        read_seeds(config.seeds, digest=config.seeds_digest),
         config=config,
         label_names=label_names,
         round=number,
@@ -132,7 +132,9 @@ def score(
         labels=texts.labels,
         config=config,
         plan=plan(config, n=clients.slots, epsilon=epsilon, delta=delta, cache=settings().home / "calibrations"),
-        gateway=Gateway.live(Ledger.open().material(ticket.charge_id), journal=checkpoint_directory() / "journal"),
+        gateway=Gateway.live(
+            Ledger.open().material(ticket.charge_id, part=number), journal=checkpoint_directory() / "journal"
+        ),
         round=number,
     )
     parents: list[ArtifactRef | str] = [f"source:{ticket.source}@{ticket.charge_id}", candidates]
@@ -211,7 +213,7 @@ def write_texts(
 
     table, facts = rounds.write_texts(
         _policy(config, adapter),
-        read_seeds(config.seeds),
+        read_seeds(config.seeds, digest=config.seeds_digest),
         config=config,
         label_names=label_names,
         progress=progress,

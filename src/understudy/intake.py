@@ -61,6 +61,7 @@ def take_in(request: RunRequest, kind: RowKind, known: SourceRecord | None) -> I
     units = max(slots) + 1
     if request.test is not None:
         test, _ = _checked(request, kind, records.read_source(request.test), names)
+        _check_spoken(test)
         note = f"utility is measured on the {NOUNS[kind]}s of --test"
         return Intake(whole, whole, test, units, units, declared, (*notes, note))
     if units < HOLD_OUT_EVERY:
@@ -73,8 +74,18 @@ def take_in(request: RunRequest, kind: RowKind, known: SourceRecord | None) -> I
         f"every tenth {NOUNS[kind]} is held out to measure utility, not trained on; "
         f"--test names other {NOUNS[kind]}s instead"
     )
-    train = whole.filter(pc.invert(held))
-    return Intake(whole, train, whole.filter(held), units, units - units // HOLD_OUT_EVERY, declared, (*notes, note))
+    train, test = whole.filter(pc.invert(held)), whole.filter(held)
+    _check_spoken(test)
+    return Intake(whole, train, test, units, units - units // HOLD_OUT_EVERY, declared, (*notes, note))
+
+
+def _check_spoken(test: pa.Table) -> None:
+    """Refuse, before anything is charged, held-out rows that nothing could be measured on."""
+    if not any(text.strip() for text in test["text"].to_pylist()):
+        raise InputError(
+            "rows to measure on: expected a text in at least one of them, found white space in all; "
+            "name others with --test"
+        )
 
 
 def _checked(

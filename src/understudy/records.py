@@ -163,9 +163,13 @@ def check_texts(table: pa.Table, column: str = "text") -> pa.Table:
 def check_clients(table: pa.Table, columns: ClientColumns | None = None) -> ClientRows:
     """Check a table of clients' texts; integer identifiers become strings.
 
+    A client is one identifier, so one person's rows must not stand under two: each would be protected as a client of
+    its own. Identifiers that look the same are therefore refused, not merged.
+
     Raises:
         InputError: a column is missing, the table is empty, or there are fewer than two clients.
-        RowError: an identifier or a text is null or of a wrong type; with the row's index.
+        RowError: an identifier or a text is null or of a wrong type, two identifiers differ only in case, white space
+            or Unicode form, or a client has no text but white space; with the row's index.
     """
     columns = columns or ClientColumns()
     _require(table, columns.client)
@@ -176,10 +180,11 @@ def check_clients(table: pa.Table, columns: ClientColumns | None = None) -> Clie
             columns.client,
             table[columns.client].cast(pa.string()),
         )
-    clients = _strings(table, columns.client)
+    clients, texts = _strings(table, columns.client), _strings(table, columns.text)
     if len(clients.unique()) < 2:
         raise InputError(f"column {columns.client!r}: expected at least two clients, found one")
-    texts = _strings(table, columns.text)
+    _refuse_lookalikes(clients.to_pylist(), columns.client)
+    _refuse_silent(clients.to_pylist(), texts.to_pylist(), columns.text)
     return ClientRows(table=pa.table({"client_id": clients, "text": texts}, schema=CLIENT_SCHEMA))
 
 
@@ -296,6 +301,30 @@ def _require(table: pa.Table, name: str) -> None:
         raise InputError("expected at least one row, found an empty table")
     if table.column_names.count(name) != 1:
         raise InputError(f"expected one column {name!r}, found the columns {table.column_names}")
+
+
+def _refuse_lookalikes(clients: Sequence[str], column: str) -> None:
+    """Identifiers of one look are one identifier; the row named is the first of the second one."""
+    looks: dict[str, tuple[str, int]] = {}
+    for row, client in enumerate(clients):
+        first, first_row = looks.setdefault(_normalise(client), (client, row))
+        if first != client:
+            raise RowError(
+                f"column {column!r}, row {row}: duplicate client ids: expected the identifier of row {first_row} or "
+                "another, found one that differs from it only in case, white space or Unicode form; a client under "
+                "two identifiers would count twice, so write each client's in one way"
+            )
+
+
+def _refuse_silent(clients: Sequence[str], texts: Sequence[str], column: str) -> None:
+    """Every client has a text; the row named is the client's first."""
+    speaking = {client for client, text in zip(clients, texts, strict=True) if text.strip()}
+    for row, client in enumerate(clients):
+        if client not in speaking:
+            raise RowError(
+                f"column {column!r}, row {row}: expected a text of this client, found white space in all its rows; "
+                "fill or remove them"
+            )
 
 
 def _normalise(text: str) -> str:

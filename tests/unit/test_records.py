@@ -213,6 +213,47 @@ def test_bad_clients(columns, message):
         check_clients(pa.table(columns))
 
 
+LOOKALIKES = [
+    ("b", "B"),
+    ("b", "b "),
+    ("b", "\u3000b"),
+    ("a b", "a  b"),
+    ("fin", "\ufb01n"),
+    ("e\u0301", "\xe9"),
+    ("ß", "SS"),
+]
+
+
+@pytest.mark.parametrize("pair", LOOKALIKES)
+def test_identifiers_that_differ_in_their_look_only_are_refused_not_merged(pair):
+    """A client under two identifiers would be protected as two."""
+    rows = {"client_id": ["other", pair[0], pair[0], pair[1]], "text": ["w", "x", "y", SECRET]}
+    with pytest.raises(RowError, match="row 3: duplicate client ids: expected the identifier of row 1 or") as caught:
+        check_clients(pa.table(rows))
+    assert "Zibby" not in str(caught.value)
+    assert not any(repr(name) in str(caught.value) for name in pair)
+
+
+def test_lookalikes_are_named_by_the_users_own_column():
+    table = pa.table({"who": ["a", "A"], "what": ["x", "y"]})
+    with pytest.raises(RowError, match="column 'who', row 1: duplicate client ids"):
+        check_clients(table, ClientColumns(client="who", text="what"))
+
+
+@pytest.mark.parametrize("names", [["a", "b"], ["a1", "a 1"], ["1", "01"], ["Zoë", "Zoe"], ["", "x"]])
+def test_identifiers_of_another_look_are_other_clients(names):
+    rows = check_clients(pa.table({"client_id": names, "text": ["x", "y"]}))
+    assert rows.table["client_id"].to_pylist() == names
+
+
+def test_a_client_without_a_word_is_refused_and_one_with_a_blank_row_is_not():
+    rows = {"client_id": ["a", "b", "a", "b"], "text": ["", " \n", "fine", "\t\u2003"]}
+    with pytest.raises(RowError, match="column 'text', row 1: expected a text of this client, found white space"):
+        check_clients(pa.table(rows))
+    rows["text"][3] = "fine too"
+    assert check_clients(pa.table(rows)).table["text"].to_pylist() == rows["text"], "blank rows stay"
+
+
 def test_instructions():
     table = pa.table({"q": ["a"], "a": ["b"], "extra": [1]})
     rows = check_instructions(table, InstructionColumns(instruction="q", response="a"))

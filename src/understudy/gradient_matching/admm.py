@@ -8,8 +8,8 @@
 The paper's eq. 7 writes |X - Z - Lambda/rho|^2, which does not follow from its own eq. 6 and would push X away from Z:
 completing the square of <Lambda, X - Z> + rho/2 |X - Z|^2 gives the plus above. Its eqs. 9 to 13 have the right sign.
 
-Beyond the paper: the round's texts that came nearest to the target are kept beside the state (ADR 0009). Its final text,
-the projection of X_T, forgets the dual variable and is often worse than a Z on the way.
+Beyond the paper: the texts that came nearest to the target are kept beside the state (ADR 0009). The paper's final
+text, the projection of X_T, forgets the dual variable and is often worse than a Z on the way.
 
 What the paper leaves open: a minimisation is `inner_steps` steps of Adam, the warm start too; Adam's moments begin
 afresh with each, so that a round is a function of (X, Z, Lambda) alone; the gradient of the whole bracket is clipped

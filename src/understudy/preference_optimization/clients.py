@@ -11,7 +11,6 @@ a null client keeps its slot and has no sample. Everything else here is private.
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -69,23 +68,19 @@ def build_clients(table: pa.Table, tokenizer: Any, sample_tokens: int) -> Client
     document has no other. A document of white space has no sample; nothing else is lost.
 
     Args:
-        table: checked columns `client_id` and `text`, one row per document (`records.check_clients`); private.
+        table: checked columns `client_id` and `text`, one row per document; private. `records.check_clients` has seen
+            to it that every client has a text and stands under one identifier.
         tokenizer: whose tokens count; special tokens are not among them.
         sample_tokens: tokens of a sample, at least 2.
 
     Raises:
-        InputError: fewer than two clients, or sample_tokens is too small.
-        RowError: a client has no text but white space, or two identifiers differ only in case, white space or Unicode
-            form; with the row's index.
+        InputError: sample_tokens is too small, or the tokenizer does not say where its tokens stand.
     """
     if sample_tokens < 2:
         raise InputError(f"sample_tokens={sample_tokens}: expected at least 2")
     identifiers, texts = table["client_id"].to_pylist(), table["text"].to_pylist()
     slot_of_row = _slots(identifiers)
     slots = max(slot_of_row, default=-1) + 1
-    if slots < 2:
-        raise InputError(f"column 'client_id': expected at least two clients, found {slots}")
-    _check_texts(slot_of_row, texts)
     pieces: list[list[str]] = [[] for _ in range(slots)]
     dropped = np.zeros(slots, dtype=np.int64)
     for slot, (cut, left_out) in zip(slot_of_row, _cut(texts, tokenizer, sample_tokens), strict=True):
@@ -98,11 +93,8 @@ def build_texts(texts: Sequence[str | None]) -> Clients:
     """The central variants: a unit is one text, whole, in one slot; None is the null text.
 
     Raises:
-        InputError: fewer than two texts.
         RowError: a text is white space; with the row's index.
     """
-    if len(texts) < 2:
-        raise InputError(f"column 'text': expected at least two texts, found {len(texts)}")
     for row, text in enumerate(texts):
         if text is not None and not text.strip():
             raise RowError(f"column 'text', row {row}: expected a text, found white space; fill or remove the row")
@@ -197,41 +189,28 @@ def check_seeds(texts: Sequence[str], *, seeds_per_prompt: int) -> None:
         )
 
 
-def _slots(identifiers: Sequence[str]) -> list[int]:
-    """The slot of each row; identifiers of one look are one client or refused, never two."""
-    slots: dict[str, int] = {}
-    looks: dict[str, tuple[str, int]] = {}
-    for row, identifier in enumerate(identifiers):
-        look = " ".join(unicodedata.normalize("NFKC", identifier).casefold().split())
-        first, first_row = looks.setdefault(look, (identifier, row))
-        if first != identifier:
-            raise RowError(
-                f"column 'client_id', row {row}: expected the identifier of row {first_row} or another, found one that "
-                "differs from it only in case, white space or Unicode form; a client under two identifiers would "
-                "count twice, so write each client's in one way"
-            )
-        slots.setdefault(identifier, len(slots))
-    return [slots[identifier] for identifier in identifiers]
+def check_tokenizer(tokenizer: Any) -> None:
+    """Refuse a tokenizer with which documents cannot be cut.
 
-
-def _check_texts(slot_of_row: Sequence[int], texts: Sequence[str]) -> None:
-    """Every client has a text; the row named is the client's first."""
-    speaking = {slot for slot, text in zip(slot_of_row, texts, strict=True) if text.strip()}
-    for row, slot in enumerate(slot_of_row):
-        if slot not in speaking:
-            raise RowError(
-                f"column 'text', row {row}: expected a text of this client, found white space in all its rows; "
-                "fill or remove them"
-            )
-
-
-def _cut(texts: Sequence[str], tokenizer: Any, sample_tokens: int) -> Iterator[tuple[list[str], int]]:
-    """Each document's samples and how many tokens were left out."""
+    Raises:
+        InputError: it does not say where its tokens stand in the text.
+    """
     if not tokenizer.is_fast:
         raise InputError(
             "expected a tokenizer that knows where its tokens stand in the text, found one without offsets; use a "
             "model that ships a tokenizer.json"
         )
+
+
+def _slots(identifiers: Sequence[str]) -> list[int]:
+    """The slot of each row, counted from 0 in the order of first appearance."""
+    slots: dict[str, int] = {}
+    return [slots.setdefault(identifier, len(slots)) for identifier in identifiers]
+
+
+def _cut(texts: Sequence[str], tokenizer: Any, sample_tokens: int) -> Iterator[tuple[list[str], int]]:
+    """Each document's samples and how many tokens were left out."""
+    check_tokenizer(tokenizer)
     for start in range(0, len(texts), _DOCUMENTS):
         batch = texts[start : start + _DOCUMENTS]
         offsets = tokenizer(

@@ -192,6 +192,7 @@ class PreferenceOptimizationConfig(BaseModel):
         min_length=1,
         description="Public texts that prompts show as examples: file with a column text, or sample:public.",
     )
+    seeds_digest: str = Field(default="", description="sha256 of the texts of `seeds`; set by the run.")
     clients: ClientConfig = Field(default_factory=ClientConfig)
     candidates: CandidateConfig = Field(default_factory=CandidateConfig)
     scoring: ScoringConfig = Field(default_factory=ScoringConfig)

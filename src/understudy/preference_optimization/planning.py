@@ -29,23 +29,30 @@ if TYPE_CHECKING:
 def charged_settings(config: PreferenceOptimizationConfig) -> PreferenceOptimizationConfig:
     """The settings that clients' texts meet: all but the number of texts drawn in the end (ADR 0005).
 
-    Every round's query is about candidates that all other settings have shaped.
+    Every round's query is about candidates that all other settings have shaped, and so have the seed texts: their
+    digest is among the settings.
     """
-    return config.model_copy(update={"samples": PreferenceOptimizationConfig(profile=config.profile).samples})
+    from understudy.preference_optimization.seeds import read_seeds, seeds_digest
+
+    plain = PreferenceOptimizationConfig(profile=config.profile)
+    return config.model_copy(update={"samples": plain.samples, "seeds_digest": seeds_digest(read_seeds(config.seeds))})
 
 
 def check_model(config: PreferenceOptimizationConfig, label_names: Sequence[str]) -> LoadedModel:
     """Load the base model and the public seeds and refuse, before anything is charged, what would fail later.
 
     Raises:
-        InputError: the model is unknown, the seeds are too few or cannot be read, a prompt does not fit the context, or
-            settings exclude each other.
+        InputError: the model is unknown or its tokenizer cannot cut clients' texts, the seeds are too few or cannot be
+            read, a prompt does not fit the context, or settings exclude each other.
     """
     from understudy.models.loading import load_model
     from understudy.preference_optimization.candidates import round_prompts
+    from understudy.preference_optimization.clients import check_tokenizer
     from understudy.preference_optimization.seeds import read_seeds
 
     loaded = load_model(config.model)
+    if config.variant == "federated":
+        check_tokenizer(loaded.tokenizer)
     seeds = read_seeds(config.seeds)
     for label in label_names or (None,):
         round_prompts(seeds, config.candidates, loaded=loaded, round=0, public_seed=config.public_seed, label=label)

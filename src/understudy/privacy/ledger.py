@@ -313,8 +313,12 @@ class Ledger:
 
         self._run("bind_environment", work)
 
-    def material(self, charge_id: str) -> KeyMaterial:
+    def material(self, charge_id: str, *, part: int = 0) -> KeyMaterial:
         """What the noise of a reserved charge is derived from; every call is noted as a start of its mechanism.
+
+        Args:
+            charge_id: of the charge.
+            part: of a mechanism that is started in parts, such as rounds, which one; it changes no noise.
 
         Raises:
             InputError: when there is no such charge.
@@ -330,13 +334,13 @@ class Ledger:
                     "or pay for a new run with --accept-new-charge"
                 )
             secret = vault.secret_of(connection, row.key_id, current=self._secret)
-            queries.note_start(connection, charge_id, now=self._now())
+            queries.note_start(connection, charge_id, part=part, now=self._now())
             return KeyMaterial(secret, charge_id, bytes(row.salt))
 
         return self._run("material", work)
 
     def restarts(self, charge_id: str) -> int:
-        """How often the mechanism of a charge was started again after its first start.
+        """How often a part of the mechanism of a charge was started again after its first start.
 
         Raises:
             InputError: when there is no such charge.
@@ -344,7 +348,7 @@ class Ledger:
 
         def work(connection: sa.Connection) -> int:
             queries.get_charge(connection, charge_id)
-            return max(queries.starts(connection, charge_id) - 1, 0)
+            return queries.restarts(connection, charge_id)
 
         return self._run("restarts", work)
 

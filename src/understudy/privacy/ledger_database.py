@@ -87,11 +87,13 @@ ROWS: Final = sa.Table(
     sqlite_with_rowid=False,
 )
 
-# Every time the key material of a charge was handed out: the first start of its mechanism, then its restarts.
+# Every time the key material of a charge was handed out for a part of its mechanism, such as a round: the part's first
+# start, then its restarts.
 STARTS: Final = sa.Table(
     "ledger_starts",
     METADATA,
     sa.Column("charge", sa.ForeignKey("ledger_charges.id"), primary_key=True),
+    sa.Column("part", sa.Integer, primary_key=True),
     sa.Column("number", sa.Integer, primary_key=True),
     sa.Column("started_at", sa.String(40), nullable=False),
 )

@@ -184,13 +184,14 @@ def renyi_curve(source: SourceRecord, request: ChargeRequest) -> tuple[float, ..
     return accounting.renyi_curve(accounting.event_from_json(request.event), source.renyi_orders)
 
 
-def starts(connection: sa.Connection, charge_id: str) -> int:
-    """How often the key material of a charge was handed out."""
-    query = sa.select(sa.func.count()).select_from(STARTS).where(STARTS.c.charge == charge_id)
+def restarts(connection: sa.Connection, charge_id: str) -> int:
+    """How often the key material of a charge was handed out for a part that had it before."""
+    query = sa.select(sa.func.count()).select_from(STARTS).where(STARTS.c.charge == charge_id, STARTS.c.number > 1)
     return int(connection.execute(query).scalar_one())
 
 
-def note_start(connection: sa.Connection, charge_id: str, *, now: str) -> None:
-    """Notes that the mechanism of a charge starts, once more."""
-    number = starts(connection, charge_id) + 1
-    connection.execute(sa.insert(STARTS).values(charge=charge_id, number=number, started_at=now))
+def note_start(connection: sa.Connection, charge_id: str, *, part: int, now: str) -> None:
+    """Notes that a part of a charge's mechanism starts, once more."""
+    before = sa.select(sa.func.count()).select_from(STARTS).where(STARTS.c.charge == charge_id, STARTS.c.part == part)
+    number = int(connection.execute(before).scalar_one()) + 1
+    connection.execute(sa.insert(STARTS).values(charge=charge_id, part=part, number=number, started_at=now))

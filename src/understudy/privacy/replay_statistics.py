@@ -2,12 +2,15 @@
 
 Exact tests where there are any: residuals (output - query) / scale are standard normal, so their pooled
 distribution (Kolmogorov-Smirnov), each call's sum of squares (chi-square) and the cosine of two calls'
-residuals (Student t) are known. Masks are Bernoulli(q) in every slot and step.
+residuals (Student t) are known. Those of a histogram are few integers, whose sum of squares has a distribution of its
+own. Those of masked sums have so fine a grid that they are judged as normal, by all but the pooled distribution. Masks
+are Bernoulli(q) in every slot and step.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +27,7 @@ Array = NDArray[np.float64]
 
 # Enough to tell a wrong scale or a shared draw from chance, small enough for hundreds of replays.
 _POOLED, _PER_CALL, _CALLS = 200_000, 4096, 64
+_LONGEST = 1 << 22  # sums of squares that are counted one by one
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,15 +58,39 @@ def noise_faults(calls: Sequence[Call], *, significance: float, noiseless: bool)
     residuals = {call: _residual(call) / call.mechanism.scale for call in noised if call.mechanism.scale > 0}
     for call, residual in residuals.items():
         squares = float(np.square(residual).sum())
-        chance = 2 * min(stats.chi2.cdf(squares, len(residual)), stats.chi2.sf(squares, len(residual)))
+        if call.mechanism.kind == "histogram":
+            chance = _integer_chance(round(squares * call.mechanism.scale**2), len(residual), call.mechanism.scale)
+        else:
+            chance = 2 * min(stats.chi2.cdf(squares, len(residual)), stats.chi2.sf(squares, len(residual)))
         if not chance >= significance:  # also when it is nan
             ratio = (squares / len(residual)) ** 0.5
             faults.append(f"{call}: noise is {ratio:.4g} times what was declared (p={chance:.2g})")
     gaussian = {call: r for call, r in residuals.items() if call.mechanism.kind == "gaussian_sum"}
     if gaussian:
         faults += _shape_faults(list(gaussian.values()), significance)
-        faults += _dependence_faults(gaussian, significance)
+    normal = {call: r for call, r in residuals.items() if call.mechanism.kind != "histogram"}
+    if normal:
+        faults += _dependence_faults(normal, significance)
     return faults
+
+
+def _integer_chance(squares: int, size: int, sigma: float) -> float:
+    """Twice the probability that squares of `size` discrete Gaussians add up to so little, or to so much.
+
+    A chi-square would call the likeliest outcome, no noise on any of a few counts, impossible. Where the convolution
+    is too long, the noise is taken for rounded normals: rounding moves the norm by at most sqrt(size) / 2.
+    """
+    reach = math.ceil(10 * sigma) + 2
+    length = size * reach**2 + 1
+    if length > _LONGEST:
+        norm, moved = squares**0.5, size**0.5 / 2
+        below = stats.chi2.cdf(((norm + moved) / sigma) ** 2, size)
+        return float(2 * min(below, stats.chi2.sf((max(0.0, norm - moved) / sigma) ** 2, size)))
+    values = np.arange(-reach, reach + 1)
+    weights = np.exp(-0.5 * (values / sigma) ** 2)
+    one = np.fft.rfft(np.bincount(values**2, weights=weights / weights.sum()), length)
+    sums = np.fft.irfft(one**size, length)
+    return float(2 * min(sums[: squares + 1].sum(), sums[squares:].sum()))
 
 
 def _residual(call: Call) -> Array:

@@ -1,0 +1,426 @@
+"""Preference optimisation from the command line to the export, with the real Prefect engine, on a random base model."""
+
+import functools
+import json
+import logging
+import math
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from kill_and_resume import digests
+from safetensors.torch import load_file
+
+from understudy.artifacts import exchange_store
+from understudy.privacy.ledger import Ledger
+from understudy.requests import Budget, RunRequest
+from understudy.samples import generate
+from understudy.settings import prepare_environment
+from understudy.tasks.cache_key import references
+
+METHOD = "preference-optimization"
+SETTINGS = (
+    "rounds=2",
+    "candidates.prompts=4",
+    "candidates.per_prompt=4",
+    "candidates.seeds_per_prompt=2",
+    "candidates.seed_tokens=6",
+    "candidates.sampling.max_new_tokens=12",
+    "preferences.rejected_rank=3",
+    "preferences.lora_rank=2",
+    "preferences.epochs=1",
+    "clients.sampling_probability=0.5",
+)
+COMPUTED = {"embed-clients", "propose", "score", "prefer", "publish", "write-texts", "judge"}
+SERVER = {"propose", "prefer", "publish", "write-texts"}
+
+
+@pytest.fixture(autouse=True)
+def with_server(prefect_server):
+    prepare_environment()
+
+
+@pytest.fixture(scope="module")
+def small_downstream():
+    """A downstream model that is tuned in a second: what it is worth is measured elsewhere."""
+    from understudy.preference_optimization import judging
+
+    with pytest.MonkeyPatch.context() as patch:
+        small = functools.partial(judging.NextTokenConfig, epochs=1, max_length=12)
+        patch.setattr(judging, "NextTokenConfig", small)
+        yield
+
+
+@dataclass(frozen=True)
+class Started:
+    """A task whose body ran: one taken from the cache is not among them."""
+
+    name: str
+    zone: str
+    arguments: dict[str, object]
+
+
+@contextmanager
+def watched():
+    """Every task that runs, and every record of every logger, as they come."""
+    from understudy.tasks import runtime
+
+    tasks: list[Started] = []
+    lines: list[str] = []
+    check = runtime.check_zone
+
+    def seen(name, zone, arguments):
+        tasks.append(Started(name, zone, dict(arguments)))
+        check(name, zone, arguments)
+
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    root = logging.getLogger()
+    level = root.level
+    root.addHandler(handler)
+    root.setLevel("DEBUG")
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(runtime, "check_zone", seen)
+            yield tasks, lines
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(level)
+
+
+def words(out: Path, model: Path, *, data: object = "sample:clients", epsilon: object = 5) -> list[object]:
+    options = {
+        "data": data,
+        "source": "diaries",
+        "epsilon": epsilon,
+        "delta": 0.001,
+        "budget": "12,0.02",
+        "model": model,
+        "samples": 8,
+        "out": out,
+    }
+    given = [word for name, value in options.items() for word in (f"--{name}", value)]
+    return ["run", METHOD, *given, *(word for setting in SETTINGS for word in ("--set", setting))]
+
+
+def request(out: Path, model: Path, **given) -> RunRequest:
+    fields = {
+        "data": "sample:clients",
+        "source": "diaries",
+        "out": str(out),
+        "epsilon": 5.0,
+        "delta": 0.001,
+        "budget": Budget(epsilon=12, delta=0.02),
+        "model": str(model),
+        "samples": 8,
+        "overrides": SETTINGS,
+    }
+    return RunRequest.model_validate(fields | given)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What one run of the command line left."""
+
+    home: Path
+    out: Path
+    code: int
+    said: str
+    log: str
+    tasks: list[Started]
+
+    def statement(self) -> dict:
+        return json.loads((self.out / "export/statement.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def ended(prefect_server, small_downstream, tmp_path_factory, in_home, call, random_model_folder):
+    folder = tmp_path_factory.mktemp("diaries")
+    with in_home(folder / "home") as home, watched() as (tasks, lines):
+        prepare_environment()
+        code, said = call(*words(folder / "out", random_model_folder), "--json")
+    assert code == 0, said
+    return Ended(home, folder / "out", code, said, "\n".join(lines), tasks)
+
+
+@pytest.fixture
+def run(run_flow):
+    def once(asked):
+        from understudy.flows.preference_optimization import preference_optimization
+
+        return run_flow(preference_optimization, asked, tasks=COMPUTED)
+
+    return once
+
+
+def test_the_export_is_texts_a_model_and_their_statement(ended):
+    export = ended.out / "export"
+    assert {path.relative_to(export).as_posix() for path in export.rglob("*")} == {
+        "statement.json",
+        "statement.md",
+        "synthetic.parquet",
+        "model",
+        "model/config.json",
+        "model/generation_config.json",
+        "model/model.safetensors",
+        "model/tokenizer.json",
+        "model/tokenizer_config.json",
+    }
+    table = pq.read_table(export / "synthetic.parquet")
+    assert table.column_names == ["text"]
+    assert table.num_rows == 8
+    assert all(text.strip() for text in table["text"].to_pylist())
+
+
+def test_the_statement_protects_clients_and_says_what_sampling_is_worth(ended):
+    statement = ended.statement()
+    assert (statement["unit"], statement["relation"]) == ("client", "add_or_remove_one")
+    assert 4.9 < statement["epsilon"] <= 5
+    assert statement["epsilon_rdp"] > statement["epsilon"]
+    assert statement["epsilon_without_amplification"] > statement["epsilon"]
+    assert statement["verdict"] == "proven under assumptions"
+    (mechanism,) = statement["mechanisms"]
+    assert (mechanism["name"], mechanism["steps"], mechanism["sampling_probability"]) == ("scores", 2, 0.5)
+    assert statement["declared_public"]["n"] == 36, "every tenth of 40 clients is held out"
+    (entry,) = statement["ledger_entries"]
+    assert (entry["status"], entry["epsilon"]) == ("released", 5)
+
+
+def test_the_exported_model_is_the_policy_not_the_base(ended, random_model_folder):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = ended.out / "export/model"
+    policy = AutoModelForCausalLM.from_pretrained(folder)
+    ids = AutoTokenizer.from_pretrained(folder)("A list of different texts:", return_tensors="pt")
+    with torch.no_grad():
+        assert torch.isfinite(policy(**ids).logits).all()
+    merged, base = load_file(folder / "model.safetensors"), load_file(random_model_folder / "model.safetensors")
+    assert merged.keys() == base.keys(), "merged: no tensor of an adapter is left"
+    assert not any("lora" in name for name in merged)
+    changed = {name for name in merged if not torch.equal(merged[name], base[name])}
+    assert {re.sub(r"\.\d+\.", ".N.", name).removeprefix("transformer.") for name in changed} == {
+        "h.N.attn.c_attn.weight",
+        "h.N.attn.c_proj.weight",
+        "h.N.mlp.c_fc.weight",
+        "h.N.mlp.c_proj.weight",
+    }
+
+
+def test_the_report_measures_rounds_and_the_next_token(ended):
+    metrics = json.loads((ended.out / "internal/report.json").read_text())["metrics"]
+    for number in (1, 2):
+        assert 0 <= metrics[f"rounds.recovery.round_{number}"] <= 1
+        assert metrics[f"rounds.medoid_distance.round_{number}"] > 0
+        assert metrics[f"rounds.frechet.round_{number}"] > metrics["rounds.frechet_floor"]
+    assert not any("round_3" in name for name in metrics)
+    assert metrics["utility.next_token.clients"] == 4
+    for arm in ("public", "prompt_only", "synthetic", "real"):
+        assert 0 <= metrics[f"utility.next_token.{arm}.accuracy"] <= 1
+    assert metrics["utility.next_token.real.loss"] < metrics["utility.next_token.public.loss"]
+
+
+def test_the_server_zone_is_handed_noisy_scores_and_nothing_private(ended):
+    zones = {task.name: task.zone for task in ended.tasks}
+    assert {name for name, zone in zones.items() if zone == "server"} == SERVER
+    assert {"embed-clients", "score", "judge"} <= {name for name, zone in zones.items() if zone == "client"}
+    handed = [ref for task in ended.tasks if task.zone == "server" for ref in references(task.arguments)]
+    assert {ref.kind for ref in handed} == {"candidates", "scores", "adapter"}
+    assert {ref.label.kind for ref in handed if ref.kind in ("scores", "adapter")} == {"released"}
+    assert not any(ref.is_private for ref in handed)
+    (guarantee,) = {g for ref in handed for g in ref.label.guarantees}
+    assert (guarantee.unit, guarantee.epsilon) == ("client", 5)
+
+
+def test_nothing_private_leaves(ended, find_leaks):
+    assert len(ended.log) > 1000
+    rows = generate("clients")
+    names = pa.table({"text": sorted(set(rows["client_id"].to_pylist()))})
+    said = {"log": ended.log, "printed": ended.said}
+    searched = pa.concat_tables([rows.select(["text"]), names])
+    assert find_leaks(searched, home=ended.home, export=ended.out / "export", said=said) == []
+
+
+def test_a_second_run_and_more_texts_charge_nothing_and_one_other_text_charges(
+    ended, run, in_home, random_model_folder, tmp_path
+):
+    with in_home(ended.home):
+        before, statement = Ledger.open().spent("diaries"), ended.statement()
+        assert before[0] == 5.0
+        again, states = run(request(tmp_path / "again", random_model_folder))
+        assert {states[name] for name in COMPUTED} == {"Cached"}
+        assert Ledger.open().spent("diaries") == before
+        assert digests(tmp_path / "again") == digests(ended.out)
+
+        more, states = run(request(tmp_path / "more", random_model_folder, samples=11))
+        assert {states[name] for name in COMPUTED - {"write-texts", "judge"}} == {"Cached"}
+        assert states["write-texts"] == "Completed"
+        assert Ledger.open().spent("diaries") == before
+        assert more.released == again.released
+        texts = pq.read_table(tmp_path / "more/export/synthetic.parquet")["text"].to_pylist()
+        assert len(texts) == 11
+        assert texts[:8] == pq.read_table(ended.out / "export/synthetic.parquet")["text"].to_pylist()
+
+        changed = generate("clients").to_pydict()
+        changed["text"][0] = "Another text altogether."
+        pq.write_table(pa.table(changed), tmp_path / "changed.parquet")
+        asked = request(tmp_path / "changed", random_model_folder, data=str(tmp_path / "changed.parquet"))
+        third, states = run(asked)
+        assert states["score"] == "Completed"
+        assert states["propose"] == "Cached/Completed", "what is proposed first is public"
+        assert Ledger.open().spent("diaries")[0] == 10.0
+        assert third.released != again.released
+        charged = json.loads((tmp_path / "changed/export/statement.json").read_text())
+        assert charged["ledger_entries"] != statement["ledger_entries"]
+
+
+@pytest.fixture(scope="module")
+def few_clients(tmp_path_factory):
+    """Two texts of each of twelve clients, with words that occur nowhere else; one client is held out."""
+    rows = [
+        (f"c{i % 12}", f"day {i}: met zq{i}x by the {'river' if i % 3 else 'mill'} and walked home") for i in range(24)
+    ]
+    path = tmp_path_factory.mktemp("clients") / "clients.parquet"
+    pq.write_table(pa.table({"client_id": [who for who, _ in rows], "text": [text for _, text in rows]}), path)
+    return path
+
+
+def test_epsilon_infinity_runs_in_the_client_zone_and_exports_nothing(
+    run, small_downstream, few_clients, random_model_folder, tmp_path
+):
+    with watched() as (tasks, _):
+        result, _ = run(request(tmp_path / "out", random_model_folder, data=str(few_clients), epsilon=math.inf))
+    assert {task.zone for task in tasks} == {"client"}
+    assert {task.name for task in tasks} >= COMPUTED
+    assert result.export is None
+    assert result.statement["verdict"] == "none"
+    assert not (tmp_path / "out/export").exists()
+    assert pq.read_table(tmp_path / "out/internal/synthetic.parquet").num_rows == 8
+    assert Ledger.open().spent("diaries") == (0.0, 0.0)
+    kinds = {ref.kind: ref.label.kind for ref in exchange_store().refs()}
+    assert kinds == {"candidates": "public", "prompt-only": "public"}, "of the first round and of the base model"
+
+
+def start(arguments: list[object], home: Path, api: str) -> subprocess.Popen:
+    """One process is one run."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "UNDERSTUDY_"))}
+    environment = kept | {
+        "UNDERSTUDY_HOME": str(home),
+        "UNDERSTUDY_EXCHANGE": str(home / "exchange"),
+        "UNDERSTUDY_MLFLOW_URI": f"sqlite:///{home / 'mlflow.db'}",
+        "UNDERSTUDY_THREADS": "1",
+        "UNDERSTUDY_DEVICE": "cpu",
+        "PREFECT_HOME": str(home / "prefect"),
+        "PREFECT_LOGGING_LEVEL": "CRITICAL",
+        "PREFECT_API_URL": api,
+    }
+    return subprocess.Popen(
+        [sys.executable, "-m", "understudy.flows.cli", *map(str, arguments)],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def stored(home: Path, name: str) -> dict[str, bytes]:
+    """Id -> content of a file, of every finished artifact in the exchange store that has it."""
+    found = (home / "exchange").glob(f"[0-9a-f]*/{name}")
+    return {path.parent.name: path.read_bytes() for path in found if (path.parent / "manifest.json").is_file()}
+
+
+def reserve(asked: RunRequest) -> None:
+    """Charge a run and compute nothing: every copy of the home then draws the same noise."""
+    from understudy.admission import admit
+    from understudy.tasks.charging import charge, environment_digest
+    from understudy.tasks.preference_optimization import score
+    from understudy.tasks.runtime import code_digest
+
+    admitted = admit(asked, METHOD)
+    charge.fn(admitted.train, admitted, code=environment_digest(code_digest(score.fn)), accept_new=False)
+
+
+def test_a_run_killed_between_scoring_and_training_goes_on_with_the_same_noisy_scores(
+    prefect_server, small_downstream, few_clients, random_model_folder, in_home, tmp_path
+):
+    from prefect.settings import PREFECT_API_URL
+
+    from understudy.flows.preference_optimization import preference_optimization
+
+    calm, killed = tmp_path / "calm", tmp_path / "killed"
+    with in_home(tmp_path / "charged"):
+        prepare_environment()
+        reserve(request(tmp_path / "nowhere", random_model_folder, data=str(few_clients)))
+    for home in (calm, killed):
+        shutil.copytree(tmp_path / "charged", home)
+
+    asked = words(tmp_path / "killed-out", random_model_folder, data=few_clients)
+    process = start(asked, killed, PREFECT_API_URL.value())
+    while not stored(killed, "scores.safetensors"):
+        assert process.poll() is None, process.communicate()[1][-3000:]
+        time.sleep(0.005)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    first = stored(killed, "scores.safetensors")
+    assert len(first) == 1
+    assert not stored(killed, "adapter.safetensors"), "expected a kill before the end of training"
+
+    tasks = {}
+    for home in (calm, killed):
+        with in_home(home), watched() as (started, _):
+            out = tmp_path / f"{home.name}-out"
+            preference_optimization(request(out, random_model_folder, data=str(few_clients)))
+            assert [charge.status for charge in Ledger.open().charges("diaries")] == ["released"]
+            assert Ledger.open().spent("diaries")[0] == 5.0
+        tasks[home] = [task.name for task in started]
+    assert tasks[calm].count("prefer") == tasks[killed].count("prefer") == 2
+    assert tasks[calm].count("propose") == 2
+    assert tasks[killed].count("propose") == 1, "the first candidates are not drawn again"
+    assert stored(killed, "scores.safetensors") == stored(calm, "scores.safetensors")
+    assert len(stored(killed, "scores.safetensors")) == 2
+    assert first.items() <= stored(killed, "scores.safetensors").items()
+    assert digests(tmp_path / "killed-out") == digests(tmp_path / "calm-out")
+
+
+def test_generate_draws_more_texts_from_the_exported_model(ended, call, in_home, tmp_path):
+    from understudy.preference_optimization.more import generate_more
+
+    out = tmp_path / "out"
+    shutil.copytree(ended.out, out)
+    exported = pq.read_table(out / "export/synthetic.parquet")
+    with in_home(ended.home):
+        before = Ledger.open().charges("diaries")
+        path, _ = generate_more(out, samples=8, draw=0, out=tmp_path / "own.parquet")
+        assert pq.read_table(path).equals(exported), "draw 0, with the exported weights, is the run's own"
+        code, said = call("generate", "--from", out, "--samples", 5, "--json")
+        assert code == 0, said
+        assert json.loads(said)["rows"] == 5
+        code, said = call("generate", "--from", out / "export", "--samples", 5, "--out", tmp_path / "same.parquet")
+        assert code == 0, said
+        assert Ledger.open().charges("diaries") == before
+    more = pq.read_table(out / "export/synthetic-5-1.parquet")
+    assert more.schema.equals(exported.schema)
+    assert more.num_rows == 5
+    assert not set(more["text"].to_pylist()) & set(exported["text"].to_pylist())
+    assert pq.read_table(tmp_path / "same.parquet").equals(more)
+
+
+def test_generate_from_an_export_without_its_record_says_what_to_do_instead(ended, call, in_home, tmp_path):
+    shutil.copytree(ended.out / "export", tmp_path / "taken")
+    with in_home(ended.home):
+        code, said = call("generate", "--from", tmp_path / "taken", "--samples", 5)
+    assert code == 2
+    (line,) = [line for line in said.splitlines() if line.startswith("understudy:")]
+    assert "larger --samples, which charges nothing" in line
+    assert not list((tmp_path / "taken").glob("synthetic-*"))
