@@ -9,24 +9,30 @@ from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdo
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
+from itertools import count
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from contract import preference_rows
 from contract.stated_calls import noting, unstated
 from dp_accounting import DpEvent
 from transformers.utils import logging as transformers_logging
 
-from understudy.admission import RELATION, UNIT, Admission
+from understudy import artifact_store
+from understudy.admission import Admission
 from understudy.artifacts import ArtifactRef, write_table
 from understudy.conditional_generation.config import ConditionalGenerationConfig
 from understudy.conditional_generation.planning import charged_settings as charged_generation
 from understudy.delivery import RunRecord, write_export
+from understudy.evaluation import encoder
 from understudy.gradient_matching import plan
 from understudy.gradient_matching.config import GradientMatchingConfig
 from understudy.gradient_matching.planning import charged_settings as charged_matching
 from understudy.gradient_matching.synthesis import matching_settings, shards
-from understudy.methods import AnyConfig
+from understudy.methods import AnyConfig, protected
+from understudy.preference_optimization.config import PreferenceOptimizationConfig
+from understudy.preference_optimization.planning import charged_settings as charged_preferences
 from understudy.privacy import labels, ledger
 from understudy.privacy.accounting import epsilon_pld
 from understudy.privacy.events import event_from_json, event_to_json
@@ -35,7 +41,7 @@ from understudy.privacy.mechanisms import Gateway
 from understudy.privacy.replay import GatewayFactory, Observation, replay_check
 from understudy.privacy.statement import build_statement, render_markdown
 from understudy.requests import Budget
-from understudy.tasks import conditional_generation, delivery, gradient_matching
+from understudy.tasks import conditional_generation, delivery, gradient_matching, preference_optimization
 from understudy.tasks.charging import charge, settle
 from understudy.tasks.delivery import statement_facts
 from understudy.tasks.progress import Reporter
@@ -48,6 +54,7 @@ BASE_TEXTS = tuple(f"a {'dull' if i % 2 else 'bright'} little film number {i} wi
 BASE_LABELS = tuple(1 - i % 2 for i in range(ROWS))
 
 Rows = tuple[tuple[str | None, ...], tuple[int | None, ...]]
+AnyRows = Rows | preference_rows.Columns
 Pair = tuple[str, int, Rows, Rows]
 
 
@@ -134,7 +141,7 @@ class MethodRun:
     unstated: list[str] = field(default_factory=list)
     _count: int = 0
 
-    def __call__(self, rows: Rows, make_gateway: GatewayFactory) -> Observation:
+    def __call__(self, rows: AnyRows, make_gateway: GatewayFactory) -> Observation:
         """Run the method once."""
         home, calls, progress = self._fresh_home(), [], []
         self._pin(home, noting(make_gateway, calls), progress)
@@ -147,7 +154,7 @@ class MethodRun:
         seen = {"printed": printed.getvalue(), "logged": logged.getvalue(), "progress": "\n".join(progress)}
         return Observation(visible=files | {name: text.encode() for name, text in seen.items()}, charges=charges)
 
-    def faults(self, data: Rows, neighbour: Rows, **options) -> tuple[str, ...]:
+    def faults(self, data: AnyRows, neighbour: AnyRows, **options) -> tuple[str, ...]:
         """All that a replay on two data sets finds."""
         report = replay_check(self, data=data, neighbour=neighbour, **options)
         return (*report.faults, *dict.fromkeys(self.unstated))
@@ -171,9 +178,14 @@ class MethodRun:
         patch.setattr(ledger.secrets, "token_hex", lambda size: "ab" * size)
         # The salt too, so that no test of the noise fails by chance.
         patch.setattr(ledger.secrets, "token_bytes", lambda size: b"t" * size)
+        numbers = count()
+        patch.setattr(artifact_store, "new_private_id", lambda: f"p{next(numbers):032x}")
         for module in (delivery, plan):
             patch.setattr(module, "epsilon_pld", _epsilon_pld)
         patch.setattr(Gateway, "live", staticmethod(lambda material, journal=None: make_gateway(material)))
+        # It collects garbage after every training, which takes longer than the training.
+        patch.setattr("accelerate.utils.memory.clear_device_cache", lambda **_: None)
+        patch.setattr(encoder, "load_encoder", preference_rows.stand_in_encoder)
         patch.setattr(Reporter, "update", lambda self, step, total: progress.append(f"{self.name} {step} of {total}"))
 
 
@@ -224,23 +236,45 @@ def _match(config: GradientMatchingConfig, rows: ArtifactRef, ticket: Ticket) ->
     return target, tasks.select.fn(matched, config, LABEL_NAMES)
 
 
-STEPS = {"conditional-generation": _generate, "gradient-matching": _match}
+def _prefer(config: PreferenceOptimizationConfig, rows: ArtifactRef, ticket: Ticket) -> tuple[ArtifactRef, ...]:
+    """As `_generate`."""
+    tasks, fixed = preference_optimization, charged_preferences(config)
+    names = LABEL_NAMES if config.variant == "central_conditional" else ()
+    clients, last = tasks.embed_clients.fn(rows, fixed, names), None
+    for number in range(config.rounds):
+        candidates = tasks.propose["server"].fn(last, fixed, names, number)
+        scores = tasks.score.fn(clients, candidates, ticket, fixed, EPSILON, DELTA, number)
+        last = tasks.prefer["server"].fn(candidates, scores, last, fixed, number)
+    model = settle.fn(ticket, tasks.publish["server"].fn(last, fixed))
+    return model, tasks.write_texts["server"].fn(last, config, names)
 
 
-def _run_and_export(config: AnyConfig, rows: Rows, home: Path) -> tuple[dict[str, bytes], tuple[str, ...]]:
+STEPS = {"conditional-generation": _generate, "gradient-matching": _match, "preference-optimization": _prefer}
+
+
+def _table(rows: AnyRows) -> pa.Table:
+    columns = rows if isinstance(rows, dict) else {"text": rows[0], "label": rows[1]}
+    kinds = {name: pa.int32() if name == "label" else pa.string() for name in columns}
+    return pa.table({name: pa.array(values, kinds[name]) for name, values in columns.items()})
+
+
+def _run_and_export(config: AnyConfig, rows: AnyRows, home: Path) -> tuple[dict[str, bytes], tuple[str, ...]]:
     """Every file that a run leaves outside the private root, and its charges."""
-    book = Ledger.open()
-    record = SourceRecord(
-        name="replayed", unit=UNIT, relation=RELATION, epsilon=EPSILON, delta=DELTA, n=ROWS, label_names=LABEL_NAMES
-    )
+    book, table, guarded = Ledger.open(), _table(rows), protected(config)
+    of_client = guarded.unit == "client"
+    public = {
+        "n": len(set(table["client_id"].to_pylist())) if of_client else len(table),
+        "label_names": LABEL_NAMES if "label" in table.column_names else (),
+        "unit": guarded.unit,
+        "relation": guarded.relation,
+    }
+    record = SourceRecord(name="replayed", epsilon=EPSILON, delta=DELTA, **public)
     book.register(record)
-    table = pa.table({"text": pa.array(rows[0], pa.string()), "label": pa.array(rows[1], pa.int32())})
     stored = write_table(table, kind="rows", label=labels.private("replayed"))
     run = Admission(
         source="replayed",
         budget=Budget(epsilon=EPSILON, delta=DELTA),
-        n=ROWS,
-        label_names=LABEL_NAMES,
+        **public,
         epsilon=EPSILON,
         delta=DELTA,
         config=config,
@@ -256,7 +290,7 @@ def _run_and_export(config: AnyConfig, rows: Rows, home: Path) -> tuple[dict[str
         method=config.method,
         source="replayed",
         charge_id=ticket.charge_id,
-        label_names=LABEL_NAMES,
+        label_names=run.label_names,
         config=config.model_dump(mode="json"),
         released=released,
         synthetic=synthetic,

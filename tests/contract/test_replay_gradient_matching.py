@@ -1,10 +1,8 @@
 """Record and replay of gradient matching: from stored rows to the export, nothing but two sums meets a private row."""
 
 import json
-from collections.abc import Sequence
 
 import pytest
-import torch
 from contract.method_under_replay import (
     BASE_LABELS,
     BASE_TEXTS,
@@ -14,6 +12,7 @@ from contract.method_under_replay import (
     small_matching,
     unrelated,
 )
+from contract.stated_calls import pooled
 
 from understudy.gradient_matching.config import GradientMatchingConfig
 from understudy.gradient_matching.plan import plan
@@ -23,7 +22,7 @@ from understudy.models.loading import load_model
 from understudy.privacy.ledger_records import KeyMaterial
 from understudy.privacy.mechanisms import Gateway
 from understudy.privacy.replay import Recording, replay_check
-from understudy.privacy.replay_statistics import Call, noise_faults
+from understudy.privacy.replay_statistics import noise_faults
 
 LENGTH_AS_IN_DATA = {"length": "as_in_data", "length_share": 0.2}
 SHOWN = {"negative": ("a dull one",), "positive": ("a bright one",)}
@@ -96,13 +95,6 @@ def test_what_is_compared_is_everything_and_follows_the_released_target(
         assert seen.visible[name] != other.visible[name]
 
 
-def rescaled(calls: Sequence[Call], factor: float) -> Call:
-    """The calls of one mechanism as one, with noise of `factor` times its size."""
-    query = torch.cat([torch.cat([v.flatten() for v in call.query.values()]) for call in calls])
-    output = torch.cat([torch.cat([v.flatten() for v in call.output.values()]) for call in calls])
-    return Call(calls[0].mechanism, {"all": query}, {"all": query + factor * (output - query)})
-
-
 def test_both_queries_get_noise_of_the_stated_scale_and_no_other_would_pass(random_model_folder):
     """The length is two numbers, so its noise is judged over many charges."""
     base = load_model(random_model_folder)
@@ -126,7 +118,7 @@ def test_both_queries_get_noise_of_the_stated_scale_and_no_other_would_pass(rand
     for purpose, scale in stated.items():
         own = [call for call in calls if call.mechanism.purpose == purpose]
         assert own[0].mechanism.scale == pytest.approx(scale)
-        assert noise_faults([rescaled(own, 1.0)], significance=1e-6, noiseless=False) == []
+        assert noise_faults([pooled(own, 1.0)], significance=1e-6, noiseless=False) == []
         for factor in (2 / 3, 3 / 2):
-            faults = noise_faults([rescaled(own, factor)], significance=1e-6, noiseless=False)
+            faults = noise_faults([pooled(own, factor)], significance=1e-6, noiseless=False)
             assert any("times what was declared" in fault for fault in faults), f"{purpose}, {factor:.2f}"
