@@ -55,7 +55,7 @@ def preference_optimization(request: RunRequest) -> Delivered:
         for number in range(config.rounds):
             last = adapters[-1] if adapters else None
             proposed.append(propose[zone](last, fixed, names, number))
-            scored.append(score(pool, proposed[-1], ticket, fixed, run.epsilon, run.delta, number))
+            scored.append(score(pool, proposed[-1], ticket, fixed, run.n, run.epsilon, run.delta, number))
             adapters.append(prefer[zone](proposed[-1], scored[-1], last, fixed, number))
         model = settle(ticket, publish[zone](adapters[-1], fixed))
         wanted = fixed.model_copy(update={"samples": config.samples})

@@ -102,6 +102,7 @@ def score(
     candidates: ArtifactRef,
     ticket: Ticket,
     config: PreferenceOptimizationConfig,
+    n: int,
     epsilon: float,
     delta: float,
     number: int,
@@ -113,6 +114,7 @@ def score(
         candidates: of `propose`.
         ticket: the charge; its label is the result's.
         config: the charged settings.
+        n: units of the plan, as admitted; a pool of other size is refused.
         epsilon: of the plan; inf adds no noise.
         delta: of the plan.
         number: of the round.
@@ -131,7 +133,7 @@ def score(
         texts.embeddings,
         labels=texts.labels,
         config=config,
-        plan=plan(config, n=clients.slots, epsilon=epsilon, delta=delta, cache=settings().home / "calibrations"),
+        plan=plan(config, n=n, epsilon=epsilon, delta=delta, cache=settings().home / "calibrations"),
         gateway=Gateway.live(
             Ledger.open().material(ticket.charge_id, part=number), journal=checkpoint_directory() / "journal"
         ),

@@ -21,7 +21,7 @@ from transformers.utils import logging as transformers_logging
 
 from understudy import artifact_store
 from understudy.admission import Admission
-from understudy.artifacts import ArtifactRef, write_table
+from understudy.artifacts import ArtifactRef, read_table, write_table
 from understudy.conditional_generation.config import ConditionalGenerationConfig
 from understudy.conditional_generation.planning import charged_settings as charged_generation
 from understudy.delivery import RunRecord, write_export
@@ -240,10 +240,11 @@ def _prefer(config: PreferenceOptimizationConfig, rows: ArtifactRef, ticket: Tic
     """As `_generate`."""
     tasks, fixed = preference_optimization, charged_preferences(config)
     names = LABEL_NAMES if config.variant == "central_conditional" else ()
+    units = _units(read_table(rows))
     clients, last = tasks.embed_clients.fn(rows, fixed, names), None
     for number in range(config.rounds):
         candidates = tasks.propose["server"].fn(last, fixed, names, number)
-        scores = tasks.score.fn(clients, candidates, ticket, fixed, EPSILON, DELTA, number)
+        scores = tasks.score.fn(clients, candidates, ticket, fixed, units, EPSILON, DELTA, number)
         last = tasks.prefer["server"].fn(candidates, scores, last, fixed, number)
     model = settle.fn(ticket, tasks.publish["server"].fn(last, fixed))
     return model, tasks.write_texts["server"].fn(last, config, names)
@@ -258,12 +259,16 @@ def _table(rows: AnyRows) -> pa.Table:
     return pa.table({name: pa.array(values, kinds[name]) for name, values in columns.items()})
 
 
+def _units(table: pa.Table) -> int:
+    """Slots, public: clients, or rows."""
+    return len(set(table["client_id"].to_pylist())) if "client_id" in table.column_names else len(table)
+
+
 def _run_and_export(config: AnyConfig, rows: AnyRows, home: Path) -> tuple[dict[str, bytes], tuple[str, ...]]:
     """Every file that a run leaves outside the private root, and its charges."""
     book, table, guarded = Ledger.open(), _table(rows), protected(config)
-    of_client = guarded.unit == "client"
     public = {
-        "n": len(set(table["client_id"].to_pylist())) if of_client else len(table),
+        "n": _units(table),
         "label_names": LABEL_NAMES if "label" in table.column_names else (),
         "unit": guarded.unit,
         "relation": guarded.relation,
