@@ -218,6 +218,7 @@ def write_texts(
         read_seeds(config.seeds, digest=config.seeds_digest),
         config=config,
         label_names=label_names,
+        trained=adapter is not None,
         progress=progress,
     )
     label, parents = _from(adapter)

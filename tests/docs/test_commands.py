@@ -62,6 +62,8 @@ def test_every_understudy_command_runs(tmp_path, monkeypatch, capsys, prefect_se
         if "gradient-matching" in words:
             # The texts need not be good here: a tenth of the rounds and steps.
             words += ["--set", "matching.rounds=1", "--set", "matching.inner_steps=1"]
+        if "preference-optimization" in words:
+            words += ["--set", "rounds=1", "--set", "candidates.prompts=4", "--set", "preferences.epochs=1"]
         monkeypatch.setattr(sys, "argv", words)
         with pytest.raises(SystemExit) as stop:
             cli.main()
@@ -72,7 +74,10 @@ def test_every_understudy_command_runs(tmp_path, monkeypatch, capsys, prefect_se
     assert (tmp_path / "out/reviews/export/statement.json").exists()
     matching = json.loads((tmp_path / "out/matching/internal/report.json").read_text())
     assert {"matching.loss.median", "audit.mia.positive_control.advantage"} <= matching["metrics"].keys()
-    assert not (tmp_path / "out/matching-low").exists(), "a dry run left something"
+    preferences = json.loads((tmp_path / "out/preferences/internal/report.json").read_text())
+    assert {"rounds.recovery.round_1", "utility.next_token.synthetic.accuracy"} <= preferences["metrics"].keys()
+    for name in ("matching-low", "preferences-low", "preferences-masked"):
+        assert not (tmp_path / "out" / name).exists(), "a dry run left something"
 
 
 def test_the_python_lines_of_the_readme_run(tmp_path, monkeypatch, prefect_server):

@@ -76,7 +76,7 @@ def generate_more(origin: Path, *, samples: int, out: Path | None = None, draw: 
         }
     )
     table, _ = rounds.write_texts(
-        load_model(folder / "model"), read_seeds(config.seeds), config=config, label_names=names
+        load_model(folder / "model"), read_seeds(config.seeds), config=config, label_names=names, trained=True
     )
     aside = path.with_name(f".{path.name}.part")
     pq.write_table(named_labels(table, names), aside)

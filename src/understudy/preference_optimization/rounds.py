@@ -51,7 +51,15 @@ def propose(
         encode: sentence encoder.
         progress: called with (texts drawn, texts).
     """
-    table = _draw(policy, seeds, config=config, shape=config.candidates, names=label_names, round=round, done=progress)
+    table = _draw(
+        policy,
+        seeds,
+        config=_served(config, round),
+        shape=config.candidates,
+        names=label_names,
+        round=round,
+        done=progress,
+    )
     return Candidates(table=table, embeddings=encode(table["text"].to_pylist()))
 
 
@@ -118,16 +126,26 @@ def write_texts(
     *,
     config: PreferenceOptimizationConfig,
     label_names: Sequence[str],
+    trained: bool,
     progress: Progress | None = None,
 ) -> tuple[pa.Table, dict[str, Any]]:
     """The synthetic texts: one per prompt, `samples` in all, shared out equally over labels.
 
     Empty texts are dropped and counted, and drawn again from further prompts a few times.
 
+    Args:
+        policy: base model with the last adapter, or without.
+        seeds: public texts.
+        config: candidates, endpoint, rounds, public seed, number of texts.
+        label_names: labels that texts are made for, empty without.
+        trained: whether this is the policy after the last round, which an endpoint serves under another name.
+        progress: called with (texts drawn, texts).
+
     Returns:
         A table with `text` and `label` (null without labels), and what was drawn, dropped and is missing, per label.
     """
     names = list(label_names) or [""]
+    served = _served(config, config.rounds if trained else 0)
     wanted = {name: config.samples // len(names) + (i < config.samples % len(names)) for i, name in enumerate(names)}
     kept: dict[str, list[str]] = {name: [] for name in names}
     drawn, dropped = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
@@ -140,7 +158,7 @@ def write_texts(
             table = _draw(
                 policy,
                 seeds,
-                config=config,
+                config=served,
                 shape=shape,
                 names=[name] if label_names else [],
                 round=config.rounds + attempt,
@@ -163,6 +181,12 @@ def write_texts(
         "shortfall": {name: wanted[name] - len(kept[name]) for name in names},
     }
     return table, facts
+
+
+def _served(config: PreferenceOptimizationConfig, round: int) -> PreferenceOptimizationConfig:
+    """The settings with the name under which the policy of a round is served."""
+    name = config.endpoint.model.replace("{round}", str(round))
+    return config.model_copy(update={"endpoint": config.endpoint.model_copy(update={"model": name})})
 
 
 def _draw(
@@ -211,7 +235,7 @@ def _continue(
         prompts,
         per_prompt=shape.per_prompt,
         sampling=shape.sampling,
-        endpoint=config.endpoint.model_copy(update={"model": config.endpoint.model.replace("{round}", str(round))}),
+        endpoint=config.endpoint,
         public_seed=config.public_seed + index,
         round=round,
         progress=done,

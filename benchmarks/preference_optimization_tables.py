@@ -1,0 +1,215 @@
+"""The tables of the preference-optimisation benchmark, from finished cells alone."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from preference_optimization_data import Cell, Settings
+
+Value = dict[str, Any]
+Found = Mapping[Cell, Value]
+Row = dict[str, str]
+
+_RECOVERED = {"standardise": "standardised", "none": "raw", "paper": "among 1800 prompts, 20 rounds"}
+_ORDER = ("epsilon-0", "prompt-only", "popri", "popri-shuffled", "pe", "pe+sft", "real")
+
+
+def print_tables(found: Found, *, settings: Settings, folder: Path) -> None:
+    """Print as markdown what the cells give, and write it to `table.json`."""
+    said = (
+        f"{settings.clients} clients, K {settings.prompts}, J {settings.per_prompt}, T {settings.rounds}, "
+        f"rejected rank {settings.rejected_rank}, {settings.tokens} tokens, {settings.samples} texts, downstream model "
+        f"{settings.epochs} epochs" + "".join(f", {override}" for override in settings.overrides)
+    )
+    print(said)
+    lines = grouped(found)
+    made = {
+        "rounds": round_rows(lines),
+        "fell": fall_rows(lines),
+        "recovery": recovery_rows(lines),
+        "next token": token_rows(lines),
+    }
+    report("Frechet distance to held-out samples, per round", made["rounds"])
+    report("Round T against round 1 and against the shuffled control", made["fell"])
+    report("First round's preferences that noise leaves as they are", made["recovery"])
+    report("Next-token accuracy on held-out clients", made["next token"])
+    (folder / "table.json").write_text(json.dumps({"command": sys.argv, "settings": said, **made}, indent=1) + "\n")
+
+
+def grouped(found: Found) -> dict[Cell, list[Value]]:
+    """Cells of one line, in the order of their seeds, under the line's cell of seed -1."""
+    lines: dict[Cell, list[Value]] = {}
+    for cell, value in sorted(found.items(), key=lambda item: item[0].seed):
+        lines.setdefault(Cell(cell.arm, cell.epsilon, cell.population, -1), []).append(value)
+    return dict(sorted(lines.items(), key=lambda item: place(item[0])))
+
+
+def place(line: Cell) -> tuple[int, float, int]:
+    """Arms in order, the largest epsilon first, the real clients before simulated ones."""
+    return _ORDER.index(line.arm) if line.arm in _ORDER else len(_ORDER), -line.epsilon, line.population
+
+
+def round_rows(lines: Mapping[Cell, list[Value]]) -> list[Row]:
+    """One row per arm with rounds: distance, spread and surviving preferences of every round."""
+    rows = []
+    for line, values in lines.items():
+        if "rounds" not in values[0]:
+            continue
+        rounds = [[one["rounds"][number] for one in values] for number in range(len(values[0]["rounds"]))]
+        row = start(line, values)
+        for number, of_round in enumerate(rounds, start=1):
+            row[f"round {number}"] = f"{mean(np.mean(one['frechet']) for one in of_round):.4f}"
+        row["texts"] = f"{mean(np.mean(value['final']['frechet']) for value in values):.4f}"
+        row["real to real"] = f"{mean(np.mean(one['frechet_floor']) for one in rounds[0]):.4f}"
+        row["rows per set"] = ", ".join(
+            str(rows) for rows in sorted({rows for of in rounds for one in of for rows in one["frechet_rows"]})
+        )
+        row["distance to medoid"] = ends(rounds, "medoid_distance", ".3f")
+        row["recovery"] = ends(rounds, "recovery", ".0%")
+        rows.append(row)
+    return rows
+
+
+def fall_rows(lines: Mapping[Cell, list[Value]]) -> list[Row]:
+    """Whether the last round's candidates are nearer than the first's, and than the control's: seed by seed."""
+    rows = []
+    for line, values in lines.items():
+        if line.arm != "popri":
+            continue
+        control = {
+            value["seed"]: value for value in lines.get(Cell("popri-shuffled", math.inf, line.population, -1), [])
+        }
+        falls = [fall(value) for value in values]
+        row = start(line, values)
+        row["round T minus round 1"] = each(falls)
+        row["below round 1"] = f"{sum(one < 0 for one in falls)} of {len(falls)} seeds"
+        if line.epsilon == math.inf:
+            pairs = [(value, control[value["seed"]]) for value in values if value["seed"] in control]
+            differences = [last(value) - last(other) for value, other in pairs]
+            row["round T minus shuffled"] = each(differences)
+            row["below shuffled"] = f"{sum(one < 0 for one in differences)} of {len(differences)} seeds"
+        rows.append(row)
+    return rows
+
+
+def fall(value: Value) -> float:
+    return last(value) - float(np.mean(value["rounds"][0]["frechet"]))
+
+
+def last(value: Value) -> float:
+    return float(np.mean(value["rounds"][-1]["frechet"]))
+
+
+def recovery_rows(lines: Mapping[Cell, list[Value]]) -> list[Row]:
+    """One row per epsilon and population; noise alone gives one half. ± is the spread over draws of noise."""
+    rows = []
+    for line, values in lines.items():
+        if line.arm != "recovery":
+            continue
+        row = {"epsilon": f"{line.epsilon:g}", "clients": f"{line.population:,}", "seeds": seeds_text(values)}
+        row["noise multiplier"] = f"{values[0]['noise_multiplier']:.3g}"
+        bound = float(values[0]["signal_to_noise_bound"])
+        row["SNR bound"] = "infinite" if math.isinf(bound) else f"{bound:.3g}"
+        for name, words in (
+            ("standardise", "standardised"),
+            ("none", "raw"),
+            ("paper", "among 1800 prompts, 20 rounds"),
+        ):
+            rates = [rate for value in values for rate in value[name]["recovery"]]
+            row[words] = f"{np.mean(rates):.1%} ± {np.std(rates):.1%}"
+        rows.append(row)
+    return sorted(rows, key=lambda row: (int(row["clients"].replace(",", "")), -float(row["epsilon"])))
+
+
+def token_rows(lines: Mapping[Cell, list[Value]]) -> list[Row]:
+    """One row per arm: accuracy, its difference to Private Evolution at the same epsilon, share of the gap closed."""
+    from understudy.evaluation.next_token import accuracy_difference, accuracy_interval, share_of_gap_closed
+
+    tuned = {line: values for line, values in lines.items() if "tokens" in values[0]}
+    ends_of = {line.arm: pooled(values).accuracy for line, values in tuned.items() if line.arm in ("epsilon-0", "real")}
+    rows = []
+    for line, values in tuned.items():
+        scores = pooled(values)
+        interval = accuracy_interval(scores, seed=0)
+        own = [pooled([value]).accuracy for value in values]
+        row = start(line, values)
+        row["accuracy"] = f"{interval.value:.4f} [{interval.low:.4f}, {interval.high:.4f}]"
+        row["lowest, highest seed"] = f"{min(own):.4f}, {max(own):.4f}"
+        row["loss per token"] = f"{scores.loss_per_token:.3f}"
+        row["minus PE"] = ""
+        rival = tuned.get(Cell("pe", line.epsilon, line.population, -1)) or []
+        both = sorted({value["seed"] for value in values} & {value["seed"] for value in rival})
+        if both and line.arm not in ("pe", "real"):
+            sides = [pooled([v for v in side if v["seed"] in both]) for side in (values, rival)]
+            gain = accuracy_difference(sides[0], sides[1], seed=0)
+            row["minus PE"] = f"{gain.value:+.4f} [{gain.low:+.4f}, {gain.high:+.4f}]"
+        closed = share_of_gap_closed(interval.value, *ends_of.values()) if len(ends_of) == 2 else None
+        row["gap closed"] = "" if closed is None else f"{closed:.0%}"
+        row["Frechet (real)"] = frechet_text(values)
+        row["minutes"] = f"{mean(value['seconds'] for value in values) / 60:.1f}"
+        rows.append(row)
+    return rows
+
+
+def frechet_text(values: Sequence[Value]) -> str:
+    """Distance of an arm's texts to held-out samples, and of real ones to real ones."""
+    if "final" not in values[0]:
+        return ""
+    own, floor = (mean(np.mean(value["final"][key]) for value in values) for key in ("frechet", "frechet_floor"))
+    return f"{own:.3f} ({floor:.3f})"
+
+
+def pooled(values: Sequence[Value]) -> Any:
+    """Scores of several seeds as one: each client's tokens are counted once per seed."""
+    from understudy.evaluation.next_token import ClientScores
+
+    return ClientScores(
+        tokens=np.sum([value["tokens"] for value in values], axis=0),
+        correct=np.sum([value["correct"] for value in values], axis=0),
+        loss=np.sum([value["loss"] for value in values], axis=0),
+    )
+
+
+def start(line: Cell, values: Sequence[Value]) -> Row:
+    epsilon = "" if line.arm in ("epsilon-0", "prompt-only") else f"{line.epsilon:g}"
+    return {"arm": line.arm, "epsilon": epsilon, "clients": f"{line.population:,}", "seeds": seeds_text(values)}
+
+
+def seeds_text(values: Sequence[Value]) -> str:
+    return ", ".join(str(value["seed"]) for value in values)
+
+
+def ends(rounds: Sequence[Sequence[Value]], key: str, form: str) -> str:
+    """First and last round's mean over seeds; empty where no round has it."""
+    if key not in rounds[0][0]:
+        return ""
+    return ", ".join(f"{mean(one[key] for one in of_round):{form}}" for of_round in (rounds[0], rounds[-1]))
+
+
+def each(found: Sequence[float]) -> str:
+    """Every seed's figure: three are too few for an interval."""
+    return ", ".join(f"{one:+.4f}" for one in found)
+
+
+def mean(found: Iterable[Any]) -> float:
+    return float(np.mean([float(one) for one in found]))
+
+
+def report(title: str, rows: list[Row]) -> None:
+    """Print rows as a markdown table, without columns that are empty in all of them."""
+    print(f"\n### {title}\n")
+    every = dict.fromkeys(name for row in rows for name in row)
+    names = [name for name in every if any(row.get(name) for row in rows)]
+    if not rows:
+        print("Nothing finished yet.")
+        return
+    print("| " + " | ".join(names) + " |")
+    print("|---" * len(names) + "|")
+    for row in rows:
+        print("| " + " | ".join(row.get(name, "") for name in names) + " |")
