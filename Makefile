@@ -17,8 +17,9 @@ demo: install
 	$(BIN)/understudy run conditional-generation --data sample:reviews --test sample:reviews-test \
 	    --source demo-reviews --epsilon 3 --budget 8,1e-3 --profile tiny --samples 200 --out out/demo
 
+# Two processes, a file of tests in one of them: tests use one thread each.
 test: install lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 prove: install
 	$(BIN)/python -m pytest -m slow

@@ -87,7 +87,7 @@ class MatchingConfig(BaseModel):
     inner_steps: int = Field(
         default=10, ge=1, le=100_000, description="Adam steps per round, at least 1. tiny 10, paper 50."
     )
-    learning_rate: float = Field(default=0.008, gt=0, le=10, description="Adam step, above 0; paper 0.008.")
+    learning_rate: float = Field(default=0.04, gt=0, le=10, description="Adam step, above 0. tiny 0.04, paper 0.008.")
     max_gradient_norm: float = Field(
         default=1.0, gt=0, le=1e6, description="One text's embedding gradient is clipped to this norm, above 0."
     )
