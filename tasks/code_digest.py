@@ -12,6 +12,7 @@ import functools
 import hashlib
 import inspect
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
@@ -34,6 +35,9 @@ _HOUSE = frozenset(
         "run_record",
     )
 )
+
+
+_PARSING = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,7 @@ def reached_code(function: Callable[..., Any]) -> ReachedCode:
     """
     bare = inspect.unwrap(function)
     path = Path(inspect.getsourcefile(bare) or bare.__code__.co_filename)
-    statements = _needed_statements(ast.parse(path.read_bytes()), bare.__code__.co_firstlineno)
+    statements = _needed_statements(_parse(path), bare.__code__.co_firstlineno)
     package = bare.__module__.rpartition(".")[0]
     roots = {"understudy", bare.__module__.partition(".")[0]}
     digests = {"": "".join(_dump(statement) for statement in statements)}
@@ -138,7 +142,7 @@ def _parse_module(name: str) -> _Parsed | None:
     spec = _find_spec(name)
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         return None
-    module = ast.parse(Path(spec.origin).read_bytes())
+    module = _parse(Path(spec.origin))
     package = name if spec.submodule_search_locations is not None else name.rpartition(".")[0]
     imports = tuple(dict.fromkeys(_imported(module.body, package)))
     executed = tuple(dict.fromkeys(_imported(module.body, package, executed=True)))
@@ -197,6 +201,12 @@ def _absolute(node: ast.ImportFrom, package: str) -> str:
 def _parents(name: str) -> list[str]:
     parts = name.split(".")
     return [".".join(parts[:length]) for length in range(1, len(parts))]
+
+
+def _parse(path: Path) -> ast.Module:
+    """The syntax tree of a file, one at a time: Python 3.11 counts its depth for all threads together (gh-106905)."""
+    with _PARSING:
+        return ast.parse(path.read_bytes())
 
 
 def _dump(tree: ast.AST) -> str:
