@@ -175,20 +175,6 @@ def client_means(
     return means.reshape(slots, classes * embeddings.shape[1])
 
 
-def check_seeds(texts: Sequence[str], *, seeds_per_prompt: int) -> None:
-    """Refuse a public seed set that cannot fill one prompt.
-
-    Raises:
-        InputError: fewer texts than a prompt shows, empty ones not counted.
-    """
-    found = sum(bool(text.strip()) for text in texts)
-    if found < seeds_per_prompt:
-        raise InputError(
-            f"seeds: expected at least seeds_per_prompt={seeds_per_prompt} public texts, found {found} that are not "
-            "empty; give more, or lower candidates.seeds_per_prompt"
-        )
-
-
 def check_tokenizer(tokenizer: Any) -> None:
     """Refuse a tokenizer with which documents cannot be cut.
 

@@ -16,7 +16,6 @@ from understudy.preference_optimization.clients import (
     Clients,
     build_clients,
     build_texts,
-    check_seeds,
     check_tokenizer,
     client_means,
     embed_samples,
@@ -239,9 +238,3 @@ def test_bad_owners_and_labels_are_refused():
             )
     with pytest.raises(ValueError, match="expected N rows"):
         client_means(rows, np.array([0]), slots=3)
-
-
-def test_too_few_seeds_are_refused():
-    check_seeds(["a", "b", "c"], seeds_per_prompt=3)
-    with pytest.raises(InputError, match="seeds_per_prompt=3 public texts, found 2"):
-        check_seeds(["a", " ", "c"], seeds_per_prompt=3)
