@@ -28,6 +28,7 @@ from understudy.reporting import view, wording
 from understudy.reporting.budget import BudgetUse, budget_bar, budget_of
 from understudy.reporting.drawing import Drawing, inline
 from understudy.reporting.matching_view import matching_sections
+from understudy.reporting.rounds_view import rounds_sections
 
 MARKER: Final = "internal, not private"
 MOST_SAMPLES = 16
@@ -229,14 +230,15 @@ def statement_rows(statement: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 def _write_page(directory: Path, content: Content) -> ReportFiles:
     metrics = content.measured()
+    rounds = rounds_sections(metrics)
     page = _render(
         content=content,
         sections=[
-            view.utility_section(metrics),
+            *(rounds or [view.utility_section(metrics)]),
             view.fidelity_section(metrics),
             view.memorization_section(metrics),
             view.diversity_section(metrics),
-            view.label_section(metrics, content.label_names),
+            *([] if rounds and not content.label_names else [view.label_section(metrics, content.label_names)]),
             *matching_sections(metrics, content.statement.get("warnings") or ()),
         ],
         extra=[Drawing(**drawing) for drawing in content.figures],
