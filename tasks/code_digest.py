@@ -177,10 +177,12 @@ def _imported(statements: Iterable[ast.AST], package: str, *, executed: bool = F
                 yield alias.name
         elif isinstance(node, ast.ImportFrom):
             base = _absolute(node, package)
+            # Of foreign packages only the first name counts, and some warn when a module of theirs is looked for.
+            ours = base.partition(".")[0] in ("understudy", package.partition(".")[0])
             for alias in node.names:
                 name = f"{base}.{alias.name}"
                 # A submodule comes alone; its package is then only a parent.
-                yield name if _find_spec(base) and _find_spec(name) else base
+                yield name if ours and _find_spec(base) and _find_spec(name) else base
         elif isinstance(node, ast.If) and _is_type_checking(node.test):
             yield from _imported(node.orelse, package, executed=executed)
         elif not (executed and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)):

@@ -35,6 +35,8 @@ def medoid(features: Features) -> int:
     for start in range(0, len(rows), _CHUNK):
         part = slice(start, start + _CHUNK)
         squared = squares[part, None] + squares - 2 * rows[part] @ rows.T
+        # A member's distance to itself is 0, whatever cancels.
+        squared[np.arange(len(squared)), np.arange(start, start + len(squared))] = 0.0
         sums[part] = np.sqrt(np.maximum(squared, 0.0)).sum(axis=1)
     # Rounding must not choose among members that are equally central: the first of them is.
     return int(np.flatnonzero(sums <= sums.min() * (1 + 1e-9))[0])
