@@ -118,8 +118,9 @@ def assert_close(found, expected, tolerance=1e-5):
     for name, value in expected.items():
         assert found[name].shape == value.shape
         difference = (found[name].double() - value).norm()
-        # a tensor much smaller than the rest is judged against its own size, down to float32 rounding of all
-        assert difference <= tolerance * max(value.norm(), 1e-3 * scale), (
+        # A tensor much smaller than the rest is judged against its own size, down to float32 rounding of all: the key
+        # bias of attention is what large terms leave when they cancel.
+        assert difference <= tolerance * max(value.norm(), 1e-2 * scale), (
             name,
             float(difference / value.norm()),
         )
