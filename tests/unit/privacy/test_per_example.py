@@ -36,7 +36,10 @@ def llama(*, tied=True):
 
 
 def seeded(kind, config, *, seed=0):
-    model = kind(config)
+    with torch.random.fork_rng(devices=[]):
+        # transformers draws start values from the global generator: without this a test would depend on those before it.
+        torch.manual_seed(seed)
+        model = kind(config)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -118,9 +121,8 @@ def assert_close(found, expected, tolerance=1e-5):
     for name, value in expected.items():
         assert found[name].shape == value.shape
         difference = (found[name].double() - value).norm()
-        # A tensor much smaller than the rest is judged against its own size, down to float32 rounding of all: the key
-        # bias of attention is what large terms leave when they cancel.
-        assert difference <= tolerance * max(value.norm(), 1e-2 * scale), (
+        # a tensor much smaller than the rest is judged against its own size, down to float32 rounding of all
+        assert difference <= tolerance * max(value.norm(), 1e-3 * scale), (
             name,
             float(difference / value.norm()),
         )
@@ -148,14 +150,15 @@ def test_equals_a_loop_over_examples(name, passes):
 
 @pytest.mark.parametrize("length", [2, 30])
 @pytest.mark.parametrize("name", ["gpt2", "llama", "llama-lora"])
-def test_both_forms_of_the_norm(name, length):
-    """Short texts keep factors, long ones materialise; both equal the loop."""
-    model, batch = MODELS[name](), make_batch(3, max(length, 3))
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-6)])
+def test_both_forms_of_the_norm(name, length, dtype, tolerance):
+    """Short texts keep factors, long ones materialise; both equal the loop, in double precision ten times closer."""
+    model, batch = MODELS[name]().to(dtype), make_batch(3, max(length, 3))
     valid = torch.ones(3, dtype=torch.bool)
     parameters = parameters_of(model)
     expected, _ = loop_over_examples(model, parameters, lm_loss, batch, l2_clip_norm=0.5, valid=valid)
     found = clipped_gradient_sum(model, parameters, lm_loss, batch, l2_clip_norm=0.5, valid=valid)
-    assert_close(found, expected)
+    assert_close(found, expected, tolerance)
 
 
 @pytest.mark.parametrize("name", MODELS)
