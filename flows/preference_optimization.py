@@ -22,6 +22,7 @@ from understudy.tasks.charging import charge, environment_digest, settle
 from understudy.tasks.delivery import Delivered, deliver
 from understudy.tasks.preference_optimization import (
     Evidence,
+    charged_code,
     embed_clients,
     judge,
     prefer,
@@ -30,7 +31,7 @@ from understudy.tasks.preference_optimization import (
     score,
     write_texts,
 )
-from understudy.tasks.runtime import Zone, code_digest
+from understudy.tasks.runtime import Zone
 from understudy.tasks.tracking import parent_run
 
 METHOD = "preference-optimization"
@@ -46,7 +47,7 @@ def preference_optimization(request: RunRequest) -> Delivered:
     zone: Zone = "server" if math.isfinite(run.epsilon) else "client"
     run_key = hashlib.sha256(f"{request.model_dump_json()} {run.train.id} {run.test.id}".encode()).hexdigest()
     with parent_run(run_key, METHOD, parameters={"request": request, "config": config}):
-        fixed, code = charged_settings(config), environment_digest(code_digest(score.fn))
+        fixed, code = charged_settings(config), environment_digest(*charged_code(zone))
         ticket = charge(run.train, run, code=code, accept_new=request.accept_new_charge)
         pool = embed_clients(run.train, fixed, names)
         adapters: list[ArtifactRef] = []

@@ -14,7 +14,7 @@ from understudy.privacy.events import event_to_json
 from understudy.privacy.ledger import Charge, ChargeFields, Ledger
 from understudy.settings import settings
 from understudy.tasks.runtime import task
-from understudy.tasks.ticket import Ticket
+from understudy.tasks.ticket import Ticket, drop_journal
 
 # What the bytes of a query depend on besides code: a resumed charge must find them unchanged.
 PACKAGES = ("torch", "transformers", "peft", "numpy")
@@ -22,10 +22,14 @@ PACKAGES = ("torch", "transformers", "peft", "numpy")
 RELEASED_KINDS = ("model", "target")
 
 
-def environment_digest(code: str) -> str:
-    """Digest of the code that draws noise and of everything else that a resumed step's bytes depend on."""
+def environment_digest(*code: str) -> str:
+    """Digest of everything that a resumed step's bytes depend on.
+
+    Args:
+        code: `code_digest` of each task that makes the query or draws its noise.
+    """
     now = settings()
-    parts = [code, f"threads={now.threads}", f"device={now.device_type}"]
+    parts = [*code, f"threads={now.threads}", f"device={now.device_type}"]
     parts += [f"{name}={version(name)}" for name in PACKAGES]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
@@ -68,10 +72,11 @@ def charge(rows: ArtifactRef, admission: Admission, *, code: str, accept_new: bo
 
 @task(name="settle", cache=False)
 def settle(ticket: Ticket, released: ArtifactRef) -> ArtifactRef:
-    """Close the charge after its last draw is stored: the salt of its noise is erased."""
+    """Close the charge after its last draw is stored: the salt of its noise is erased, then its journal."""
     if released.label != ticket.label:
         raise UnderstudyError(f"expected an artifact labelled {ticket.label}, found {released.label}")
     Ledger.open().release(ticket.charge_id)
+    drop_journal(ticket.charge_id)
     return released
 
 

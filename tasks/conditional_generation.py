@@ -6,7 +6,7 @@ from understudy.artifacts import ArtifactRef, path_of, read_table, store_for
 from understudy.conditional_generation.config import ConditionalGenerationConfig
 from understudy.privacy import labels
 from understudy.tasks.runtime import checkpoint_directory, progress, task
-from understudy.tasks.ticket import Ticket
+from understudy.tasks.ticket import Ticket, journal
 
 
 @task(name="train")
@@ -43,7 +43,7 @@ def train(
         label_names=label_names,
         config=config,
         plan=calibrated_plan(config, n=table.num_rows, epsilon=epsilon, delta=delta),
-        gateway=Gateway.live(Ledger.open().material(ticket.charge_id), journal=folder / "journal"),
+        gateway=Gateway.live(Ledger.open().material(ticket.charge_id), journal=journal(ticket.charge_id)),
         checkpoints=lambda name: TrainingCheckpoint(folder / name, every=config.train.checkpoint_every),
         progress=progress,
     )

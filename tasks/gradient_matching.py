@@ -8,7 +8,7 @@ from understudy.artifacts import ArtifactRef, path_of, read_table, store_for, wr
 from understudy.gradient_matching.config import GradientMatchingConfig
 from understudy.privacy import labels
 from understudy.tasks.runtime import checkpoint_directory, progress, task
-from understudy.tasks.ticket import Ticket
+from understudy.tasks.ticket import Ticket, journal
 
 
 @task(name="release-target")
@@ -42,7 +42,7 @@ def release(
         label_names=label_names,
         config=config,
         plan=plan(config, n=table.num_rows, epsilon=epsilon, delta=delta),
-        gateway=Gateway.live(Ledger.open().material(ticket.charge_id), journal=checkpoint_directory() / "journal"),
+        gateway=Gateway.live(Ledger.open().material(ticket.charge_id), journal=journal(ticket.charge_id)),
         progress=progress,
     )
     parents = [f"source:{ticket.source}@{ticket.charge_id}"]

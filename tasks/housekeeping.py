@@ -11,6 +11,7 @@ from understudy.artifacts import exchange_store, private_store
 from understudy.privacy.ledger import Ledger
 from understudy.settings import Settings, private_directory, settings
 from understudy.tasks import leases
+from understudy.tasks.ticket import drop_journal
 
 # Caches under the private root that hold content of private rows and can be computed again.
 CACHES = ("embeddings", "datasets", "tmp", "failures")
@@ -48,6 +49,8 @@ def purge_source(source: str, *, forget_rows: bool = False) -> dict[str, Any]:
     checkpoints = len(leases.sweep(now.checkpoints_root, source=source))
     caches = _drop_caches(now)
     ledger.purge(source, forget_rows=forget_rows)
+    for made in ledger.charges(source):
+        drop_journal(made.id)
     return {
         "artifacts": len(removed),
         "results": results,

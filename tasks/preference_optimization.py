@@ -19,8 +19,8 @@ from understudy.privacy import labels
 from understudy.privacy.labels import Label
 from understudy.requests import Profile
 from understudy.settings import settings
-from understudy.tasks.runtime import Zone, checkpoint_directory, progress, task
-from understudy.tasks.ticket import Ticket
+from understudy.tasks.runtime import Zone, checkpoint_directory, code_digest, progress, task
+from understudy.tasks.ticket import Ticket, journal
 
 if TYPE_CHECKING:
     from understudy.models.loading import LoadedModel
@@ -134,9 +134,7 @@ def score(
         labels=texts.labels,
         config=config,
         plan=plan(config, n=n, epsilon=epsilon, delta=delta, cache=settings().home / "calibrations"),
-        gateway=Gateway.live(
-            Ledger.open().material(ticket.charge_id, part=number), journal=checkpoint_directory() / "journal"
-        ),
+        gateway=Gateway.live(Ledger.open().material(ticket.charge_id, part=number), journal=journal(ticket.charge_id)),
         round=number,
     )
     parents: list[ArtifactRef | str] = [f"source:{ticket.source}@{ticket.charge_id}", candidates]
@@ -273,6 +271,15 @@ def judge(evidence: Evidence, config: PreferenceOptimizationConfig, profile: Pro
     refs = [*one, *evidence.candidates, *evidence.scores]
     sources = labels.join(*(ref.label for ref in refs)).sources
     return write_json(metrics.model_dump(mode="json"), kind="metrics", label=labels.private(*sources), parents=refs)
+
+
+def charged_code(zone: Zone) -> tuple[str, ...]:
+    """Digests of the code that decides what the rounds ask of the clients: of scoring, and of what it scores.
+
+    A query's candidates follow from every task before it, so a run whose tasks change between two rounds may ask
+    something else in a round that was answered.
+    """
+    return tuple(code_digest(made.fn) for made in (embed_clients, propose[zone], score, prefer[zone]))
 
 
 def _policy(config: PreferenceOptimizationConfig, adapter: ArtifactRef | None) -> LoadedModel:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 from pydantic import BaseModel, ConfigDict, Field
 
 from understudy.privacy.labels import Label
+from understudy.settings import private_directory, settings
 
 
 class Ticket(BaseModel):
@@ -15,3 +19,19 @@ class Ticket(BaseModel):
     charge_id: str
     source: str
     label: Label = Field(description="Label of what the mechanisms put out under this charge.")
+
+
+def journal(charge_id: str) -> Path:
+    """Where a charge's gateway keeps what it released once; it stays until the charge's salt is erased.
+
+    Apart from the tasks' checkpoints: those go when a task ends or is abandoned, and a query that was released would
+    then be noised again if its inputs came out differently.
+    """
+    return private_directory(settings().private_root / "journals") / charge_id
+
+
+def drop_journal(charge_id: str) -> None:
+    """Remove it: only after the salt is erased, for until then it keeps a query from being noised twice."""
+    folder = journal(charge_id)
+    if folder.exists():
+        shutil.rmtree(folder)

@@ -23,6 +23,7 @@ from kill_and_resume import digests
 from safetensors.torch import load_file
 
 from understudy.artifacts import exchange_store
+from understudy.errors import UnderstudyError
 from understudy.privacy.ledger import Ledger
 from understudy.requests import Budget, RunRequest
 from understudy.samples import generate
@@ -344,11 +345,45 @@ def reserve(asked: RunRequest) -> None:
     """Charge a run and compute nothing: every copy of the home then draws the same noise."""
     from understudy.admission import admit
     from understudy.tasks.charging import charge, environment_digest
-    from understudy.tasks.preference_optimization import score
-    from understudy.tasks.runtime import code_digest
+    from understudy.tasks.preference_optimization import charged_code
 
     admitted = admit(asked, METHOD)
-    charge.fn(admitted.train, admitted, code=environment_digest(code_digest(score.fn)), accept_new=False)
+    charge.fn(admitted.train, admitted, code=environment_digest(*charged_code("server")), accept_new=False)
+
+
+def test_a_scored_round_is_asked_nothing_else_under_its_charge(few_clients, random_model_folder, in_home, tmp_path):
+    """Should candidates come out differently when a run is resumed, the clients are not asked a second time."""
+    from understudy.admission import admit
+    from understudy.preference_optimization.planning import charged_settings
+    from understudy.tasks import preference_optimization as steps
+    from understudy.tasks.charging import charge
+    from understudy.tasks.housekeeping import collect_garbage, purge_source
+    from understudy.tasks.ticket import journal
+
+    with in_home(tmp_path / "home"):
+        prepare_environment()
+        run = admit(request(tmp_path / "out", random_model_folder, data=str(few_clients)), METHOD)
+        fixed = charged_settings(run.config)
+        ticket = charge.fn(run.train, run, code="0" * 64, accept_new=False)
+        pool = steps.embed_clients.fn(run.train, fixed, ())
+        candidates = steps.propose["server"].fn(None, fixed, (), 0)
+        others = steps.propose["server"].fn(None, fixed.model_copy(update={"public_seed": 7}), (), 0)
+        assert others.id != candidates.id
+
+        def score(what):
+            return steps.score.fn(pool, what, ticket, fixed, run.n, run.epsilon, run.delta, 0)
+
+        first = score(candidates)
+        collect_garbage()
+        assert score(candidates).id == first.id
+        with pytest.raises(UnderstudyError, match="second release that nobody paid for"):
+            score(others)
+        kept = journal(ticket.charge_id)
+        assert len(list(kept.iterdir())) == 1
+        purge_source(run.source)
+        assert not kept.exists()
+        with pytest.raises(UnderstudyError, match="purged"):
+            Ledger.open().material(ticket.charge_id)
 
 
 def test_a_run_killed_between_scoring_and_training_goes_on_with_the_same_noisy_scores(

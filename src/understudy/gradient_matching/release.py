@@ -125,6 +125,7 @@ def release_target(
         noise_multiplier=plan.noise_multiplier,
         step=0,
         purpose="target",
+        once=True,
     )
     return Target(
         tensors={name: released[f"label-{index:04d}"] for index, name in enumerate(label_names)},
@@ -263,6 +264,7 @@ def _release_length(
         noise_multiplier=plan.length_noise_multiplier,
         step=0,
         purpose="length",
+        once=True,
     )
     mean = float(released["length"]) / max(1.0, float(released["count"])) * config.max_length
     return max(1, min(config.max_length, round(mean)))

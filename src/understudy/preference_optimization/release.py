@@ -89,6 +89,7 @@ def release_scores(
         noise_multiplier=plan.noise_multiplier,
         step=round,
         purpose="scores",
+        once=True,
     )
     return released["scores"]
 

@@ -2,12 +2,13 @@
 
 Each takes the exact value of a query, with the sensitivity that its caller declares, and returns the noised
 value. Noise and masks are functions of the charge's key material, so a step that is computed again gives
-the same bytes. What a one-off release returned is kept in a journal before it is used and read back ever
-after.
+the same bytes. What a release of the once kind returned is kept in the charge's journal before it is used: the same
+query gets it back, also from another process, and another query in its place is refused.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -35,6 +36,8 @@ Kind = Literal["poisson", "gaussian_sum", "histogram", "masked_sum"]
 Values = Mapping[str, Tensor]
 
 _PURPOSE = re.compile(r"[a-z0-9][a-z0-9_./-]*")
+# Name of the tensor of a journal's file that tells which query it answered.
+_TAG = "journal.tag"
 
 
 @dataclass(frozen=True)
@@ -80,8 +83,8 @@ class Gateway:
 
         Args:
             material: of the reserved charge that pays for every call.
-            journal: directory under the private root that keeps one-off releases; needed for `histogram`
-                wherever a run may be resumed.
+            journal: directory under the private root, one per charge, that keeps what was released once; needed
+                wherever a run may be resumed. It must last as long as the charge's salt.
         """
         return cls(material, journal=journal)
 
@@ -110,7 +113,14 @@ class Gateway:
         return self._through(call, {}, draw)["mask"]
 
     def gaussian_sum(
-        self, query: Values, *, sensitivity: float, noise_multiplier: float, step: int, purpose: str
+        self,
+        query: Values,
+        *,
+        sensitivity: float,
+        noise_multiplier: float,
+        step: int,
+        purpose: str,
+        once: bool = False,
     ) -> dict[str, Tensor]:
         """A sum over examples plus N(0, (noise_multiplier * sensitivity)^2) in every coordinate.
 
@@ -125,12 +135,16 @@ class Gateway:
             noise_multiplier: >= 0; 0 gives an unchanged copy, whose label is private.
             step: logical step.
             purpose: names the query within the step.
+            once: keep the result in the journal. For a query made of what other tasks computed: should they compute
+                something else when a run is resumed, this one query must not be noised a second time. A training
+                does without, as its queries follow from rows, masks and the code that the charge is bound to.
 
         Returns:
             name -> noised tensor, on the device of the query.
 
         Raises:
-            UnderstudyError: when another query was noised under the same step and purpose before.
+            UnderstudyError: when another query was noised under the same step and purpose before: by this gateway, or
+                with `once` by any gateway of the charge.
         """
         scale = noise_multiplier * sensitivity
         if not (0 < sensitivity < math.inf and 0 <= noise_multiplier < math.inf):
@@ -148,7 +162,10 @@ class Gateway:
             noise = gaussian(self._key(call, digest), size, scale=scale)
             return _add(query, noise)
 
-        return self._through(call, query, draw)
+        if not once:
+            return self._through(call, query, draw)
+        kept = self._through(call, query, lambda: self._once(call, draw, self._tag(call, digest)))
+        return {name: kept[name].to(value.device) for name, value in query.items()}
 
     def histogram(self, counts: Tensor, *, sigma: float, purpose: str) -> Tensor:
         """Counts plus discrete Gaussian noise (Canonne et al. 2020), drawn once per charge and purpose.
@@ -207,7 +224,8 @@ class Gateway:
             float32 (d,).
 
         Raises:
-            UnderstudyError: when fewer clients answer than the settings allow.
+            UnderstudyError: when fewer clients answer than the settings allow, or when other vectors were summed under
+                the same step and purpose before, by any gateway of the charge.
         """
         (n, d), silent = vectors.shape, dict(silent_from or {})
         answering = [client for client in range(n) if silent.get(client, "unmask") == "unmask"]
@@ -216,7 +234,7 @@ class Gateway:
         scale = share * math.sqrt(len(answering)) / unit
         call = Mechanism("masked_sum", step, f"{purpose}/{step}", scale=scale, sensitivity=1.0)
         digest = query_digest({"vectors": vectors, "participating": participating})
-        self._claim(call, digest if self.journal is None else b"")
+        self._claim(call, digest)
 
         def draw() -> dict[str, Tensor]:
             found = masked_sum(
@@ -234,7 +252,7 @@ class Gateway:
         if self.recorder is not None:
             counted = (encode(vectors[i].numpy(), bits=settings.bits) for i in answering if participating[i])
             query = {"sum": torch.from_numpy(sum(counted, start=np.zeros(d, np.int64)) / unit)}
-        return self._through(call, query, lambda: self._once(call, draw))["sum"]
+        return self._through(call, query, lambda: self._once(call, draw, self._tag(call, digest)))["sum"]
 
     def _key(self, call: Mechanism, digest: bytes = b"") -> bytes:
         return derive_key(
@@ -259,15 +277,34 @@ class Gateway:
     def _through(self, call: Mechanism, query: Values, draw: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
         return draw() if self.recorder is None else self.recorder.observe(call, query, draw)
 
-    def _once(self, call: Mechanism, draw: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
-        """The released value from the journal, drawn and written first where it is not there yet."""
+    def _tag(self, call: Mechanism, digest: bytes) -> bytes:
+        """Tells queries apart without saying anything about them: it is keyed."""
+        return hashlib.sha256(b"understudy/journal/1" + self._key(call, digest)).digest()
+
+    def _once(self, call: Mechanism, draw: Callable[[], dict[str, Tensor]], tag: bytes = b"") -> dict[str, Tensor]:
+        """The released value from the journal, drawn and written first where it is not there yet.
+
+        Args:
+            call: which release.
+            draw: makes it.
+            tag: of the query; empty where the first release answers every later query.
+        """
         if self.journal is None:
             return draw()
-        name = f"{self.material.charge_id}.{call.kind}.{call.purpose.replace('/', '+')}.safetensors"
-        path = self.journal / name
+        path = self.journal / f"{call.kind}.{call.step}.{call.purpose.replace('/', '+')}.safetensors"
         if not path.exists():
-            write_tensors_once(path, draw())
-        return load_tensors(path)
+            tagged = {_TAG: torch.tensor(list(tag), dtype=torch.uint8)} if tag else {}
+            write_tensors_once(path, draw() | tagged)
+        kept = load_tensors(path)
+        found = kept.pop(_TAG, None)
+        if tag and (found is None or bytes(found.tolist()) != tag):
+            raise UnderstudyError(
+                f"charge {self.material.charge_id} has released {call.kind} step={call.step}, purpose={call.purpose!r} "
+                "for other inputs, so noise for those of now would be a second release that nobody paid for. What led "
+                "to them has changed: another version, a lost cache, or an endpoint that does not repeat itself. "
+                "Restore it, or start a new run, charged anew, with another --set public_seed=..."
+            )
+        return kept
 
 
 def _add(query: Values, noise: Tensor) -> dict[str, Tensor]:

@@ -164,10 +164,16 @@ def test_micro_batches_change_only_rounding():
         torch.testing.assert_close(one[name], two[name], rtol=1e-3, atol=1e-5)
 
 
-def test_deterministic_mode_is_put_back():
-    run(make_plan(steps=1))
-    assert not torch.are_deterministic_algorithms_enabled()
-    assert torch.utils.deterministic.fill_uninitialized_memory
+@pytest.mark.parametrize("before", [False, True])
+def test_deterministic_mode_is_put_back(before):
+    outside = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(before)
+    try:
+        run(make_plan(steps=1))
+        assert torch.are_deterministic_algorithms_enabled() == before
+        assert torch.utils.deterministic.fill_uninitialized_memory
+    finally:
+        torch.use_deterministic_algorithms(outside)
 
 
 def test_global_random_state_is_neither_read_nor_changed():

@@ -6,9 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy.errors import UnderstudyError
-from understudy.models.checkpoints import load_tensors
+from understudy.models.checkpoints import load_tensors, save_tensors
 from understudy.privacy.ledger_records import KeyMaterial
 from understudy.privacy.mechanisms import Gateway, Mechanism
+from understudy.privacy.secure_round import SecureSettings
 
 MATERIAL = KeyMaterial(secret=b"s" * 32, charge_id="charge-1", salt=b"salt" * 4)
 QUERY = {"b": torch.arange(6.0).reshape(2, 3), "a": torch.zeros(5)}
@@ -138,6 +139,56 @@ def test_without_a_journal_a_second_histogram_is_refused():
     gateway.histogram(torch.tensor([1, 2]), sigma=1.0, purpose="sizes")
     with pytest.raises(UnderstudyError, match="histogram"):
         gateway.histogram(torch.tensor([2, 2]), sigma=1.0, purpose="sizes")
+
+
+@pytest.mark.parametrize("kind", ["gaussian_sum", "masked_sum"])
+def test_a_query_released_once_is_read_back_and_another_in_its_place_refused(kind, tmp_path):
+    journal = tmp_path / "journals" / "charge-1"
+    settings = SecureSettings(bits=20, noise_multiplier=1.0, smallest_surviving=4)
+
+    def released(value, purpose="scores"):
+        """By a gateway of its own each time, as in another process."""
+        gateway = Gateway.live(MATERIAL, journal)
+        if kind == "gaussian_sum":
+            return noised(gateway, {"a": torch.full((3,), value)}, purpose=purpose, once=True)["a"]
+        vectors = torch.full((4, 3), value, dtype=torch.float64)
+        return gateway.masked_sum(
+            vectors, settings, participating=torch.ones(4, dtype=torch.bool), step=2, purpose=purpose
+        )
+
+    first = released(0.25)
+    (file,) = journal.iterdir()
+    assert file.stat().st_mode & 0o777 == 0o600
+    content = file.read_bytes()
+    assert torch.equal(released(0.25), first)
+    with pytest.raises(UnderstudyError, match=r"second release that nobody paid for.*public_seed"):
+        released(0.5)
+    assert file.read_bytes() == content
+    assert not torch.equal(released(0.25, "other"), first)
+
+
+def test_what_is_read_back_is_what_was_written(tmp_path):
+    noised(Gateway.live(MATERIAL, tmp_path), once=True)
+    (file,) = tmp_path.iterdir()
+    kept = load_tensors(file)
+    write = {name: value + 1 for name, value in kept.items() if name in QUERY}
+    save_tensors(file, kept | write)
+    found = noised(Gateway.live(MATERIAL, tmp_path), once=True)
+    assert found.keys() == QUERY.keys()
+    assert all(torch.equal(found[name], write[name]) for name in QUERY)
+
+
+def test_a_journal_says_nothing_of_its_query_without_the_key(tmp_path):
+    one, two = (
+        Gateway.live(KeyMaterial(secret=secret * 32, charge_id="charge-1", salt=b"salt" * 4), tmp_path / name)
+        for name, secret in (("one", b"s"), ("two", b"t"))
+    )
+    tags = []
+    for gateway in (one, two):
+        noised(gateway, once=True)
+        (file,) = gateway.journal.iterdir()
+        tags.append(load_tensors(file)["journal.tag"])
+    assert not torch.equal(*tags)
 
 
 def test_nothing_secret_in_the_repr():
