@@ -6,15 +6,12 @@ rows -> charge -> train -> settle -> generate --+-> evaluate -> deliver
 
 from __future__ import annotations
 
-import hashlib
-
 from prefect import flow
 
-from understudy.admission import admit
 from understudy.conditional_generation.config import ConditionalGenerationConfig
 from understudy.conditional_generation.planning import charged_settings
-from understudy.errors import UnderstudyError
 from understudy.evaluation.config import EvaluationConfig
+from understudy.flows.admitted import admitted
 from understudy.requests import RunRequest
 from understudy.tasks.charging import charge, environment_digest, settle
 from understudy.tasks.conditional_generation import generate, prompt_only, train
@@ -29,18 +26,15 @@ METHOD = "conditional-generation"
 @flow(name=METHOD, persist_result=True)
 def conditional_generation(request: RunRequest) -> Delivered:
     """Private labelled texts in, synthetic labelled texts with their privacy statement out."""
-    run = admit(request, METHOD)
-    config, names = run.config, run.label_names
-    if run.train is None or run.test is None or not isinstance(config, ConditionalGenerationConfig):
-        raise UnderstudyError(f"expected stored rows and settings of {METHOD} after admission")
-    run_key = hashlib.sha256(f"{request.model_dump_json()} {run.train.id} {run.test.id}".encode()).hexdigest()
-    with parent_run(run_key, METHOD, parameters={"request": request, "config": config}):
+    begun = admitted(request, METHOD, ConditionalGenerationConfig)
+    run, config, names = begun.run, begun.config, begun.run.label_names
+    with parent_run(begun.key, METHOD, parameters={"request": request, "config": config}):
         code = environment_digest(code_digest(train.fn))
-        ticket = charge(run.train, run, code=code, accept_new=request.accept_new_charge)
-        model = train(run.train, ticket, charged_settings(config), names, run.epsilon, run.delta)
+        ticket = charge(begun.train, run, code=code, accept_new=request.accept_new_charge)
+        model = train(begun.train, ticket, charged_settings(config), names, run.epsilon, run.delta)
         model = settle(ticket, model)
         synthetic = generate(model, config)
         baseline = prompt_only(config, names, rows=config.samples)
         measuring = EvaluationConfig(profile=request.profile)
-        metrics = evaluate(synthetic, run.train, run.test, baseline, names, measuring)
+        metrics = evaluate(synthetic, begun.train, begun.test, baseline, names, measuring)
         return deliver(run, ticket, model, synthetic, metrics, out=request.out)

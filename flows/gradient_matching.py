@@ -6,13 +6,10 @@ rows -> charge -> release -> settle -> match (shards) -> select --+-> evaluate, 
 
 from __future__ import annotations
 
-import hashlib
-
 from prefect import flow, unmapped
 
-from understudy.admission import admit
-from understudy.errors import UnderstudyError
 from understudy.evaluation.config import EvaluationConfig, MatchingEvaluationConfig
+from understudy.flows.admitted import admitted
 from understudy.generation.config import SamplingConfig
 from understudy.gradient_matching.config import GradientMatchingConfig
 from understudy.gradient_matching.planning import charged_settings
@@ -33,15 +30,12 @@ METHOD = "gradient-matching"
 @flow(name=METHOD, persist_result=True)
 def gradient_matching(request: RunRequest) -> Delivered:
     """Private labelled texts in, synthetic labelled texts with their privacy statement out."""
-    run = admit(request, METHOD)
-    config, names = run.config, run.label_names
-    if run.train is None or run.test is None or not isinstance(config, GradientMatchingConfig):
-        raise UnderstudyError(f"expected stored rows and settings of {METHOD} after admission")
-    run_key = hashlib.sha256(f"{request.model_dump_json()} {run.train.id} {run.test.id}".encode()).hexdigest()
-    with parent_run(run_key, METHOD, parameters={"request": request, "config": config}):
+    begun = admitted(request, METHOD, GradientMatchingConfig)
+    run, config, names = begun.run, begun.config, begun.run.label_names
+    with parent_run(begun.key, METHOD, parameters={"request": request, "config": config}):
         code = environment_digest(code_digest(release.fn))
-        ticket = charge(run.train, run, code=code, accept_new=request.accept_new_charge)
-        target = release(run.train, ticket, charged_settings(config), names, run.epsilon, run.delta)
+        ticket = charge(begun.train, run, code=code, accept_new=request.accept_new_charge)
+        target = release(begun.train, ticket, charged_settings(config), names, run.epsilon, run.delta)
         target = settle(ticket, target)
         parts = shards(config, len(names))
         matched = match.map(unmapped(target), unmapped(matching_settings(config)), [tuple(part) for part in parts])
@@ -49,8 +43,11 @@ def gradient_matching(request: RunRequest) -> Delivered:
         sampling = SamplingConfig(max_new_tokens=config.max_length)
         instruction = config.projection.instruction
         baseline = zero_shot(config.model, names, instruction, config.samples, sampling, config.public_seed)
-        metrics = evaluate(synthetic, run.train, run.test, baseline, names, EvaluationConfig(profile=request.profile))
-        bound, sizes = facts_of(run).plan["signal_to_noise_bound"], MatchingEvaluationConfig(profile=request.profile)
-        tables = {"synthetic": synthetic, "train": run.train, "test": run.test, "prompt_only": baseline}
+        metrics = evaluate(
+            synthetic, begun.train, begun.test, baseline, names, EvaluationConfig(profile=request.profile)
+        )
+        bound = facts_of(run).plan["signal_to_noise_bound"]
+        sizes = MatchingEvaluationConfig(profile=request.profile)
+        tables = {"synthetic": synthetic, "train": begun.train, "test": begun.test, "prompt_only": baseline}
         own = evaluate_matching(tables, matched.result(), target, names, config, bound, sizes)
         return deliver(run, ticket, target, synthetic, merge_metrics([metrics, own]), out=request.out)

@@ -7,14 +7,12 @@ rows -> embed ---------------------+
 
 from __future__ import annotations
 
-import hashlib
 import math
 
 from prefect import flow
 
-from understudy.admission import admit
 from understudy.artifacts import ArtifactRef
-from understudy.errors import UnderstudyError
+from understudy.flows.admitted import admitted
 from understudy.preference_optimization.config import PreferenceOptimizationConfig
 from understudy.preference_optimization.planning import charged_settings
 from understudy.requests import RunRequest
@@ -40,16 +38,13 @@ METHOD = "preference-optimization"
 @flow(name=METHOD, persist_result=True)
 def preference_optimization(request: RunRequest) -> Delivered:
     """Texts of private clients in, synthetic texts and the model that wrote them out, with their statement."""
-    run = admit(request, METHOD)
-    config, names = run.config, run.label_names
-    if run.train is None or run.test is None or not isinstance(config, PreferenceOptimizationConfig):
-        raise UnderstudyError(f"expected stored rows and settings of {METHOD} after admission")
+    begun = admitted(request, METHOD, PreferenceOptimizationConfig)
+    run, config, names = begun.run, begun.config, begun.run.label_names
     zone: Zone = "server" if math.isfinite(run.epsilon) else "client"
-    run_key = hashlib.sha256(f"{request.model_dump_json()} {run.train.id} {run.test.id}".encode()).hexdigest()
-    with parent_run(run_key, METHOD, parameters={"request": request, "config": config}):
+    with parent_run(begun.key, METHOD, parameters={"request": request, "config": config}):
         fixed, code = charged_settings(config), environment_digest(*charged_code(zone))
-        ticket = charge(run.train, run, code=code, accept_new=request.accept_new_charge)
-        pool = embed_clients(run.train, fixed, names)
+        ticket = charge(begun.train, run, code=code, accept_new=request.accept_new_charge)
+        pool = embed_clients(begun.train, fixed, names)
         adapters: list[ArtifactRef] = []
         proposed: list[ArtifactRef] = []
         scored: list[ArtifactRef] = []
@@ -64,8 +59,8 @@ def preference_optimization(request: RunRequest) -> Delivered:
         evidence = Evidence(
             synthetic=synthetic,
             prompt_only=write_texts[zone](None, wanted, names),
-            train=run.train,
-            test=run.test,
+            train=begun.train,
+            test=begun.test,
             pool=pool,
             candidates=tuple(proposed),
             scores=tuple(scored),

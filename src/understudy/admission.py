@@ -26,9 +26,6 @@ from understudy.privacy.labels import Relation, Unit
 from understudy.privacy.ledger import Ledger, SourceRecord
 from understudy.requests import Budget, RunRequest, check_delta, check_epsilon
 
-UNIT: Unit = "example"
-RELATION: Relation = "replace_special"
-
 
 class Admission(BaseModel):
     """What is public about an admitted run, and references to its private rows."""
@@ -37,8 +34,8 @@ class Admission(BaseModel):
 
     source: str
     budget: Budget = Field(description="Of the source, over all its runs.")
-    unit: Unit = UNIT
-    relation: Relation = RELATION
+    unit: Unit
+    relation: Relation
     n: int = Field(description="Units trained on; declared public.")
     label_names: tuple[str, ...]
     epsilon: float
