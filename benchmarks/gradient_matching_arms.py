@@ -189,18 +189,20 @@ def samples_bought(config: GradientMatchingConfig) -> dict[str, int]:
     A forward pass is one text of `length` tokens going once through the model, whether as a whole (an inner step, a
     score) or token by token with a cache (a projection, a sample). A matched text takes one per inner step, with
     the warm start's; one per projection, the last included; one for f(Z) of each round and two for the projected
-    tokens and the emitted string. A plain sample takes two: to be written and to be scored.
+    tokens and the emitted string; per sweep of swaps one for the gradient, one for the proposals, one per swap tried
+    and one for all together. A plain sample takes two: to be written and to be scored.
 
     - `forward`: forward passes alone, as the claim says.
     - `forward_and_backward`: each backward pass counts as one more. It reaches the embeddings only, so it multiplies
       by each weight once, as a forward pass does. The most favourable count to the plain samples, and the headline.
     - `calls`: calls of the model, where a token at a time is a call: the least favourable.
     """
-    rounds, steps = config.matching.rounds, config.matching.inner_steps
-    inner, projections, scores = (rounds + 1) * steps, rounds + 1, rounds + 2
-    length = int(config.length)
+    matching, length = config.matching, int(config.length)
+    inner, projections, scores = (matching.rounds + 1) * matching.inner_steps, matching.rounds + 1, matching.rounds + 2
+    sweeps = matching.swap_sweeps
+    swaps = 1 + sweeps * (min(matching.swap_width, length) + 3)
     return {
-        "calls": (inner + projections * length + scores) // (length + 1),
-        "forward": (inner + projections + scores) // 2,
-        "forward_and_backward": (2 * inner + projections + scores) // 2,
+        "calls": (inner + projections * length + scores + swaps) // (length + 1),
+        "forward": (inner + projections + scores + swaps) // 2,
+        "forward_and_backward": (2 * inner + projections + scores + swaps + sweeps) // 2,
     }

@@ -114,7 +114,15 @@ def small_matching(model: Path, **given) -> GradientMatchingConfig:
         "length": 5,
         "verbalizer": {"template": " In short,", "words": {"negative": "bad", "positive": "good", "rare": "odd"}},
         "target": {"kind": "sketch", "sketch_dimension": 64, "l2_clip_norm": 0.1, "micro_batch": 7},
-        "matching": {"rounds": 2, "inner_steps": 2, "learning_rate": 0.05, "batch_size": 3, "shard_size": 5},
+        "matching": {
+            "rounds": 2,
+            "inner_steps": 2,
+            "learning_rate": 0.05,
+            "swap_sweeps": 2,
+            "swap_width": 3,
+            "batch_size": 3,
+            "shard_size": 5,
+        },
         "projection": {"k": 10, "metric": "cosine", "instruction": "A {label} review:"},
         "filter": {"oversample": 1.5, "label_check": False, "keep_lowest": 0.9},
     }

@@ -213,7 +213,7 @@ class Planted:
 
 
 # One text of each label, one step: the faults lie before it.
-FAST = {"samples": 3, "matching": {"rounds": 1, "inner_steps": 1}, "filter": {"oversample": 1.0}}
+FAST = {"samples": 3, "matching": {"rounds": 1, "inner_steps": 1, "swap_sweeps": 1}, "filter": {"oversample": 1.0}}
 MOVED, SEEN = "times its declared sensitivity", "visible output"
 LENGTH = {"length": "as_in_data"}
 FULL = {"target": {"kind": "label_rows"}, "matching": FAST["matching"] | {"gradient": "full"}}

@@ -86,7 +86,9 @@ def test_what_is_compared_is_everything_and_follows_the_released_target(
     assert {"target.safetensors", "target.json", "table.parquet", "value.json", "statement.json"} <= files
     progress = seen.visible["progress"].decode().splitlines()
     assert progress[:4] == [f"release-target {done} of 24" for done in (7, 14, 21, 24)]
-    assert progress[4:] == [f"match {done} of {total}" for total in (4, 2) for done in range(1, total + 1)]
+    # Two rounds, then two sweeps at once, per batch.
+    steps = [*((done, 8) for done in (1, 2, 4, 5, 6, 8)), *((done, 4) for done in (1, 2, 4))]
+    assert progress[4:] == [f"match {done} of {total}" for done, total in steps]
     settings = json.loads(seen.visible["out/export/target/target.json"])["settings"]
     assert GradientMatchingConfig.model_validate(settings) == charged_settings(config) != config
     assert [call.mechanism.purpose for call in recording.calls] == ["target", "length"]

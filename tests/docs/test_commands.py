@@ -62,6 +62,7 @@ def test_every_understudy_command_runs(tmp_path, monkeypatch, capsys, prefect_se
         if "gradient-matching" in words:
             # The texts need not be good here: a tenth of the rounds and steps.
             words += ["--set", "matching.rounds=1", "--set", "matching.inner_steps=1"]
+            words += ["--set", "matching.swap_sweeps=1"]
         if "preference-optimization" in words:
             words += ["--set", "rounds=1", "--set", "candidates.prompts=4", "--set", "preferences.epochs=1"]
         monkeypatch.setattr(sys, "argv", words)

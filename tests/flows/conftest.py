@@ -22,6 +22,7 @@ SMALL_MATCHING = (
     "length=6",
     "matching.rounds=3",
     "matching.inner_steps=2",
+    "matching.swap_sweeps=1",
     "matching.shard_size=16",
     "matching.batch_size=8",
     "projection.k=20",

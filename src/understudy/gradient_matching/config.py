@@ -102,6 +102,15 @@ class MatchingConfig(BaseModel):
         description="Which text is emitted: of all rounds' the nearest to the target, or the last's. tiny nearest, "
         "paper last.",
     )
+    swap_sweeps: int = Field(
+        default=8,
+        ge=0,
+        le=100_000,
+        description="After ADMM, sweeps of single-token swaps along f's gradient, 0 for none. tiny 8, paper 0.",
+    )
+    swap_width: int = Field(
+        default=8, ge=1, le=100_000, description="Positions at which a swap is tried per sweep, at least 1."
+    )
     batch_size: int = Field(
         default=16, ge=1, le=4096, description="Synthetic texts optimised at a time, at least 1; memory and speed."
     )
@@ -168,7 +177,14 @@ _PROFILES: dict[str, dict[str, Any]] = {
         "samples": 100,
         "max_length": 128,
         "target": {"kind": "head", "calibration": "paper"},
-        "matching": {"rounds": 30, "inner_steps": 50, "learning_rate": 0.008, "penalty": 0.05, "emit": "last"},
+        "matching": {
+            "rounds": 30,
+            "inner_steps": 50,
+            "learning_rate": 0.008,
+            "penalty": 0.05,
+            "emit": "last",
+            "swap_sweeps": 0,
+        },
     },
 }
 

@@ -2,7 +2,7 @@
 
 Each example starts at the embeddings of random public tokens and is matched to the target of its label on its own; its
 text is the nearest to the target of all rounds', or with emit=last the projection of X after the last round, as in the
-paper (ADR 0009). All of this is post-processing of the targets.
+paper (ADR 0009), brought nearer by swapping tokens (ADR 0011). All of this is post-processing of the targets.
 
 An example's random start is a function of the public seed, its label and its number; shards and batches change nothing
 but the last bits of float arithmetic. Deviation from the paper: the loss of the emitted string, tokenised again, stands
@@ -32,6 +32,7 @@ from understudy.gradient_matching.projection import (
     top_k_projection,
 )
 from understudy.gradient_matching.release import FULL, Target
+from understudy.gradient_matching.swaps import Propose, Swapped, any_token, likely_tokens, swap_tokens
 from understudy.gradient_matching.targets import target_space
 from understudy.gradient_matching.verbalizer import build_verbalizer
 from understudy.models.loading import LoadedModel
@@ -45,11 +46,12 @@ SCHEMA = pa.schema(
         "text": pa.string(),
         "label": pa.int32(),
         "example": pa.int64(),
-        "projected_loss": pa.float32(),  # of the tokens that the projection chose
+        "projected_loss": pa.float32(),  # of the tokens, before they become a string
         "emitted_loss": pa.float32(),  # of the emitted string, tokenised again
         "relaxed": pa.list_(pa.float32()),  # f(X), warm start first, then per round
         "losses": pa.list_(pa.float32()),  # f(Z) per round
         "residuals": pa.list_(pa.float32()),  # |X - Z| per round
+        "swapped": pa.list_(pa.float32()),  # f of the tokens before the first sweep of swaps and after each
     }
 )
 
@@ -74,7 +76,7 @@ def match_shard(
         examples: The shard.
         public_seed: Of the random starts.
         checkpoints: Name of a batch (`batch-00000`) -> sink of its state, which holds what the target does.
-        progress: Called with (completed rounds, rounds) over all batches.
+        progress: Called with (completed rounds and sweeps, all of them) over all batches.
 
     Returns:
         One row per example in the given order, of `SCHEMA`. A text may be empty.
@@ -88,7 +90,8 @@ def match_shard(
     device = next(base.model.parameters()).device
     allowed = allowed_tokens(base.tokenizer, settings.allowed).to(device)
     ids, mask = (part.to(device) for part in instruction_prompts(base.tokenizer, names, settings.instruction))
-    size, rounds = config.matching.batch_size, config.matching.rounds
+    size, steps = config.matching.batch_size, config.matching.rounds + config.matching.swap_sweeps
+    table = embed(base.model, torch.arange(base.model.get_input_embeddings().num_embeddings, device=device))
     batches = [examples[start : start + size] for start in range(0, len(examples), size)]
     rows: list[dict[str, Any]] = []
     for number, batch in enumerate(batches):
@@ -101,12 +104,21 @@ def match_shard(
             embed(base.model, start),
             config=config.matching,
             checkpoint=None if checkpoints is None else checkpoints(f"batch-{number:05d}"),
-            progress=None if progress is None else _shifted(progress, number * rounds, len(batches) * rounds),
+            progress=None if progress is None else _shifted(progress, number * steps, len(batches) * steps),
         )
-        tokens, projected = _final_tokens(state, project, losses(labels), emit=config.matching.emit)
-        texts = emit_texts(base.tokenizer, tokens)
+        swapped = swap_tokens(
+            losses(labels),
+            _proposals(base.model, settings, (ids[labels], mask[labels]), allowed),
+            _final_tokens(state, project, losses(labels), emit=config.matching.emit),
+            table=table,
+            sweeps=config.matching.swap_sweeps,
+            width=config.matching.swap_width,
+        )
+        if progress is not None:
+            progress((number + 1) * steps, len(batches) * steps)
+        texts = emit_texts(base.tokenizer, swapped.token_ids)
         emitted = _emitted_losses(base, texts, labels, losses=losses, max_length=target.settings.max_length)
-        rows += _rows(batch, state, texts=texts, projected=projected, emitted=emitted)
+        rows += _rows(batch, state, swapped, texts=texts, emitted=emitted)
     return pa.Table.from_pylist(rows, schema=SCHEMA)
 
 
@@ -177,23 +189,28 @@ def _projection(model: Any, settings: ProjectionConfig, prompts: tuple[Tensor, T
     return partial(top_k_projection, model, prompts=prompts, allowed=allowed, k=settings.k, metric=settings.metric)
 
 
-def _final_tokens(
-    state: AdmmState, project: Project, f: Objective, *, emit: Literal["nearest", "last"]
-) -> tuple[Tensor, Tensor]:
-    """Tokens `(batch, length)` of the texts and their f `(batch,)`: of X_T's projection, or of a nearer Z before it."""
+def _proposals(model: Any, settings: ProjectionConfig, prompts: tuple[Tensor, Tensor], allowed: Tensor) -> Propose:
+    """What a swap may put in: the tokens that the projection chooses from."""
+    if settings.kind == "l2":
+        return any_token(allowed, model.get_input_embeddings().num_embeddings)
+    return likely_tokens(model, prompts, allowed=allowed, k=settings.k)
+
+
+def _final_tokens(state: AdmmState, project: Project, f: Objective, *, emit: Literal["nearest", "last"]) -> Tensor:
+    """Tokens `(batch, length)` that ADMM ends with: of X_T's projection, or of a nearer Z before it."""
     last = project(state.x)
-    loss = f(last.embeddings.to(state.x.dtype)).detach()
     if emit == "last":
-        return last.token_ids, loss
-    nearer = state.best_loss < loss
-    return torch.where(nearer[:, None], state.best_tokens, last.token_ids), torch.where(nearer, state.best_loss, loss)
+        return last.token_ids
+    nearer = state.best_loss < f(last.embeddings.to(state.x.dtype)).detach()
+    return torch.where(nearer[:, None], state.best_tokens, last.token_ids)
 
 
 def _rows(
-    examples: Sequence[Example], state: AdmmState, *, texts: Sequence[str], projected: Tensor, emitted: Tensor
+    examples: Sequence[Example], state: AdmmState, swapped: Swapped, *, texts: Sequence[str], emitted: Tensor
 ) -> list[dict[str, Any]]:
     """The table's rows of one batch."""
-    columns = (projected, emitted, state.relaxed, state.losses, state.residuals)
+    final = swapped.losses[:, -1]
+    columns = (final, emitted, state.relaxed, state.losses, state.residuals, swapped.losses)
     values = zip(*(column.tolist() for column in columns), strict=True)
     names = SCHEMA.names[3:]
     return [

@@ -144,6 +144,7 @@ def _figures(table: pa.Table, losses: np.ndarray[Any, np.dtype[np.float64]], cho
         "emitted_loss_median": float(np.median(losses)),
         "kept_loss_median": float(np.median(losses[list(chosen)])) if chosen else None,
         **{f"{name}_by_round": np.median(values, axis=0).tolist() for name, values in rounds.items()},
+        "swapped_by_sweep": np.median(np.asarray(table["swapped"].to_pylist(), np.float64), axis=0).tolist(),
     }
 
 

@@ -23,7 +23,9 @@ NAMES = ("bad", "good", "so so")
 EXAMPLES = [(0, 0), (1, 0), (2, 0), (0, 1), (2, 7)]
 LENGTH = 6
 
+STILL = {"inner_steps": 1, "swap_sweeps": 0}
 EMITS = ("last", "nearest")
+PAPER_EMITS = {"inner_steps": 8, "penalty": 0.01, "emit": "last", "swap_sweeps": 0}
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +187,7 @@ def test_matching_lowers_the_loss_of_what_is_matched(base):
 
 def test_the_nearest_text_of_all_rounds_is_emitted(base):
     """Same rounds, other text: never worse than the last round's, and the best of all f(Z) where that is better."""
-    settings = {"inner_steps": 8, "penalty": 0.01}
+    settings = {"inner_steps": 8, "penalty": 0.01, "swap_sweeps": 0}
     last, nearest = (
         shard(
             base,
@@ -200,8 +202,25 @@ def test_the_nearest_text_of_all_rounds_is_emitted(base):
     assert any(after["text"] != before["text"] for before, after in zip(last, nearest, strict=True))
 
 
+@pytest.mark.parametrize("kind", ["top_k", "l2"])
+def test_swaps_bring_the_text_nearer_and_the_row_tells_how_far(base, kind):
+    plain, swapped = (
+        shard(base, head_target(base, config), config).to_pylist()
+        for config in (make_config(projection={"kind": kind}, matching={"swap_sweeps": n}) for n in (0, 5))
+    )
+    for before, after in zip(plain, swapped, strict=True):
+        assert before["swapped"] == [before["projected_loss"]]
+        assert after["swapped"][0] == before["projected_loss"]
+        assert after["swapped"] == sorted(after["swapped"], reverse=True)
+        assert after["projected_loss"] == after["swapped"][-1]
+    assert (
+        sum(after["emitted_loss"] < 0.8 * before["emitted_loss"] for before, after in zip(plain, swapped, strict=True))
+        > 2
+    )
+
+
 def test_the_last_text_is_the_projection_of_x_after_the_last_round(base, tmp_path):
-    config = make_config(projection={"kind": "l2"}, matching={"inner_steps": 8, "penalty": 0.01, "emit": "last"})
+    config = make_config(projection={"kind": "l2"}, matching=PAPER_EMITS)
     rows = shard(
         base, head_target(base, config), config, checkpoints=lambda name: TrainingCheckpoint(tmp_path / name)
     ).to_pylist()
@@ -248,7 +267,8 @@ def test_a_shard_killed_anywhere_and_run_again_gives_the_same_rows(base, tmp_pat
     )
     assert again.equals(whole)
     done = saves - 1 if saves <= 4 else saves - 2  # the second warm start is no round
-    assert seen == [(number, 6) for number in range(done + 1, 7)]
+    # A batch is three rounds and eight sweeps; the sweeps are done again, to the same tokens.
+    assert seen == [(step, 22) for step in ([*[1, 2, 3][done:], 11, *[12, 13, 14][max(0, done - 3) :], 22])]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["batch-00000", "batch-00001"]
 
 
@@ -261,7 +281,7 @@ def test_the_full_gradient_is_matched_too(base):
 
 
 def test_the_ablation_without_the_model_takes_the_nearest_tokens(base):
-    config = make_config(projection={"kind": "l2", "k": 10_000}, matching={"inner_steps": 1, "learning_rate": 1e-6})
+    config = make_config(projection={"kind": "l2", "k": 10_000}, matching={**STILL, "learning_rate": 1e-6})
     target = head_target(base, config)
     start = starting_tokens(
         EXAMPLES, NAMES, length=LENGTH, allowed=allowed_tokens(base.tokenizer, "printable"), public_seed=3
