@@ -1,0 +1,99 @@
+"""What the tiny profile's training constants rest on: public text alone, in place of private clients.
+
+    python benchmarks/preference_defaults.py --data ../shared/data
+
+DPO: the candidates of 32 prompts of 6 texts are ranked, without noise, by their cosine to the mean of 150 public
+responses; a setting is good if that cosine rises over three rounds and the texts stay distinct. Clients' updates: the
+norms of what 40 made-up clients of four public responses send, for several local step sizes; a clip norm belongs near
+their median. One seed; about ten minutes of one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import torch
+
+from understudy.baselines.client_updates import LocalConfig, clipped_update_sum, encode_clients, trained_model
+from understudy.evaluation.encoder import embed, load_encoder
+from understudy.generation.config import SamplingConfig
+from understudy.models.loading import load_model
+from understudy.preference_optimization.candidates import continue_prompts, round_prompts
+from understudy.preference_optimization.config import CandidateConfig, PreferenceConfig
+from understudy.preference_optimization.dpo import Pairs, train_round
+from understudy.preference_optimization.policy import load_policy
+
+SETTINGS = ((5e-4, 2), (5e-4, 4), (1e-3, 2), (1e-3, 4), (2e-3, 2))  # learning rate, epochs
+ROUNDS, PROMPTS, PER_PROMPT, RESPONSES, WORDS = 3, 32, 6, 150, 45
+STEPS, CLIENTS, SAMPLES = (0.05, 0.1, 0.5, 1.0, 2.0), 40, 4
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder with public_text and public_instructions")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    seeds = pq.read_table(options.data / "public_text" / "train.parquet")["text"].to_pylist()
+    responses = pq.read_table(options.data / "public_instructions" / "train.parquet")["response"].to_pylist()
+    print("| local step | 10 % | median | 90 % of clients' update norms |\n|---|---|---|---|")
+    for step in STEPS:
+        low, middle, high = np.percentile(update_norms(responses, step), [10, 50, 90])
+        print(f"| {step:g} | {low:.2f} | {middle:.2f} | {high:.2f} |", flush=True)
+    encoder = load_encoder()
+    wanted = embed([" ".join(text.split()[:WORDS]) for text in responses[:RESPONSES]], encoder)
+    print(f"\ncosine of a response to the mean of all: {float((wanted @ wanted.mean(0)).mean()):.3f}\n")
+    print("| learning rate | epochs | mean cosine per round | distinct at the end |\n|---|---|---|---|")
+    for rate, epochs in SETTINGS:
+        config = PreferenceConfig(learning_rate=rate, epochs=epochs)
+        cosines, distinct = rounds(config, seeds, wanted.mean(0), encoder)
+        shown = ", ".join(f"{value:.3f}" for value in cosines)
+        print(f"| {rate:g} | {epochs} | {shown} | {distinct} of {PROMPTS * PER_PROMPT} |", flush=True)
+
+
+def update_norms(responses: list[str], step: float) -> list[float]:
+    """What each made-up client sends, before clipping."""
+    long = [text for text in responses if len(text.split()) > 20]
+    clients = [long[start : start + SAMPLES] for start in range(0, CLIENTS * SAMPLES, SAMPLES)]
+    config = LocalConfig(learning_rate=step, l2_clip_norm=1e6)
+    loaded = load_model(config.base)
+    tokens = encode_clients(loaded.tokenizer, clients, length=config.sample_tokens)
+    model, weights = trained_model(loaded, config, public_seed=0)
+    sums = (
+        clipped_update_sum(model, weights, tokens, [slot], config=config, public_seed=0, round=0)
+        for slot in range(CLIENTS)
+    )
+    return [float(torch.sqrt(sum((value**2).sum() for value in found.values()))) for found in sums]
+
+
+def rounds(config: PreferenceConfig, seeds: list[str], target: np.ndarray, encoder: object) -> tuple[list[float], int]:
+    """Mean cosine to the target before the first round and after each, and how many of the last texts differ."""
+    base, adapter, cosines = load_model("tiny-llama"), None, []
+    sampling = SamplingConfig(max_new_tokens=32, top_p=1.0)
+    asked = CandidateConfig(prompts=PROMPTS, per_prompt=PER_PROMPT, seed_tokens=32, sampling=sampling)
+    for number in range(ROUNDS + 1):
+        prompts = round_prompts(seeds, asked, loaded=base, round=number, public_seed=0)
+        policy = load_policy(base, adapter, alpha=config.lora_alpha)
+        texts = continue_prompts(policy, prompts, per_prompt=PER_PROMPT, sampling=sampling, public_seed=0, round=number)
+        scores = (embed(texts, encoder) @ target).reshape(PROMPTS, PER_PROMPT)
+        cosines.append(float(scores.mean()))
+        if number < ROUNDS:
+            order = np.argsort(-scores, axis=1)
+            rank = config.rejected_rank - 1
+            pairs = Pairs(
+                prompts,
+                [texts[k * PER_PROMPT + order[k, 0]] for k in range(PROMPTS)],
+                [texts[k * PER_PROMPT + order[k, rank]] for k in range(PROMPTS)],
+            )
+            with tempfile.TemporaryDirectory() as folder:
+                adapter = train_round(
+                    base, adapter, pairs=pairs, config=config, public_seed=0, round=number, folder=Path(folder)
+                )
+    return cosines, len(set(texts))
+
+
+if __name__ == "__main__":
+    main()
