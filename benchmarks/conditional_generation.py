@@ -26,6 +26,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import finished_cells
+
 ARMS: dict[str, dict[str, Any]] = {
     "naive": {"variant": "naive"},
     "naive + filter": {"variant": "naive_filter"},
@@ -55,45 +57,33 @@ def main() -> None:
     os.environ["UNDERSTUDY_HOME"] = str((options.cache / "home").absolute())
     (options.cache / "home").mkdir(mode=0o700, exist_ok=True)
     prepare(options)
-    cells = [("real", float("inf"), 0), *(("prompt-only", float("inf"), seed) for seed in options.seeds)]
+    wanted = [("real", float("inf"), 0), *(("prompt-only", float("inf"), seed) for seed in options.seeds)]
     # One epsilon after the other and seed by seed, so that a run that is stopped early has whole rows.
     for epsilon, seed, arm in product(options.epsilons, options.seeds, options.arms):
-        cells.append((arm, epsilon, seed))
-    waiting = [cell for cell in cells if finished(options, cell) is None]
+        wanted.append((arm, epsilon, seed))
+    waiting = [cell for cell in wanted if finished(options, cell) is None]
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
         for number, (cell, seconds) in enumerate(pool.map(run_cell, [options] * len(waiting), waiting), 1):
-            publish(options, [cell])
+            publish(options, cell)
             print(f"[{number}/{len(waiting)}] {cell}: {seconds:.0f} s", flush=True)
-    publish(options, cells)
-    summarize(options, cells)
+    for cell in wanted:
+        publish(options, cell)
+    summarize(options, wanted)
 
 
 def finished(options: argparse.Namespace, cell: tuple[str, float, int]) -> dict[str, Any] | None:
-    """A cell's figures from the cache or from what is published; None where it is still to do."""
-    path = cell_path(options, cell)
-    for folder in (options.cache, options.published):
-        if folder is not None and (folder / path.name).exists():
-            found: dict[str, Any] = json.loads((folder / path.name).read_text())
-            return found
-    return None
+    """A cell's figures; None where it is still to do."""
+    return finished_cells.read(cell_name(cell), options.cache, options.published)
 
 
-def publish(options: argparse.Namespace, cells: list[tuple[str, float, int]]) -> None:
-    """Finished cells beside the script: every figure, which test rows were right, no text."""
-    if options.published is None:
-        return
-    options.published.mkdir(parents=True, exist_ok=True)
-    for cell in cells:
-        value = finished(options, cell)
-        if value is not None:
-            kept = {key: found for key, found in value.items() if key != "samples"}
-            (options.published / cell_path(options, cell).name).write_text(json.dumps(kept) + "\n")
+def publish(options: argparse.Namespace, cell: tuple[str, float, int]) -> None:
+    """A finished cell beside the script."""
+    finished_cells.publish(cell_name(cell), finished(options, cell), options.published)
 
 
-def cell_path(options: argparse.Namespace, cell: tuple[str, float, int]) -> Path:
+def cell_name(cell: tuple[str, float, int]) -> str:
     arm, epsilon, seed = cell
-    name = "".join(c if c.isalnum() else "-" for c in f"{arm} eps {epsilon:g} seed {seed}")
-    return Path(options.cache) / f"{name}.json"
+    return "".join(c if c.isalnum() else "-" for c in f"{arm} eps {epsilon:g} seed {seed}")
 
 
 def read(options: argparse.Namespace, split: str) -> tuple[list[str], list[int]]:
@@ -152,10 +142,7 @@ def run_cell(options: argparse.Namespace, cell: tuple[str, float, int]) -> tuple
     arm, _, seed = cell
     result = measure(options, cell, synthesize(options, cell))
     result |= {"arm": arm, "epsilon": str(cell[1]), "seed": seed, "seconds": time.perf_counter() - began}
-    path = cell_path(options, cell)
-    aside = path.with_suffix(".part")
-    aside.write_text(json.dumps(result))
-    aside.rename(path)
+    finished_cells.write(options.cache / f"{cell_name(cell)}.json", result)
     return cell, time.perf_counter() - began
 
 
@@ -265,8 +252,7 @@ def measure(
         judge = utility.fit_probe(real, real_labels)
         result["label_fidelity"] = float(utility.label_fidelity(mine, labels, judge).share)
         result["mauve"] = float(fidelity.mauve(mine[: len(test)], test, seed=0))
-        shown = list(zip(texts, labels, strict=True))[:: max(len(texts) // 8, 1)]
-        result["samples"] = [[LABELS[label], text] for text, label in shown]
+        result["texts"] = [[label, text] for text, label in zip(texts, labels, strict=True)]
     if options.transformer and seed == 0:
         scored = utility.transformer_accuracy(
             texts, labels, test_texts, test_labels, classes=2, config=ClassifierConfig(profile="tiny"), seed=0
@@ -275,13 +261,13 @@ def measure(
     return result
 
 
-def summarize(options: argparse.Namespace, cells: list[tuple[str, float, int]]) -> None:
+def summarize(options: argparse.Namespace, wanted: list[tuple[str, float, int]]) -> None:
     import numpy as np
 
     from understudy.evaluation.utility import accuracy_interval, paired_bootstrap
 
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for cell in cells:
+    for cell in wanted:
         value = finished(options, cell)
         if value is not None:
             found.setdefault((value["arm"], value["epsilon"]), []).append(value)

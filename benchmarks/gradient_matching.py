@@ -20,7 +20,6 @@ tables are then remade in seconds.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import time
@@ -32,6 +31,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import finished_cells
 from gradient_matching_data import DATASETS, Cell, Settings, digest_of
 
 TABLES = ("main", "targets", "retokenised")
@@ -41,15 +41,15 @@ KINDS = ("sketch", "label_rows", "head")
 
 def main() -> None:
     options = parse()
-    settings, cells = settings_of(options), list(wanted(options))
+    settings, every = settings_of(options), list(wanted(options))
     options.cache.mkdir(parents=True, exist_ok=True)
     if not options.print:
-        work(options, settings, [cell for cell in cells if finished(options, settings, cell) is None])
-    for cell in cells:
+        work(options, settings, [cell for cell in every if finished(options, settings, cell) is None])
+    for cell in every:
         publish(options, settings, cell)
     from gradient_matching_tables import print_tables
 
-    found = {cell: value for cell in cells if (value := finished(options, settings, cell)) is not None}
+    found = {cell: value for cell in every if (value := finished(options, settings, cell)) is not None}
     print_tables(options.tables, found, default=default_kind(), models=settings.models, folder=options.cache)
 
 
@@ -139,25 +139,17 @@ def baselines(dataset: str, seed: int, *, first: bool) -> list[Cell]:
 
 
 def finished(options: argparse.Namespace, settings: Settings, cell: Cell) -> dict[str, Any] | None:
-    """A cell's figures from the cache or from what is published; None where it is still to do."""
-    for folder in (options.cache, options.published):
-        path = None if folder is None else folder / f"{cell.name}.json"
-        if path is not None and path.exists():
-            found: dict[str, Any] = json.loads(path.read_text())
-            reports_missing = settings.full_reports and not options.print and cell.seed == 0 and "texts" in found
-            if found["digest"] == digest_of(settings, cell) and not (reports_missing and "reports" not in found):
-                return found
-    return None
+    """A cell's figures; None where it is still to do."""
+    found = finished_cells.read(cell.name, options.cache, options.published, digest=digest_of(settings, cell))
+    reports_wanted = settings.full_reports and not options.print and cell.seed == 0
+    if found is not None and reports_wanted and "texts" in found and "reports" not in found:
+        return None
+    return found
 
 
 def publish(options: argparse.Namespace, settings: Settings, cell: Cell) -> None:
-    """A finished cell beside the script: every figure, which test rows were right, no text, real or synthetic."""
-    value = finished(options, settings, cell)
-    if options.published is None or value is None:
-        return
-    options.published.mkdir(parents=True, exist_ok=True)
-    kept = {key: found for key, found in value.items() if key != "texts"}
-    (options.published / f"{cell.name}.json").write_text(json.dumps(kept) + "\n")
+    """A finished cell beside the script."""
+    finished_cells.publish(cell.name, finished(options, settings, cell), options.published)
 
 
 def work(options: argparse.Namespace, settings: Settings, waiting: list[Cell]) -> None:
@@ -212,7 +204,6 @@ def run_cell(settings: Settings, cell: Cell) -> tuple[float, float]:
     """Do one cell and write it; (wall, processor) seconds."""
     import torch
     from gradient_matching_arms import figures
-    from gradient_matching_data import write
 
     torch.set_num_threads(1)
     began, cpu = time.monotonic(), time.process_time()
@@ -229,7 +220,7 @@ def run_cell(settings: Settings, cell: Cell) -> tuple[float, float]:
         "seconds": seconds[0],
         "cpu_seconds": seconds[1],
     }
-    write(settings.cache / f"{cell.name}.json", result)
+    finished_cells.write(settings.cache / f"{cell.name}.json", result)
     return seconds
 
 

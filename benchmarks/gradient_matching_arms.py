@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from finished_cells import write
 from gradient_matching_data import (
     DATASETS,
     Cell,
@@ -21,7 +22,6 @@ from gradient_matching_data import (
     read,
     subset,
     taken,
-    write,
 )
 from gradient_matching_measures import full_reports, losses, tune, verdicts
 from gradient_matching_release import register, release, yardstick

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
@@ -17,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from finished_cells import aside
 from torch import Tensor
 
 from understudy.evaluation.label_model import LabelModel, encode_rows, last_states
@@ -236,15 +236,6 @@ def dataset_of(label_names: Sequence[str]) -> str:
 
 
 def save(path: Path, values: np.ndarray[Any, Any]) -> None:
-    """Write an array aside, then rename: another process sees all of it or nothing."""
-    aside = path.with_suffix(f".part{os.getpid()}")
-    with aside.open("wb") as file:
+    """Write an array, whole or not at all."""
+    with aside(path) as part, part.open("wb") as file:
         np.save(file, values)
-    aside.rename(path)
-
-
-def write(path: Path, value: Any) -> None:
-    """The same for JSON."""
-    aside = path.with_suffix(f".part{os.getpid()}")
-    aside.write_text(json.dumps(value) + "\n")
-    aside.rename(path)

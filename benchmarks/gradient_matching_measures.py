@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from finished_cells import write
 from gradient_matching_data import (
     Cell,
     Settings,
@@ -24,7 +25,6 @@ from gradient_matching_data import (
     taken,
     transfer_config,
     words_of,
-    write,
 )
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence

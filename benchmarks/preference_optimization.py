@@ -23,7 +23,6 @@ tables are then remade in seconds, without the data.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import shutil
@@ -36,7 +35,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from preference_optimization_data import Cell, Settings, digest_of, write
+import finished_cells
+from preference_optimization_data import Cell, Settings, digest_of
 
 ARMS = ("popri", "popri-shuffled", "recovery", "prompt-only", "epsilon-0", "pe", "pe+sft", "real")
 # Expected minutes of a cell until one of its arm is done.
@@ -45,15 +45,15 @@ MINUTES = {"popri": 15.0, "popri-shuffled": 15.0, "recovery": 0.5, "pe": 8.0, "p
 
 def main() -> None:
     options = parse()
-    settings, cells = settings_of(options), list(wanted(options))
+    settings, every = settings_of(options), list(wanted(options))
     options.cache.mkdir(parents=True, exist_ok=True)
     if not options.print:
-        work(options, settings, [cell for cell in cells if finished(options, settings, cell) is None])
-    for cell in cells:
+        work(options, settings, [cell for cell in every if finished(options, settings, cell) is None])
+    for cell in every:
         publish(options, settings, cell)
     from preference_optimization_tables import print_tables
 
-    found = {cell: value for cell in cells if (value := finished(options, settings, cell)) is not None}
+    found = {cell: value for cell in every if (value := finished(options, settings, cell)) is not None}
     print_tables(found, settings=settings, folder=options.cache)
 
 
@@ -133,24 +133,13 @@ def in_order(options: argparse.Namespace) -> Iterator[Cell]:
 
 
 def finished(options: argparse.Namespace, settings: Settings, cell: Cell) -> dict[str, Any] | None:
-    """A cell's figures from the cache or from what is published; None where it is still to do."""
-    for folder in (options.cache, options.published):
-        path = None if folder is None else folder / f"{cell.name}.json"
-        if path is not None and path.exists():
-            found: dict[str, Any] = json.loads(path.read_text())
-            if found["digest"] == digest_of(settings, cell):
-                return found
-    return None
+    """A cell's figures; None where it is still to do."""
+    return finished_cells.read(cell.name, options.cache, options.published, digest=digest_of(settings, cell))
 
 
 def publish(options: argparse.Namespace, settings: Settings, cell: Cell) -> None:
-    """A finished cell beside the script: every figure and count, no text, real or synthetic."""
-    value = finished(options, settings, cell)
-    if options.published is None or value is None:
-        return
-    options.published.mkdir(parents=True, exist_ok=True)
-    kept = {key: found for key, found in value.items() if key != "texts"}
-    (options.published / f"{cell.name}.json").write_text(json.dumps(kept) + "\n")
+    """A finished cell beside the script."""
+    finished_cells.publish(cell.name, finished(options, settings, cell), options.published)
 
 
 def work(options: argparse.Namespace, settings: Settings, waiting: list[Cell]) -> None:
@@ -245,7 +234,7 @@ def run_cell(settings: Settings, cell: Cell) -> tuple[float, float]:
         "seconds": seconds[0],
         "cpu_seconds": seconds[1],
     }
-    write(settings.cache / f"{cell.name}.json", result)
+    finished_cells.write(settings.cache / f"{cell.name}.json", result)
     shutil.rmtree(rounds_folder(settings, cell), ignore_errors=True)
     return seconds
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from finished_cells import aside
 from preference_optimization_data import (
     PAPER_PROMPTS,
     PAPER_ROUNDS,
     Cell,
     FloatArray,
     Settings,
-    aside,
     charge,
     clients_of,
     configure,

@@ -8,10 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -22,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from finished_cells import aside
 
 from understudy.baselines.private_evolution import EvolutionConfig
 from understudy.baselines.supervised import SupervisedConfig
@@ -302,22 +299,3 @@ def noise_facts(cell: Cell, event: Any, noise_multiplier: float) -> dict[str, An
     delta = default_delta(cell.population)
     found = epsilon_pld(event, delta) if math.isfinite(cell.epsilon) else None
     return {"delta": delta, "noise_multiplier": noise_multiplier, "epsilon_pld": found}
-
-
-@contextmanager
-def aside(path: Path, *, folder: bool = False) -> Iterator[Path]:
-    """A path beside the one wanted, renamed in the end: another process sees all of it or nothing."""
-    part = path.with_name(f"{path.name}.part{os.getpid()}")
-    if folder:
-        part.mkdir(parents=True, exist_ok=True)
-    yield part
-    if folder and path.exists():
-        shutil.rmtree(part)
-    else:
-        part.rename(path)
-
-
-def write(path: Path, value: Any) -> None:
-    """JSON, whole or not at all."""
-    with aside(path) as part:
-        part.write_text(json.dumps(value) + "\n")
