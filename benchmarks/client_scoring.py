@@ -1,8 +1,9 @@
 """Scores of 10,000 clients for 18,000 candidates of 384 dimensions: the shortcut, the product, a loop over clients.
 
-Claim: standardised over all candidates (or only clipped), the clipped sum costs at most a fifth of the bare product of
-clients and candidates that it replaces, equal to 1e-5, and its memory does not grow with the number of clients.
-Standardised prompt by prompt no shortcut is known (`preference_optimization.scoring`): the time of that sum is given
+Claim: with one spread for all candidates (`within`, the default, or `all`), or only clipped, the clipped sum costs at
+most a fifth of the bare product of clients and candidates that it replaces, equal to 1e-5, and its memory does not grow
+with the number of clients.
+With a spread per prompt no shortcut is known (`preference_optimization.scoring`): the time of that sum is given
 beside the product's, without a target. All in float64, on synthetic embeddings with a common offset.
 
 The loop makes one product of the candidates with one client at a time; it runs on some of the clients and is scaled up
@@ -36,6 +37,7 @@ FLAT = 1.1  # memory at five times the clients, of that at one times
 FloatArray = npt.NDArray[np.float64]
 
 WAYS = {
+    "within": {"normalise": "standardise", "over": "within"},
     "all": {"normalise": "standardise", "over": "all"},
     "none": {"normalise": "none", "over": "all"},
     "prompt": {"normalise": "standardise", "over": "prompt"},
@@ -81,9 +83,9 @@ def loop(way: str, means: FloatArray, candidates: FloatArray, per_prompt: int) -
     for mean in means:
         scores = candidates @ mean
         if way != "none":
-            groups = scores.reshape(-1, per_prompt if way == "prompt" else len(scores))
-            spread = groups.std(axis=1, keepdims=True)
-            scores = ((groups - groups.mean(axis=1, keepdims=True)) / spread).reshape(-1)
+            alike = scores.reshape(-1, len(scores) if way == "all" else per_prompt)
+            alike = alike - alike.mean(axis=1, keepdims=True)
+            scores = (alike / (alike.std(axis=1, keepdims=True) if way == "prompt" else alike.std())).reshape(-1)
         total += scores / max(1.0, float(np.linalg.norm(scores)))
     return total
 
@@ -151,7 +153,7 @@ def main() -> int:
     means, wide = population(options.clients, options.dimension), unit_rows(candidates)
     product, product_wall = timed(lambda: bare_product(means, wide), options.repeats)
     ways = {way: measured(way, options, product) for way in WAYS}
-    met = all(ways[way]["faster_than_product"] >= TARGET for way in ("all", "none")) and all(
+    met = all(ways[way]["faster_than_product"] >= TARGET for way in ("within", "all", "none")) and all(
         found["difference"] <= EQUAL and found["memory_ratio"] <= FLAT for found in ways.values()
     )
     print(f"bare product {product:.2f} s of processor time, {product_wall:.2f} s wall")
@@ -161,7 +163,8 @@ def main() -> int:
             f"{way:<8}{found['seconds']:>8.2f}{found['faster_than_product']:>12.2f}{found['faster_than_loop']:>9.1f}"
             f"{found['difference']:>12.1e}{found['memory_mib']:>8.0f}{found['memory_mib_at_five_times']:>8.0f}"
         )
-    print(f"target {TARGET:g}x the product for all and none, {EQUAL:g}, memory {FLAT:g}: {'met' if met else 'missed'}")
+    verdict = "met" if met else "missed"
+    print(f"target {TARGET:g}x the product for all but prompt, {EQUAL:g}, memory {FLAT:g}: {verdict}")
     if options.out:
         sizes = {name: value for name, value in vars(options).items() if name not in ("out", "memory_of")}
         result = {**sizes, "product_seconds": round(product, 3), "ways": ways, "target": TARGET, "met": met}

@@ -305,7 +305,7 @@ def recovery(settings: Settings, cell: Cell) -> dict[str, Any]:
     facts: dict[str, Any] = {"signal_to_noise_bound": str(bound)} | noise_facts(cell, plan.event, plan.noise_multiplier)
     for name, normalise in (("standardise", "standardise"), ("none", "none"), ("paper", "standardise")):
         config = configure(settings, cell)
-        scoring = config.scoring.model_copy(update={"normalise": normalise, "over": "prompt", "scorer": "cosine"})
+        scoring = config.scoring.model_copy(update={"normalise": normalise, "over": "within", "scorer": "cosine"})
         everyone = np.ones(cell.population, dtype=bool)
         exact = scores_without_noise(
             pool, embeddings, everyone, labels=None, config=config.model_copy(update={"scoring": scoring})

@@ -240,8 +240,8 @@ class Planted:
 MOVED, SEEN, SCALE = "times its declared sensitivity", "visible output", "times what was declared"
 SAMPLED, MASKED = {"clients": {"sampling_probability": 0.5}}, {"scoring": {"aggregation": "masked"}}
 HISTOGRAM = {"scoring": {"scorer": "histogram"}}
-# Scores enough to tell 2/3 of the noise from all of it.
-MANY = {"candidates": {"prompts": 40}, "preferences": {"batch_size": 64}}
+# 320 scores: at level 1e-6 a chi-square test misses 2/3 or 3/2 of the noise in fewer than one draw of ten million.
+MANY = {"candidates": {"prompts": 80}, "preferences": {"batch_size": 64}}
 PLANTED = {
     "clip removed": Planted(clip_removed, "plain", MOVED),
     "every sample votes": Planted(vote_counted_for_every_sample, "repeated", MOVED, HISTOGRAM),

@@ -5,11 +5,15 @@ with one text per client; *deviation*: each text's vector is clipped, which algo
 *Deviation*: by default scores are standardised before the clip, since raw cosines share an offset that eats it.
 
 m: mean of a client's unit embeddings, (d,). E: unit candidates, (M, d), cut into groups b: the J candidates of a prompt
-(`over="prompt"`), or all of one label (`over="all"`; without labels all there are).
+(`over="prompt"`), or all of one label (`over="within"` and `"all"`; without labels all there are).
 
     s = E m                                   cosine similarity to the client's samples, averaged over them
     v_b = (s_b - mean(s_b)) / std(s_b)        `standardise`; 0 where the group has no variance. `none`: v = s
     vector = v / max(1, |v|)                  clip to L2 norm 1, in float64
+
+The mean that is subtracted is the group's, with `within` that of the candidate's own prompt: only differences within a
+prompt decide a preference. One spread for all prompts keeps a client's differences in proportion, a spread per prompt
+gives every prompt the same weight.
 
 *No variance*: |s_b - mean(s_b)| <= 1e-6 |m| |E_b|_F, about what float32 makes of the embeddings of equal texts.
 A mean that is not finite, or beyond 1e100, counts as zero.
@@ -31,6 +35,8 @@ FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
+Over = Literal["within", "prompt", "all"]
+
 NO_VARIANCE = 1e-6
 LARGEST = 1e100
 
@@ -42,14 +48,16 @@ class Part:
     Attributes:
         label: whose mean scores them.
         columns: (m,) int64 their places among all candidates, ascending.
-        size: candidates of a group; m is a multiple.
-        rows: (m, d) float64 unit rows, centred within each group if scores are standardised.
+        size: candidates of a group, which share a spread; m is a multiple.
+        centre: candidates that share a mean; the size is a multiple.
+        rows: (m, d) float64 unit rows, less their mean if scores are standardised.
         floor: (groups,) norm up to which a unit mean's scores have no variance.
     """
 
     label: int
     columns: IntArray
     size: int
+    centre: int
     rows: FloatArray
     floor: FloatArray
 
@@ -83,7 +91,7 @@ def candidate_space(
     candidates: Rows,
     *,
     normalise: Literal["standardise", "none"],
-    over: Literal["prompt", "all"],
+    over: Over,
     per_prompt: int,
     labels: IntArray | None = None,
 ) -> CandidateSpace:
@@ -92,7 +100,7 @@ def candidate_space(
     Args:
         candidates: (M, d) embeddings, finite, candidate j of prompt k at k * J + j; public.
         normalise: standardise, or clip only.
-        over: what is standardised together.
+        over: which candidates share a mean and a spread.
         per_prompt: J.
         labels: (M,) int64 label of each candidate, one per prompt; None: no labels. Public.
 
@@ -114,12 +122,13 @@ def candidate_space(
     for label in np.unique(of):
         columns = np.flatnonzero(of == label).astype(np.int64)
         size = per_prompt if normalise == "standardise" and over == "prompt" else len(columns)
-        blocks = unit[columns].reshape(-1, size, unit.shape[1])
-        floor = np.zeros(len(blocks))
+        centre = per_prompt if over == "within" else size
+        rows, floor = unit[columns], np.zeros(len(columns) // size)
         if normalise == "standardise":
-            floor = NO_VARIANCE * np.sqrt(np.square(blocks).sum(axis=(1, 2)))
-            blocks = blocks - blocks.mean(axis=1, keepdims=True)
-        parts.append(Part(int(label), columns, size, blocks.reshape(len(columns), -1), floor))
+            floor = NO_VARIANCE * np.sqrt(np.square(rows.reshape(-1, size, rows.shape[1])).sum(axis=(1, 2)))
+            alike = rows.reshape(-1, centre, rows.shape[1])
+            rows = (alike - alike.mean(axis=1, keepdims=True)).reshape(rows.shape)
+        parts.append(Part(int(label), columns, size, centre, rows, floor))
     return CandidateSpace(tuple(parts), len(candidates), normalise == "standardise")
 
 

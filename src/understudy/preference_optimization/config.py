@@ -73,8 +73,10 @@ class ScoringConfig(BaseModel):
         description="Before clipping, subtract the vector's mean and divide by its spread, or leave it (paper). "
         "Raw cosines share an offset that eats the clip.",
     )
-    over: Literal["prompt", "all"] = Field(
-        default="prompt", description="Standardise over the candidates of one prompt, or over all of them."
+    over: Literal["within", "prompt", "all"] = Field(
+        default="within",
+        description="Which scores share a mean and a spread: within, a mean per prompt and one spread; prompt, both "
+        "per prompt (slower); all, one of each.",
     )
     aggregation: Literal["trusted", "masked"] = Field(
         default="trusted",

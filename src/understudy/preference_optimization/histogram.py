@@ -83,7 +83,7 @@ def histogram_vectors(space: CandidateSpace, nearest: IntArray, owner: IntArray,
     blocks = [votes[:, part.columns].reshape(len(slots), -1, part.size) for part in space.parts]
     floors = [NO_VARIANCE * np.sqrt(np.einsum("rkj,rkj->rk", block, block)) for block in blocks]
     if space.standardised:
-        blocks = [block - block.mean(axis=2, keepdims=True) for block in blocks]
+        blocks = [_centred(block, part.centre) for part, block in zip(space.parts, blocks, strict=True)]
     norms = [np.sqrt(np.einsum("rkj,rkj->rk", block, block)) for block in blocks]
     out = np.zeros((len(slots), space.count))
     for part, block, weight in zip(space.parts, blocks, block_weights(space, norms, floors), strict=True):
@@ -120,6 +120,13 @@ def histogram_sum(
     for start in range(0, len(taking_part), step):
         total += histogram_vectors(space, nearest, owner, taking_part[start : start + step]).sum(axis=0)
     return total
+
+
+def _centred(block: FloatArray, centre: int) -> FloatArray:
+    """(r, groups, size) less the mean of each run of `centre` candidates."""
+    alike = block.reshape(len(block), -1, centre)
+    less: FloatArray = alike - alike.mean(axis=2, keepdims=True)
+    return less.reshape(block.shape)
 
 
 def _votes(count: int, nearest: IntArray, owner: IntArray, slots: IntArray) -> FloatArray:

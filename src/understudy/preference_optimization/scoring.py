@@ -3,11 +3,11 @@
 The vectors are those of `client_vectors`. Standardised blocks have norm sqrt(J) >= sqrt(2), so every clip is active and
 the block of a client is E~_b m / |E~_b m| / sqrt(number of its groups with variance), with E~_b the centred candidates
 and groups of one size. Only norms are missing:
-- groups larger than d, or `none`: |E~_b m|^2 = m^T (E~_b^T E~_b) m, and the sum over clients is E~_b (sum_i w_i m_i),
-  O(n d^2 + M d^2) for one group. For `none` this norm tells whether a clip is active, so the shortcut holds there too.
-  Clients whose norm cancels (below 0.3 % of the largest possible) are computed by the product.
-- groups of at most d candidates, so `over="prompt"` with the paper's J = 10: a norm costs d^2 by its Gram matrix and
-  J d by the product, which therefore is the fastest way known: O(n M d), some clients at a time.
+- groups larger than d (`within`, `all`), or `none`: |E~_b m|^2 = m^T (E~_b^T E~_b) m, and the sum over clients is
+  E~_b (sum_i w_i m_i), O(n d^2 + M d^2) for one group. For `none` this norm tells whether a clip is active, so the
+  shortcut holds there too. Clients whose norm cancels (below 0.3 % of the largest possible) take the product.
+- groups of at most d candidates, so a spread per prompt (`over="prompt"`) with the paper's J = 10: a norm costs d^2 by
+  its Gram matrix and J d by the product, which therefore is the fastest way known: O(n M d), some clients at a time.
 
 *Guarantee*: a client's vector is a function of that client alone, to the last bit for one mask (null clients keep their
 rows, so no shape changes), and its norm is at most 1: adding or removing one client moves the sum by at most 1 in L2
@@ -28,6 +28,7 @@ from understudy.preference_optimization.client_vectors import (
     FloatArray,
     IntArray,
     Mask,
+    Over,
     Rows,
     block_weights,
     candidate_space,
@@ -47,7 +48,7 @@ def exact_sum(
     mask: Mask,
     *,
     normalise: Literal["standardise", "none"],
-    over: Literal["prompt", "all"],
+    over: Over,
     per_prompt: int,
     labels: IntArray | None = None,
     chunk: int | None = None,

@@ -14,7 +14,7 @@ from understudy.preference_optimization.clients import client_means
 from understudy.preference_optimization.histogram import histogram_sum, histogram_vectors, nearest_candidates
 from understudy.preference_optimization.scoring import as_query, exact_sum, unclipped_mean
 
-WAYS = [{"normalise": n, "over": o} for n, o in itertools.product(("standardise", "none"), ("prompt", "all"))]
+WAYS = [{"normalise": n, "over": o} for n, o in itertools.product(("standardise", "none"), ("within", "prompt", "all"))]
 
 
 def embeddings(count: int, d: int, seed: int, *, offset: float = 2.0) -> np.ndarray:
@@ -23,10 +23,12 @@ def embeddings(count: int, d: int, seed: int, *, offset: float = 2.0) -> np.ndar
     return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
 
 
-def transform(scores, *, normalise, groups, sizes_of_noise):
-    """Standardise the groups of one client's vector by the textbook, then clip."""
+def transform(scores, *, normalise, groups, sizes_of_noise, prompts):
+    """Standardise the groups of one client's vector by the textbook, then clip; with prompts, centre these first."""
     vector = np.array(scores, dtype=np.float64)
     if normalise == "standardise":
+        for prompt in prompts:
+            vector[prompt] -= vector[prompt].mean()
         for group, noise in zip(groups, sizes_of_noise, strict=True):
             block = vector[group]
             spread = math.sqrt(sum((x - block.mean()) ** 2 for x in block))
@@ -38,6 +40,11 @@ def groups_of(count, *, over, per_prompt, labels=None):
     if over == "prompt":
         return [np.arange(start, start + per_prompt) for start in range(0, count, per_prompt)]
     return [np.flatnonzero(labels == label) for label in sorted(set(labels))] if labels is not None else [slice(None)]
+
+
+def prompts_of(count, *, over, per_prompt):
+    """What shares a mean but no spread."""
+    return groups_of(count, over="prompt", per_prompt=per_prompt) if over == "within" else []
 
 
 def by_loop(samples, candidates, mask, *, normalise, over, per_prompt, labels=None, sample_labels=None):
@@ -62,7 +69,8 @@ def by_loop(samples, candidates, mask, *, normalise, over, per_prompt, labels=No
             means[kind] = np.linalg.norm((own / np.linalg.norm(own, axis=1, keepdims=True)).mean(0))
         groups = groups_of(len(wide), over=over, per_prompt=per_prompt, labels=labels)
         noise = [1e-6 * means.get(of[g].flat[0], 0.0) * math.sqrt(len(of[g])) for g in groups]
-        total += transform(scores, normalise=normalise, groups=groups, sizes_of_noise=noise)
+        prompts = prompts_of(len(wide), over=over, per_prompt=per_prompt)
+        total += transform(scores, normalise=normalise, groups=groups, sizes_of_noise=noise, prompts=prompts)
     return total
 
 
@@ -156,7 +164,7 @@ def test_shortcut_hands_clients_across_the_spread_of_the_candidates_to_the_produ
         np.testing.assert_allclose(exact_sum(means, candidates, mask, chunk=chunk, **way), expected.sum(0), atol=1e-10)
 
 
-@pytest.mark.parametrize("over", ["prompt", "all"])
+@pytest.mark.parametrize("over", ["within", "prompt", "all"])
 def test_texts_equal_up_to_float32_say_nothing(over):
     d, generator = 12, np.random.default_rng(0)
     same = embeddings(1, d, seed=1).repeat(40, axis=0)
@@ -256,7 +264,7 @@ def test_rounding_alone_would_break_the_sensitivity():
     assert max(moved) > 1
 
 
-@pytest.mark.parametrize(("over", "per_prompt"), [("prompt", 10), ("all", 10)])
+@pytest.mark.parametrize(("over", "per_prompt"), [("within", 10), ("prompt", 10), ("all", 10)])
 def test_memory_does_not_grow_with_the_number_of_clients(over, per_prompt):
     candidates, peaks = embeddings(2000, 16, seed=0), []
     for n in (3000, 12_000):
@@ -267,6 +275,25 @@ def test_memory_does_not_grow_with_the_number_of_clients(over, per_prompt):
         tracemalloc.stop()
     assert peaks[1] < 1.1 * peaks[0]
     assert peaks[1] < 12_000 * 2000 * 8 / 5, "never all clients times all candidates"
+
+
+def test_one_spread_keeps_a_clients_differences_in_proportion_and_one_per_prompt_does_not():
+    candidates, mask = embeddings(40, 12, seed=5), np.ones(30, dtype=bool)
+    means = means_of(population(30, 12, seed=6), 12)
+    one = unit_rows(means[2:3])
+    wanted = unclipped_mean(one, candidates, np.ones(1, dtype=bool)).reshape(-1, 4)
+    found = exact_sum(one, candidates, np.ones(1, dtype=bool), normalise="standardise", over="within", per_prompt=4)
+    np.testing.assert_allclose(
+        found.reshape(-1, 4) / np.linalg.norm(found),
+        (wanted - wanted.mean(1, keepdims=True)) / np.linalg.norm(wanted - wanted.mean(1, keepdims=True)),
+        atol=1e-12,
+    )
+    spreads = {}
+    for over in ("within", "prompt"):
+        total = exact_sum(means, candidates, mask, normalise="standardise", over=over, per_prompt=4)
+        spreads[over] = np.linalg.norm(total.reshape(-1, 4), axis=1)
+        np.testing.assert_allclose(total.reshape(-1, 4).mean(1), 0, atol=1e-12)
+    assert spreads["within"].std() > spreads["prompt"].std()
 
 
 def test_unclipped_mean_is_the_mean_cosine():
@@ -305,7 +332,8 @@ def histogram_by_loop(samples, candidates, mask, *, normalise, over, per_prompt)
             shares[cosines.index(max(cosines))] += 1 / len(texts)
         groups = groups_of(len(wide), over=over, per_prompt=per_prompt)
         noise = [1e-6 * np.linalg.norm(shares[g]) for g in groups]
-        total += transform(shares, normalise=normalise, groups=groups, sizes_of_noise=noise)
+        prompts = prompts_of(len(wide), over=over, per_prompt=per_prompt)
+        total += transform(shares, normalise=normalise, groups=groups, sizes_of_noise=noise, prompts=prompts)
     return total
 
 
