@@ -205,17 +205,32 @@ def transact(engine: sa.Engine, work: Callable[[sa.Connection], T], *, lock: boo
 
 
 def create_tables(engine: sa.Engine) -> None:
-    """Makes the tables that are missing; of several processes at once, one makes them."""
-    if set(METADATA.tables) <= set(_table_names(engine)):
-        return
-    transact(engine, METADATA.create_all, lock=False)
+    """Makes the tables that are missing; of several processes at once, one makes them.
+
+    Raises:
+        UnderstudyError: when a table has other columns than this version writes, or the database cannot be used.
+    """
+    found = _columns(engine)
+    for name, table in METADATA.tables.items():
+        wanted = set(table.columns.keys())
+        if name in found and found[name] != wanted:
+            differing = ", ".join(sorted(found[name] ^ wanted))
+            raise UnderstudyError(
+                f"the ledger {engine.url.render_as_string(hide_password=True)} was made by another version of "
+                f"Understudy: its table {name} differs in {differing}. What it holds is spent for good, so go on with "
+                "the version that made it; set UNDERSTUDY_LEDGER_URL to a new ledger only for rows that it does not know"
+            )
+    if not set(METADATA.tables) <= set(found):
+        transact(engine, METADATA.create_all, lock=False)
 
 
-def _table_names(engine: sa.Engine) -> list[str]:
+def _columns(engine: sa.Engine) -> dict[str, set[str]]:
+    """Table -> its columns."""
     try:
-        return sa.inspect(engine).get_table_names()
+        tables = sa.inspect(engine).get_multi_columns()
     except SQLAlchemyError as error:
         raise _unusable(engine, error) from error
+    return {name: {column["name"] for column in columns} for (_, name), columns in tables.items()}
 
 
 def _set_pragmas(connection: Any, _record: object) -> None:

@@ -456,6 +456,24 @@ def test_purged_rows_are_overwritten(sqlite_ledger, sqlite_path):
     assert not any(h in after for h in (*hashes, salt))
 
 
+@pytest.mark.parametrize(
+    ("change", "differing"),
+    [
+        ("ALTER TABLE ledger_charges DROP COLUMN renyi_curve", "ledger_charges differs in renyi_curve"),
+        ("ALTER TABLE ledger_starts ADD COLUMN machine TEXT", "ledger_starts differs in machine"),
+    ],
+)
+def test_the_ledger_of_another_version_is_refused_in_words(sqlite_ledger, sqlite_path, change, differing):
+    sqlite_ledger.register(record())
+    sqlite_ledger.reserve(**fields())
+    with sqlite3.connect(sqlite_path) as connection:
+        connection.execute(change)
+    before = sqlite_path.read_bytes()
+    with pytest.raises(UnderstudyError, match=f"another version of Understudy: its table {differing}"):
+        Ledger(f"sqlite:///{sqlite_path}", secret=b"s" * 32)
+    assert sqlite_path.read_bytes() == before
+
+
 def test_sqlite_is_closed_to_others_and_durable(sqlite_ledger, sqlite_path):
     assert stat.S_IMODE(sqlite_path.stat().st_mode) == 0o600
     with open_engine(f"sqlite:///{sqlite_path}").connect() as connection:
