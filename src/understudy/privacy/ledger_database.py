@@ -218,7 +218,7 @@ def create_tables(engine: sa.Engine) -> None:
             raise UnderstudyError(
                 f"the ledger {engine.url.render_as_string(hide_password=True)} was made by another version of "
                 f"Understudy: its table {name} differs in {differing}. What it holds is spent for good, so go on with "
-                "the version that made it; set UNDERSTUDY_LEDGER_URL to a new ledger only for rows that it does not know"
+                "the version that made it; set UNDERSTUDY_LEDGER_URL to a new one only for rows that it does not know"
             )
     if not set(METADATA.tables) <= set(found):
         transact(engine, METADATA.create_all, lock=False)
