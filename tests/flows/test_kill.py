@@ -96,8 +96,8 @@ def start(command: Command, home: Path, out: Path, *, api: str | None = None) ->
     )
 
 
-def finish(process: subprocess.Popen) -> None:
-    _, err = process.communicate(timeout=600)
+def finish(process: subprocess.Popen, within: float = 600) -> None:
+    _, err = process.communicate(timeout=within)
     assert process.returncode == 0, err[-3000:]
 
 
@@ -147,7 +147,7 @@ def check_kills(command: Command, moments: list[float], tmp_path: Path, in_home)
         shutil.copytree(home, trial)
         process = start(command, trial, out)
         try:
-            process.wait(timeout=length * moment)
+            finish(process, within=length * moment)
         except subprocess.TimeoutExpired:
             landed += 1
             kill(process)
