@@ -1,6 +1,7 @@
 """What a run leaves in DIR: `export/`, safe to hand over, and `internal/`, which is not private.
 
-Each folder is written beside its place and renamed, so that a crash leaves the old one or the new one, never a half.
+Each folder is written beside its place and renamed, so that there is never a half of one. A crash leaves the old one or
+the new one, between the two renames that replace an old one under another name; the next delivery clears up.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,14 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from understudy.artifacts import ArtifactRef, path_of, read_table
 from understudy.errors import InputError, UnderstudyError
+from understudy.locks import locked_folder
 from understudy.records import SYNTHETIC_SCHEMA, TEXT_SCHEMA
 
 EXPORT = "export"
 INTERNAL = "internal"
 RUN_FILE = "run.json"
+
+_WRITTEN, _REPLACED = ".{}.new", ".{}.old"  # beside the folder while it is put in place
 
 
 class RunRecord(BaseModel):
@@ -49,7 +52,8 @@ def check_folder(out: Path) -> None:
     """
     if out.exists() and not out.is_dir():
         raise InputError(f"--out {out}: expected a folder, found a file; choose another place")
-    foreign = [p.name for p in out.iterdir() if p.name not in (EXPORT, INTERNAL)] if out.exists() else []
+    ours = {shape.format(folder) for folder in (EXPORT, INTERNAL) for shape in ("{}", _WRITTEN, _REPLACED)}
+    foreign = [p.name for p in out.iterdir() if p.name not in ours] if out.exists() else []
     if foreign:
         raise InputError(
             f"--out {out}: expected an empty folder or one of an earlier run, found {sorted(foreign)[:3]}; "
@@ -61,21 +65,29 @@ def check_folder(out: Path) -> None:
 
 
 def replace_folder(target: Path, fill: Callable[[Path], None]) -> None:
-    """Put a freshly filled folder in the place of `target`, whole or not at all."""
+    """Put a freshly filled folder in the place of `target`, whole or not at all; what a killed process left goes."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    try:
-        fill(fresh)
-        fresh.chmod(0o755)
-        if target.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{target.name}-old-", dir=target.parent))
-            os.replace(target, old / target.name)
+    fresh, old = (target.with_name(shape.format(target.name)) for shape in (_WRITTEN, _REPLACED))
+    with locked_folder(target.parent):
+        if old.exists() and not target.exists():
+            os.replace(old, target)
+        _remove(fresh)
+        _remove(old)
+        try:
+            fresh.mkdir(mode=0o700)
+            fill(fresh)
+            fresh.chmod(0o755)
+            if target.exists():
+                os.replace(target, old)
             os.replace(fresh, target)
-            shutil.rmtree(old)
-        else:
-            os.replace(fresh, target)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
+        finally:
+            _remove(fresh)
+        _remove(old)
+
+
+def _remove(folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)
 
 
 def named_labels(table: pa.Table, label_names: tuple[str, ...]) -> pa.Table:

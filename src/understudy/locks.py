@@ -1,4 +1,4 @@
-"""A lock that dies with its holder: `flock` on a file, exclusive between processes and between threads."""
+"""A lock that dies with its holder: `flock` on a file or a folder, exclusive between processes and between threads."""
 
 import fcntl
 import os
@@ -35,6 +35,17 @@ def locked(path: Path) -> Iterator[None]:
             break
         os.close(descriptor)
     try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def locked_folder(folder: Path) -> Iterator[None]:
+    """Hold the lock on a folder that exists, waiting for it; nothing is written into it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
         os.close(descriptor)

@@ -1,0 +1,121 @@
+"""Results are put in place whole, and what a killed delivery leaves stands in nobody's way."""
+
+import multiprocessing
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from understudy.delivery import check_folder, replace_folder
+from understudy.errors import InputError
+
+
+def fill_with(text):
+    def fill(folder: Path) -> None:
+        (folder / "report.html").write_text(text)
+        (folder / "run.json").write_text(text)
+
+    return fill
+
+
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_half_way(folder: Path) -> None:
+    (folder / "report.html").write_text("half")
+    die()
+
+
+def deliver_and_die(target: Path, renames: int | None) -> None:
+    """Killed while the folder is filled, or after so many renames."""
+    if renames is None:
+        replace_folder(target, die_half_way)
+    made, rename = [], os.replace
+
+    def counted(source, place):
+        rename(source, place)
+        made.append(place)
+        if len(made) == renames:
+            die()
+
+    os.replace = counted  # of this process alone
+    replace_folder(target, fill_with("new"))
+
+
+@pytest.mark.parametrize("renames", [None, 1, 2])
+def test_a_killed_delivery_leaves_a_whole_folder_and_the_next_one_clears_up(tmp_path, renames):
+    target = tmp_path / "out" / "internal"
+    replace_folder(target, fill_with("old"))
+    child = multiprocessing.get_context("spawn").Process(target=deliver_and_die, args=(target, renames))
+    child.start()
+    child.join()
+    assert child.exitcode == -signal.SIGKILL
+    left = sorted(folder.name for folder in target.parent.iterdir())
+    assert (
+        left
+        == {
+            None: [".internal.new", "internal"],
+            1: [".internal.new", ".internal.old"],
+            2: [".internal.old", "internal"],
+        }[renames]
+    )
+    check_folder(target.parent)
+    replace_folder(target, fill_with("next"))
+    assert [folder.name for folder in target.parent.iterdir()] == ["internal"]
+    assert {file.name: file.read_text() for file in target.iterdir()} == {"report.html": "next", "run.json": "next"}
+
+
+def test_a_delivery_that_fails_leaves_the_old_folder(tmp_path):
+    target = tmp_path / "internal"
+    replace_folder(target, fill_with("old"))
+
+    def fail(_: Path) -> None:
+        raise InputError("no")
+
+    with pytest.raises(InputError, match="no"):
+        replace_folder(target, fail)
+    assert [folder.name for folder in tmp_path.iterdir()] == ["internal"]
+    assert (target / "report.html").read_text() == "old"
+
+
+def test_an_old_folder_that_a_crash_put_aside_comes_back_before_anything_else_is_tried(tmp_path):
+    target, aside = tmp_path / "internal", tmp_path / ".internal.old"
+    replace_folder(aside, fill_with("old"))
+
+    def fail(_: Path) -> None:
+        raise InputError("no")
+
+    with pytest.raises(InputError, match="no"):
+        replace_folder(target, fail)
+    assert (target / "report.html").read_text() == "old"
+
+
+def test_two_deliveries_to_one_place_take_turns(tmp_path):
+    target, entered, go_on = tmp_path / "internal", threading.Event(), threading.Event()
+
+    def slow(folder: Path) -> None:
+        entered.set()
+        assert go_on.wait(30)
+        fill_with("first")(folder)
+
+    first = threading.Thread(target=replace_folder, args=(target, slow))
+    first.start()
+    assert entered.wait(30)
+    second = threading.Thread(target=replace_folder, args=(target, fill_with("second")))
+    second.start()
+    second.join(0.2)
+    assert second.is_alive()
+    go_on.set()
+    first.join()
+    second.join()
+    assert (target / "report.html").read_text() == "second"
+    assert [folder.name for folder in tmp_path.iterdir()] == ["internal"]
+
+
+def test_a_folder_with_anything_else_is_refused(tmp_path):
+    (tmp_path / ".internal.mine").mkdir()
+    with pytest.raises(InputError, match=r"\.internal\.mine"):
+        check_folder(tmp_path)
