@@ -101,6 +101,8 @@ def named_labels(table: pa.Table, label_names: tuple[str, ...]) -> pa.Table:
 def write_export(out: Path, record: RunRecord, statement: Mapping[str, Any], statement_text: str) -> Path:
     """Write DIR/export: synthetic.parquet, statement.json, statement.md and, under its kind, what was released.
 
+    What `generate` drew beside them is kept as long as the release is the one it was drawn from.
+
     Raises:
         UnderstudyError: when anything in it is not released or public: nothing is written then.
     """
@@ -108,7 +110,11 @@ def write_export(out: Path, record: RunRecord, statement: Mapping[str, Any], sta
         if ref.label.kind == "private":
             raise UnderstudyError(f"artifact {ref.id} is {ref.label}: only public and released ones are exported")
 
+    further = _further_draws(out, record)
+
     def fill(folder: Path) -> None:
+        for path in further:
+            shutil.copy2(path, folder)
         pq.write_table(named_labels(read_table(record.synthetic), record.label_names), folder / "synthetic.parquet")
         (folder / "statement.json").write_text(json.dumps(statement, indent=2) + "\n")
         (folder / "statement.md").write_text(statement_text)
@@ -117,6 +123,34 @@ def write_export(out: Path, record: RunRecord, statement: Mapping[str, Any], sta
 
     replace_folder(out / EXPORT, fill)
     return out / EXPORT
+
+
+def further_file(folder: Path, *, samples: int, draw: int, out: Path | None) -> Path:
+    """Where further texts go: `out`, or a file of their own beside the exported ones.
+
+    Raises:
+        InputError: when the file exists.
+    """
+    path = out or folder / f"synthetic-{samples}-{draw}.parquet"
+    if path.exists():
+        raise InputError(f"{path} exists: name another file with --out, nothing was overwritten")
+    return path
+
+
+def write_further(path: Path, table: pa.Table) -> None:
+    """Write further texts, whole or not at all."""
+    aside = path.with_name(f".{path.name}.part")
+    pq.write_table(table, aside)
+    aside.replace(path)
+
+
+def _further_draws(out: Path, record: RunRecord) -> list[Path]:
+    """What was drawn later from the model in DIR/export, if that is the model of `record`."""
+    try:
+        earlier = read_record(out)
+    except InputError:  # nothing there, or of another version: then the release is another one too
+        return []
+    return sorted((out / EXPORT).glob("synthetic-*.parquet")) if earlier.released == record.released else []
 
 
 def write_internal(out: Path, record: RunRecord, fill_report: Callable[[Path], None]) -> Path:

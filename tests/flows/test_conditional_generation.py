@@ -7,6 +7,7 @@ import stat
 import pyarrow.parquet as pq
 import pytest
 
+from understudy.conditional_generation.more import generate_more
 from understudy.privacy.ledger import Ledger
 from understudy.settings import prepare_environment, settings
 
@@ -44,11 +45,14 @@ def test_a_run_ends_with_a_statement_and_a_second_one_charges_nothing(run, reque
     assert {"utility.synthetic.accuracy", "utility.prompt_only.accuracy"} <= report["metrics"].keys()
     before = Ledger.open().spent("ward")
     assert before[0] == 3.0
+    drawn, _ = generate_more(tmp_path / "out", samples=2)
+    texts = pq.read_table(drawn)
 
     second, states = run(request)
     assert {states[name] for name in COMPUTED} == {"Cached"}
     assert Ledger.open().spent("ward") == before
     assert (second.released, second.synthetic) == (first.released, first.synthetic)
+    assert pq.read_table(drawn).equals(texts), "further draws from the same model are kept"
 
     more, states = run(request_of(samples=14))
     assert states["train"] == "Cached", "more samples are post-processing"
@@ -64,6 +68,7 @@ def test_a_run_ends_with_a_statement_and_a_second_one_charges_nothing(run, reque
     assert states["train"] == "Completed"
     assert Ledger.open().spent("ward")[0] == 6.0
     assert third.released != first.released
+    assert not drawn.exists(), "its model is no longer beside it"
 
 
 def test_epsilon_infinity_exports_nothing_and_spends_nothing(run, request_of, tmp_path):

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pyarrow.parquet as pq
-
 from understudy.conditional_generation.config import ConditionalGenerationConfig
 from understudy.conditional_generation.storage import load_trained
 from understudy.conditional_generation.synthesis import synthesize_stored
-from understudy.delivery import EXPORT, INTERNAL, RUN_FILE, named_labels
+from understudy.delivery import EXPORT, INTERNAL, RUN_FILE, further_file, named_labels, write_further
 from understudy.errors import InputError
 
 # Streams of earlier draws are named by the run's public seed; further ones start at a seed of their own.
@@ -43,13 +41,9 @@ def generate_more(origin: Path, *, samples: int, out: Path | None = None, draw: 
     )
     if isinstance(config.class_sizes, dict):
         config = config.model_copy(update={"class_sizes": "balanced"})
-    path = out or folder / f"synthetic-{samples}-{draw}.parquet"
-    if path.exists():
-        raise InputError(f"{path} exists: name another file with --out, nothing was overwritten")
+    path = further_file(folder, samples=samples, draw=draw, out=out)
     table = named_labels(synthesize_stored(stored, config).table, stored.trained.label_names)
-    aside = path.with_name(f".{path.name}.part")
-    pq.write_table(table, aside)
-    aside.replace(path)
+    write_further(path, table)
     return path, table.num_rows
 
 

@@ -9,9 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
-
-from understudy.delivery import EXPORT, INTERNAL, RUN_FILE, named_labels
+from understudy.delivery import EXPORT, INTERNAL, RUN_FILE, further_file, named_labels, write_further
 from understudy.errors import InputError
 from understudy.preference_optimization.config import EndpointConfig, PreferenceOptimizationConfig
 
@@ -64,9 +62,7 @@ def generate_more(origin: Path, *, samples: int, out: Path | None = None, draw: 
             "model is to be used; name the run's own --out folder, or repeat its `understudy run` command with a "
             "larger --samples, which charges nothing"
         )
-    path = out or folder / f"synthetic-{samples}-{draw}.parquet"
-    if path.exists():
-        raise InputError(f"{path} exists: name another file with --out, nothing was overwritten")
+    path = further_file(folder, samples=samples, draw=draw, out=out)
     config, names = PreferenceOptimizationConfig.model_validate(record["config"]), tuple(record["label_names"])
     config = config.model_copy(
         update={
@@ -78,9 +74,7 @@ def generate_more(origin: Path, *, samples: int, out: Path | None = None, draw: 
     table, _ = rounds.write_texts(
         load_model(folder / "model"), read_seeds(config.seeds), config=config, label_names=names, trained=True
     )
-    aside = path.with_name(f".{path.name}.part")
-    pq.write_table(named_labels(table, names), aside)
-    aside.replace(path)
+    write_further(path, named_labels(table, names))
     return path, table.num_rows
 
 
