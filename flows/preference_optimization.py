@@ -3,6 +3,8 @@
 rows -> embed ---------------------+
           charge -> [ propose -> score -> prefer ] x T -> publish -> settle
                                                       +-> write texts -> judge -> deliver
+
+`propose`, `prefer`, `publish` and `write texts` belong to the server zone: `server_side` runs them there.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from prefect import flow
 
 from understudy.artifacts import ArtifactRef
 from understudy.flows.admitted import admitted
+from understudy.flows.server_side import Prefer, Propose, Publish, WriteTexts, in_zone
 from understudy.preference_optimization.config import PreferenceOptimizationConfig
 from understudy.preference_optimization.planning import charged_settings
 from understudy.requests import RunRequest
@@ -23,11 +26,7 @@ from understudy.tasks.preference_optimization import (
     charged_code,
     embed_clients,
     judge,
-    prefer,
-    propose,
-    publish,
     score,
-    write_texts,
 )
 from understudy.tasks.runtime import Zone
 from understudy.tasks.tracking import parent_run
@@ -50,15 +49,19 @@ def preference_optimization(request: RunRequest) -> Delivered:
         scored: list[ArtifactRef] = []
         for number in range(config.rounds):
             last = adapters[-1] if adapters else None
-            proposed.append(propose[zone](last, fixed, names, number))
+            proposed.append(in_zone(zone, Propose(adapter=last, config=fixed, label_names=names, number=number)))
             scored.append(score(pool, proposed[-1], ticket, fixed, run.n, run.epsilon, run.delta, number))
-            adapters.append(prefer[zone](proposed[-1], scored[-1], last, fixed, number))
-        model = settle(ticket, publish[zone](adapters[-1], fixed))
+            learnt = Prefer(candidates=proposed[-1], scores=scored[-1], adapter=last, config=fixed, number=number)
+            adapters.append(in_zone(zone, learnt))
+        model = settle(ticket, in_zone(zone, Publish(adapter=adapters[-1], config=fixed)))
         wanted = fixed.model_copy(update={"samples": config.samples})
-        synthetic = write_texts[zone](adapters[-1], wanted, names)
+        synthetic, public = (
+            in_zone(zone, WriteTexts(adapter=adapter, config=wanted, label_names=names))
+            for adapter in (adapters[-1], None)
+        )
         evidence = Evidence(
             synthetic=synthetic,
-            prompt_only=write_texts[zone](None, wanted, names),
+            prompt_only=public,
             train=begun.train,
             test=begun.test,
             pool=pool,

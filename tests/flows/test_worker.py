@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 
@@ -15,9 +16,24 @@ import yaml
 from prefect import Flow
 
 from understudy.delivery import read_record
+from understudy.errors import InputError
 from understudy.flows.cli import Method
+from understudy.flows.server_side import DEPLOYMENT, server_side
 from understudy.privacy.ledger import Ledger
+from understudy.requests import Budget
+from understudy.samples import generate
 
+ROUNDS = (
+    "rounds=1",
+    "candidates.prompts=4",
+    "candidates.per_prompt=4",
+    "candidates.seeds_per_prompt=2",
+    "candidates.seed_tokens=6",
+    "candidates.sampling.max_new_tokens=12",
+    "preferences.rejected_rank=3",
+    "preferences.lora_rank=2",
+    "preferences.epochs=1",
+)
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -72,6 +88,12 @@ def prefect(environment: dict[str, str], *words: str) -> str:
     return done.stdout
 
 
+def deploy(environment: dict[str, str]) -> None:
+    for pool in ("client", "server"):
+        prefect(environment, "work-pool", "create", pool, "--type", "process")
+    prefect(environment, "--no-prompt", "deploy", "--all")
+
+
 def test_every_method_of_the_command_line_has_a_deployment_that_imports():
     deployments = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
     flows = {}
@@ -80,8 +102,10 @@ def test_every_method_of_the_command_line_has_a_deployment_that_imports():
         flow = getattr(import_module(module), name)
         assert isinstance(flow, Flow)
         flows[flow.name] = flow
-        assert (deployment["name"], deployment["work_pool"]["name"]) == ("default", "client")
+        pool = "server" if flow is server_side else "client"
+        assert (deployment["name"], deployment["work_pool"]["name"]) == ("default", pool)
     assert len(flows) == len(deployments), "two deployments of one flow and name: the later would replace the earlier"
+    assert f"{flows.pop(server_side.name).name}/default" == DEPLOYMENT
     assert flows.keys() == {method.value for method in Method}
     # What the UI draws its form from, and what the command line hands over.
     assert {tuple(flow.parameters.properties) for flow in flows.values()} == {("request",)}
@@ -89,8 +113,7 @@ def test_every_method_of_the_command_line_has_a_deployment_that_imports():
 
 def test_a_worker_makes_the_artifacts_of_the_command_line(server, request_of, tmp_path, prefect_server):
     request = request_of(out=str(tmp_path / "worker-out"))
-    prefect(server, "work-pool", "create", "client", "--type", "process")
-    prefect(server, "--no-prompt", "deploy", "--all")
+    deploy(server)
     parameters = json.dumps({"request": request.model_dump(mode="json")})
     prefect(server, "deployment", "run", "conditional-generation/default", "--params", parameters)
     prefect(server, "worker", "start", "--pool", "client", "--run-once")
@@ -105,3 +128,64 @@ def test_a_worker_makes_the_artifacts_of_the_command_line(server, request_of, tm
     assert (here.released, here.synthetic) == (by_worker.released, by_worker.synthetic)
     assert here.metrics == by_worker.metrics, "nothing was computed again"
     assert len(Ledger.open().charges("ward")) == 1
+
+
+@contextmanager
+def worker_of_the_server_zone(environment: dict[str, str], home: Path):
+    """A worker with a home of its own, as on another machine; only the exchange store is shared."""
+    here = environment | {
+        "UNDERSTUDY_ZONE": "server",
+        "UNDERSTUDY_HOME": str(home),
+        "UNDERSTUDY_MLFLOW_URI": f"sqlite:///{home / 'mlflow.db'}",
+        "HF_DATASETS_CACHE": str(home / "datasets"),
+        "PREFECT_WORKER_QUERY_SECONDS": "1",
+    }
+    home.mkdir(mode=0o700)
+    command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", "server"]
+    with (home / "worker.log").open("w") as log:
+        process = subprocess.Popen(command, env=here, cwd=ROOT, stdout=log, stderr=log)
+        try:
+            yield
+        finally:
+            process.terminate()
+            process.wait(timeout=60)
+
+
+def test_two_zones_make_the_artifacts_of_one_and_the_server_sees_no_private_text(
+    server, request_of, tmp_path, prefect_server
+):
+    rows = generate("clients")
+    given = {"data": "sample:clients", "samples": 8, "delta": 1e-3, "budget": Budget(epsilon=8, delta=0.02)}
+    request = request_of(**given, overrides=ROUNDS, out=str(tmp_path / "apart-out"))
+    deploy(server)
+    parameters = json.dumps({"request": request.model_dump(mode="json")})
+    prefect(server, "deployment", "run", "preference-optimization/default", "--params", parameters)
+    there = tmp_path / "server-home"
+    with worker_of_the_server_zone(server, there):
+        prefect(server | {"UNDERSTUDY_ZONE": "client"}, "worker", "start", "--pool", "client", "--run-once")
+    assert (tmp_path / "apart-out/internal/run.json").exists(), (there / "worker.log").read_text()[-3000:]
+    apart = read_record(tmp_path / "apart-out")
+
+    seen = {path: path.read_bytes() for path in there.rglob("*") if path.is_file()}
+    assert not any(path.name in ("secret", "ledger.db") for path in seen)
+    assert not list((there / "private").glob("artifacts/*"))
+    assert not [path for path, content in seen.items() for text in rows["text"].to_pylist() if text.encode() in content]
+    steps = list((there / "private/results").iterdir())
+    assert len(steps) == 5, "propose and prefer, publish, and texts with and without the adapter"
+
+    from understudy.flows.preference_optimization import preference_optimization
+
+    preference_optimization(request_of(**given, overrides=ROUNDS, out=str(tmp_path / "here-out")))
+    here = read_record(tmp_path / "here-out")
+    assert (here.released, here.synthetic) == (apart.released, apart.synthetic), "made again here, with the same bytes"
+    assert here.metrics == apart.metrics, "scores and measures were found again"
+    assert len(Ledger.open().charges("ward")) == 1
+
+
+def test_a_client_zone_without_the_server_side_is_told_what_to_do(request_of, tmp_path, prefect_server, monkeypatch):
+    from understudy.flows.preference_optimization import preference_optimization
+
+    monkeypatch.setenv("UNDERSTUDY_ZONE", "client")
+    given = {"data": "sample:clients", "samples": 8, "delta": 1e-3, "budget": Budget(epsilon=8, delta=0.02)}
+    with pytest.raises(InputError, match=r"work-pool create server.*unset UNDERSTUDY_ZONE"):
+        preference_optimization(request_of(**given, overrides=ROUNDS))

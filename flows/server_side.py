@@ -1,0 +1,139 @@
+"""The server zone's side of preference optimisation, as a flow that the client zone starts.
+
+A process of both zones does the server's steps itself. One of the client zone alone (`UNDERSTUDY_ZONE=client`) starts
+each of them as a flow run of the deployment `preference-optimization-server/default`, waits for a worker of the pool
+`server` to end it, and reads the reference that its last state names. References to public and released artifacts and
+public settings go there, a reference comes back; the artifacts themselves lie in the exchange store.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated, Literal
+
+from prefect import flow, get_run_logger
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.deployments import run_deployment
+from prefect.exceptions import ObjectNotFound
+from prefect.states import Completed
+from pydantic import BaseModel, ConfigDict, Field
+
+from understudy.artifacts import ArtifactRef
+from understudy.errors import InputError, UnderstudyError, ZoneError
+from understudy.preference_optimization.config import PreferenceOptimizationConfig
+from understudy.settings import settings
+from understudy.tasks.preference_optimization import prefer, propose, publish, write_texts
+from understudy.tasks.runtime import Zone
+from understudy.tasks.tracking import parent_run
+
+NAME = "preference-optimization-server"
+DEPLOYMENT = f"{NAME}/default"
+
+_FROZEN = ConfigDict(frozen=True, extra="forbid")
+
+
+class Propose(BaseModel):
+    """Write a round's candidates."""
+
+    model_config = _FROZEN
+
+    step: Literal["propose"] = "propose"
+    adapter: ArtifactRef | None
+    config: PreferenceOptimizationConfig
+    label_names: tuple[str, ...]
+    number: int
+
+
+class Prefer(BaseModel):
+    """Train on a round's noisy scores."""
+
+    model_config = _FROZEN
+
+    step: Literal["prefer"] = "prefer"
+    candidates: ArtifactRef
+    scores: ArtifactRef
+    adapter: ArtifactRef | None
+    config: PreferenceOptimizationConfig
+    number: int
+
+
+class Publish(BaseModel):
+    """Make the last policy a model."""
+
+    model_config = _FROZEN
+
+    step: Literal["publish"] = "publish"
+    adapter: ArtifactRef
+    config: PreferenceOptimizationConfig
+
+
+class WriteTexts(BaseModel):
+    """Write the synthetic texts, or without an adapter the public model's."""
+
+    model_config = _FROZEN
+
+    step: Literal["write-texts"] = "write-texts"
+    adapter: ArtifactRef | None
+    config: PreferenceOptimizationConfig
+    label_names: tuple[str, ...]
+
+
+Step = Annotated[Propose | Prefer | Publish | WriteTexts, Field(discriminator="step")]
+
+
+@flow(name=NAME)
+def server_side(step: Step) -> State[None]:
+    """One step of the server zone; its last state's message is the reference to what it made."""
+    key = hashlib.sha256(step.model_dump_json().encode()).hexdigest()
+    with parent_run(key, NAME, parameters={"step": step}, zone="server"):
+        made = take(step, "server")
+    return Completed(message=made.model_dump_json())
+
+
+def in_zone(zone: Zone, step: Step) -> ArtifactRef:
+    """Take a step here, or have it taken in the server zone where this process is not of it.
+
+    Raises:
+        InputError: the server's deployment is not known to Prefect.
+        UnderstudyError: the step failed there.
+        ZoneError: what came back is not public or released.
+    """
+    if zone == "client" or settings().zone == "both":
+        return take(step, zone)
+    number = getattr(step, "number", None)
+    name = step.step if number is None else f"{step.step}-{number}"
+    get_run_logger().info("%s: waiting for the server zone, flow run of %s", name, DEPLOYMENT)
+    try:
+        ended: FlowRun = run_deployment(  # type: ignore[assignment]  # a coroutine only where an event loop runs
+            DEPLOYMENT, parameters={"step": step.model_dump(mode="json")}, flow_run_name=name, poll_interval=1
+        )
+    except ObjectNotFound:
+        raise InputError(
+            f"UNDERSTUDY_ZONE=client: expected the deployment {DEPLOYMENT} on the Prefect server, found none; make "
+            "the pool (`prefect work-pool create server --type process`), deploy (`prefect --no-prompt deploy --all`) "
+            "and start a worker with UNDERSTUDY_ZONE=server, or unset UNDERSTUDY_ZONE to run both zones here"
+        ) from None
+    state = ended.state
+    if state is None or not state.is_completed() or not state.message:
+        found = "no state" if state is None else f"{state.name}: {state.message}"
+        raise UnderstudyError(
+            f"{name}: expected flow run {ended.id} of the server zone to complete, found {found}; mend it there and "
+            "run the same command again, which goes on here without a further charge"
+        )
+    made = ArtifactRef.model_validate_json(state.message)
+    if made.is_private:
+        raise ZoneError(f"{name}: the server zone gave back {made.id}, which is {made.label}")
+    return made
+
+
+def take(step: Step, zone: Zone) -> ArtifactRef:
+    """Run the task of a step in this process."""
+    match step:
+        case Propose():
+            return propose[zone](step.adapter, step.config, step.label_names, step.number)
+        case Prefer():
+            return prefer[zone](step.candidates, step.scores, step.adapter, step.config, step.number)
+        case Publish():
+            return publish[zone](step.adapter, step.config)
+        case WriteTexts():
+            return write_texts[zone](step.adapter, step.config, step.label_names)
