@@ -8,6 +8,18 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from understudy.models.checkpoints import export_model
 from understudy.models.loading import load_model
 
+# A round of preference optimisation of a second or two on the random model.
+SMALL_ROUND = (
+    "candidates.prompts=4",
+    "candidates.per_prompt=4",
+    "candidates.seeds_per_prompt=2",
+    "candidates.seed_tokens=6",
+    "candidates.sampling.max_new_tokens=12",
+    "preferences.rejected_rank=3",
+    "preferences.lora_rank=2",
+    "preferences.epochs=1",
+)
+
 # A run of a few seconds on the random model.
 SMALL = (
     "lora.rank=2",

@@ -21,6 +21,7 @@ import pytest
 import torch
 from kill_and_resume import digests
 from safetensors.torch import load_file
+from tests_support import SMALL_ROUND
 
 from understudy.artifacts import exchange_store
 from understudy.errors import UnderstudyError
@@ -31,18 +32,7 @@ from understudy.settings import prepare_environment
 from understudy.tasks.cache_key import references
 
 METHOD = "preference-optimization"
-SETTINGS = (
-    "rounds=2",
-    "candidates.prompts=4",
-    "candidates.per_prompt=4",
-    "candidates.seeds_per_prompt=2",
-    "candidates.seed_tokens=6",
-    "candidates.sampling.max_new_tokens=12",
-    "preferences.rejected_rank=3",
-    "preferences.lora_rank=2",
-    "preferences.epochs=1",
-    "clients.sampling_probability=0.5",
-)
+SETTINGS = ("rounds=2", *SMALL_ROUND, "clients.sampling_probability=0.5")
 COMPUTED = {"embed-clients", "propose", "score", "prefer", "publish", "write-texts", "judge"}
 SERVER = {"propose", "prefer", "publish", "write-texts"}
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 from prefect import Flow
+from tests_support import SMALL_ROUND
 
 from understudy.delivery import read_record
 from understudy.errors import InputError
@@ -23,17 +24,7 @@ from understudy.privacy.ledger import Ledger
 from understudy.requests import Budget
 from understudy.samples import generate
 
-ROUNDS = (
-    "rounds=1",
-    "candidates.prompts=4",
-    "candidates.per_prompt=4",
-    "candidates.seeds_per_prompt=2",
-    "candidates.seed_tokens=6",
-    "candidates.sampling.max_new_tokens=12",
-    "preferences.rejected_rank=3",
-    "preferences.lora_rank=2",
-    "preferences.epochs=1",
-)
+ROUNDS = ("rounds=1", *SMALL_ROUND)
 ROOT = Path(__file__).resolve().parents[2]
 
 
