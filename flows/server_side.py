@@ -3,13 +3,15 @@
 A process of both zones does the server's steps itself. One of the client zone alone (`UNDERSTUDY_ZONE=client`) starts
 each of them as a flow run of the deployment `preference-optimization-server/default`, waits for a worker of the pool
 `server` to end it, and reads the reference that its last state names. References to public and released artifacts and
-public settings go there, a reference comes back; the artifacts themselves lie in the exchange store.
+public settings go there, a reference comes back; the artifacts themselves lie in the exchange store. What comes back is
+followed only if it lies there and is made, by its label and its parents, of what the step was given and nothing else.
 """
 
 from __future__ import annotations
 
 import hashlib
-from typing import Annotated, Literal
+import json
+from typing import Annotated, ClassVar, Literal
 
 from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import FlowRun, State
@@ -18,10 +20,12 @@ from prefect.exceptions import ObjectNotFound
 from prefect.states import Completed
 from pydantic import BaseModel, ConfigDict, Field
 
-from understudy.artifacts import ArtifactRef
+from understudy.artifacts import ArtifactRef, exchange_store
 from understudy.errors import InputError, UnderstudyError, ZoneError
 from understudy.preference_optimization.config import PreferenceOptimizationConfig
+from understudy.privacy import labels
 from understudy.settings import settings
+from understudy.tasks.cache_key import references
 from understudy.tasks.preference_optimization import prefer, propose, publish, write_texts
 from understudy.tasks.runtime import Zone
 from understudy.tasks.tracking import parent_run
@@ -37,6 +41,7 @@ class Propose(BaseModel):
 
     model_config = _FROZEN
 
+    makes: ClassVar[tuple[str, ...]] = ("candidates",)
     step: Literal["propose"] = "propose"
     adapter: ArtifactRef | None
     config: PreferenceOptimizationConfig
@@ -49,6 +54,7 @@ class Prefer(BaseModel):
 
     model_config = _FROZEN
 
+    makes: ClassVar[tuple[str, ...]] = ("adapter",)
     step: Literal["prefer"] = "prefer"
     candidates: ArtifactRef
     scores: ArtifactRef
@@ -62,6 +68,7 @@ class Publish(BaseModel):
 
     model_config = _FROZEN
 
+    makes: ClassVar[tuple[str, ...]] = ("model",)
     step: Literal["publish"] = "publish"
     adapter: ArtifactRef
     config: PreferenceOptimizationConfig
@@ -72,6 +79,7 @@ class WriteTexts(BaseModel):
 
     model_config = _FROZEN
 
+    makes: ClassVar[tuple[str, ...]] = ("synthetic", "prompt-only")
     step: Literal["write-texts"] = "write-texts"
     adapter: ArtifactRef | None
     config: PreferenceOptimizationConfig
@@ -96,7 +104,7 @@ def in_zone(zone: Zone, step: Step) -> ArtifactRef:
     Raises:
         InputError: the server's deployment is not known to Prefect.
         UnderstudyError: the step failed there.
-        ZoneError: what came back is not public or released.
+        ZoneError: what came back is not what the step makes of its inputs.
     """
     if zone == "client" or settings().zone == "both":
         return take(step, zone)
@@ -120,9 +128,26 @@ def in_zone(zone: Zone, step: Step) -> ArtifactRef:
             f"{name}: expected flow run {ended.id} of the server zone to complete, found {found}; mend it there and "
             "run the same command again, which goes on here without a further charge"
         )
-    made = ArtifactRef.model_validate_json(state.message)
-    if made.is_private:
-        raise ZoneError(f"{name}: the server zone gave back {made.id}, which is {made.label}")
+    return came_back(state.message, step)
+
+
+def came_back(message: str, step: Step) -> ArtifactRef:
+    """The reference in a server's message.
+
+    Raises:
+        ZoneError: it lies outside of the exchange store, or is not what the step makes of its inputs.
+    """
+    told = json.loads(message)
+    if not exchange_store().is_place(str(told.get("uri"))):
+        raise ZoneError(f"{step.step}: expected an artifact of the exchange store, found one at {told.get('uri')!r}")
+    made, inputs = ArtifactRef.model_validate(told), list(references(step))
+    expected = labels.post_process(labels.join(*(ref.label for ref in inputs)))
+    parents = {ref.id for ref in inputs}
+    if made.kind not in step.makes or made.label != expected or set(made.parents) != parents:
+        raise ZoneError(
+            f"{step.step}: expected {' or '.join(step.makes)}, {expected}, made of {sorted(parents)}; the server zone "
+            f"gave back {made.kind} {made.id}, {made.label}, made of {sorted(made.parents)}"
+        )
     return made
 
 

@@ -224,6 +224,10 @@ class ArtifactStore:
                     self._remove(manifest.id)
         return reference_to(manifest, self._uri(manifest.id))
 
+    def is_place(self, uri: str) -> bool:
+        """Whether an artifact of this store may be at `uri`; nothing is read."""
+        return uri == self._uri(uri.rsplit("/", 1)[-1])
+
     def _uri(self, name: str) -> str:
         return f"{self.root.rstrip('/')}/{name}" if self._remote else (self._local / name).as_uri()
 

@@ -1,0 +1,81 @@
+"""What the server zone gives back is followed only if it is what the step makes of its inputs."""
+
+import json
+
+import pytest
+
+from understudy.artifacts import write_json
+from understudy.errors import ZoneError
+from understudy.flows.server_side import Prefer, Propose, came_back
+from understudy.preference_optimization.config import PreferenceOptimizationConfig
+from understudy.privacy import labels
+from understudy.privacy.labels import Guarantee
+
+CONFIG = PreferenceOptimizationConfig()
+
+
+def released(charge: str) -> labels.Label:
+    return labels.released(
+        Guarantee(
+            source="diaries",
+            charge_id=charge,
+            unit="client",
+            relation="add_or_remove_one",
+            epsilon=1,
+            delta=1e-6,
+            accountant="pld",
+        )
+    )
+
+
+def made(kind, label, *parents, value=0):
+    return write_json(value, kind=kind, label=label, parents=parents)
+
+
+@pytest.fixture
+def round_(home):
+    """A round's public candidates, its scores, and the step that learns from them."""
+    candidates = made("candidates", labels.public())
+    scores = made("scores", released("a" * 24), "source:diaries@" + "a" * 24, candidates)
+    step = Prefer(candidates=candidates, scores=scores, adapter=None, config=CONFIG, number=0)
+    return candidates, scores, step
+
+
+def test_what_the_step_makes_is_taken(round_):
+    candidates, scores, step = round_
+    adapter = made("adapter", scores.label, candidates, scores)
+    assert came_back(adapter.model_dump_json(), step) == adapter
+    first = Propose(adapter=None, config=CONFIG, label_names=(), number=0)
+    assert came_back(candidates.model_dump_json(), first) == candidates
+
+
+@pytest.mark.parametrize(
+    "forge",
+    [
+        lambda candidates, scores: made("adapter", labels.public(), candidates),
+        lambda candidates, scores: made("adapter", released("b" * 24), candidates, scores),
+        lambda candidates, scores: made("adapter", scores.label, scores),
+        lambda candidates, scores: made("model", scores.label, candidates, scores),
+        lambda candidates, scores: scores,
+    ],
+    ids=["other label", "other charge", "other parents", "other kind", "what was sent"],
+)
+def test_anything_else_is_refused(round_, forge):
+    candidates, scores, step = round_
+    with pytest.raises(ZoneError, match="expected adapter, released"):
+        came_back(forge(candidates, scores).model_dump_json(), step)
+
+
+@pytest.mark.parametrize("place", ["s3://elsewhere/x", "file:///etc/x", "https://host/x", "", None])
+def test_a_place_outside_of_the_exchange_store_is_not_looked_at(round_, place):
+    _, scores, step = round_
+    told = json.loads(scores.model_dump_json()) | {"uri": place}
+    with pytest.raises(ZoneError, match="exchange store"):
+        came_back(json.dumps(told), step)
+
+
+def test_a_private_artifact_is_not_followed(round_):
+    _, _, step = round_
+    hidden = made("adapter", labels.private("diaries"))
+    with pytest.raises(ZoneError, match="exchange store"):
+        came_back(hidden.model_dump_json(), step)
