@@ -169,13 +169,17 @@ def work(options: argparse.Namespace, settings: Settings, waiting: list[Cell]) -
         for ready in as_completed(shared):
             print(f"prepared {ready.result()}: {time.monotonic() - began:.0f} s", flush=True)
         jobs = {pool.submit(run_cell, settings, cell): cell for cell in waiting}
-        for number, job in enumerate(as_completed(jobs), 1):
-            cell, (wall, cpu) = jobs.pop(job), job.result()
-            publish(options, settings, cell)
-            spent.setdefault(cell.arm, []).append(wall)
-            left = remaining(spent, list(jobs.values())) / options.jobs / 60
-            took = f"{wall:.0f} s, {cpu:.0f} s CPU"
-            print(f"[{number}/{len(waiting)}] {cell.name}: {took}; left {left:.0f} min", flush=True)
+        try:
+            for number, job in enumerate(as_completed(jobs), 1):
+                cell, (wall, cpu) = jobs.pop(job), job.result()
+                publish(options, settings, cell)
+                spent.setdefault(cell.arm, []).append(wall)
+                left = remaining(spent, list(jobs.values())) / options.jobs / 60
+                took = f"{wall:.0f} s, {cpu:.0f} s CPU"
+                print(f"[{number}/{len(waiting)}] {cell.name}: {took}; left {left:.0f} min", flush=True)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)  # a cell that fails ends the run, not hours later
+            raise
 
 
 def remaining(spent: dict[str, list[float]], cells: list[Cell]) -> float:

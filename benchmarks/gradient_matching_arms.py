@@ -27,6 +27,7 @@ from gradient_matching_measures import full_reports, losses, tune, verdicts
 from gradient_matching_release import register, release, yardstick
 
 from understudy.baselines import prompting, selection
+from understudy.errors import InputError
 from understudy.evaluation.rows import LabelledTexts, labelled_texts
 from understudy.generation.config import SamplingConfig
 from understudy.gradient_matching.config import GradientMatchingConfig
@@ -92,7 +93,10 @@ def matched(settings: Settings, cell: Cell) -> Made:
         match_shard(base, target, config=config, examples=part, public_seed=cell.seed)
         for part in shards(config, len(names))
     ]
-    selected = select_texts(parts, base=base, config=config, label_names=names)
+    try:
+        selected = select_texts(parts, base=base, config=config, label_names=names)
+    except InputError as refused:  # the filters kept nothing: that is this cell's result
+        return None, facts | {"refused": str(refused)}
     emitted = [[row["label"], row["example"], row["emitted_loss"]] for part in parts for row in part.to_pylist()]
     prompted = losses(target, zero_shot(settings, cell.dataset, cell.seed))
     facts |= selected.report() | {
@@ -100,8 +104,7 @@ def matched(settings: Settings, cell: Cell) -> Made:
         "projected_loss_median": float(np.median(np.concatenate([part["projected_loss"] for part in parts]))),
         "zero_shot_loss_median": float(np.median(prompted)),
     }
-    rows = labelled_texts(selected.table, names)
-    return (rows if len(rows.texts) else None), facts
+    return labelled_texts(selected.table, names), facts
 
 
 def zero_shot(settings: Settings, dataset: str, seed: int) -> LabelledTexts:

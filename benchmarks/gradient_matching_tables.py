@@ -198,7 +198,8 @@ def loss_columns(values: list[tuple[Cell, dict[str, Any]]]) -> Row:
 
 
 def dropped_text(values: list[tuple[Cell, dict[str, Any]]]) -> str:
-    """Rows kept of those matched, and why the others went, as means over seeds."""
+    """Rows kept of those matched, and why the others went, as means over the seeds that have any left."""
+    none = ", ".join(str(cell.seed) for cell, value in values if "refused" in value)
     reports = [value for _, value in values if "dropped" in value]
     if not reports:
         return ""
@@ -210,7 +211,7 @@ def dropped_text(values: list[tuple[Cell, dict[str, Any]]]) -> str:
     kept = sum(value.get("rows", 0) for value in reports) / len(reports)
     drawn = sum(sum(value["drawn"].values()) for value in reports) / len(reports)
     why = ", ".join(f"{reason.replace('_', ' ')} {count:.3g}" for reason, count in totals.items() if count)
-    return f"{kept:.3g} of {drawn:.3g}" + (f": {why}" if why else "")
+    return f"{kept:.3g} of {drawn:.3g}" + (f": {why}" if why else "") + (f"; none left with seed {none}" if none else "")
 
 
 def mean_of(values: list[tuple[Cell, dict[str, Any]]], *keys: str) -> float | None:
