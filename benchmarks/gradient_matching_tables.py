@@ -211,7 +211,9 @@ def dropped_text(values: list[tuple[Cell, dict[str, Any]]]) -> str:
     kept = sum(value.get("rows", 0) for value in reports) / len(reports)
     drawn = sum(sum(value["drawn"].values()) for value in reports) / len(reports)
     why = ", ".join(f"{reason.replace('_', ' ')} {count:.3g}" for reason, count in totals.items() if count)
-    return f"{kept:.3g} of {drawn:.3g}" + (f": {why}" if why else "") + (f"; none left with seed {none}" if none else "")
+    return (
+        f"{kept:.3g} of {drawn:.3g}" + (f": {why}" if why else "") + (f"; none left with seed {none}" if none else "")
+    )
 
 
 def mean_of(values: list[tuple[Cell, dict[str, Any]]], *keys: str) -> float | None:
