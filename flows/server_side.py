@@ -18,7 +18,7 @@ from prefect.client.schemas.objects import FlowRun, State
 from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Completed
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from understudy.artifacts import ArtifactRef, exchange_store
 from understudy.errors import InputError, UnderstudyError, ZoneError
@@ -27,12 +27,17 @@ from understudy.privacy import labels
 from understudy.settings import settings
 from understudy.tasks.cache_key import references
 from understudy.tasks.preference_optimization import prefer, propose, publish, write_texts
+from understudy.tasks.progress import waiting
 from understudy.tasks.runtime import Zone
 from understudy.tasks.tracking import parent_run
 
 NAME = "preference-optimization-server"
 DEPLOYMENT = f"{NAME}/default"
 
+_MEND = (
+    "it was not followed: see that both zones have the same version of Understudy and the same UNDERSTUDY_EXCHANGE, "
+    "and run the same command again, which goes on here without a further charge"
+)
 _FROZEN = ConfigDict(frozen=True, extra="forbid")
 
 
@@ -110,11 +115,13 @@ def in_zone(zone: Zone, step: Step) -> ArtifactRef:
         return take(step, zone)
     number = getattr(step, "number", None)
     name = step.step if number is None else f"{step.step}-{number}"
-    get_run_logger().info("%s: waiting for the server zone, flow run of %s", name, DEPLOYMENT)
+    told = f"{name}: waiting for a worker of the server zone, flow run of {DEPLOYMENT}"
+    get_run_logger().info(told)
     try:
-        ended: FlowRun = run_deployment(  # type: ignore[assignment]  # a coroutine only where an event loop runs
-            DEPLOYMENT, parameters={"step": step.model_dump(mode="json")}, flow_run_name=name, poll_interval=1
-        )
+        with waiting(told):
+            ended: FlowRun = run_deployment(  # type: ignore[assignment]  # a coroutine only where an event loop runs
+                DEPLOYMENT, parameters={"step": step.model_dump(mode="json")}, flow_run_name=name, poll_interval=1
+            )
     except ObjectNotFound:
         raise InputError(
             f"UNDERSTUDY_ZONE=client: expected the deployment {DEPLOYMENT} on the Prefect server, found none; make "
@@ -137,18 +144,33 @@ def came_back(message: str, step: Step) -> ArtifactRef:
     Raises:
         ZoneError: it lies outside of the exchange store, or is not what the step makes of its inputs.
     """
-    told = json.loads(message)
-    if not exchange_store().is_place(str(told.get("uri"))):
-        raise ZoneError(f"{step.step}: expected an artifact of the exchange store, found one at {told.get('uri')!r}")
-    made, inputs = ArtifactRef.model_validate(told), list(references(step))
+    place = uri_in(message)
+    if not exchange_store().is_place(place):
+        found = f"one at {place!r}" if place else f"{message[:80]!r}"
+        raise ZoneError(f"{step.step}: expected an artifact of the exchange store, found {found}; {_MEND}")
+    try:
+        made = ArtifactRef.model_validate_json(message)
+    except ValidationError as error:
+        found = error.errors()[0]["msg"]
+        raise ZoneError(f"{step.step}: expected a whole artifact at {place}, found: {found}; {_MEND}") from None
+    inputs = list(references(step))
     expected = labels.post_process(labels.join(*(ref.label for ref in inputs)))
     parents = {ref.id for ref in inputs}
     if made.kind not in step.makes or made.label != expected or set(made.parents) != parents:
         raise ZoneError(
             f"{step.step}: expected {' or '.join(step.makes)}, {expected}, made of {sorted(parents)}; the server zone "
-            f"gave back {made.kind} {made.id}, {made.label}, made of {sorted(made.parents)}"
+            f"gave back {made.kind} {made.id}, {made.label}, made of {sorted(made.parents)}; {_MEND}"
         )
     return made
+
+
+def uri_in(message: str) -> str:
+    """Where the reference in a message says it lies; empty where there is none."""
+    try:
+        told = json.loads(message)
+    except ValueError:
+        return ""
+    return str(told.get("uri") or "") if isinstance(told, dict) else ""
 
 
 def take(step: Step, zone: Zone) -> ArtifactRef:

@@ -7,7 +7,8 @@ run at the same time share one display on stderr, so that stdout stays clean for
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import cast
 from uuid import UUID
@@ -103,6 +104,13 @@ class Reporter:
             self.bars.close(self._bar)
         if self._published is not None and self._last is not None:
             self.publish(100.0 * self._last[0] / self._last[1])
+
+
+@contextmanager
+def waiting(words: str, console: Console | None = None) -> Iterator[None]:
+    """Say in the terminal that something elsewhere is waited for, until it is there; nothing where stderr is a file."""
+    with (console or Console(stderr=True)).status(words):
+        yield
 
 
 def prefect_publisher(name: str) -> Publish:

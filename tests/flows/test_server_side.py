@@ -74,6 +74,31 @@ def test_a_place_outside_of_the_exchange_store_is_not_looked_at(round_, place):
         came_back(json.dumps(told), step)
 
 
+@pytest.mark.parametrize("message", ["made it", "[]", "null", "3", "{}", '{"uri": 3}', ""])
+def test_a_message_without_a_reference_is_refused_in_words(round_, message):
+    _, _, step = round_
+    with pytest.raises(ZoneError, match=r"prefer: expected an artifact of the exchange store.*run the same command"):
+        came_back(message, step)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda told: told.pop("kind"),
+        lambda told: told.update(more=1),
+        lambda told: told.update(label={"kind": "released"}),
+        lambda told: told.update(uri=told["uri"][:-64] + "0" * 64, id="0" * 64),
+    ],
+    ids=["no kind", "a further field", "half a label", "nothing there"],
+)
+def test_a_reference_that_is_not_whole_is_refused_in_words(round_, change):
+    _, scores, step = round_
+    told = json.loads(scores.model_dump_json())
+    change(told)
+    with pytest.raises(ZoneError, match=r"prefer: expected a whole artifact(?s:.*)run the same command"):
+        came_back(json.dumps(told), step)
+
+
 def test_a_private_artifact_is_not_followed(round_):
     _, _, step = round_
     hidden = made("adapter", labels.private("diaries"))

@@ -24,6 +24,7 @@ from understudy.flows.server_side import DEPLOYMENT, server_side
 from understudy.privacy.ledger import Ledger
 from understudy.requests import Budget
 from understudy.samples import generate
+from understudy.settings import settings
 
 ROUNDS = ("rounds=1", *SMALL_ROUND)
 ROOT = Path(__file__).resolve().parents[2]
@@ -144,6 +145,13 @@ def worker_of_the_server_zone(environment: dict[str, str], home: Path):
             process.wait()
 
 
+def holding(folder: Path, texts: list[str]) -> list[Path]:
+    """The files of a folder that hold one of the texts, as it is or as JSON writes it."""
+    wanted = {form for text in texts for form in (text.encode(), json.dumps(text)[1:-1].encode())}
+    files = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return [path for path, content in files.items() if any(text in content for text in wanted)]
+
+
 # Six flow runs, each in a process of its own, one after the other.
 @pytest.mark.timeout(1800)
 def test_two_zones_make_the_artifacts_of_one_and_the_server_sees_no_private_text(
@@ -163,10 +171,13 @@ def test_two_zones_make_the_artifacts_of_one_and_the_server_sees_no_private_text
     assert (tmp_path / "apart-out/internal/run.json").exists(), (there / "worker.log").read_text()[-3000:]
     apart = read_record(tmp_path / "apart-out")
 
-    seen = {path: path.read_bytes() for path in there.rglob("*") if path.is_file()}
-    assert not any(path.name in ("secret", "ledger.db") for path in seen)
+    texts = rows["text"].to_pylist()
+    assert holding(settings().private_root, texts), "the search finds the rows where they are"
+    assert holding(Path(server["PREFECT_HOME"]), ["preference-optimization-server"]), "the database holds the flow runs"
+    for folder in (there, Path(server["PREFECT_HOME"]), Path(settings().exchange)):
+        assert holding(folder, texts) == []
+    assert not [path for path in there.rglob("*") if path.name in ("secret", "ledger.db")]
     assert not list((there / "private").glob("artifacts/*"))
-    assert not [path for path, content in seen.items() for text in rows["text"].to_pylist() if text.encode() in content]
     steps = list((there / "private/results").iterdir())
     assert len(steps) == 5, "propose and prefer, publish, and texts with and without the adapter"
 

@@ -3,7 +3,7 @@ import io
 import pytest
 from rich.console import Console
 
-from understudy.tasks.progress import Bars, Reporter, prefect_publisher
+from understudy.tasks.progress import Bars, Reporter, prefect_publisher, waiting
 
 
 class Clock:
@@ -66,6 +66,14 @@ def test_no_bar_without_a_terminal(clock):
     reporter.update(1, 4)
     reporter.close()
     assert out.getvalue() == ""
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_waiting_is_said_in_a_terminal_only(terminal):
+    shown = io.StringIO()
+    with waiting("propose-0: waiting", Console(file=shown, force_terminal=terminal)):
+        pass
+    assert ("propose-0: waiting" in shown.getvalue()) is terminal
 
 
 def test_prefect_shows_one_artifact_that_moves(tracked):
