@@ -39,9 +39,7 @@ def run(*, method: str, options: Mapping[str, Any], dry_run: bool, as_json: bool
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
     prepare_environment()
     from understudy.admission import check
-    from understudy.delivery import check_folder
 
-    check_folder(Path(request.out))
     admission = check(request, method)
     from understudy.plans import describe_plan, estimate, facts_of
 

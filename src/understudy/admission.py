@@ -7,13 +7,16 @@ and the flow agree on what a run is.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from pathlib import Path
 
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from understudy import records
 from understudy.artifacts import ArtifactRef, exchange_store, private_store, write_table
+from understudy.delivery import check_folder
 from understudy.errors import InputError
 from understudy.intake import Intake, take_in
 from understudy.methods import CONFIGS, AnyConfig, Protected, check_method, planning, protected
@@ -106,6 +109,7 @@ def _store_rows(ledger: Ledger, source: str, kind: str, table: pa.Table) -> Arti
 
 def _inspect(request: RunRequest, method: str, ledger: Ledger) -> _Inspection:
     epsilon = check_epsilon(request.epsilon)
+    check_folder(Path(request.out).expanduser(), exports=math.isfinite(epsilon))
     config = configure(request, method)
     _check_stores()
     known = next((record for record in ledger.sources() if record.name == request.source), None)

@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from understudy.delivery import EXPORT, INTERNAL, check_folder, read_record
+from understudy.delivery import EXPORT, INTERNAL, read_record
 from understudy.evaluation.metrics import Metrics
 from understudy.methods import check_method
 from understudy.requests import Budget, RunRequest
@@ -71,7 +71,6 @@ def synthesize(
     check_method(method)
     prepare_environment()
     folder = Path(out).expanduser().absolute()
-    check_folder(folder)
     with _as_files({"data": data, "test": test}) as files:
         request = RunRequest.model_validate(
             {

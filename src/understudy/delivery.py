@@ -44,8 +44,12 @@ class RunRecord(BaseModel):
     metrics: ArtifactRef | None = None
 
 
-def check_folder(out: Path) -> None:
-    """Refuse a folder that holds something other than an earlier run's results.
+def check_folder(out: Path, *, exports: bool) -> None:
+    """Refuse a folder that holds something other than an earlier run's results, or an export that would outlive them.
+
+    Args:
+        out: the folder.
+        exports: whether the run will write an export, in the place of an earlier one.
 
     Raises:
         InputError: naming the folder and how to mend it.
@@ -58,6 +62,11 @@ def check_folder(out: Path) -> None:
         raise InputError(
             f"--out {out}: expected an empty folder or one of an earlier run, found {sorted(foreign)[:3]}; "
             "choose an empty one"
+        )
+    if not exports and (out / EXPORT).exists():
+        raise InputError(
+            f"--out {out}: holds the {EXPORT}/ of an earlier run, and a run at epsilon inf exports nothing to put in "
+            "its place; choose another folder"
         )
     parent = next(p for p in (out, *out.absolute().parents) if p.exists())
     if not os.access(parent, os.W_OK | os.X_OK):

@@ -1,10 +1,13 @@
 """Every line of the design's list of bad input, through the command line: message, exit code, nothing changed."""
 
+import math
 import sqlite3
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
+from understudy.errors import InputError
 
 
 @pytest.fixture
@@ -262,6 +265,22 @@ def test_an_out_folder_with_other_files_is_refused(call, words, tmp_path, home):
     assert code == 2
     assert "thesis.txt" in said
     assert (tmp_path / "out" / "thesis.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("there", "epsilon", "expected"),
+    [("thesis.txt", 3.0, "an empty folder"), ("export", math.inf, "exports nothing")],
+)
+def test_a_worker_refuses_an_unfit_folder_before_anything_is_charged(
+    there, epsilon, expected, request_of, tmp_path, home, prefect_server
+):
+    from understudy.flows.conditional_generation import conditional_generation
+
+    (tmp_path / "out" / there).mkdir(parents=True)
+    with pytest.raises(InputError, match=expected):
+        conditional_generation(request_of(epsilon=epsilon))
+    assert state_of(home) == ([], [])
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [there]
 
 
 def test_a_long_text_is_cut_and_the_count_stays_inside(call, words, tmp_path):

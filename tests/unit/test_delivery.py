@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import shutil
 import signal
 import threading
 from pathlib import Path
@@ -62,7 +63,7 @@ def test_a_killed_delivery_leaves_a_whole_folder_and_the_next_one_clears_up(tmp_
             2: [".internal.old", "internal"],
         }[renames]
     )
-    check_folder(target.parent)
+    check_folder(target.parent, exports=True)
     replace_folder(target, fill_with("next"))
     assert [folder.name for folder in target.parent.iterdir()] == ["internal"]
     assert {file.name: file.read_text() for file in target.iterdir()} == {"report.html": "next", "run.json": "next"}
@@ -118,4 +119,14 @@ def test_two_deliveries_to_one_place_take_turns(tmp_path):
 def test_a_folder_with_anything_else_is_refused(tmp_path):
     (tmp_path / ".internal.mine").mkdir()
     with pytest.raises(InputError, match=r"\.internal\.mine"):
-        check_folder(tmp_path)
+        check_folder(tmp_path, exports=True)
+
+
+def test_a_run_without_an_export_does_not_stand_beside_an_earlier_one(tmp_path):
+    for name in ("export", "internal"):
+        replace_folder(tmp_path / name, fill_with(name))
+    check_folder(tmp_path, exports=True)
+    with pytest.raises(InputError, match=r"exports nothing.*choose another folder"):
+        check_folder(tmp_path, exports=False)
+    shutil.rmtree(tmp_path / "export")
+    check_folder(tmp_path, exports=False)
