@@ -141,7 +141,7 @@ def transfer_config(model: str) -> TransferConfig:
 def digest_of(settings: Settings, cell: Cell) -> str:
     """Short digest of every setting that a cell's figures depend on: a cell of other settings is done again."""
     facts = {
-        "config": json.loads(configure(settings, cell).model_dump_json()),
+        "config": json.loads(configure(settings, cell).model_dump_json(exclude={"model_digest"})),
         "transfer": [transfer_config(model).model_dump() for model in settings.models],
         "compared": settings.compared if cell.arm == "plain samples" else None,
         "models": [model_of(model).digest for model in settings.models],

@@ -137,7 +137,7 @@ def digest_of(settings: Settings, cell: Cell) -> str:
     """Short digest of every setting that a cell's figures depend on: a cell of other settings is done again."""
     config, downstream = configure(settings, cell), downstream_config(settings)
     facts = {
-        "config": config.model_dump(mode="json", exclude={"seeds"}),  # a path, which says nothing
+        "config": config.model_dump(mode="json", exclude={"seeds", "model_digest"}),  # a path says nothing
         "evolution": evolution_config(settings, cell).model_dump() if cell.arm.startswith("pe") else None,
         "supervised": SupervisedConfig().model_dump() if cell.arm == "pe+sft" else None,
         "downstream": None if cell.arm == "recovery" else downstream.model_dump(),

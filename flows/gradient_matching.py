@@ -42,7 +42,9 @@ def gradient_matching(request: RunRequest) -> Delivered:
         synthetic = select(matched.result(), config, names)
         sampling = SamplingConfig(max_new_tokens=config.max_length)
         instruction = config.projection.instruction
-        baseline = zero_shot(config.model, names, instruction, config.samples, sampling, config.public_seed)
+        baseline = zero_shot(
+            config.model, config.model_digest, names, instruction, config.samples, sampling, config.public_seed
+        )
         metrics = evaluate(
             synthetic, begun.train, begun.test, baseline, names, EvaluationConfig(profile=request.profile)
         )

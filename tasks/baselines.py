@@ -10,12 +10,19 @@ from understudy.tasks.runtime import progress, task
 
 @task(name="zero-shot")
 def zero_shot(
-    model: str, label_names: tuple[str, ...], instruction: str, rows: int, sampling: SamplingConfig, public_seed: int
+    model: str,
+    model_digest: str,
+    label_names: tuple[str, ...],
+    instruction: str,
+    rows: int,
+    sampling: SamplingConfig,
+    public_seed: int,
 ) -> ArtifactRef:
     """As many texts from the base model by instruction alone: what private rows add is measured on it.
 
     Args:
         model: shipped name, folder or hub id.
+        model_digest: of its files.
         label_names: every label, public.
         instruction: with {label} where the label's name goes.
         rows: texts in all, shared out equally.
@@ -26,7 +33,7 @@ def zero_shot(
     from understudy.models.loading import load_model
 
     table = draw(
-        load_model(model),
+        load_model(model, digest=model_digest),
         label_names,
         rows=rows,
         instruction=instruction,

@@ -114,7 +114,7 @@ def statement_facts(run: Admission, paid: Charge, released: ArtifactRef, *, rest
             **facts.declared_public,
             "held-out rule": f"every {HOLD_OUT_EVERY}th {noun}, unless other {noun}s were named",
         },
-        pretrained_models=(PretrainedModel(name=run.config.model, digest=run.model_digest),),
+        pretrained_models=(PretrainedModel(name=run.config.model, digest=run.config.model_digest),),
         config_digest=hashlib.sha256(config.encode()).hexdigest(),
         time=datetime.now(UTC).isoformat(timespec="seconds"),
         restarts=restarts,

@@ -82,10 +82,10 @@ def evaluate_matching(
     from understudy.evaluation.matching import Instruments, measure_matching
     from understudy.evaluation.rows import Arms
     from understudy.gradient_matching.verbalizer import build_verbalizer
-    from understudy.models.loading import load_model
+    from understudy.models.loading import load_base
 
     rows = {name: _rows(ref, label_names=label_names) for name, ref in tables.items()}
-    base, cache = load_model(config.model), private_directory(settings().private_root / "embeddings")
+    base, cache = load_base(config), private_directory(settings().private_root / "embeddings")
     metrics = measure_matching(
         Arms(rows["synthetic"], rows["train"], rows["prompt_only"]),
         rows["test"],

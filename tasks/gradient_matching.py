@@ -63,14 +63,14 @@ def match(target: ArtifactRef, config: GradientMatchingConfig, examples: tuple[t
     from understudy.gradient_matching.matched import match_shard
     from understudy.gradient_matching.release import load_target
     from understudy.models.checkpoints import TrainingCheckpoint
-    from understudy.models.loading import load_model
+    from understudy.models.loading import load_base
 
     released = load_target(path_of(target))
     if config.length != "as_in_data":
         released = replace(released, length=config.length)
     folder = checkpoint_directory()
     table = match_shard(
-        load_model(config.model),
+        load_base(config),
         released,
         config=config,
         examples=examples,
@@ -85,10 +85,10 @@ def match(target: ArtifactRef, config: GradientMatchingConfig, examples: tuple[t
 def select(matched: list[ArtifactRef], config: GradientMatchingConfig, label_names: tuple[str, ...]) -> ArtifactRef:
     """Filter the matched texts and keep as many per label as were asked for, each drop counted with its reason."""
     from understudy.gradient_matching.synthesis import select_texts, write_selection
-    from understudy.models.loading import load_model
+    from understudy.models.loading import load_base
 
     selection = select_texts(
-        [read_table(ref) for ref in matched], base=load_model(config.model), config=config, label_names=label_names
+        [read_table(ref) for ref in matched], base=load_base(config), config=config, label_names=label_names
     )
     label = labels.post_process(labels.join(*(ref.label for ref in matched)))
     with store_for(label).write(kind="synthetic", label=label, parents=matched) as draft:

@@ -48,7 +48,7 @@ def embed_clients(rows: ArtifactRef, config: PreferenceOptimizationConfig, label
         label_names: every label, public; empty without.
     """
     from understudy.evaluation.encoder import load_encoder
-    from understudy.models.loading import load_model
+    from understudy.models.loading import load_base
     from understudy.preference_optimization.pool import build_pool, save_pool
 
     encoder = load_encoder()
@@ -56,7 +56,7 @@ def embed_clients(rows: ArtifactRef, config: PreferenceOptimizationConfig, label
         read_table(rows),
         config=config,
         classes=len(label_names),
-        tokenizer=load_model(config.model).tokenizer,
+        tokenizer=load_base(config).tokenizer,
         encode=encoder.encode,
         dimension=encoder.dimension,
     )
@@ -161,12 +161,12 @@ def prefer(
         number: of the round.
     """
     from understudy.models.checkpoints import load_tensors
-    from understudy.models.loading import load_model
+    from understudy.models.loading import load_base
     from understudy.preference_optimization import rounds, stored
     from understudy.preference_optimization.policy import load_adapter, save_adapter
 
     trained, facts = rounds.prefer(
-        load_model(config.model),
+        load_base(config),
         None if adapter is None else load_adapter(path_of(adapter) / stored.ADAPTER_FILE),
         stored.load_candidates(path_of(candidates)),
         load_tensors(path_of(scores) / stored.SCORES_FILE)["scores"],
@@ -246,7 +246,7 @@ def judge(evidence: Evidence, config: PreferenceOptimizationConfig, profile: Pro
     """Measure the texts, and the rounds that led to them; the figures read private texts and are private."""
     from understudy.evaluation.encoder import load_encoder
     from understudy.models.checkpoints import load_tensors
-    from understudy.models.loading import load_model
+    from understudy.models.loading import load_base
     from understudy.preference_optimization import stored
     from understudy.preference_optimization.judging import Judged, judge_run
     from understudy.preference_optimization.pool import load_pool
@@ -263,7 +263,7 @@ def judge(evidence: Evidence, config: PreferenceOptimizationConfig, profile: Pro
         ),
         config=config,
         profile=profile,
-        tokenizer=load_model(config.model).tokenizer,
+        tokenizer=load_base(config).tokenizer,
         encoder=load_encoder(),
         progress=progress,
     )
@@ -283,11 +283,11 @@ def charged_code(zone: Zone) -> tuple[str, ...]:
 
 
 def _policy(config: PreferenceOptimizationConfig, adapter: ArtifactRef | None) -> LoadedModel:
-    from understudy.models.loading import load_model
+    from understudy.models.loading import load_base
     from understudy.preference_optimization.policy import load_adapter, load_policy
     from understudy.preference_optimization.stored import ADAPTER_FILE
 
-    base = load_model(config.model)
+    base = load_base(config)
     tensors = None if adapter is None else load_adapter(path_of(adapter) / ADAPTER_FILE)
     return load_policy(base, tensors, alpha=config.preferences.lora_alpha)
 

@@ -44,7 +44,6 @@ class Admission(BaseModel):
     epsilon: float
     delta: float
     config: AnyConfig
-    model_digest: str = Field(description="Of the public base model.")
     notes: tuple[str, ...] = Field(default=(), description="What was assumed or handled; shown to the user.")
     train: ArtifactRef | None = Field(default=None, description="Set by `admit`.")
     test: ArtifactRef | None = Field(default=None, description="Set by `admit`; for measuring only.")
@@ -116,7 +115,7 @@ def _inspect(request: RunRequest, method: str, ledger: Ledger) -> _Inspection:
     guarded = protected(config)
     found = take_in(request, guarded.rows, known)
     delta = check_delta(request.delta if request.delta is not None else default_delta(found.trained), n=found.trained)
-    base = planning(method).check_model(config, found.label_names)
+    base = planning(method).check_model(config.model_copy(update={"model_digest": ""}), found.label_names)
     record, budget_note = _source_record(request, known, found, guarded, epsilon=epsilon, delta=delta)
     digests = records.row_digests(found.whole)
     ledger.check_rows(request.source, digests)
@@ -129,8 +128,7 @@ def _inspect(request: RunRequest, method: str, ledger: Ledger) -> _Inspection:
         label_names=found.label_names,
         epsilon=epsilon,
         delta=delta,
-        config=config,
-        model_digest=base.digest,
+        config=config.model_copy(update={"model_digest": base.digest}),
         notes=(*found.notes, *base.notes, *budget_note),
     )
     if not (known and _is_charged(ledger, admission, found.train) and not request.accept_new_charge):
@@ -206,7 +204,6 @@ def request_key(ledger: Ledger, admission: Admission, train: pa.Table) -> str:
         admission.source,
         records.canonical_digest(train),
         repr((admission.epsilon, admission.delta, admission.label_names)),
-        admission.model_digest,
         planning(admission.config.method).charged_settings(admission.config).model_dump_json(),
     )
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import stat
 
 import pyarrow.parquet as pq
@@ -69,6 +70,21 @@ def test_a_run_ends_with_a_statement_and_a_second_one_charges_nothing(run, reque
     assert Ledger.open().spent("ward")[0] == 6.0
     assert third.released != first.released
     assert not drawn.exists(), "its model is no longer beside it"
+
+
+def test_a_base_model_that_changes_in_place_is_another_one_for_every_task(
+    run, request_of, random_model_folder, tmp_path
+):
+    folder = shutil.copytree(random_model_folder, tmp_path / "base")
+    run(request_of(model=str(folder)))
+    before = (folder / "config.json").read_text()
+    (folder / "config.json").write_text(json.dumps(json.loads(before) | {"layer_norm_epsilon": 1e-3}))
+    _, states = run(request_of(model=str(folder)))
+    assert {states[name] for name in COMPUTED} == {"Completed"}
+    assert [charge.epsilon for charge in Ledger.open().charges("ward")] == [3.0, 3.0]
+    (folder / "config.json").write_text(before)
+    _, states = run(request_of(model=str(folder)))
+    assert {states[name] for name in COMPUTED} == {"Cached"}
 
 
 def test_epsilon_infinity_exports_nothing_and_spends_nothing(run, request_of, tmp_path):

@@ -197,6 +197,7 @@ class ConditionalGenerationConfig(BaseModel):
         min_length=1,
         description="Shipped model, folder or hub id. tiny tiny-llama, paper distilgpt2.",
     )
+    model_digest: str = Field(default="", description="sha256 of the files of `model`; set by the run.")
     variant: Variant = Field(
         default="multitask",
         description="multitask (the paper's method), or a baseline: naive, naive_filter, naive_pplm.",

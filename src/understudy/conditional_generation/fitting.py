@@ -16,7 +16,7 @@ from understudy.conditional_generation.plan import Plan
 from understudy.conditional_generation.storage import StoredModel
 from understudy.conditional_generation.train import Checkpoints, Progress, check_trainable, fit
 from understudy.generation.prompts import build_prompts
-from understudy.models.loading import LoadedModel, load_model
+from understudy.models.loading import LoadedModel, load_base
 from understudy.privacy.mechanisms import Gateway
 
 
@@ -48,7 +48,7 @@ def train_on_table(  # noqa: PLR0913 - rows, public settings, and what a resumab
         checkpoints: training name -> sink of its state, under the private root.
         progress: called with (steps done, steps in all).
     """
-    loaded = base or load_model(config.model)
+    loaded = base or load_base(config)
     rows = encode(texts, row_labels, label_names=label_names, tokenizer=loaded.tokenizer, config=config)
     counts = None
     if plan.histogram_sigma is not None:
@@ -75,7 +75,7 @@ def check_model(config: ConditionalGenerationConfig, label_names: Sequence[str])
         InputError: the model is unknown, cannot tell the labels apart, has too short a context, or has a trainable
             layer that cannot give per-example gradients (named).
     """
-    loaded = load_model(config.model)
+    loaded = load_base(config)
     prompts = build_prompts(loaded.tokenizer, label_names, config.prompt)
     model = build_model(loaded.model, label_names=label_names, config=config)
     check_trainable(model, config=config, prompts=prompts)

@@ -15,7 +15,7 @@ from understudy.conditional_generation.model import MultitaskModel, TrainedModel
 from understudy.conditional_generation.storage import StoredModel
 from understudy.errors import InputError
 from understudy.generation.prompts import build_prompts
-from understudy.models.loading import load_model
+from understudy.models.loading import load_base
 
 
 def synthesize_stored(
@@ -43,7 +43,7 @@ def synthesize_untrained(
     progress: Progress | None = None,
 ) -> Synthesis:
     """Draw equally many rows per label from the base model with the same prompts, unsteered and unfiltered."""
-    base = load_model(config.model)
+    base = load_base(config)
     prompts = build_prompts(base.tokenizer, label_names, config.prompt)
     trained = TrainedModel(MultitaskModel(base.model).eval(), base.tokenizer, label_names, prompts)
     filters = config.filter.model_copy(update={"enabled": False})

@@ -203,6 +203,7 @@ class GradientMatchingConfig(BaseModel):
         min_length=1,
         description="Shipped model, folder or hub id. tiny tiny-llama, paper microsoft/phi-1_5.",
     )
+    model_digest: str = Field(default="", description="sha256 of the files of `model`; set by the run.")
     samples: int = Field(
         default=40, ge=1, le=10_000_000, description="Synthetic rows in all, at least 1. tiny 40, paper 100."
     )

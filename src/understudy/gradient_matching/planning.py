@@ -54,9 +54,9 @@ def check_model(config: GradientMatchingConfig, label_names: Sequence[str]) -> L
     from understudy.gradient_matching.release import check_context
     from understudy.gradient_matching.targets import check_head
     from understudy.gradient_matching.verbalizer import build_verbalizer
-    from understudy.models.loading import load_model
+    from understudy.models.loading import load_base
 
-    loaded = load_model(config.model)
+    loaded = load_base(config)
     verbalizer = build_verbalizer(loaded.tokenizer, label_names, config.verbalizer)
     check_head(loaded.model)
     check_context(loaded, verbalizer, config)
@@ -179,13 +179,13 @@ def estimate(config: GradientMatchingConfig, planned: Plan, *, n: int, label_nam
     """Expected time and memory, measured on made-up rows of the padded length and one batch of texts, one round."""
     from understudy.gradient_matching.matched import match_shard
     from understudy.gradient_matching.release import release_target
-    from understudy.models.loading import load_model
+    from understudy.models.loading import load_base
     from understudy.privacy.ledger_records import KeyMaterial
     from understudy.privacy.mechanisms import Gateway
 
     # Keys of no charge: the rows are made up, and the result is thrown away.
     gateway = Gateway.live(KeyMaterial(b"estimate" * 4, "estimate", b"estimate" * 4))
-    base = load_model(config.model)
+    base = load_base(config)
     rows = min(n, _TIMED_ROWS)
     text = "a text of the padded length " * config.max_length
     began = time.perf_counter()
@@ -216,9 +216,9 @@ def _dimensions(config: GradientMatchingConfig, label_names: Sequence[str]) -> t
     from understudy.gradient_matching.release import target_dimension
     from understudy.gradient_matching.targets import target_space
     from understudy.gradient_matching.verbalizer import build_verbalizer
-    from understudy.models.loading import load_model
+    from understudy.models.loading import load_base
 
-    loaded = load_model(config.model)
+    loaded = load_base(config)
     verbalizer = build_verbalizer(loaded.tokenizer, label_names, config.verbalizer)
     space = target_space(loaded.model, verbalizer, config.target, public_seed=config.public_seed)
     head: Any = loaded.model.get_output_embeddings()

@@ -26,7 +26,7 @@ from understudy.gradient_matching.plan import Plan
 from understudy.gradient_matching.targets import TargetSpace, clipped_sum, factors, target_space
 from understudy.gradient_matching.verbalizer import RowTokens, Verbalizer, build_verbalizer, encode_rows
 from understudy.models.checkpoints import load_tensors, save_tensors, write_atomically
-from understudy.models.loading import LoadedModel, load_model
+from understudy.models.loading import LoadedModel, load_base
 from understudy.privacy.mechanisms import Gateway
 
 Progress = Callable[[int, int], None]
@@ -107,7 +107,7 @@ def release_target(
         InputError: The model cannot be matched, labels collide, or the plan is for other settings.
     """
     _check_plan(config, plan, rows=len(texts))
-    loaded = base or load_model(config.model)
+    loaded = base or load_base(config)
     verbalizer = build_verbalizer(loaded.tokenizer, label_names, config.verbalizer)
     space = target_space(loaded.model, verbalizer, config.target, public_seed=config.public_seed)
     check_context(loaded, verbalizer, config)

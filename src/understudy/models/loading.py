@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from huggingface_hub import snapshot_download
@@ -59,21 +59,48 @@ class LoadedModel:
     notes: tuple[str, ...]
 
 
-def load_model(name_or_path: str | Path = DEFAULT_MODEL, *, attention: Attention = "sdpa") -> LoadedModel:
+class NamesBase(Protocol):
+    """Settings that name a public base model."""
+
+    @property
+    def model(self) -> str:
+        """Shipped name, folder or hub id."""
+
+    @property
+    def model_digest(self) -> str:
+        """Of the files that are meant; empty takes any."""
+
+
+def load_base(config: NamesBase) -> LoadedModel:
+    """Load the base model of a run, as `load_model`."""
+    return load_model(config.model, digest=config.model_digest)
+
+
+def load_model(
+    name_or_path: str | Path = DEFAULT_MODEL, *, digest: str = "", attention: Attention = "sdpa"
+) -> LoadedModel:
     """Load a public causal language model and its tokenizer.
 
     Args:
         name_or_path: a shipped name (`tiny-llama`, `tiny-gpt2`), a folder, or a hub id.
+        digest: of the files that are meant; empty takes any.
         attention: `eager` where double backward or attention weights are needed, else `sdpa`.
 
     Returns:
         The model, deterministic for the same files.
 
     Raises:
-        InputError: when the model is unknown, unreachable, incomplete, or needs code of its own.
+        InputError: when the model is unknown, unreachable, incomplete, not the one that is meant, or needs code of
+            its own.
     """
     folder = model_folder(name_or_path)
     name = Path(name_or_path).name if Path(name_or_path).is_dir() else str(name_or_path)
+    found = folder_digest(folder)
+    if digest not in ("", found):
+        raise InputError(
+            f"model={name!r}: expected the files that the run began with, {digest[:12]}, found {found[:12]}; bring "
+            "them back, or run the command again to begin with these, which is a charge of its own"
+        )
     try:
         with _quiet(), torch.random.fork_rng(devices=[]):
             config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
@@ -95,7 +122,7 @@ def load_model(name_or_path: str | Path = DEFAULT_MODEL, *, attention: Attention
         ) from error
     notes = _mend_tokenizer(model, tokenizer)
     model.eval()
-    return LoadedModel(model=model, tokenizer=tokenizer, digest=folder_digest(folder), name=name, notes=notes)
+    return LoadedModel(model=model, tokenizer=tokenizer, digest=found, name=name, notes=notes)
 
 
 def model_folder(name_or_path: str | Path) -> Path:

@@ -184,6 +184,7 @@ class PreferenceOptimizationConfig(BaseModel):
     model: str = Field(
         default="tiny-llama", min_length=1, description="Shipped model, folder or hub id. paper Meta-Llama-3-8B."
     )
+    model_digest: str = Field(default="", description="sha256 of the files of `model`; set by the run.")
     samples: int = Field(default=100, ge=1, le=10_000_000, description="Synthetic texts in all. paper 1,000,000.")
     public_seed: int = Field(
         default=0, ge=0, lt=2**63, description="Public randomness: prompts, continuations, adapter, order of pairs."

@@ -45,12 +45,12 @@ def check_model(config: PreferenceOptimizationConfig, label_names: Sequence[str]
         InputError: the model is unknown or its tokenizer cannot cut clients' texts, the seeds are too few or cannot be
             read, a prompt does not fit the context, or settings exclude each other.
     """
-    from understudy.models.loading import load_model
+    from understudy.models.loading import load_base
     from understudy.preference_optimization.candidates import round_prompts
     from understudy.preference_optimization.clients import check_tokenizer
     from understudy.preference_optimization.seeds import read_seeds
 
-    loaded = load_model(config.model)
+    loaded = load_base(config)
     if config.variant == "federated":
         check_tokenizer(loaded.tokenizer)
     seeds = read_seeds(config.seeds)
@@ -162,12 +162,12 @@ def estimate(
     config: PreferenceOptimizationConfig, planned: Plan, *, n: int, label_names: tuple[str, ...]
 ) -> dict[str, Any]:
     """Expected time and memory: candidates and one DPO round are timed on two prompts of public seeds."""
-    from understudy.models.loading import load_model
+    from understudy.models.loading import load_base
     from understudy.preference_optimization.candidates import continue_prompts, round_prompts
     from understudy.preference_optimization.dpo import Pairs, train_round
     from understudy.preference_optimization.seeds import read_seeds
 
-    loaded = load_model(config.model)
+    loaded = load_base(config)
     prompts = round_prompts(
         read_seeds(config.seeds),
         config.candidates,
