@@ -4,7 +4,8 @@
 
 Three tables. `main`: 40 synthetic rows matched to 5, 20 and 50 real rows without noise, and to the full training set
 at epsilon inf, 8 and 0.05, beside zero-shot and few-shot text, herding, k-center, random rows and all real rows.
-`targets`: the three targets at epsilon inf, 8 and 1, from 50 real rows and from all. `retokenised`: the matching loss
+`targets`: the three targets at epsilon inf, 8 and 1, from 50 real rows and from all, and from 50 at an epsilon so small
+that they are noise alone. `retokenised`: the matching loss
 of the emitted strings, tokenised again, against zero-shot text and the best of as many plain samples as the same
 number of forward passes buys.
 
@@ -32,10 +33,11 @@ from pathlib import Path
 from typing import Any
 
 import finished_cells
-from gradient_matching_data import DATASETS, Cell, Settings, digest_of
+from gradient_matching_data import DATASETS, NOISE_ALONE, Cell, Settings, digest_of
 
 TABLES = ("main", "targets", "retokenised")
-SCARCE, EPSILONS, TARGET_EPSILONS = (5, 20, 50), (math.inf, 8.0, 0.05), (8.0, 1.0, math.inf)
+SCARCE, EPSILONS = (5, 20, 50), (math.inf, 8.0, 0.05)
+TARGETS = ((50, 8.0), (50, 1.0), (50, math.inf), (50, NOISE_ALONE), (None, 8.0), (None, 1.0), (None, math.inf))
 KINDS = ("sketch", "label_rows", "head")
 
 
@@ -115,7 +117,7 @@ def of_seed(datasets: list[str], seed: int, *, first: bool) -> Iterator[tuple[st
     yield from (("main", cell) for name in datasets for cell in baselines(name, seed, first=first))
     yield from (
         ("targets", matched(name, real=real, epsilon=epsilon, target=kind))
-        for real, epsilon, name, kind in product((None, 50), TARGET_EPSILONS, datasets, KINDS)
+        for (real, epsilon), name, kind in product(TARGETS, datasets, KINDS)
     )
     if first:
         for name, real, arm in product(datasets, (50, None), ("gradient matching", "plain samples")):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gradient_matching_data import Cell
+from gradient_matching_data import NOISE_ALONE, Cell
 
 Found = Mapping[Cell, dict[str, Any]]
 Row = dict[str, Any]
@@ -79,7 +79,7 @@ def target_rows(found: Found, *, models: Sequence[str]) -> list[Row]:
     rows = []
     lines = {line: values for line, values in grouped(found).items() if line.arm == "gradient matching"}
     for line, values in sorted(lines.items(), key=lambda item: (place(item[0]), item[0].target)):
-        if line.epsilon not in (1, 8, math.inf) or line.real not in (50, None):
+        if line.epsilon not in (1, 8, math.inf, NOISE_ALONE) or line.real not in (50, None):
             continue
         cosines = [cosine for _, value in values for cosine in value["target_cosines"]]
         rows.append(

@@ -291,7 +291,6 @@ def _run_and_export(config: AnyConfig, rows: AnyRows, home: Path) -> tuple[dict[
         epsilon=EPSILON,
         delta=DELTA,
         config=config,
-        model_digest="public",
         train=stored,
     )
     ticket = charge.fn(stored, run, code="code", accept_new=False)
