@@ -145,6 +145,7 @@ def _matched_losses(
         dropped=dropped,
         prompt_only=_losses(target, base, rows["prompt_only"]),
         reasons=dict(reasons),
+        labels=len(rows["synthetic"].label_names),
         shortfall=sum(report["shortfall"].values()),
         signal_to_noise=signal_to_noise if isinstance(signal_to_noise, float) else None,
     )

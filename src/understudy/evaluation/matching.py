@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.stats import binomtest
 
 from understudy.evaluation.config import MatchingEvaluationConfig
 from understudy.evaluation.encoder import FloatArray
@@ -61,6 +62,7 @@ class MatchedLosses:
         dropped: (m,) of those that were dropped.
         prompt_only: (p,) of prompt-only texts under the same target; empty where there are none.
         reasons: why -> how many were dropped; names of `names.DROP_REASONS`.
+        labels: how many there are; what guessing gets right follows from it.
         shortfall: rows asked for but not reached.
         signal_to_noise: bound of the target; None or infinite where it has no noise.
     """
@@ -69,6 +71,7 @@ class MatchedLosses:
     dropped: Losses = field(default_factory=lambda: _NOTHING)
     prompt_only: Losses = field(default_factory=lambda: _NOTHING)
     reasons: Mapping[str, int] = field(default_factory=dict)
+    labels: int = 0
     shortfall: int = 0
     signal_to_noise: float | None = None
 
@@ -160,7 +163,8 @@ def split_losses(
 
 
 def measure_losses(losses: MatchedLosses) -> Metrics:
-    """Medians, counts and histogram of the matching losses."""
+    """Medians, counts and histogram of the matching losses; how often the label check agreed, with its interval."""
+    intervals: dict[str, tuple[float, float]] = {}
     sets = {"kept": losses.kept, "dropped": losses.dropped, "prompt_only": losses.prompt_only}
     present = {name: values for name, values in sets.items() if values.size}
     values = {
@@ -173,7 +177,14 @@ def measure_losses(losses: MatchedLosses) -> Metrics:
         values[f"matching.loss.{'' if name == 'kept' else f'{name}_'}median"] = float(np.median(found))
     if losses.signal_to_noise is not None and np.isfinite(losses.signal_to_noise):
         values["matching.signal_to_noise_bound"] = losses.signal_to_noise
-    return Metrics(values=values, histograms={"matching.loss": _histogram(present)} if present else {})
+    read = int(values["matching.drawn"]) - losses.reasons.get("empty", 0)
+    if "wrong_label" in losses.reasons and losses.labels > 0 and read > 0:
+        agreed = binomtest(read - losses.reasons["wrong_label"], read)
+        values |= {"matching.label_check.agreement": agreed.statistic, "matching.label_check.chance": 1 / losses.labels}
+        limits = agreed.proportion_ci(0.95, method="exact")
+        intervals["matching.label_check.agreement"] = (float(limits.low), float(limits.high))
+    histograms = {"matching.loss": _histogram(present)} if present else {}
+    return Metrics(values=values, intervals=intervals, histograms=histograms)
 
 
 def measure_frechet(embedded: Mapping[str, FloatArray], *, config: MatchingEvaluationConfig) -> Metrics:

@@ -197,6 +197,10 @@ def _matching() -> Iterable[MetricName]:
     for reason, words in DROP_REASONS.items():
         yield MetricName(f"matching.dropped.{reason}", f"Texts dropped: {words}", "rows", "context")
     yield MetricName(
+        "matching.label_check.agreement", "Share of the matched texts whose label the check confirms", "share", "higher"
+    )
+    yield MetricName("matching.label_check.chance", "The same of a check that guesses", "share", "context")
+    yield MetricName(
         "matching.signal_to_noise_bound",
         "The most that the target's exact norm can be over the norm of its noise; from public values",
         "score",

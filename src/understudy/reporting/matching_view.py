@@ -49,6 +49,7 @@ def matching_section(metrics: Metrics, warnings: Sequence[str] = ()) -> Section 
     else:
         lead.append(f"The target’s signal-to-noise ratio is at most {number(bound, 2)}, whatever the rows hold.")
     lead += [f"{text[:1].upper()}{text[1:]}." for text in warnings if text.startswith(_SIGNAL)]
+    lead += _label_check(metrics)
     return Section(
         "matching",
         "Matching",
@@ -194,6 +195,25 @@ def membership_section(metrics: Metrics) -> Section | None:
         f"The attacker sees one loss per row{whom}; "
         "the positive control was tuned on the members themselves, the null control never met them.",
     )
+
+
+def _label_check(metrics: Metrics) -> list[str]:
+    """How often the label check agreed, and what to do where it may as well have guessed."""
+    name = "matching.label_check.agreement"
+    if name not in metrics.values:
+        return []
+    chance = metrics.values["matching.label_check.chance"]
+    said = (
+        f"The label check confirms {percent(metrics.values[name])} ({range_of(metrics, name, percent)}) of the matched "
+        f"texts; guessing would confirm {percent(chance)}."
+    )
+    if metrics.intervals[name][0] > chance:
+        return [said]
+    return [
+        said,
+        "So it may be dropping texts at random: this model can hardly tell their labels apart. "
+        "filter.label_check=false keeps them; that run charges nothing more.",
+    ]
 
 
 def _counts_table(values: dict[str, float]) -> Table:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import beta
 
 from understudy.evaluation import matching
 from understudy.evaluation.config import MatchingEvaluationConfig
@@ -55,7 +56,8 @@ def test_losses_are_summed_up():
             kept=np.array([0.1, 0.2, 0.3]),
             dropped=np.array([0.9, 1.1]),
             prompt_only=np.array([0.5]),
-            reasons={"wrong_label": 1, "surplus": 1},
+            reasons={"empty": 1, "wrong_label": 1, "surplus": 0},
+            labels=2,
             shortfall=4,
             signal_to_noise=0.25,
         )
@@ -65,14 +67,20 @@ def test_losses_are_summed_up():
             "matching.drawn": 5,
             "matching.kept": 3,
             "matching.shortfall": 4,
+            "matching.dropped.empty": 1,
             "matching.dropped.wrong_label": 1,
-            "matching.dropped.surplus": 1,
+            "matching.dropped.surplus": 0,
+            "matching.label_check.agreement": 0.75,
+            "matching.label_check.chance": 0.5,
             "matching.loss.median": 0.2,
             "matching.loss.dropped_median": 1.0,
             "matching.loss.prompt_only_median": 0.5,
             "matching.signal_to_noise_bound": 0.25,
         }
     )
+    # Clopper and Pearson for 3 of 4, from the quantiles of the beta distribution.
+    limits = (beta.ppf(0.025, 3, 2), beta.ppf(0.975, 4, 1))
+    assert found.intervals == {"matching.label_check.agreement": pytest.approx(limits)}
     histogram = found.histograms["matching.loss"]
     assert (histogram.edges[0], histogram.edges[-1]) == pytest.approx((0.1, 1.1))
     middles = (np.array(histogram.edges[1:]) + histogram.edges[:-1]) / 2

@@ -112,6 +112,18 @@ def test_the_lead_names_loss_ratio_and_the_statements_warning(matching_metrics):
     assert not any("empty" in name for name in rows), "a step that was not taken is not listed"
 
 
+@pytest.mark.parametrize(("low", "guesses"), [(0.24, True), (0.26, False)])
+def test_a_label_check_that_may_as_well_guess_is_named(matching_metrics, low, guesses):
+    name = "matching.label_check.agreement"
+    assert not any("label check" in text for text in matching_section(matching_metrics).lead)
+    values = matching_metrics.values | {name: 0.31, "matching.label_check.chance": 0.25}
+    found = matching_metrics.model_copy(update={"values": values, "intervals": {name: (low, 0.43)}})
+    lead = plain(" ".join(matching_section(found).lead))
+    assert f"confirms 31.0 % ({100 * low:.1f} % to 43.0 %) of the matched texts" in lead
+    assert "guessing would confirm 25.0 %." in lead
+    assert ("filter.label_check=false" in lead) == guesses
+
+
 def test_no_noise_and_nothing_kept_are_said(matching_metrics):
     values = {"matching.drawn": 4.0, "matching.loss.dropped_median": 0.5}
     found = Metrics(values=values, histograms={"matching.loss": matching_metrics.histograms["matching.loss"]})
