@@ -6,6 +6,7 @@ import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from gradient_matching_data import NOISE_ALONE, Cell
 
 Found = Mapping[Cell, dict[str, Any]]
 Row = dict[str, Any]
+Seeds = Sequence[tuple[Cell, dict[str, Any]]]  # the cells of one line with their figures
 
 _ORDER = ("untuned", "zero-shot", "few-shot", "gradient matching", "random", "herding", "k-center", "real rows")
 
@@ -82,6 +84,7 @@ def target_rows(found: Found, *, models: Sequence[str]) -> list[Row]:
         if line.epsilon not in (1, 8, math.inf, NOISE_ALONE) or line.real not in (50, None):
             continue
         cosines = [cosine for _, value in values for cosine in value["target_cosines"]]
+        heads = lines.get(replace(line, target="head"), []) if line.target != "head" else []
         rows.append(
             {
                 "data": line.dataset,
@@ -94,9 +97,22 @@ def target_rows(found: Found, *, models: Sequence[str]) -> list[Row]:
                 "seeds": seeds_text(values),
                 **loss_columns(values),
                 **accuracy_columns(values, [], models),
+                "minus head": difference(values, heads, models[0]),
             }
         )
     return rows
+
+
+def difference(values: Seeds, others: Seeds, model: str) -> str:
+    """Accuracy minus that of the others, paired, over the seeds that both have."""
+    from understudy.evaluation.utility import paired_bootstrap
+
+    both = {cell.seed for cell, _ in values} & {cell.seed for cell, _ in others}
+    tables = [correct_table([pair for pair in side if pair[0].seed in both], model) for side in (values, others)]
+    if tables[0] is None or tables[1] is None:
+        return ""
+    gain = paired_bootstrap(tables[0], tables[1], seed=0, replicates=2000, level=0.95)
+    return interval_text([gain.value, gain.low, gain.high])
 
 
 def retokenised_rows(found: Found) -> list[Row]:
@@ -181,7 +197,7 @@ def accuracy_columns(
     return row
 
 
-def correct_table(values: list[tuple[Cell, dict[str, Any]]], model: str) -> np.ndarray[Any, np.dtype[np.bool_]] | None:
+def correct_table(values: Seeds, model: str) -> np.ndarray[Any, np.dtype[np.bool_]] | None:
     """(seeds, test rows) bool; None where no cell has rows."""
     rows = [[mark == "1" for mark in value["correct"][model]] for _, value in values if "correct" in value]
     return np.array(rows, dtype=bool) if rows else None
