@@ -4,9 +4,9 @@
 
 Per data set, 50 real rows at epsilon inf and one seed. The variants match as many texts and keep all that are not
 empty; accuracy is that of the shipped model after 200 steps on them, the loss 1 - cosine to the exact head gradient of
-all training rows, one measure for every variant. Then the filters, one more at a time, on the texts that the method's
-own settings matched: how many are left and what they are worth. Accuracy reads real rows: internal. Charges are
-simulations.
+all training rows, one measure for every variant; log-perplexity, nats per token under the same model, says how it
+reads. Then the filters, one more at a time, on the texts that the method's own settings matched: how many are left and
+what they are worth. Accuracy reads real rows: internal. Charges are simulations.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from gradient_matching_data import DATASETS, Cell, Settings, configure, model_of
 from gradient_matching_measures import losses, tune, verdicts
 from gradient_matching_release import register, source_name, yardstick
 
+from understudy.evaluation.nearest import log_perplexities
 from understudy.evaluation.rows import LabelledTexts
 from understudy.gradient_matching.filters import filter_texts
 from understudy.gradient_matching.matched import match_shard
@@ -65,7 +66,7 @@ def main() -> None:
     home.mkdir(parents=True, mode=0o700, exist_ok=True)
     os.environ["UNDERSTUDY_HOME"] = str(home)
     torch.set_num_threads(1)
-    print("| data | variant | texts | loss | accuracy | CPU seconds |\n|---|---|---|---|---|---|")
+    print("| data | variant | texts | loss | accuracy | log-perplexity | CPU seconds |\n|---|---|---|---|---|---|---|")
     for dataset in options.datasets:
         for variant in options.variants:
             print(line(options, dataset, variant), flush=True)
@@ -92,7 +93,8 @@ def line(options: argparse.Namespace, dataset: str, variant: str) -> str:
     settings, cell = settings_of(options, variant), cell_of(options, dataset)
     found = texts_of(settings, cell, variant)
     rows = kept(dataset, found, [i for i, text in enumerate(found["text"]) if text.strip()])
-    return f"| {dataset} | {variant} | {measured(settings, cell, rows)} | {found['cpu_seconds']:.0f} |"
+    fluency = log_perplexities(model_of(settings.models[0]), {"rows": list(rows.texts)})["rows"]
+    return f"| {dataset} | {variant} | {measured(settings, cell, rows)} | {fluency:.2f} | {found['cpu_seconds']:.0f} |"
 
 
 def filtered(options: argparse.Namespace, dataset: str, name: str) -> str:
