@@ -5,9 +5,8 @@
 Three tables. `main`: 40 synthetic rows matched to 5, 20 and 50 real rows without noise, and to the full training set
 at epsilon inf, 8 and 0.05, beside zero-shot and few-shot text, herding, k-center, random rows and all real rows.
 `targets`: the three targets at epsilon inf, 8 and 1, from 50 real rows and from all, and from 50 at an epsilon so small
-that they are noise alone. `retokenised`: the matching loss
-of the emitted strings, tokenised again, against zero-shot text and the best of as many plain samples as the same
-number of forward passes buys.
+that little but noise is left. `retokenised`: the matching loss of the emitted strings, tokenised again, against
+zero-shot text and the best of as many plain samples as the same number of forward passes buys.
 
 Accuracy is that of a shipped model fine-tuned on the rows (`evaluation.transfer`: 200 steps, last checkpoint) on real
 test rows, with bootstrap intervals over test rows and seeds. Cells are cached as JSON, and one cell serves every table

@@ -28,7 +28,7 @@ from understudy.gradient_matching.verbalizer import build_verbalizer
 from understudy.models.loading import LoadedModel, load_model
 from understudy.overrides import apply_overrides
 
-# An epsilon at which 50 rows leave no trace in the target: what matching to noise looks like.
+# An epsilon at which 50 rows together hardly change what comes out: what matching to noise looks like.
 NOISE_ALONE = 0.001
 
 
