@@ -1,0 +1,172 @@
+"""The list of everything that private rows will be asked: the one source of event, statement and permitted calls.
+
+A run makes its list once, before the first private row is read. The charge stores it, epsilon is computed from it, the
+statement prints it, and the mechanism interface is opened with it: a call that is not on it is refused before anything
+is drawn.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Final, Literal
+
+import dp_accounting as dp
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from understudy.errors import InputError, UnderstudyError
+from understudy.privacy.accounting import epsilon_pld
+from understudy.privacy.events import (
+    combined_noise_multiplier,
+    composed_event,
+    event_from_json,
+    event_to_json,
+    histogram_event,
+    sgd_event,
+)
+from understudy.privacy.secure_accounting import NEGLIGIBLE, delta_correction
+
+Kind = Literal["gaussian_sum", "histogram", "masked_sum"]
+NAME: Final = r"^[a-z0-9][a-z0-9_./-]*$"
+
+
+class Query(BaseModel):
+    """One query, or a series of `steps` queries of one kind; public values only.
+
+    Attributes:
+        kind: which mechanism answers it.
+        name: what the mechanism calls it; no two queries of a list share one.
+        units: n, the slots that the query is over, null ones included; public.
+        steps: number of releases, at steps 0 to steps - 1.
+        sensitivity: L2 distance that one unit may move the exact query by: the clip norm; 1 for integer counts.
+        noise_multiplier: standard deviation of the noise over the sensitivity (sigma of the discrete Gaussian).
+        batch: name of the Poisson mask that the query is taken on; None where every unit counts. Queries on one mask
+            are one event.
+        sampling_probability: of that mask; 1 without one.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Kind
+    name: str = Field(pattern=NAME)
+    units: int = Field(ge=1)
+    steps: int = Field(default=1, ge=1)
+    sensitivity: float = Field(gt=0, allow_inf_nan=False)
+    noise_multiplier: float = Field(ge=0, allow_inf_nan=False)
+    batch: str | None = Field(default=None, pattern=NAME)
+    sampling_probability: float = Field(default=1.0, gt=0, le=1)
+
+    @model_validator(mode="after")
+    def _check(self) -> Query:
+        if self.batch is None and self.sampling_probability != 1:
+            raise ValueError(f"sampling_probability={self.sampling_probability}: expected the name of its mask, batch")
+        if self.kind == "histogram" and (self.steps, self.batch, self.sensitivity) != (1, None, 1.0):
+            raise ValueError("a histogram is one query of sensitivity 1 on all units")
+        if self.kind == "masked_sum" and self.sensitivity != 1:
+            raise ValueError(f"sensitivity={self.sensitivity}: masked sums are of vectors of norm at most 1")
+        return self
+
+
+Queries = tuple[Query, ...]
+
+
+def check_queries(queries: Sequence[Query]) -> Queries:
+    """The list itself, when it can be charged.
+
+    Raises:
+        InputError: when it is empty, two queries share a name, or queries on one mask differ in units, steps or
+            probability.
+    """
+    if not queries:
+        raise InputError("expected at least one query: a run that asks private rows nothing needs no charge")
+    names = [query.name for query in queries]
+    if len(set(names)) != len(names):
+        raise InputError(f"expected queries of different names, found {names}")
+    masks: dict[str, tuple[int, int, float]] = {}
+    for query in queries:
+        mask = (query.units, query.steps, query.sampling_probability)
+        if query.batch is not None and masks.setdefault(query.batch, mask) != mask:
+            raise InputError(f"queries on the mask {query.batch!r} differ in units, steps or sampling probability")
+    return tuple(queries)
+
+
+def event_of(queries: Sequence[Query]) -> dp.DpEvent:
+    """The whole event of a list, in its order; the queries on one mask are one event, at the place of the first.
+
+    Raises:
+        InputError: see `check_queries`.
+    """
+    by_mask: dict[str, list[Query]] = {}
+    for position, query in enumerate(check_queries(queries)):
+        by_mask.setdefault(f"{position}" if query.batch is None else f"mask {query.batch}", []).append(query)
+    return composed_event(*map(_one_event, by_mask.values()))
+
+
+def _one_event(queries: Sequence[Query]) -> dp.DpEvent:
+    first = queries[0]
+    if first.kind == "histogram":
+        return histogram_event(sigma=first.noise_multiplier)
+    noise = combined_noise_multiplier(*(query.noise_multiplier for query in queries))
+    if first.batch is not None:
+        return sgd_event(sampling_probability=first.sampling_probability, noise_multiplier=noise, steps=first.steps)
+    one = dp.GaussianDpEvent(noise)
+    return one if first.steps == 1 else dp.SelfComposedDpEvent(one, first.steps)
+
+
+def event_delta(queries: Sequence[Query], *, epsilon: float, delta: float) -> float:
+    """What is left of delta for the event, once the samplers' distance from their laws is taken off.
+
+    Gaussian sums and histograms are drawn exactly. A masked sum is within `NEGLIGIBLE` of what is charged.
+    """
+    masked = sum(query.steps for query in queries if query.kind == "masked_sum" and query.noise_multiplier > 0)
+    if not masked or math.isinf(epsilon):
+        return delta
+    return delta - delta_correction(epsilon, gap=NEGLIGIBLE, rounds=masked)
+
+
+def check_epsilon_of(queries: Sequence[Query], *, epsilon: float, delta: float) -> None:
+    """Recompute epsilon from the list, by PLD, and compare it with what is charged or stated.
+
+    Args:
+        queries: the list.
+        epsilon: what is to be charged; infinity is not compared, its output stays private.
+        delta: what is to be charged.
+
+    Raises:
+        UnderstudyError: when the list costs more than `epsilon` at `delta`.
+    """
+    if math.isinf(epsilon):
+        return
+    left = event_delta(queries, epsilon=epsilon, delta=delta)
+    found = _epsilon(event_to_json(event_of(queries)), left) if left > 0 else math.inf
+    if not found <= epsilon:
+        raise UnderstudyError(
+            f"the queries of this run cost epsilon={found:.6g} at delta={delta:g} by PLD, more than the "
+            f"epsilon={epsilon:g} that would be charged and stated: the noise was computed for something else. "
+            "A damaged calibration is the usual cause: remove the folder `calibrations` in UNDERSTUDY_HOME and run again"
+        )
+
+
+@lru_cache(maxsize=64)
+def _epsilon(event: str, delta: float) -> float:
+    return epsilon_pld(event_from_json(event), delta)
+
+
+def queries_to_json(queries: Sequence[Query]) -> str:
+    """The canonical JSON of a list: equal lists give equal text."""
+    plain = [query.model_dump() for query in check_queries(queries)]
+    return json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def queries_from_json(text: str) -> Queries:
+    """The list that `queries_to_json` wrote as `text`.
+
+    Raises:
+        UnderstudyError: when the text is not such a list.
+    """
+    try:
+        return check_queries([Query.model_validate(entry) for entry in json.loads(text)])
+    except (ValueError, TypeError, ValidationError, InputError) as error:
+        raise UnderstudyError("expected the canonical JSON of a list of queries, found something else") from error
