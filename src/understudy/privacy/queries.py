@@ -145,7 +145,7 @@ def check_epsilon_of(queries: Sequence[Query], *, epsilon: float, delta: float) 
         raise UnderstudyError(
             f"the queries of this run cost epsilon={found:.6g} at delta={delta:g} by PLD, more than the "
             f"epsilon={epsilon:g} that would be charged and stated: the noise was computed for something else. "
-            "A damaged calibration is the usual cause: remove the folder `calibrations` in UNDERSTUDY_HOME and run again"
+            "A damaged calibration is the usual cause: remove `calibrations` in UNDERSTUDY_HOME and run again"
         )
 
 
