@@ -10,8 +10,8 @@ from understudy.artifacts import ArtifactRef, exchange_store, private_store, rea
 from understudy.errors import UnderstudyError
 from understudy.plans import plan_of
 from understudy.privacy.accounting import epsilon_rdp
-from understudy.privacy.events import event_to_json
 from understudy.privacy.ledger import Charge, ChargeFields, Ledger
+from understudy.privacy.queries import event_delta, event_of, queries_to_json
 from understudy.settings import settings
 from understudy.tasks.runtime import task
 from understudy.tasks.ticket import Ticket, drop_journal
@@ -45,14 +45,15 @@ def charge(rows: ArtifactRef, admission: Admission, *, code: str, accept_new: bo
         accept_new: pay again where an earlier charge of this run cannot be used any more.
     """
     ledger = Ledger.open()
-    event = plan_of(admission).event
+    queries = plan_of(admission).queries
+    left = event_delta(queries, epsilon=admission.epsilon, delta=admission.delta)
     asked = ChargeFields(
         source=admission.source,
         request_key=request_key(ledger, admission, read_table(rows)),
-        event=event_to_json(event),
+        queries=queries_to_json(queries),
         epsilon=admission.epsilon,
         delta=admission.delta,
-        epsilon_rdp=epsilon_rdp(event, admission.delta),
+        epsilon_rdp=epsilon_rdp(event_of(queries), left),
         unit=admission.unit,
         relation=admission.relation,
         code_digest=code,

@@ -17,8 +17,9 @@ from understudy.intake import HOLD_OUT_EVERY, NOUNS
 from understudy.methods import planning, protected
 from understudy.plans import facts_of
 from understudy.privacy.accounting import epsilon_pld
-from understudy.privacy.events import event_from_json, without_amplification
+from understudy.privacy.events import without_amplification
 from understudy.privacy.ledger import Charge, Ledger
+from understudy.privacy.queries import event_delta, event_of, queries_from_json
 from understudy.privacy.statement import (
     Access,
     PretrainedModel,
@@ -90,14 +91,16 @@ def statement_facts(run: Admission, paid: Charge, released: ArtifactRef, *, rest
     """What the statement says about this run; public values only."""
     facts = facts_of(run)
     noun = NOUNS[protected(run.config).rows]
-    unamplified = without_amplification(event_from_json(paid.event))
+    queries = queries_from_json(paid.queries)
+    unamplified = without_amplification(event_of(queries))
+    left = event_delta(queries, epsilon=paid.epsilon, delta=paid.delta)
     config = run.config.model_dump_json()
     return StatementFacts(
         mechanisms=facts.mechanisms,
         contributions=facts.contributions,
         trust=facts.trust,
         against=facts.against,
-        epsilon_without_amplification=epsilon_pld(unamplified, run.delta) if paid.exportable else None,
+        epsilon_without_amplification=epsilon_pld(unamplified, left) if paid.exportable else None,
         released=(f"the {released.kind} {released.id}", *facts.released),
         accesses=(
             Access(task="admit", reads="the rows", through="checks that refuse or accept before anything is charged"),
@@ -120,6 +123,7 @@ def statement_facts(run: Admission, paid: Charge, released: ArtifactRef, *, rest
         restarts=restarts,
         heuristics=facts.heuristics,
         warnings=facts.warnings,
+        floating_point=facts.floating_point,
         not_private=("everything in internal/: it is computed from real rows and must not be handed over",),
     )
 

@@ -17,14 +17,13 @@ from understudy.conditional_generation.config import ConditionalGenerationConfig
 from understudy.errors import InputError
 from understudy.gradient_matching.config import GradientMatchingConfig
 from understudy.preference_optimization.config import PreferenceOptimizationConfig
-from understudy.privacy.statement import Access, MechanismFacts
+from understudy.privacy.statement import FLOATING_POINT, Access, MechanismFacts
 
 if TYPE_CHECKING:
-    from dp_accounting import DpEvent
-
     from understudy.intake import RowKind
     from understudy.models.loading import LoadedModel
     from understudy.privacy.labels import Relation, Unit
+    from understudy.privacy.queries import Queries
 
 CONFIGS: Mapping[
     str, type[ConditionalGenerationConfig] | type[GradientMatchingConfig] | type[PreferenceOptimizationConfig]
@@ -66,8 +65,8 @@ class ChargedPlan(Protocol):
     """What every method's plan has."""
 
     @property
-    def event(self) -> DpEvent:
-        """The run's whole event, to be charged once."""
+    def queries(self) -> Queries:
+        """Everything that private rows will be asked, to be charged once."""
         ...
 
 
@@ -88,6 +87,7 @@ class MethodFacts:
         evaluations: tasks that measure the result on real rows, for internal figures.
         trust: who sees raw rows and must be trusted.
         against: against whom the promise holds.
+        floating_point: what floats do to the proof.
     """
 
     mechanisms: tuple[MechanismFacts, ...]
@@ -102,6 +102,7 @@ class MethodFacts:
     evaluations: tuple[str, ...] = ("evaluate",)
     trust: str = "Whoever runs the client zone sees the rows; no other party does."
     against: str = "Everyone who sees only what is exported: the synthetic rows, the model and this statement."
+    floating_point: str = FLOATING_POINT
 
 
 class Planning(Protocol):

@@ -8,6 +8,7 @@ from typing import Any
 from understudy.admission import Admission
 from understudy.methods import MethodFacts, planning
 from understudy.privacy.accounting import epsilon_pld, epsilon_rdp
+from understudy.privacy.queries import event_delta, event_of
 
 
 def plan_of(admission: Admission) -> Any:
@@ -24,21 +25,22 @@ def facts_of(admission: Admission) -> MethodFacts:
 
 def describe_plan(admission: Admission) -> dict[str, Any]:
     """What the run will charge and how it spends it; public values only."""
-    planned, facts = plan_of(admission), facts_of(admission)
+    queries, facts = plan_of(admission).queries, facts_of(admission)
+    event, delta = event_of(queries), event_delta(queries, epsilon=admission.epsilon, delta=admission.delta)
     private = math.isinf(admission.epsilon)
     return {
         "source": admission.source,
         "unit": f"{admission.unit} ({admission.relation}, n and label list public)",
         "units": admission.n,
-        "epsilon_pld": None if private else epsilon_pld(planned.event, admission.delta),
-        "epsilon_rdp": None if private else epsilon_rdp(planned.event, admission.delta),
+        "epsilon_pld": None if private else epsilon_pld(event, delta),
+        "epsilon_rdp": None if private else epsilon_rdp(event, delta),
         "delta": admission.delta,
         "budget": f"{admission.budget.epsilon:g}, {admission.budget.delta:g}",
         "model": admission.config.model,
         **facts.plan,
         "mechanisms": [
             f"{m.name}: {m.noise}, noise multiplier {m.noise_multiplier:.4g}, {m.steps} steps, "
-            f"sampling probability {m.sampling_probability:.4g}"
+            f"sampling probability {m.sampling_probability:.4g}, grid 2^{round(math.log2(m.grid))}"
             for m in facts.mechanisms
         ],
         "output": "private: epsilon is infinite, nothing will be exported" if private else "released, may be exported",

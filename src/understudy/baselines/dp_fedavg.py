@@ -176,7 +176,7 @@ def release_round(
         round=round,
     )
     return gateway.gaussian_sum(
-        {name: value.float() for name, value in exact.items()},
+        exact,
         sensitivity=stream.l2_clip_norm,
         noise_multiplier=stream.noise_multiplier,
         step=round,

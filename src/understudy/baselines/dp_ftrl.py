@@ -42,6 +42,7 @@ from understudy.models.loading import LoadedModel, load_model
 from understudy.overrides import fill_from_profile
 from understudy.privacy.dpsgd import CheckpointSink
 from understudy.privacy.mechanisms import Gateway
+from understudy.privacy.queries import Queries, Query
 from understudy.privacy.tree_accounting import calibrate_tree_noise, tree_event
 
 Progress = Callable[[int, int], None]
@@ -100,6 +101,21 @@ class DpFtrlPlan(BaseModel):
     rounds_per_epoch: int = Field(ge=1)
     l2_clip_norm: float = Field(gt=0, allow_inf_nan=False)
     noise_multiplier: float = Field(ge=0, allow_inf_nan=False, description="Noise of every block over C; 0 is no DP.")
+
+    @property
+    def queries(self) -> Queries:
+        """One series of queries per level of the tree. Their event is the tree's, which is less than all of them."""
+        return tuple(
+            Query(
+                kind="gaussian_sum",
+                name=f"{self.name}/level-{level:02d}",
+                units=self.n,
+                steps=self.epochs * self.rounds_per_epoch,
+                sensitivity=self.l2_clip_norm,
+                noise_multiplier=self.noise_multiplier,
+            )
+            for level in range(self.rounds_per_epoch.bit_length())
+        )
 
     @property
     def event(self) -> DpEvent:
@@ -230,7 +246,7 @@ def take_round(
 
     def release(level: int, total: Values) -> Values:
         return gateway.gaussian_sum(
-            {name: value.float() for name, value in total.items()},
+            total,
             sensitivity=plan.l2_clip_norm,
             noise_multiplier=plan.noise_multiplier,
             step=state.done,

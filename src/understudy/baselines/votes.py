@@ -60,7 +60,7 @@ def release_votes(
     mask = gateway.poisson(step=round, n=plan.n, probability=plan.sampling_probability, purpose=plan.name)
     exact = vote_sum(nearest(samples.vectors, candidates), samples.owners, mask.numpy(), candidates=len(candidates))
     released = gateway.gaussian_sum(
-        {"votes": torch.from_numpy(exact).float()},
+        {"votes": torch.from_numpy(exact)},
         sensitivity=stream.l2_clip_norm,
         noise_multiplier=stream.noise_multiplier,
         step=round,

@@ -12,7 +12,7 @@ from understudy.conditional_generation.class_sizes import count_labels
 from understudy.conditional_generation.config import ConditionalGenerationConfig
 from understudy.conditional_generation.encode import encode
 from understudy.conditional_generation.model import build_model
-from understudy.conditional_generation.plan import Plan
+from understudy.conditional_generation.plan import CLASS_SIZES, Plan
 from understudy.conditional_generation.storage import StoredModel
 from understudy.conditional_generation.train import Checkpoints, Progress, check_trainable, fit
 from understudy.generation.prompts import build_prompts
@@ -53,7 +53,7 @@ def train_on_table(  # noqa: PLR0913 - rows, public settings, and what a resumab
     counts = None
     if plan.histogram_sigma is not None:
         exact = count_labels(rows.label, rows.valid, len(label_names))
-        released = gateway.histogram(exact, sigma=plan.histogram_sigma, purpose="class-sizes")
+        released = gateway.histogram(exact, sigma=plan.histogram_sigma, purpose=CLASS_SIZES)
         counts = tuple(int(count) for count in released)
     trained = fit(
         loaded,

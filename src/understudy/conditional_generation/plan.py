@@ -15,20 +15,16 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from understudy.conditional_generation.config import ConditionalGenerationConfig
 from understudy.errors import InputError
-from understudy.privacy.accounting import (
-    analytic_gaussian_sigma,
-    calibrate_noise_multiplier,
-    composed_event,
-    histogram_event,
-)
+from understudy.privacy.accounting import analytic_gaussian_sigma, calibrate_noise_multiplier
 from understudy.privacy.dpsgd import DpSgdPlan, Stream
+from understudy.privacy.queries import Queries, Query, event_of
 
 LM, DISCRIMINATOR, FILTER, JOINT = "lm", "discriminator", "filter", "joint"
-FINE_TUNING, HEAD = "fine-tuning", "head"
+FINE_TUNING, HEAD, CLASS_SIZES = "fine-tuning", "head", "class-sizes"
 
 
 class Plan(BaseModel):
-    """Everything that touches private rows, with its noise; the owner of the run's one event.
+    """Everything that touches private rows, with its noise; the owner of the run's list of queries.
 
     Attributes:
         epsilon: Target; infinity means no noise, and an output that stays private.
@@ -45,9 +41,14 @@ class Plan(BaseModel):
     histogram_sigma: float | None = None
 
     @property
+    def queries(self) -> Queries:
+        """Everything that the rows are asked, to be charged once."""
+        return _queries(self.trainings, self.histogram_sigma)
+
+    @property
     def event(self) -> DpEvent:
-        """The run's whole event, to be charged once."""
-        return _event(self.trainings, self.histogram_sigma)
+        """The event of all queries together."""
+        return event_of(self.queries)
 
     @property
     def steps(self) -> int:
@@ -76,13 +77,21 @@ def plan(
         raise InputError(f"n={n}: expected at least one row")
     sigma = _histogram_sigma(config, epsilon=epsilon, delta=delta)
     trainings = partial(_trainings, config, n)
-    noise = calibrate_noise_multiplier(lambda z: _event(trainings(z), sigma), epsilon=epsilon, delta=delta, cache=cache)
+    noise = calibrate_noise_multiplier(
+        lambda z: event_of(_queries(trainings(z), sigma)), epsilon=epsilon, delta=delta, cache=cache
+    )
     return Plan(epsilon=epsilon, delta=delta, trainings=trainings(noise), histogram_sigma=sigma)
 
 
-def _event(trainings: tuple[DpSgdPlan, ...], histogram_sigma: float | None) -> DpEvent:
-    histogram = [] if histogram_sigma is None else [histogram_event(sigma=histogram_sigma)]
-    return composed_event(*histogram, *(training.event for training in trainings))
+def _queries(trainings: tuple[DpSgdPlan, ...], histogram_sigma: float | None) -> Queries:
+    asked = tuple(query for training in trainings for query in training.queries)
+    if histogram_sigma is None:
+        return asked
+    units = trainings[0].n
+    histogram = Query(
+        kind="histogram", name=CLASS_SIZES, units=units, sensitivity=1.0, noise_multiplier=histogram_sigma
+    )
+    return (histogram, *asked)
 
 
 def _histogram_sigma(config: ConditionalGenerationConfig, *, epsilon: float, delta: float) -> float | None:

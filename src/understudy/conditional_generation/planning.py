@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from understudy.conditional_generation.config import ConditionalGenerationConfig
 from understudy.conditional_generation.plan import Plan, plan
 from understudy.methods import MethodFacts
-from understudy.privacy.statement import Access, MechanismFacts
+from understudy.privacy.queries import Query
+from understudy.privacy.statement import FLOATING_POINT, TRAINING_FLOATS, Access, mechanism_facts
 from understudy.settings import settings
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def method_facts(
     """What the run says about itself; public values only."""
     del n, label_names
     return MethodFacts(
-        mechanisms=mechanism_facts(planned),
+        mechanisms=tuple(mechanism_facts(query, asks=_asks(query)) for query in planned.queries),
         contributions=(
             "One example is one row of the table. Each gradient of one example is clipped to the stated norm; an "
             "example adds at most that much to each noised sum. An example counts once in the class histogram."
@@ -73,38 +74,15 @@ def method_facts(
         choices="Settings and defaults were fixed before the run; no checkpoint was chosen, the last one is used.",
         declared_public={"padded length in tokens": config.train.max_length},
         plan={"steps": planned.steps},
+        floating_point=FLOATING_POINT + TRAINING_FLOATS,
     )
 
 
-def mechanism_facts(planned: Plan) -> tuple[MechanismFacts, ...]:
-    """Every noised query of a plan, as the privacy statement lists it."""
-    series = [
-        MechanismFacts(
-            name=f"{training.name}/{stream.name}",
-            query=f"sum of per-example gradients of the {stream.name} loss",
-            noise="gaussian",
-            noise_multiplier=stream.noise_multiplier,
-            sensitivity=stream.l2_clip_norm,
-            l2_clip_norm=stream.l2_clip_norm,
-            steps=training.steps,
-            sampling_probability=training.sampling_probability,
-        )
-        for training in planned.trainings
-        for stream in training.streams
-    ]
-    if planned.histogram_sigma is None:
-        return tuple(series)
-    histogram = MechanismFacts(
-        name="class-sizes",
-        query="number of rows of each label",
-        noise="discrete gaussian",
-        noise_multiplier=planned.histogram_sigma,
-        sensitivity=1.0,
-        steps=1,
-        sampling_probability=1.0,
-        sampler="none: every row counts",
-    )
-    return (histogram, *series)
+def _asks(query: Query) -> str:
+    """What a query adds up, in words."""
+    if query.kind == "histogram":
+        return "number of rows of each label"
+    return f"sum of per-example gradients of the {query.name.rpartition('/')[2]} loss"
 
 
 def report_facts(config: ConditionalGenerationConfig) -> dict[str, str]:
@@ -126,7 +104,7 @@ def estimate(
         }
     )
     # Keys of no charge: what this trains on is made up, and the result is thrown away.
-    gateway = Gateway.live(KeyMaterial(b"estimate" * 4, "estimate", b"estimate" * 4))
+    gateway = Gateway.live(KeyMaterial(b"estimate" * 4, "estimate", b"estimate" * 4, short.queries))
     text = "a text of the padded length " * config.train.max_length
     marks: list[float] = [time.perf_counter()]
     train_on_table(

@@ -23,15 +23,14 @@ from scipy.special import ndtr
 
 from understudy.errors import InputError
 from understudy.gradient_matching.config import GradientMatchingConfig
-from understudy.privacy.accounting import (
-    analytic_gaussian_sigma,
-    combined_noise_multiplier,
-    composed_event,
-    epsilon_pld,
-    gaussian_event,
-)
+from understudy.privacy.accounting import analytic_gaussian_sigma, combined_noise_multiplier, epsilon_pld
+from understudy.privacy.queries import Queries, Query, event_of
 
 Formula = Literal["analytic", "paper"]
+
+TARGET, LENGTH = "target", "length"
+# Summed length as a share of the longest, and the number of texts: one row moves each by at most 1.
+LENGTH_SENSITIVITY = math.sqrt(2)
 
 # Who guesses from the result whether the rows were there or all null is then right at most 3 times in 4.
 _HIDDEN_BELOW = 0.5
@@ -59,7 +58,7 @@ class Calibration(BaseModel):
 
 
 class Plan(BaseModel):
-    """Everything that touches private rows, with its noise; the owner of the run's one event.
+    """Everything that touches private rows, with its noise; the owner of the run's list of queries.
 
     Attributes:
         epsilon: Target; infinity means no noise, and an output that stays private.
@@ -82,9 +81,14 @@ class Plan(BaseModel):
     calibrations: tuple[Calibration, ...]
 
     @property
+    def queries(self) -> Queries:
+        """Everything that the rows are asked, to be charged once."""
+        return _queries(self.noise_multiplier, self.length_noise_multiplier, n=self.n, clip=self.l2_clip_norm)
+
+    @property
     def event(self) -> DpEvent:
-        """The run's whole event, to be charged once."""
-        return _event(self.noise_multiplier, self.length_noise_multiplier)
+        """The event of all queries together."""
+        return event_of(self.queries)
 
 
 def plan(config: GradientMatchingConfig, *, n: int, epsilon: float, delta: float) -> Plan:
@@ -112,19 +116,23 @@ def plan(config: GradientMatchingConfig, *, n: int, epsilon: float, delta: float
         "paper": paper_noise_multiplier(epsilon * (1 - share), delta * (1 - share)),
     }
     clip = config.target.l2_clip_norm
+
+    def epsilon_with(z: float) -> float:
+        return epsilon_pld(event_of(_queries(z, length_noise, n=n, clip=clip)), delta)
+
     calibrations = tuple(
         Calibration(
             formula=formula,
             sigma_sum=noise * clip,
             sigma_mean=noise * clip / n,
-            epsilon=epsilon_pld(_event(noise, length_noise), delta),
+            epsilon=epsilon_with(noise),
         )
         for formula, noise in wanted.items()
     )
     chosen = next(one for one in calibrations if one.formula == config.target.calibration)
     noise = wanted[chosen.formula]
     if chosen.epsilon > epsilon:
-        noise = _raised(lambda z: epsilon_pld(_event(z, length_noise), delta), noise, epsilon)
+        noise = _raised(epsilon_with, noise, epsilon)
     return Plan(
         epsilon=epsilon,
         delta=delta,
@@ -199,9 +207,18 @@ def signal_to_noise_warning(plan: Plan, *, dimension: int, directions: int) -> s
     return None
 
 
-def _event(noise_multiplier: float, length_noise_multiplier: float | None) -> DpEvent:
-    noise = [noise_multiplier] if length_noise_multiplier is None else [length_noise_multiplier, noise_multiplier]
-    return composed_event(*(gaussian_event(noise_multiplier=z) for z in noise))
+def _queries(noise_multiplier: float, length_noise_multiplier: float | None, *, n: int, clip: float) -> Queries:
+    target = Query(kind="gaussian_sum", name=TARGET, units=n, sensitivity=clip, noise_multiplier=noise_multiplier)
+    if length_noise_multiplier is None:
+        return (target,)
+    length = Query(
+        kind="gaussian_sum",
+        name=LENGTH,
+        units=n,
+        sensitivity=LENGTH_SENSITIVITY,
+        noise_multiplier=length_noise_multiplier,
+    )
+    return (target, length)
 
 
 def _analytic(epsilon: float, delta: float) -> float:

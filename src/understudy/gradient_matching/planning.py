@@ -11,9 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from understudy.errors import InputError
 from understudy.gradient_matching.config import GradientMatchingConfig
-from understudy.gradient_matching.plan import Plan, plan, signal_to_noise_bound, signal_to_noise_warning
+from understudy.gradient_matching.plan import (
+    LENGTH,
+    TARGET,
+    Plan,
+    plan,
+    signal_to_noise_bound,
+    signal_to_noise_warning,
+)
 from understudy.methods import MethodFacts
-from understudy.privacy.statement import Access, MechanismFacts
+from understudy.privacy.statement import Access, mechanism_facts
 
 if TYPE_CHECKING:
     from understudy.models.loading import LoadedModel
@@ -100,7 +107,7 @@ def method_facts(config: GradientMatchingConfig, planned: Plan, *, n: int, label
     warning = signal_to_noise_warning(planned, dimension=dimension, directions=width)
     charged_length = planned.length_noise_multiplier is not None
     return MethodFacts(
-        mechanisms=mechanism_facts(planned),
+        mechanisms=tuple(mechanism_facts(query, asks=_ASKS[query.name]) for query in planned.queries),
         contributions=(
             "One example is one row of the table. The gradient of its label's loss is clipped to the stated norm and "
             "added to the sum of its own label only, so that it adds at most that much to all sums together."
@@ -130,33 +137,10 @@ def method_facts(config: GradientMatchingConfig, planned: Plan, *, n: int, label
     )
 
 
-def mechanism_facts(planned: Plan) -> tuple[MechanismFacts, ...]:
-    """Every noised query of a plan, as the privacy statement lists it."""
-    everyone = "none: every row counts"
-    target = MechanismFacts(
-        name="target",
-        query="per label, sum of per-example gradients of the label's loss",
-        noise="gaussian",
-        noise_multiplier=planned.noise_multiplier,
-        sensitivity=planned.l2_clip_norm,
-        l2_clip_norm=planned.l2_clip_norm,
-        steps=1,
-        sampling_probability=1.0,
-        sampler=everyone,
-    )
-    if planned.length_noise_multiplier is None:
-        return (target,)
-    length = MechanismFacts(
-        name="length",
-        query="summed length of the texts as a share of the longest, and their number",
-        noise="gaussian",
-        noise_multiplier=planned.length_noise_multiplier,
-        sensitivity=math.sqrt(2),
-        steps=1,
-        sampling_probability=1.0,
-        sampler=everyone,
-    )
-    return (target, length)
+_ASKS = {
+    TARGET: "per label, sum of per-example gradients of the label's loss",
+    LENGTH: "summed length of the texts as a share of the longest, and their number",
+}
 
 
 def words_of(config: GradientMatchingConfig, label_names: Sequence[str]) -> tuple[str, ...]:
@@ -183,10 +167,11 @@ def estimate(config: GradientMatchingConfig, planned: Plan, *, n: int, label_nam
     from understudy.privacy.ledger_records import KeyMaterial
     from understudy.privacy.mechanisms import Gateway
 
-    # Keys of no charge: the rows are made up, and the result is thrown away.
-    gateway = Gateway.live(KeyMaterial(b"estimate" * 4, "estimate", b"estimate" * 4))
-    base = load_base(config)
     rows = min(n, _TIMED_ROWS)
+    short_plan = planned.model_copy(update={"n": rows})
+    # Keys of no charge: the rows are made up, and the result is thrown away.
+    gateway = Gateway.live(KeyMaterial(b"estimate" * 4, "estimate", b"estimate" * 4, short_plan.queries))
+    base = load_base(config)
     text = "a text of the padded length " * config.max_length
     began = time.perf_counter()
     target = release_target(
@@ -194,7 +179,7 @@ def estimate(config: GradientMatchingConfig, planned: Plan, *, n: int, label_nam
         [i % len(label_names) for i in range(rows)],
         label_names=label_names,
         config=charged_settings(config),
-        plan=planned.model_copy(update={"n": rows}),
+        plan=short_plan,
         gateway=gateway,
         base=base,
     )

@@ -9,7 +9,6 @@ the texts' mean length is public or paid for.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,14 +21,18 @@ from understudy.errors import ArtifactDamaged, InputError
 from understudy.gradient_matching.config import GradientMatchingConfig
 from understudy.gradient_matching.full_gradient import all_parameters, full_clipped_sum
 from understudy.gradient_matching.matching import row_states
-from understudy.gradient_matching.plan import Plan
+from understudy.gradient_matching.plan import LENGTH, LENGTH_SENSITIVITY, TARGET, Plan
 from understudy.gradient_matching.targets import TargetSpace, clipped_sum, factors, target_space
 from understudy.gradient_matching.verbalizer import RowTokens, Verbalizer, build_verbalizer, encode_rows
 from understudy.models.checkpoints import load_tensors, save_tensors, write_atomically
 from understudy.models.loading import LoadedModel, load_base
+from understudy.privacy.grid import GridSum
 from understudy.privacy.mechanisms import Gateway
 
 Progress = Callable[[int, int], None]
+
+# Rows whose sum is held in float64 before it is rounded to the grid.
+_ROWS_IN_FLOATS = 1 << 15
 
 TARGET_FILE = "target.safetensors"
 FACTS_FILE = "target.json"
@@ -120,11 +123,11 @@ def release_target(
     )
     sums = _class_sums(loaded, space, rows, labels, valid, config=config, progress=progress)
     released = gateway.gaussian_sum(
-        {f"label-{index:04d}": sums[index].float() for index in range(len(label_names))},
+        {f"label-{index:04d}": sums[index] for index in range(len(label_names))},
         sensitivity=plan.l2_clip_norm,
         noise_multiplier=plan.noise_multiplier,
         step=0,
-        purpose="target",
+        purpose=TARGET,
         once=True,
     )
     return Target(
@@ -224,22 +227,25 @@ def _class_sums(
     config: GradientMatchingConfig,
     progress: Progress | None,
 ) -> Tensor:
-    """Sums `(K, *shape)` float64 over all rows, some at a time: private."""
+    """Sums `(K, *shape)` over all rows in int64 steps of the clip norm's grid, some rows at a time: private."""
     clip, device = config.target.l2_clip_norm, space.token_ids.device
-    total: Tensor | None = None
+    exact, some = GridSum(sensitivity=clip), None
     for start in range(0, len(labels), config.target.micro_batch):
         batch = slice(start, start + config.target.micro_batch)
         ids, last = rows.input_ids[batch], rows.last[batch]
         y, counted = labels[batch].to(device), valid[batch].to(device)
         if config.matching.gradient == FULL:
-            total = full_clipped_sum(base.model, space, ids, last, y, counted, clip, into=total)
+            some = full_clipped_sum(base.model, space, ids, last, y, counted, clip, into=some)
         else:
             left, right = factors(space, *row_states(base.model, ids, last), y)
-            total = clipped_sum(space, left, right, y, counted, clip, into=total)
+            some = clipped_sum(space, left, right, y, counted, clip, into=some)
+        if batch.stop >= len(labels) or batch.stop % _ROWS_IN_FLOATS < config.target.micro_batch:
+            # The sum may be large: it is rounded to the grid when many rows are in it, not after every few.
+            exact.add({"sums": some}, units=_ROWS_IN_FLOATS)
+            some = None
         if progress is not None:
             progress(min(batch.stop, len(labels)), len(labels))
-    assert total is not None, "plan.n is at least 1"
-    return total
+    return exact.steps()["sums"]
 
 
 def _release_length(
@@ -259,11 +265,11 @@ def _release_length(
         "count": counted.sum()[None],
     }
     released = gateway.gaussian_sum(
-        {name: value.float() for name, value in query.items()},
-        sensitivity=math.sqrt(2),
+        query,
+        sensitivity=LENGTH_SENSITIVITY,
         noise_multiplier=plan.length_noise_multiplier,
         step=0,
-        purpose="length",
+        purpose=LENGTH,
         once=True,
     )
     mean = float(released["length"]) / max(1.0, float(released["count"])) * config.max_length

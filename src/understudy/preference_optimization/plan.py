@@ -16,16 +16,16 @@ from pydantic import BaseModel, ConfigDict, Field
 from understudy.errors import InputError
 from understudy.preference_optimization.config import PreferenceOptimizationConfig
 from understudy.privacy.accounting import calibrate_noise_multiplier, epsilon_rdp
-from understudy.privacy.events import sgd_event
+from understudy.privacy.queries import Queries, Query, event_delta, event_of
 from understudy.privacy.search import solve_decreasing
-from understudy.privacy.secure_accounting import NEGLIGIBLE, delta_correction
 
 # One client's clipped vector has at most this norm, so adding or removing it moves the sum by as much.
 SENSITIVITY = 1.0
+SCORES, PARTICIPATION = "scores", "participation"
 
 
 class Plan(BaseModel):
-    """Everything that touches private texts, with its noise; the owner of the run's one event.
+    """Everything that touches private texts, with its noise; the owner of the run's list of queries.
 
     Attributes:
         epsilon: Target; infinity means no noise, and an output that stays private.
@@ -34,6 +34,7 @@ class Plan(BaseModel):
         rounds: T, the number of releases.
         sampling_probability: q, with which a unit takes part in a round.
         noise_multiplier: Noise of one round's query over its sensitivity.
+        masked: Whether the units' vectors are added up by secure aggregation.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
@@ -44,15 +45,27 @@ class Plan(BaseModel):
     rounds: int = Field(ge=1)
     sampling_probability: float = Field(gt=0, le=1)
     noise_multiplier: float = Field(ge=0)
+    masked: bool = False
+
+    @property
+    def queries(self) -> Queries:
+        """Everything that the units are asked, to be charged once: one query per round, on a mask if not all count."""
+        query = Query(
+            kind="masked_sum" if self.masked else "gaussian_sum",
+            name=SCORES,
+            units=self.n,
+            steps=self.rounds,
+            sensitivity=SENSITIVITY,
+            noise_multiplier=self.noise_multiplier,
+            batch=PARTICIPATION if self.sampling_probability < 1 else None,
+            sampling_probability=self.sampling_probability,
+        )
+        return (query,)
 
     @property
     def event(self) -> DpEvent:
-        """The run's whole event, to be charged once."""
-        return sgd_event(
-            sampling_probability=self.sampling_probability,
-            noise_multiplier=self.noise_multiplier,
-            steps=self.rounds,
-        )
+        """The event of all queries together."""
+        return event_of(self.queries)
 
 
 def plan(
@@ -74,25 +87,26 @@ def plan(
     """
     if n < 1:
         raise InputError(f"n={n}: expected at least one client or row")
-    probability = config.clients.sampling_probability
-    within = delta
-    if config.scoring.aggregation == "masked" and math.isfinite(epsilon):
-        # Each masked sum is this close to one with Gaussian noise; the rest of delta is the Gaussian's.
-        within -= delta_correction(epsilon, gap=NEGLIGIBLE, rounds=config.rounds)
+
+    def planned(noise_multiplier: float) -> Plan:
+        return Plan(
+            epsilon=epsilon,
+            delta=delta,
+            n=n,
+            rounds=config.rounds,
+            sampling_probability=config.clients.sampling_probability,
+            noise_multiplier=noise_multiplier,
+            masked=config.scoring.aggregation == "masked",
+        )
+
     noise = calibrate_noise_multiplier(
-        lambda z: sgd_event(sampling_probability=probability, noise_multiplier=z, steps=config.rounds),
+        lambda z: planned(z).event,
         epsilon=epsilon,
-        delta=within,
+        # Each masked sum is close to one with Gaussian noise; the rest of delta is the Gaussian's.
+        delta=event_delta(planned(1.0).queries, epsilon=epsilon, delta=delta),
         cache=cache,
     )
-    return Plan(
-        epsilon=epsilon,
-        delta=delta,
-        n=n,
-        rounds=config.rounds,
-        sampling_probability=probability,
-        noise_multiplier=noise,
-    )
+    return planned(noise)
 
 
 def noise_multiplier_by_rdp(planned: Plan) -> float:

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 from understudy.methods import MethodFacts
 from understudy.preference_optimization.config import PreferenceOptimizationConfig
 from understudy.preference_optimization.plan import (
-    SENSITIVITY,
     Plan,
     noise_multiplier_by_rdp,
     plan,
     signal_to_noise,
 )
-from understudy.privacy.statement import Access, MechanismFacts
+from understudy.privacy.statement import Access, mechanism_facts
 from understudy.settings import settings
 
 if TYPE_CHECKING:
@@ -71,6 +70,7 @@ def method_facts(
     candidates = config.candidates.prompts * config.candidates.per_prompt * max(len(label_names), 1)
     ratio = signal_to_noise(planned, candidates=candidates)
     finite = math.isfinite(planned.epsilon)
+    grid = 2.0**-config.scoring.fractional_bits if planned.masked else None
     warnings: tuple[str, ...] = ()
     if ratio < 1:
         warnings = (
@@ -79,7 +79,7 @@ def method_facts(
             "rounds or candidates, or a larger epsilon",
         )
     return MethodFacts(
-        mechanisms=(mechanism_facts(config, planned),),
+        mechanisms=tuple(mechanism_facts(query, asks=_ASKS, grid=grid) for query in planned.queries),
         contributions=_contributions(config),
         released=(
             "any number of texts generated from it",
@@ -109,6 +109,7 @@ def method_facts(
     )
 
 
+_ASKS = "sum of the units' clipped score vectors over the candidates of a round"
 _AGAINST = (
     "Everyone who sees the noisy scores, the exported model and texts, and this statement, but not who took part in a "
     "round. Against someone who does, such as the server that collects answers, sampling does not count: "
@@ -129,22 +130,6 @@ def _contributions(config: PreferenceOptimizationConfig) -> str:
         "central_conditional": "One example is one row; it scores the candidates of its own label",
     }[config.variant]
     return f"{unit}, which is clipped to L2 norm 1 and added once per round in which the unit takes part."
-
-
-def mechanism_facts(config: PreferenceOptimizationConfig, planned: Plan) -> MechanismFacts:
-    """The rounds' noised query, as the privacy statement lists it."""
-    masked = config.scoring.aggregation == "masked"
-    return MechanismFacts(
-        name="scores",
-        query="sum of the units' clipped score vectors over the candidates of a round",
-        noise="discrete gaussian" if masked else "gaussian",
-        noise_multiplier=planned.noise_multiplier,
-        sensitivity=SENSITIVITY,
-        l2_clip_norm=SENSITIVITY,
-        steps=planned.rounds,
-        sampling_probability=planned.sampling_probability,
-        **({"sampler": "none: every unit takes part"} if planned.sampling_probability == 1 else {}),
-    )
 
 
 def report_facts(config: PreferenceOptimizationConfig) -> dict[str, str]:

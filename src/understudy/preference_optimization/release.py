@@ -27,7 +27,7 @@ from understudy.preference_optimization.client_vectors import (
 )
 from understudy.preference_optimization.config import PreferenceOptimizationConfig
 from understudy.preference_optimization.histogram import histogram_sum, histogram_vectors, nearest_candidates
-from understudy.preference_optimization.plan import SENSITIVITY, Plan
+from understudy.preference_optimization.plan import PARTICIPATION, SCORES, SENSITIVITY, Plan
 from understudy.preference_optimization.pool import ClientPool
 from understudy.preference_optimization.scoring import as_query, exact_sum
 from understudy.privacy.mechanisms import Gateway
@@ -72,7 +72,9 @@ def release_scores(
         )
     mask = np.ones(plan.n, dtype=bool)
     if plan.sampling_probability < 1:
-        drawn = gateway.poisson(step=round, n=plan.n, probability=plan.sampling_probability, purpose="participation")
+        drawn = gateway.poisson(
+            step=round, n=plan.n, probability=plan.sampling_probability, purpose=PARTICIPATION, unit_ids=pool.unit_ids
+        )
         mask = drawn.numpy()
     if config.scoring.aggregation == "masked":
         return gateway.masked_sum(
@@ -80,7 +82,7 @@ def release_scores(
             secure_settings(config, plan),
             participating=torch.from_numpy(mask),
             step=round,
-            purpose="scores",
+            purpose=SCORES,
         )
     query = as_query(scores_without_noise(pool, candidates, mask, labels=labels, config=config), slots=plan.n)
     released = gateway.gaussian_sum(
@@ -88,7 +90,7 @@ def release_scores(
         sensitivity=SENSITIVITY,
         noise_multiplier=plan.noise_multiplier,
         step=round,
-        purpose="scores",
+        purpose=SCORES,
         once=True,
     )
     return released["scores"]

@@ -11,7 +11,7 @@ and groups of one size. Only norms are missing:
 
 *Guarantee*: a client's vector is a function of that client alone, to the last bit for one mask (null clients keep their
 rows, so no shape changes), and its norm is at most 1: adding or removing one client moves the sum by at most 1 in L2
-norm, up to float64 rounding. `as_query` makes the float32 query of sensitivity 1, rounding included.
+norm, up to float64 rounding. `as_query` makes the query of sensitivity 1, rounding included.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from understudy.preference_optimization.client_vectors import (
     CandidateSpace,
@@ -97,12 +96,10 @@ def exact_sum(
     return out
 
 
-def as_query(total: FloatArray, *, slots: int) -> npt.NDArray[np.float32]:
-    """The sum as the float32 query that noise is added to, shrunk by a public factor to make up for rounding.
+def as_query(total: FloatArray, *, slots: int) -> FloatArray:
+    """The sum, shrunk by a public factor that makes up for the float64 rounding of vectors and sum.
 
-    Rounding to float32 moves coordinate j by at most 2^-24 |total_j|, hence the sum by 2^-24 |total| <= 2^-24 n and two
-    neighbouring sums by 2^-23 n: 0.1 % of the sensitivity at 10,000 clients, 1.2 % at 100,000. Another 2^-30 n + 2^-18
-    covers the float64 rounding of vectors and sum (for n up to 10^6 and M up to 10^5).
+    2^-30 n + 2^-18 covers it for n up to 10^6 and M up to 10^5. Rounding to the grid is the mechanism's.
 
     *Guarantee*: L2 sensitivity 1 (unit client, add or remove: a null client in its slot).
 
@@ -111,9 +108,10 @@ def as_query(total: FloatArray, *, slots: int) -> npt.NDArray[np.float32]:
         slots: n, public: all slots, whoever takes part.
 
     Returns:
-        (M,) float32.
+        (M,) float64.
     """
-    return (total / (1.0 + slots * (2.0**-23 + 2.0**-30) + 2.0**-18)).astype(np.float32)
+    shrunk: FloatArray = total / (1.0 + slots * 2.0**-30 + 2.0**-18)
+    return shrunk
 
 
 def unclipped_mean(means: FloatArray, candidates: Rows, mask: Mask, *, labels: IntArray | None = None) -> FloatArray:

@@ -22,9 +22,10 @@ from torch import Tensor, nn
 from torch.utils import deterministic
 
 from understudy.errors import InputError
-from understudy.privacy.events import combined_noise_multiplier, sgd_event
+from understudy.privacy.grid import GridSum
 from understudy.privacy.mechanisms import Gateway
 from understudy.privacy.per_example import Batch, LossFunction, clipped_gradient_sum
+from understudy.privacy.queries import Queries, Query, event_of
 
 __all__ = [
     "Batch",
@@ -77,10 +78,26 @@ class DpSgdPlan(BaseModel):
         return self.n * self.sampling_probability
 
     @property
+    def queries(self) -> Queries:
+        """What the rows are asked, to be charged before training: one query per stream, all on one mask."""
+        return tuple(
+            Query(
+                kind="gaussian_sum",
+                name=f"{self.name}/{stream.name}",
+                units=self.n,
+                steps=self.steps,
+                sensitivity=stream.l2_clip_norm,
+                noise_multiplier=stream.noise_multiplier,
+                batch=self.name,
+                sampling_probability=self.sampling_probability,
+            )
+            for stream in self.streams
+        )
+
+    @property
     def event(self) -> DpEvent:
-        """All steps and streams as one event, to be charged before training."""
-        noise = combined_noise_multiplier(*(stream.noise_multiplier for stream in self.streams))
-        return sgd_event(sampling_probability=self.sampling_probability, noise_multiplier=noise, steps=self.steps)
+        """All steps and streams as one event."""
+        return event_of(self.queries)
 
 
 @dataclass(frozen=True)
@@ -198,11 +215,9 @@ def _micro_batches(
 def _clipped_sum(
     model: nn.Module, objective: Objective, batches: list[dict[str, Tensor]], l2_clip_norm: float
 ) -> dict[str, Tensor]:
-    """The stream's exact query: zeros for an empty batch; float32 whatever the weights are."""
-    total = {
-        name: torch.zeros(parameter.shape, dtype=torch.float32, device=parameter.device)
-        for name, parameter in objective.parameters.items()
-    }
+    """The stream's query in steps of the grid: zeros for an empty batch, whatever the weights' type."""
+    total = GridSum(sensitivity=l2_clip_norm)
+    total.add({name: torch.zeros_like(p, dtype=torch.float64) for name, p in objective.parameters.items()}, units=0)
     for batch in batches:
         part = clipped_gradient_sum(
             model,
@@ -213,9 +228,8 @@ def _clipped_sum(
             valid=batch["valid"],
             passes=objective.passes,
         )
-        for name, value in part.items():
-            total[name] += value
-    return total
+        total.add(part, units=len(batch["valid"]))
+    return total.steps()
 
 
 class _State:

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from understudy.errors import InputError, UnderstudyError
 from understudy.privacy.labels import Guarantee, Label, Relation, Unit, private, released
+from understudy.privacy.queries import Queries
 
 # Orders of a Renyi filter unless the source registers others.
 RENYI_ORDERS: Final = (2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 128.0)
@@ -164,6 +165,7 @@ class KeyMaterial:
     secret: bytes
     charge_id: str
     salt: bytes
+    queries: Queries
 
     def __repr__(self) -> str:
         """Names the charge only, so that no log line or traceback shows a key."""

@@ -1,9 +1,11 @@
 """The one gateway: private rows influence anything only through the four functions of `Gateway`.
 
-Each takes the exact value of a query, with the sensitivity that its caller declares, and returns the noised
-value. Noise and masks are functions of the charge's key material, so a step that is computed again gives
-the same bytes. What a release of the once kind returned is kept in the charge's journal before it is used: the same
-query gets it back, also from another process, and another query in its place is refused.
+Each takes the exact value of a query, with what its caller holds to be its sensitivity, noise and sampling, and returns
+the noised value. The charge's list of queries (`queries`) says what may be asked: a call that is not on it, or differs
+from it in any of these, is refused before anything is drawn. Every noised value is whole steps of a public grid
+(`grid`). Noise and masks are functions of the charge's key material, so a step that is computed again gives the same
+bytes. What a release of the once kind returned is kept in the charge's journal before it is used: the same query gets
+it back, also from another process, and another query in its place is refused.
 """
 
 from __future__ import annotations
@@ -17,13 +19,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from understudy.errors import UnderstudyError
 from understudy.models.checkpoints import load_tensors, write_tensors_once
-from understudy.privacy.noise import derive_key, discrete_gaussian, gaussian, query_digest
-from understudy.privacy.sampling import poisson_mask
+from understudy.privacy.grid import MOST_NUMBERS, charged_sensitivity, from_steps, grid_of, to_steps
+from understudy.privacy.noise import derive_key, discrete_gaussian, query_digest
+from understudy.privacy.permits import check_mask, check_query
+from understudy.privacy.rounded_gaussian import rounded_gaussian
+from understudy.privacy.sampling import poisson_mask, poisson_mask_of
 from understudy.privacy.secure_aggregation import masked_sum
 from understudy.privacy.secure_fixed_point import encode, integer_sensitivity
 from understudy.privacy.secure_round import Kind as MessageKind
@@ -50,7 +56,8 @@ class Mechanism:
         purpose: names the call within its step.
         scale: standard deviation of the noise (sigma of the discrete Gaussian); the sampling probability of
             a mask.
-        sensitivity: L2 distance that replacing one example by null may move the query; 0 for a mask.
+        sensitivity: L2 distance that one unit may move the query, rounded to the grid, by; 0 for a mask.
+        grid: the step of which query and noise are multiples; 0 for a mask.
     """
 
     kind: Kind
@@ -58,6 +65,7 @@ class Mechanism:
     purpose: str
     scale: float
     sensitivity: float
+    grid: float = 0.0
 
 
 class Recorder(Protocol):
@@ -88,27 +96,45 @@ class Gateway:
         """
         return cls(material, journal=journal)
 
-    def poisson(self, *, step: int, n: int, probability: float, purpose: str = "batch") -> Tensor:
-        """Which of n slots take part in a step.
+    def poisson(
+        self,
+        *,
+        step: int,
+        n: int,
+        probability: float,
+        purpose: str = "batch",
+        unit_ids: npt.NDArray[np.uint8] | None = None,
+    ) -> Tensor:
+        """Which of n units take part in a step.
 
-        *Guarantee*: each slot independently with the given probability, whatever the slots hold (unit
-        example, relation replace_special, sensitivity 0). The mask itself is private: amplification by
-        sampling holds only against those who do not see it.
+        *Guarantee*: each unit independently with the given probability, whatever the units hold (sensitivity 0). The
+        mask itself is private: amplification by sampling holds only against those who do not see it.
 
         Args:
             step: logical step.
             n: number of slots, public.
             probability: in (0, 1], public.
-            purpose: one name per training within a charge: two trainings must not share their masks.
+            purpose: the mask's name, `Query.batch` of the queries that are taken on it.
+            unit_ids: (n, 16) private identifiers of the units, such as keyed hashes of client ids: then a unit's part
+                hangs on its own identifier, not on its slot, which another unit's absence may move.
 
         Returns:
             bool (n,) on the CPU.
+
+        Raises:
+            UnderstudyError: when no query of the charge is taken on such a mask.
         """
         call = Mechanism("poisson", step, purpose, scale=probability, sensitivity=0.0)
-        self._claim(call, repr((n, probability)).encode())
+        check_mask(self.material, step=step, name=purpose, units=n, probability=probability)
+        ids = b"" if unit_ids is None else unit_ids.tobytes()
+        self._claim(call, repr((n, probability)).encode() + hashlib.sha256(ids).digest())
 
         def draw() -> dict[str, Tensor]:
-            return {"mask": poisson_mask(self._key(call), n, probability=probability)}
+            if unit_ids is None:
+                return {"mask": poisson_mask(self._key(call), n, probability=probability)}
+            if unit_ids.shape != (n, 16):
+                raise ValueError(f"expected identifiers ({n}, 16), found {unit_ids.shape}")
+            return {"mask": poisson_mask_of(self._key(call), unit_ids, probability=probability)}
 
         return self._through(call, {}, draw)["mask"]
 
@@ -122,49 +148,54 @@ class Gateway:
         purpose: str,
         once: bool = False,
     ) -> dict[str, Tensor]:
-        """A sum over examples plus N(0, (noise_multiplier * sensitivity)^2) in every coordinate.
+        """A sum over units plus N(0, (noise_multiplier * s)^2) in every coordinate, rounded to the grid.
+
+        s is `charged_sensitivity(sensitivity)`.
 
         *Guarantee*: the Gaussian mechanism (Dwork & Roth 2014, Theorem A.1; accounted as an event) of noise
-        multiplier `noise_multiplier`, if replacing one example by null moves the whole query by at most
-        `sensitivity` in L2 norm (unit example, relation replace_special).
+        multiplier `noise_multiplier` and post-processing, if one unit moves the whole query by at most `sensitivity` in
+        L2 norm, float rounding before this call aside (see `grid`).
 
         Args:
-            query: name -> float32 tensor, finite. Wider values are refused: their last bits would carry no
-                noise.
+            query: name -> finite float32 or float64 tensor, rounded here, or int64 steps of `grid_of(sensitivity)`,
+                such as `GridSum.steps` gives.
             sensitivity: > 0, over all tensors together.
-            noise_multiplier: >= 0; 0 gives an unchanged copy, whose label is private.
+            noise_multiplier: >= 0; 0 gives the query on the grid, whose label is private.
             step: logical step.
-            purpose: names the query within the step.
+            purpose: names the query; `Query.name`.
             once: keep the result in the journal. For a query made of what other tasks computed: should they compute
                 something else when a run is resumed, this one query must not be noised a second time. A training
                 does without, as its queries follow from rows, masks and the code that the charge is bound to.
 
         Returns:
-            name -> noised tensor, on the device of the query.
+            name -> noised float32 tensor, on the device of the query.
 
         Raises:
-            UnderstudyError: when another query was noised under the same step and purpose before: by this gateway, or
-                with `once` by any gateway of the charge.
+            UnderstudyError: when the charge did not pay for this very query, its mask was not drawn, or another one was
+                noised under the same step and purpose before: by this gateway, or with `once` by any gateway of the
+                charge.
         """
-        scale = noise_multiplier * sensitivity
-        if not (0 < sensitivity < math.inf and 0 <= noise_multiplier < math.inf):
-            raise ValueError(f"expected sensitivity > 0, noise >= 0: {sensitivity=}, {noise_multiplier=}")
-        if not query or any(value.dtype != torch.float32 for value in query.values()):
-            raise ValueError(f"expected float32 values, found {[str(v.dtype) for v in query.values()]}")
-        call = Mechanism("gaussian_sum", step, purpose, scale=scale, sensitivity=sensitivity)
-        digest = query_digest(query)
+        grid = grid_of(sensitivity)
+        scale = noise_multiplier * charged_sensitivity(sensitivity)
+        call = Mechanism("gaussian_sum", step, purpose, scale, charged_sensitivity(sensitivity), grid)
+        self._check_paid(call, sensitivity=sensitivity, noise_multiplier=noise_multiplier)
+        size = sum(value.numel() for value in query.values())
+        if not 0 < size <= MOST_NUMBERS:
+            raise ValueError(f"expected a query of 1 to {MOST_NUMBERS} numbers, found {size}")
+        steps = {name: _steps(value, grid) for name, value in query.items()}
+        digest = query_digest(steps)
         self._claim(call, digest)
 
         def draw() -> dict[str, Tensor]:
-            if scale == 0:
-                return {name: value.clone() for name, value in query.items()}
-            size = sum(value.numel() for value in query.values())
-            noise = gaussian(self._key(call, digest), size, scale=scale)
-            return _add(query, noise)
+            noise = rounded_gaussian(self._key(call, digest), size, scale=scale / grid)
+            return {name: from_steps(value, grid=grid) for name, value in _add(steps, noise).items()}
 
+        exact: dict[str, Tensor] = {}
+        if self.recorder is not None:
+            exact = {name: from_steps(value, grid=grid, dtype=torch.float64) for name, value in steps.items()}
         if not once:
-            return self._through(call, query, draw)
-        kept = self._through(call, query, lambda: self._once(call, draw, self._tag(call, digest)))
+            return self._through(call, exact, draw)
+        kept = self._through(call, exact, lambda: self._once(call, draw, self._tag(call, digest)))
         return {name: kept[name].to(value.device) for name, value in query.items()}
 
     def histogram(self, counts: Tensor, *, sigma: float, purpose: str) -> Tensor:
@@ -180,12 +211,15 @@ class Gateway:
 
         Returns:
             int64 (k,), possibly negative; equal at every later call of the charge.
+
+        Raises:
+            UnderstudyError: when the charge did not pay for it.
         """
-        if counts.dtype != torch.int64 or counts.ndim != 1 or not 0 <= sigma < math.inf:
-            found = f"{counts.dtype}, {tuple(counts.shape)}, {sigma=}"
-            raise ValueError(f"expected int64 counts (k,) and sigma >= 0, found {found}")
+        if counts.dtype != torch.int64 or counts.ndim != 1:
+            raise ValueError(f"expected int64 counts (k,), found {counts.dtype}, {tuple(counts.shape)}")
         query = {"counts": counts.cpu()}
-        call = Mechanism("histogram", 0, purpose, scale=sigma, sensitivity=1.0)
+        call = Mechanism("histogram", 0, purpose, scale=sigma, sensitivity=1.0, grid=1.0)
+        self._check_paid(call, sensitivity=1.0, noise_multiplier=sigma)
         digest = query_digest(query)
         # With a journal the first release answers every later query.
         self._claim(call, digest if self.journal is None else b"")
@@ -232,7 +266,8 @@ class Gateway:
         unit = integer_sensitivity(d, settings.bits)
         share = plan_round(settings, n=n, d=d, step=step).share_scale
         scale = share * math.sqrt(len(answering)) / unit
-        call = Mechanism("masked_sum", step, f"{purpose}/{step}", scale=scale, sensitivity=1.0)
+        call = Mechanism("masked_sum", step, purpose, scale=scale, sensitivity=1.0, grid=1.0 / unit)
+        self._check_paid(call, sensitivity=1.0, noise_multiplier=settings.noise_multiplier, units=n)
         digest = query_digest({"vectors": vectors, "participating": participating})
         self._claim(call, digest)
 
@@ -253,6 +288,11 @@ class Gateway:
             counted = (encode(vectors[i].numpy(), bits=settings.bits) for i in answering if participating[i])
             query = {"sum": torch.from_numpy(sum(counted, start=np.zeros(d, np.int64)) / unit)}
         return self._through(call, query, lambda: self._once(call, draw, self._tag(call, digest)))["sum"]
+
+    def _check_paid(self, call: Mechanism, **asked: float) -> None:
+        """Refuse, before anything is drawn, a query that the charge did not pay for."""
+        masks = {purpose for kind, step, purpose in self._seen if kind == "poisson" and step == call.step}
+        check_query(self.material, kind=call.kind, step=call.step, name=call.purpose, asked=asked, masks=masks)
 
     def _key(self, call: Mechanism, digest: bytes = b"") -> bytes:
         return derive_key(
@@ -307,11 +347,20 @@ class Gateway:
         return kept
 
 
-def _add(query: Values, noise: Tensor) -> dict[str, Tensor]:
-    """Add one draw, cut into the tensors of the query in alphabetical order."""
-    names = sorted(query)
-    parts: tuple[Tensor, ...] = torch.split(noise, [query[name].numel() for name in names])
+def _steps(value: Tensor, grid: float) -> Tensor:
+    """Whole steps of the grid: as they are, or a float tensor rounded."""
+    if value.dtype == torch.int64:
+        return value
+    if value.dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"expected float32, float64, or int64 steps of the grid, found {value.dtype}")
+    return to_steps(value, grid=grid)
+
+
+def _add(steps: Values, noise: Tensor) -> dict[str, Tensor]:
+    """Add one draw, cut into the tensors of the query in alphabetical order; exact."""
+    names = sorted(steps)
+    parts: tuple[Tensor, ...] = torch.split(noise, [steps[name].numel() for name in names])
     return {
-        name: query[name] + part.view(query[name].shape).to(query[name].device)
+        name: steps[name] + part.view(steps[name].shape).to(steps[name].device)
         for name, part in zip(names, parts, strict=True)
     }

@@ -2,10 +2,8 @@
 
 A key is HMAC-SHA256 of everything that names one draw, so a resumed run repeats its noise exactly and two
 draws never share any. The key runs AES-256 in counter mode, a cryptographic stream; nothing here touches a
-global generator. Gaussian noise is Box-Muller on 53-bit uniforms in float64; its tails end at 8.57 standard
-deviations (probability 1e-17) and floats are not real numbers: a claim resting on it is "proven under
-assumptions".
-Integers get the exact discrete Gaussian sampler of Canonne, Kamath & Steinke 2020, in rational arithmetic.
+global generator. Sums get the continuous Gaussian, exactly rounded to a grid (`rounded_gaussian`). Counts get the exact
+discrete Gaussian sampler of Canonne, Kamath & Steinke 2020, in rational arithmetic.
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ import hashlib
 import hmac
 import math
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from typing import Final
 
@@ -25,9 +22,6 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES256
 from cryptography.hazmat.primitives.ciphers.modes import CTR
 from numpy.typing import NDArray
 
-# Normals are made in blocks of this many, always whole ones: a block's bytes depend on the key and its number
-# alone, not on how many are asked for or on how many threads share the work.
-_BLOCK: Final = 1 << 16
 _AES_BLOCK_BYTES: Final = 16
 
 
@@ -92,41 +86,6 @@ def uniform_words(key: bytes, count: int, *, start: int = 0) -> NDArray[np.uint6
     return words[:count]
 
 
-def gaussian(key: bytes, size: int, *, scale: float) -> torch.Tensor:
-    """`size` independent N(0, scale^2) values, a function of the key alone.
-
-    The first n of `gaussian(key, m)` are `gaussian(key, n)`, whatever the number of threads.
-
-    Args:
-        key: 32 bytes, used for nothing else.
-        size: number of values.
-        scale: standard deviation, finite and >= 0.
-
-    Returns:
-        `(size,)` float32 on the CPU.
-
-    Raises:
-        ValueError: when the key, size or scale is out of range.
-    """
-    if not 0 <= scale < math.inf or size < 0:
-        raise ValueError(f"expected size >= 0 and a finite scale >= 0, found {size=}, {scale=}")
-    out = np.empty(size, dtype=np.float32)
-
-    def fill(block: int) -> None:
-        begin = block * _BLOCK
-        part = out[begin : begin + _BLOCK]
-        part[:] = (_normal_block(key, begin) * scale)[: len(part)]
-
-    blocks = range(math.ceil(size / _BLOCK))
-    if len(blocks) <= 1:
-        list(map(fill, blocks))
-    else:
-        # NumPy and AES let go of the interpreter lock while they work on a block.
-        with ThreadPoolExecutor(max_workers=torch.get_num_threads()) as pool:
-            list(pool.map(fill, blocks))
-    return torch.from_numpy(out)
-
-
 def discrete_gaussian(key: bytes, size: int, *, scale: float) -> torch.Tensor:
     """`size` independent integers x with probability proportional to exp(-x^2 / (2 scale^2)), exactly.
 
@@ -150,20 +109,6 @@ def discrete_gaussian(key: bytes, size: int, *, scale: float) -> torch.Tensor:
     variance = Fraction(scale) ** 2
     bits = _RandomIntegers(key)
     return torch.tensor([_discrete_gaussian_one(bits, variance) for _ in range(size)], dtype=torch.int64)
-
-
-def _normal_block(key: bytes, begin: int) -> NDArray[np.float64]:
-    """Normals number `begin` to `begin + _BLOCK - 1` of the key, in float64 (Box & Muller 1958)."""
-    words = uniform_words(key, _BLOCK, start=begin)
-    # ((word >> 11) + 1) / 2^53 lies in (0, 1], so the logarithm is finite.
-    uniforms = ((words >> np.uint64(11)) + np.uint64(1)).astype(np.float64) * 2.0**-53
-    half = _BLOCK // 2
-    radius = np.sqrt(-2.0 * np.log(uniforms[:half]))
-    angle = uniforms[half:] * (2.0 * math.pi)
-    normals = np.empty(_BLOCK, dtype=np.float64)
-    np.multiply(radius, np.cos(angle), out=normals[:half])
-    np.multiply(radius, np.sin(angle), out=normals[half:])
-    return normals
 
 
 class _RandomIntegers:

@@ -14,7 +14,9 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from understudy.privacy.grid import charged_sensitivity, grid_of
 from understudy.privacy.ledger_records import Charge, SourceRecord
+from understudy.privacy.queries import Query, check_epsilon_of, queries_from_json
 
 Verdict = Literal["proven under assumptions", "heuristic", "none"]
 
@@ -37,9 +39,15 @@ RANDOMNESS: Final = (
     "on release. Initial weights, dropout and text generation use seeds that no private content enters."
 )
 FLOATING_POINT: Final = (
-    "Gaussian noise is drawn in float64 and added in float32 or wider. The proof is about real numbers: it "
-    "holds under the assumption that floating-point rounding reveals nothing. Counts get exact "
-    "discrete Gaussian noise."
+    "Every noised value is a whole number of steps of a public grid, named with its mechanism: the query is rounded "
+    "to it, the noise is a continuous Gaussian exactly rounded to it (counts and masked sums: discrete Gaussian), and "
+    "their sum is exact, so no float tells which query it came from. The sensitivity includes what rounding may add, "
+    "under a thousandth. What the samplers are off their laws is part of delta."
+)
+TRAINING_FLOATS: Final = (
+    " In training, the clipped gradients of the rows that pass through the model together are added up in float32 "
+    "before they are rounded; a share of 2^-11 of the sensitivity is set aside for the error of that sum, which is "
+    "measured to be far smaller and not proven to be."
 )
 ROUNDING: Final = "epsilon and delta are rounded up to four significant digits, never down"
 
@@ -64,7 +72,36 @@ class MechanismFacts(_Facts):
     l2_clip_norm: float | None = Field(default=None, description="None where nothing is clipped.")
     steps: int = Field(ge=1)
     sampling_probability: float = Field(gt=0, le=1)
-    sampler: str = Field(default="Poisson sampling, empty batches included", description="The one that ran.")
+    sampler: str = Field(description="The one that ran.")
+    grid: float = Field(gt=0, description="Step, a power of two, of which query, noise and result are multiples.")
+
+
+EVERYONE: Final = "none: every unit counts"
+POISSON: Final = "Poisson sampling, empty batches included"
+
+
+def mechanism_facts(query: Query, *, asks: str, grid: float | None = None) -> MechanismFacts:
+    """What the statement says of a query on the charged list.
+
+    Args:
+        query: as charged.
+        asks: what is added up, in words.
+        grid: of a masked sum; the others follow from the query.
+    """
+    counts = query.kind == "histogram"
+    gaussian = query.kind == "gaussian_sum"
+    return MechanismFacts(
+        name=query.name,
+        query=asks,
+        noise="gaussian" if gaussian else "discrete gaussian",
+        noise_multiplier=query.noise_multiplier,
+        sensitivity=charged_sensitivity(query.sensitivity) if gaussian else query.sensitivity,
+        l2_clip_norm=None if counts else query.sensitivity,
+        steps=query.steps,
+        sampling_probability=query.sampling_probability,
+        sampler=EVERYONE if query.batch is None or query.sampling_probability == 1 else POISSON,
+        grid=grid or (grid_of(query.sensitivity) if gaussian else 1.0),
+    )
 
 
 class Access(_Facts):
@@ -137,10 +174,16 @@ def build_statement(
         spent: what all charges of the source add up to, this one included.
 
     Raises:
-        ValueError: when the charge and the source do not belong together.
+        ValueError: when the charge and the source, or the mechanisms and the charged list, do not belong together.
+        UnderstudyError: when the charged list costs more than the charge says.
     """
     if charge.source != source.name:
         raise ValueError(f"expected a charge of source={source.name!r}, found one of {charge.source!r}")
+    queries = queries_from_json(charge.queries)
+    if [query.name for query in queries] != [mechanism.name for mechanism in facts.mechanisms]:
+        raise ValueError("expected the mechanisms of the charged list, in its order")
+    if charge.exportable:
+        check_epsilon_of(queries, epsilon=charge.epsilon, delta=charge.delta)
     epsilon = _public(charge.epsilon) if charge.exportable else None
     stable = {
         "epsilon": epsilon,
@@ -293,7 +336,8 @@ def _mechanism_words(mechanism: Mapping[str, Any]) -> str:
     return (
         f"**{mechanism['name']}**: {mechanism['query']}; {clipped}{mechanism['noise']} noise of standard "
         f"deviation {mechanism['standard_deviation']:.6g} (noise multiplier "
-        f"{mechanism['noise_multiplier']:.6g}, sensitivity {mechanism['sensitivity']:g}); steps: "
+        f"{mechanism['noise_multiplier']:.6g}, sensitivity {mechanism['sensitivity']:.6g}, grid "
+        f"2^{round(math.log2(mechanism['grid']))}); steps: "
         f"{mechanism['steps']}; each unit takes part with probability "
         f"{mechanism['sampling_probability']:.6g} ({mechanism['sampler']})."
     )
