@@ -85,8 +85,8 @@ def plan(
     Raises:
         InputError: A value is out of range.
     """
-    if n < 1:
-        raise InputError(f"n={n}: expected at least one client or row")
+    if n < 1 or not epsilon > 0 or not 0 < delta < 1:
+        raise InputError(f"expected n >= 1, epsilon > 0 and 0 < delta < 1, found {n=}, {epsilon=}, {delta=}")
 
     def planned(noise_multiplier: float) -> Plan:
         return Plan(
