@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import dp_accounting as dp
+import numpy as np
 from dp_accounting import pld, rdp
 from scipy.optimize import brentq
 from scipy.special import log_ndtr
@@ -96,15 +97,23 @@ class _PldAccountant(pld.PLDAccountant):  # type: ignore[misc]
         return None
 
 
-def epsilon_pld(event: dp.DpEvent, delta: float, relation: dp.NeighboringRelation = RELATION) -> float:
+def epsilon_pld(
+    event: dp.DpEvent, delta: float, relation: dp.NeighboringRelation = RELATION, *, interval: float = 1e-4
+) -> float:
     """An upper bound on epsilon at `delta` by the privacy loss distribution; infinity for no noise.
+
+    Args:
+        event: what is accounted.
+        delta: in (0, 1).
+        relation: of neighbours.
+        interval: losses are rounded up to multiples of it: coarser is faster and looser.
 
     Raises:
         InputError: when delta is not in (0, 1).
         UnderstudyError: when PLD does not know the event; whoever then headlines RDP must say so.
     """
     _check_delta(delta)
-    return _pld_epsilon(event, delta, relation=relation)
+    return _pld_epsilon(event, delta, relation=relation, interval=interval)
 
 
 def epsilon_rdp(event: dp.DpEvent, delta: float, relation: dp.NeighboringRelation = RELATION) -> float:
@@ -228,7 +237,9 @@ def _pld_epsilon(
 ) -> float:
     """Epsilon by PLD with losses rounded up to multiples of `interval`: coarser is faster, looser."""
     try:
-        return float(_PldAccountant(relation, interval).compose(event).get_epsilon(delta))
+        # Far too little noise overflows on the way to infinity.
+        with np.errstate(over="ignore"):
+            return float(_PldAccountant(relation, interval).compose(event).get_epsilon(delta))
     except dp.UnsupportedEventError as error:
         raise UnderstudyError(f"PLD accounting does not know this event: {event}") from error
 

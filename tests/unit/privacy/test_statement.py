@@ -6,21 +6,37 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from unit.privacy.ledger_requests import one_sum
 
+from understudy.errors import UnderstudyError
+from understudy.privacy.grid import charged_sensitivity, grid_of
 from understudy.privacy.ledger_records import Charge, SourceRecord
+from understudy.privacy.queries import Query, queries_to_json
 from understudy.privacy.statement import (
     STABLE_KEYS,
     Access,
-    MechanismFacts,
     PretrainedModel,
     StatementFacts,
     build_statement,
+    mechanism_facts,
     render_markdown,
     round_up,
 )
 
 SOURCE = SourceRecord(name="reviews", unit="example", relation="replace_special", epsilon=8.0, delta=1e-4, n=1000)
+QUERIES = (
+    Query(
+        kind="gaussian_sum",
+        name="train/lm",
+        units=1000,
+        steps=200,
+        sensitivity=0.1,
+        noise_multiplier=1.5,
+        batch="train",
+        sampling_probability=0.0213,
+    ),
+    Query(kind="histogram", name="class-sizes", units=1000, sensitivity=1.0, noise_multiplier=20.0),
+)
+ASKS = {"train/lm": "sum of clipped gradients", "class-sizes": "rows per class"}
 
 
 def charge(**changes):
@@ -30,7 +46,7 @@ def charge(**changes):
         "request_key": "secret-looking-request-key",
         "attempt": 1,
         "kind": "counted",
-        "queries": one_sum(),
+        "queries": queries_to_json(QUERIES),
         "epsilon": 2.99971,
         "delta": 1.23456e-5,
         "unit": "example",
@@ -50,27 +66,7 @@ def charge(**changes):
 
 def facts(**changes):
     fields = {
-        "mechanisms": (
-            MechanismFacts(
-                name="language model",
-                query="sum of clipped gradients",
-                noise="gaussian",
-                noise_multiplier=1.5,
-                sensitivity=0.1,
-                l2_clip_norm=0.1,
-                steps=200,
-                sampling_probability=0.0213,
-            ),
-            MechanismFacts(
-                name="class sizes",
-                query="rows per class",
-                noise="discrete gaussian",
-                noise_multiplier=20.0,
-                sensitivity=1.0,
-                steps=1,
-                sampling_probability=1.0,
-            ),
-        ),
+        "mechanisms": tuple(mechanism_facts(query, asks=ASKS[query.name]) for query in QUERIES),
         "contributions": "each example's gradient is clipped to L2 norm 0.1",
         "trust": "the machine that trains sees raw rows",
         "against": "everyone who sees what is released",
@@ -167,10 +163,45 @@ def test_verdicts():
 
 def test_the_noise_that_ran_is_told():
     first, second = statement()["mechanisms"]
-    assert first["standard_deviation"] == pytest.approx(0.15)
+    assert first["standard_deviation"] == 1.5 * charged_sensitivity(0.1)
+    assert first["sensitivity"] == charged_sensitivity(0.1) > 0.1
+    assert (first["grid"], second["grid"]) == (grid_of(0.1), 1.0)
     assert (first["steps"], first["sampling_probability"], first["l2_clip_norm"]) == (200, 0.0213, 0.1)
     assert "Poisson" in first["sampler"]
-    assert second["l2_clip_norm"] is None
+    assert (second["l2_clip_norm"], second["standard_deviation"]) == (None, 20.0)
+    assert "every unit" in second["sampler"]
+
+
+@pytest.mark.parametrize(
+    "mechanisms",
+    [lambda both: both[:1], lambda both: both[::-1], lambda both: (), lambda both: (*both, both[0])],
+    ids=["one left out", "another order", "none", "one too many"],
+)
+def test_mechanisms_that_are_not_the_charged_list_are_refused(mechanisms):
+    with pytest.raises(ValueError, match="charged list"):
+        statement(mechanisms=mechanisms(facts().mechanisms))
+
+
+def test_epsilon_is_computed_again_from_the_list():
+    """A charge of less than its list costs, as a damaged calibration once made it, is stated by nobody."""
+    damaged = (QUERIES[0].model_copy(update={"noise_multiplier": 0.1}), QUERIES[1])
+    with pytest.raises(UnderstudyError, match=r"(?s)epsilon=2\.99971.*calibrations"):
+        statement(queries=queries_to_json(damaged))
+    with pytest.raises(UnderstudyError, match=r"epsilon=0\.1 "):
+        statement(epsilon=0.1)
+    internal = {"kind": "internal", "epsilon": math.inf, "epsilon_rdp": math.inf}
+    assert statement(queries=queries_to_json(damaged), **internal)["epsilon"] is None, "nothing is promised"
+
+
+def test_a_masked_sum_is_told_with_the_grid_of_its_integers():
+    query = Query(
+        kind="masked_sum", name="scores", units=100, steps=8, sensitivity=1.0, noise_multiplier=4.0, batch="taking-part"
+    )
+    found = mechanism_facts(query, asks="sum of score vectors", grid=2.0**-12)
+    assert (found.noise, found.grid, found.sensitivity, found.steps) == ("discrete gaussian", 2.0**-12, 1.0, 8)
+    assert "every unit" in found.sampler, "a mask that everyone is on samples nothing"
+    sampled = query.model_copy(update={"sampling_probability": 0.25})
+    assert "Poisson" in mechanism_facts(sampled, asks="").sampler
 
 
 def test_a_charge_of_another_source_is_refused():
@@ -187,7 +218,10 @@ def test_words_say_what_is_promised():
         "at most a factor e^3 (about 20.1)",
         "extra probability of at most 1.235e-05",
         "cross-check by Renyi DP: epsilon 3.211",
-        "gaussian noise of standard deviation 0.15",
+        "gaussian noise of standard deviation 0.150146 ",
+        "grid 2^-30",
+        "discrete gaussian noise of standard deviation 20 ",
+        "grid 2^0",
         "each contribution clipped to L2 norm 0.1",
         "train reads rows: DP-SGD",
         "label names: negative, positive",
