@@ -6,6 +6,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +14,7 @@ from understudy.preference_optimization.client_vectors import candidate_space, c
 from understudy.preference_optimization.clients import client_means
 from understudy.preference_optimization.histogram import histogram_sum, histogram_vectors, nearest_candidates
 from understudy.preference_optimization.scoring import as_query, exact_sum, unclipped_mean
+from understudy.privacy.grid import charged_sensitivity, grid_of, to_steps
 
 WAYS = [{"normalise": n, "over": o} for n, o in itertools.product(("standardise", "none"), ("within", "prompt", "all"))]
 
@@ -241,27 +243,37 @@ def test_the_others_vectors_are_the_same_to_the_last_bit(way, per_prompt):
     assert np.array_equal(np.delete(one, 70, axis=0), np.delete(other, 70, axis=0))
 
 
-@pytest.mark.parametrize("n", [1, 1000, 100_000])
-def test_query_has_sensitivity_one_after_rounding_even_where_all_clients_agree(n):
+def on_the_grid(query):
+    """What the mechanism makes of a query of sensitivity 1, back in float64."""
+    grid = grid_of(1.0)
+    return to_steps(torch.from_numpy(query), grid=grid).numpy() * grid
+
+
+def neighbours(n):
+    """Two sums on the worst ray, where all clients are alike: one client moves them by 1."""
     generator = np.random.default_rng(n)
     vector = unit_rows(generator.normal(size=(1, 500)))[0]
     for scale in generator.uniform(0.9, 1, size=20):
-        # Both sums on the worst ray: all clients alike; rounded apart.
-        one, other = n * scale * vector, (n * scale - 1) * vector
-        moved = np.linalg.norm(as_query(one, slots=n).astype(np.float64) - as_query(other, slots=n).astype(np.float64))
-        assert 0.97 < moved <= 1
-    assert as_query(one, slots=n).dtype == np.float32
+        yield n * scale * vector, (n * scale - 1) * vector
 
 
-def test_rounding_alone_would_break_the_sensitivity():
-    """The margin is not idle: float32 moves two neighbouring sums apart by more than their distance."""
-    n, generator = 100_000, np.random.default_rng(0)
-    vector = unit_rows(np.abs(generator.normal(size=(1, 500))))[0]
+@pytest.mark.parametrize("n", [1, 1000, 100_000])
+def test_query_has_sensitivity_one_even_where_all_clients_agree(n):
+    for sums in neighbours(n):
+        one, other = (as_query(total, slots=n) for total in sums)
+        assert one.dtype == np.float64
+        assert 0.999 < np.linalg.norm(one - other) <= 1
+        assert np.linalg.norm(on_the_grid(one) - on_the_grid(other)) <= charged_sensitivity(1.0)
+
+
+def test_a_query_in_float32_would_break_the_sensitivity():
+    """Why sums stay in float64: float32 moves two neighbouring ones apart by more than what is charged."""
+    n = 1_000_000
     moved = [
-        np.linalg.norm((n * s * vector).astype(np.float32).astype(float) - ((n * s - 1) * vector).astype(np.float32))
-        for s in generator.uniform(0.5, 1, size=20)
+        np.linalg.norm(as_query(one, slots=n).astype(np.float32).astype(float) - as_query(other, slots=n).astype("f4"))
+        for one, other in neighbours(n)
     ]
-    assert max(moved) > 1
+    assert max(moved) > charged_sensitivity(1.0)
 
 
 @pytest.mark.parametrize(("over", "per_prompt"), [("within", 10), ("prompt", 10), ("all", 10)])

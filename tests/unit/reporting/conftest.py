@@ -12,19 +12,17 @@ from understudy.evaluation import diversity
 from understudy.evaluation.metrics import Histogram, Metrics, merge
 from understudy.privacy.ledger_records import Charge, SourceRecord
 from understudy.privacy.queries import Query, queries_to_json
-from understudy.privacy.statement import Access, MechanismFacts, PretrainedModel, StatementFacts, build_statement
+from understudy.privacy.statement import Access, PretrainedModel, StatementFacts, build_statement, mechanism_facts
 
 CHROMIUM = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
 )
 
 # Long enough that the report folds it.
-LONG_LIST = queries_to_json(
-    [
-        Query(kind="gaussian_sum", name=f"sum/{i}", units=600, steps=120, sensitivity=0.1, noise_multiplier=20.0 + i)
-        for i in range(12)
-    ]
-)
+LONG_LIST = [
+    Query(kind="gaussian_sum", name=f"sum/{i}", units=600, steps=120, sensitivity=0.1, noise_multiplier=80.0 + i)
+    for i in range(12)
+]
 
 
 @pytest.fixture(scope="session")
@@ -132,19 +130,13 @@ def make_statement():
         )  # fmt: skip
         charge = Charge(
             id="4f1c9d0a7be84f3fa2f0a1b2c3d4e5f6", source="reviews", request_key="r", attempt=1, new=False,
-            kind="counted" if math.isfinite(epsilon) else "internal", queries=LONG_LIST,
+            kind="counted" if math.isfinite(epsilon) else "internal", queries=queries_to_json(LONG_LIST),
             epsilon=epsilon, delta=1.2e-5, unit="example", relation="replace_special", accountant="PLD",
             epsilon_rdp=3.41,
             status="released", simulation=False, key_id="k", code_digest="c" * 64, created_at="2026-01-02T03:00:00Z",
             released_at="2026-01-02T03:04:00Z",
         )  # fmt: skip
-        mechanisms = tuple(
-            MechanismFacts(
-                name=name, query="sum of clipped per-example gradients", noise="gaussian", noise_multiplier=z,
-                sensitivity=0.1, l2_clip_norm=0.1, steps=120, sampling_probability=0.05,
-            )
-            for name, z in (("language model gradient", 1.14), ("discriminator gradient", 1.6))
-        )  # fmt: skip
+        mechanisms = tuple(mechanism_facts(query, asks="sum of clipped gradients") for query in LONG_LIST)
         facts = StatementFacts(
             mechanisms=mechanisms, contributions="each record counts once; per-example gradients are clipped",
             trust="the curator", against="whoever sees the export", released=("synthetic.parquet", "model.safetensors"),
