@@ -154,9 +154,9 @@ def synthesize(
     from understudy.conditional_generation.plan import plan
     from understudy.conditional_generation.synthesis import synthesize_stored, synthesize_untrained
     from understudy.privacy.accounting import default_delta, epsilon_pld, epsilon_rdp
-    from understudy.privacy.events import event_to_json
     from understudy.privacy.ledger import Ledger
     from understudy.privacy.mechanisms import Gateway
+    from understudy.privacy.queries import queries_to_json
 
     arm, epsilon, seed = cell
     texts, labels = read(options, "train")
@@ -173,7 +173,7 @@ def synthesize(
     charge = ledger.reserve(
         source="benchmark",
         request_key=ledger.request_key(str(cell), config.model_dump_json()),
-        event=event_to_json(event),
+        queries=queries_to_json(planned.queries),
         epsilon=epsilon,
         delta=delta,
         epsilon_rdp=epsilon_rdp(event, delta) if finite else epsilon,

@@ -77,12 +77,13 @@ def dp_steps(
 ) -> None:
     """Every row takes part in every step (q = 1), so both sides do the same work."""
     stream = Stream(name="lm", l2_clip_norm=CLIP, noise_multiplier=NOISE)
+    plan = DpSgdPlan(n=options.batch, sampling_probability=1.0, steps=options.steps, streams=(stream,))
     train(
         model,
-        plan=DpSgdPlan(n=options.batch, sampling_probability=1.0, steps=options.steps, streams=(stream,)),
+        plan=plan,
         objectives={"lm": Objective(losses, lora.trainable_parameters(model), LEARNING_RATE)},
         data=data,
-        gateway=Gateway.live(KeyMaterial(secret=b"benchmark", charge_id="none", salt=b"")),
+        gateway=Gateway.live(KeyMaterial(b"benchmark", "none", b"", plan.queries)),
         micro_batch=options.micro_batch,
         progress=lambda done, steps: after_each(),
     )

@@ -35,9 +35,9 @@ from understudy.gradient_matching.release import release_target
 from understudy.gradient_matching.synthesis import shards
 from understudy.gradient_matching.verbalizer import build_verbalizer
 from understudy.privacy.accounting import default_delta
-from understudy.privacy.events import event_to_json
 from understudy.privacy.ledger import Ledger
 from understudy.privacy.mechanisms import Gateway
+from understudy.privacy.queries import queries_to_json
 
 VARIANTS = {
     "as it is": (),
@@ -133,7 +133,7 @@ def texts_of(settings: Settings, cell: Cell, variant: str) -> dict[str, Any]:
     charge = ledger.reserve(
         source=source_name(cell),
         request_key=ledger.request_key(cell.name, variant, charged_settings(config).model_dump_json()),
-        event=event_to_json(plan.event),
+        queries=queries_to_json(plan.queries),
         epsilon=cell.epsilon,
         delta=default_delta(len(rows.texts)),
         epsilon_rdp=cell.epsilon,

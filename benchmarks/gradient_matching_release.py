@@ -20,9 +20,9 @@ from understudy.gradient_matching.planning import calibrated_plan, charged_setti
 from understudy.gradient_matching.release import Target
 from understudy.gradient_matching.targets import clipped_sum, factors
 from understudy.privacy.accounting import default_delta, epsilon_pld, epsilon_rdp
-from understudy.privacy.events import event_to_json
 from understudy.privacy.ledger import Ledger, SourceRecord
 from understudy.privacy.mechanisms import Gateway
+from understudy.privacy.queries import queries_to_json
 
 _ROWS_AT_A_TIME = 256
 
@@ -61,7 +61,7 @@ def release(settings: Settings, cell: Cell, config: GradientMatchingConfig) -> t
     charge = ledger.reserve(
         source=source_name(cell),
         request_key=ledger.request_key(cell.name, charged_settings(config).model_dump_json()),
-        event=event_to_json(planned.event),
+        queries=queries_to_json(planned.queries),
         epsilon=cell.epsilon,
         delta=delta,
         epsilon_rdp=epsilon_rdp(planned.event, delta) if finite else cell.epsilon,

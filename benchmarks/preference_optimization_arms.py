@@ -86,7 +86,7 @@ def popri(settings: Settings, cell: Cell) -> tuple[list[str], dict[str, Any]]:
     The shuffled control permutes each prompt's scores, so that its pairs are of the same texts in random order.
     """
     config, plan = configure(settings, cell), planned(settings, cell)
-    gateway = charge(settings, cell, event=plan.event, what="scores")
+    gateway = charge(settings, cell, queries=plan.queries, what="scores")
     pool = population_pool(settings, cell.population, cell.seed, samples=config.scoring.scorer == "histogram")
     base, folder = model_of(config.model), rounds_folder(settings, cell)
     adapter: Adapter | None = None
@@ -237,7 +237,7 @@ def evolved(settings: Settings, cell: Cell) -> tuple[private_evolution.Generatio
             seed_texts(settings),
             config=config,
             plan=plan,
-            gateway=charge(settings, shared, event=plan.event, what="votes"),
+            gateway=charge(settings, shared, queries=plan.queries, what="votes"),
             generate=lambda prompts, count, number: generate(settings, shared, prompts, count, number),
             embed=embed,
             to_prompt=lambda examples: prompt_of(settings, shared, examples),
@@ -316,7 +316,7 @@ def recovery(settings: Settings, cell: Cell) -> dict[str, Any]:
             exact = exact * np.sqrt(settings.prompts / PAPER_PROMPTS)
         query = as_query(exact, slots=cell.population)
         wanted = unclipped_mean(pool.means, embeddings, everyone)
-        gateway = charge(settings, cell, event=used.event, what=f"recovery {name}")
+        gateway = charge(settings, cell, queries=used.queries, what=f"recovery {name}")
         facts[name] = survivors(query, wanted, plan=used, gateway=gateway, config=config)
     return facts
 

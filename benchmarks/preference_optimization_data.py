@@ -33,9 +33,9 @@ from understudy.preference_optimization.pool import ClientPool, build_pool, load
 from understudy.preference_optimization.rounds import propose
 from understudy.preference_optimization.stored import Candidates, load_candidates, save_candidates
 from understudy.privacy.accounting import default_delta, epsilon_pld, epsilon_rdp
-from understudy.privacy.events import event_to_json
 from understudy.privacy.ledger import Ledger, SourceRecord
 from understudy.privacy.mechanisms import Gateway
+from understudy.privacy.queries import Queries, event_of, queries_to_json
 
 FloatArray = npt.NDArray[np.float32]
 PAPER_PROMPTS, PAPER_ROUNDS = 1800, 20
@@ -264,7 +264,7 @@ def first_candidates(settings: Settings, cell: Cell) -> Candidates:
     return load_candidates(folder)
 
 
-def charge(settings: Settings, cell: Cell, *, event: Any, what: str) -> Gateway:
+def charge(settings: Settings, cell: Cell, *, queries: Queries, what: str) -> Gateway:
     """Charge a simulation and open the gateway: recorded in the ledger, not counted, and nothing leaves."""
     n, finite = cell.population, math.isfinite(cell.epsilon)
     ledger, delta = Ledger.open(), default_delta(n)
@@ -275,10 +275,10 @@ def charge(settings: Settings, cell: Cell, *, event: Any, what: str) -> Gateway:
     charged = ledger.reserve(
         source=source,
         request_key=ledger.request_key(f"{what} {cell.name}", digest_of(settings, cell)),
-        event=event_to_json(event),
+        queries=queries_to_json(queries),
         epsilon=cell.epsilon,
         delta=delta,
-        epsilon_rdp=epsilon_rdp(event, delta) if finite else cell.epsilon,
+        epsilon_rdp=epsilon_rdp(event_of(queries), delta) if finite else cell.epsilon,
         unit="client",
         relation="add_or_remove_one",
         code_digest="benchmark",
