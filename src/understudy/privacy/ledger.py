@@ -324,6 +324,7 @@ class Ledger:
             InputError: when there is no such charge.
             UnderstudyError: when the charge was released or its source purged: the salt is gone for good.
         """
+        from understudy.privacy.queries import queries_from_json
 
         def work(connection: sa.Connection) -> KeyMaterial:
             row = queries.get_charge(connection, charge_id)
@@ -335,7 +336,7 @@ class Ledger:
                 )
             secret = vault.secret_of(connection, row.key_id, current=self._secret)
             queries.note_start(connection, charge_id, part=part, now=self._now())
-            return KeyMaterial(secret, charge_id, bytes(row.salt))
+            return KeyMaterial(secret, charge_id, bytes(row.salt), queries_from_json(row.queries))
 
         return self._run("material", work)
 

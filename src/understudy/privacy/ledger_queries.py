@@ -146,7 +146,7 @@ def check_same_request(known: sa.Row[Any], request: ChargeRequest) -> None:
     Raises:
         UnderstudyError: naming what differs.
     """
-    names = ("source", "event", "delta", "unit", "relation", "simulation")
+    names = ("source", "queries", "delta", "unit", "relation", "simulation")
     differing = [name for name in names if getattr(known, name) != getattr(request, name)]
     if differing:
         raise UnderstudyError(
@@ -180,8 +180,9 @@ def renyi_curve(source: SourceRecord, request: ChargeRequest) -> tuple[float, ..
     if source.composition == "sum" or not request.counted:
         return ()
     from understudy.privacy import accounting
+    from understudy.privacy.queries import event_of, queries_from_json
 
-    return accounting.renyi_curve(accounting.event_from_json(request.event), source.renyi_orders)
+    return accounting.renyi_curve(event_of(queries_from_json(request.queries)), source.renyi_orders)
 
 
 def restarts(connection: sa.Connection, charge_id: str) -> int:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import Final, Literal, NotRequired, Self, TypedDict
+from typing import TYPE_CHECKING, Final, Literal, NotRequired, Self, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from understudy.errors import InputError, UnderstudyError
 from understudy.privacy.labels import Guarantee, Label, Relation, Unit, private, released
-from understudy.privacy.queries import Queries
+
+if TYPE_CHECKING:
+    # Only for its name: the accountants behind it take a second to import.
+    from understudy.privacy.queries import Query
 
 # Orders of a Renyi filter unless the source registers others.
 RENYI_ORDERS: Final = (2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 128.0)
@@ -64,7 +67,7 @@ class ChargeFields(TypedDict):
 
     source: str
     request_key: str
-    event: str
+    queries: str
     epsilon: float
     delta: float
     epsilon_rdp: float
@@ -82,7 +85,7 @@ class ChargeRequest(BaseModel):
 
     source: str
     request_key: str = Field(min_length=1)
-    event: str = Field(min_length=1, description="Canonical JSON of the run's whole event.")
+    queries: str = Field(description="Canonical JSON of the list of everything that the run asks private rows.")
     epsilon: float = Field(gt=0, description="Infinity for a run whose output stays private.")
     delta: float = Field(ge=0, lt=1)
     epsilon_rdp: float = Field(ge=0, description="The cross-check, infinity included.")
@@ -91,6 +94,19 @@ class ChargeRequest(BaseModel):
     code_digest: str
     accountant: str = Field(default="PLD", min_length=1)
     simulation: bool = Field(default=False, description="The user gave the noise seed: never exported.")
+
+    @field_validator("queries")
+    @classmethod
+    def _canonical(cls, value: str) -> str:
+        from understudy.privacy.queries import queries_from_json, queries_to_json
+
+        try:
+            found = queries_to_json(queries_from_json(value))
+        except UnderstudyError as error:
+            raise ValueError(str(error)) from None
+        if found != value:
+            raise ValueError("expected the list of queries as queries_to_json writes it")
+        return value
 
     @field_validator("epsilon", "epsilon_rdp")
     @classmethod
@@ -115,7 +131,7 @@ class Charge(BaseModel):
     request_key: str
     attempt: int
     kind: Literal["counted", "internal"]
-    event: str
+    queries: str
     epsilon: float
     delta: float
     unit: Unit
@@ -129,6 +145,14 @@ class Charge(BaseModel):
     created_at: str
     released_at: str | None
     new: bool = Field(description="True if this very call made it.")
+
+    @property
+    def event(self) -> str:
+        """The canonical JSON of the event that the queries amount to."""
+        from understudy.privacy.events import event_to_json
+        from understudy.privacy.queries import event_of, queries_from_json
+
+        return event_to_json(event_of(queries_from_json(self.queries)))
 
     @property
     def exportable(self) -> bool:
@@ -160,12 +184,19 @@ class Charge(BaseModel):
 
 @dataclass(frozen=True, repr=False)
 class KeyMaterial:
-    """What the noise of one charge is derived from. Private: never written, logged or shown."""
+    """What the noise of one charge is derived from, and what it may be drawn for. Never written, logged or shown.
+
+    Attributes:
+        secret: private; of the client zone, under which the charge was made.
+        charge_id: public.
+        salt: private; of the charge.
+        queries: public; everything that the charge pays for.
+    """
 
     secret: bytes
     charge_id: str
     salt: bytes
-    queries: Queries
+    queries: tuple[Query, ...]
 
     def __repr__(self) -> str:
         """Names the charge only, so that no log line or traceback shows a key."""

@@ -20,7 +20,7 @@ from understudy.privacy.ledger_database import (
     transact,
 )
 
-_SCHEMA: Final = b"1"
+_SCHEMA: Final = b"2"
 
 
 def stored_secret(url: str, path: Path) -> bytes:

@@ -13,12 +13,14 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from unit.privacy.ledger_requests import one_sum
 
 from understudy.errors import BudgetRefused, InputError, UnderstudyError
-from understudy.privacy.accounting import epsilon_rdp, event_to_json, gaussian_event
+from understudy.privacy.accounting import epsilon_rdp, gaussian_event
 from understudy.privacy.labels import Guarantee, private, released
 from understudy.privacy.ledger import Charge, Ledger, SourceRecord
 from understudy.privacy.ledger_database import file_system_type, open_engine
+from understudy.privacy.queries import queries_from_json
 
 SECRET = b"the client zone's secret, for tests"
 
@@ -29,11 +31,10 @@ def record(name="reviews", **changes):
 
 
 def fields(**changes):
-    event = event_to_json(gaussian_event(noise_multiplier=1.0))
     asked = {
         "source": "reviews",
         "request_key": "request",
-        "event": event,
+        "queries": one_sum(),
         "epsilon": 2.0,
         "delta": 1e-5,
         "epsilon_rdp": 2.2,
@@ -113,6 +114,8 @@ def test_a_charge_is_recorded_and_spends(ledger):
     assert ledger.charges() == ledger.charges("reviews") == (ledger.charge(charge.id),)
     assert ledger.charges("clinic") == ()
     assert Charge.model_validate_json(charge.model_dump_json()) == charge
+    assert (charge.queries, charge.event) == (one_sum(), '{"kind":"gaussian","noise_multiplier":100.0}')
+    assert ledger.material(charge.id).queries == queries_from_json(one_sum())
 
 
 def test_the_same_request_is_charged_once(ledger):
@@ -195,6 +198,9 @@ def test_another_unit_or_relation_is_refused(ledger, changes):
         {"delta": -1e-9},
         {"delta": 1.5},
         {"request_key": ""},
+        {"queries": ""},
+        {"queries": "[]"},
+        {"queries": one_sum() + " "},
         {"unknown_field": 1},
     ],
 )
@@ -206,8 +212,7 @@ def test_fields_out_of_range_are_refused(sqlite_ledger, changes):
 
 def test_a_request_key_belongs_to_one_request(ledger):
     ledger.reserve(**fields())
-    other_event = event_to_json(gaussian_event(noise_multiplier=2.0))
-    for changes in ({"event": other_event}, {"delta": 2e-5}, {"simulation": True}):
+    for changes in ({"queries": one_sum(200.0)}, {"delta": 2e-5}, {"simulation": True}):
         with pytest.raises(UnderstudyError, match="must cover everything"):
             ledger.reserve(**fields(**changes))
 
@@ -276,7 +281,7 @@ def test_a_renyi_filter_admits_more_and_stops(sqlite_path):
     ledger.register(record(epsilon=2.0, composition="renyi"))
     event = gaussian_event(noise_multiplier=20.0)
     epsilon = epsilon_rdp(event, 1e-5)
-    asked = fields(event=event_to_json(event), epsilon=epsilon, epsilon_rdp=epsilon)
+    asked = fields(queries=one_sum(20.0), epsilon=epsilon, epsilon_rdp=epsilon)
     admitted = next(i for i in range(200) if not fits(ledger, asked | {"request_key": str(i)}))
     with pytest.raises(BudgetRefused, match="Renyi filter"):
         ledger.reserve(**(asked | {"request_key": "one more"}))
@@ -548,7 +553,7 @@ def test_a_ledger_of_another_schema_is_refused(sqlite_ledger, sqlite_path):
     with sqlite3.connect(sqlite_path) as connection:
         connection.execute("UPDATE ledger_meta SET value = x'39' WHERE name = 'schema'")
     connection.close()
-    with pytest.raises(UnderstudyError, match="expected a ledger of schema 1, found 9"):
+    with pytest.raises(UnderstudyError, match="expected a ledger of schema 2, found 9"):
         Ledger(f"sqlite:///{sqlite_path}", secret=SECRET)
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from unit.privacy.ledger_requests import asked
 
 from understudy.errors import BudgetRefused, UnderstudyError
 from understudy.privacy.ledger import Ledger, SourceRecord
@@ -28,14 +29,10 @@ def kill_at(step):
 ledger = Ledger(job["url"], secret=job["secret"].encode(), on_step=kill_at)
 print("ready", flush=True)
 sys.stdin.readline()
-asked = dict(
-    source="reviews", event='{"kind":"none"}', delta=1e-6, epsilon_rdp=1.0,
-    unit="example", relation="replace_special", code_digest="code",
-)
 results = []
 for request_key in job["request_keys"]:
     try:
-        charge = ledger.reserve(request_key=request_key, epsilon=job["epsilon"], **asked)
+        charge = ledger.reserve(**job["asked"] | {"request_key": request_key})
         results.append([charge.id, charge.new])
         if job.get("release"):
             ledger.release(charge.id)
@@ -54,8 +51,9 @@ def ledger(url):
     return opened
 
 
-def start(url, **job):
-    job = {"url": url, "secret": SECRET.decode(), "epsilon": 0.1, "request_keys": ["request"]} | job
+def start(url, *, epsilon=0.1, **job):
+    fixed = {"url": url, "secret": SECRET.decode(), "asked": asked(epsilon=epsilon)}
+    job = fixed | {"request_keys": ["request"]} | job
     return subprocess.Popen(
         [sys.executable, "-c", WORKER, json.dumps(job)],
         stdin=subprocess.PIPE,
@@ -78,12 +76,6 @@ def run_together(processes):
         assert process.returncode == 0
         results.append(json.loads(out))
     return results
-
-
-def asked(**changes):
-    fields = {"source": "reviews", "event": '{"kind":"none"}', "delta": 1e-6, "epsilon": 0.1}
-    fields |= {"epsilon_rdp": 1.0, "unit": "example", "relation": "replace_special", "code_digest": "code"}
-    return fields | {"request_key": "request"} | changes
 
 
 def test_two_hundred_charges_at_once_and_none_lost(ledger, url):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from unit.privacy.ledger_requests import asked
 
 from understudy.errors import InputError, UnderstudyError, ZoneError
 from understudy.privacy import secret as keys
@@ -16,12 +17,6 @@ from understudy.privacy.ledger import Ledger, SourceRecord, rotate_stored_secret
 OLD = b"the first secret, 32 bytes or more"
 NEW = b"the second secret, 32 bytes or more"
 ROW = b"digest of a row"
-
-
-def asked(**changes):
-    fields = {"source": "reviews", "event": '{"kind":"none"}', "delta": 1e-6, "epsilon": 0.1}
-    fields |= {"epsilon_rdp": 1.0, "unit": "example", "relation": "replace_special", "code_digest": "code"}
-    return fields | {"request_key": "request"} | changes
 
 
 def with_sources(ledger):

@@ -6,6 +6,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from unit.privacy.ledger_requests import one_sum
 
 from understudy.privacy.ledger_records import Charge, SourceRecord
 from understudy.privacy.statement import (
@@ -29,7 +30,7 @@ def charge(**changes):
         "request_key": "secret-looking-request-key",
         "attempt": 1,
         "kind": "counted",
-        "event": '{"kind":"none"}',
+        "queries": one_sum(),
         "epsilon": 2.99971,
         "delta": 1.23456e-5,
         "unit": "example",

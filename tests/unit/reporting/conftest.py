@@ -11,10 +11,19 @@ import pytest
 from understudy.evaluation import diversity
 from understudy.evaluation.metrics import Histogram, Metrics, merge
 from understudy.privacy.ledger_records import Charge, SourceRecord
+from understudy.privacy.queries import Query, queries_to_json
 from understudy.privacy.statement import Access, MechanismFacts, PretrainedModel, StatementFacts, build_statement
 
 CHROMIUM = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
+)
+
+# Long enough that the report folds it.
+LONG_LIST = queries_to_json(
+    [
+        Query(kind="gaussian_sum", name=f"sum/{i}", units=600, steps=120, sensitivity=0.1, noise_multiplier=20.0 + i)
+        for i in range(12)
+    ]
 )
 
 
@@ -123,7 +132,7 @@ def make_statement():
         )  # fmt: skip
         charge = Charge(
             id="4f1c9d0a7be84f3fa2f0a1b2c3d4e5f6", source="reviews", request_key="r", attempt=1, new=False,
-            kind="counted" if math.isfinite(epsilon) else "internal", event='{"parts":[' + '"gaussian",' * 60 + "]}",
+            kind="counted" if math.isfinite(epsilon) else "internal", queries=LONG_LIST,
             epsilon=epsilon, delta=1.2e-5, unit="example", relation="replace_special", accountant="PLD",
             epsilon_rdp=3.41,
             status="released", simulation=False, key_id="k", code_digest="c" * 64, created_at="2026-01-02T03:00:00Z",
