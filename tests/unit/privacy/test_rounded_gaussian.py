@@ -46,7 +46,7 @@ def test_the_fast_path_is_within_its_bound_on_random_words():
 
 
 def test_the_fast_path_is_within_its_bound_at_the_edges_of_its_range():
-    radius = [2**48, 2**48 + 1, 2**52 - 1, 2**63, 2**63 - 1, int(2**64 * math.sqrt(0.5)), int(2**64 * 0.99975)]
+    radius = [2**46, 2**46 + 1, 2**52 - 1, 2**63, 2**63 - 1, int(2**64 * math.sqrt(0.5)), int(2**64 * 0.999938)]
     angle = [0, 1, 2**61 - 1, 2**61, 2**62, 2**63, 2**64 - 1]
     pairs = [(r, a) for r in radius for a in angle]
     words = np.array([r for r, _ in pairs] + [a for _, a in pairs], dtype=np.uint64)
@@ -55,7 +55,7 @@ def test_the_fast_path_is_within_its_bound_at_the_edges_of_its_range():
 
 
 def test_pairs_outside_the_range_of_the_bound_go_down_the_slow_path():
-    words = np.array([0, 1, 2**48 - 1, 2**64 - 1, int(2**64 * 0.9999)] + [7] * 5, dtype=np.uint64)
+    words = np.array([0, 1, 2**46 - 1, 2**64 - 1, int(2**64 * 0.99994)] + [7] * 5, dtype=np.uint64)
     assert not standard_normals(words)[1].any()
 
 
