@@ -230,12 +230,15 @@ class Ledger:
                 recorded but not counted, as a simulation is.
 
         Raises:
-            InputError: when a field is out of range, or unit or relation are not the source's.
+            InputError: when a field is out of range, unit or relation are not the source's, or the queries are over
+                more units than it has.
             BudgetRefused: when the budget does not allow it; nothing was recorded.
-            UnderstudyError: when the request key belongs to a different request.
+            UnderstudyError: when the queries cost more than the epsilon that is charged, by PLD, or the request key
+                belongs to a different request.
         """
         request = queries.checked_request(fields)
         source = self.source(request.source)
+        queries.check_cost(request)
         curve = queries.renyi_curve(source, request)
 
         def work(connection: sa.Connection) -> Charge:

@@ -140,6 +140,18 @@ def checked_request(fields: Mapping[str, Any]) -> ChargeRequest:
         raise InputError(f"this charge cannot be made: {'; '.join(parts)}") from None
 
 
+def check_cost(request: ChargeRequest) -> None:
+    """Refuses a counted charge whose queries cost more than its epsilon; this recomputes it by PLD.
+
+    Raises:
+        UnderstudyError: with both figures.
+    """
+    from understudy.privacy.queries import check_epsilon_of, queries_from_json
+
+    if request.counted:
+        check_epsilon_of(queries_from_json(request.queries), epsilon=request.epsilon, delta=request.delta)
+
+
 def check_same_request(known: sa.Row[Any], request: ChargeRequest) -> None:
     """Refuses to give a request another one's charge.
 
@@ -159,8 +171,10 @@ def check_fits_source(source: SourceRecord, request: ChargeRequest) -> None:
     """Refuses a charge that the source's guarantee cannot absorb.
 
     Raises:
-        InputError: when unit or relation differ, or delta is not below 1/n.
+        InputError: when unit or relation differ, delta is not below 1/n, or the queries are over more than n units.
     """
+    from understudy.privacy.queries import queries_from_json
+
     asked, registered = (request.unit, request.relation), (source.unit, source.relation)
     if asked != registered:
         raise InputError(
@@ -169,6 +183,13 @@ def check_fits_source(source: SourceRecord, request: ChargeRequest) -> None:
         )
     if request.delta >= 1 / source.n:
         raise InputError(f"expected delta < 1/n = {1 / source.n:.6g}, found delta={request.delta:.6g}")
+    units = max(query.units for query in queries_from_json(request.queries))
+    if units > source.n:
+        raise InputError(
+            f"source={source.name!r} is registered for at most {source.n} {source.unit}s, found queries over {units}: "
+            f"its delta of {source.delta:.6g} was chosen for {source.n}. Leave {units - source.n} out, or register "
+            f"the data again, under a new name and with --rows {units}, before anything is charged to this one"
+        )
 
 
 def renyi_curve(source: SourceRecord, request: ChargeRequest) -> tuple[float, ...]:
