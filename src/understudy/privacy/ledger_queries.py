@@ -212,8 +212,10 @@ def restarts(connection: sa.Connection, charge_id: str) -> int:
     return int(connection.execute(query).scalar_one())
 
 
-def note_start(connection: sa.Connection, charge_id: str, *, part: int, now: str) -> None:
-    """Notes that a part of a charge's mechanism starts, once more."""
+def note_start(connection: sa.Connection, charge_id: str, *, part: int, now: str) -> dict[str, Any]:
+    """Notes that a part of a charge's mechanism starts, once more, and gives what was noted."""
     before = sa.select(sa.func.count()).select_from(STARTS).where(STARTS.c.charge == charge_id, STARTS.c.part == part)
     number = int(connection.execute(before).scalar_one()) + 1
-    connection.execute(sa.insert(STARTS).values(charge=charge_id, part=part, number=number, started_at=now))
+    noted = {"part": part, "number": number, "started_at": now}
+    connection.execute(sa.insert(STARTS).values(charge=charge_id, **noted))
+    return noted

@@ -222,7 +222,7 @@ def test_a_request_key_belongs_to_one_request(ledger):
 def test_a_charge_below_the_cost_of_its_queries_is_refused(ledger, noise, epsilon):
     """An edited calibration: the noise says one thing and the epsilon another."""
     cheat = fields(queries=one_sum(noise), epsilon=epsilon)
-    with pytest.raises(UnderstudyError, match="cost epsilon=.*more than the"):
+    with pytest.raises(UnderstudyError, match=r"cost epsilon=.*more than the"):
         ledger.reserve(**cheat)
     assert ledger.charges() == ()
     assert ledger.spent("reviews") == (0.0, 0.0)
@@ -239,7 +239,7 @@ def test_the_cost_is_recomputed_for_the_whole_list(sqlite_ledger):
 
 
 def test_more_units_than_were_registered_are_refused(ledger):
-    with pytest.raises(InputError, match="at most 1000 examples, found queries over 1001.*--rows 1001"):
+    with pytest.raises(InputError, match=r"at most 1000 examples, found queries over 1001.*--rows 1001"):
         ledger.reserve(**fields(queries=one_sum(units=1001)))
     assert ledger.charges() == ()
     assert ledger.reserve(**fields(queries=one_sum(units=1000))).new
