@@ -22,6 +22,7 @@ import sqlalchemy as sa
 from understudy.errors import InputError, UnderstudyError, ZoneError
 from understudy.privacy import ledger_chain as chain
 from understudy.privacy import ledger_queries as queries
+from understudy.privacy import ledger_rows as rows
 from understudy.privacy import ledger_secrets as vault
 from understudy.privacy import secret as keys
 from understudy.privacy.budget import Cost, admit, spent
@@ -107,7 +108,7 @@ class Ledger:
         self._root_key = transact(self._engine, lambda connection: self._found_or_read(connection, accept_loss))
         if accept_loss:
             self._run("accept_loss", self._accept_loss, check_head=False)
-        self.verify()
+        self._run("open", lambda _: None)
 
     @classmethod
     def open(cls) -> Ledger:
@@ -142,7 +143,7 @@ class Ledger:
         Raises:
             UnderstudyError: naming what was changed or is missing.
         """
-        self._run("verify", lambda connection: None)
+        self._run("verify", lambda connection: self._untampered(lambda: rows.check_all(connection, self._root_key)))
 
     def losses(self) -> tuple[Mapping[str, Any], ...]:
         """Every time that lost entries were accepted: `at`, the `entries` that there were (None: unknown), `left`."""
@@ -196,31 +197,40 @@ class Ledger:
             lambda connection: spent(queries.get_source(connection, name), queries.costs(connection, name)),
         )
 
-    def check_rows(self, name: str, row_digests: Sequence[bytes]) -> None:
-        """Refuses rows that `register_rows` would refuse, and notes nothing; the source need not exist yet.
+    def check_rows(self, name: str, row_digests: Sequence[bytes], client_digests: Sequence[bytes] = ()) -> None:
+        """Refuses rows and clients that `register_rows` would refuse, and notes nothing; the source need not exist yet.
 
         Raises:
-            InputError: when a row (named by index) is registered under another source.
+            InputError: when a row or its client (named by index) is registered under another source.
         """
-        hashes = self._row_hashes(row_digests)
-        self._run("check_rows", lambda connection: queries.known_rows(connection, name, hashes))
+        hashes = self._row_hashes(row_digests, client_digests)
 
-    def register_rows(self, name: str, row_digests: Sequence[bytes]) -> None:
-        """Notes which rows belong to a source, as keyed hashes; the same rows again change nothing.
+        def work(connection: sa.Connection) -> None:
+            self._untampered(lambda: rows.check_counts(connection))
+            rows.known(connection, name, hashes)
+
+        self._run("check_rows", work)
+
+    def register_rows(self, name: str, row_digests: Sequence[bytes], client_digests: Sequence[bytes] = ()) -> None:
+        """Notes which rows and clients belong to a source, as keyed hashes; the same again change nothing.
 
         Args:
             name: the source.
-            row_digests: one digest of each row's content, in order; never stored as such.
+            row_digests: one digest of each row's content, in order, b"" for one that is not compared; never stored
+                as such.
+            client_digests: one digest of the client of each row; empty where rows have none.
 
         Raises:
-            InputError: when there is no such source, or a row (named by index) is registered under another:
-                nothing is noted then.
+            InputError: when there is no such source, or a row or its client (named by index) is registered under
+                another: nothing is noted then.
         """
-        hashes = self._row_hashes(row_digests)
+        hashes = self._row_hashes(row_digests, client_digests)
 
         def work(connection: sa.Connection) -> None:
             queries.get_source(connection, name)
-            queries.note_rows(connection, name, hashes)
+            self._untampered(lambda: rows.check_counts(connection))
+            if rows.note(connection, name, hashes):
+                self._append(connection, "rows", name, **rows.recount(connection, self._root_key, name))
 
         self._run("register_rows", work)
 
@@ -233,8 +243,8 @@ class Ledger:
 
         Args:
             name: the source.
-            forget_rows: erase the hashes as well: nothing of the rows is left, and nothing keeps them from being
-                registered under another name.
+            forget_rows: erase the hashes, also of clients, as well: nothing of the rows is left, and nothing keeps
+                them from being registered under another name.
 
         Raises:
             InputError: when there is no such source.
@@ -245,10 +255,11 @@ class Ledger:
             queries.get_source(connection, name)
             if forget_rows:
                 connection.execute(sa.delete(ROWS).where(ROWS.c.source == name))
+                self._append(connection, "rows", name, **rows.recount(connection, self._root_key, name))
             connection.execute(sa.update(CHARGES).where(CHARGES.c.source == name).values(salt=None))
             connection.execute(sa.update(SOURCES).where(SOURCES.c.name == name).values(wrapped_key=wrapped))
             vault.drop_idle_secrets(connection)
-            self._append(connection, "purge", name, forget_rows=forget_rows)
+            self._append(connection, "purge", name)
 
         self._run("purge", work)
 
@@ -457,9 +468,13 @@ class Ledger:
         self._secret = fresh
         return fresh_id
 
-    def _row_hashes(self, row_digests: Sequence[bytes]) -> list[bytes]:
-        key = keys.derive(self._root_key, "rows")
-        return [hmac.digest(key, digest, "sha256") for digest in row_digests]
+    def _row_hashes(self, row_digests: Sequence[bytes], client_digests: Sequence[bytes]) -> rows.Hashes:
+        """Keyed, under a key for each kind: what is not compared has none."""
+        found: rows.Hashes = []
+        for kind, digests in (("row", row_digests), ("client", client_digests)):
+            key = keys.derive(self._root_key, f"{kind}s")
+            found += [(kind, i, hmac.digest(key, digest, "sha256")) for i, digest in enumerate(digests) if digest]
+        return found
 
     def _now(self) -> str:
         return self._clock().astimezone(UTC).isoformat(timespec="seconds")
@@ -486,17 +501,19 @@ class Ledger:
         chain.append(connection, self._root_key, kind, subject, **content)
 
     def _verified(self, connection: sa.Connection, *, check_head: bool = True) -> chain.Chain:
-        try:
-            found = chain.verify(connection, self._root_key)
-        except (chain.Tampered, KeyError, TypeError, ValueError) as error:
-            what = str(error) if isinstance(error, chain.Tampered) else "an entry holds a value of another form"
-            raise UnderstudyError(
-                f"the ledger {self._name} was changed by other means than Understudy: {what}. Nothing is charged or "
-                "drawn with it: put the newest backup back"
-            ) from None
+        found = self._untampered(lambda: chain.verify(connection, self._root_key))
         if check_head and self._head is not None:
             self._head.check(found)
         return found
+
+    def _untampered(self, check: Callable[[], T]) -> T:
+        try:
+            return check()
+        except chain.Tampered as error:
+            raise UnderstudyError(
+                f"the ledger {self._name} was changed by other means than Understudy: {error}. Nothing is charged or "
+                "drawn with it: put the newest backup back"
+            ) from None
 
     @property
     def _name(self) -> str:

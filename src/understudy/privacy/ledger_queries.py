@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Any
 
 import sqlalchemy as sa
 from pydantic import ValidationError
 
 from understudy.errors import InputError, UnderstudyError
 from understudy.privacy.budget import Cost
-from understudy.privacy.ledger_database import CHARGES, ROWS, SOURCES, STARTS
+from understudy.privacy.ledger_database import CHARGES, SOURCES, STARTS
 from understudy.privacy.ledger_records import Charge, ChargeRequest, SourceRecord
-
-# Below the number of parameters that either database takes in one statement.
-_ROWS_AT_ONCE: Final = 10_000
 
 # Sources
 
@@ -54,44 +51,6 @@ def check_same_source(known: SourceRecord, new: SourceRecord) -> None:
             f"source={new.name!r} is registered since {known.registered_at} with {differences}: "
             "use it as it is registered, or choose another name for other data"
         )
-
-
-def known_rows(connection: sa.Connection, name: str, hashes: Sequence[bytes]) -> set[bytes]:
-    """Which of the rows with these keyed hashes are noted already, all of them under the source `name`.
-
-    Raises:
-        InputError: naming the first row that belongs to another source.
-    """
-    owners: dict[bytes, str] = {}
-    for begin in range(0, len(hashes), _ROWS_AT_ONCE):
-        part = hashes[begin : begin + _ROWS_AT_ONCE]
-        query = f"SELECT keyed_hash, source FROM {ROWS.name} WHERE keyed_hash IN ({_marks(connection, len(part))})"
-        owners.update((bytes(h), owner) for h, owner in connection.exec_driver_sql(query, tuple(part)))
-    for index, row in enumerate(hashes):
-        if owners.get(row, name) != name:
-            raise InputError(
-                f"row {index} of source={name!r} is registered under {owners[row]!r} already: use "
-                f"--source {owners[row]}, whose budget counts for it, or leave the row out"
-            )
-    return set(owners)
-
-
-def note_rows(connection: sa.Connection, name: str, hashes: Sequence[bytes]) -> None:
-    """Notes that the rows with these keyed hashes belong to a source.
-
-    Raises:
-        InputError: naming the first row that belongs to another source.
-    """
-    # In order of the primary key, which spares the database most of its page splits.
-    new = sorted(set(hashes) - known_rows(connection, name, hashes))
-    if new:
-        insert = f"INSERT INTO {ROWS.name} (keyed_hash, source) VALUES ({_marks(connection, 2)})"
-        connection.exec_driver_sql(insert, [(row, name) for row in new])
-
-
-def _marks(connection: sa.Connection, count: int) -> str:
-    """Placeholders in the driver's own style: for many rows SQLAlchemy's would take most of the time."""
-    return ",".join(["?" if connection.dialect.paramstyle == "qmark" else "%s"] * count)
 
 
 # Charges

@@ -404,6 +404,52 @@ def test_repeated_and_absent_rows_are_fine(ledger):
         ledger.check_rows("another", [b"new" * 11, b"row" * 11, digests(3)[1]])
 
 
+def test_clients_belong_to_one_source_whatever_they_wrote(ledger):
+    """The same clients with other documents: as rows they are new."""
+    ledger.register(record("clinic"))
+    ledger.register_rows("reviews", digests(6), digests(3, start=900) * 2)
+    for refuse in (ledger.register_rows, ledger.check_rows):
+        with pytest.raises(InputError, match="row 1 of source='clinic' is of a client registered under 'reviews'"):
+            refuse("clinic", digests(2, start=50), [*digests(1, start=800), *digests(1, start=902)])
+    ledger.register_rows("reviews", digests(2, start=50), digests(2, start=901))
+    # A row and a client of one content are not taken for each other.
+    ledger.register_rows("clinic", digests(1, start=900), digests(1))
+
+
+def test_rows_without_a_digest_match_nothing(ledger):
+    ledger.register(record("clinic"))
+    ledger.register_rows("reviews", [b"", *digests(1), b""])
+    ledger.register_rows("clinic", [b""])
+    with pytest.raises(InputError, match="row 2 "):
+        ledger.check_rows("clinic", [b"", b"", *digests(1)])
+
+
+@pytest.mark.parametrize(
+    ("change", "at_once"),
+    [
+        ("DELETE FROM ledger_rows WHERE keyed_hash = (SELECT keyed_hash FROM ledger_rows ORDER BY 1 LIMIT 1)", True),
+        ("UPDATE ledger_rows SET source = 'clinic'", True),
+        (
+            "UPDATE ledger_rows SET keyed_hash = (SELECT mac FROM ledger_chain WHERE number = 1) "
+            "WHERE keyed_hash = (SELECT keyed_hash FROM ledger_rows ORDER BY 1 LIMIT 1)",
+            False,
+        ),
+    ],
+)
+def test_hashes_removed_by_hand_are_noticed(ledger, url, change, at_once):
+    ledger.register(record("clinic"))
+    ledger.register_rows("reviews", digests(5))
+    ledger.verify()
+    with open_engine(url).begin() as connection:
+        assert connection.exec_driver_sql(change).rowcount
+    refusing = [ledger.verify]
+    if at_once:
+        refusing += [lambda: ledger.check_rows("other", digests(1)), lambda: ledger.register_rows("clinic", digests(1))]
+    for refuse in refusing:
+        with pytest.raises(UnderstudyError, match=r"the rows of the source '(reviews|clinic)' are not"):
+            refuse()
+
+
 def test_a_hundred_thousand_rows_take_seconds(sqlite_ledger):
     rows = digests(100_000)
     begin = time.monotonic()
