@@ -184,6 +184,12 @@ def ledger_budget(
     command("ledger_budget")(source=source, as_json=as_json)
 
 
+@ledger_app.command("accept-loss")
+def ledger_accept_loss(as_json: Json = False) -> None:
+    """Go on with what is left of a ledger that lost entries; the loss is recorded in it for ever."""
+    command("ledger_accept_loss")(as_json=as_json)
+
+
 @secret_app.command("rotate")
 def secret_rotate(as_json: Json = False) -> None:
     """Replace the secret; registered rows and charges stay known."""

@@ -57,6 +57,7 @@ class _Inspection:
     record: SourceRecord
     intake: Intake
     row_digests: list[bytes]
+    client_digests: list[bytes]
 
 
 def configure(request: RunRequest, method: str) -> AnyConfig:
@@ -91,7 +92,7 @@ def admit(request: RunRequest, method: str) -> Admission:
     ledger = Ledger.open()
     found = _inspect(request, method, ledger)
     ledger.register(found.record)
-    ledger.register_rows(found.record.name, found.row_digests)
+    ledger.register_rows(found.record.name, found.row_digests, found.client_digests)
     train, test = (
         _store_rows(ledger, found.record.name, kind, table)
         for kind, table in (("rows", found.intake.train), ("test-rows", found.intake.test))
@@ -117,8 +118,8 @@ def _inspect(request: RunRequest, method: str, ledger: Ledger) -> _Inspection:
     delta = check_delta(request.delta if request.delta is not None else default_delta(found.trained), n=found.trained)
     base = planning(method).check_model(config.model_copy(update={"model_digest": ""}), found.label_names)
     record, budget_note = _source_record(request, known, found, guarded, epsilon=epsilon, delta=delta)
-    digests = records.row_digests(found.whole)
-    ledger.check_rows(request.source, digests)
+    digests, clients = records.row_digests(found.whole), records.client_digests(found.whole)
+    ledger.check_rows(request.source, digests, clients)
     admission = Admission(
         source=record.name,
         budget=Budget(epsilon=record.epsilon, delta=record.delta),
@@ -133,7 +134,7 @@ def _inspect(request: RunRequest, method: str, ledger: Ledger) -> _Inspection:
     )
     if not (known and _is_charged(ledger, admission, found.train) and not request.accept_new_charge):
         _check_budget(ledger, record, known is not None, admission)
-    return _Inspection(admission, record, found, digests)
+    return _Inspection(admission, record, found, digests, clients)
 
 
 def _check_stores() -> None:

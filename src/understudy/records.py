@@ -6,6 +6,7 @@ never read from the rows.
 """
 
 import hashlib
+import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,9 @@ __all__ = [
 ]
 
 MOST_LABELS_FOUND = 100
+# Letters and digits below which a text is no one's in particular, such as "n/a" or "Yes!": unrelated sources share it.
+FEWEST_LETTERS = 5
+_NEITHER_LETTER_NOR_DIGIT = re.compile(r"[\W_]+")
 LABELLED_SCHEMA = pa.schema([("text", pa.string()), ("label", pa.int32())])
 TEXT_SCHEMA = pa.schema([("text", pa.string())])
 CLIENT_SCHEMA = pa.schema([("client_id", pa.string()), ("text", pa.string())])
@@ -219,14 +223,27 @@ def labels_found(table: pa.Table, column: str) -> tuple[str, ...]:
 
 
 def row_digests(table: pa.Table) -> list[bytes]:
-    """One sha256 per row of a checked table, over its normalised texts: an oracle, so only HMACs may leave.
+    """One sha256 per row of a checked table, over letters and digits of its texts: an oracle, so only HMACs may leave.
 
-    Unicode form, case and white space are normalised, and labels and client identifiers are left out: a copy
-    with another label or under another name is still the same person's text.
+    Unicode form, case, accents, punctuation and white space make no difference, and labels and client identifiers are
+    left out: a copy with another label or under another name is still the same person's text. A row of fewer than
+    `FEWEST_LETTERS` is no one's in particular and gets b"", which matches nothing.
     """
     names = ["instruction", "response"] if "instruction" in table.column_names else ["text"]
-    columns = [table[name].to_pylist() for name in names]
-    return [_digest([_normalise(text).encode() for text in row]) for row in zip(*columns, strict=True)]
+    rows = zip(*(map(_letters, table[name].to_pylist()) for name in names), strict=True)
+    return [_digest(row) if sum(map(len, row)) >= FEWEST_LETTERS else b"" for row in rows]
+
+
+def client_digests(table: pa.Table) -> list[bytes]:
+    """One sha256 per row of a checked table of clients, over the identifier; none for any other table.
+
+    An oracle like `row_digests`. Identifiers are compared by their letters and digits too, however few.
+    """
+    if "client_id" not in table.column_names:
+        return []
+    clients = table["client_id"].to_pylist()
+    digests = {client: _digest([_letters(client) or _normalise(client).encode()]) for client in set(clients)}
+    return [digests[client] for client in clients]
 
 
 def canonical_digest(table: pa.Table) -> bytes:
@@ -329,6 +346,12 @@ def _refuse_silent(clients: Sequence[str], texts: Sequence[str], column: str) ->
 
 def _normalise(text: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+
+
+def _letters(text: str) -> bytes:
+    """The letters and digits of a text, without case, accents and what else Unicode's compatible forms tell apart."""
+    folded = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", text).casefold())
+    return _NEITHER_LETTER_NOR_DIGIT.sub("", folded).encode("utf-8", "surrogatepass")
 
 
 def _digest(parts: Sequence[bytes]) -> bytes:

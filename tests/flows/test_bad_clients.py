@@ -8,6 +8,7 @@ import pytest
 from tests_support import SMALL
 
 from understudy.privacy.ledger import Ledger, SourceRecord
+from understudy.records import client_digests, row_digests
 
 SECRET = "a walk to the old mill with Zibby"
 SETTINGS = (
@@ -55,7 +56,7 @@ def state_of(home) -> tuple[list, list]:
     if (home / "ledger.db").exists():
         connection = sqlite3.connect(home / "ledger.db")
         for (name,) in connection.execute("select name from sqlite_master where type = 'table'").fetchall():
-            if not name.endswith(("meta", "secrets")):
+            if not name.endswith(("meta", "secrets", "chain")):
                 entries += connection.execute(f'select * from "{name}"').fetchall()
         connection.close()
     kept = [p.name for root in ("private/artifacts", "exchange") for p in (home / root).glob("*") if p.is_dir()]
@@ -194,3 +195,24 @@ def test_a_source_of_clients_is_refused_by_a_method_that_protects_examples(refus
     rows = {"text": [f"{SECRET} {i}" for i in range(40)], "label": ["good", "bad"] * 20}
     line = refuse({}, *SMALL, rows=rows, method="conditional-generation")
     assert "registered per client" in line
+
+
+@pytest.mark.parametrize("other", ["other documents", "a full stop after every row"])
+def test_the_same_clients_and_rows_get_no_second_budget_under_a_new_name(other, refuse):
+    first = pa.table(clients())
+    ledger = Ledger.open()
+    ledger.register(
+        SourceRecord(name="letters", unit="client", relation="add_or_remove_one", epsilon=8, delta=0.015, n=60)
+    )
+    ledger.register_rows("letters", row_digests(first), client_digests(first))
+    names, texts = first["client_id"].to_pylist(), first["text"].to_pylist()
+    if other == "other documents":
+        rows, said = {"client_id": names, "text": [f"{SECRET} new {i}" for i in range(len(names))]}, "of a client"
+    else:
+        rows, said = (
+            {"client_id": [f"new {name}" for name in names], "text": [f"{t}." for t in texts]},
+            "in punctuation",
+        )
+    line = refuse({}, *SETTINGS, "variant=federated", rows=rows)
+    assert "registered under 'letters' already" in line
+    assert said in line

@@ -59,7 +59,7 @@ def state_of(home) -> tuple[list, list]:
     if (home / "ledger.db").exists():
         connection = sqlite3.connect(home / "ledger.db")
         for (name,) in connection.execute("select name from sqlite_master where type = 'table'").fetchall():
-            if not name.endswith(("meta", "secrets")):
+            if not name.endswith(("meta", "secrets", "chain")):
                 entries += connection.execute(f'select * from "{name}"').fetchall()
         connection.close()
     kept = [p.name for root in ("private/artifacts", "exchange") for p in (home / root).glob("*") if p.is_dir()]
