@@ -71,6 +71,7 @@ def request_of(tmp_path, data, random_model_folder):
             "epsilon": 3.0,
             "budget": Budget(epsilon=8, delta=0.01),
             "model": str(random_model_folder),
+            "label_names": {"bad": "bad", "good": "good"},
             "samples": 12,
             "overrides": SMALL,
         }

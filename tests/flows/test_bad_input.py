@@ -21,6 +21,7 @@ def options(tmp_path, data, random_model_folder):
             "epsilon": 3,
             "budget": "8,0.015",
             "model": random_model_folder,
+            "label-names": "bad=bad,good=good",
             "out": tmp_path / "out",
         }
         options |= {name.replace("_", "-"): value for name, value in given.items()}
@@ -193,6 +194,7 @@ def test_rows_of_another_source_are_refused(call, words, home, data):
             epsilon=3,
             out="out",
             model=str(given["model"]),
+            label_names={"bad": "bad", "good": "good"},
             budget=Budget(epsilon=8, delta=0.015),
             overrides=("train.max_length=24", "generate.sampling.max_new_tokens=12"),
         ),

@@ -62,7 +62,7 @@ def test_a_run_ends_with_a_statement_and_a_second_one_charges_nothing(run, reque
     assert more.released == first.released
 
     changed = private_rows.to_pydict()
-    changed["text"][0] = "another text altogether"
+    changed["text"][:2] = ["another text altogether", "and one more"]  # of ten slots in a row, one is held out
     path = tmp_path / "changed.parquet"
     pq.write_table(private_rows.from_pydict(changed), path)
     third, states = run(request_of(data=str(path)))
