@@ -313,7 +313,8 @@ def _decoded(table: pa.Table, name: str) -> list[str | None]:
     kind = column.type
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
         row = next((i for i, value in enumerate(column.to_pylist()) if value is not None), 0)
-        raise RowError(f"column {name!r}, row {row}: expected text, found {kind}; convert the column to strings")
+        found = str(kind).partition("<")[0]  # a nested type can be as long as the row
+        raise RowError(f"column {name!r}, row {row}: expected text, found {found}; convert the column to strings")
     values: list[str | None] = []
     for row, raw in enumerate(column.cast(pa.large_binary()).to_pylist()):
         try:

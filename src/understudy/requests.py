@@ -9,7 +9,7 @@ import math
 import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -23,6 +23,7 @@ LEAST_EPSILON: Final = 1e-4
 MOST_EPSILON: Final = 100.0
 MOST_UNITS: Final = 100_000_000
 MOST_LABELS: Final = 1_000
+MOST_OVERRIDES: Final = 200
 # What Linux takes as a path and as one name in it.
 LONGEST_TEXT: Final = 4_096
 LONGEST_NAME: Final = 255
@@ -104,7 +105,9 @@ class RunRequest(BaseModel):
         default=None, description="Real rows for measuring only. Default: about one unit in ten is held out."
     )
     profile: Profile = Field(default="tiny", description="tiny: two cores, minutes. paper: the paper's sizes.")
-    overrides: tuple[str, ...] = Field(default=(), description="section.key=value over the profile.")
+    overrides: tuple[Annotated[str, Field(max_length=LONGEST_TEXT)], ...] = Field(
+        default=(), max_length=MOST_OVERRIDES, description="section.key=value over the profile."
+    )
     model: str | None = Field(default=None, description="Base model: shipped name, folder or hub id.")
     samples: int | None = Field(default=None, description="Number of synthetic texts; >= 1.")
     accept_new_charge: bool = Field(
@@ -152,7 +155,7 @@ def request_of(fields: Mapping[str, Any]) -> RunRequest:
         return RunRequest.model_validate(fields)
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False, include_context=False)[0]
-    place = [str(part) for part in first["loc"][:1]]
+    place = [str(part) for part in first["loc"][:1] if str(part).isidentifier()]
     option = f"--{'.'.join(place).replace('_', '-')}" if place else "request"
     raise InputError(f"{option}: {first['msg'].removeprefix('Value error, ')}")
 

@@ -390,7 +390,7 @@ class Ledger:
         """HMAC-SHA256 of one unit of a source, 32 bytes: what is decided by it hangs on no other unit.
 
         The source need not be registered, so that a dry run decides as the run will. The key outlives rotation and
-        purge: what was held out once is never trained on later.
+        purge: what is held out now is held out later.
 
         Args:
             name: of the source.
