@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.tree import Tree
 
 from understudy.errors import InputError, UnderstudyError
-from understudy.requests import Budget, RunRequest, parse_budget
+from understudy.requests import Budget, RunRequest, parse_budget, request_of
 
 console = Console()
 notes = Console(stderr=True)
@@ -75,7 +75,7 @@ def request_from(options: Mapping[str, Any]) -> RunRequest:
         )
     given["budget"] = parse_budget(given["budget"]) if given["budget"] else None
     given["label_names"] = named(given["label_names"])
-    return RunRequest.model_validate(given)
+    return request_of(given)
 
 
 def named(text: str | None) -> dict[str, str] | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -39,8 +40,11 @@ class Admission(BaseModel):
     budget: Budget = Field(description="Of the source, over all its runs.")
     unit: Unit
     relation: Relation
-    n: int = Field(description="Units trained on; declared public.")
+    n: int = Field(description="Declared number of units, an upper bound of those there are; public.")
     label_names: tuple[str, ...]
+    labels_from_data: bool = Field(
+        default=False, description="The label list was read from private rows and is published without any guarantee."
+    )
     epsilon: float
     delta: float
     config: AnyConfig
@@ -114,8 +118,9 @@ def _inspect(request: RunRequest, method: str, ledger: Ledger) -> _Inspection:
     _check_stores()
     known = next((record for record in ledger.sources() if record.name == request.source), None)
     guarded = protected(config)
-    found = take_in(request, guarded.rows, known)
-    delta = check_delta(request.delta if request.delta is not None else default_delta(found.trained), n=found.trained)
+    _check_unit(known, guarded)
+    found = take_in(request, guarded.rows, known, keyed_hash=partial(ledger.keyed_hash, request.source))
+    delta = check_delta(request.delta if request.delta is not None else default_delta(found.units), n=found.units)
     base = planning(method).check_model(config.model_copy(update={"model_digest": ""}), found.label_names)
     record, budget_note = _source_record(request, known, found, guarded, epsilon=epsilon, delta=delta)
     digests, clients = records.row_digests(found.whole), records.client_digests(found.whole)
@@ -125,8 +130,9 @@ def _inspect(request: RunRequest, method: str, ledger: Ledger) -> _Inspection:
         budget=Budget(epsilon=record.epsilon, delta=record.delta),
         unit=guarded.unit,
         relation=guarded.relation,
-        n=found.trained,
+        n=found.units,
         label_names=found.label_names,
+        labels_from_data=found.labels_from_data,
         epsilon=epsilon,
         delta=delta,
         config=config.model_copy(update={"model_digest": base.digest}),
@@ -143,6 +149,16 @@ def _check_stores() -> None:
         store.check_writable()
 
 
+def _check_unit(known: SourceRecord | None, guarded: Protected) -> None:
+    """Refuse a run whose promise is about other units than the source's."""
+    if known is not None and (known.unit, known.relation) != (guarded.unit, guarded.relation):
+        raise InputError(
+            f"source {known.name!r} is registered per {known.unit} ({known.relation}), this run protects each "
+            f"{guarded.unit} ({guarded.relation}), and neither promise implies the other; use a method or variant "
+            f"that protects each {known.unit}"
+        )
+
+
 def _source_record(
     request: RunRequest,
     known: SourceRecord | None,
@@ -154,12 +170,6 @@ def _source_record(
 ) -> tuple[SourceRecord, list[str]]:
     """The source as registered, or as it will be on this first use."""
     if known is not None:
-        if (known.unit, known.relation) != (guarded.unit, guarded.relation):
-            raise InputError(
-                f"source {known.name!r} is registered per {known.unit} ({known.relation}), this run protects each "
-                f"{guarded.unit} ({guarded.relation}), and neither promise implies the other; use a method or variant "
-                f"that protects each {known.unit}"
-            )
         if request.budget is not None and (request.budget.epsilon, request.budget.delta) != (
             known.epsilon,
             known.delta,
@@ -185,7 +195,8 @@ def _source_record(
             epsilon=budget.epsilon,
             delta=budget.delta,
             n=found.units,
-            label_names=found.label_names or None,
+            # Read from the rows, the list is a disclosure of this run, not a declaration for every later one.
+            label_names=None if found.labels_from_data else found.label_names or None,
         )
     except ValidationError as error:
         raise InputError(f"source {request.source!r}: {error.errors()[0]['msg']}") from None
@@ -204,7 +215,7 @@ def request_key(ledger: Ledger, admission: Admission, train: pa.Table) -> str:
         admission.config.method,
         admission.source,
         records.canonical_digest(train),
-        repr((admission.epsilon, admission.delta, admission.label_names)),
+        repr((admission.epsilon, admission.delta, admission.n, admission.label_names)),
         planning(admission.config.method).charged_settings(admission.config).model_dump_json(),
     )
 

@@ -52,7 +52,7 @@ def test_every_understudy_command_runs(tmp_path, monkeypatch, capsys, prefect_se
     n = 120_000  # 1e-5 must be below 1/n: the budget of the README fits tables up to that size
     assert 1 / (n - 1) * 1.3 > 1e-5
     texts = [f"{'a joy' if i % 2 else 'a bore'} from start to finish, take {i}" for i in range(60)]
-    table = pa.table({"text": texts, "label": ["positive" if i % 2 else "negative" for i in range(60)]})
+    table = pa.table({"text": texts, "label": [i % 2 for i in range(60)]})
     pq.write_table(table, "train.parquet")
     for command in understudy_commands():
         words = shlex.split(command)

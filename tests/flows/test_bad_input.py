@@ -21,6 +21,7 @@ def options(tmp_path, data, random_model_folder):
             "epsilon": 3,
             "budget": "8,0.015",
             "model": random_model_folder,
+            "label-names": "bad=bad,good=good",
             "out": tmp_path / "out",
         }
         options |= {name.replace("_", "-"): value for name, value in given.items()}
@@ -87,6 +88,22 @@ CASES = {
     "epsilon below 0": ({"epsilon": -1}, None, "--epsilon -1"),
     "epsilon nan": ({"epsilon": "nan"}, None, "--epsilon nan"),
     "delta 1/n": ({"delta": 0.05}, None, "1/n"),
+    "epsilon that no accountant bears": ({"epsilon": "1e5"}, None, "--epsilon 100000: expected at most 100"),
+    "epsilon near the largest float": ({"epsilon": "1e308"}, None, "--epsilon 1e+308: expected at most 100"),
+    "epsilon near the least float": ({"epsilon": "1e-300"}, None, "--epsilon 1e-300: expected at least 0.0001"),
+    "no label names": ({"label_names": None}, None, "--label-names VALUE=NAME,..."),
+    "fewer units than rows": ({"units": 59}, None, "--units 59: found 60 rows"),
+    "no units": ({"units": 0}, None, "--units"),
+    "units beyond any table": ({"units": 10**12}, None, "--units"),
+    "empty path": ({"data": ""}, None, "--data: expected a path"),
+    "empty path to measure on": ({"test": ""}, None, "--test: expected a path"),
+    "empty folder": ({"out": ""}, None, "--out: expected a path"),
+    "path of 5,000 characters": ({"data": "x" * 5000}, None, "--data: expected"),
+    "path of 5,000 characters to measure on": ({"test": "x/" * 2500}, None, "--test: expected"),
+    "folder of 5,000 characters": ({"out": "/tmp/" + "x" * 5000}, None, "--out: expected"),
+    "folder with a long name": ({"out": "/tmp/" + "x" * 300}, None, "--out: expected names of at most 255 bytes"),
+    "path of several lines": ({"data": "a\nb"}, None, "--data: expected"),
+    "home of nobody": ({"out": "~no-such-user-here/out"}, None, "--out: expected the home folder"),
     "no source": ({"source": None}, None, "--source"),
     "malformed budget": ({"budget": "8"}, None, "--budget 8"),
     "unknown model": ({"model": "no-such/model-at-all"}, None, "no-such/model-at-all"),
@@ -163,6 +180,51 @@ def refuse_matching(call, options, data, tmp_path, home, private_rows):
     return run
 
 
+@pytest.mark.parametrize("depth", [900, 2_000, 100_000])
+def test_deeply_nested_rows_are_refused_in_one_line(depth, call, words, tmp_path, home):
+    path = tmp_path / "deep.jsonl"
+    rows = ['{"text": "fine text", "label": "good"}'] * 20
+    path.write_text("\n".join([*rows, '{"text": %s%s, "label": "good"}' % ("[" * depth, "]" * depth)]))
+    code, said = call(*words(data=path))
+    assert code == 2, said
+    (line,) = said.splitlines()
+    assert "row 20" in line
+    assert "fine text" not in line
+    assert state_of(home) == ([], [])
+
+
+def test_rows_to_measure_on_are_not_those_of_the_training(call, words, tmp_path, home, data, private_rows):
+    pq.write_table(private_rows.take(list(range(59, -1, -1))), tmp_path / "reversed.parquet")
+    (tmp_path / "link.parquet").symlink_to(data)
+    for test in (data, tmp_path / "link.parquet", tmp_path / "reversed.parquet"):
+        code, said = call(*words(test=test))
+        assert code == 2, said
+        assert said.count("\n") == 1
+        assert "--test: expected rows that nothing is trained on, found the rows of --data" in said
+    assert state_of(home) == ([], [])
+
+
+def test_a_rare_label_is_neither_read_nor_shown(call, words, tmp_path, home):
+    labels = [*(["good", "bad"] * 29), "good", "zibby disease"]
+    code, said = call(*words(data=write(tmp_path, bad_rows(label=labels)), label_names=None))
+    assert code == 2
+    assert "--label-names VALUE=NAME" in said
+    assert "zibby" not in said
+    assert state_of(home) == ([], [])
+
+
+def test_labels_from_the_data_are_published_only_when_asked_for_and_that_is_said(call, words, tmp_path, data):
+    from understudy.privacy.ledger import Ledger
+
+    code, said = call(*words(label_names=None), "--labels-from-data", "--dry-run")
+    assert code == 0, said
+    assert "note: the label list was read from the private rows" in " ".join(said.split())
+    code, said = call(*words(), "--dry-run")
+    assert code == 0, said
+    assert "label list" not in said.replace("n and label list public", "")
+    assert Ledger.open().sources() == ()
+
+
 def test_bad_encoding_names_the_place_and_not_the_text(call, words, tmp_path, home):
     path = tmp_path / "latin.csv"
     path.write_bytes("text,label\nfine text,good\ncaf\xe9,bad\n".encode("latin-1"))
@@ -193,6 +255,7 @@ def test_rows_of_another_source_are_refused(call, words, home, data):
             epsilon=3,
             out="out",
             model=str(given["model"]),
+            label_names={"bad": "bad", "good": "good"},
             budget=Budget(epsilon=8, delta=0.015),
             overrides=("train.max_length=24", "generate.sampling.max_new_tokens=12"),
         ),

@@ -440,6 +440,21 @@ class Ledger:
         key = keys.unwrap(self._secret, self._run("hmac", work), name=f"source/{name}")
         return hmac.digest(key, data, "sha256")
 
+    def keyed_hash(self, name: str, purpose: str, data: bytes) -> bytes:
+        """HMAC-SHA256 of one unit of a source, 32 bytes: what is decided by it hangs on no other unit.
+
+        The source need not be registered, so that a dry run decides as the run will. The key outlives rotation and
+        purge: what is held out now is held out later.
+
+        Args:
+            name: of the source.
+            purpose: one per decision.
+            data: what names the unit.
+        """
+        parts = (name.encode(), purpose.encode(), data)
+        framed = b"".join(len(part).to_bytes(8) + part for part in parts)
+        return hmac.digest(keys.derive(self._root_key, "unit"), framed, "sha256")
+
     def request_key(self, *parts: str | bytes) -> str:
         """A keyed digest of what makes a request; the same parts give the same key, also after a rotation."""
         encoded = [b"s" + part.encode() if isinstance(part, str) else b"b" + part for part in parts]

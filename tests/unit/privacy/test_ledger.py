@@ -498,6 +498,18 @@ def test_hmac_depends_on_source_and_content(ledger):
     assert one != hashlib.sha256(b"content").digest()
 
 
+def test_a_keyed_hash_needs_no_registration_and_outlives_rotation_and_purge(ledger):
+    before = ledger.keyed_hash("soon", "hold-out", b"unit")
+    ledger.register(record("soon"))
+    assert ledger.keyed_hash("soon", "hold-out", b"unit") == before
+    ledger.purge("soon", forget_rows=True)
+    ledger.rotate_secret(b"another secret, of 32 bytes or more")
+    assert ledger.keyed_hash("soon", "hold-out", b"unit") == before
+    others = [("other", "hold-out", b"unit"), ("soon", "ids", b"unit"), ("so", "onhold-out", b"unit")]
+    assert before not in [ledger.keyed_hash(*other) for other in others]
+    assert len(before) == 32
+
+
 def test_request_keys_tell_parts_apart(ledger):
     parts = [("a", "bc"), ("ab", "c"), ("abc",), ("a", b"bc"), ("a", "bc", "")]
     assert len({ledger.request_key(*p) for p in parts}) == len(parts)
