@@ -181,7 +181,7 @@ def test_a_budget_that_is_exceeded_is_refused_with_exit_code_3(call, words, home
     assert state_of(home)[0] == []
 
 
-def test_rows_of_another_source_are_refused(call, words, home, data):
+def test_rows_of_another_source_are_refused(call, words, home, data, tmp_path):
     from understudy.admission import admit
     from understudy.requests import Budget, RunRequest
 
@@ -191,7 +191,7 @@ def test_rows_of_another_source_are_refused(call, words, home, data):
             data=str(data),
             source="first",
             epsilon=3,
-            out="out",
+            out=str(tmp_path / "out"),
             model=str(given["model"]),
             budget=Budget(epsilon=8, delta=0.015),
             overrides=("train.max_length=24", "generate.sampling.max_new_tokens=12"),
