@@ -1,8 +1,8 @@
 """Nothing of a test lies outside its temporary folder: writes into the checkout are refused where they happen.
 
-Three nets, for none sees everything: each test runs in its own temporary folder, so that a relative path leads there; an
-audit hook stops what Python itself writes into the checkout; and at the end the checkout must hold the files it held
-before, which also catches libraries and other processes.
+Three nets, for none sees everything: each test runs in its own temporary folder, so that a relative path leads there;
+an audit hook stops what Python itself writes into the checkout; and at the end the checkout must hold the files it
+held before, which also catches libraries and other processes.
 """
 
 import os
