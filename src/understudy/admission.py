@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from understudy import records
 from understudy.artifacts import ArtifactRef, exchange_store, private_store, write_table
+from understudy.checks import before_charge
 from understudy.delivery import check_folder
 from understudy.errors import InputError
 from understudy.intake import Intake, take_in
@@ -122,6 +123,7 @@ def _inspect(request: RunRequest, method: str, ledger: Ledger) -> _Inspection:
     found = take_in(request, guarded.rows, known, keyed_hash=partial(ledger.keyed_hash, request.source))
     delta = check_delta(request.delta if request.delta is not None else default_delta(found.units), n=found.units)
     base = planning(method).check_model(config.model_copy(update={"model_digest": ""}), found.label_names)
+    before_charge(Path(request.out).expanduser(), base)
     record, budget_note = _source_record(request, known, found, guarded, epsilon=epsilon, delta=delta)
     digests, clients = records.row_digests(found.whole), records.client_digests(found.whole)
     ledger.check_rows(request.source, digests, clients)

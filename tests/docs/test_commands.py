@@ -118,6 +118,13 @@ def test_the_guide_of_gradient_matching_repeats_what_a_dry_run_says():
         assert line.endswith(f"| {said['target_dimension']:,} | {said['signal_to_noise_bound']} |")
 
 
+def test_continuous_integration_runs_the_two_commands_of_the_readme_in_its_order():
+    shown = next(block for block in blocks(ROOT / "README.md") if block.startswith("make "))
+    wanted = [line.split("#")[0].strip() for line in shown.splitlines()]
+    ran = [line for line in (ROOT / ".ci/run").read_text().splitlines() if not line.startswith(("#", "set ", "cd "))]
+    assert ran == wanted == ["make demo", "make test"]
+
+
 def test_every_other_command_is_run_by_a_test_that_is_named():
     others = {c for page in PAGES for c in commands(page) if not c.startswith("understudy ")}
     for command in others:

@@ -1,11 +1,16 @@
 """Every line of the design's list of bad input, through the command line: message, exit code, nothing changed."""
 
+import json
 import math
+import shutil
 import sqlite3
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from understudy.errors import InputError
 
@@ -129,6 +134,77 @@ def test_bad_input_is_refused_in_one_line_and_changes_nothing(name, call, words,
     assert not (tmp_path / "out").exists()
 
 
+def damaged(folder, damage: str):
+    """A copy of the base model that a charge must not meet."""
+    weights = folder / "model.safetensors"
+    config = json.loads((folder / "config.json").read_text())
+    if damage == "truncated weights":
+        weights.write_bytes(weights.read_bytes()[:-500])
+    elif damage == "empty weights":
+        weights.write_bytes(b"")
+    elif damage == "weights with nan":
+        tensors = load_file(weights)
+        tensors["transformer.ln_f.bias"] = torch.full_like(tensors["transformer.ln_f.bias"], torch.nan)
+        save_file(tensors, weights, metadata={"format": "pt"})
+    else:
+        config |= {"another width": {"n_embd": 32}, "further layers": {"n_layer": 3}, "odd heads": {"n_head": 3}}[
+            damage
+        ]
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+DAMAGES = ["truncated weights", "empty weights", "weights with nan", "another width", "further layers", "odd heads"]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_base_model_is_refused_before_anything_is_charged(
+    damage, call, words, home, tmp_path, random_model_folder
+):
+    folder = damaged(Path(shutil.copytree(random_model_folder, tmp_path / "base")), damage)
+    code, said = call(*words(model=folder))
+    assert code == 2, said
+    (line,) = [line for line in said.splitlines() if line.startswith("understudy:")]
+    assert "model='base'" in line
+    assert state_of(home) == ([], [])
+    assert not (tmp_path / "out").exists()
+
+
+SURROUNDINGS = {
+    "out that cannot be made": ({}, {"out": "/proc/understudy/out"}, "--out /proc/understudy/out"),
+    "tracking file that is none": ({"UNDERSTUDY_MLFLOW_URI": "sqlite:////proc/self/status"}, {}, "MLFLOW_URI"),
+    "tracking server that is away": ({"UNDERSTUDY_MLFLOW_URI": "http://127.0.0.1:9"}, {}, "MLFLOW_URI"),
+    "Prefect server that is away": ({"PREFECT_API_URL": "http://127.0.0.1:9/api"}, {}, "PREFECT_API_URL"),
+    "exchange store without a driver": ({"UNDERSTUDY_EXCHANGE": "nosuch://bucket"}, {}, "UNDERSTUDY_EXCHANGE"),
+    "CUDA that is not there": ({"UNDERSTUDY_DEVICE": "cuda", "UNDERSTUDY_DEVICES": "99"}, {}, "CUDA device 99"),
+}
+
+
+@pytest.mark.parametrize("name", SURROUNDINGS)
+def test_surroundings_that_fail_are_refused_before_anything_is_charged(name, call, words, home, tmp_path, monkeypatch):
+    environment, options, expected = SURROUNDINGS[name]
+    for variable, value in environment.items():
+        monkeypatch.setenv(variable, value)
+    code, said = call(*words(**options))
+    assert code == 2, said
+    (line,) = [line for line in said.splitlines() if line.startswith("understudy:")]
+    assert expected in line
+    assert state_of(home)[0] == []
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_doctor_finds_what_a_run_would_be_refused_for(call, home, monkeypatch):
+    code, said = call("doctor", "--json")
+    assert code == 0, said
+    for name in SURROUNDINGS.keys() - {"out that cannot be made"}:
+        with monkeypatch.context() as patch:
+            for variable, value in SURROUNDINGS[name][0].items():
+                patch.setenv(variable, value)
+            code, said = call("doctor", "--json")
+        assert code == 1, name
+        assert [check["ok"] for check in json.loads(said[: said.rindex("]") + 1])].count(False) == 1, name
+
+
 MATCHING_CASES = {
     "verbalisers with one first token": ('verbalizer.words={"bad":"lovely","good":"lovely ward"}', "same token"),
     "word for an unknown label": ('verbalizer.words={"bad":"bad","good":"good","sad":"sad"}', "unknown labels ['sad']"),
@@ -243,7 +319,7 @@ def test_a_budget_that_is_exceeded_is_refused_with_exit_code_3(call, words, home
     assert state_of(home)[0] == []
 
 
-def test_rows_of_another_source_are_refused(call, words, home, data):
+def test_rows_of_another_source_are_refused(call, words, home, data, tmp_path):
     from understudy.admission import admit
     from understudy.requests import Budget, RunRequest
 
@@ -253,7 +329,7 @@ def test_rows_of_another_source_are_refused(call, words, home, data):
             data=str(data),
             source="first",
             epsilon=3,
-            out="out",
+            out=str(tmp_path / "out"),
             model=str(given["model"]),
             label_names={"bad": "bad", "good": "good"},
             budget=Budget(epsilon=8, delta=0.015),
@@ -307,9 +383,6 @@ def test_a_layer_without_per_example_gradients_is_named(call, words, tmp_path, m
 
 
 def test_a_tokenizer_without_pad_token_is_handled_and_said(call, words, random_model_folder, tmp_path):
-    import json
-    import shutil
-
     folder = tmp_path / "no-pad"
     shutil.copytree(random_model_folder, folder)
     for name in ("tokenizer_config.json",):
