@@ -15,8 +15,10 @@ from understudy.models import lora
 from understudy.models.loading import load_model
 from understudy.privacy import mechanisms
 from understudy.privacy.dpsgd import DpSgdPlan, Objective, Stream, clipped_gradient_sum, train
+from understudy.privacy.grid import charged_sensitivity
 from understudy.privacy.ledger_records import KeyMaterial
 from understudy.privacy.mechanisms import Gateway
+from understudy.privacy.queries import Query
 from understudy.privacy.replay import Recording
 from understudy.privacy.replay_statistics import Call, mask_faults, noise_faults
 
@@ -33,12 +35,13 @@ TEXTS = (
 LENGTH = 20
 
 
-def material(number=0):
-    return KeyMaterial(secret=b"statistical test", charge_id=f"charge-{number}", salt=b"fixed")
+def gateway(queries, number=0, recorder=None):
+    """Opened with the queries that a charge paid for."""
+    return Gateway(KeyMaterial(b"statistical test", f"charge-{number}", b"fixed", queries), recorder=recorder)
 
 
-def gateway(number=0, recorder=None):
-    return Gateway(material(number), recorder=recorder)
+def one_sum(name, **changes):
+    return Query(**({"kind": "gaussian_sum", "name": name, "units": 1000, "sensitivity": 1.0} | changes))
 
 
 def encoded(tokenizer):
@@ -70,12 +73,13 @@ def build(name, rank):
 
 def fit(model, data, *, steps=4, noise=0.0, learning_rate=1e-3, probability=1.0, recorder=None, clip=0.5):
     stream = Stream(name="lm", l2_clip_norm=clip, noise_multiplier=noise)
+    plan = DpSgdPlan(n=len(TEXTS), sampling_probability=probability, steps=steps, streams=(stream,))
     train(
         model,
-        plan=DpSgdPlan(n=len(TEXTS), sampling_probability=probability, steps=steps, streams=(stream,)),
+        plan=plan,
         objectives={"lm": Objective(lm_loss, lora.trainable_parameters(model), learning_rate)},
         data=data,
-        gateway=gateway(recorder=recorder),
+        gateway=gateway(plan.queries, recorder=recorder),
         micro_batch=4,
     )
 
@@ -100,13 +104,15 @@ def test_clipped_signal_moves_every_trainable_tensor_and_lowers_the_loss(name, r
 
 @pytest.mark.parametrize("factor", [2 / 3, 1.0, 3 / 2])
 def test_noise_of_the_gateway_has_the_declared_scale(monkeypatch, factor):
-    exact = mechanisms.gaussian
-    monkeypatch.setattr(mechanisms, "gaussian", lambda key, size, scale: exact(key, size, scale=scale * factor))
+    exact = mechanisms.rounded_gaussian
+    monkeypatch.setattr(mechanisms, "rounded_gaussian", lambda key, size, scale: exact(key, size, scale=scale * factor))
+    streams = {"lm": 0.1, "discriminator": 2.0}
+    queries = [one_sum(name, steps=20, sensitivity=c, noise_multiplier=0.7) for name, c in streams.items()]
     recording = Recording()
-    door = gateway(recorder=recording)
+    door = gateway(tuple(queries), recorder=recording)
     for step in range(20):
         query = {"a": torch.full((50,), float(step)), "b": torch.zeros(10, 10)}
-        for stream, sensitivity in (("lm", 0.1), ("discriminator", 2.0)):
+        for stream, sensitivity in streams.items():
             door.gaussian_sum(query, sensitivity=sensitivity, noise_multiplier=0.7, step=step, purpose=stream)
     assert bool(noise_faults(recording.calls, significance=1e-6, noiseless=False)) == (factor != 1.0)
 
@@ -114,14 +120,15 @@ def test_noise_of_the_gateway_has_the_declared_scale(monkeypatch, factor):
 @pytest.mark.parametrize("factor", [2 / 3, 1.0, 3 / 2])
 def test_neighbours_are_as_hard_to_tell_apart_as_the_accounting_says(monkeypatch, factor):
     """The best test between two queries one sensitivity apart has AUC Phi(1 / (z sqrt 2)), whatever the rest."""
-    exact, noise, runs = mechanisms.gaussian, 1.5, 800
-    monkeypatch.setattr(mechanisms, "gaussian", lambda key, size, scale: exact(key, size, scale=scale * factor))
+    exact, noise, runs = mechanisms.rounded_gaussian, 1.5, 800
+    monkeypatch.setattr(mechanisms, "rounded_gaussian", lambda key, size, scale: exact(key, size, scale=scale * factor))
+    asked = one_sum("lm", sensitivity=0.4, noise_multiplier=noise)
     direction = torch.randn(12, generator=torch.Generator().manual_seed(3))
     direction /= direction.norm()
 
     def scores(query, first):
         for number in range(first, first + runs):
-            output = gateway(number).gaussian_sum(
+            output = gateway((asked,), number).gaussian_sum(
                 {"q": query}, sensitivity=0.4, noise_multiplier=noise, step=0, purpose="lm"
             )
             yield float(output["q"] @ direction)
@@ -138,7 +145,9 @@ def test_neighbours_are_as_hard_to_tell_apart_as_the_accounting_says(monkeypatch
 @pytest.mark.parametrize("factor", [2 / 3, 1.0, 3 / 2])
 def test_batches_are_drawn_at_the_accounted_rate(factor):
     recording, accounted = Recording(), 0.1
-    door = gateway(recorder=recording)
+    sampled = {"batch": "train", "sampling_probability": accounted * factor}
+    asked = one_sum("lm", units=400, steps=60, noise_multiplier=1.0, **sampled)
+    door = gateway((asked,), recorder=recording)
     for step in range(60):
         door.poisson(step=step, n=400, probability=accounted * factor, purpose="train")
     calls = [
@@ -161,14 +170,15 @@ def test_a_noised_training_passes_all_checks_of_its_calls():
     drawn = [int(call.output["mask"].sum()) for call in recording.calls if call.mechanism.kind == "poisson"]
     for call, count in zip(sums, drawn, strict=True):
         norm = torch.cat([value.flatten() for value in call.query.values()]).norm()
-        assert norm <= 0.5 * count * (1 + 1e-5), "each drawn record adds at most the clip norm"
+        assert norm <= charged_sensitivity(0.5) * count, "each drawn record adds at most the clip norm"
 
 
 def test_noise_of_two_charges_is_independent():
     recordings = []
+    asked = one_sum("lm", noise_multiplier=1.0)
     for number in range(8):
         recording = Recording()
-        gateway(number, recording).gaussian_sum(
+        gateway((asked,), number, recording).gaussian_sum(
             {"q": torch.zeros(3000)}, sensitivity=1.0, noise_multiplier=1.0, step=0, purpose="lm"
         )
         recordings += recording.calls

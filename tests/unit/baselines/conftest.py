@@ -1,4 +1,4 @@
-"""A gateway of its own key material, a random base model on disk, and clients made up for the purpose."""
+"""A gateway for a plan, a random base model on disk, and clients made up for the purpose."""
 
 import pytest
 import torch
@@ -25,8 +25,10 @@ def base(tmp_path_factory) -> str:
 
 @pytest.fixture
 def make_gateway():
-    def make(recorder=None, charge: str = "charge") -> Gateway:
-        return Gateway(KeyMaterial(secret=b"s" * 32, charge_id=charge, salt=b"t" * 32), recorder=recorder)
+    """Opened with the list of queries of the plan that is run, as a charge of it would."""
+
+    def make(plan, recorder=None, charge: str = "charge") -> Gateway:
+        return Gateway(KeyMaterial(b"s" * 32, charge, b"t" * 32, plan.queries), recorder=recorder)
 
     return make
 

@@ -17,6 +17,7 @@ from understudy.baselines.tree_aggregation import Tree, add_value, own_weight, p
 from understudy.errors import InputError
 from understudy.models.checkpoints import TrainingCheckpoint
 from understudy.models.loading import load_model
+from understudy.privacy.grid import charged_sensitivity
 from understudy.privacy.replay import Recording, Replaying
 
 ESTIMATORS = ["plain", "honaker"]
@@ -119,7 +120,7 @@ def test_a_round_releases_the_blocks_it_completes(base, make_gateway):
     planned = plan(config, n=8, epsilon=2.0, delta=1e-3)
     recording = Recording()
     state = FtrlState(0, Tree(), {}, {"w": torch.zeros(4000)})
-    gateway, prefixes = make_gateway(recording), []
+    gateway, prefixes = make_gateway(planned, recording), []
     for round in range(4):
         exact = {"w": torch.full((4000,), float(round + 1), dtype=torch.float64)}
         state = take_round(state, exact, config=config, plan=planned, gateway=gateway)
@@ -128,9 +129,9 @@ def test_a_round_releases_the_blocks_it_completes(base, make_gateway):
     assert found == [
         (step, f"dp-ftrl/level-0{level}") for step, level in [(0, 0), (1, 0), (1, 1), (2, 0), (3, 0), (3, 1), (3, 2)]
     ]
-    scale = 0.05 * planned.noise_multiplier
+    scale = planned.noise_multiplier * charged_sensitivity(0.05)
     for call in recording.calls:
-        assert (call.mechanism.sensitivity, call.mechanism.scale) == (0.05, pytest.approx(scale))
+        assert (call.mechanism.sensitivity, call.mechanism.scale) == (charged_sensitivity(0.05), scale)
         assert float((call.output["w"] - call.query["w"]).std()) == pytest.approx(scale, rel=0.05)
     assert [float(call.query["w"][0]) for call in recording.calls] == [1, 2, 3, 3, 4, 7, 10]
     # 3 = 2 + 1 in binary: two noises; 4: one.
@@ -151,9 +152,11 @@ def same(a, b):
 def test_with_one_round_per_epoch_it_is_dp_fedavg_of_all_clients(base, clients, make_gateway):
     config = make_config(base, epochs=3, rounds=1)
     none = {"n": 7, "epsilon": math.inf, "delta": 1e-2}
-    found = train(clients, config=config, plan=plan(config, **none), gateway=make_gateway())
+    planned = plan(config, **none)
+    found = train(clients, config=config, plan=planned, gateway=make_gateway(planned))
     other = DpFedAvgConfig(local=config.local, rounds=3, sampling_probability=1.0)
-    expected = train_fedavg(clients, config=other, plan=plan_fedavg(other, **none), gateway=make_gateway())
+    averaging = plan_fedavg(other, **none)
+    expected = train_fedavg(clients, config=other, plan=averaging, gateway=make_gateway(averaging))
     for one, two in zip(tensors_of(found), tensors_of(expected), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-7)
     start = load_model(base)
@@ -165,7 +168,7 @@ def test_without_noise_the_weights_are_the_origin_plus_all_updates(base, clients
     config = make_config(base, epochs=2, rounds=3, server_learning_rate=0.7, estimator=estimator)
     planned = plan(config, n=7, epsilon=math.inf, delta=1e-2)
     recording = Recording()
-    tuned = train(clients, config=config, plan=planned, gateway=make_gateway(recording))
+    tuned = train(clients, config=config, plan=planned, gateway=make_gateway(planned, recording))
     loaded = load_model(base)
     model, weights = trained_model(loaded, config.local, public_seed=0)
     leaves = [call.query for call in recording.calls if call.mechanism.purpose.endswith("level-00")]
@@ -182,10 +185,10 @@ def test_a_replayed_neighbour_moves_few_queries_each_by_at_most_c(base, clients,
     config = make_config(base, epochs=2, rounds=4, learning_rate=50.0)
     planned = plan(config, n=7, epsilon=5.0, delta=1e-2)
     recording = Recording()
-    first = train(clients, config=config, plan=planned, gateway=make_gateway(recording))
+    first = train(clients, config=config, plan=planned, gateway=make_gateway(planned, recording))
     replaying = Replaying(recording.calls)
     neighbour = [None if slot == 4 else samples for slot, samples in enumerate(clients)]
-    second = train(neighbour, config=config, plan=planned, gateway=make_gateway(replaying))
+    second = train(neighbour, config=config, plan=planned, gateway=make_gateway(planned, replaying))
     assert same(first, second)
     distances = []
     for call, query in zip(recording.calls, replaying.queries, strict=True):
@@ -202,8 +205,9 @@ def test_a_replayed_neighbour_moves_few_queries_each_by_at_most_c(base, clients,
 @pytest.mark.parametrize("stop_after", [2, 3, 4])
 def test_a_resumed_run_ends_in_the_same_bytes(base, clients, make_gateway, tmp_path, stop_after):
     config = make_config(base, epochs=2, rounds=3, momentum=0.9)
-    options = {"config": config, "plan": plan(config, n=7, epsilon=5.0, delta=1e-2)}
-    whole = train(clients, gateway=make_gateway(), **options)
+    planned = plan(config, n=7, epsilon=5.0, delta=1e-2)
+    options = {"config": config, "plan": planned}
+    whole = train(clients, gateway=make_gateway(planned), **options)
 
     def stop(done, rounds):
         if done == stop_after:
@@ -211,19 +215,20 @@ def test_a_resumed_run_ends_in_the_same_bytes(base, clients, make_gateway, tmp_p
 
     checkpoint, done = TrainingCheckpoint(tmp_path, every=1), []
     with pytest.raises(KeyboardInterrupt):
-        train(clients, gateway=make_gateway(), checkpoint=checkpoint, progress=stop, **options)
+        train(clients, gateway=make_gateway(planned), checkpoint=checkpoint, progress=stop, **options)
     resumed = train(
-        clients, gateway=make_gateway(), checkpoint=checkpoint, progress=lambda *s: done.append(s[0]), **options
+        clients, gateway=make_gateway(planned), checkpoint=checkpoint, progress=lambda *s: done.append(s[0]), **options
     )
     assert done == list(range(stop_after + 1, 7))
     assert same(whole, resumed)
-    assert same(whole, train(clients, gateway=make_gateway(), **options))
+    assert same(whole, train(clients, gateway=make_gateway(planned), **options))
 
 
 def test_what_does_not_fit_is_refused_before_the_gateway(base, clients, make_gateway):
     config = make_config(base)
     recording = Recording()
-    options = {"plan": plan(config, n=7, epsilon=math.inf, delta=1e-2), "gateway": make_gateway(recording)}
+    planned = plan(config, n=7, epsilon=math.inf, delta=1e-2)
+    options = {"plan": planned, "gateway": make_gateway(planned, recording)}
     with pytest.raises(InputError, match="plan again"):
         train(clients, config=make_config(base, epochs=3), **options)
     with pytest.raises(InputError, match="expected as many slots, found 6"):

@@ -21,6 +21,7 @@ from understudy.baselines.private_evolution import (
 from understudy.baselines.votes import Samples, nearest, release_votes, survival, vote_sum
 from understudy.errors import InputError
 from understudy.privacy.accounting import epsilon_pld
+from understudy.privacy.grid import charged_sensitivity
 from understudy.privacy.replay import Recording, Replaying
 
 NO_NOISE = {"epsilon": math.inf, "delta": 1e-5}
@@ -104,14 +105,15 @@ def test_one_round_is_a_mask_and_one_query_of_sensitivity_1(make_gateway):
     recording = Recording()
     directions = np.eye(5)
     samples = make_samples([[0, 0, 1], [], [4], [2, 2]], directions)
-    released = release_votes(samples, directions, plan=planned, gateway=make_gateway(recording), round=2)
+    released = release_votes(samples, directions, plan=planned, gateway=make_gateway(planned, recording), round=2)
     mask, votes = recording.calls
     assert (mask.mechanism.kind, mask.mechanism.scale, mask.mechanism.step) == ("poisson", 0.5, 2)
-    assert (votes.mechanism.kind, votes.mechanism.sensitivity, votes.mechanism.step) == ("gaussian_sum", 1.0, 2)
-    assert votes.mechanism.scale == planned.streams[0].noise_multiplier
+    assert (votes.mechanism.kind, votes.mechanism.step) == ("gaussian_sum", 2)
+    assert votes.mechanism.sensitivity == charged_sensitivity(1.0)
+    assert votes.mechanism.scale == planned.streams[0].noise_multiplier * charged_sensitivity(1.0)
     taking_part = mask.output["mask"].numpy()
     expected = by_loops([[0, 0, 1], [], [4], [2, 2]], taking_part, 5)
-    assert votes.query["votes"].numpy() == pytest.approx(expected, abs=1e-6)
+    assert votes.query["votes"].numpy() == pytest.approx(expected, rel=0, abs=votes.mechanism.grid / 2)
     assert released.tolist() == votes.output["votes"].tolist()
 
 
@@ -120,7 +122,7 @@ def test_the_noise_has_the_planned_scale(make_gateway):
     planned = planned_with(config, 3, 6.5)
     directions = np.random.default_rng(0).normal(size=(20_000, 3))
     samples = Samples(directions[:3], np.arange(3), n=3)
-    released = release_votes(samples, directions, plan=planned, gateway=make_gateway(), round=0)
+    released = release_votes(samples, directions, plan=planned, gateway=make_gateway(planned), round=0)
     assert float(released.std()) == pytest.approx(planned.streams[0].noise_multiplier, rel=0.02)
 
 
@@ -187,7 +189,7 @@ def vary(prompts, per_prompt, round):
     ]
 
 
-def run_toy(gateway, *, rounds=8, z=0.0, at=2.5, without=None):
+def run_toy(make_gateway, recorder=None, *, rounds=8, z=0.0, at=2.5, without=None):
     generator = np.random.default_rng(1)
     angles = at + 0.1 * generator.normal(size=60)
     owners = np.arange(60) % 20
@@ -196,12 +198,12 @@ def run_toy(gateway, *, rounds=8, z=0.0, at=2.5, without=None):
     config = EvolutionConfig(rounds=rounds, prompts=8, per_prompt=4, threshold_noise=0.0)
     planned = planned_with(config, 20, z)
     seeds = [str(a) for a in (-0.4, -0.2, 0.0, 0.2, 0.4)]
-    options = {"config": config, "plan": planned, "gateway": gateway}
+    options = {"config": config, "plan": planned, "gateway": make_gateway(planned, recorder)}
     return evolve(samples, seeds, generate=vary, embed=embed_angles, to_prompt="|".join, **options)
 
 
 def test_without_noise_texts_move_towards_the_clients(make_gateway):
-    history = run_toy(make_gateway())
+    history = run_toy(make_gateway)
     distances = [np.mean([abs(float(text) - 2.5) for text in generation.texts]) for generation in history]
     assert len(history) == 8
     assert distances[0] > 2.0
@@ -210,24 +212,24 @@ def test_without_noise_texts_move_towards_the_clients(make_gateway):
 
 
 def test_a_run_repeats_and_drowns_in_noise(make_gateway):
-    first, second = run_toy(make_gateway(), rounds=3, z=1.0), run_toy(make_gateway(), rounds=3, z=1.0)
+    first, second = run_toy(make_gateway, rounds=3, z=1.0), run_toy(make_gateway, rounds=3, z=1.0)
     assert [g.texts for g in first] == [g.texts for g in second]
-    lost = run_toy(make_gateway(), z=500.0)
+    lost = run_toy(make_gateway, z=500.0)
     assert np.mean([abs(float(text) - 2.5) for text in lost[-1].texts]) > 1.0
 
 
 def test_only_masks_and_votes_pass_the_gateway(make_gateway):
     recording = Recording()
-    run_toy(make_gateway(recording), rounds=3, z=1.0)
+    run_toy(make_gateway, recording, rounds=3, z=1.0)
     kinds = [(call.mechanism.kind, call.mechanism.step) for call in recording.calls]
     assert kinds == [(kind, step) for step in range(3) for kind in ("poisson", "gaussian_sum")]
 
 
 def test_a_replayed_neighbour_gives_the_same_texts_and_queries_within_1(make_gateway):
     recording = Recording()
-    first = run_toy(make_gateway(recording), rounds=3, z=1.0)
+    first = run_toy(make_gateway, recording, rounds=3, z=1.0)
     replaying = Replaying(recording.calls)
-    second = run_toy(make_gateway(replaying), rounds=3, z=1.0, without=7)
+    second = run_toy(make_gateway, replaying, rounds=3, z=1.0, without=7)
     assert [g.texts for g in first] == [g.texts for g in second]
     moved = [
         float((call.query["votes"] - query["votes"]).norm())
@@ -244,7 +246,7 @@ def test_what_does_not_fit_is_refused_before_the_gateway(make_gateway):
     recording = Recording()
 
     def run(*, of=samples, seeds=("0",), **changes):
-        options = {"config": config, "plan": planned, "gateway": make_gateway(recording), **changes}
+        options = {"config": config, "plan": planned, "gateway": make_gateway(planned, recording), **changes}
         evolve(of, list(seeds), generate=lambda *_: ["0"] * 3, embed=embed_angles, **options)
 
     with pytest.raises(InputError, match="plan again"):

@@ -83,8 +83,9 @@ def _rows(count: int = 40) -> tuple[list[str | None], list[int | None]]:
     return texts, labels
 
 
-def _gateway(charge: str = "charge") -> Gateway:
-    return Gateway.live(KeyMaterial(secret=b"s" * 32, charge_id=charge, salt=b"t" * 32))
+def _gateway(plan, charge: str = "charge", recorder=None) -> Gateway:
+    """Opened with the list of queries of the plan that is run, as a charge of it would."""
+    return Gateway(KeyMaterial(b"s" * 32, charge, b"t" * 32, plan.queries), recorder=recorder)
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ def synthetic(make_base, make_config, make_rows, make_gateway, label_names, cach
         texts, labels = make_rows()
         planned = plan(config, n=len(texts), epsilon=8.0, delta=1e-3, cache=cache)
         rows = encode(texts, labels, label_names=label_names, tokenizer=base.tokenizer, config=config)
-        gateway = make_gateway()
+        gateway = make_gateway(planned)
         sizes = public_sizes(config, label_names)
         if sizes is None:
             counts = gateway.histogram(

@@ -6,6 +6,7 @@ from dp_accounting import ComposedDpEvent
 from understudy.conditional_generation.plan import Plan, plan
 from understudy.errors import InputError
 from understudy.privacy.accounting import combined_noise_multiplier, epsilon_pld, event_from_json, event_to_json
+from understudy.privacy.queries import event_of, queries_from_json, queries_to_json
 
 CASES = {
     "multitask": {"variant": "multitask", "update": "alternating"},
@@ -44,6 +45,31 @@ def test_the_whole_event_meets_the_target(make_config, cache, name):
 def test_streams_of_each_variant(make_config, cache, name, streams):
     planned = plan(make_config(**CASES[name]), n=400, epsilon=3.0, delta=DELTA, cache=cache)
     assert [(t.name, [s.name for s in t.streams]) for t in planned.trainings] == streams
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("multitask", [("fine-tuning/lm", "fine-tuning"), ("fine-tuning/discriminator", "fine-tuning")]),
+        ("naive_pplm", [("fine-tuning/lm", "fine-tuning"), ("head/discriminator", "head")]),
+        ("histogram", [("class-sizes", None), ("fine-tuning/joint", "fine-tuning")]),
+    ],
+)
+def test_the_list_of_queries_is_all_that_the_rows_are_asked(make_config, cache, name, expected):
+    planned = plan(make_config(**CASES[name]), n=400, epsilon=3.0, delta=DELTA, cache=cache)
+    assert [(query.name, query.batch) for query in planned.queries] == expected
+    assert {query.units for query in planned.queries} == {400}
+    assert event_of(planned.queries) == planned.event
+    assert queries_from_json(queries_to_json(planned.queries)) == planned.queries
+    training = {f"{t.name}/{s.name}": (t, s) for t in planned.trainings for s in t.streams}
+    for query in planned.queries:
+        if query.kind == "histogram":
+            assert (query.noise_multiplier, query.sensitivity) == (planned.histogram_sigma, 1.0)
+            continue
+        owner, stream = training[query.name]
+        assert (query.kind, query.steps) == ("gaussian_sum", owner.steps)
+        assert query.sampling_probability == owner.sampling_probability
+        assert (query.sensitivity, query.noise_multiplier) == (stream.l2_clip_norm, stream.noise_multiplier)
 
 
 def test_two_streams_of_one_batch_are_one_event(make_config, cache):

@@ -11,6 +11,7 @@ from understudy.conditional_generation.train import fit
 from understudy.errors import InputError
 from understudy.models.checkpoints import TrainingCheckpoint
 from understudy.models.lora import trainable_parameters
+from understudy.privacy.grid import charged_sensitivity
 from understudy.privacy.mechanisms import Mechanism
 
 VARIANTS = {
@@ -26,7 +27,7 @@ VARIANTS = {
 def run(make_base, make_gateway, label_names, encoded):
     """Fit a small model with a fixed noise multiplier (calibrating one takes seconds)."""
 
-    def run(config, *, rows=encoded, base="llama", noise=0.0, gateway=None, **arguments):
+    def run(config, *, rows=encoded, base="llama", noise=0.0, charge="charge", recorder=None, **arguments):
         planned = with_noise(plan(config, n=len(rows.valid), epsilon=math.inf, delta=1e-3), noise)
         return fit(
             make_base(base),
@@ -34,7 +35,7 @@ def run(make_base, make_gateway, label_names, encoded):
             label_names=label_names,
             config=config,
             plan=planned,
-            gateway=gateway or make_gateway(),
+            gateway=make_gateway(planned, charge, recorder),
             **arguments,
         )
 
@@ -59,11 +60,11 @@ def moved(one, other) -> set[str]:
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_same_charge_same_bytes(run, make_config, make_gateway, name):
+def test_same_charge_same_bytes(run, make_config, name):
     config = make_config(**VARIANTS[name])
     before = torch.get_rng_state()
     one, again = run(config, noise=1.0), run(config, noise=1.0)
-    other = run(config, noise=1.0, gateway=make_gateway("another"))
+    other = run(config, noise=1.0, charge="another")
     assert not moved(weights(one), weights(again))
     assert moved(weights(one), weights(other))
     assert torch.equal(before, torch.get_rng_state())
@@ -124,11 +125,10 @@ class Recorder:
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_each_stream_is_noised_where_its_loss_reaches_and_nowhere_else(run, make_config, make_gateway, encoded, name):
+def test_each_stream_is_noised_where_its_loss_reaches_and_nowhere_else(run, make_config, encoded, name):
     config = make_config(**VARIANTS[name])
-    gateway = make_gateway()
-    gateway.recorder = recorder = Recorder()
-    run(config, gateway=gateway, noise=1.0)
+    recorder = Recorder()
+    run(config, recorder=recorder, noise=1.0)
     planned = plan(config, n=len(encoded.valid), epsilon=math.inf, delta=1e-3)
     queries = [(m, names) for m, names in recorder.calls if m.kind == "gaussian_sum"]
     expected = [f"{t.name}/{s.name}" for t in planned.trainings for _ in range(t.steps) for s in t.streams]
@@ -138,7 +138,7 @@ def test_each_stream_is_noised_where_its_loss_reaches_and_nowhere_else(run, make
         training, stream = mechanism.purpose.split("/")
         both = {"lm", "discriminator"} if training == "fine-tuning" else {"discriminator"}
         assert {n.split(".")[0] for n in names} == reach.get(stream, both)
-        assert mechanism.sensitivity == config.train.l2_clip_norm
+        assert mechanism.sensitivity == charged_sensitivity(config.train.l2_clip_norm)
 
 
 @pytest.mark.parametrize("name", ["alternating", "naive_pplm"])
@@ -175,14 +175,15 @@ def test_progress_counts_all_trainings(run, make_config):
 
 def test_a_plan_for_other_rows_is_refused(make_base, make_gateway, make_config, label_names, encoded):
     config = make_config()
+    planned = plan(config, n=41, epsilon=math.inf, delta=1e-3)
     with pytest.raises(InputError, match="n=41"):
         fit(
             make_base(),
             encoded,
             label_names=label_names,
             config=config,
-            plan=plan(config, n=41, epsilon=math.inf, delta=1e-3),
-            gateway=make_gateway(),
+            plan=planned,
+            gateway=make_gateway(planned),
         )
 
 

@@ -84,8 +84,10 @@ def make_base(tokenizer):
 
 @pytest.fixture
 def make_gateway():
-    def make(recorder=None, charge: str = "charge") -> Gateway:
-        return Gateway(KeyMaterial(secret=b"s" * 32, charge_id=charge, salt=b"t" * 32), recorder=recorder)
+    """Opened with the list of queries of the plan that is run, as a charge of it would."""
+
+    def make(plan, recorder=None, charge: str = "charge") -> Gateway:
+        return Gateway(KeyMaterial(b"s" * 32, charge, b"t" * 32, plan.queries), recorder=recorder)
 
     return make
 

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from understudy.errors import InputError
 from understudy.gradient_matching.config import GradientMatchingConfig
 from understudy.gradient_matching.plan import (
+    LENGTH,
+    TARGET,
     Plan,
     paper_noise_multiplier,
     plan,
@@ -16,6 +18,7 @@ from understudy.gradient_matching.plan import (
     signal_to_noise_warning,
 )
 from understudy.privacy.accounting import combined_noise_multiplier, epsilon_pld, event_from_json, event_to_json
+from understudy.privacy.queries import event_of, queries_from_json, queries_to_json
 
 DELTA = 1e-4
 
@@ -36,6 +39,25 @@ def test_the_whole_event_meets_the_target(calibration, length, epsilon):
     assert isinstance(planned.event, ComposedDpEvent if length == "as_in_data" else GaussianDpEvent)
     assert event_from_json(event_to_json(planned.event)) == planned.event
     assert Plan.model_validate_json(planned.model_dump_json()) == planned
+
+
+@pytest.mark.parametrize("length", [20, "as_in_data"])
+def test_the_list_of_queries_is_all_that_the_rows_are_asked(length):
+    planned = plan(make(length=length, clip=0.5), n=400, epsilon=1.0, delta=DELTA)
+    target, *rest = planned.queries
+    assert (target.kind, target.name, target.units, target.steps, target.batch) == (
+        "gaussian_sum",
+        TARGET,
+        400,
+        1,
+        None,
+    )
+    assert (target.sensitivity, target.noise_multiplier) == (0.5, planned.noise_multiplier)
+    found = [(query.name, query.units, query.sensitivity, query.noise_multiplier) for query in rest]
+    length_noise = planned.length_noise_multiplier
+    assert found == ([] if length == 20 else [(LENGTH, 400, math.sqrt(2), length_noise)])
+    assert event_of(planned.queries) == planned.event
+    assert queries_from_json(queries_to_json(planned.queries)) == planned.queries
 
 
 def exact_delta(noise_multiplier, epsilon):

@@ -13,14 +13,15 @@ from torch import nn
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from understudy.errors import InputError
+from understudy.errors import InputError, UnderstudyError
 from understudy.models import lora
 from understudy.models.checkpoints import TrainingCheckpoint, load_tensors
 from understudy.privacy.dpsgd import DpSgdPlan, Objective, Stream, train
 from understudy.privacy.ledger_records import KeyMaterial
 from understudy.privacy.mechanisms import Gateway
+from understudy.privacy.queries import Query, event_of
+from understudy.privacy.replay import Recording
 
-MATERIAL = KeyMaterial(secret=b"s" * 32, charge_id="charge-1", salt=b"0" * 16)
 N, LENGTH, VOCABULARY = 12, 6, 17
 
 
@@ -73,6 +74,11 @@ def make_plan(**changes):
     return DpSgdPlan(**{"n": N, "sampling_probability": 0.4, "steps": 6, "streams": streams, **changes})
 
 
+def material(plan, secret=b"s" * 32):
+    """Key material of a charge that paid for the plan."""
+    return KeyMaterial(secret, "charge-1", b"0" * 16, plan.queries)
+
+
 def objectives(model, **changes):
     adapters = {name: p for name, p in lora.trainable_parameters(model).items() if "lora" in name}
     head = {f"head.{name}": p for name, p in model.head.named_parameters()}
@@ -83,7 +89,7 @@ def objectives(model, **changes):
     }
 
 
-def run(plan=None, *, micro_batch=3, checkpoint=None, progress=None, material=MATERIAL):
+def run(plan=None, *, micro_batch=3, checkpoint=None, progress=None, secret=b"s" * 32):
     model, plan = Model(), plan or make_plan()
     chosen = {stream.name: objectives(model)[stream.name] for stream in plan.streams}
     train(
@@ -91,7 +97,7 @@ def run(plan=None, *, micro_batch=3, checkpoint=None, progress=None, material=MA
         plan=plan,
         objectives=chosen,
         data=data(plan.n),
-        gateway=Gateway.live(material),
+        gateway=Gateway.live(material(plan, secret)),
         micro_batch=micro_batch,
         checkpoint=checkpoint,
         progress=progress,
@@ -105,7 +111,7 @@ def equal(one, two):
 
 def plain_reimplementation(plan):
     """Algorithm 1 written out with plain autograd and one optimizer per stream."""
-    model, rows, gateway = Model(), data(), Gateway.live(MATERIAL)
+    model, rows, gateway = Model(), data(), Gateway.live(material(plan))
     parts = objectives(model)
     optimizers = {
         name: torch.optim.Adam(part.parameters.values(), lr=part.learning_rate) for name, part in parts.items()
@@ -153,8 +159,7 @@ def test_repeats_bit_for_bit_and_noise_matters():
     first = run()
     assert equal(first, run())
     assert not equal(first, run(noiseless(make_plan())))
-    other = KeyMaterial(secret=b"t" * 32, charge_id="charge-1", salt=b"0" * 16)
-    assert not equal(first, run(material=other))
+    assert not equal(first, run(secret=b"t" * 32))
 
 
 def test_micro_batches_change_only_rounding():
@@ -184,7 +189,7 @@ def test_global_random_state_is_neither_read_nor_changed():
         before = torch.random.get_rng_state()
         train(
             model, plan=make_plan(), objectives=objectives(model), data=data(),
-            gateway=Gateway.live(MATERIAL), micro_batch=3,
+            gateway=Gateway.live(material(make_plan())), micro_batch=3,
         )  # fmt: skip
         assert torch.equal(torch.random.get_rng_state(), before)
         results.append(dict(model.named_parameters()))
@@ -242,18 +247,19 @@ def progress(done, steps):
     print(done, flush=True)
     time.sleep(pause)
 
+plan = DpSgdPlan(
+    n=20, sampling_probability=0.5, steps=30,
+    streams=[Stream(name=name, l2_clip_norm=1.0, noise_multiplier=0.7) for name in ("a", "b")],
+)
 train(
     model,
-    plan=DpSgdPlan(
-        n=20, sampling_probability=0.5, steps=30,
-        streams=[Stream(name=name, l2_clip_norm=1.0, noise_multiplier=0.7) for name in ("a", "b")],
-    ),
+    plan=plan,
     objectives={
         "a": Objective(lambda m, b: m(b["x"]).square().sum(1), parameters, 0.01, "linear"),
         "b": Objective(lambda m, b: m(b["x"])[:, 0], parameters, 0.02),
     },
     data=data,
-    gateway=Gateway.live(KeyMaterial(secret=b"s" * 32, charge_id="charge-1", salt=b"0" * 16)),
+    gateway=Gateway.live(KeyMaterial(b"s" * 32, "charge-1", b"0" * 16, plan.queries)),
     micro_batch=4,
     checkpoint=TrainingCheckpoint(folder, every=1),
     progress=progress,
@@ -315,7 +321,7 @@ def test_empty_batches_are_steps_of_noise():
         plan=plan,
         objectives={"lm": objective},
         data=data(),
-        gateway=Gateway.live(MATERIAL),
+        gateway=Gateway.live(material(plan)),
         micro_batch=4,
     )
     assert calls == []
@@ -339,7 +345,7 @@ def test_the_loss_sees_fixed_shapes_slot_and_step():
         plan=plan,
         objectives={"lm": objective},
         data=data(),
-        gateway=Gateway.live(MATERIAL),
+        gateway=Gateway.live(material(plan)),
         micro_batch=5,
     )
     assert seen
@@ -369,7 +375,7 @@ def test_gradients_of_all_streams_are_taken_at_the_same_weights():
         plan=plan,
         objectives={"a": objective, "b": objective},
         data=data(),
-        gateway=Gateway(MATERIAL, recorder=Spy()),
+        gateway=Gateway(material(plan), recorder=Spy()),
         micro_batch=4,
     )
     assert equal(seen[0], seen[1])
@@ -386,6 +392,45 @@ def test_event_is_one_sampled_gaussian_of_the_combined_noise():
     assert event.event.sampling_probability == 0.4
     assert event.event.event == GaussianDpEvent(pytest.approx(combined))
     assert make_plan().expected_batch == pytest.approx(4.8)
+
+
+def test_the_list_of_queries_has_one_per_stream_on_one_mask():
+    plan = make_plan()
+    common = {"kind": "gaussian_sum", "units": N, "steps": 6, "batch": "train", "sampling_probability": 0.4}
+    assert plan.queries == (
+        Query(name="train/lm", sensitivity=0.5, noise_multiplier=0.8, **common),
+        Query(name="train/discriminator", sensitivity=0.2, noise_multiplier=1.3, **common),
+    )
+    assert event_of(plan.queries) == plan.event
+    assert [query.name for query in make_plan(name="other").queries] == ["other/lm", "other/discriminator"]
+    assert {query.batch for query in make_plan(name="other").queries} == {"other"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "drawn"),
+    [
+        ({"steps": 7}, 6 * ["poisson", "gaussian_sum", "gaussian_sum"]),
+        ({"n": N - 1}, []),
+        ({"sampling_probability": 0.5}, []),
+        ({"name": "other"}, []),
+        ({"streams": (Stream(name="lm", l2_clip_norm=0.5, noise_multiplier=0.79),)}, ["poisson"]),
+        ({"streams": (Stream(name="lm", l2_clip_norm=0.51, noise_multiplier=0.8),)}, ["poisson"]),
+        ({"streams": (Stream(name="third", l2_clip_norm=0.5, noise_multiplier=0.8),)}, ["poisson"]),
+    ],
+)
+def test_a_training_that_was_not_charged_stops_before_it_draws_what_differs(changes, drawn):
+    plan, recording, model = make_plan(**changes), Recording(), Model()
+    parts = objectives(model) | {"third": objectives(model)["lm"]}
+    with pytest.raises(UnderstudyError, match="charge-1"):
+        train(
+            model,
+            plan=plan,
+            objectives={stream.name: parts[stream.name] for stream in plan.streams},
+            data=data(plan.n),
+            gateway=Gateway(material(make_plan()), recorder=recording),
+            micro_batch=3,
+        )
+    assert [call.mechanism.kind for call in recording.calls] == drawn
 
 
 @pytest.mark.parametrize(
@@ -406,7 +451,7 @@ def test_senseless_plans_are_refused(changes):
 
 def test_parts_that_do_not_fit_are_refused_before_anything_is_drawn():
     model, plan = Model(), make_plan()
-    options = {"plan": plan, "gateway": Gateway.live(MATERIAL), "micro_batch": 4}
+    options = {"plan": plan, "gateway": Gateway.live(material(plan)), "micro_batch": 4}
     with pytest.raises(InputError, match="streams"):
         train(model, objectives={"lm": objectives(model)["lm"]}, data=data(), **options)
     with pytest.raises(InputError, match="n=12"):

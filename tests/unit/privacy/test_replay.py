@@ -9,11 +9,10 @@ from torch.nn import functional
 
 from understudy.privacy import dpsgd, mechanisms
 from understudy.privacy.dpsgd import DpSgdPlan, Objective, Stream
-from understudy.privacy.events import event_to_json
 from understudy.privacy.ledger_records import KeyMaterial
+from understudy.privacy.queries import Query, queries_to_json
 from understudy.privacy.replay import Observation, neighbour_pairs, replay_check, unrelated_data
 
-MATERIAL = KeyMaterial(secret=b"s" * 32, charge_id="charge-1", salt=b"0" * 16)
 N, LENGTH, VOCABULARY, LABELS = 24, 5, 19, 3
 RARE_TOKEN, RARE_LABEL = 18, 2
 PLAN = DpSgdPlan(
@@ -25,6 +24,15 @@ PLAN = DpSgdPlan(
         Stream(name="discriminator", l2_clip_norm=0.1, noise_multiplier=1.1),
     ),
 )
+
+
+def histogram(name, *, sigma=2.0):
+    return Query(kind="histogram", name=name, units=N, sensitivity=1.0, noise_multiplier=sigma)
+
+
+def material(*queries):
+    """Key material of a charge that paid for the queries."""
+    return KeyMaterial(b"s" * 32, "charge-1", b"0" * 16, queries)
 
 
 class Net(nn.Module):
@@ -65,7 +73,8 @@ def rows():
 
 def method(data, make_gateway, *, fault="", keep=()):
     """Train, take class sizes, write text: a small method with all its outputs, and faults to plant."""
-    gateway, model, log = make_gateway(MATERIAL), Net(), []
+    queries = (*PLAN.queries, histogram("sizes"))
+    gateway, model, log = make_gateway(material(*queries)), Net(), []
     if fault == "dropped invalid row":
         data = {name: values[data["valid"]] for name, values in data.items()}
         log.append(f"rows={len(data['valid'])}")
@@ -111,7 +120,7 @@ def method(data, make_gateway, *, fault="", keep=()):
         "sizes": repr(sizes.tolist()).encode(),
         "log": "\n".join(log).encode(),
     }
-    return Observation(visible=visible, charges=(f"{noise} {event_to_json(PLAN.event)}",))
+    return Observation(visible=visible, charges=(f"{noise} {queries_to_json(queries)}",))
 
 
 def check(pair, *, fault=""):
@@ -177,7 +186,7 @@ def test_a_removed_clip_is_caught_in_the_forced_pass_even_if_the_slot_is_never_d
 
 
 def drawn(slot):
-    gateway = mechanisms.Gateway.live(MATERIAL)
+    gateway = mechanisms.Gateway.live(material(*PLAN.queries))
     masks = [gateway.poisson(step=step, n=N, probability=0.5, purpose="train") for step in range(PLAN.steps)]
     return sum(bool(mask[slot]) for mask in masks)
 
@@ -207,20 +216,20 @@ def test_a_null_row_that_still_counts_is_caught(monkeypatch):
 
 @pytest.mark.parametrize("factor", [0.0, 2 / 3, 3 / 2])
 def test_wrong_noise_is_caught(monkeypatch, factor):
-    exact = mechanisms.gaussian
-    monkeypatch.setattr(mechanisms, "gaussian", lambda key, size, scale: exact(key, size, scale=scale) * factor)
+    exact = mechanisms.rounded_gaussian
+    monkeypatch.setattr(mechanisms, "rounded_gaussian", lambda key, size, scale: exact(key, size, scale=scale * factor))
     (pair,) = pairs(kinds=("plain",))
     assert any("times what was declared" in fault for fault in check(pair).faults)
 
 
 def test_noise_skipped_in_one_step_is_caught(monkeypatch):
-    exact, calls = mechanisms.gaussian, []
+    exact, calls = mechanisms.rounded_gaussian, []
 
     def skipping(key, size, scale):
         calls.append(size)
         return exact(key, size, scale=scale) * (len(calls) != 5)
 
-    monkeypatch.setattr(mechanisms, "gaussian", skipping)
+    monkeypatch.setattr(mechanisms, "rounded_gaussian", skipping)
     (pair,) = pairs(kinds=("plain",))
     assert any("step=2 purpose='train/lm': noise is 0 times" in fault for fault in check(pair).faults)
 
@@ -263,7 +272,9 @@ def test_noise_shared_between_steps_or_streams_is_caught(monkeypatch, shared):
 
 def test_noise_that_depends_on_the_query_is_caught(monkeypatch):
     exact = mechanisms._add
-    monkeypatch.setattr(mechanisms, "_add", lambda query, noise: exact({k: v * 1.9 for k, v in query.items()}, noise))
+    monkeypatch.setattr(
+        mechanisms, "_add", lambda query, noise: exact({k: v * 19 // 10 for k, v in query.items()}, noise)
+    )
     (pair,) = pairs(kinds=("plain",))
     assert any("depends on the query" in fault for fault in check(pair).faults)
 
@@ -301,7 +312,7 @@ def test_a_run_that_fails_on_the_neighbour_alone_is_a_finding():
 
 def test_other_mechanism_calls_are_a_finding():
     def run(data, make_gateway):
-        gateway = make_gateway(MATERIAL)
+        gateway = make_gateway(material(histogram("extra", sigma=1.0), histogram("sizes", sigma=1.0)))
         if bool(data["valid"].all()):
             gateway.histogram(torch.tensor([1]), sigma=1.0, purpose="extra")
         gateway.histogram(torch.tensor([1, 2]), sigma=1.0, purpose="sizes")
@@ -315,7 +326,7 @@ def test_other_mechanism_calls_are_a_finding():
 
 def test_fewer_calls_and_two_charges_are_findings():
     def run(data, make_gateway):
-        gateway = make_gateway(MATERIAL)
+        gateway = make_gateway(material(histogram("sizes", sigma=1.0), histogram("again", sigma=1.0)))
         gateway.histogram(torch.tensor([1, 2]), sigma=1.0, purpose="sizes")
         if bool(data["valid"].all()):
             gateway.histogram(torch.tensor([1, 2]), sigma=1.0, purpose="again")
