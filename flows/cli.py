@@ -55,16 +55,22 @@ def command(name: str) -> Any:
 def run(  # noqa: PLR0913 - one parameter per option of the command
     method: Annotated[Method, typer.Argument(help="How the synthetic text is made.", show_default=False)],
     data: Annotated[str, typer.Option(help="CSV, JSONL or Parquet file, hub id, or sample:NAME.")],
-    out: Annotated[Path, typer.Option(help="Folder for export/ and internal/.")],
-    epsilon: Annotated[float, typer.Option(help="Epsilon of this run, > 0; inf stays private.")],
+    out: Annotated[str, typer.Option(help="Folder for export/ and internal/.")],
+    epsilon: Annotated[float, typer.Option(help="Epsilon of this run, 1e-4 to 100; inf stays private.")],
     source: Annotated[str | None, typer.Option(help="Name under which these rows keep their budget.")] = None,
     budget: Annotated[str | None, typer.Option(help="EPSILON,DELTA of the source, on first use.")] = None,
     delta: Annotated[float | None, typer.Option(help="Below 1/n; default 1/(n ln n).")] = None,
     text_column: Annotated[str, typer.Option(help="Column with the texts.")] = "text",
     label_column: Annotated[str, typer.Option(help="Column with the labels.")] = "label",
     label_names: Annotated[str | None, typer.Option(help="VALUE=NAME,... of the label column.")] = None,
+    labels_from_data: Annotated[
+        bool, typer.Option("--labels-from-data", help="Publish the labels found in the rows; no epsilon covers them.")
+    ] = False,
     client_column: Annotated[str, typer.Option(help="Column that says whose text it is.")] = "client_id",
-    test: Annotated[str | None, typer.Option(help="Real rows for measuring; default every 10th row.")] = None,
+    units: Annotated[
+        int | None, typer.Option(help="Number of rows, or clients, or an upper bound; becomes public.")
+    ] = None,
+    test: Annotated[str | None, typer.Option(help="Real rows for measuring; default about one in ten.")] = None,
     model: Annotated[str | None, typer.Option(help="Base model: shipped name, folder or hub id.")] = None,
     profile: Annotated[Profile, typer.Option(help="Sizes of the run.")] = Profile.tiny,
     overrides: Annotated[list[str] | None, typer.Option("--set", help="section.key=value over the profile.")] = None,
@@ -78,7 +84,7 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
         method=method.value,
         options={
             "data": data,
-            "out": str(out),
+            "out": out,
             "epsilon": epsilon,
             "source": source,
             "budget": budget,
@@ -86,7 +92,9 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
             "text_column": text_column,
             "label_column": label_column,
             "label_names": label_names,
+            "labels_from_data": labels_from_data,
             "client_column": client_column,
+            "units": units,
             "test": test,
             "model": model,
             "profile": profile.value,
@@ -182,6 +190,12 @@ def ledger_budget(
 ) -> None:
     """What a source has spent and has left."""
     command("ledger_budget")(source=source, as_json=as_json)
+
+
+@ledger_app.command("accept-loss")
+def ledger_accept_loss(as_json: Json = False) -> None:
+    """Go on with what is left of a ledger that lost entries; the loss is recorded in it for ever."""
+    command("ledger_accept_loss")(as_json=as_json)
 
 
 @secret_app.command("rotate")

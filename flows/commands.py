@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.tree import Tree
 
 from understudy.errors import InputError, UnderstudyError
-from understudy.requests import Budget, RunRequest, parse_budget
+from understudy.requests import Budget, RunRequest, parse_budget, request_of
 
 console = Console()
 notes = Console(stderr=True)
@@ -75,7 +75,7 @@ def request_from(options: Mapping[str, Any]) -> RunRequest:
         )
     given["budget"] = parse_budget(given["budget"]) if given["budget"] else None
     given["label_names"] = named(given["label_names"])
-    return RunRequest.model_validate(given)
+    return request_of(given)
 
 
 def named(text: str | None) -> dict[str, str] | None:
@@ -209,6 +209,12 @@ def ledger_show(*, source: str | None, as_json: bool) -> None:
         delta = f"{charge.delta:.3g}"
         table.add_row(charge.id, charge.source, f"{charge.epsilon:g}", delta, charge.status, counted, charge.created_at)
     console.print(table)
+    for loss in ledger.losses():
+        known = "an unknown number of" if loss["entries"] is None else f"{loss['entries']}"
+        console.print(
+            f"[bold]Entries were lost:[/bold] on {loss['at']} a loss was accepted, {loss['left']} of {known} entries "
+            "were left. What the missing charges spent is not counted here."
+        )
 
 
 def ledger_budget(*, source: str, as_json: bool) -> None:
@@ -231,6 +237,13 @@ def ledger_budget(*, source: str, as_json: bool) -> None:
         "left_delta": max(record.delta - delta, 0.0),
     }
     show(facts, as_json=as_json)
+
+
+def ledger_accept_loss(*, as_json: bool) -> None:
+    """`understudy ledger accept-loss`."""
+    from understudy.privacy.ledger import accept_ledger_loss
+
+    show(dict(accept_ledger_loss()), as_json=as_json, title="loss accepted")
 
 
 def secret_rotate(*, as_json: bool) -> None:

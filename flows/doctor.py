@@ -7,11 +7,15 @@ import sys
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from packaging.requirements import Requirement
 from pydantic import BaseModel, ConfigDict
 
 from understudy.errors import UnderstudyError
+
+if TYPE_CHECKING:
+    from understudy.models.loading import LoadedModel
 
 
 class Check(BaseModel):
@@ -25,19 +29,19 @@ class Check(BaseModel):
 
 
 def examine() -> list[Check]:
-    """Every check, in the order in which a run needs them; none of them writes private content."""
+    """Every check, in the order in which a run needs them; none of them writes private content.
+
+    What can change between two runs is looked at by the very checks that a run makes before its charge.
+    """
     looks: dict[str, Callable[[], str]] = {
         "python": _python,
         "packages": _packages,
         "home": _home,
-        "private store": _private_store,
-        "exchange store": _exchange_store,
         "secret and ledger": _ledger,
-        "tracking": _tracking,
         "shipped models": _models,
         "shipped samples": _samples,
         "encoder": _encoder,
-        "prefect": _prefect,
+        **_before_a_charge(),
     }
     return [_look(name, look) for name, look in looks.items()]
 
@@ -80,31 +84,10 @@ def _home() -> str:
     return f"{home}, mode 0700"
 
 
-def _private_store() -> str:
-    from understudy.artifacts import private_store
-
-    private_store().check_writable()
-    return "writable, mode 0700"
-
-
-def _exchange_store() -> str:
-    from understudy.artifacts import exchange_store
-
-    store = exchange_store()
-    store.check_writable()
-    return str(store.root)
-
-
 def _ledger() -> str:
     from understudy.privacy.ledger import Ledger
 
     return f"{len(Ledger.open().sources())} sources registered"
-
-
-def _tracking() -> str:
-    from understudy.settings import settings
-
-    return settings().mlflow_uri
 
 
 def _models() -> str:
@@ -133,8 +116,12 @@ def _encoder() -> str:
     return "all-MiniLM-L6-v2"
 
 
-def _prefect() -> str:
-    import os
+def _before_a_charge() -> dict[str, Callable[[], str]]:
+    from understudy.checks import checks
 
-    url = os.environ.get("PREFECT_API_URL")
-    return f"server {url}" if url else "no server: a temporary one is started for each run"
+    def base() -> LoadedModel:
+        from understudy.models.loading import load_model
+
+        return load_model()
+
+    return checks(out=None, base=base)

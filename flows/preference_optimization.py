@@ -43,7 +43,7 @@ def preference_optimization(request: RunRequest) -> Delivered:
     with parent_run(begun.key, METHOD, parameters={"request": request, "config": config}):
         fixed, code = charged_settings(config), environment_digest(*charged_code(zone))
         ticket = charge(begun.train, run, code=code, accept_new=request.accept_new_charge)
-        pool = embed_clients(begun.train, fixed, names)
+        pool = embed_clients(begun.train, fixed, names, run.n)
         adapters: list[ArtifactRef] = []
         proposed: list[ArtifactRef] = []
         scored: list[ArtifactRef] = []

@@ -13,7 +13,7 @@ from understudy.admission import Admission
 from understudy.artifacts import ArtifactRef, read_json, read_table
 from understudy.delivery import RunRecord, named_labels, write_export, write_internal
 from understudy.evaluation.metrics import Metrics
-from understudy.intake import HOLD_OUT_EVERY, NOUNS
+from understudy.intake import LABELS_DISCLOSED, hold_out_note
 from understudy.methods import planning, protected
 from understudy.plans import facts_of
 from understudy.privacy.accounting import epsilon_pld
@@ -90,7 +90,8 @@ def deliver(
 def statement_facts(run: Admission, paid: Charge, released: ArtifactRef, *, restarts: int) -> StatementFacts:
     """What the statement says about this run; public values only."""
     facts = facts_of(run)
-    noun = NOUNS[protected(run.config).rows]
+    kind = protected(run.config).rows
+    disclosed = (LABELS_DISCLOSED,) if run.labels_from_data else ()
     queries = queries_from_json(paid.queries)
     unamplified = without_amplification(event_of(queries))
     left = event_delta(queries, epsilon=paid.epsilon, delta=paid.delta)
@@ -115,14 +116,14 @@ def statement_facts(run: Admission, paid: Charge, released: ArtifactRef, *, rest
             "n": run.n,
             **({"label list": list(run.label_names)} if run.label_names else {}),
             **facts.declared_public,
-            "held-out rule": f"every {HOLD_OUT_EVERY}th {noun}, unless other {noun}s were named",
+            "held-out rule": hold_out_note(kind, run.n),
         },
         pretrained_models=(PretrainedModel(name=run.config.model, digest=run.config.model_digest),),
         config_digest=hashlib.sha256(config.encode()).hexdigest(),
         time=datetime.now(UTC).isoformat(timespec="seconds"),
         restarts=restarts,
-        heuristics=facts.heuristics,
-        warnings=facts.warnings,
+        heuristics=(*disclosed, *facts.heuristics),
+        warnings=(*disclosed, *facts.warnings),
         floating_point=facts.floating_point,
         not_private=("everything in internal/: it is computed from real rows and must not be handed over",),
     )

@@ -117,6 +117,7 @@ def _rows(ref: ArtifactRef, *, label_names: tuple[str, ...]) -> LabelledTexts:
     from understudy.evaluation.rows import LabelledTexts
 
     table = read_table(ref)
+    table = table.filter(table["text"].is_valid())  # null records keep their slots in what is trained on only
     return LabelledTexts(table["text"].to_pylist(), table["label"].to_pylist(), label_names)
 
 

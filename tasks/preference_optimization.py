@@ -39,13 +39,16 @@ def in_either_zone(name: str) -> Callable[[Callable[P, R]], Mapping[Zone, Task[P
 
 
 @task(name="embed-clients")
-def embed_clients(rows: ArtifactRef, config: PreferenceOptimizationConfig, label_names: tuple[str, ...]) -> ArtifactRef:
+def embed_clients(
+    rows: ArtifactRef, config: PreferenceOptimizationConfig, label_names: tuple[str, ...], n: int
+) -> ArtifactRef:
     """The embeddings of the private texts, private themselves.
 
     Args:
         rows: checked private rows.
         config: the charged settings; the variant and the tokens of a sample count.
         label_names: every label, public; empty without.
+        n: declared number of units, as admitted.
     """
     from understudy.evaluation.encoder import load_encoder
     from understudy.models.loading import load_base
@@ -59,6 +62,7 @@ def embed_clients(rows: ArtifactRef, config: PreferenceOptimizationConfig, label
         tokenizer=load_base(config).tokenizer,
         encode=encoder.encode,
         dimension=encoder.dimension,
+        slots=n,
     )
     with store_for(rows.label).write(kind="clients", label=rows.label, parents=[rows]) as draft:
         save_pool(pool, draft.path)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from confinement import Confinement, files_of
 
 # Before anything imports Prefect, MLflow, torch or datasets.
 for _name, _value in {
@@ -21,6 +22,36 @@ for _name, _value in {
     "OMP_NUM_THREADS": "1",
 }.items():
     os.environ[_name] = _value
+
+_confinement = Confinement()
+_before = pytest.StashKey[frozenset[str]]()
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Remember what the checkout holds; with xdist once, in the process that starts the others."""
+    if not hasattr(session.config, "workerinput"):
+        session.config.stash[_before] = files_of()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail when the tests have left a file in the checkout, or taken one."""
+    if _before not in session.config.stash:
+        return
+    changed = sorted(files_of() ^ session.config.stash[_before])
+    if changed:
+        report = session.config.pluginmanager.get_plugin("terminalreporter")
+        report.write_line(f"ERROR: files of the checkout came or went while tests ran: {changed[:10]}", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.fixture(autouse=True)
+def confined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each test runs in its temporary folder and may not write into the checkout."""
+    monkeypatch.chdir(tmp_path)
+    _confinement.arm()
+    yield
+    _confinement.disarm()
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from understudy import records
 from understudy.artifacts import ArtifactRef, exchange_store, private_store, write_table
+from understudy.checks import before_charge
 from understudy.delivery import check_folder
 from understudy.errors import InputError
 from understudy.intake import Intake, take_in
@@ -39,8 +41,11 @@ class Admission(BaseModel):
     budget: Budget = Field(description="Of the source, over all its runs.")
     unit: Unit
     relation: Relation
-    n: int = Field(description="Units trained on; declared public.")
+    n: int = Field(description="Declared number of units, an upper bound of those there are; public.")
     label_names: tuple[str, ...]
+    labels_from_data: bool = Field(
+        default=False, description="The label list was read from private rows and is published without any guarantee."
+    )
     epsilon: float
     delta: float
     config: AnyConfig
@@ -57,6 +62,7 @@ class _Inspection:
     record: SourceRecord
     intake: Intake
     row_digests: list[bytes]
+    client_digests: list[bytes]
 
 
 def configure(request: RunRequest, method: str) -> AnyConfig:
@@ -91,7 +97,7 @@ def admit(request: RunRequest, method: str) -> Admission:
     ledger = Ledger.open()
     found = _inspect(request, method, ledger)
     ledger.register(found.record)
-    ledger.register_rows(found.record.name, found.row_digests)
+    ledger.register_rows(found.record.name, found.row_digests, found.client_digests)
     train, test = (
         _store_rows(ledger, found.record.name, kind, table)
         for kind, table in (("rows", found.intake.train), ("test-rows", found.intake.test))
@@ -113,19 +119,22 @@ def _inspect(request: RunRequest, method: str, ledger: Ledger) -> _Inspection:
     _check_stores()
     known = next((record for record in ledger.sources() if record.name == request.source), None)
     guarded = protected(config)
-    found = take_in(request, guarded.rows, known)
-    delta = check_delta(request.delta if request.delta is not None else default_delta(found.trained), n=found.trained)
+    _check_unit(known, guarded)
+    found = take_in(request, guarded.rows, known, keyed_hash=partial(ledger.keyed_hash, request.source))
+    delta = check_delta(request.delta if request.delta is not None else default_delta(found.units), n=found.units)
     base = planning(method).check_model(config.model_copy(update={"model_digest": ""}), found.label_names)
+    before_charge(Path(request.out).expanduser(), base)
     record, budget_note = _source_record(request, known, found, guarded, epsilon=epsilon, delta=delta)
-    digests = records.row_digests(found.whole)
-    ledger.check_rows(request.source, digests)
+    digests, clients = records.row_digests(found.whole), records.client_digests(found.whole)
+    ledger.check_rows(request.source, digests, clients)
     admission = Admission(
         source=record.name,
         budget=Budget(epsilon=record.epsilon, delta=record.delta),
         unit=guarded.unit,
         relation=guarded.relation,
-        n=found.trained,
+        n=found.units,
         label_names=found.label_names,
+        labels_from_data=found.labels_from_data,
         epsilon=epsilon,
         delta=delta,
         config=config.model_copy(update={"model_digest": base.digest}),
@@ -133,13 +142,23 @@ def _inspect(request: RunRequest, method: str, ledger: Ledger) -> _Inspection:
     )
     if not (known and _is_charged(ledger, admission, found.train) and not request.accept_new_charge):
         _check_budget(ledger, record, known is not None, admission)
-    return _Inspection(admission, record, found, digests)
+    return _Inspection(admission, record, found, digests, clients)
 
 
 def _check_stores() -> None:
     """Open both stores, so that one that cannot be written is refused before anything is charged."""
     for store in (private_store(), exchange_store()):
         store.check_writable()
+
+
+def _check_unit(known: SourceRecord | None, guarded: Protected) -> None:
+    """Refuse a run whose promise is about other units than the source's."""
+    if known is not None and (known.unit, known.relation) != (guarded.unit, guarded.relation):
+        raise InputError(
+            f"source {known.name!r} is registered per {known.unit} ({known.relation}), this run protects each "
+            f"{guarded.unit} ({guarded.relation}), and neither promise implies the other; use a method or variant "
+            f"that protects each {known.unit}"
+        )
 
 
 def _source_record(
@@ -153,12 +172,6 @@ def _source_record(
 ) -> tuple[SourceRecord, list[str]]:
     """The source as registered, or as it will be on this first use."""
     if known is not None:
-        if (known.unit, known.relation) != (guarded.unit, guarded.relation):
-            raise InputError(
-                f"source {known.name!r} is registered per {known.unit} ({known.relation}), this run protects each "
-                f"{guarded.unit} ({guarded.relation}), and neither promise implies the other; use a method or variant "
-                f"that protects each {known.unit}"
-            )
         if request.budget is not None and (request.budget.epsilon, request.budget.delta) != (
             known.epsilon,
             known.delta,
@@ -184,7 +197,8 @@ def _source_record(
             epsilon=budget.epsilon,
             delta=budget.delta,
             n=found.units,
-            label_names=found.label_names or None,
+            # Read from the rows, the list is a disclosure of this run, not a declaration for every later one.
+            label_names=None if found.labels_from_data else found.label_names or None,
         )
     except ValidationError as error:
         raise InputError(f"source {request.source!r}: {error.errors()[0]['msg']}") from None
@@ -203,7 +217,7 @@ def request_key(ledger: Ledger, admission: Admission, train: pa.Table) -> str:
         admission.config.method,
         admission.source,
         records.canonical_digest(train),
-        repr((admission.epsilon, admission.delta, admission.label_names)),
+        repr((admission.epsilon, admission.delta, admission.n, admission.label_names)),
         planning(admission.config.method).charged_settings(admission.config).model_dump_json(),
     )
 

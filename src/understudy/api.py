@@ -18,10 +18,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from understudy.delivery import EXPORT, INTERNAL, read_record
+from understudy.errors import InputError
 from understudy.evaluation.metrics import Metrics
 from understudy.methods import check_method
-from understudy.requests import Budget, RunRequest
+from understudy.records_input import check_source
+from understudy.requests import request_of
 from understudy.settings import prepare_environment, private_directory, settings
+
+# A table of pyarrow, pandas, polars or datasets: none of the last three is needed, so none can be named here.
+Table = Any
 
 
 @dataclass(frozen=True)
@@ -42,27 +47,27 @@ class Result:
 
 
 def synthesize(
-    data: pa.Table | str | Path,
+    data: Table | str | Path,
     *,
     source: str,
     epsilon: float,
     out: str | Path,
     method: str = "conditional-generation",
     budget: tuple[float, float] | None = None,
-    test: pa.Table | str | Path | None = None,
+    test: Table | str | Path | None = None,
     **options: Any,
 ) -> Result:
     """Make a synthetic table from a private one; charges `source` exactly as the command line would.
 
     Args:
-        data: private rows: a table, a file, a hub id or `sample:NAME`.
+        data: private rows: a table (of pyarrow, pandas, polars or datasets), a file, a hub id or `sample:NAME`.
         source: name under which these rows keep their budget.
         epsilon: of this run; inf gives private output.
         out: folder for export/ and internal/.
         method: as on the command line.
         budget: (epsilon, delta) of the source, on its first use.
-        test: real rows for measuring only; None holds out every tenth row.
-        **options: further fields of `RunRequest`, such as profile, model, samples, overrides, label_names.
+        test: real rows for measuring only; None holds out about one unit in ten.
+        **options: further fields of `RunRequest`, such as label_names, units, profile, model, samples, overrides.
 
     Raises:
         InputError: the input is wrong; nothing was charged.
@@ -70,18 +75,23 @@ def synthesize(
     """
     check_method(method)
     prepare_environment()
-    folder = Path(out).expanduser().absolute()
     with _as_files({"data": data, "test": test}) as files:
-        request = RunRequest.model_validate(
+        request = request_of(
             {
                 **options,
                 **files,
                 "source": source,
                 "epsilon": epsilon,
-                "out": str(folder),
-                "budget": Budget(epsilon=budget[0], delta=budget[1]) if budget else None,
+                "out": str(out),
+                "budget": {"epsilon": budget[0], "delta": budget[1]} if budget else None,
             }
         )
+        folder = Path(request.out).expanduser().absolute()
+        request = request.model_copy(update={"out": str(folder)})
+        # Whatever Prefect is handed, it keeps and shows.
+        for spec in (request.data, request.test):
+            if spec is not None:
+                check_source(spec)
         from understudy.flows.methods import flow_of
 
         flow_of(method)(request)
@@ -108,19 +118,59 @@ def load_result(folder: str | Path) -> Result:
 
 
 @contextmanager
-def _as_files(tables: dict[str, pa.Table | str | Path | None]) -> Iterator[dict[str, str | None]]:
-    """Tables as files under the private root for the time of a run; names and paths pass through."""
+def _as_files(tables: dict[str, Table | str | Path | None]) -> Iterator[dict[str, str | None]]:
+    """Tables as files under the private root for the time of a run; names and paths pass through.
+
+    Raises:
+        InputError: for anything else, named by its type alone.
+    """
     inbox = private_directory(settings().temporary_root / f"inbox-{secrets.token_hex(8)}")
     paths: dict[str, str | None] = {}
     try:
-        for name, table in tables.items():
-            if isinstance(table, pa.Table):
-                paths[name] = str(inbox / f"{name}.parquet")
-                pq.write_table(table, paths[name])
-            else:
-                paths[name] = None if table is None else str(table)
+        for name, given in tables.items():
+            if given is None or isinstance(given, (str, Path)):
+                paths[name] = None if given is None else str(given)
+                continue
+            path = inbox / f"{name}.parquet"
+            if not _written(given, path):
+                kind = f"{type(given).__module__}.{type(given).__qualname__}"
+                raise InputError(
+                    f"{name}: expected a pyarrow, pandas or polars table, a datasets.Dataset, a path, a hub id or "
+                    f"sample:NAME, found {kind}, or one whose columns Arrow cannot hold; give each column one type"
+                )
+            paths[name] = str(path)
         yield paths
     finally:
         for path in inbox.iterdir():
             path.unlink()
         inbox.rmdir()
+
+
+def _written(given: object, path: Path) -> bool:
+    """Write a table to a Parquet file; False where it is none. No error is passed on: Arrow's show values."""
+    try:
+        table = _to_arrow(given)
+        if table is not None:
+            pq.write_table(table, path)
+    except Exception:  # of any library: Arrow, pandas, polars, datasets
+        return False
+    return table is not None
+
+
+def _to_arrow(given: object) -> pa.Table | None:
+    """Any kind of table as one of Arrow's, with plain strings; None for what is no table."""
+    if isinstance(given, pa.Table):
+        return given
+    if hasattr(given, "__arrow_c_stream__"):
+        table = pa.table(given)
+    elif type(given).__module__.partition(".")[0] == "datasets" and hasattr(given, "with_format"):
+        table = given.with_format("arrow")[:]
+    elif hasattr(given, "__dataframe__"):
+        from pyarrow.interchange import from_dataframe
+
+        table = from_dataframe(given)
+    else:
+        return None
+    # Polars hands out string views, which not every version of Parquet's writer takes.
+    plain = [field.with_type(pa.large_string()) if field.type == pa.string_view() else field for field in table.schema]
+    return table.cast(pa.schema(plain)).replace_schema_metadata(None)

@@ -5,6 +5,7 @@ counts only while the remote manifest still says the same, so an artifact remove
 """
 
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,6 +66,26 @@ def fetch(url: str) -> Path:
             if not _is_copy_of(copy, manifest):
                 raise ArtifactDamaged(f"artifact {name}: could not be read whole from {url}: {error}") from None
     return copy
+
+
+def try_writing(root: str) -> None:
+    """Write a small object into the store at `root` and remove it.
+
+    Raises:
+        InputError: naming what the store said.
+    """
+    system, remote = _open(root)
+    probe = f"{remote.rstrip('/')}/.understudy-probe-{secrets.token_hex(8)}"
+    try:
+        system.makedirs(remote, exist_ok=True)
+        system.pipe_file(probe, b"written")
+        system.rm_file(probe)
+    # Each driver has errors of its own.
+    except Exception as error:
+        raise InputError(
+            f"UNDERSTUDY_EXCHANGE: expected a store that answers and can be written, found {type(error).__name__}: "
+            f"{' '.join(str(error).split())[:200]}; mend its address or credentials"
+        ) from None
 
 
 def names(root: str) -> Iterator[str]:

@@ -157,12 +157,19 @@ class ArtifactStore:
         check_parents(label, parents)
 
     def check_writable(self) -> None:
-        """Make the root if it is not there.
+        """Make the root if it is not there, and write a draft into it, which is removed.
 
         Raises:
             InputError: when it cannot be made or written; the message says how to mend it.
         """
         self._make_root()
+        try:
+            with open_draft(self._local) as draft:
+                (draft / MANIFEST).write_bytes(b"{}")
+            if self._remote:
+                artifact_remote.try_writing(self.root)
+        except OSError as error:
+            raise self._unusable(error.strerror or type(error).__name__) from None
 
     def _make_root(self) -> None:
         if self.zone_kind == "private":
@@ -175,8 +182,13 @@ class ArtifactStore:
             found = "not writable"
         except OSError as error:
             found = error.strerror or type(error).__name__
-        raise InputError(
-            f"expected an exchange store that can be written, found {self._local}: {found}; "
+        raise self._unusable(found)
+
+    def _unusable(self, found: str) -> InputError:
+        if self.zone_kind == "private":
+            return InputError(f"expected a private store that can be written, found {self._local}: {found}")
+        return InputError(
+            f"expected an exchange store that can be written, found {self.root}: {found}; "
             "mend its permissions or set UNDERSTUDY_EXCHANGE to another directory or URL"
         )
 

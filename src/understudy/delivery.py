@@ -6,8 +6,10 @@ the new one, between the two renames that replace an old one under another name;
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -27,6 +29,7 @@ INTERNAL = "internal"
 RUN_FILE = "run.json"
 
 _WRITTEN, _REPLACED = ".{}.new", ".{}.old"  # beside the folder while it is put in place
+_PROBE = ".understudy-probe-"
 
 
 class RunRecord(BaseModel):
@@ -57,7 +60,8 @@ def check_folder(out: Path, *, exports: bool) -> None:
     if out.exists() and not out.is_dir():
         raise InputError(f"--out {out}: expected a folder, found a file; choose another place")
     ours = {shape.format(folder) for folder in (EXPORT, INTERNAL) for shape in ("{}", _WRITTEN, _REPLACED)}
-    foreign = [p.name for p in out.iterdir() if p.name not in ours] if out.exists() else []
+    entries = [p.name for p in out.iterdir() if not p.name.startswith(_PROBE)] if out.exists() else []
+    foreign = [name for name in entries if name not in ours]
     if foreign:
         raise InputError(
             f"--out {out}: expected an empty folder or one of an earlier run, found {sorted(foreign)[:3]}; "
@@ -68,9 +72,67 @@ def check_folder(out: Path, *, exports: bool) -> None:
             f"--out {out}: holds the {EXPORT}/ of an earlier run, and a run at epsilon inf exports nothing to put in "
             "its place; choose another folder"
         )
-    parent = next(p for p in (out, *out.absolute().parents) if p.exists())
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise InputError(f"--out {out}: {parent} cannot be written; choose another place or mend its permissions")
+
+
+def try_folder(out: Path) -> str:
+    """Do in `out` what an export does later, on a small scale, and leave everything as it was.
+
+    Returns:
+        What was found, in words.
+
+    Raises:
+        InputError: naming the folder and what the system said.
+    """
+    try:
+        closed = probe_folder(out)
+    except OSError as error:
+        raise InputError(
+            f"--out {_short(out)}: expected a folder that can be made and written, found: "
+            f"{error.strerror or type(error).__name__}; choose another place or mend its permissions"
+        ) from None
+    if not closed:
+        raise InputError(
+            f"--out {_short(out)}: expected a file system on which a folder can be closed to others (mode 0700), as "
+            f"{INTERNAL}/ must be; choose another place"
+        )
+    return "writable"
+
+
+def probe_folder(folder: Path) -> bool:
+    """Make `folder`, fill and rename a folder in it, and remove all that was made.
+
+    Returns:
+        Whether a folder made there is closed to others when asked for.
+
+    Raises:
+        OSError: of the first step that fails.
+    """
+    made: list[Path] = []
+    probe = folder / f"{_PROBE}{secrets.token_hex(8)}"
+    renamed = probe.with_name(f"{probe.name}.new")
+    try:
+        for part in reversed((folder, *folder.parents)):
+            if not part.exists():
+                part.mkdir(exist_ok=True)
+                made.append(part)
+        probe.mkdir(mode=0o700)
+        with (probe / "file").open("wb") as file:
+            file.write(b"written")
+            file.flush()
+            os.fsync(file.fileno())
+        probe.rename(renamed)
+        with locked_folder(folder):
+            return renamed.stat().st_mode & 0o077 == 0
+    finally:
+        for path in (probe, renamed):
+            shutil.rmtree(path, ignore_errors=True)
+        for part in reversed(made):
+            with contextlib.suppress(OSError):  # another run has put something there
+                part.rmdir()
+
+
+def _short(path: Path) -> str:
+    return text if len(text := str(path)) <= 200 else f"{text[:100]}...{text[-50:]}"
 
 
 def replace_folder(target: Path, fill: Callable[[Path], None]) -> None:

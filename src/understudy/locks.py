@@ -2,7 +2,8 @@
 
 import fcntl
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -38,6 +39,40 @@ def locked(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def locked_one(paths: Sequence[Path], waiting: Callable[[float], None], *, every_s: float = 0.2) -> Iterator[int]:
+    """Hold one of several locks, the first that is free; gives its place among `paths`.
+
+    Args:
+        paths: the locks; each holds the number of the process that has it.
+        waiting: called with the seconds waited for so far, as long as none is free.
+        every_s: seconds between two looks.
+    """
+    began = time.monotonic()
+    while True:
+        for index, path in enumerate(paths):
+            descriptor = try_lock(path)
+            if descriptor is not None:
+                try:
+                    os.truncate(descriptor, 0)
+                    os.write(descriptor, str(os.getpid()).encode())
+                    yield index
+                finally:
+                    os.close(descriptor)
+                return
+        waiting(time.monotonic() - began)
+        time.sleep(every_s)
+
+
+def holder_of(path: Path) -> str | None:
+    """Who holds the lock on `path`: what `locked_one` wrote there, the process's number; None when it is free."""
+    descriptor = try_lock(path)
+    if descriptor is None:
+        return path.read_text().strip() or "unknown"
+    os.close(descriptor)
+    return None
 
 
 @contextmanager

@@ -8,13 +8,19 @@ from typing import Any
 from understudy.admission import Admission
 from understudy.methods import MethodFacts, planning
 from understudy.privacy.accounting import epsilon_pld, epsilon_rdp
-from understudy.privacy.queries import event_delta, event_of
+from understudy.privacy.queries import check_epsilon_of, event_delta, event_of
 
 
 def plan_of(admission: Admission) -> Any:
-    """The `ChargedPlan` of an admitted run."""
+    """The `ChargedPlan` of an admitted run.
+
+    Raises:
+        UnderstudyError: its queries cost more than the epsilon asked for: a calibration was damaged.
+    """
     found = planning(admission.config.method)
-    return found.calibrated_plan(admission.config, n=admission.n, epsilon=admission.epsilon, delta=admission.delta)
+    plan = found.calibrated_plan(admission.config, n=admission.n, epsilon=admission.epsilon, delta=admission.delta)
+    check_epsilon_of(plan.queries, epsilon=admission.epsilon, delta=admission.delta)
+    return plan
 
 
 def facts_of(admission: Admission) -> MethodFacts:

@@ -6,8 +6,9 @@ never read from the rows.
 """
 
 import hashlib
+import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -23,6 +24,8 @@ __all__ = [
     "LABELLED_SCHEMA",
     "SYNTHETIC_SCHEMA",
     "TEXT_SCHEMA",
+    "UNIT_ID",
+    "UNIT_ID_BYTES",
     "ClientColumns",
     "ClientRows",
     "InstructionColumns",
@@ -34,15 +37,22 @@ __all__ = [
     "check_instructions",
     "check_labelled",
     "check_texts",
+    "normalise",
     "parse_label_names",
     "read_source",
     "row_digests",
 ]
 
 MOST_LABELS_FOUND = 100
+# Letters and digits below which a text is no one's in particular, such as "n/a" or "Yes!": unrelated sources share it.
+FEWEST_LETTERS = 5
+_NEITHER_LETTER_NOR_DIGIT = re.compile(r"[\W_]+")
 LABELLED_SCHEMA = pa.schema([("text", pa.string()), ("label", pa.int32())])
 TEXT_SCHEMA = pa.schema([("text", pa.string())])
 CLIENT_SCHEMA = pa.schema([("client_id", pa.string()), ("text", pa.string())])
+# Beside a row of a client that is trained on: a keyed hash of its client alone, by which it takes part.
+UNIT_ID = "unit_id"
+UNIT_ID_BYTES = 16
 INSTRUCTION_SCHEMA = pa.schema([("instruction", pa.string()), ("response", pa.string())])
 # What leaves: labels by name, so that the file explains itself.
 SYNTHETIC_SCHEMA = pa.schema([("text", pa.string()), ("label", pa.string())])
@@ -121,25 +131,32 @@ def parse_label_names(text: str) -> tuple[str, ...] | dict[str, str]:
     return mapping
 
 
-def check_labelled(table: pa.Table, columns: LabelledColumns) -> LabelledRows:
+def check_labelled(table: pa.Table, columns: LabelledColumns, *, null_records: bool = False) -> LabelledRows:
     """Check a labelled table.
 
     A tuple of names is matched by name in a string column; in an integer column it is matched by value when
     all names are integers, else by position. A mapping is matched by the value written in the file.
+
+    Args:
+        table: as read.
+        columns: where text and label are, and the declared labels.
+        null_records: take a row whose text and label are both null as the null record, which keeps its slot.
 
     Raises:
         InputError: a column is missing, the table is empty, or fewer than two distinct labels are declared.
         RowError: a text is null or not a string, or a label is not declared; with the row's index.
     """
     names, index_of = _declared(columns.label_names)
-    texts = _strings(table, columns.text)
     values = _label_values(table, columns.label)
+    empty = {row for row, value in enumerate(values) if value is None} if null_records else set()
+    texts = _strings(table, columns.text, null_rows=empty)
+    empty &= set(pc.indices_nonzero(texts.is_null()).to_pylist())
     if pa.types.is_integer(table.schema.field(columns.label).type) and not isinstance(columns.label_names, dict):
         index_of = _by_position(names)
     labels = []
     for row, value in enumerate(values):
         index = index_of.get(value) if value is not None else None
-        if index is None:
+        if index is None and row not in empty:
             raise RowError(
                 f"column {columns.label!r}, row {row}: expected one of the declared labels {list(index_of)}, "
                 f"found {'null' if value is None else 'another one'}; correct the row, or declare all labels "
@@ -150,14 +167,20 @@ def check_labelled(table: pa.Table, columns: LabelledColumns) -> LabelledRows:
     return LabelledRows(table=checked, label_names=names)
 
 
-def check_texts(table: pa.Table, column: str = "text") -> pa.Table:
+def check_texts(table: pa.Table, column: str = "text", *, null_records: bool = False) -> pa.Table:
     """Check a table of texts; the result has the one column `text`.
+
+    Args:
+        table: as read.
+        column: where the text is.
+        null_records: take a null text as the null record, which keeps its slot.
 
     Raises:
         InputError: the column is missing or the table is empty.
         RowError: a text is null or not a string; with the row's index.
     """
-    return pa.table({"text": _strings(table, column)}, schema=TEXT_SCHEMA)
+    null_rows = set(range(table.num_rows)) if null_records else set()
+    return pa.table({"text": _strings(table, column, null_rows=null_rows)}, schema=TEXT_SCHEMA)
 
 
 def check_clients(table: pa.Table, columns: ClientColumns | None = None) -> ClientRows:
@@ -219,14 +242,27 @@ def labels_found(table: pa.Table, column: str) -> tuple[str, ...]:
 
 
 def row_digests(table: pa.Table) -> list[bytes]:
-    """One sha256 per row of a checked table, over its normalised texts: an oracle, so only HMACs may leave.
+    """One sha256 per row of a checked table, over letters and digits of its texts: an oracle, so only HMACs may leave.
 
-    Unicode form, case and white space are normalised, and labels and client identifiers are left out: a copy
-    with another label or under another name is still the same person's text.
+    Unicode form, case, accents, punctuation and white space make no difference, and labels and client identifiers are
+    left out: a copy with another label or under another name is still the same person's text. A row of fewer than
+    `FEWEST_LETTERS` is no one's in particular, as the null record is, and gets b"", which matches nothing.
     """
     names = ["instruction", "response"] if "instruction" in table.column_names else ["text"]
-    columns = [table[name].to_pylist() for name in names]
-    return [_digest([_normalise(text).encode() for text in row]) for row in zip(*columns, strict=True)]
+    rows = zip(*(map(_letters, table[name].to_pylist()) for name in names), strict=True)
+    return [_digest(row) if sum(map(len, row)) >= FEWEST_LETTERS else b"" for row in rows]
+
+
+def client_digests(table: pa.Table) -> list[bytes]:
+    """One sha256 per row of a checked table of clients, over the identifier; none for any other table.
+
+    An oracle like `row_digests`. Identifiers are compared by their letters and digits too, however few.
+    """
+    if "client_id" not in table.column_names:
+        return []
+    clients = table["client_id"].to_pylist()
+    digests = {client: _digest([_letters(client) or normalise(client).encode()]) for client in set(clients)}
+    return [digests[client] for client in clients]
 
 
 def canonical_digest(table: pa.Table) -> bytes:
@@ -265,15 +301,20 @@ def _label_values(table: pa.Table, name: str) -> list[str | None]:
     kind = table.schema.field(name).type
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
         return [None if value is None else str(value).lower() for value in table[name].to_pylist()]
-    return _decoded(table, name, nulls=True)
+    return _decoded(table, name)
 
 
-def _strings(table: pa.Table, name: str) -> pa.Array:
-    return pa.array(_decoded(table, name, nulls=False), pa.string())
+def _strings(table: pa.Table, name: str, *, null_rows: Container[int] = ()) -> pa.Array:
+    """A column of strings; null only in `null_rows`."""
+    values = _decoded(table, name)
+    for row, value in enumerate(values):
+        if value is None and row not in null_rows:
+            raise RowError(f"column {name!r}, row {row}: expected text, found null; fill or remove the row")
+    return pa.array(values, pa.string())
 
 
-def _decoded(table: pa.Table, name: str, *, nulls: bool) -> list[str | None]:
-    """The values of a string column; a bad byte or a null (unless allowed) is a `RowError`."""
+def _decoded(table: pa.Table, name: str) -> list[str | None]:
+    """The values of a string column; a bad byte is a `RowError`."""
     _require(table, name)
     column = table[name]
     if pa.types.is_dictionary(column.type):
@@ -281,10 +322,8 @@ def _decoded(table: pa.Table, name: str, *, nulls: bool) -> list[str | None]:
     kind = column.type
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
         row = next((i for i, value in enumerate(column.to_pylist()) if value is not None), 0)
-        raise RowError(f"column {name!r}, row {row}: expected text, found {kind}; convert the column to strings")
-    if column.null_count and not nulls:
-        row = pc.index(column.is_null(), True).as_py()
-        raise RowError(f"column {name!r}, row {row}: expected text, found null; fill or remove the row")
+        found = str(kind).partition("<")[0]  # a nested type can be as long as the row
+        raise RowError(f"column {name!r}, row {row}: expected text, found {found}; convert the column to strings")
     values: list[str | None] = []
     for row, raw in enumerate(column.cast(pa.large_binary()).to_pylist()):
         try:
@@ -307,7 +346,7 @@ def _refuse_lookalikes(clients: Sequence[str], column: str) -> None:
     """Identifiers of one look are one identifier; the row named is the first of the second one."""
     looks: dict[str, tuple[str, int]] = {}
     for row, client in enumerate(clients):
-        first, first_row = looks.setdefault(_normalise(client), (client, row))
+        first, first_row = looks.setdefault(normalise(client), (client, row))
         if first != client:
             raise RowError(
                 f"column {column!r}, row {row}: duplicate client ids: expected the identifier of row {first_row} or "
@@ -327,8 +366,15 @@ def _refuse_silent(clients: Sequence[str], texts: Sequence[str], column: str) ->
             )
 
 
-def _normalise(text: str) -> str:
+def normalise(text: str) -> str:
+    """The text without differences of Unicode form, case and white space."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+
+
+def _letters(text: str | None) -> bytes:
+    """The letters and digits of a text, without case, accents and what else Unicode's compatible forms tell apart."""
+    folded = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", text or "").casefold())
+    return _NEITHER_LETTER_NOR_DIGIT.sub("", folded).encode("utf-8", "surrogatepass")
 
 
 def _digest(parts: Sequence[bytes]) -> bytes:

@@ -1,7 +1,8 @@
 """Reading a source: CSV, JSON Lines, Parquet, a shipped sample or a Hugging Face data set.
 
 Every refusal names a row index (from 0, the header not counted) or a byte offset, never a text. CSV has no
-types, so all its columns are strings; an empty field is the empty string.
+types, so all its columns are strings; an empty field is the empty string, but a row of several fields that are all
+empty is a row of nulls.
 """
 
 import csv
@@ -21,6 +22,7 @@ from understudy.errors import InputError, RowError
 from understudy.settings import private_directory, settings
 from understudy.shipped import SAMPLES
 
+_WORDS = 4
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?(#\w+)?")
 
 
@@ -44,6 +46,23 @@ def read_source(spec: str) -> pa.Table:
     return table
 
 
+def check_source(spec: str) -> None:
+    """Refuse what cannot name a table, without reading it.
+
+    Raises:
+        InputError: see `read_source`.
+    """
+    _reader(spec)
+
+
+def same_source(spec: str, other: str) -> bool:
+    """Whether two names are of one table, however they are written."""
+    if spec == other:
+        return True
+    paths = [Path(name).expanduser() for name in (spec, other)]
+    return all(path.is_file() for path in paths) and paths[0].samefile(paths[1])
+
+
 def _reader(spec: str) -> Callable[[], pa.Table]:
     if spec.startswith("sample:"):
         return lambda: _read_sample(spec.removeprefix("sample:"))
@@ -58,7 +77,9 @@ def _reader(spec: str) -> Callable[[], pa.Table]:
         raise InputError(f"{spec}: expected a file, found a directory; name the file inside it")
     if reader is None and _HUB_ID.fullmatch(spec):
         return lambda: _read_hub(spec)
-    raise InputError(f"{spec}: no such file; check the path, or give sample:NAME or a hub id OWNER/NAME")
+    # So many words are a text, most likely, and a text may be private.
+    shown = spec if spec.count(" ") < _WORDS else f"a text of {len(spec)} characters"
+    raise InputError(f"{shown}: no such file; check the path, or give sample:NAME or a hub id OWNER/NAME")
 
 
 def _read_sample(name: str) -> pa.Table:
@@ -84,7 +105,7 @@ def _read_csv(path: Path) -> pa.Table:
         raise InputError(f"{path}: expected a header line with column names, found an empty file")
     if len(set(header)) != len(header):
         raise InputError(f"{path}: expected distinct column names, found {header}")
-    columns: list[list[str]] = [[] for _ in header]
+    columns: list[list[str | None]] = [[] for _ in header]
     index = 0
     try:
         for row in rows:
@@ -92,8 +113,9 @@ def _read_csv(path: Path) -> pa.Table:
                 continue
             if len(row) != len(header):
                 raise RowError(f"{path}: row {index}: expected {len(header)} fields, found {len(row)}")
+            null = len(row) > 1 and not any(row)
             for column, value in zip(columns, row, strict=True):
-                column.append(value)
+                column.append(None if null else value)
             index += 1
     except csv.Error as error:
         raise RowError(f"{path}: row {index}: {error}; check the quotes") from None
@@ -109,6 +131,8 @@ def _read_jsonl(path: Path) -> pa.Table:
             row = json.loads(line)
         except ValueError:
             raise RowError(f"{path}: row {len(rows)}: expected one JSON object per line") from None
+        except RecursionError:
+            raise RowError(f"{path}: row {len(rows)}: expected a flat JSON object, found one nested too deep") from None
         if not isinstance(row, dict):
             raise RowError(f"{path}: row {len(rows)}: expected a JSON object, found {type(row).__name__}")
         rows.append(row)

@@ -6,13 +6,27 @@ The same object is the parameter of the Prefect flow, so the Prefect UI draws it
 from __future__ import annotations
 
 import math
-from typing import Literal, Self
+import unicodedata
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from understudy.errors import InputError
 
 Profile = Literal["tiny", "paper"]
+
+# Tried: below, PLD finds no noise for long trainings; at 100 a calibration takes half a minute, at 300 minutes, and
+# at 1e5 it never ends (docs/privacy.md).
+LEAST_EPSILON: Final = 1e-4
+MOST_EPSILON: Final = 100.0
+MOST_UNITS: Final = 100_000_000
+MOST_LABELS: Final = 1_000
+MOST_OVERRIDES: Final = 200
+# What Linux takes as a path and as one name in it.
+LONGEST_TEXT: Final = 4_096
+LONGEST_NAME: Final = 255
 
 
 class Budget(BaseModel):
@@ -48,10 +62,13 @@ def parse_budget(text: str) -> Budget:
 
 
 class RunRequest(BaseModel):
-    """One run of a method on a private table. Public values only."""
+    """One run of a method on a private table. Public values only.
+
+    It is shown, logged and stored, so no field has room for rows, and a refusal names the field, never the value.
+    """
 
     # Infinity has no JSON number; as a string it survives Prefect's parameters.
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings", hide_input_in_errors=True)
 
     data: str = Field(
         description="CSV, JSONL or Parquet file, a datasets hub id, or sample:NAME. Read in the client zone."
@@ -70,35 +87,97 @@ class RunRequest(BaseModel):
         default="client_id", description="Column that says whose text it is, for methods that protect clients."
     )
     label_names: dict[str, str] | None = Field(
-        default=None, description="Value in the label column -> name used in prompts; declared public."
+        default=None,
+        max_length=MOST_LABELS,
+        description="Value in the label column -> name used in prompts; declared public.",
+    )
+    labels_from_data: bool = Field(
+        default=False, description="Read the label list from the rows, which publishes it without any guarantee."
+    )
+    units: int | None = Field(
+        default=None,
+        ge=1,
+        le=MOST_UNITS,
+        description="Number of rows, or of clients, or an upper bound; becomes public. Default: as registered, else "
+        "counted on first use.",
     )
     test: str | None = Field(
-        default=None, description="Real rows for measuring only. Default: every tenth row is held out."
+        default=None, description="Real rows for measuring only. Default: about one unit in ten is held out."
     )
     profile: Profile = Field(default="tiny", description="tiny: two cores, minutes. paper: the paper's sizes.")
-    overrides: tuple[str, ...] = Field(default=(), description="section.key=value over the profile.")
+    overrides: tuple[Annotated[str, Field(max_length=LONGEST_TEXT)], ...] = Field(
+        default=(), max_length=MOST_OVERRIDES, description="section.key=value over the profile."
+    )
     model: str | None = Field(default=None, description="Base model: shipped name, folder or hub id.")
     samples: int | None = Field(default=None, description="Number of synthetic texts; >= 1.")
     accept_new_charge: bool = Field(
         default=False, description="Pay again when the code or the environment changed since the charge."
     )
 
-    @field_validator("data", "out")
+    @field_validator("data", "out", "test")
     @classmethod
-    def _check_not_empty(cls, value: str) -> str:
-        if not value.strip():
-            raise ValueError("expected a path or a name, found an empty text")
+    def _check_path(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        _check_line(value)
+        if any(len(part.encode()) > LONGEST_NAME for part in value.split("/")):
+            raise ValueError(f"expected names of at most {LONGEST_NAME} bytes between the slashes of a path")
+        try:
+            Path(value).expanduser()
+        except RuntimeError:
+            raise ValueError("expected the home folder of a user that there is behind '~'") from None
         return value
+
+    @field_validator("source", "text_column", "label_column", "client_column", "model")
+    @classmethod
+    def _check_name(cls, value: str | None) -> str | None:
+        return value if value is None else _check_line(value)
+
+
+def _check_line(value: str) -> str:
+    """One line with room for a path or a name, not for rows; the message does not repeat it."""
+    if not value.strip():
+        raise ValueError("expected a path or a name, found an empty text")
+    if len(value) > LONGEST_TEXT:
+        raise ValueError(f"expected a path or a name of at most {LONGEST_TEXT} characters, found {len(value)}")
+    if any(unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp") for letter in value):
+        raise ValueError("expected a path or a name in one line, found a line break or a control character")
+    return value
+
+
+def request_of(fields: Mapping[str, Any]) -> RunRequest:
+    """The request with these fields.
+
+    Raises:
+        InputError: a field is missing, unknown or malformed; named without its value, which may be private.
+    """
+    try:
+        return RunRequest.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False, include_context=False)[0]
+    place = [str(part) for part in first["loc"][:1] if str(part).isidentifier()]
+    option = f"--{'.'.join(place).replace('_', '-')}" if place else "request"
+    raise InputError(f"{option}: {first['msg'].removeprefix('Value error, ')}")
 
 
 def check_epsilon(epsilon: float) -> float:
-    """Return `epsilon` when it is > 0 (inf allowed).
+    """Return `epsilon` when noise can be calibrated to it (inf allowed).
 
     Raises:
-        InputError: when it is nan, zero or negative.
+        InputError: when it is nan, or outside of [`LEAST_EPSILON`, `MOST_EPSILON`].
     """
     if math.isnan(epsilon) or epsilon <= 0:
         raise InputError(f"--epsilon {epsilon:g}: expected a number above 0, or inf for output that stays private")
+    if epsilon < LEAST_EPSILON:
+        raise InputError(
+            f"--epsilon {epsilon:g}: expected at least {LEAST_EPSILON:g}, below which the noise leaves nothing of any "
+            "data; common values are 0.1 to 10"
+        )
+    if MOST_EPSILON < epsilon < math.inf:
+        raise InputError(
+            f"--epsilon {epsilon:g}: expected at most {MOST_EPSILON:g}, above which nothing is protected; common "
+            "values are 0.1 to 10, and inf adds no noise and keeps the output private"
+        )
     return epsilon
 
 

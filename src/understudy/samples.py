@@ -21,11 +21,18 @@ from understudy.shipped import SAMPLES
 
 T = TypeVar("T")
 
+# The samples' cards: which labels they have is a fact of the samples, and public.
 LABEL_NAMES = {
     "reviews": ("negative", "positive"),
     "reviews-test": ("negative", "positive"),
     "clinic": tuple(phrases.CLINIC),
 }
+
+
+def declared_labels(spec: str) -> tuple[str, ...] | None:
+    """The labels on the card of `sample:NAME`; None for what is no shipped sample, or one without labels."""
+    prefix, _, name = spec.partition(":")
+    return LABEL_NAMES.get(name) if prefix == "sample" else None
 
 
 class Chooser:

@@ -7,8 +7,10 @@ exchange store and the MLflow database stand in `artifacts/` of a checkout, else
 import functools
 import importlib.metadata
 import os
+import re
 import stat
 import sys
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -65,6 +67,12 @@ class Settings(BaseSettings):
         description="Device of the tasks; auto takes CUDA where it is there.",
     )
 
+    devices: str = Field(
+        default="0",
+        pattern=r"^\d{1,3}(,\d{1,3})*$",
+        description="CUDA devices of runs without a Prefect server, by number: 0,1 lets two tasks compute at once.",
+    )
+
     @field_validator("home", mode="after")
     @classmethod
     def _absolute(cls, value: Path) -> Path:
@@ -94,6 +102,16 @@ class Settings(BaseSettings):
     def temporary_root(self) -> Path:
         """Temporary files of private work."""
         return private_directory(self.private_root / "tmp")
+
+    @property
+    def locks_root(self) -> Path:
+        """Locks that processes of this user contend for."""
+        return private_directory(self.home / "locks")
+
+    @property
+    def device_indices(self) -> tuple[int, ...]:
+        """`devices` as numbers, each once."""
+        return tuple(dict.fromkeys(int(index) for index in self.devices.split(",")))
 
     @property
     def device_type(self) -> DeviceType:
@@ -183,6 +201,36 @@ def prepare_environment() -> None:
         wanted["PREFECT_HOME"] = str(now.home / f"prefect-{_prefect_series()}")
     for name, value in wanted.items():
         os.environ.setdefault(name, value)
+
+
+def device_locks() -> list[Path]:
+    """The lock of each CUDA device that `UNDERSTUDY_DEVICES` names, in its order.
+
+    A device is known by what CUDA_VISIBLE_DEVICES calls it, so that processes that see different devices under one
+    number do not wait for each other.
+    """
+    now = settings()
+    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    names = [visible[index] if index < len(visible) else str(index) for index in now.device_indices]
+    return [now.locks_root / f"gpu-{re.sub(r'[^A-Za-z0-9-]', '_', name)}.lock" for name in names]
+
+
+def prefect_setting(name: str) -> str | None:
+    """A Prefect setting as the user made it, from the environment or the active profile, without importing Prefect.
+
+    >>> prefect_setting("PREFECT_NO_SUCH_SETTING") is None
+    True
+    """
+    if name in os.environ:
+        return os.environ[name] or None
+    home = Path(os.environ.get("PREFECT_HOME") or Path.home() / ".prefect").expanduser()
+    try:
+        known = tomllib.loads((home / "profiles.toml").read_text())
+    except (OSError, ValueError):
+        return None
+    active = os.environ.get("PREFECT_PROFILE") or known.get("active")
+    value = known.get("profiles", {}).get(active, {}).get(name)
+    return str(value) if value else None
 
 
 def _home_directory(home: Path) -> None:

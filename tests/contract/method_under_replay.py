@@ -249,7 +249,7 @@ def _prefer(config: PreferenceOptimizationConfig, rows: ArtifactRef, ticket: Tic
     tasks, fixed = preference_optimization, charged_preferences(config)
     names = LABEL_NAMES if config.variant == "central_conditional" else ()
     units = _units(read_table(rows))
-    clients, last = tasks.embed_clients.fn(rows, fixed, names), None
+    clients, last = tasks.embed_clients.fn(rows, fixed, names, units), None
     for number in range(config.rounds):
         candidates = tasks.propose["server"].fn(last, fixed, names, number)
         scores = tasks.score.fn(clients, candidates, ticket, fixed, units, EPSILON, DELTA, number)

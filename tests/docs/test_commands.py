@@ -52,7 +52,7 @@ def test_every_understudy_command_runs(tmp_path, monkeypatch, capsys, prefect_se
     n = 120_000  # 1e-5 must be below 1/n: the budget of the README fits tables up to that size
     assert 1 / (n - 1) * 1.3 > 1e-5
     texts = [f"{'a joy' if i % 2 else 'a bore'} from start to finish, take {i}" for i in range(60)]
-    table = pa.table({"text": texts, "label": ["positive" if i % 2 else "negative" for i in range(60)]})
+    table = pa.table({"text": texts, "label": [i % 2 for i in range(60)]})
     pq.write_table(table, "train.parquet")
     for command in understudy_commands():
         words = shlex.split(command)
@@ -116,6 +116,13 @@ def test_the_guide_of_gradient_matching_repeats_what_a_dry_run_says():
         said = method_facts(config, planned, n=rows, label_names=("negative", "positive")).plan
         line = next(line for line in page.splitlines() if line.startswith(f"| `{kind}`"))
         assert line.endswith(f"| {said['target_dimension']:,} | {said['signal_to_noise_bound']} |")
+
+
+def test_continuous_integration_runs_the_two_commands_of_the_readme_in_its_order():
+    shown = next(block for block in blocks(ROOT / "README.md") if block.startswith("make "))
+    wanted = [line.split("#")[0].strip() for line in shown.splitlines()]
+    ran = [line for line in (ROOT / ".ci/run").read_text().splitlines() if not line.startswith(("#", "set ", "cd "))]
+    assert ran == wanted == ["make demo", "make test"]
 
 
 def test_every_other_command_is_run_by_a_test_that_is_named():

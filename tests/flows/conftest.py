@@ -71,6 +71,7 @@ def request_of(tmp_path, data, random_model_folder):
             "epsilon": 3.0,
             "budget": Budget(epsilon=8, delta=0.01),
             "model": str(random_model_folder),
+            "label_names": {"bad": "bad", "good": "good"},
             "samples": 12,
             "overrides": SMALL,
         }
@@ -169,7 +170,7 @@ def find_leaks():
         assert len(places["prefect"]) > 1000
         # The search itself can find: the rows do lie in the private root.
         kept = [text for p in private.rglob("table.parquet") for text in pq.read_table(p)["text"].to_pylist()]
-        assert set(needles) & {text.encode() for text in kept}
+        assert set(needles) & {text.encode() for text in kept if text is not None}
         return [(name, needle[:30]) for name, content in places.items() for needle in needles if needle in content]
 
     return find

@@ -8,6 +8,7 @@ import pytest
 from tests_support import SMALL
 
 from understudy.privacy.ledger import Ledger, SourceRecord
+from understudy.records import client_digests, row_digests
 
 SECRET = "a walk to the old mill with Zibby"
 SETTINGS = (
@@ -55,7 +56,7 @@ def state_of(home) -> tuple[list, list]:
     if (home / "ledger.db").exists():
         connection = sqlite3.connect(home / "ledger.db")
         for (name,) in connection.execute("select name from sqlite_master where type = 'table'").fetchall():
-            if not name.endswith(("meta", "secrets")):
+            if not name.endswith(("meta", "secrets", "chain")):
                 entries += connection.execute(f'select * from "{name}"').fetchall()
         connection.close()
     kept = [p.name for root in ("private/artifacts", "exchange") for p in (home / root).glob("*") if p.is_dir()]
@@ -90,7 +91,7 @@ ROWS = {
     "one client": ({"client_id": ["a"] * 20, "text": [SECRET] * 20}, "expected at least two clients, found one"),
     "nine clients": (
         {"client_id": [f"c{i}" for i in range(9)], "text": [SECRET] * 9},
-        "9 clients: expected at least 10, of which every tenth is held out",
+        "9 clients: expected at least 10, of which about one in ten is held out",
     ),
     "ids of other case": (clients(("C3", SECRET)), "row 24: duplicate client ids: expected the identifier of row 3 "),
     "ids of other white space": (clients((" c0\u3000", SECRET)), "row 24: duplicate client ids"),
@@ -171,7 +172,7 @@ def test_rows_to_measure_on_are_refused_as_early(rows, expected, refuse, tmp_pat
 
 
 def test_nothing_to_measure_on_is_refused(refuse):
-    rows = {"text": [" " if row == 9 else f"{SECRET} {row}" for row in range(12)]}
+    rows = {"text": [" "] * 12}
     assert "rows to measure on" in refuse({}, *SETTINGS, "variant=central", rows=rows)
 
 
@@ -194,3 +195,24 @@ def test_a_source_of_clients_is_refused_by_a_method_that_protects_examples(refus
     rows = {"text": [f"{SECRET} {i}" for i in range(40)], "label": ["good", "bad"] * 20}
     line = refuse({}, *SMALL, rows=rows, method="conditional-generation")
     assert "registered per client" in line
+
+
+@pytest.mark.parametrize("other", ["other documents", "a full stop after every row"])
+def test_the_same_clients_and_rows_get_no_second_budget_under_a_new_name(other, refuse):
+    first = pa.table(clients())
+    ledger = Ledger.open()
+    ledger.register(
+        SourceRecord(name="letters", unit="client", relation="add_or_remove_one", epsilon=8, delta=0.015, n=60)
+    )
+    ledger.register_rows("letters", row_digests(first), client_digests(first))
+    names, texts = first["client_id"].to_pylist(), first["text"].to_pylist()
+    if other == "other documents":
+        rows, said = {"client_id": names, "text": [f"{SECRET} new {i}" for i in range(len(names))]}, "of a client"
+    else:
+        rows, said = (
+            {"client_id": [f"new {name}" for name in names], "text": [f"{t}." for t in texts]},
+            "in punctuation",
+        )
+    line = refuse({}, *SETTINGS, "variant=federated", rows=rows)
+    assert "registered under 'letters' already" in line
+    assert said in line

@@ -1,11 +1,16 @@
 """Every line of the design's list of bad input, through the command line: message, exit code, nothing changed."""
 
+import json
 import math
+import shutil
 import sqlite3
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from understudy.errors import InputError
 
@@ -21,6 +26,7 @@ def options(tmp_path, data, random_model_folder):
             "epsilon": 3,
             "budget": "8,0.015",
             "model": random_model_folder,
+            "label-names": "bad=bad,good=good",
             "out": tmp_path / "out",
         }
         options |= {name.replace("_", "-"): value for name, value in given.items()}
@@ -59,7 +65,7 @@ def state_of(home) -> tuple[list, list]:
     if (home / "ledger.db").exists():
         connection = sqlite3.connect(home / "ledger.db")
         for (name,) in connection.execute("select name from sqlite_master where type = 'table'").fetchall():
-            if not name.endswith(("meta", "secrets")):
+            if not name.endswith(("meta", "secrets", "chain")):
                 entries += connection.execute(f'select * from "{name}"').fetchall()
         connection.close()
     kept = [p.name for root in ("private/artifacts", "exchange") for p in (home / root).glob("*") if p.is_dir()]
@@ -87,6 +93,22 @@ CASES = {
     "epsilon below 0": ({"epsilon": -1}, None, "--epsilon -1"),
     "epsilon nan": ({"epsilon": "nan"}, None, "--epsilon nan"),
     "delta 1/n": ({"delta": 0.05}, None, "1/n"),
+    "epsilon that no accountant bears": ({"epsilon": "1e5"}, None, "--epsilon 100000: expected at most 100"),
+    "epsilon near the largest float": ({"epsilon": "1e308"}, None, "--epsilon 1e+308: expected at most 100"),
+    "epsilon near the least float": ({"epsilon": "1e-300"}, None, "--epsilon 1e-300: expected at least 0.0001"),
+    "no label names": ({"label_names": None}, None, "--label-names VALUE=NAME,..."),
+    "fewer units than rows": ({"units": 59}, None, "--units 59: found 60 rows"),
+    "no units": ({"units": 0}, None, "--units"),
+    "units beyond any table": ({"units": 10**12}, None, "--units"),
+    "empty path": ({"data": ""}, None, "--data: expected a path"),
+    "empty path to measure on": ({"test": ""}, None, "--test: expected a path"),
+    "empty folder": ({"out": ""}, None, "--out: expected a path"),
+    "path of 5,000 characters": ({"data": "x" * 5000}, None, "--data: expected"),
+    "path of 5,000 characters to measure on": ({"test": "x/" * 2500}, None, "--test: expected"),
+    "folder of 5,000 characters": ({"out": "/tmp/" + "x" * 5000}, None, "--out: expected"),
+    "folder with a long name": ({"out": "/tmp/" + "x" * 300}, None, "--out: expected names of at most 255 bytes"),
+    "path of several lines": ({"data": "a\nb"}, None, "--data: expected"),
+    "home of nobody": ({"out": "~no-such-user-here/out"}, None, "--out: expected the home folder"),
     "no source": ({"source": None}, None, "--source"),
     "malformed budget": ({"budget": "8"}, None, "--budget 8"),
     "unknown model": ({"model": "no-such/model-at-all"}, None, "no-such/model-at-all"),
@@ -110,6 +132,77 @@ def test_bad_input_is_refused_in_one_line_and_changes_nothing(name, call, words,
     assert state_of(home)[0] == []
     assert state_of(home)[1] == []
     assert not (tmp_path / "out").exists()
+
+
+def damaged(folder, damage: str):
+    """A copy of the base model that a charge must not meet."""
+    weights = folder / "model.safetensors"
+    config = json.loads((folder / "config.json").read_text())
+    if damage == "truncated weights":
+        weights.write_bytes(weights.read_bytes()[:-500])
+    elif damage == "empty weights":
+        weights.write_bytes(b"")
+    elif damage == "weights with nan":
+        tensors = load_file(weights)
+        tensors["transformer.ln_f.bias"] = torch.full_like(tensors["transformer.ln_f.bias"], torch.nan)
+        save_file(tensors, weights, metadata={"format": "pt"})
+    else:
+        config |= {"another width": {"n_embd": 32}, "further layers": {"n_layer": 3}, "odd heads": {"n_head": 3}}[
+            damage
+        ]
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+DAMAGES = ["truncated weights", "empty weights", "weights with nan", "another width", "further layers", "odd heads"]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_base_model_is_refused_before_anything_is_charged(
+    damage, call, words, home, tmp_path, random_model_folder
+):
+    folder = damaged(Path(shutil.copytree(random_model_folder, tmp_path / "base")), damage)
+    code, said = call(*words(model=folder))
+    assert code == 2, said
+    (line,) = [line for line in said.splitlines() if line.startswith("understudy:")]
+    assert "model='base'" in line
+    assert state_of(home) == ([], [])
+    assert not (tmp_path / "out").exists()
+
+
+SURROUNDINGS = {
+    "out that cannot be made": ({}, {"out": "/proc/understudy/out"}, "--out /proc/understudy/out"),
+    "tracking file that is none": ({"UNDERSTUDY_MLFLOW_URI": "sqlite:////proc/self/status"}, {}, "MLFLOW_URI"),
+    "tracking server that is away": ({"UNDERSTUDY_MLFLOW_URI": "http://127.0.0.1:9"}, {}, "MLFLOW_URI"),
+    "Prefect server that is away": ({"PREFECT_API_URL": "http://127.0.0.1:9/api"}, {}, "PREFECT_API_URL"),
+    "exchange store without a driver": ({"UNDERSTUDY_EXCHANGE": "nosuch://bucket"}, {}, "UNDERSTUDY_EXCHANGE"),
+    "CUDA that is not there": ({"UNDERSTUDY_DEVICE": "cuda", "UNDERSTUDY_DEVICES": "99"}, {}, "CUDA device 99"),
+}
+
+
+@pytest.mark.parametrize("name", SURROUNDINGS)
+def test_surroundings_that_fail_are_refused_before_anything_is_charged(name, call, words, home, tmp_path, monkeypatch):
+    environment, options, expected = SURROUNDINGS[name]
+    for variable, value in environment.items():
+        monkeypatch.setenv(variable, value)
+    code, said = call(*words(**options))
+    assert code == 2, said
+    (line,) = [line for line in said.splitlines() if line.startswith("understudy:")]
+    assert expected in line
+    assert state_of(home)[0] == []
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_doctor_finds_what_a_run_would_be_refused_for(call, home, monkeypatch):
+    code, said = call("doctor", "--json")
+    assert code == 0, said
+    for name in SURROUNDINGS.keys() - {"out that cannot be made"}:
+        with monkeypatch.context() as patch:
+            for variable, value in SURROUNDINGS[name][0].items():
+                patch.setenv(variable, value)
+            code, said = call("doctor", "--json")
+        assert code == 1, name
+        assert [check["ok"] for check in json.loads(said[: said.rindex("]") + 1])].count(False) == 1, name
 
 
 MATCHING_CASES = {
@@ -163,6 +256,51 @@ def refuse_matching(call, options, data, tmp_path, home, private_rows):
     return run
 
 
+@pytest.mark.parametrize("depth", [900, 2_000, 100_000])
+def test_deeply_nested_rows_are_refused_in_one_line(depth, call, words, tmp_path, home):
+    path = tmp_path / "deep.jsonl"
+    rows = ['{"text": "fine text", "label": "good"}'] * 20
+    path.write_text("\n".join([*rows, '{"text": %s%s, "label": "good"}' % ("[" * depth, "]" * depth)]))
+    code, said = call(*words(data=path))
+    assert code == 2, said
+    (line,) = said.splitlines()
+    assert "row 20" in line
+    assert "fine text" not in line
+    assert state_of(home) == ([], [])
+
+
+def test_rows_to_measure_on_are_not_those_of_the_training(call, words, tmp_path, home, data, private_rows):
+    pq.write_table(private_rows.take(list(range(59, -1, -1))), tmp_path / "reversed.parquet")
+    (tmp_path / "link.parquet").symlink_to(data)
+    for test in (data, tmp_path / "link.parquet", tmp_path / "reversed.parquet"):
+        code, said = call(*words(test=test))
+        assert code == 2, said
+        assert said.count("\n") == 1
+        assert "--test: expected rows that nothing is trained on, found the rows of --data" in said
+    assert state_of(home) == ([], [])
+
+
+def test_a_rare_label_is_neither_read_nor_shown(call, words, tmp_path, home):
+    labels = [*(["good", "bad"] * 29), "good", "zibby disease"]
+    code, said = call(*words(data=write(tmp_path, bad_rows(label=labels)), label_names=None))
+    assert code == 2
+    assert "--label-names VALUE=NAME" in said
+    assert "zibby" not in said
+    assert state_of(home) == ([], [])
+
+
+def test_labels_from_the_data_are_published_only_when_asked_for_and_that_is_said(call, words, tmp_path, data):
+    from understudy.privacy.ledger import Ledger
+
+    code, said = call(*words(label_names=None), "--labels-from-data", "--dry-run")
+    assert code == 0, said
+    assert "note: the label list was read from the private rows" in " ".join(said.split())
+    code, said = call(*words(), "--dry-run")
+    assert code == 0, said
+    assert "label list" not in said.replace("n and label list public", "")
+    assert Ledger.open().sources() == ()
+
+
 def test_bad_encoding_names_the_place_and_not_the_text(call, words, tmp_path, home):
     path = tmp_path / "latin.csv"
     path.write_bytes("text,label\nfine text,good\ncaf\xe9,bad\n".encode("latin-1"))
@@ -181,7 +319,7 @@ def test_a_budget_that_is_exceeded_is_refused_with_exit_code_3(call, words, home
     assert state_of(home)[0] == []
 
 
-def test_rows_of_another_source_are_refused(call, words, home, data):
+def test_rows_of_another_source_are_refused(call, words, home, data, tmp_path):
     from understudy.admission import admit
     from understudy.requests import Budget, RunRequest
 
@@ -191,8 +329,9 @@ def test_rows_of_another_source_are_refused(call, words, home, data):
             data=str(data),
             source="first",
             epsilon=3,
-            out="out",
+            out=str(tmp_path / "out"),
             model=str(given["model"]),
+            label_names={"bad": "bad", "good": "good"},
             budget=Budget(epsilon=8, delta=0.015),
             overrides=("train.max_length=24", "generate.sampling.max_new_tokens=12"),
         ),
@@ -244,9 +383,6 @@ def test_a_layer_without_per_example_gradients_is_named(call, words, tmp_path, m
 
 
 def test_a_tokenizer_without_pad_token_is_handled_and_said(call, words, random_model_folder, tmp_path):
-    import json
-    import shutil
-
     folder = tmp_path / "no-pad"
     shutil.copytree(random_model_folder, folder)
     for name in ("tokenizer_config.json",):

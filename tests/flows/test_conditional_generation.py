@@ -5,10 +5,14 @@ import math
 import shutil
 import stat
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from understudy.admission import check
 from understudy.conditional_generation.more import generate_more
+from understudy.errors import InputError
+from understudy.intake import LABELS_DISCLOSED
 from understudy.privacy.ledger import Ledger
 from understudy.settings import prepare_environment, settings
 
@@ -62,7 +66,7 @@ def test_a_run_ends_with_a_statement_and_a_second_one_charges_nothing(run, reque
     assert more.released == first.released
 
     changed = private_rows.to_pydict()
-    changed["text"][0] = "another text altogether"
+    changed["text"][:2] = ["another text altogether", "and one more"]  # of ten slots in a row, one is held out
     path = tmp_path / "changed.parquet"
     pq.write_table(private_rows.from_pydict(changed), path)
     third, states = run(request_of(data=str(path)))
@@ -70,6 +74,25 @@ def test_a_run_ends_with_a_statement_and_a_second_one_charges_nothing(run, reque
     assert Ledger.open().spent("ward")[0] == 6.0
     assert third.released != first.released
     assert not drawn.exists(), "its model is no longer beside it"
+
+
+def test_labels_read_from_the_rows_take_the_guarantee_from_the_statement(run, request_of, tmp_path, private_rows):
+    """With a null record among the rows and null slots behind them, whose number is public."""
+    columns = private_rows.to_pydict()
+    columns["text"][7] = columns["label"][7] = None
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in pa.table(columns).to_pylist()))
+    run(request_of(data=str(path), label_names=None, labels_from_data=True, units=70))
+    statement = json.loads((tmp_path / "out/export/statement.json").read_text())
+    assert statement["verdict"] == "heuristic"
+    assert LABELS_DISCLOSED in statement["warnings"]
+    assert LABELS_DISCLOSED in statement["heuristics"]
+    assert statement["declared_public"]["n"] == 70
+    assert statement["declared_public"]["label list"] == ["bad", "good"]
+    source = Ledger.open().source("ward")
+    assert (source.n, source.label_names) == (70, None), "a later run declares labels itself, or discloses them again"
+    with pytest.raises(InputError, match="--label-names is missing"):
+        check(request_of(data=str(path), label_names=None), "conditional-generation")
 
 
 def test_a_base_model_that_changes_in_place_is_another_one_for_every_task(

@@ -40,6 +40,7 @@ class Command:
             "epsilon": 3,
             "budget": "8,0.015",
             "model": self.model,
+            "label-names": "bad=bad,good=good",
             "samples": 12,
             "out": out,
         }
@@ -54,6 +55,7 @@ class Command:
             epsilon=3.0,
             budget=Budget(epsilon=8, delta=0.015),
             model=str(self.model),
+            label_names={"bad": "bad", "good": "good"},
             samples=12,
             overrides=self.settings,
         )

@@ -25,6 +25,7 @@ from tests_support import SMALL_ROUND
 
 from understudy.artifacts import exchange_store
 from understudy.errors import UnderstudyError
+from understudy.intake import client_is_held_out
 from understudy.privacy.ledger import Ledger
 from understudy.requests import Budget, RunRequest
 from understudy.samples import generate
@@ -183,7 +184,7 @@ def test_the_statement_protects_clients_and_says_what_sampling_is_worth(ended):
     assert statement["verdict"] == "proven under assumptions"
     (mechanism,) = statement["mechanisms"]
     assert (mechanism["name"], mechanism["steps"], mechanism["sampling_probability"]) == ("scores", 2, 0.5)
-    assert statement["declared_public"]["n"] == 36, "every tenth of 40 clients is held out"
+    assert statement["declared_public"]["n"] == 40, "as declared, whoever is held out"
     (entry,) = statement["ledger_entries"]
     assert (entry["status"], entry["epsilon"]) == ("released", 5)
 
@@ -208,14 +209,21 @@ def test_the_exported_model_is_the_policy_not_the_base(ended, random_model_folde
     }
 
 
-def test_the_report_measures_rounds_and_the_next_token(ended):
+def is_held_out(client: str) -> bool:
+    """Whether the ledger of this home holds a client of the sample out."""
+    return client_is_held_out(client, units=40, keyed_hash=functools.partial(Ledger.open().keyed_hash, "diaries"))
+
+
+def test_the_report_measures_rounds_and_the_next_token(ended, in_home):
     metrics = json.loads((ended.out / "internal/report.json").read_text())["metrics"]
     for number in (1, 2):
         assert 0 <= metrics[f"rounds.recovery.round_{number}"] <= 1
         assert metrics[f"rounds.medoid_distance.round_{number}"] > 0
         assert metrics[f"rounds.frechet.round_{number}"] > metrics["rounds.frechet_floor"]
     assert not any("round_3" in name for name in metrics)
-    assert metrics["utility.next_token.clients"] == 4
+    with in_home(ended.home):
+        held = [who for who in set(generate("clients")["client_id"].to_pylist()) if is_held_out(who)]
+    assert metrics["utility.next_token.clients"] == len(held) > 0
     for arm in ("public", "prompt_only", "synthetic", "real"):
         assert 0 <= metrics[f"utility.next_token.{arm}.accuracy"] <= 1
     assert metrics["utility.next_token.real.loss"] < metrics["utility.next_token.public.loss"]
@@ -263,7 +271,8 @@ def test_a_second_run_and_more_texts_charge_nothing_and_one_other_text_charges(
         assert texts[:8] == pq.read_table(ended.out / "export/synthetic.parquet")["text"].to_pylist()
 
         changed = generate("clients").to_pydict()
-        changed["text"][0] = "Another text altogether."
+        row = next(row for row, who in enumerate(changed["client_id"]) if not is_held_out(who))
+        changed["text"][row] = "Another text altogether."
         pq.write_table(pa.table(changed), tmp_path / "changed.parquet")
         asked = request(tmp_path / "changed", random_model_folder, data=str(tmp_path / "changed.parquet"))
         third, states = run(asked)
@@ -277,7 +286,7 @@ def test_a_second_run_and_more_texts_charge_nothing_and_one_other_text_charges(
 
 @pytest.fixture(scope="module")
 def few_clients(tmp_path_factory):
-    """Two texts of each of twelve clients, with words that occur nowhere else; one client is held out."""
+    """Two texts of each of twelve clients, with words that occur nowhere else."""
     rows = [
         (f"c{i % 12}", f"day {i}: met zq{i}x by the {'river' if i % 3 else 'mill'} and walked home") for i in range(24)
     ]
@@ -355,7 +364,7 @@ def test_a_scored_round_is_asked_nothing_else_under_its_charge(few_clients, rand
         run = admit(request(tmp_path / "out", random_model_folder, data=str(few_clients)), METHOD)
         fixed = charged_settings(run.config)
         ticket = charge.fn(run.train, run, code="0" * 64, accept_new=False)
-        pool = steps.embed_clients.fn(run.train, fixed, ())
+        pool = steps.embed_clients.fn(run.train, fixed, (), run.n)
         candidates = steps.propose["server"].fn(None, fixed, (), 0)
         others = steps.propose["server"].fn(None, fixed.model_copy(update={"public_seed": 7}), (), 0)
         assert others.id != candidates.id

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -19,8 +20,14 @@ def run(words: list[str], folder: Path, environment: dict[str, str]) -> str:
 
 
 def build(folder: Path, *options: str) -> Path:
+    """The wheel of a copy: setuptools writes `build/` and `*.egg-info` beside what it reads."""
+    copy = folder / "checkout"
+    for name in ("src", "flows", "tasks", "artifacts/models", "artifacts/samples"):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    for name in ("pyproject.toml", "README.md", "LICENSE", "artifacts/__init__.py"):
+        shutil.copy(ROOT / name, copy / name)
     run(
-        [sys.executable, "-m", "build", "--wheel", "--outdir", str(folder), *options, str(ROOT)],
+        [sys.executable, "-m", "build", "--wheel", "--outdir", str(folder), *options, str(copy)],
         folder,
         dict(os.environ),
     )

@@ -9,6 +9,7 @@ import sys
 import time
 import urllib.request
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from pathlib import Path
 
@@ -40,6 +41,9 @@ def server(tmp_path):
         "PREFECT_HOME": str(tmp_path / "prefect"),
         "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "2",
+        # A worker takes what is due within this time; the run then waits for its moment.
+        "PREFECT_WORKER_PREFETCH_SECONDS": "120",
         "PREFECT_LOGGING_LEVEL": "WARNING",
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
@@ -121,6 +125,40 @@ def test_a_worker_makes_the_artifacts_of_the_command_line(server, request_of, tm
     assert (here.released, here.synthetic) == (by_worker.released, by_worker.synthetic)
     assert here.metrics == by_worker.metrics, "nothing was computed again"
     assert len(Ledger.open().charges("ward")) == 1
+
+
+def scheduled_run(api: str, server_log: Path, within: float = 120) -> dict:
+    """The next flow run that the server's scheduler has made by itself."""
+    question = json.dumps({"flow_runs": {"state": {"type": {"any_": ["SCHEDULED"]}}}}).encode()
+    asked = urllib.request.Request(
+        f"{api}/flow_runs/filter", data=question, headers={"Content-Type": "application/json"}, method="POST"
+    )
+    deadline = time.monotonic() + within
+    while time.monotonic() < deadline:
+        with urllib.request.urlopen(asked, timeout=10) as answer:
+            found = [run for run in json.load(answer) if run["auto_scheduled"]]
+        if found:
+            return min(found, key=lambda run: run["expected_start_time"])
+        time.sleep(0.5)
+    pytest.fail(f"expected a scheduled run within {within:g} s: {server_log.read_text()[-3000:]}")
+
+
+def test_a_schedule_starts_a_run_that_completes(server, request_of, tmp_path, prefect_server):
+    """SQLAlchemy 2.1 made every tick of the server's scheduler raise, and no scheduled run ever started."""
+    parameters = json.dumps({"request": request_of(samples=8).model_dump(mode="json")})
+    prefect(server, "work-pool", "create", "client", "--type", "process")
+    soon = (datetime.now(UTC) + timedelta(seconds=20)).isoformat()
+    flow = "understudy.flows.conditional_generation.conditional_generation"
+    schedule = ("--interval", "86400", "--anchor-date", soon, "--params", parameters)
+    prefect(server, "--no-prompt", "deploy", flow, "--name", "daily", "--pool", "client", *schedule)
+    made = scheduled_run(server["PREFECT_API_URL"], tmp_path / "server.log")
+    prefect(server, "worker", "start", "--pool", "client", "--run-once")
+    with urllib.request.urlopen(f"{server['PREFECT_API_URL']}/flow_runs/{made['id']}", timeout=10) as answer:
+        ended = json.load(answer)
+    assert ended["state"]["type"] == "COMPLETED", ended["state"]
+    assert ended["start_time"] >= made["expected_start_time"], "the run waits for its time"
+    assert read_record(tmp_path / "out").source == "ward"
+    assert "Traceback" not in (tmp_path / "server.log").read_text()
 
 
 @contextmanager

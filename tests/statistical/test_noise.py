@@ -11,7 +11,8 @@ import pytest
 import torch
 from scipy import stats
 
-from understudy.privacy.noise import derive_key, discrete_gaussian, gaussian
+from understudy.privacy.noise import derive_key, discrete_gaussian
+from understudy.privacy.rounded_gaussian import rounded_gaussian
 from understudy.privacy.sampling import poisson_mask
 
 SECRET = b"fixed key for statistical tests only"
@@ -27,11 +28,29 @@ def fits_normal(values, scale):
     return stats.kstest(np.asarray(values, dtype=np.float64), "norm", args=(0.0, scale)).pvalue
 
 
+def gaussian(key, size, *, scale, grid=2.0**-26):
+    """Noise as the mechanisms draw it for a sensitivity of 1: whole steps of the grid."""
+    return rounded_gaussian(key, size, scale=scale / grid).double() * grid
+
+
+def fits_rounded_gaussian(values, scale):
+    """Against the closed form: P(k) = Phi((k + 1/2)/s) - Phi((k - 1/2)/s)."""
+    reach = int(6 * scale) + 1
+    edges = np.arange(-reach - 1, reach + 1) + 0.5
+    weights = np.diff(stats.norm.cdf(edges / scale))
+    return fits(values, weights, reach)
+
+
 def fits_discrete_gaussian(values, sigma):
     reach = int(6 * sigma) + 1
     support = np.arange(-reach, reach + 1)
     weights = np.exp(-(support**2) / (2 * sigma**2))
-    counts = np.bincount(np.clip(values, -reach, reach) + reach, minlength=len(support))
+    return fits(values, weights, reach)
+
+
+def fits(values, weights, reach):
+    """Chi-square test of integers in [-reach, reach] against weights."""
+    counts = np.bincount(np.clip(values, -reach, reach) + reach, minlength=len(weights))
     expected = weights / weights.sum() * len(values)
     # Cells of at least five expected values; the tails are one cell each.
     inner = expected >= 5
@@ -82,6 +101,20 @@ def test_the_sum_over_many_steps_keeps_its_variance():
     sums = sum(gaussian(key(step), 4000, scale=1.0).double() for step in range(100))
     assert fits_normal(sums.numpy(), 10.0) > ACCEPT
     assert fits_normal(sums.numpy(), 15.0) < REJECT
+
+
+@pytest.mark.parametrize("scale", [0.2, 0.5, 1.0, 3.7])
+def test_at_small_scales_the_rounded_gaussian_has_the_frequencies_of_the_closed_form(scale):
+    values = rounded_gaussian(key(purpose="rounded"), SIZE, scale=scale).numpy()
+    assert fits_rounded_gaussian(values, scale) > ACCEPT
+    assert fits_rounded_gaussian(values, scale * 2 / 3) < REJECT
+    assert fits_rounded_gaussian(values, scale * 3 / 2) < REJECT
+
+
+def test_the_rounded_gaussian_is_told_from_the_discrete_one():
+    """At a small scale the two laws differ, so that one may not be charged as the other."""
+    values = rounded_gaussian(key(purpose="rounded"), SIZE, scale=0.5).numpy()
+    assert fits_discrete_gaussian(values, 0.5) < REJECT
 
 
 @pytest.mark.parametrize("sigma", [0.5, 2.0, 12.5])

@@ -16,6 +16,7 @@ from understudy.records import (
     check_clients,
     check_instructions,
     check_labelled,
+    client_digests,
     parse_label_names,
     read_source,
     row_digests,
@@ -266,18 +267,33 @@ def test_instructions():
 
 
 def test_row_digests_see_through_trivial_edits_but_not_through_words():
-    digests = row_digests(
-        labelled(text=["A  good\tfilm", "a good film", "ａ good film", "a good films"], label=list("abcd"))
-    )
-    assert len(set(digests[:3])) == 1
-    assert digests[3] != digests[0]
+    same = ["A  good\tfilm", "a good film", "ａ good film"]
+    same += ["a good film.", "A good film!!", "a góod film", "a good_\u200bfilm"]
+    digests = row_digests(labelled(text=[*same, "a good films"], label=["x"] * 8))
+    assert len(set(digests[:-1])) == 1
+    assert digests[-1] != digests[0]
     assert {len(digest) for digest in digests} == {32}
+
+
+def test_rows_that_are_no_ones_in_particular_get_no_digest():
+    shared = ["", "!!!", " n/a ", "Yes.", "ok 4", "🙂🙂🙂🙂🙂"]
+    assert row_digests(pa.table({"text": shared})) == [b""] * 6
+    assert row_digests(pa.table({"instruction": ["ab", "abc"], "response": ["cd", "de"]}))[0] == b""
+    assert len(row_digests(pa.table({"text": ["Маша!", "東京都港区"]}))[1]) == 32
+
+
+def test_client_digests_see_through_trivial_edits_but_not_through_names():
+    table = pa.table({"client_id": ["Client 1", "client-1.", "CLIENT_１", "client 2", "--", "-"], "text": ["a"] * 6})
+    digests = client_digests(table)
+    assert len(set(digests[:3])) == 1
+    assert len(set(digests)) == 4
+    assert client_digests(pa.table({"text": ["a"]})) == []
 
 
 def test_row_digests_ignore_label_and_client_but_not_where_the_text_stands():
     assert row_digests(labelled(label=["x", "y"])) == row_digests(labelled(label=["y", "x"]))
-    one = pa.table({"instruction": ["a b"], "response": ["c"]})
-    other = pa.table({"instruction": ["a"], "response": ["b c"]})
+    one = pa.table({"instruction": ["alpha beta"], "response": ["gamma"]})
+    other = pa.table({"instruction": ["alpha"], "response": ["beta gamma"]})
     assert row_digests(one) != row_digests(other)
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -38,6 +39,9 @@ Attention = Literal["sdpa", "eager"]
 _WANTED = ("config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json")
 _WANTED_TOKENIZER = ("tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt", "*.model")
 _FALLBACK_TOKEN = "<|endoftext|>"
+
+# Digests of files whose weights were found finite in this process.
+_FINITE: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -105,24 +109,85 @@ def load_model(
         with _quiet(), torch.random.fork_rng(devices=[]):
             config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
             _silence_dropout(config)
-            model = AutoModelForCausalLM.from_pretrained(
+            model, loading = AutoModelForCausalLM.from_pretrained(
                 folder,
                 config=config,
                 dtype=torch.float32,
                 attn_implementation=attention,
                 trust_remote_code=False,
                 use_safetensors=True,
+                output_loading_info=True,
+                # They are refused below, by name; transformers would log a table and raise without one.
+                ignore_mismatched_sizes=True,
             )
+            _check_tokenizer_files(folder)
             tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    # Whatever a library raises on files that somebody made: SafetensorError, for one, is a plain Exception.
+    except Exception as error:
         raise InputError(
-            f"model={name!r} cannot be loaded as a causal language model: {_first_line(error)}; expected a "
+            f"model={name!r} cannot be loaded as a causal language model: {_in_one_line(error)}; expected a "
             "folder with config.json, safetensors weights and tokenizer files of an architecture that "
             "transformers knows"
         ) from error
+    check_weights(model, loading, name=name, digest=found)
     notes = _mend_tokenizer(model, tokenizer)
     model.eval()
     return LoadedModel(model=model, tokenizer=tokenizer, digest=found, name=name, notes=notes)
+
+
+def check_weights(model: PreTrainedModel, loading: Mapping[str, Any], *, name: str, digest: str) -> None:
+    """Refuse weights that are not those of the configuration, or not finite.
+
+    transformers loads such a folder all the same: what is missing it fills with random numbers.
+
+    Args:
+        model: as loaded.
+        loading: `missing_keys`, `mismatched_keys` and `unexpected_keys`, as transformers found them.
+        name: of the model, for the message.
+        digest: of the files; weights are looked at once per process and digest.
+
+    Raises:
+        InputError: naming the first tensor that is wrong.
+    """
+    expected = "expected the safetensors files that belong to its config.json; fetch both again from one place"
+    missing = sorted(loading["missing_keys"])
+    if missing:
+        raise InputError(f"model={name!r}: the weights lack {_some(missing)}; {expected}")
+    mismatched = sorted(str(entry[0]) for entry in loading["mismatched_keys"])
+    if mismatched:
+        raise InputError(f"model={name!r}: {_some(mismatched)} has another shape than config.json says; {expected}")
+    beyond = _of_further_layers(model, loading["unexpected_keys"])
+    if beyond:
+        raise InputError(f"model={name!r}: config.json has no place for {_some(beyond)} of the weights; {expected}")
+    if digest in _FINITE:
+        return
+    for tensor, values in model.named_parameters():
+        if values.is_floating_point() and not bool(torch.isfinite(values).all()):
+            raise InputError(f"model={name!r}: {tensor} holds values that are not finite numbers; {expected}")
+    _FINITE.add(digest)
+
+
+def _of_further_layers(model: PreTrainedModel, unexpected: Iterable[str]) -> list[str]:
+    """Stored tensors that differ from the model's own only in a number: layers that the configuration leaves out.
+
+    Other tensors, such as a second head, do not make the model a wrong one, unless most of what is stored is unused.
+    """
+    left = sorted(unexpected)
+    own = {re.sub(r"\d+", "#", key) for key in model.state_dict()}
+    prefix = f"{model.base_model_prefix}."
+    shapes = own | {key.removeprefix(prefix) for key in own}
+    further = [key for key in left if re.sub(r"\d+", "#", key) in shapes]
+    return further or (left if len(left) > len(model.state_dict()) else [])
+
+
+def _check_tokenizer_files(folder: Path) -> None:
+    # Without any, transformers makes an empty tokenizer.
+    if not any(path.is_file() for pattern in _WANTED_TOKENIZER for path in folder.glob(pattern)):
+        raise FileNotFoundError("there are no tokenizer files")
+
+
+def _some(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
 def model_folder(name_or_path: str | Path) -> Path:
@@ -159,7 +224,8 @@ def folder_digest(folder: Path) -> str:
 
     The result is remembered as long as names, sizes and modification times stay the same.
     """
-    files = sorted({path for pattern in (*_WANTED, *_WANTED_TOKENIZER) for path in folder.glob(pattern)})
+    patterns = (*_WANTED, *_WANTED_TOKENIZER)
+    files = sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()})
     stamps = tuple((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files)
     return _digest_of(stamps)
 
@@ -213,8 +279,9 @@ def _make_room(model: PreTrainedModel, size: int) -> None:
                 layer.weight[rows:] = layer.weight[:rows].mean(0)
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+def _in_one_line(error: BaseException) -> str:
+    words = str(error).split() or [type(error).__name__]
+    return textwrap.shorten(" ".join(words), width=200, placeholder=" ...")
 
 
 @contextmanager

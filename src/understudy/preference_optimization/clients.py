@@ -5,8 +5,8 @@ algorithm 1 line 4; central variants: algorithms 2 and 3, where the unit is one 
 *Deviations*: samples are slices of the text at token boundaries, not decoded tokens, so that together they are the
 document letter for letter; samples do not reach over the end of a document.
 
-A client is a slot, in the order in which clients first appear in the file. Which slots there are is public (n is);
-a null client keeps its slot and has no sample. Everything else here is private.
+A client is a slot, in the order in which clients first appear in the table; slots without a client come last. Which
+slots there are is public (n is); a null client has no sample. Everything else here is private.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ import pyarrow as pa
 
 from understudy.errors import InputError, RowError
 from understudy.preference_optimization.client_vectors import unit_rows
+from understudy.records import UNIT_ID, UNIT_ID_BYTES
 
 Embeddings = npt.NDArray[np.floating[Any]]
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
+ByteArray = npt.NDArray[np.uint8]
 
 LEAST_TOKENS = 8
 """A last piece with fewer tokens is left out, unless it is all that the document has."""
@@ -61,7 +63,7 @@ class Clients:
             yield slot, self.samples[ends[slot] : ends[slot + 1]]
 
 
-def build_clients(table: pa.Table, tokenizer: Any, sample_tokens: int) -> Clients:
+def build_clients(table: pa.Table, tokenizer: Any, sample_tokens: int, *, slots: int | None = None) -> Clients:
     """Cut every client's documents into consecutive samples of `sample_tokens` tokens.
 
     A document's last piece is shorter; with fewer than `LEAST_TOKENS` tokens it is left out and counted, unless the
@@ -72,21 +74,41 @@ def build_clients(table: pa.Table, tokenizer: Any, sample_tokens: int) -> Client
             to it that every client has a text and stands under one identifier.
         tokenizer: whose tokens count; special tokens are not among them.
         sample_tokens: tokens of a sample, at least 2.
+        slots: declared number of clients, public; None: as many as the table has.
 
     Raises:
-        InputError: sample_tokens is too small, or the tokenizer does not say where its tokens stand.
+        InputError: sample_tokens is too small, the table has more clients than declared, or the tokenizer does not say
+            where its tokens stand.
     """
     if sample_tokens < 2:
         raise InputError(f"sample_tokens={sample_tokens}: expected at least 2")
     identifiers, texts = table["client_id"].to_pylist(), table["text"].to_pylist()
     slot_of_row = _slots(identifiers)
-    slots = max(slot_of_row, default=-1) + 1
-    pieces: list[list[str]] = [[] for _ in range(slots)]
-    dropped = np.zeros(slots, dtype=np.int64)
+    found = max(slot_of_row, default=-1) + 1
+    if slots is not None and found > slots:
+        raise InputError(f"{found} clients: expected at most slots={slots}, the declared number; declare more")
+    pieces: list[list[str]] = [[] for _ in range(found if slots is None else slots)]
+    dropped = np.zeros(len(pieces), dtype=np.int64)
     for slot, (cut, left_out) in zip(slot_of_row, _cut(texts, tokenizer, sample_tokens), strict=True):
         pieces[slot] += cut
         dropped[slot] += left_out
     return _clients(pieces, dropped)
+
+
+def unit_ids(table: pa.Table, *, slots: int) -> ByteArray | None:
+    """(slots, 16) the id by which the client of each slot takes part, zeros where there is none; private.
+
+    Args:
+        table: as for `build_clients`; None is returned where it has no column `unit_id`.
+        slots: declared number of clients, public.
+    """
+    if UNIT_ID not in table.column_names:
+        return None
+    own = dict(zip(table["client_id"].to_pylist(), table[UNIT_ID].to_pylist(), strict=True))
+    out = np.zeros((slots, UNIT_ID_BYTES), dtype=np.uint8)
+    for slot, client in enumerate(own):
+        out[slot] = np.frombuffer(own[client], dtype=np.uint8)
+    return out
 
 
 def build_texts(texts: Sequence[str | None]) -> Clients:

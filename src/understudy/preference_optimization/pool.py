@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import torch
 
 from understudy.models.checkpoints import load_tensors, save_tensors
 from understudy.preference_optimization.clients import (
+    ByteArray,
     Embeddings,
     FloatArray,
     IntArray,
@@ -23,6 +25,7 @@ from understudy.preference_optimization.clients import (
     build_texts,
     client_means,
     embed_samples,
+    unit_ids,
 )
 from understudy.preference_optimization.config import PreferenceOptimizationConfig
 
@@ -38,12 +41,15 @@ class ClientPool:
         embeddings: (N, d) float32 of the samples, slot after slot.
         owner: (N,) int64 slots.
         labels: (N,) int64 label of each sample; None without labels.
+        unit_ids: (n, 16) uint8 keyed hash of each slot's client, by which it takes part wherever it stands; zeros in a
+            null slot. None: a unit takes part by its slot.
     """
 
     means: FloatArray
     embeddings: Embeddings
     owner: IntArray
     labels: IntArray | None
+    unit_ids: ByteArray | None = None
 
     @property
     def slots(self) -> int:
@@ -59,6 +65,7 @@ def build_pool(
     tokenizer: Any,
     encode: Callable[[Sequence[str]], Embeddings],
     dimension: int,
+    slots: int | None = None,
 ) -> ClientPool:
     """Cut, embed and average the private texts.
 
@@ -70,9 +77,12 @@ def build_pool(
         tokenizer: of the base model; its tokens are counted.
         encode: sentence encoder, such as `Encoder.encode`.
         dimension: of an embedding.
+        slots: declared number of clients, public; None: as many as the table has. Texts have one slot per row.
     """
+    ids = None
     if config.variant == "federated":
-        clients = build_clients(table, tokenizer, config.clients.sample_tokens)
+        clients = build_clients(table, tokenizer, config.clients.sample_tokens, slots=slots)
+        ids = unit_ids(table, slots=clients.slots)
     else:
         texts = table["text"].to_pylist()
         clients = build_texts([text if text and text.strip() else None for text in texts])
@@ -81,14 +91,16 @@ def build_pool(
     if config.variant == "central_conditional":
         labels = np.array([label or 0 for label in table["label"].to_pylist()], dtype=np.int64)[clients.owner]
     means = client_means(embeddings, clients.owner, slots=clients.slots, labels=labels, classes=max(classes, 1))
-    return ClientPool(means=means, embeddings=embeddings, owner=clients.owner, labels=labels)
+    return ClientPool(means=means, embeddings=embeddings, owner=clients.owner, labels=labels, unit_ids=ids)
 
 
 def save_pool(pool: ClientPool, folder: Path) -> None:
     """Write the pool into a private folder."""
-    arrays = {"means": pool.means, "embeddings": pool.embeddings, "owner": pool.owner}
+    arrays: dict[str, npt.NDArray[Any]] = {"means": pool.means, "embeddings": pool.embeddings, "owner": pool.owner}
     if pool.labels is not None:
         arrays["labels"] = pool.labels
+    if pool.unit_ids is not None:
+        arrays["unit_ids"] = pool.unit_ids
     save_tensors(folder / POOL_FILE, {name: torch.from_numpy(np.ascontiguousarray(a)) for name, a in arrays.items()})
 
 
@@ -99,4 +111,4 @@ def load_pool(folder: Path) -> ClientPool:
         ArtifactDamaged: the file is missing or not whole.
     """
     found = {name: tensor.numpy() for name, tensor in load_tensors(folder / POOL_FILE).items()}
-    return ClientPool(found["means"], found["embeddings"], found["owner"], found.get("labels"))
+    return ClientPool(found["means"], found["embeddings"], found["owner"], found.get("labels"), found.get("unit_ids"))

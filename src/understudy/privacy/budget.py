@@ -10,19 +10,27 @@ with probability at most delta / k (Markov's inequality, as in Mironov 2017, Pro
 some order has budget left. Such a run agrees with what that order's filter alone would have let pass, so its
 loss exceeds epsilon only where one of those k interactions does: probability at most delta, hence
 (epsilon, delta)-DP. The union bound over k is the price for not committing to a single order.
+
+Sums are exact and compared without any tolerance. An epsilon or a delta stands for the shortest decimal that prints it,
+which is what was typed and what the statement shows: ten charges of 0.8 fit a budget of 8, three of 0.1 one of 0.3, and
+not one unit of the last place more. Renyi bounds are computed values: they stand for themselves, and what is added to
+them is rounded up.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from decimal import ROUND_FLOOR, Context, Decimal, Inexact
+from functools import reduce
 from typing import Final, NamedTuple
 
 from understudy.errors import BudgetRefused
 from understudy.privacy.ledger_records import SourceRecord
 
-# Sums of floats that should meet the budget exactly may miss it by rounding, never by more than this.
-_TOLERANCE: Final = 1e-9
+# More digits than any sum of floats has; it would raise rather than round.
+_EXACT: Final = Context(prec=2000, traps=[Inexact])
+_SIX_DIGITS_DOWN: Final = Context(prec=6, rounding=ROUND_FLOOR)
 
 
 class Cost(NamedTuple):
@@ -34,12 +42,14 @@ class Cost(NamedTuple):
 
 
 def spent(source: SourceRecord, costs: Sequence[Cost]) -> tuple[float, float]:
-    """The (epsilon, delta) that the charges so far add up to under the source's composition rule."""
-    if source.composition == "sum" or not costs:
-        return math.fsum(c.epsilon for c in costs), math.fsum(c.delta for c in costs)
-    offsets = _offsets(source)
-    sums = _sums(costs)
-    return min(total + offset for total, offset in zip(sums, offsets, strict=True)), source.delta
+    """The (epsilon, delta) that the charges so far add up to under the source's composition rule; never rounded down.
+
+    >>> source = SourceRecord(name="a", unit="example", relation="replace_special", epsilon=1, delta=1e-4, n=100)
+    >>> spent(source, [Cost(0.1, 1e-5)] * 3)
+    (0.3, 3e-05)
+    """
+    epsilon, delta = _spent(source, costs)
+    return _up(epsilon), _up(delta)
 
 
 def admit(source: SourceRecord, costs: Sequence[Cost], new: Cost) -> None:
@@ -48,29 +58,62 @@ def admit(source: SourceRecord, costs: Sequence[Cost], new: Cost) -> None:
     Raises:
         BudgetRefused: with what was spent, is left and was asked.
     """
-    used = spent(source, costs)
-    if source.composition == "sum":
-        after = spent(source, [*costs, new])
-        fits = all(a <= b * (1 + _TOLERANCE) for a, b in zip(after, (source.epsilon, source.delta), strict=True))
-    else:
-        limits = [source.epsilon * (1 + _TOLERANCE) - offset for offset in _offsets(source)]
-        fits = any(total <= limit for total, limit in zip(_sums([*costs, new]), limits, strict=True))
-    if fits:
+    budget = _exact(source.epsilon), _exact(source.delta)
+    after = _spent(source, [*costs, new])
+    if all(a <= b for a, b in zip(after, budget, strict=True)):
         return
-    left = [max(0.0, budget - u) for budget, u in zip((source.epsilon, source.delta), used, strict=True)]
+    used = _spent(source, costs)
+    left = [_shown_down(_EXACT.subtract(b, u)) for b, u in zip(budget, used, strict=True)]
     rule = "" if source.composition == "sum" else ", by a Renyi filter that has one delta for all runs"
     raise BudgetRefused(
         f"source={source.name!r}: budget epsilon={source.epsilon:.6g}, delta={source.delta:.6g}{rule}; "
-        f"spent epsilon={used[0]:.6g}, delta={used[1]:.6g}; left epsilon={left[0]:.6g}, delta={left[1]:.6g}; "
+        f"spent epsilon={_up(used[0]):.6g}, delta={_up(used[1]):.6g}; left epsilon={left[0]}, delta={left[1]}; "
         f"asked epsilon={new.epsilon:.6g}, delta={new.delta:.6g}. Ask for no more than is left"
     )
 
 
-def _offsets(source: SourceRecord) -> list[float]:
-    """What turning a sum of Renyi bounds into epsilon adds at each order: ln(k / delta) / (order - 1)."""
+def _spent(source: SourceRecord, costs: Sequence[Cost]) -> tuple[Decimal, Decimal]:
+    """The exact sums; a Renyi epsilon is infinite where no order carries the charges."""
+    if source.composition == "sum" or not costs:
+        return _sum(_exact(cost.epsilon) for cost in costs), _sum(_exact(cost.delta) for cost in costs)
+    columns = zip(*(cost.curve for cost in costs), strict=True)
+    bounds = [
+        _sum([*map(Decimal, column), offset])
+        for column, offset in zip(columns, _offsets(source), strict=True)
+        if all(map(math.isfinite, column))
+    ]
+    return min(bounds, default=Decimal("Infinity")), _exact(source.delta)
+
+
+def _exact(value: float) -> Decimal:
+    """The number that a float was typed as."""
+    return Decimal(repr(float(value)))
+
+
+def _sum(values: Iterable[Decimal]) -> Decimal:
+    return reduce(_EXACT.add, values, Decimal(0))
+
+
+def _offsets(source: SourceRecord) -> list[Decimal]:
+    """What turning a sum of Renyi bounds into epsilon adds at each order: ln(k / delta) / (order - 1), rounded up."""
     orders = source.renyi_orders
-    return [math.log(len(orders) / source.delta) / (order - 1) for order in orders]
+    found = []
+    for order in orders:
+        value = math.log(len(orders) / source.delta) / (order - 1)
+        # Quotient, logarithm and division err by less than a unit of the last place each, and by one more as the
+        # quotient's error passes through the logarithm, whose value is above 1.
+        for _ in range(4):
+            value = math.nextafter(value, math.inf)
+        found.append(Decimal(value))
+    return found
 
 
-def _sums(costs: Sequence[Cost]) -> list[float]:
-    return [math.fsum(values) for values in zip(*(c.curve for c in costs), strict=True)]
+def _up(value: Decimal) -> float:
+    """The least float that prints as no less than `value`."""
+    found = float(value)
+    return found if math.isinf(found) or _exact(found) >= value else math.nextafter(found, math.inf)
+
+
+def _shown_down(value: Decimal) -> str:
+    """Six digits, never more than `value`, so that a request for what is shown is met; 0 if nothing is left."""
+    return "0" if value <= 0 else f"{float(_SIX_DIGITS_DOWN.plus(value)):.6g}"

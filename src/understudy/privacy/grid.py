@@ -60,14 +60,20 @@ def to_steps(values: Tensor, *, grid: float) -> Tensor:
     Raises:
         UnderstudyError: when a value is not finite or farther than 2^60 steps from zero.
     """
-    steps = values.double().mul(1.0 / grid).round_()
-    # One pass over the values finds what is infinite, undefined or too far.
-    if steps.numel() and not bool(steps.abs().max() <= _FARTHEST):
+    return _rounded(values.to(torch.float64, copy=True), grid)
+
+
+def _rounded(values: Tensor, grid: float) -> Tensor:
+    """`to_steps` of float64 values that nobody needs any more."""
+    values.mul_(1.0 / grid).round_()
+    least, most = (torch.stack(values.aminmax()) if values.numel() else values.new_zeros(2)).tolist()
+    # Both are undefined where a value is.
+    if not -_FARTHEST <= least <= most <= _FARTHEST:
         raise UnderstudyError(
             f"expected a finite query within 2^60 steps of {grid:g}, found another; nothing was released. "
             "Contributions that are not finite must be left out before they are added up"
         )
-    return steps.to(torch.int64)
+    return values.to(torch.int64)
 
 
 def from_steps(steps: Tensor, *, grid: float, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -105,7 +111,9 @@ class GridSum:
             self._round()
         for name, value in values.items():
             waiting = self._waiting.get(name)
-            self._waiting[name] = value.to(torch.float64, copy=True) if waiting is None else waiting.add_(value)
+            self._waiting[name] = (
+                value.to(torch.float64, copy=True) if waiting is None else waiting.add_(value.double())
+            )
         self._units += units
 
     def steps(self) -> dict[str, Tensor]:
@@ -115,6 +123,6 @@ class GridSum:
 
     def _round(self) -> None:
         for name, value in self._waiting.items():
-            steps = to_steps(value, grid=self._grid)
+            steps = _rounded(value, self._grid)
             self._steps[name] = steps if name not in self._steps else self._steps[name].add_(steps)
         self._waiting, self._units = {}, 0

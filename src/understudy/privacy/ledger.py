@@ -13,14 +13,16 @@ from __future__ import annotations
 import hmac
 import json
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import sqlalchemy as sa
 
 from understudy.errors import InputError, UnderstudyError, ZoneError
+from understudy.privacy import ledger_chain as chain
 from understudy.privacy import ledger_queries as queries
+from understudy.privacy import ledger_rows as rows
 from understudy.privacy import ledger_secrets as vault
 from understudy.privacy import secret as keys
 from understudy.privacy.budget import Cost, admit, spent
@@ -33,6 +35,7 @@ from understudy.privacy.ledger_database import (
     open_engine,
     transact,
 )
+from understudy.privacy.ledger_head import EntriesLost, Head
 from understudy.privacy.ledger_records import (
     RENYI_ORDERS,
     Charge,
@@ -42,6 +45,9 @@ from understudy.privacy.ledger_records import (
     SourceRecord,
 )
 
+if TYPE_CHECKING:
+    from understudy.settings import Settings
+
 __all__ = [
     "RENYI_ORDERS",
     "Charge",
@@ -50,6 +56,7 @@ __all__ = [
     "KeyMaterial",
     "Ledger",
     "SourceRecord",
+    "accept_ledger_loss",
     "rotate_stored_secret",
 ]
 
@@ -72,6 +79,8 @@ class Ledger:
         url: str,
         *,
         secret: bytes,
+        head: Head | None = None,
+        accept_loss: bool = False,
         clock: Callable[[], datetime] = _utc_now,
         on_step: Callable[[str], None] = _no_step,
     ) -> None:
@@ -80,22 +89,26 @@ class Ledger:
         Args:
             url: SQLAlchemy URL of a SQLite file or a PostgreSQL database.
             secret: the client zone's secret, at least 32 bytes.
+            head: where the head of the chain is kept; without it a ledger that lost its last entries is not noticed.
+            accept_loss: go on although the head speaks of entries that are gone, and record that.
             clock: the time that new entries carry.
             on_step: called with a name between any two steps that a crash could separate.
 
         Raises:
             InputError: when the URL or the secret cannot be used.
-            UnderstudyError: when the ledger belongs to another secret, or cannot be opened.
+            UnderstudyError: when the ledger belongs to another secret, was changed by other means, lost entries, or
+                cannot be opened.
         """
         self._secret = keys.check_secret(secret)
+        self._head = head
         self._clock = clock
         self._on_step = on_step
         self._engine = open_engine(url)
         create_tables(self._engine)
-        now = self._now()
-        self._root_key = transact(
-            self._engine, lambda connection: vault.found_or_read_root_key(connection, self._secret, now=now)
-        )
+        self._root_key = transact(self._engine, lambda connection: self._found_or_read(connection, accept_loss))
+        if accept_loss:
+            self._run("accept_loss", self._accept_loss, check_head=False)
+        self._run("open", lambda _: None)
 
     @classmethod
     def open(cls) -> Ledger:
@@ -108,12 +121,33 @@ class Ledger:
         """
         from understudy.settings import settings
 
-        now = settings()
+        return cls._open(settings(), accept_loss=False)
+
+    @classmethod
+    def _open(cls, now: Settings, *, accept_loss: bool) -> Ledger:
         if now.zone == "server":
             raise ZoneError("the ledger belongs to the client zone, found zone='server'")
-        if now.secret is not None:
-            return cls(now.ledger_url, secret=now.secret.get_secret_value().encode())
-        return cls(now.ledger_url, secret=vault.stored_secret(now.ledger_url, now.home / "secret"))
+        path, given = now.home / "secret", now.secret
+        head = Head(now.home / "ledger.head", required=given is None)
+        if not accept_loss and (path.exists() or head.path.exists()):
+            head.check_file(now.ledger_url)
+        if given is not None:
+            secret = given.get_secret_value().encode()
+        else:
+            secret = vault.stored_secret(now.ledger_url, path, head=head)
+        return cls(now.ledger_url, secret=secret, head=head, accept_loss=accept_loss)
+
+    def verify(self) -> None:
+        """Check everything: the chain, the tables, the head, and the hashes of all rows.
+
+        Raises:
+            UnderstudyError: naming what was changed or is missing.
+        """
+        self._run("verify", lambda connection: self._untampered(lambda: rows.check_all(connection, self._root_key)))
+
+    def losses(self) -> tuple[Mapping[str, Any], ...]:
+        """Every time that lost entries were accepted: `at`, the `entries` that there were (None: unknown), `left`."""
+        return self._run("losses", lambda connection: tuple(chain.verify(connection, self._root_key).losses))
 
     # Sources
 
@@ -133,6 +167,7 @@ class Ledger:
             wrapped = keys.wrap(self._secret, secrets.token_bytes(32), name=f"source/{source.name}")
             values = {"name": source.name, "record": record.model_dump_json(), "wrapped_key": wrapped}
             connection.execute(sa.insert(SOURCES).values(values))
+            self._append(connection, "source", source.name)
             return record
 
         return self._run("register", work)
@@ -162,31 +197,40 @@ class Ledger:
             lambda connection: spent(queries.get_source(connection, name), queries.costs(connection, name)),
         )
 
-    def check_rows(self, name: str, row_digests: Sequence[bytes]) -> None:
-        """Refuses rows that `register_rows` would refuse, and notes nothing; the source need not exist yet.
+    def check_rows(self, name: str, row_digests: Sequence[bytes], client_digests: Sequence[bytes] = ()) -> None:
+        """Refuses rows and clients that `register_rows` would refuse, and notes nothing; the source need not exist yet.
 
         Raises:
-            InputError: when a row (named by index) is registered under another source.
+            InputError: when a row or its client (named by index) is registered under another source.
         """
-        hashes = self._row_hashes(row_digests)
-        self._run("check_rows", lambda connection: queries.known_rows(connection, name, hashes))
+        hashes = self._row_hashes(row_digests, client_digests)
 
-    def register_rows(self, name: str, row_digests: Sequence[bytes]) -> None:
-        """Notes which rows belong to a source, as keyed hashes; the same rows again change nothing.
+        def work(connection: sa.Connection) -> None:
+            self._untampered(lambda: rows.check_counts(connection))
+            rows.known(connection, name, hashes)
+
+        self._run("check_rows", work)
+
+    def register_rows(self, name: str, row_digests: Sequence[bytes], client_digests: Sequence[bytes] = ()) -> None:
+        """Notes which rows and clients belong to a source, as keyed hashes; the same again change nothing.
 
         Args:
             name: the source.
-            row_digests: one digest of each row's content, in order; never stored as such.
+            row_digests: one digest of each row's content, in order, b"" for one that is not compared; never stored
+                as such.
+            client_digests: one digest of the client of each row; empty where rows have none.
 
         Raises:
-            InputError: when there is no such source, or a row (named by index) is registered under another:
-                nothing is noted then.
+            InputError: when there is no such source, or a row or its client (named by index) is registered under
+                another: nothing is noted then.
         """
-        hashes = self._row_hashes(row_digests)
+        hashes = self._row_hashes(row_digests, client_digests)
 
         def work(connection: sa.Connection) -> None:
             queries.get_source(connection, name)
-            queries.note_rows(connection, name, hashes)
+            self._untampered(lambda: rows.check_counts(connection))
+            if rows.note(connection, name, hashes):
+                self._append(connection, "rows", name, **rows.recount(connection, self._root_key, name))
 
         self._run("register_rows", work)
 
@@ -199,8 +243,8 @@ class Ledger:
 
         Args:
             name: the source.
-            forget_rows: erase the hashes as well: nothing of the rows is left, and nothing keeps them from being
-                registered under another name.
+            forget_rows: erase the hashes, also of clients, as well: nothing of the rows is left, and nothing keeps
+                them from being registered under another name.
 
         Raises:
             InputError: when there is no such source.
@@ -211,9 +255,11 @@ class Ledger:
             queries.get_source(connection, name)
             if forget_rows:
                 connection.execute(sa.delete(ROWS).where(ROWS.c.source == name))
+                self._append(connection, "rows", name, **rows.recount(connection, self._root_key, name))
             connection.execute(sa.update(CHARGES).where(CHARGES.c.source == name).values(salt=None))
             connection.execute(sa.update(SOURCES).where(SOURCES.c.name == name).values(wrapped_key=wrapped))
             vault.drop_idle_secrets(connection)
+            self._append(connection, "purge", name)
 
         self._run("purge", work)
 
@@ -230,12 +276,15 @@ class Ledger:
                 recorded but not counted, as a simulation is.
 
         Raises:
-            InputError: when a field is out of range, or unit or relation are not the source's.
+            InputError: when a field is out of range, unit or relation are not the source's, or the queries are over
+                more units than it has.
             BudgetRefused: when the budget does not allow it; nothing was recorded.
-            UnderstudyError: when the request key belongs to a different request.
+            UnderstudyError: when the queries cost more than the epsilon that is charged, by PLD, or the request key
+                belongs to a different request.
         """
         request = queries.checked_request(fields)
         source = self.source(request.source)
+        queries.check_cost(request)
         curve = queries.renyi_curve(source, request)
 
         def work(connection: sa.Connection) -> Charge:
@@ -263,6 +312,7 @@ class Ledger:
             )
             private = {"salt": secrets.token_bytes(32), "renyi_curve": json.dumps(curve)}
             connection.execute(sa.insert(CHARGES).values(charge.model_dump(exclude={"new"}) | private))
+            self._append(connection, "reserve", charge.id)
             return charge
 
         return self._run("reserve", work)
@@ -304,6 +354,7 @@ class Ledger:
             if bound is None:
                 change = sa.update(CHARGES).where(CHARGES.c.id == charge_id).values(environment=fingerprint)
                 connection.execute(change)
+                self._append(connection, "environment", charge_id, environment=fingerprint)
             elif bound != fingerprint:
                 raise UnderstudyError(
                     f"charge {charge_id} began in the environment {bound!r}, found {fingerprint!r}: finish "
@@ -335,7 +386,8 @@ class Ledger:
                     "or pay for a new run with --accept-new-charge"
                 )
             secret = vault.secret_of(connection, row.key_id, current=self._secret)
-            queries.note_start(connection, charge_id, part=part, now=self._now())
+            started = queries.note_start(connection, charge_id, part=part, now=self._now())
+            self._append(connection, "start", charge_id, **started)
             return KeyMaterial(secret, charge_id, bytes(row.salt), queries_from_json(row.queries))
 
         return self._run("material", work)
@@ -366,6 +418,7 @@ class Ledger:
                 values = {"status": "released", "released_at": self._now(), "salt": None}
                 connection.execute(change.values(values))
                 vault.drop_idle_secrets(connection)
+                self._append(connection, "release", charge_id, released_at=values["released_at"])
             return queries.to_charge(queries.get_charge(connection, charge_id), new=False)
 
         return self._run("release", work)
@@ -386,6 +439,21 @@ class Ledger:
 
         key = keys.unwrap(self._secret, self._run("hmac", work), name=f"source/{name}")
         return hmac.digest(key, data, "sha256")
+
+    def keyed_hash(self, name: str, purpose: str, data: bytes) -> bytes:
+        """HMAC-SHA256 of one unit of a source, 32 bytes: what is decided by it hangs on no other unit.
+
+        The source need not be registered, so that a dry run decides as the run will. The key outlives rotation and
+        purge: what is held out now is held out later.
+
+        Args:
+            name: of the source.
+            purpose: one per decision.
+            data: what names the unit.
+        """
+        parts = (name.encode(), purpose.encode(), data)
+        framed = b"".join(len(part).to_bytes(8) + part for part in parts)
+        return hmac.digest(keys.derive(self._root_key, "unit"), framed, "sha256")
 
     def request_key(self, *parts: str | bytes) -> str:
         """A keyed digest of what makes a request; the same parts give the same key, also after a rotation."""
@@ -409,31 +477,94 @@ class Ledger:
             if connection.execute(sa.select(SECRETS.c.key_id).where(SECRETS.c.key_id == fresh_id)).first():
                 raise InputError(f"the secret {fresh_id} was used before: make a new one")
             vault.rewrap(connection, old=self._secret, new=fresh, now=self._now())
+            self._append(connection, "rotate", fresh_id)
 
         self._run("rotate", work)
         self._secret = fresh
         return fresh_id
 
-    def _row_hashes(self, row_digests: Sequence[bytes]) -> list[bytes]:
-        key = keys.derive(self._root_key, "rows")
-        return [hmac.digest(key, digest, "sha256") for digest in row_digests]
+    def _row_hashes(self, row_digests: Sequence[bytes], client_digests: Sequence[bytes]) -> rows.Hashes:
+        """Keyed, under a key for each kind: what is not compared has none."""
+        found: rows.Hashes = []
+        for kind, digests in (("row", row_digests), ("client", client_digests)):
+            key = keys.derive(self._root_key, f"{kind}s")
+            found += [(kind, i, hmac.digest(key, digest, "sha256")) for i, digest in enumerate(digests) if digest]
+        return found
 
     def _now(self) -> str:
         return self._clock().astimezone(UTC).isoformat(timespec="seconds")
 
-    def _run(self, operation: str, work: Callable[[sa.Connection], T]) -> T:
-        """One transaction, in which the ledger still belongs to our secret."""
+    def _found_or_read(self, connection: sa.Connection, accept_loss: bool) -> bytes:
+        if self._head is not None and not accept_loss and not vault.is_founded(connection):
+            self._head.check_empty(f"the ledger {self._name} is empty")
+        return vault.found_or_read_root_key(connection, self._secret, now=self._now())
 
-        def checked(connection: sa.Connection) -> T:
+    def _accept_loss(self, connection: sa.Connection) -> None:
+        """Records what the head speaks of and the chain does not hold."""
+        found = self._verified(connection, check_head=False)
+        try:
+            if self._head is not None:
+                self._head.check(found)
+        except EntriesLost as lost:
+            entries, mac = (lost.head.entries, lost.head.mac) if lost.head else (None, None)
+            left = len(found.macs)
+            self._append(connection, "loss", "", at=self._now(), entries=entries, mac=mac, left=left)
+            return
+        raise InputError("expected a ledger that lost entries, found one that is whole: nothing is to be accepted")
+
+    def _append(self, connection: sa.Connection, kind: chain.Kind, subject: str, **content: Any) -> None:
+        chain.append(connection, self._root_key, kind, subject, **content)
+
+    def _verified(self, connection: sa.Connection, *, check_head: bool = True) -> chain.Chain:
+        found = self._untampered(lambda: chain.verify(connection, self._root_key))
+        if check_head and self._head is not None:
+            self._head.check(found)
+        return found
+
+    def _untampered(self, check: Callable[[], T]) -> T:
+        try:
+            return check()
+        except chain.Tampered as error:
+            raise UnderstudyError(
+                f"the ledger {self._name} was changed by other means than Understudy: {error}. Nothing is charged or "
+                "drawn with it: put the newest backup back"
+            ) from None
+
+    @property
+    def _name(self) -> str:
+        return self._engine.url.render_as_string(hide_password=True)
+
+    def _run(self, operation: str, work: Callable[[sa.Connection], T], *, check_head: bool = True) -> T:
+        """One transaction, in which the ledger still belongs to our secret and is as its chain and its head say."""
+
+        def checked(connection: sa.Connection) -> tuple[T, chain.Tip, set[str]]:
             vault.require_current_secret(connection, self._secret)
+            found = self._verified(connection, check_head=check_head)
             self._on_step(f"{operation}:begun")
             result = work(connection)
             self._on_step(f"{operation}:written")
-            return result
+            return result, chain.tip(connection), found.accepted
 
-        result = transact(self._engine, checked)
+        result, tip, accepted = transact(self._engine, checked)
         self._on_step(f"{operation}:committed")
+        if self._head is not None:
+            self._head.advance(tip, accepted=accepted)
         return result
+
+
+def accept_ledger_loss() -> Mapping[str, Any]:
+    """Goes on with what is left of this user's ledger, or founds it anew, and records in it what was lost.
+
+    Returns:
+        The record: `at`, the number of `entries` that the head spoke of (None: it is gone too), how many were `left`.
+
+    Raises:
+        InputError: when nothing was lost.
+        UnderstudyError: when what is left was changed by other means, which cannot be accepted.
+    """
+    from understudy.settings import settings
+
+    return Ledger._open(settings(), accept_loss=True).losses()[-1]
 
 
 def rotate_stored_secret() -> str:

@@ -98,6 +98,17 @@ STARTS: Final = sa.Table(
     sa.Column("started_at", sa.String(40), nullable=False),
 )
 
+# What happened to the ledger, in order, each entry with an HMAC over all before it (`ledger_chain`).
+CHAIN: Final = sa.Table(
+    "ledger_chain",
+    METADATA,
+    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("kind", sa.String(20), nullable=False),
+    sa.Column("subject", sa.String(100), nullable=False),
+    sa.Column("content", sa.Text, nullable=False),
+    sa.Column("mac", sa.LargeBinary(32), nullable=False),
+)
+
 # Types in /proc/mounts, with or without the prefix "fuse.".
 _NETWORK_FILE_SYSTEMS: Final = {
     *("afs", "beegfs", "ceph", "ceph-fuse", "cifs", "davfs", "davfs2", "gcsfuse", "glusterfs", "gpfs"),
@@ -218,7 +229,7 @@ def create_tables(engine: sa.Engine) -> None:
             raise UnderstudyError(
                 f"the ledger {engine.url.render_as_string(hide_password=True)} was made by another version of "
                 f"Understudy: its table {name} differs in {differing}. What it holds is spent for good, so go on with "
-                "the version that made it; set UNDERSTUDY_LEDGER_URL to a new one only for rows that it does not know"
+                "the version that made it; start another UNDERSTUDY_HOME only for rows that it does not know"
             )
     if not set(METADATA.tables) <= set(found):
         transact(engine, METADATA.create_all, lock=False)

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Any
 
 import sqlalchemy as sa
 from pydantic import ValidationError
 
 from understudy.errors import InputError, UnderstudyError
 from understudy.privacy.budget import Cost
-from understudy.privacy.ledger_database import CHARGES, ROWS, SOURCES, STARTS
+from understudy.privacy.ledger_database import CHARGES, SOURCES, STARTS
 from understudy.privacy.ledger_records import Charge, ChargeRequest, SourceRecord
-
-# Below the number of parameters that either database takes in one statement.
-_ROWS_AT_ONCE: Final = 10_000
 
 # Sources
 
@@ -54,44 +51,6 @@ def check_same_source(known: SourceRecord, new: SourceRecord) -> None:
             f"source={new.name!r} is registered since {known.registered_at} with {differences}: "
             "use it as it is registered, or choose another name for other data"
         )
-
-
-def known_rows(connection: sa.Connection, name: str, hashes: Sequence[bytes]) -> set[bytes]:
-    """Which of the rows with these keyed hashes are noted already, all of them under the source `name`.
-
-    Raises:
-        InputError: naming the first row that belongs to another source.
-    """
-    owners: dict[bytes, str] = {}
-    for begin in range(0, len(hashes), _ROWS_AT_ONCE):
-        part = hashes[begin : begin + _ROWS_AT_ONCE]
-        query = f"SELECT keyed_hash, source FROM {ROWS.name} WHERE keyed_hash IN ({_marks(connection, len(part))})"
-        owners.update((bytes(h), owner) for h, owner in connection.exec_driver_sql(query, tuple(part)))
-    for index, row in enumerate(hashes):
-        if owners.get(row, name) != name:
-            raise InputError(
-                f"row {index} of source={name!r} is registered under {owners[row]!r} already: use "
-                f"--source {owners[row]}, whose budget counts for it, or leave the row out"
-            )
-    return set(owners)
-
-
-def note_rows(connection: sa.Connection, name: str, hashes: Sequence[bytes]) -> None:
-    """Notes that the rows with these keyed hashes belong to a source.
-
-    Raises:
-        InputError: naming the first row that belongs to another source.
-    """
-    # In order of the primary key, which spares the database most of its page splits.
-    new = sorted(set(hashes) - known_rows(connection, name, hashes))
-    if new:
-        insert = f"INSERT INTO {ROWS.name} (keyed_hash, source) VALUES ({_marks(connection, 2)})"
-        connection.exec_driver_sql(insert, [(row, name) for row in new])
-
-
-def _marks(connection: sa.Connection, count: int) -> str:
-    """Placeholders in the driver's own style: for many rows SQLAlchemy's would take most of the time."""
-    return ",".join(["?" if connection.dialect.paramstyle == "qmark" else "%s"] * count)
 
 
 # Charges
@@ -140,6 +99,18 @@ def checked_request(fields: Mapping[str, Any]) -> ChargeRequest:
         raise InputError(f"this charge cannot be made: {'; '.join(parts)}") from None
 
 
+def check_cost(request: ChargeRequest) -> None:
+    """Refuses a counted charge whose queries cost more than its epsilon; this recomputes it by PLD.
+
+    Raises:
+        UnderstudyError: with both figures.
+    """
+    from understudy.privacy.queries import check_epsilon_of, queries_from_json
+
+    if request.counted:
+        check_epsilon_of(queries_from_json(request.queries), epsilon=request.epsilon, delta=request.delta)
+
+
 def check_same_request(known: sa.Row[Any], request: ChargeRequest) -> None:
     """Refuses to give a request another one's charge.
 
@@ -159,8 +130,10 @@ def check_fits_source(source: SourceRecord, request: ChargeRequest) -> None:
     """Refuses a charge that the source's guarantee cannot absorb.
 
     Raises:
-        InputError: when unit or relation differ, or delta is not below 1/n.
+        InputError: when unit or relation differ, delta is not below 1/n, or the queries are over more than n units.
     """
+    from understudy.privacy.queries import queries_from_json
+
     asked, registered = (request.unit, request.relation), (source.unit, source.relation)
     if asked != registered:
         raise InputError(
@@ -169,6 +142,13 @@ def check_fits_source(source: SourceRecord, request: ChargeRequest) -> None:
         )
     if request.delta >= 1 / source.n:
         raise InputError(f"expected delta < 1/n = {1 / source.n:.6g}, found delta={request.delta:.6g}")
+    units = max(query.units for query in queries_from_json(request.queries))
+    if units > source.n:
+        raise InputError(
+            f"source={source.name!r} is registered for at most {source.n} {source.unit}s, found queries over {units}: "
+            f"its delta of {source.delta:.6g} was chosen for {source.n}. Leave {units - source.n} out, or register "
+            f"the data again, under a new name and with --rows {units}, before anything is charged to this one"
+        )
 
 
 def renyi_curve(source: SourceRecord, request: ChargeRequest) -> tuple[float, ...]:
@@ -191,8 +171,10 @@ def restarts(connection: sa.Connection, charge_id: str) -> int:
     return int(connection.execute(query).scalar_one())
 
 
-def note_start(connection: sa.Connection, charge_id: str, *, part: int, now: str) -> None:
-    """Notes that a part of a charge's mechanism starts, once more."""
+def note_start(connection: sa.Connection, charge_id: str, *, part: int, now: str) -> dict[str, Any]:
+    """Notes that a part of a charge's mechanism starts, once more, and gives what was noted."""
     before = sa.select(sa.func.count()).select_from(STARTS).where(STARTS.c.charge == charge_id, STARTS.c.part == part)
     number = int(connection.execute(before).scalar_one()) + 1
-    connection.execute(sa.insert(STARTS).values(charge=charge_id, part=part, number=number, started_at=now))
+    noted = {"part": part, "number": number, "started_at": now}
+    connection.execute(sa.insert(STARTS).values(charge=charge_id, **noted))
+    return noted

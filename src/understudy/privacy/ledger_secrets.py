@@ -9,6 +9,7 @@ from typing import Final
 import sqlalchemy as sa
 
 from understudy.errors import UnderstudyError
+from understudy.privacy import ledger_chain as chain
 from understudy.privacy import secret as keys
 from understudy.privacy.ledger_database import (
     CHARGES,
@@ -19,11 +20,12 @@ from understudy.privacy.ledger_database import (
     open_engine,
     transact,
 )
+from understudy.privacy.ledger_head import Head
 
 _SCHEMA: Final = b"2"
 
 
-def stored_secret(url: str, path: Path) -> bytes:
+def stored_secret(url: str, path: Path, *, head: Head) -> bytes:
     """The secret in a file, made if the ledger has none yet; finishes a rotation that was killed half-way.
 
     Raises:
@@ -36,11 +38,18 @@ def stored_secret(url: str, path: Path) -> bytes:
     secret = keys.finish_rotation(path, current=current) or keys.read_secret(path)
     if secret is None and current is not None:
         raise UnderstudyError(lost_secret(current, f"no secret in {path}"))
+    if secret is None:
+        head.announce()
     return secret or keys.create_secret(path)
 
 
+def is_founded(connection: sa.Connection) -> bool:
+    """Whether the tables hold a ledger."""
+    return connection.execute(sa.select(META.c.name).limit(1)).first() is not None
+
+
 def found_or_read_root_key(connection: sa.Connection, secret: bytes, *, now: str) -> bytes:
-    """The random key under which rows and requests are hashed; makes it, and so founds a new ledger.
+    """The random key under which rows, requests and entries are hashed; makes it, and so founds a new ledger.
 
     Raises:
         UnderstudyError: when the ledger has another schema or belongs to another secret.
@@ -52,6 +61,7 @@ def found_or_read_root_key(connection: sa.Connection, secret: bytes, *, now: str
         entries = [{"name": "schema", "value": _SCHEMA}, {"name": "root_key", "value": wrapped}]
         connection.execute(sa.insert(META), entries)
         connection.execute(sa.insert(SECRETS).values(key_id=keys.key_id(secret), created_at=now))
+        chain.append(connection, root_key, "found", keys.key_id(secret), at=now)
         return root_key
     if meta.get("schema") != _SCHEMA:
         raise UnderstudyError(

@@ -357,10 +357,10 @@ def _steps(value: Tensor, grid: float) -> Tensor:
 
 
 def _add(steps: Values, noise: Tensor) -> dict[str, Tensor]:
-    """Add one draw, cut into the tensors of the query in alphabetical order; exact."""
+    """Add one draw, cut into the tensors of the query in alphabetical order; exact. The draw is used up."""
     names = sorted(steps)
     parts: tuple[Tensor, ...] = torch.split(noise, [steps[name].numel() for name in names])
     return {
-        name: steps[name] + part.view(steps[name].shape).to(steps[name].device)
+        name: part.view(steps[name].shape).to(steps[name].device).add_(steps[name])
         for name, part in zip(names, parts, strict=True)
     }

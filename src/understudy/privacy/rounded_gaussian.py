@@ -9,17 +9,17 @@ digits are the bits of a key's stream: with L = -ln u, u in (0, 1), and t in [-p
 alone, which IEEE 754 rounds correctly on every machine. The result is within `ERROR` of X, so that scale * X is within
 1.1 * `ERROR` * scale of the float64 product. Where that interval holds no half-integer, its rounding is the answer.
 
-*Slow path*: the other values, and pairs with u < 2^-16 or L < 2^-12 for which the error bound was not derived, are
+*Slow path*: the other values, and pairs with u < 2^-18 or L < 2^-14 for which the error bound was not derived, are
 computed again with further digits of the same key stream and more precision until the interval holds none. So the
 result is a function of the key alone, whatever the machine, and follows the law exactly (as far as the key stream is
 uniform): nothing is added to delta.
 
 *The error bound*, e = 2^-53: converting the digits of u costs e and 2^-63 in L; s = (m - 1)/(m + 1) is within 2e of
-its value, the series 2 atanh(s) of ln m within 4.1e of it, the multiple of ln 2 within 2e; since L is at least half of
-that multiple, L is within 10e L + 2e + 1/w of -ln u (w the integer that 64 digits are, at least 2^48). Hence sqrt(L) is
-within 6e sqrt(L) + e/sqrt(L) + 1/(2 w sqrt(L)): at L >= 2^-12 within 2^-47, at L <= 11.1 within 2.8e-15. The angle is
-within 2.4e, each of cos t -+ sin t within 10.3e. Their product is within 1.0e-14 where L is smallest and 8.3e-15 where
-it is largest; `ERROR` is 1.42e-14. The series' remainders are below 1e-17.
+its value, the series 2 atanh(s) of ln m within 4.2e of it, the multiple of ln 2 within 2e; since L is at least half of
+that multiple, L is within 10e L + 2e + 1/w of -ln u (w the integer that 64 digits are, at least 2^46). Hence sqrt(L) is
+within 6e sqrt(L) + e/sqrt(L) + 1/(2 w sqrt(L)): at L = 2^-14 within 1.43e-14, at L = 12.5 within 4.4e-15. The angle is
+within 2.4e, each of cos t -+ sin t within 10.5e. Their product is within 2.1e-14 where L is smallest and 1.1e-14 where
+it is largest; `ERROR` is 2.8e-14. The series' remainders are below 6e-17.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from numpy.typing import NDArray
 
 from understudy.privacy.noise import uniform_words
 
-ERROR: Final = 2.0**-46
+ERROR: Final = 2.0**-45
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -49,14 +49,14 @@ Words = NDArray[np.uint64]
 # many are asked for or on how many threads share the work. The first half of a block's words are digits of u.
 _BLOCK: Final = 1 << 16
 _PAIRS: Final = _BLOCK // 2
-_LEAST_WORD: Final = np.uint64(1 << 48)
-_LEAST_L: Final = 2.0**-12
+_LEAST_WORD: Final = np.uint64(1 << 46)
+_LEAST_L: Final = 2.0**-14
 _DIGITS: Final = 64
 _MANTISSA: Final = np.uint64((1 << 52) - 1)
 _HALF_EXPONENT: Final = np.uint64(1022 << 52)
 # Coefficients of z^k, z = s^2, in atanh(s)/s, and z = t^2 in sin(t)/t and cos(t), from the highest to the constant.
-_ATANH: Final = tuple(1.0 / (2 * k + 1) for k in range(11, -1, -1))
-_SIN: Final = tuple((-1.0) ** k / math.factorial(2 * k + 1) for k in range(8, -1, -1))
+_ATANH: Final = tuple(1.0 / (2 * k + 1) for k in range(9, -1, -1))
+_SIN: Final = tuple((-1.0) ** k / math.factorial(2 * k + 1) for k in range(7, -1, -1))
 _COS: Final = tuple((-1.0) ** k / math.factorial(2 * k) for k in range(8, -1, -1))
 # A context of our own, one thread at a time: a precision that another thread sets would change results. Its constants
 # are made long enough at once, so that nobody lengthens them in the middle of a computation.
@@ -85,12 +85,11 @@ def rounded_gaussian(key: bytes, size: int, *, scale: float, error: float = ERRO
     """
     if not 0 <= scale < 2.0**58 or size < 0 or len(key) != 32 or not error >= ERROR:
         raise ValueError(f"expected 32 bytes, size >= 0, 0 <= scale < 2^58, found {len(key)}, {size=}, {scale=}")
-    out = np.zeros(size, dtype=np.int64)
+    out = np.empty(size, dtype=np.int64) if scale > 0 else np.zeros(size, dtype=np.int64)
 
     def fill(block: int) -> None:
         begin = block * _BLOCK
-        part = out[begin : begin + _BLOCK]
-        part[:] = _block(key, block, scale=scale, error=error, wanted=len(part))
+        _fill(out[begin : begin + _BLOCK], key, block, scale=scale, error=error)
 
     blocks = range(math.ceil(size / _BLOCK) if scale > 0 else 0)
     if len(blocks) <= 1:
@@ -102,19 +101,23 @@ def rounded_gaussian(key: bytes, size: int, *, scale: float, error: float = ERRO
     return torch.from_numpy(out)
 
 
-def _block(key: bytes, block: int, *, scale: float, error: float, wanted: int) -> Integers:
-    """The first `wanted` values of a block."""
+def _fill(out: Integers, key: bytes, block: int, *, scale: float, error: float) -> None:
+    """Write the first values of a block, as many as `out` takes."""
     words = uniform_words(key, _BLOCK, start=block * _BLOCK)
     normals, in_range = standard_normals(words)
-    scaled = normals[:wanted] * scale
+    scaled = normals[: len(out)]
+    scaled *= scale
     rounded = np.rint(scaled)
-    # At 2^50 and beyond the distance to a half-integer says nothing any more; the bound is far above one half there.
-    open_ = np.abs(scaled - rounded) >= 0.5 - 1.1 * error * scale
-    open_ |= ~np.concatenate((in_range, in_range))[:wanted]
-    found = np.where(open_, 0.0, rounded).astype(np.int64)
+    out[:] = np.where(np.abs(rounded) < 2.0**62, rounded, 0.0) if scale > 2.0**56 else rounded
+    # At 2^52 and beyond the distance to a half-integer says nothing any more; the bound is far above one half there.
+    scaled -= rounded
+    np.abs(scaled, out=scaled)
+    open_ = scaled >= 0.5 - 1.1 * error * scale
+    if not in_range.all():
+        open_ |= ~np.concatenate((in_range, in_range))[: len(out)]
     for place in np.flatnonzero(open_).tolist():
         pair = place % _PAIRS
-        found[place] = _exactly_rounded(
+        out[place] = _exactly_rounded(
             key,
             int(words[pair]),
             int(words[_PAIRS + pair]),
@@ -122,7 +125,6 @@ def _block(key: bytes, block: int, *, scale: float, error: float, wanted: int) -
             second=place >= _PAIRS,
             scale=scale,
         )
-    return found
 
 
 def standard_normals(words: Words) -> tuple[Floats, NDArray[np.bool_]]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from understudy.errors import InputError
@@ -139,3 +140,54 @@ def test_code_of_a_repository_is_never_run(folder):
     (folder / "own.py").write_text("raise SystemExit('this code ran')")
     with pytest.raises(InputError, match="own-model"):
         load_model(folder)
+
+
+def reweigh(folder: Path, change) -> None:
+    weights = {name: values.clone() for name, values in load_file(folder / "model.safetensors").items()}
+    change(weights)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def cut(folder: Path, *, keep: int) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:keep])
+
+
+UNSOUND = {
+    "truncated": (lambda f: cut(f, keep=-1000), "incomplete metadata"),
+    "header alone": (lambda f: cut(f, keep=100), "header"),
+    "empty file": (lambda f: cut(f, keep=0), "header too small"),
+    "no tensors": (lambda f: reweigh(f, dict.clear), "the weights lack"),
+    "a tensor is missing": (lambda f: reweigh(f, lambda w: w.pop("transformer.wpe.weight")), "wpe.weight"),
+    "more layers than stored": (lambda f: edit(f / "config.json", n_layer=9), "the weights lack transformer.h.4"),
+    "fewer layers than stored": (lambda f: edit(f / "config.json", n_layer=1), "no place for transformer.h.1"),
+    "layers below zero": (lambda f: edit(f / "config.json", n_layer=-1), "no place for transformer.h.0"),
+    "another width": (lambda f: edit(f / "config.json", n_embd=64), "another shape"),
+    "another vocabulary": (lambda f: edit(f / "config.json", vocab_size=100), "wte.weight has another shape"),
+    "a word for a number": (lambda f: edit(f / "config.json", n_embd="big"), "n_embd"),
+    "nan": (lambda f: reweigh(f, lambda w: w["transformer.ln_f.bias"].fill_(torch.nan)), "ln_f.bias holds values"),
+    "infinite": (lambda f: reweigh(f, lambda w: w["transformer.wpe.weight"][3].fill_(torch.inf)), "wpe.weight holds"),
+    "a folder of that name": (
+        lambda f: ((f / "model.safetensors").unlink(), (f / "model.safetensors").mkdir()),
+        "model.safetensors",
+    ),
+    "no tokenizer": (lambda f: [path.unlink() for path in f.glob("tokenizer*")], "no tokenizer files"),
+    "an empty tokenizer": (lambda f: (f / "tokenizer.json").write_text("{}"), "cannot be loaded"),
+}
+
+
+@pytest.mark.parametrize("name", UNSOUND)
+def test_unsound_files_are_refused_in_one_line_that_names_the_model(name, folder, capfd):
+    """transformers loads most of these, with random numbers in place of what is missing."""
+    damage, expected = UNSOUND[name]
+    damage(folder)
+    with pytest.raises(InputError, match=r"model='own-model'") as refused:
+        load_model(folder)
+    assert expected in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert capfd.readouterr().err == "", "nothing else is said"
+
+
+def test_a_second_head_beside_the_weights_does_no_harm(folder):
+    reweigh(folder, lambda weights: weights.update({"score.weight": torch.zeros(2, 8)}))
+    assert load_model(folder).model.config.n_layer == 4

@@ -8,6 +8,7 @@ import stat
 import threading
 import time
 from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -139,7 +140,7 @@ def test_the_budget_is_kept_to_the_last_bit_and_no_further(ledger):
     for i in range(4):
         ledger.reserve(**fields(request_key=str(i)))
     with pytest.raises(BudgetRefused, match="left epsilon=0,"):
-        ledger.reserve(**fields(request_key="one more", epsilon=1e-6))
+        ledger.reserve(**fields(request_key="one more", epsilon=0.05))
     assert ledger.reserve(**fields(request_key="0")).new is False
     assert len(ledger.charges()) == 4
 
@@ -217,6 +218,33 @@ def test_a_request_key_belongs_to_one_request(ledger):
             ledger.reserve(**fields(**changes))
 
 
+@pytest.mark.parametrize(("noise", "epsilon"), [(0.1, 1.0), (0.0, 1.0), (100.0, 0.0272), (1000.0, 0.0019)])
+def test_a_charge_below_the_cost_of_its_queries_is_refused(ledger, noise, epsilon):
+    """An edited calibration: the noise says one thing and the epsilon another."""
+    cheat = fields(queries=one_sum(noise), epsilon=epsilon)
+    with pytest.raises(UnderstudyError, match=r"cost epsilon=.*more than the"):
+        ledger.reserve(**cheat)
+    assert ledger.charges() == ()
+    assert ledger.spent("reviews") == (0.0, 0.0)
+    # What stays private costs nothing, so there is nothing to compare.
+    assert ledger.reserve(**cheat | {"epsilon": math.inf}).kind == "internal"
+
+
+def test_the_cost_is_recomputed_for_the_whole_list(sqlite_ledger):
+    one = one_sum(100.0)
+    four = one[:-1] + "," + one[1:].replace('"sum"', '"other"').replace('"steps":1', '"steps":3')
+    with pytest.raises(UnderstudyError, match="more than the"):
+        sqlite_ledger.reserve(**fields(queries=four, epsilon=0.0273))
+    assert sqlite_ledger.reserve(**fields(queries=one, epsilon=0.0273)).new
+
+
+def test_more_units_than_were_registered_are_refused(ledger):
+    with pytest.raises(InputError, match=r"at most 1000 examples, found queries over 1001.*--rows 1001"):
+        ledger.reserve(**fields(queries=one_sum(units=1001)))
+    assert ledger.charges() == ()
+    assert ledger.reserve(**fields(queries=one_sum(units=1000))).new
+
+
 def test_internal_charges_and_simulations_are_recorded_but_not_counted(ledger):
     internal = ledger.reserve(**fields(request_key="inf", epsilon=math.inf, epsilon_rdp=math.inf))
     simulation = ledger.reserve(**fields(request_key="seed", simulation=True))
@@ -257,23 +285,32 @@ def test_charge_ids_are_random(ledger):
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(asked=st.lists(st.tuples(st.floats(0.01, 4), st.floats(0, 5e-5), st.booleans()), min_size=1, max_size=8))
+@given(asked=st.lists(st.tuples(st.floats(0.01, 4), st.floats(1e-6, 5e-5), st.booleans()), min_size=1, max_size=8))
 def test_no_sequence_of_requests_overspends(tmp_path_factory, asked):
     ledger = Ledger(f"sqlite:///{tmp_path_factory.mktemp('l') / 'ledger.db'}", secret=SECRET)
     ledger.register(record())
     paid = []
     for number, (epsilon, delta, release) in enumerate(asked):
         try:
-            charge = ledger.reserve(**fields(request_key=str(number), epsilon=epsilon, delta=delta))
+            charge = ledger.reserve(
+                **fields(request_key=str(number), queries=one_sum(1000.0), epsilon=epsilon, delta=delta)
+            )
         except BudgetRefused:
-            with_this = math.fsum([*(p[0] for p in paid), epsilon]), math.fsum([*(p[1] for p in paid), delta])
-            assert with_this[0] > 8.0 or with_this[1] > 1e-4
+            assert total(paid, epsilon, 0) > 8 or total(paid, delta, 1) > Decimal("1e-4")
             continue
         paid.append((epsilon, delta))
         if release:
             ledger.release(charge.id)
-    assert ledger.spent("reviews") == (math.fsum(p[0] for p in paid), math.fsum(p[1] for p in paid))
-    assert ledger.spent("reviews")[0] <= 8.0 * (1 + 1e-9)
+    assert total(paid, 0.0, 0) <= 8
+    assert total(paid, 0.0, 1) <= Decimal("1e-4")
+    assert ledger.spent("reviews") == pytest.approx(
+        (float(total(paid, 0.0, 0)), float(total(paid, 0.0, 1))), rel=1e-15, abs=0
+    )
+
+
+def total(paid, new, position):
+    """Exact, of the decimals that were typed."""
+    return sum((Decimal(repr(p[position])) for p in paid), start=Decimal(repr(new)))
 
 
 def test_a_renyi_filter_admits_more_and_stops(sqlite_path):
@@ -367,6 +404,52 @@ def test_repeated_and_absent_rows_are_fine(ledger):
         ledger.check_rows("another", [b"new" * 11, b"row" * 11, digests(3)[1]])
 
 
+def test_clients_belong_to_one_source_whatever_they_wrote(ledger):
+    """The same clients with other documents: as rows they are new."""
+    ledger.register(record("clinic"))
+    ledger.register_rows("reviews", digests(6), digests(3, start=900) * 2)
+    for refuse in (ledger.register_rows, ledger.check_rows):
+        with pytest.raises(InputError, match="row 1 of source='clinic' is of a client registered under 'reviews'"):
+            refuse("clinic", digests(2, start=50), [*digests(1, start=800), *digests(1, start=902)])
+    ledger.register_rows("reviews", digests(2, start=50), digests(2, start=901))
+    # A row and a client of one content are not taken for each other.
+    ledger.register_rows("clinic", digests(1, start=900), digests(1))
+
+
+def test_rows_without_a_digest_match_nothing(ledger):
+    ledger.register(record("clinic"))
+    ledger.register_rows("reviews", [b"", *digests(1), b""])
+    ledger.register_rows("clinic", [b""])
+    with pytest.raises(InputError, match="row 2 "):
+        ledger.check_rows("clinic", [b"", b"", *digests(1)])
+
+
+@pytest.mark.parametrize(
+    ("change", "at_once"),
+    [
+        ("DELETE FROM ledger_rows WHERE keyed_hash = (SELECT keyed_hash FROM ledger_rows ORDER BY 1 LIMIT 1)", True),
+        ("UPDATE ledger_rows SET source = 'clinic'", True),
+        (
+            "UPDATE ledger_rows SET keyed_hash = (SELECT mac FROM ledger_chain WHERE number = 1) "
+            "WHERE keyed_hash = (SELECT keyed_hash FROM ledger_rows ORDER BY 1 LIMIT 1)",
+            False,
+        ),
+    ],
+)
+def test_hashes_removed_by_hand_are_noticed(ledger, url, change, at_once):
+    ledger.register(record("clinic"))
+    ledger.register_rows("reviews", digests(5))
+    ledger.verify()
+    with open_engine(url).begin() as connection:
+        assert connection.exec_driver_sql(change).rowcount
+    refusing = [ledger.verify]
+    if at_once:
+        refusing += [lambda: ledger.check_rows("other", digests(1)), lambda: ledger.register_rows("clinic", digests(1))]
+    for refuse in refusing:
+        with pytest.raises(UnderstudyError, match=r"the rows of the source '(reviews|clinic)' are not"):
+            refuse()
+
+
 def test_a_hundred_thousand_rows_take_seconds(sqlite_ledger):
     rows = digests(100_000)
     begin = time.monotonic()
@@ -413,6 +496,18 @@ def test_hmac_depends_on_source_and_content(ledger):
     assert one == ledger.hmac("reviews", b"content")
     assert len({one, ledger.hmac("reviews", b"other"), ledger.hmac("clinic", b"content")}) == 3
     assert one != hashlib.sha256(b"content").digest()
+
+
+def test_a_keyed_hash_needs_no_registration_and_outlives_rotation_and_purge(ledger):
+    before = ledger.keyed_hash("soon", "hold-out", b"unit")
+    ledger.register(record("soon"))
+    assert ledger.keyed_hash("soon", "hold-out", b"unit") == before
+    ledger.purge("soon", forget_rows=True)
+    ledger.rotate_secret(b"another secret, of 32 bytes or more")
+    assert ledger.keyed_hash("soon", "hold-out", b"unit") == before
+    others = [("other", "hold-out", b"unit"), ("soon", "ids", b"unit"), ("so", "onhold-out", b"unit")]
+    assert before not in [ledger.keyed_hash(*other) for other in others]
+    assert len(before) == 32
 
 
 def test_request_keys_tell_parts_apart(ledger):

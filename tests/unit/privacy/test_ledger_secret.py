@@ -37,7 +37,7 @@ def test_open_makes_a_secret_that_only_its_owner_can_read(home):
     path = home / "secret"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert len(path.read_bytes().strip()) == 64
-    assert sorted(p.name for p in home.iterdir()) == ["ledger.db", "secret"]
+    assert sorted(p.name for p in home.iterdir()) == ["ledger.db", "ledger.head", "ledger.head.lock", "secret"]
     tag = ledger.hmac("reviews", b"content")
     assert Ledger.open().hmac("reviews", b"content") == tag
     assert path.read_bytes().strip() not in (home / "ledger.db").read_bytes()
@@ -210,7 +210,7 @@ def test_two_first_openings_share_one_secret(home):
         for _ in range(3)
     ]
     assert [p.communicate(timeout=120)[0] for p in processes] == ["ok\n"] * 3
-    assert sorted(p.name for p in home.iterdir()) == ["ledger.db", "secret"]
+    assert sorted(p.name for p in home.iterdir()) == ["ledger.db", "ledger.head", "ledger.head.lock", "secret"]
     Ledger.open()
 
 

@@ -1,5 +1,6 @@
 """The gateway: keyed, recorded, one query per purpose; one-off releases are read back, never drawn again."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -7,17 +8,58 @@ from hypothesis import strategies as st
 
 from understudy.errors import UnderstudyError
 from understudy.models.checkpoints import load_tensors, save_tensors
+from understudy.privacy.grid import charged_sensitivity, grid_of
 from understudy.privacy.ledger_records import KeyMaterial
 from understudy.privacy.mechanisms import Gateway, Mechanism
+from understudy.privacy.queries import Query
 from understudy.privacy.secure_round import SecureSettings
 
-MATERIAL = KeyMaterial(secret=b"s" * 32, charge_id="charge-1", salt=b"salt" * 4)
 QUERY = {"b": torch.arange(6.0).reshape(2, 3), "a": torch.zeros(5)}
+ASKED = {"sensitivity": 0.5, "noise_multiplier": 2.0, "step": 3, "purpose": "lm"}
+
+
+def gaussian(name, *, sensitivity=0.5, noise_multiplier=2.0):
+    return Query(
+        kind="gaussian_sum",
+        name=name,
+        units=200,
+        steps=10,
+        sensitivity=sensitivity,
+        noise_multiplier=noise_multiplier,
+    )
+
+
+def histogram(name, sigma):
+    return Query(kind="histogram", name=name, units=200, sensitivity=1.0, noise_multiplier=sigma)
+
+
+def on_mask(batch, n, probability):
+    return gaussian(f"on-{batch}").model_copy(update={"batch": batch, "units": n, "sampling_probability": probability})
+
+
+def material(*queries, secret=b"s", charge="charge-1", salt=b"salt"):
+    return KeyMaterial(secret * 32, charge, salt * 4, queries)
+
+
+# What the tests ask for; `material` makes others.
+CHARGED = (
+    *(gaussian(name) for name in ("lm", "discriminator", "scores", "other")),
+    on_mask("batch", 200, 0.5),
+    on_mask("train", 200, 0.5),
+    on_mask("filter", 200, 0.5),
+)
+MATERIAL = material(*CHARGED)
 
 
 def noised(gateway, query=QUERY, **changes):
-    options = {"sensitivity": 0.5, "noise_multiplier": 2.0, "step": 3, "purpose": "lm"}
-    return gateway.gaussian_sum(query, **{**options, **changes})
+    return gateway.gaussian_sum(query, **{**ASKED, **changes})
+
+
+def steps_of(values, sensitivity=0.5):
+    """Whole steps of the grid, exact."""
+    steps = flat(values).double() / grid_of(sensitivity)
+    assert torch.equal(steps, steps.round())
+    return steps
 
 
 def flat(values):
@@ -37,8 +79,8 @@ def test_same_charge_step_and_query_give_the_same_bytes():
     [
         {"step": 4},
         {"purpose": "discriminator"},
-        {"query": {**QUERY, "a": torch.full((5,), 1e-30)}},
-        {"query": {**QUERY, "a": torch.tensor([0.0, 0.0, 0.0, 0.0, -0.0])}},
+        {"query": {**QUERY, "a": torch.full((5,), 1e-6)}},
+        {"query": {**QUERY, "a": torch.tensor([0.0, 0.0, 0.0, 0.0, 2.0**-27])}},
     ],
 )
 def test_any_other_step_purpose_or_query_gives_other_noise(changes):
@@ -48,32 +90,55 @@ def test_any_other_step_purpose_or_query_gives_other_noise(changes):
 
 
 @pytest.mark.parametrize(
-    "material",
+    "other",
     [
-        KeyMaterial(secret=b"t" * 32, charge_id="charge-1", salt=b"salt" * 4),
-        KeyMaterial(secret=b"s" * 32, charge_id="charge-2", salt=b"salt" * 4),
-        KeyMaterial(secret=b"s" * 32, charge_id="charge-1", salt=b"SALT" * 4),
+        material(*CHARGED, secret=b"t"),
+        material(*CHARGED, charge="charge-2"),
+        material(*CHARGED, salt=b"SALT"),
     ],
 )
-def test_any_other_key_gives_other_noise_and_masks(material):
-    assert not bool((flat(noised(Gateway.live(MATERIAL))) == flat(noised(Gateway.live(material)))).any())
+def test_any_other_key_gives_other_noise_and_masks(other):
+    assert not bool((flat(noised(Gateway.live(MATERIAL))) == flat(noised(Gateway.live(other)))).any())
     one = Gateway.live(MATERIAL).poisson(step=0, n=200, probability=0.5)
-    two = Gateway.live(material).poisson(step=0, n=200, probability=0.5)
+    two = Gateway.live(other).poisson(step=0, n=200, probability=0.5)
     assert not torch.equal(one, two)
 
 
 def test_noise_scale_is_multiplier_times_sensitivity():
     query = {"a": torch.zeros(20_000)}
     for sensitivity, multiplier in ((0.5, 2.0), (4.0, 0.25), (1.0, 3.0)):
-        noise = noised(Gateway.live(MATERIAL), query, sensitivity=sensitivity, noise_multiplier=multiplier)
+        gateway = Gateway.live(material(gaussian("lm", sensitivity=sensitivity, noise_multiplier=multiplier)))
+        noise = noised(gateway, query, sensitivity=sensitivity, noise_multiplier=multiplier)
         assert noise["a"].std().item() == pytest.approx(sensitivity * multiplier, rel=0.03)
 
 
-def test_zero_noise_is_an_unchanged_copy():
-    found = noised(Gateway.live(MATERIAL), noise_multiplier=0.0)
-    assert all(torch.equal(found[name], QUERY[name]) for name in QUERY)
+def test_zero_noise_is_a_copy_on_the_grid():
+    query = {"a": torch.tensor([0.0, 0.1, -7.3])}
+    found = noised(Gateway.live(material(gaussian("lm", noise_multiplier=0.0))), query, noise_multiplier=0.0)
+    assert float((found["a"] - query["a"]).abs().max()) <= grid_of(0.5) / 2
     found["a"].add_(1.0)
-    assert QUERY["a"].sum() == 0
+    assert query["a"][0] == 0
+
+
+def test_what_is_released_is_whole_steps_of_the_grid_and_so_are_both_of_its_parts():
+    spy = Spy()
+    generator = torch.Generator().manual_seed(0)
+    query = {"a": torch.randn(500, generator=generator, dtype=torch.float64)}
+    released = noised(Gateway(MATERIAL, recorder=spy), query)
+    (call,) = spy.calls
+    assert call[0].grid == grid_of(0.5) == 2.0**-27
+    exact, out = steps_of(call[1]), steps_of(released)
+    noise = out - exact
+    # Within float32 the released number is the one nearest to the sum of the two integers, which is exact.
+    assert float(noise.std()) == pytest.approx(2.0 * charged_sensitivity(0.5) / grid_of(0.5), rel=0.1)
+    assert float((call[1]["a"] - query["a"]).abs().max()) <= grid_of(0.5) / 2
+
+
+def test_steps_of_the_grid_pass_as_they_are():
+    steps = {"a": torch.tensor([1, -2, 3 << 40])}
+    as_floats = {"a": steps["a"].double() * grid_of(0.5)}
+    one, other = noised(Gateway.live(MATERIAL), steps), noised(Gateway.live(MATERIAL), as_floats)
+    assert torch.equal(one["a"], other["a"])
 
 
 def test_a_second_query_under_one_purpose_is_refused():
@@ -82,9 +147,10 @@ def test_a_second_query_under_one_purpose_is_refused():
     noised(gateway)  # the same query again: the same bytes, no new release
     with pytest.raises(UnderstudyError, match="step=3, purpose='lm'"):
         noised(gateway, {**QUERY, "a": torch.ones(5)})
-    gateway.poisson(step=0, n=10, probability=0.5)
+    identifiers = np.zeros((200, 16), dtype=np.uint8)
+    gateway.poisson(step=0, n=200, probability=0.5)
     with pytest.raises(UnderstudyError, match="poisson"):
-        gateway.poisson(step=0, n=10, probability=0.6)
+        gateway.poisson(step=0, n=200, probability=0.5, unit_ids=identifiers)
 
 
 def test_masks_of_two_trainings_differ():
@@ -99,43 +165,44 @@ def test_masks_of_two_trainings_differ():
     [
         {"sensitivity": 0.0},
         {"sensitivity": float("inf")},
+        {"sensitivity": float("nan")},
         {"noise_multiplier": -1.0},
         {"noise_multiplier": float("nan")},
         {"query": {}},
-        {"query": {"a": torch.zeros(3, dtype=torch.float64)}},
         {"query": {"a": torch.zeros(3, dtype=torch.float16)}},
+        {"query": {"a": torch.tensor([float("nan")])}},
         {"purpose": "../up"},
     ],
 )
 def test_senseless_calls_are_refused(changes):
-    with pytest.raises(ValueError, match="expected"):
+    with pytest.raises((ValueError, UnderstudyError), match=r"expected|nothing was drawn"):
         noised(Gateway.live(MATERIAL), **changes)
 
 
 @given(st.lists(st.integers(-50, 10**12), min_size=1, max_size=6), st.sampled_from([0.0, 0.3, 5.0]))
 def test_histogram_is_whole_numbers_near_the_counts(counts, sigma):
     exact = torch.tensor(counts)
-    found = Gateway.live(MATERIAL).histogram(exact, sigma=sigma, purpose="class_sizes")
+    found = Gateway.live(material(histogram("sizes", sigma))).histogram(exact, sigma=sigma, purpose="sizes")
     assert found.dtype == torch.int64
     assert int((found - exact).abs().max()) <= 12 * sigma
 
 
 def test_histogram_is_written_before_use_and_read_back_ever_after(tmp_path):
     counts = torch.tensor([40, 2, 17])
-    journal = tmp_path / "journal"
-    first = Gateway.live(MATERIAL, journal).histogram(counts, sigma=4.0, purpose="class_sizes")
+    journal, charged = tmp_path / "journal", material(histogram("class_sizes", 4.0), histogram("other", 4.0))
+    first = Gateway.live(charged, journal).histogram(counts, sigma=4.0, purpose="class_sizes")
     (file,) = journal.iterdir()
     assert file.stat().st_mode & 0o777 == 0o600
     assert torch.equal(load_tensors(file)["counts"], first)
     # even if the counts were to change, the released value stands: it is one release
-    later = Gateway.live(MATERIAL, journal).histogram(counts + 5, sigma=4.0, purpose="class_sizes")
+    later = Gateway.live(charged, journal).histogram(counts + 5, sigma=4.0, purpose="class_sizes")
     assert torch.equal(later, first)
-    other = Gateway.live(MATERIAL, journal).histogram(counts, sigma=4.0, purpose="other")
+    other = Gateway.live(charged, journal).histogram(counts, sigma=4.0, purpose="other")
     assert not torch.equal(other, first)
 
 
 def test_without_a_journal_a_second_histogram_is_refused():
-    gateway = Gateway.live(MATERIAL)
+    gateway = Gateway.live(material(histogram("sizes", 1.0)))
     gateway.histogram(torch.tensor([1, 2]), sigma=1.0, purpose="sizes")
     with pytest.raises(UnderstudyError, match="histogram"):
         gateway.histogram(torch.tensor([2, 2]), sigma=1.0, purpose="sizes")
@@ -148,7 +215,9 @@ def test_a_query_released_once_is_read_back_and_another_in_its_place_refused(kin
 
     def released(value, purpose="scores"):
         """By a gateway of its own each time, as in another process."""
-        gateway = Gateway.live(MATERIAL, journal)
+        summed = {"kind": "masked_sum", "units": 4, "steps": 3, "sensitivity": 1.0, "noise_multiplier": 1.0}
+        masked = (Query(name=name, **summed) for name in ("scores", "other"))
+        gateway = Gateway.live(MATERIAL if kind == "gaussian_sum" else material(*masked), journal)
         if kind == "gaussian_sum":
             return noised(gateway, {"a": torch.full((3,), value)}, purpose=purpose, once=True)["a"]
         vectors = torch.full((4, 3), value, dtype=torch.float64)
@@ -180,7 +249,7 @@ def test_what_is_read_back_is_what_was_written(tmp_path):
 
 def test_a_journal_says_nothing_of_its_query_without_the_key(tmp_path):
     one, two = (
-        Gateway.live(KeyMaterial(secret=secret * 32, charge_id="charge-1", salt=b"salt" * 4), tmp_path / name)
+        Gateway.live(material(*CHARGED, secret=secret), tmp_path / name)
         for name, secret in (("one", b"s"), ("two", b"t"))
     )
     tags = []
@@ -209,14 +278,15 @@ class Spy:
 
 def test_every_call_passes_the_recorder():
     spy = Spy()
-    gateway = Gateway(MATERIAL, recorder=spy)
+    charged = material(gaussian("lm"), histogram("sizes", 1.5), on_mask("train", 7, 0.25))
+    gateway = Gateway(charged, recorder=spy)
     mask = gateway.poisson(step=1, n=7, probability=0.25, purpose="train")
     sums = noised(gateway)
     counts = gateway.histogram(torch.tensor([1, 2]), sigma=1.5, purpose="sizes")
     assert [call[0] for call in spy.calls] == [
         Mechanism("poisson", 1, "train", scale=0.25, sensitivity=0.0),
-        Mechanism("gaussian_sum", 3, "lm", scale=1.0, sensitivity=0.5),
-        Mechanism("histogram", 0, "sizes", scale=1.5, sensitivity=1.0),
+        Mechanism("gaussian_sum", 3, "lm", 2.0 * charged_sensitivity(0.5), charged_sensitivity(0.5), 2.0**-27),
+        Mechanism("histogram", 0, "sizes", scale=1.5, sensitivity=1.0, grid=1.0),
     ]
     assert torch.equal(spy.calls[0][2]["mask"], mask)
     assert spy.calls[1][2] is sums

@@ -1,0 +1,131 @@
+"""`understudy.synthesize`: which tables it takes, and that no row stands in what Prefect, a log or an error shows."""
+
+import dataclasses
+import logging
+
+import datasets
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import understudy
+from understudy.api import _as_files
+from understudy.errors import InputError
+from understudy.requests import RunRequest
+from understudy.settings import prepare_environment, settings
+
+CANARY = "zq0x"  # stands in the first private row
+
+
+@dataclasses.dataclass(frozen=True)
+class Streaming:
+    """A table of another library: all that it has is an Arrow stream, with string views, as that of polars."""
+
+    table: pa.Table
+
+    def __arrow_c_stream__(self, requested_schema=None):
+        views = [field.with_type(pa.string_view()) for field in self.table.schema]
+        return self.table.cast(pa.schema(views)).__arrow_c_stream__(requested_schema)
+
+
+@dataclasses.dataclass(frozen=True)
+class Interchanging:
+    """An older table: all that it has is the data frame interchange protocol."""
+
+    table: pa.Table
+
+    def __dataframe__(self, nan_as_null=False, allow_copy=True):
+        return self.table.__dataframe__(nan_as_null, allow_copy)
+
+
+TABLES = {
+    "pyarrow": lambda table: table,
+    "pandas": lambda table: table.to_pandas(),
+    "pandas of objects": lambda table: table.to_pandas().astype(object),
+    "datasets": lambda table: datasets.Dataset.from_dict(table.to_pydict()),
+    "datasets in another order": lambda table: datasets.Dataset.from_dict(table[::-1].to_pydict()).select(
+        range(table.num_rows - 1, -1, -1)
+    ),
+    "Arrow stream": Streaming,
+    "record batches": lambda table: table.to_reader(),
+    "interchange": Interchanging,
+}
+REFUSED = {
+    "list of texts": lambda table: table["text"].to_pylist(),
+    "list of rows": lambda table: table.to_pylist(),
+    "dict of columns": lambda table: table.to_pydict(),
+    "bytes": lambda table: table["text"][0].as_py().encode(),
+    "column": lambda table: table["text"],
+    "pandas column": lambda table: table.to_pandas()["text"],
+    "mixed pandas column": lambda table: pd.DataFrame({"text": [*table["text"].to_pylist(), 3]}),
+    "data set of splits": lambda table: datasets.DatasetDict({"train": datasets.Dataset.from_dict(table.to_pydict())}),
+    "generator": lambda table: (text for text in table["text"].to_pylist()),
+    "text": lambda table: table["text"][0].as_py(),
+    "texts in lines": lambda table: "\n".join(table["text"].to_pylist()),
+}
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_every_kind_of_table_is_the_same_table(kind, private_rows):
+    null = pa.concat_tables([private_rows, pa.table({"text": [None], "label": [None]}, schema=private_rows.schema)])
+    with _as_files({"data": TABLES[kind](null), "test": None}) as files:
+        assert files["test"] is None
+        found = pq.read_table(files["data"])
+        inside = files["data"].startswith(str(settings().temporary_root))
+    assert found.select(["text", "label"]).cast(private_rows.schema).equals(null)
+    assert inside, "rows stay under the private root"
+    assert not list(settings().temporary_root.glob("inbox-*")), "and only for the time of the run"
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+@pytest.mark.parametrize("place", ["data", "test"])
+def test_anything_else_is_refused_and_not_shown(kind, place, private_rows, tmp_path, caplog, capfd):
+    caplog.set_level(logging.DEBUG)
+    given = {"data": private_rows, "test": None} | {place: REFUSED[kind](private_rows)}
+    with pytest.raises(InputError) as refused:
+        understudy.synthesize(
+            **given, source="ward", epsilon=3, out=tmp_path / "out", label_names={"bad": "bad", "good": "good"}
+        )
+    printed = capfd.readouterr()
+    for said in (repr(refused.value), repr(refused.value.__context__), caplog.text, printed.out, printed.err):
+        assert CANARY not in said
+        assert "patient" not in said
+    assert not (tmp_path / "out").exists()
+    assert not list(settings().temporary_root.glob("inbox-*"))
+
+
+def test_a_refusal_names_the_type(private_rows, tmp_path):
+    with pytest.raises(InputError, match=r"data: expected .*datasets\.Dataset.*, found builtins\.list"):
+        understudy.synthesize(private_rows.to_pylist(), source="ward", epsilon=3, out=tmp_path / "out")
+
+
+def test_no_row_of_a_pandas_table_stands_in_what_a_run_says_or_prefect_keeps(
+    private_rows, request_of, home, tmp_path, prefect_server, find_leaks, caplog, capfd, monkeypatch
+):
+    from understudy.flows import conditional_generation as module
+
+    prepare_environment()
+    caplog.set_level(logging.DEBUG)
+    handed = []
+    flow = module.conditional_generation
+    monkeypatch.setattr(module, "conditional_generation", lambda request: handed.append(request) or flow(request))
+    asked = request_of()
+    result = understudy.synthesize(
+        private_rows.to_pandas(),
+        source="ward",
+        epsilon=3,
+        out=tmp_path / "out",
+        budget=(8, 0.01),
+        model=asked.model,
+        samples=12,
+        overrides=asked.overrides,
+        label_names=asked.label_names,
+    )
+    assert result.synthetic.num_rows == 12
+    (request,) = handed
+    assert isinstance(request, RunRequest)
+    assert CANARY not in repr(request)
+    printed = capfd.readouterr()
+    said = {"log": caplog.text, "printed": printed.out + printed.err, "request": repr(request)}
+    assert find_leaks(private_rows, home=home, export=tmp_path / "out/export", said=said) == []

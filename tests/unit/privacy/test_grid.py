@@ -1,0 +1,107 @@
+"""The grid: rounding stays within what is set aside for it, sums are exact, floats of it are roundings."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from understudy.errors import UnderstudyError
+from understudy.privacy.grid import (
+    ALLOWANCE,
+    MOST_NUMBERS,
+    GridSum,
+    charged_sensitivity,
+    from_steps,
+    grid_of,
+    to_steps,
+)
+
+sensitivities = st.floats(1e-6, 1e6)
+
+
+@given(sensitivities)
+def test_the_grid_is_a_power_of_two_so_fine_that_rounding_costs_under_a_thousandth(sensitivity):
+    grid = grid_of(sensitivity)
+    assert math.frexp(grid)[0] == 0.5
+    assert grid * math.sqrt(MOST_NUMBERS) <= sensitivity * ALLOWANCE / 2
+    assert sensitivity < charged_sensitivity(sensitivity) < sensitivity * 1.001
+
+
+@given(st.lists(st.floats(-50, 50), min_size=1, max_size=50), sensitivities)
+def test_rounding_moves_a_number_by_half_a_step_at_most(values, sensitivity):
+    exact, grid = torch.tensor(values, dtype=torch.float64) * sensitivity, grid_of(sensitivity)
+    steps = to_steps(exact, grid=grid)
+    assert steps.dtype == torch.int64
+    assert float((from_steps(steps, grid=grid, dtype=torch.float64) - exact).abs().max()) <= grid / 2
+
+
+def test_floats_of_steps_are_the_nearest_ones():
+    steps = torch.tensor([0, 1, -3, 2**24 + 1, 2**24 + 3, 2**60])
+    found = from_steps(steps, grid=2.0**-26)
+    assert found.dtype == torch.float32
+    assert found.double().mul(2.0**26).tolist() == [0, 1, -3, 2**24, 2**24 + 4, 2**60]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 2.0**35])
+def test_a_query_that_is_not_finite_is_refused(bad):
+    with pytest.raises(UnderstudyError, match="nothing was released"):
+        to_steps(torch.tensor([0.0, bad]), grid=2.0**-26)
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, math.inf, math.nan, 1e-320])
+def test_a_senseless_sensitivity_is_refused(bad):
+    with pytest.raises(ValueError, match="sensitivity"):
+        grid_of(bad)
+
+
+def test_a_sum_of_a_million_contributions_moves_by_one_contribution_and_no_more():
+    """In float32 the removal of one row of a million moves the sum by up to 1.004 times the clip norm."""
+    clip, rows, numbers = 1.0, 1 << 20, 4
+    generator = torch.Generator().manual_seed(0)
+    direction = torch.tensor([1.0, 0.7, 0.4, 0.1], dtype=torch.float64)
+    contributions = (direction + 0.1 * torch.randn(rows, numbers, generator=generator)).double()
+    contributions *= clip / contributions.norm(dim=1, keepdim=True)
+
+    def total(without: int | None) -> torch.Tensor:
+        kept = contributions.clone()
+        if without is not None:
+            kept[without] = 0.0
+        found = GridSum(sensitivity=clip)
+        for part in kept.split(8192):
+            found.add({"sum": part.sum(0)}, units=len(part))
+        return from_steps(found.steps()["sum"], grid=grid_of(clip), dtype=torch.float64)
+
+    whole, in_float32 = total(None), contributions.sum(0).float()
+    worst32 = 0.0
+    for slot in (0, 12_345, rows - 1):
+        moved = float((whole - total(slot)).norm())
+        assert moved <= charged_sensitivity(clip)
+        assert moved == pytest.approx(clip, rel=1e-6)
+        neighbour = (contributions.sum(0) - contributions[slot]).float()
+        worst32 = max(worst32, float((in_float32 - neighbour).double().norm()))
+    assert worst32 > charged_sensitivity(clip)  # what the grid repairs
+
+
+def test_a_sum_leaves_what_it_is_given_as_it_was_and_may_be_read_twice():
+    found, value = GridSum(sensitivity=1.0), torch.ones(3, dtype=torch.float64)
+    for _ in range(4):
+        found.add({"a": value}, units=1)
+    first = found.steps()["a"].clone()
+    assert torch.equal(found.steps()["a"], first)
+    found.add({"a": value}, units=1 << 17)
+    assert torch.equal(found.steps()["a"], first // 4 * 5)
+    assert torch.equal(value, torch.ones(3, dtype=torch.float64))
+
+
+def test_which_units_are_added_together_changes_the_sum_by_roundings_only():
+    generator = torch.Generator().manual_seed(1)
+    values = torch.randn(4096, 5, generator=generator, dtype=torch.float64)
+    sums = []
+    for size in (1, 64, 4096):
+        found = GridSum(sensitivity=10.0)
+        for part in values.split(size):
+            found.add({"a": part.sum(0)}, units=size)
+        sums.append(found.steps()["a"])
+    assert all(int((one - sums[0]).abs().max()) <= 1 for one in sums)

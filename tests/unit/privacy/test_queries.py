@@ -1,0 +1,118 @@
+"""The list of queries: event, epsilon and text follow from it, and from nothing else."""
+
+import dp_accounting as dp
+import pytest
+from pydantic import ValidationError
+
+from understudy.errors import InputError, UnderstudyError
+from understudy.privacy.accounting import analytic_gaussian_sigma, epsilon_pld
+from understudy.privacy.events import DiscreteGaussianDpEvent
+from understudy.privacy.queries import (
+    Query,
+    check_epsilon_of,
+    check_queries,
+    event_delta,
+    event_of,
+    queries_from_json,
+    queries_to_json,
+)
+
+
+def sum_of(name="train/lm", z=1.0, **changes):
+    plain = {"kind": "gaussian_sum", "units": 900, "steps": 30, "sensitivity": 0.5, "batch": "train"}
+    return Query(**{**plain, "name": name, "noise_multiplier": z, "sampling_probability": 0.05, **changes})
+
+
+def once(name="target", z=2.0, **changes):
+    return Query(kind="gaussian_sum", name=name, units=900, sensitivity=1.0, noise_multiplier=z, **changes)
+
+
+SIZES = Query(kind="histogram", name="class-sizes", units=900, sensitivity=1.0, noise_multiplier=20.0)
+
+
+def test_the_event_is_that_of_the_list_in_its_order():
+    joint = (2.0**-2 + 3.0**-2) ** -0.5
+    found = event_of((SIZES, sum_of(z=2.0), once(z=4.0), sum_of("train/head", z=3.0)))
+    histogram, training, target = found.events
+    assert histogram == DiscreteGaussianDpEvent(20.0, 1)
+    assert (training.count, training.event.sampling_probability) == (30, 0.05)
+    assert training.event.event.noise_multiplier == pytest.approx(joint)
+    assert target == dp.GaussianDpEvent(4.0)
+
+
+def test_two_queries_on_one_mask_cost_more_than_two_on_masks_of_their_own_would_seem_to():
+    together = event_of((sum_of(z=1.0), sum_of("train/head", z=1.0)))
+    apart = event_of((sum_of(z=1.0), sum_of("train/head", z=1.0, batch="other")))
+    assert epsilon_pld(together, 1e-4) > 1.1 * epsilon_pld(apart, 1e-4)
+
+
+def test_a_series_without_a_mask_is_composed_without_amplification():
+    found = event_of((once(steps=7),))
+    assert found == dp.SelfComposedDpEvent(dp.GaussianDpEvent(2.0), 7)
+
+
+def test_the_text_is_canonical_and_gives_the_list_back():
+    listed = (SIZES, sum_of(), once(z=1 / 3))
+    assert queries_from_json(queries_to_json(listed)) == listed
+    assert queries_to_json(queries_from_json(queries_to_json(listed))) == queries_to_json(listed)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "[1]", '[{"kind":"gaussian_sum"}]', "nonsense"])
+def test_a_text_that_is_no_list_is_refused(text):
+    with pytest.raises(UnderstudyError, match="canonical JSON"):
+        queries_from_json(text)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sensitivity": 0.0},
+        {"sensitivity": float("inf")},
+        {"noise_multiplier": -1.0},
+        {"noise_multiplier": float("nan")},
+        {"steps": 0},
+        {"units": 0},
+        {"batch": None},
+        {"name": "../up"},
+        {"sampling_probability": 1.5},
+        {"kind": "histogram"},
+        {"kind": "masked_sum", "sensitivity": 2.0},
+    ],
+)
+def test_a_senseless_query_is_refused(changes):
+    with pytest.raises(ValidationError):
+        sum_of(**changes)
+
+
+def test_a_list_that_contradicts_itself_is_refused():
+    for listed in (
+        (),
+        (once(), once()),
+        (sum_of(), sum_of("b", sampling_probability=0.1)),
+        (sum_of(), sum_of("b", steps=9)),
+    ):
+        with pytest.raises(InputError):
+            check_queries(listed)
+
+
+def test_epsilon_is_recomputed_and_an_understated_one_refused():
+    z = analytic_gaussian_sigma(epsilon=1.0, delta=1e-5, sensitivity=1.0)
+    check_epsilon_of((once(z=z * 1.001),), epsilon=1.0, delta=1e-5)
+    with pytest.raises(UnderstudyError, match=r"cost epsilon=91.*calibration"):
+        # A damaged calibration, which would be charged and stated as epsilon 1.
+        check_epsilon_of((once(z=0.1),), epsilon=1.0, delta=1e-5)
+    with pytest.raises(UnderstudyError, match="more than the epsilon"):
+        check_epsilon_of((once(z=z * 0.99),), epsilon=1.0, delta=1e-5)
+    check_epsilon_of((once(z=0.0),), epsilon=float("inf"), delta=1e-5)
+    with pytest.raises(UnderstudyError, match="epsilon=inf"):
+        check_epsilon_of((once(z=0.0),), epsilon=1e6, delta=1e-5)
+
+
+def test_only_masked_sums_take_something_off_delta():
+    masked = Query(kind="masked_sum", name="scores", units=9, steps=20, sensitivity=1.0, noise_multiplier=5.0)
+    assert event_delta((once(), SIZES), epsilon=3.0, delta=1e-5) == 1e-5
+    left = event_delta((masked,), epsilon=3.0, delta=1e-5)
+    assert 1e-5 * (1 - 1e-10) < left < 1e-5
+    # At an epsilon where e^epsilon times the distance eats all of delta, nothing may be charged.
+    with pytest.raises(UnderstudyError):
+        check_epsilon_of((masked,), epsilon=40.0, delta=1e-9)

@@ -1,0 +1,131 @@
+"""The rounded Gaussian: a function of the key alone, whatever path, thread count or machine computes it."""
+
+import math
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from understudy.privacy import rounded_gaussian as module
+from understudy.privacy.noise import uniform_words
+from understudy.privacy.rounded_gaussian import ERROR, rounded_gaussian, standard_normals
+
+KEY = bytes(range(32))
+SCALES = (0.3, 1.0, 57.25, 2.0**27, 4000 * 2.0**27)
+
+
+def oracle(radius: int, angle: int) -> tuple[mpmath.mpf, mpmath.mpf]:
+    """The pair of 64 known digits each, with 60 digits of precision."""
+    with mpmath.workdps(60):
+        size = mpmath.sqrt(-mpmath.log(mpmath.mpf(radius) / 2**64))
+        signed = (angle << 2) % 2**64
+        signed -= 2**64 if signed >= 2**63 else 0
+        t = mpmath.pi / 4 * signed / mpmath.mpf(2) ** 63
+        first, second = size * (mpmath.cos(t) - mpmath.sin(t)), size * (mpmath.cos(t) + mpmath.sin(t))
+        return (-first if angle >> 63 else first), (-second if (angle >> 62) & 1 else second)
+
+
+def largest_error(words: np.ndarray) -> float:
+    """Of the fast path over the pairs for which its bound is claimed."""
+    half = len(words) // 2
+    found, in_range = standard_normals(words)
+    worst = 0.0
+    for pair in np.flatnonzero(in_range).tolist():
+        first, second = oracle(int(words[pair]), int(words[half + pair]))
+        worst = max(worst, abs(float(first - found[pair])), abs(float(second - found[half + pair])))
+    return worst
+
+
+def test_the_fast_path_is_within_its_bound_on_random_words():
+    words = uniform_words(KEY, 4000)
+    assert 0 < largest_error(words) < ERROR
+    assert standard_normals(words)[1].mean() > 0.99
+
+
+def test_the_fast_path_is_within_its_bound_at_the_edges_of_its_range():
+    radius = [2**46, 2**46 + 1, 2**52 - 1, 2**63, 2**63 - 1, int(2**64 * math.sqrt(0.5)), int(2**64 * 0.999938)]
+    angle = [0, 1, 2**61 - 1, 2**61, 2**62, 2**63, 2**64 - 1]
+    pairs = [(r, a) for r in radius for a in angle]
+    words = np.array([r for r, _ in pairs] + [a for _, a in pairs], dtype=np.uint64)
+    assert standard_normals(words)[1].all()
+    assert 0 < largest_error(words) < ERROR
+
+
+def test_pairs_outside_the_range_of_the_bound_go_down_the_slow_path():
+    words = np.array([0, 1, 2**46 - 1, 2**64 - 1, int(2**64 * 0.99994)] + [7] * 5, dtype=np.uint64)
+    assert not standard_normals(words)[1].any()
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_a_forced_slow_path_changes_no_value(scale):
+    size = 400
+    fast = rounded_gaussian(KEY, size, scale=scale)
+    assert torch.equal(fast, rounded_gaussian(KEY, size, scale=scale, error=1.0))
+    if scale > 1:
+        assert float(fast.double().std()) == pytest.approx(scale, rel=0.15)
+
+
+def test_values_that_the_fast_path_would_get_wrong_are_computed_again():
+    """At a scale where float64 leaves every value open, many roundings of the fast path are wrong."""
+    size, scale = 600, 2.0**52
+    found = rounded_gaussian(KEY, size, scale=scale)
+    normals, _ = standard_normals(uniform_words(KEY, 1 << 16))
+    naive = np.rint(normals[:size] * scale).astype(np.int64)
+    assert (naive != found.numpy()).mean() > 0.2
+    exact = [oracle(int(r), int(a))[0] for r, a in zip(*np.split(uniform_words(KEY, 1 << 16), 2), strict=True)][:20]
+    # 64 digits of u and t leave the value open by some 2^-10 of a step here: far less than the fast path's error.
+    for value, expected in zip(found[:20].tolist(), exact, strict=True):
+        assert abs(value - float(expected * scale)) <= 1.0
+
+
+def test_the_rounding_is_that_of_more_digits():
+    """The digits after the 64th decide a value that 64 digits leave open."""
+    low, high = module._enclosure(KEY, 2**64 - 2, 5, pair=3, second=False, scale=2.0**57, further=8)
+    assert low < high
+    value = module._exactly_rounded(KEY, 2**64 - 2, 5, pair=3, second=False, scale=2.0**57)
+    assert low <= value <= high
+    other = module._exactly_rounded(KEY, 2**64 - 2, 5, pair=4, second=False, scale=2.0**57)
+    assert other != value  # another place of the key stream has other digits
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.integers(0, 200_000), st.integers(0, 200_000))
+def test_asking_for_more_changes_nothing(n, m):
+    few, many = sorted((n, m))
+    assert torch.equal(rounded_gaussian(KEY, many, scale=1e4)[:few], rounded_gaussian(KEY, few, scale=1e4))
+
+
+def test_it_depends_on_the_key_and_neither_on_threads_nor_on_the_global_generator():
+    before = torch.get_num_threads()
+    state = torch.random.get_rng_state()
+    try:
+        results = []
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            results.append(rounded_gaussian(KEY, 300_001, scale=1e6))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(results[0], r) for r in results[1:])
+    assert torch.equal(state, torch.random.get_rng_state())
+    assert not torch.equal(rounded_gaussian(KEY[::-1], 100, scale=1e6), results[0][:100])
+
+
+def test_no_noise_is_zero():
+    assert torch.equal(rounded_gaussian(KEY, 5, scale=0.0), torch.zeros(5, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [{"size": -1}, {"scale": -1.0}, {"scale": math.inf}, {"scale": math.nan}, {"scale": 2.0**58}, {"key": b"short"}],
+)
+def test_what_is_out_of_range_is_refused(bad):
+    with pytest.raises(ValueError, match="scale"):
+        rounded_gaussian(**({"key": KEY, "size": 3, "scale": 1.0} | bad))
+
+
+def test_a_bound_narrower_than_the_proven_one_is_refused():
+    with pytest.raises(ValueError, match="expected"):
+        rounded_gaussian(KEY, 3, scale=1.0, error=ERROR / 2)
