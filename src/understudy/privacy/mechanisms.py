@@ -264,7 +264,7 @@ class Gateway:
         (n, d), silent = vectors.shape, dict(silent_from or {})
         answering = [client for client in range(n) if silent.get(client, "unmask") == "unmask"]
         unit = integer_sensitivity(d, settings.bits)
-        share = plan_round(settings, n=n, d=d, step=step).share_scale
+        share = plan_round(settings, n=n, d=d, step=step, attempt=b"").share_scale
         scale = share * math.sqrt(len(answering)) / unit
         call = Mechanism("masked_sum", step, purpose, scale=scale, sensitivity=1.0, grid=1.0 / unit)
         self._check_paid(call, sensitivity=1.0, noise_multiplier=settings.noise_multiplier, units=n)

@@ -23,13 +23,16 @@ everyone) the Gaussian mechanism with `noise_multiplier` at sensitivity 1, up to
 takes no part in a round looks like any other, so amplification by Poisson sampling holds against the server too, but
 not against a client that knows of itself that it took part.
 
-A round is a function of the clients' secrets, vectors and the public plan: what is resumed repeats its messages.
+A round is a function of the clients' secrets, vectors and the public plan: what is resumed repeats its messages. A
+client that keeps records (`secure_answers`) has what it sends on its disk before it sends it; restarted, it sends the
+same or nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -86,7 +89,7 @@ class MaskedSum:
     plan: SecureRound = field(repr=False)
 
 
-def masked_sum(
+def masked_sum(  # noqa: PLR0913 - the public plan, the clients, and what a test or a resumed round keeps
     vectors: Iterable[ArrayLike],
     settings: SecureSettings,
     *,
@@ -96,6 +99,7 @@ def masked_sum(
     step: int,
     silent_from: Mapping[int, Kind] | None = None,
     record: bool = False,
+    records: Path | None = None,
 ) -> MaskedSum:
     """One round with every client in this process; each client computes what it would on its own machine.
 
@@ -109,6 +113,9 @@ def masked_sum(
         step: the round; a step of its own for every release of one set of secrets.
         silent_from: public simulation of dropouts: client -> the first kind of message that it does not send.
         record: keep the messages.
+        records: folder in which every client keeps what it sent, a folder of its own for each charge; it must last as
+            long as the charge can be resumed. A resumed round then repeats its messages, and one that would send
+            others is refused. None keeps nothing, for a caller that keeps the round's result before it is used.
 
     Returns:
         The noisy sum and the transcript.
@@ -120,7 +127,7 @@ def masked_sum(
     silent = {client: _KINDS.index(kind) for client, kind in (silent_from or {}).items()}
     attempt = repr(sorted(silent.items())).encode()
     plan = plan_round(settings, n=len(participating), d=d, step=step, attempt=attempt)
-    clients = _start(plan, vectors, participating, client_secret)
+    clients = _start(plan, vectors, participating, client_secret, records)
     transcript = Transcript(record)
 
     def speaking(kind: Kind) -> list[int]:
@@ -149,13 +156,14 @@ def _start(
     vectors: Iterable[ArrayLike],
     participating: NDArray[np.bool_],
     client_secret: Callable[[int], bytes],
+    records: Path | None,
 ) -> list[Client]:
     clients = []
     for index, vector in enumerate(vectors):
         if index >= plan.n:
             raise InputError(f"expected n={plan.n} vectors, one for each client, found more")
         taking = vector if participating[index] else None
-        clients.append(client_side.start(plan, index, taking, secret=client_secret(index)))
+        clients.append(client_side.start(plan, index, taking, secret=client_secret(index), records=records))
     if len(clients) != plan.n:
         raise InputError(f"expected n={plan.n} vectors, one for each client, found {len(clients)}")
     return clients

@@ -2,15 +2,17 @@
 
 Source: Bonawitz et al. 2017, Figure 4, without the signatures that a lying server calls for. Deviation: every key is a
 function of the client's secret, the session and its vector, so that a round that is resumed repeats its messages byte
-for byte, and one on another vector shares no key, mask or noise with it.
+for byte, and one on another vector shares no key, mask or noise with it. What is sent is on the client's disk before
+(`secure_answers`), so that a client that was restarted repeats it or refuses.
 """
 
 from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -19,6 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from understudy.errors import UnderstudyError
 from understudy.privacy.noise import derive_key
+from understudy.privacy.secure_answers import Answers, Sent
 from understudy.privacy.secure_fixed_point import Words, encode, to_words
 from understudy.privacy.secure_masks import add_pair_mask, agree, expand, private_key, public_bytes, seal, unseal
 from understudy.privacy.secure_noise import share_noise
@@ -43,6 +46,8 @@ class Client:
         self_seed: gives its self mask; shared.
         channels: neighbour -> the key of their envelopes, once `distribute` ran.
         answered: the request that it answered; it answers no other.
+        answers: its record of what it sent; None keeps none, which is for tests and for clients that end with the
+            process.
     """
 
     index: int
@@ -53,9 +58,12 @@ class Client:
     self_seed: bytes = field(repr=False)
     channels: Mapping[int, bytes] = field(default_factory=dict, repr=False)
     answered: UnmaskRequest | None = None
+    answers: Answers | None = field(default=None, repr=False)
 
 
-def start(plan: SecureRound, index: int, vector: ArrayLike | None, *, secret: bytes) -> Client:
+def start(
+    plan: SecureRound, index: int, vector: ArrayLike | None, *, secret: bytes, records: Path | None = None
+) -> Client:
     """A client at the start of a round.
 
     Args:
@@ -64,6 +72,8 @@ def start(plan: SecureRound, index: int, vector: ArrayLike | None, *, secret: by
         vector: (d,) of norm at most 1; None where the client takes no part: it then sends masked zeros and noise like
             any other, which nobody can tell.
         secret: the client's own, at least 16 bytes.
+        records: folder of this client that keeps what it sends, on a disk that lasts until the round is over and
+            its attempt is never used again. A client that may be restarted needs it.
 
     Raises:
         InputError: when the vector is out of range.
@@ -75,12 +85,17 @@ def start(plan: SecureRound, index: int, vector: ArrayLike | None, *, secret: by
     kept = encoded.astype(np.int32)
     keys = {purpose: _key(plan, secret, kept, purpose) for purpose in ("mask", "channel", "self")}
     pair, channel = private_key(keys["mask"]), private_key(keys["channel"])
-    return Client(index, kept, secret, pair, channel, keys["self"])
+    answers = None if records is None else Answers(records, plan.session, index, secret)
+    return Client(index, kept, secret, pair, channel, keys["self"], answers=answers)
 
 
 def advertise(client: Client) -> bytes:
-    """The client's two public keys, 64 bytes."""
-    return public_bytes(client.mask_key) + public_bytes(client.channel_key)
+    """The client's two public keys, 64 bytes.
+
+    Raises:
+        UnderstudyError: when it sent anything for another vector in this session.
+    """
+    return _recorded(client, "keys", (), public_bytes(client.mask_key) + public_bytes(client.channel_key))
 
 
 def distribute(plan: SecureRound, client: Client, keys: Mapping[int, bytes]) -> tuple[Client, dict[int, bytes]]:
@@ -95,7 +110,8 @@ def distribute(plan: SecureRound, client: Client, keys: Mapping[int, bytes]) -> 
         The client, who now has its channels, and neighbour -> sealed shares.
 
     Raises:
-        UnderstudyError: when fewer than `threshold` neighbours advertised keys, or a key is malformed.
+        UnderstudyError: when fewer than `threshold` neighbours advertised keys, a key is malformed, or it sent shares
+            for other keys or anything for another vector in this session.
     """
     holders = _neighbours(plan, client, keys)
     if len(holders) < plan.threshold:
@@ -110,7 +126,11 @@ def distribute(plan: SecureRound, client: Client, keys: Mapping[int, bytes]) -> 
         channels[holder] = agree(client.channel_key, keys[holder][KEY_BYTES:], purpose=plan.session + b"channel")
         text = b"".join(share.to_bytes(SHARE_BYTES) for share in shares)
         sealed[holder] = seal(_one_way(channels[holder], client.index), text, context=plan.session)
-    return replace(client, channels=channels), sealed
+    asked = [part for holder in holders for part in (holder.to_bytes(8), keys[holder])]
+    kept = _recorded(client, "shares", asked, b"".join(sealed.values()))
+    size = len(kept) // len(holders)
+    repeated = {holder: kept[i * size : (i + 1) * size] for i, holder in enumerate(holders)}
+    return replace(client, channels=channels), repeated
 
 
 def masked_input(plan: SecureRound, client: Client, keys: Mapping[int, bytes]) -> bytes:
@@ -125,7 +145,8 @@ def masked_input(plan: SecureRound, client: Client, keys: Mapping[int, bytes]) -
         d words; uniform to whoever lacks the self mask or the mask with one neighbour.
 
     Raises:
-        UnderstudyError: when fewer than `threshold` neighbours shared.
+        UnderstudyError: when fewer than `threshold` neighbours shared, or it sent a masked vector for other partners
+            or anything for another vector in this session.
     """
     partners = _neighbours(plan, client, keys)
     if len(partners) < plan.threshold:
@@ -137,7 +158,8 @@ def masked_input(plan: SecureRound, client: Client, keys: Mapping[int, bytes]) -
     for partner in partners:
         key = agree(client.mask_key, keys[partner][:KEY_BYTES], purpose=plan.session + b"mask")
         add_pair_mask(total, key, own=client.index, other=partner)
-    return total.tobytes()
+    asked = [part for partner in partners for part in (partner.to_bytes(8), keys[partner])]
+    return _recorded(client, "masked", asked, total.tobytes())
 
 
 def reveal(
@@ -156,7 +178,7 @@ def reveal(
 
     Raises:
         UnderstudyError: when the request names a client as both, has fewer survivors than the smallest set, leaves
-            this client out, or is not the first.
+            this client out, or is not the first in this session, in this process or any other that has its record.
     """
     if request.survivors & request.dropped or client.index not in request.survivors:
         raise UnderstudyError("expected each client either among survivors or dropped, and this one a survivor")
@@ -172,7 +194,16 @@ def reveal(
             survived = owner in request.survivors
             share = text[SHARE_BYTES:] if survived else text[:SHARE_BYTES]
             records.append(REVEALED.pack(owner, survived, share))
-    return replace(client, answered=request), b"".join(records)
+    asked = [b",".join(str(i).encode() for i in sorted(some)) for some in (request.survivors, request.dropped)]
+    return replace(client, answered=request), _recorded(client, "unmask", asked, b"".join(records))
+
+
+def _recorded(client: Client, kind: Sent, asked: Iterable[bytes], answer: bytes) -> bytes:
+    """What the client sends, once its record holds it; whatever it sends first binds the session to its vector."""
+    if client.answers is None:
+        return answer
+    client.answers.once("vector", (client.encoded.tobytes(),), b"")
+    return client.answers.once(kind, asked, answer)
 
 
 def _neighbours(plan: SecureRound, client: Client, among: Mapping[int, bytes]) -> list[int]:

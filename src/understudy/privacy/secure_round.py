@@ -100,7 +100,7 @@ class UnmaskRequest:
     dropped: frozenset[int]
 
 
-def plan_round(settings: SecureSettings, *, n: int, d: int, step: int, attempt: bytes = b"") -> SecureRound:
+def plan_round(settings: SecureSettings, *, n: int, d: int, step: int, attempt: bytes) -> SecureRound:
     """Fix a round.
 
     Args:
@@ -108,8 +108,9 @@ def plan_round(settings: SecureSettings, *, n: int, d: int, step: int, attempt: 
         n: clients.
         d: coordinates.
         step: the round.
-        attempt: names a try at the round; a second try must have another name, or the server could unmask a client
-            that answered in one and dropped out in the other.
+        attempt: names a try at the round, and where clients keep one secret for several charges, the charge. A second
+            try must have another name, or the server could unmask a client that answered in one and dropped out in
+            the other; clients that keep records refuse it.
 
     Raises:
         InputError: when the values do not fit each other.

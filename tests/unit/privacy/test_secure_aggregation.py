@@ -128,8 +128,8 @@ def test_noise_has_the_scale_of_the_smallest_surviving_set(monkeypatch, factor):
 
 
 def test_colluders_are_made_up_for():
-    plain = plan_round(settings(20), n=20, d=5, step=0)
-    sized = plan_round(settings(20, colluding=3), n=20, d=5, step=0)
+    plain = plan_round(settings(20), n=20, d=5, step=0, attempt=b"")
+    sized = plan_round(settings(20, colluding=3), n=20, d=5, step=0, attempt=b"")
     assert sized.share_scale == pytest.approx(plain.share_scale * math.sqrt(12 / 9))
 
 
@@ -370,7 +370,7 @@ def test_a_client_out_of_range_is_refused():
 )
 def test_settings_that_would_not_protect_are_refused(changes):
     with pytest.raises(InputError, match=r"expected|fall apart|bits"):
-        plan_round(settings(20, **changes), n=20, d=5, step=0)
+        plan_round(settings(20, **changes), n=20, d=5, step=0, attempt=b"")
 
 
 # Refusals of the server and of an honest client, on a real round's messages.
@@ -516,7 +516,7 @@ def test_a_client_with_too_few_neighbours_says_nothing(scene):
 
 
 def test_nothing_private_shows_in_a_repr():
-    plan = plan_round(settings(8), n=8, d=6, step=0)
+    plan = plan_round(settings(8), n=8, d=6, step=0, attempt=b"")
     client = secure_client.start(plan, 0, score_vectors(8, 6)[0], secret=secret(0))
     assert repr(client) == "Client(index=0, answered=None)"
     assert isinstance(client, Client)
