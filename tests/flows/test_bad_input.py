@@ -280,6 +280,15 @@ def test_rows_to_measure_on_are_not_those_of_the_training(call, words, tmp_path,
     assert state_of(home) == ([], [])
 
 
+@pytest.mark.parametrize("option", ["synthetic", "real", "test"])
+def test_evaluate_refuses_a_path_that_no_file_can_have(option, call, tmp_path, data):
+    given = {"synthetic": data, "real": data, "test": data} | {option: "x" * 5000}
+    code, said = call("evaluate", "--out", tmp_path / "out", *(w for n, v in given.items() for w in (f"--{n}", v)))
+    assert code == 2, said
+    assert said.count("\n") == 1
+    assert "a text of 5000 characters" in said
+
+
 def test_a_rare_label_is_neither_read_nor_shown(call, words, tmp_path, home):
     labels = [*(["good", "bad"] * 29), "good", "zibby disease"]
     code, said = call(*words(data=write(tmp_path, bad_rows(label=labels)), label_names=None))
