@@ -260,7 +260,7 @@ def refuse_matching(call, options, data, tmp_path, home, private_rows):
 def test_deeply_nested_rows_are_refused_in_one_line(depth, call, words, tmp_path, home):
     path = tmp_path / "deep.jsonl"
     rows = ['{"text": "fine text", "label": "good"}'] * 20
-    path.write_text("\n".join([*rows, '{"text": %s%s, "label": "good"}' % ("[" * depth, "]" * depth)]))
+    path.write_text("\n".join([*rows, '{"text": ' + "[" * depth + "]" * depth + ', "label": "good"}']))
     code, said = call(*words(data=path))
     assert code == 2, said
     (line,) = said.splitlines()
