@@ -159,9 +159,14 @@ def _rows_to_measure_on(request: RunRequest, kind: RowKind, whole: pa.Table, nam
     if same_source(request.data, request.test):
         raise refusal
     test, _ = _checked(request, kind, records.read_source(request.test), names, null_records=False)
-    if set(records.row_digests(test)) == set(records.row_digests(_present(whole))):
+    if _texts(test) == _texts(whole):
         raise refusal
     return test
+
+
+def _texts(table: pa.Table) -> set[str]:
+    """The different texts of a table, in whatever order and case."""
+    return {records.normalise(text) for text in table["text"].to_pylist() if text is not None}
 
 
 def _check_spoken(test: pa.Table) -> None:

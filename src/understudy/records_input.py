@@ -23,6 +23,7 @@ from understudy.settings import private_directory, settings
 from understudy.shipped import SAMPLES
 
 _WORDS = 4
+_LONG = 1_000
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?(#\w+)?")
 
 
@@ -66,19 +67,24 @@ def same_source(spec: str, other: str) -> bool:
 def _reader(spec: str) -> Callable[[], pa.Table]:
     if spec.startswith("sample:"):
         return lambda: _read_sample(spec.removeprefix("sample:"))
-    path = Path(spec).expanduser()
+    # So many words are a text, most likely, and a text may be private.
+    shown = spec if spec.count(" ") < _WORDS and len(spec) < _LONG else f"a text of {len(spec)} characters"
     readers = {".csv": _read_csv, ".jsonl": _read_jsonl, ".parquet": _read_parquet}
+    try:
+        path = Path(spec).expanduser()
+        is_file, is_folder = path.is_file(), path.is_dir()
+    except (OSError, RuntimeError):  # a name that is too long, a home folder of nobody
+        raise InputError(f"{shown}: expected the path of a file, found one that no file can have") from None
     reader = readers.get(path.suffix.lower())
-    if path.is_file() and reader is not None:
+    if is_file and reader is not None:
         return lambda: reader(path)
-    if path.is_file() or (path.suffix and not path.exists() and reader is None and "/" not in spec):
-        raise InputError(f"{spec}: expected a file ending in {', '.join(readers)}, found {path.suffix!r}")
-    if path.is_dir():
-        raise InputError(f"{spec}: expected a file, found a directory; name the file inside it")
+    if is_file or (path.suffix and not is_folder and reader is None and "/" not in spec):
+        found = path.suffix if shown == spec else "another"
+        raise InputError(f"{shown}: expected a file ending in {', '.join(readers)}, found {found!r}")
+    if is_folder:
+        raise InputError(f"{shown}: expected a file, found a directory; name the file inside it")
     if reader is None and _HUB_ID.fullmatch(spec):
         return lambda: _read_hub(spec)
-    # So many words are a text, most likely, and a text may be private.
-    shown = spec if spec.count(" ") < _WORDS else f"a text of {len(spec)} characters"
     raise InputError(f"{shown}: no such file; check the path, or give sample:NAME or a hub id OWNER/NAME")
 
 

@@ -21,7 +21,7 @@ Profile = Literal["tiny", "paper"]
 # at 1e5 it never ends (docs/privacy.md).
 LEAST_EPSILON: Final = 1e-4
 MOST_EPSILON: Final = 100.0
-MOST_UNITS: Final = 100_000_000
+MOST_UNITS: Final = 10_000_000
 MOST_LABELS: Final = 1_000
 MOST_OVERRIDES: Final = 200
 # What Linux takes as a path and as one name in it.
@@ -114,7 +114,7 @@ class RunRequest(BaseModel):
         default=False, description="Pay again when the code or the environment changed since the charge."
     )
 
-    @field_validator("data", "out", "test")
+    @field_validator("data", "out", "test", "model")
     @classmethod
     def _check_path(cls, value: str | None) -> str | None:
         if value is None:
@@ -128,7 +128,7 @@ class RunRequest(BaseModel):
             raise ValueError("expected the home folder of a user that there is behind '~'") from None
         return value
 
-    @field_validator("source", "text_column", "label_column", "client_column", "model")
+    @field_validator("source", "text_column", "label_column", "client_column")
     @classmethod
     def _check_name(cls, value: str | None) -> str | None:
         return value if value is None else _check_line(value)

@@ -260,8 +260,7 @@ def refuse_matching(call, options, data, tmp_path, home, private_rows):
 def test_deeply_nested_rows_are_refused_in_one_line(depth, call, words, tmp_path, home):
     path = tmp_path / "deep.jsonl"
     rows = ['{"text": "fine text", "label": "good"}'] * 20
-    deep = "[" * depth + "]" * depth
-    path.write_text("\n".join([*rows, f'{{"text": {deep}, "label": "good"}}']))
+    path.write_text("\n".join([*rows, '{"text": ' + "[" * depth + "]" * depth + ', "label": "good"}']))
     code, said = call(*words(data=path))
     assert code == 2, said
     (line,) = said.splitlines()
@@ -279,6 +278,15 @@ def test_rows_to_measure_on_are_not_those_of_the_training(call, words, tmp_path,
         assert said.count("\n") == 1
         assert "--test: expected rows that nothing is trained on, found the rows of --data" in said
     assert state_of(home) == ([], [])
+
+
+@pytest.mark.parametrize("option", ["synthetic", "real", "test"])
+def test_evaluate_refuses_a_path_that_no_file_can_have(option, call, tmp_path, data):
+    given = {"synthetic": data, "real": data, "test": data} | {option: "x" * 5000}
+    code, said = call("evaluate", "--out", tmp_path / "out", *(w for n, v in given.items() for w in (f"--{n}", v)))
+    assert code == 2, said
+    assert said.count("\n") == 1
+    assert "a text of 5000 characters" in said
 
 
 def test_a_rare_label_is_neither_read_nor_shown(call, words, tmp_path, home):

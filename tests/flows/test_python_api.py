@@ -62,6 +62,7 @@ REFUSED = {
     "data set of splits": lambda table: datasets.DatasetDict({"train": datasets.Dataset.from_dict(table.to_pydict())}),
     "generator": lambda table: (text for text in table["text"].to_pylist()),
     "text": lambda table: table["text"][0].as_py(),
+    "text with a dot": lambda table: f"Dr. Lee. {table['text'][0].as_py()}",
     "texts in lines": lambda table: "\n".join(table["text"].to_pylist()),
 }
 

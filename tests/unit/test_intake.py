@@ -275,6 +275,11 @@ def test_rows_to_measure_on_are_not_those_trained_on(kind, order, request_of):
     assert found.test.num_rows == 24
 
 
+def test_other_rows_of_a_letter_each_may_be_measured_on(request_of):
+    found = take_in(request_of({"text": ["y", "n"] * 12}, test={"text": ["m", "y"]}), "texts", None)
+    assert found.test["text"].to_pylist() == ["m", "y"]
+
+
 def test_one_file_is_not_both_however_it_is_written(request_of, tmp_path):
     asked = request_of({"text": TEXTS})
     (tmp_path / "link.parquet").symlink_to(tmp_path / "data.parquet")

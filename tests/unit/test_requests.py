@@ -66,7 +66,7 @@ def test_no_other_field_holds_rows(fields):
     assert "zibby" not in str(refused.value)
 
 
-@pytest.mark.parametrize("field", ["data", "out", "test"])
+@pytest.mark.parametrize("field", ["data", "out", "test", "model"])
 @pytest.mark.parametrize("value", ["x" * 5000, "/".join(["folder"] * 800), "a" * 256, "~nobody-of-this-name/rows.csv"])
 def test_paths_that_no_file_system_takes_are_refused(field, value):
     with pytest.raises(InputError, match=f"--{field}: expected"):

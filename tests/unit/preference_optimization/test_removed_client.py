@@ -14,6 +14,7 @@ from understudy.models.loading import load_model
 from understudy.plans import describe_plan
 from understudy.preference_optimization.pool import build_pool, load_pool, save_pool
 from understudy.preference_optimization.release import scores_without_noise
+from understudy.privacy.sampling import poisson_mask_of
 from understudy.requests import Budget, RunRequest
 
 CLIENTS = 300
@@ -63,8 +64,8 @@ def pool_of(request: RunRequest):
 
 
 def takes_part(ids: np.ndarray, round: int) -> np.ndarray:
-    """Half of all ids: a function of (round, id), as the mechanism's mask is."""
-    return np.array([hashlib.sha256(bytes([round]) + bytes(row)).digest()[0] < 128 for row in ids])
+    """The mechanism's own mask at q = 1/2: a function of (round, id)."""
+    return poisson_mask_of(bytes([round]) * 32, ids, probability=0.5).numpy()
 
 
 @pytest.mark.parametrize("gone", [0, 150])
