@@ -11,7 +11,9 @@ import pytest
 from understudy.artifacts import exchange_store, private_store
 from understudy.delivery import INTERNAL, read_record
 from understudy.errors import InputError, TrackingFailed
+from understudy.evaluation.metrics import Metrics
 from understudy.privacy.ledger import Ledger
+from understudy.reporting.report import build_report
 from understudy.settings import prepare_environment, settings
 from understudy.tasks import housekeeping, tracking
 from understudy.tasks.housekeeping import purge_source
@@ -104,3 +106,15 @@ def test_an_interrupted_purge_is_finished_by_the_next(finished, home, tmp_path, 
     purge_source("ward")
     assert unmarked_runs(home / "mlflow.db", gone) == []
     assert files_naming(gone, home, tmp_path / "out" / INTERNAL) == []
+
+
+def test_a_report_drawn_again_closes_what_an_earlier_version_left_open(tmp_path, call):
+    inner = tmp_path / "out" / INTERNAL
+    build_report(inner, title="t", metrics=Metrics(), statement={})
+    (inner / "run.json").write_text("{}")
+    for path in (inner, *inner.iterdir()):
+        path.chmod(0o755)
+    code, said = call("report", tmp_path / "out")
+    assert code == 0, said
+    assert {stat.S_IMODE(path.stat().st_mode) for path in inner.iterdir()} == {0o600}
+    assert stat.S_IMODE(inner.stat().st_mode) == 0o700
