@@ -126,10 +126,11 @@ def evaluate(
 
 def report(*, folder: Path, as_json: bool) -> None:
     """`understudy report`."""
-    from understudy.delivery import INTERNAL
+    from understudy.delivery import INTERNAL, close_folder
     from understudy.reporting.report import rebuild_report
 
     files = rebuild_report(folder / INTERNAL)
+    close_folder(folder / INTERNAL)  # one that an earlier version left open
     show({"report": str(files.html), "figures": str(files.json)}, as_json=as_json)
 
 
@@ -157,7 +158,8 @@ def lineage(*, what: str, as_json: bool) -> None:
 
 def _node_text(node: Any) -> str:
     made = f", made by {node.task}" if node.task else ""
-    return f"{node.kind} {node.id}{made}{f' - {node.label}' if node.label else ''}"
+    label = f" - {node.label}" if node.label else ""
+    return f"{node.kind} {node.id}{made}{label}{', purged' if node.purged else ''}"
 
 
 def ledger_register(

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from understudy.admission import Admission
 from understudy.artifacts import ArtifactRef, read_json, read_table
+from understudy.delivered import remember
 from understudy.delivery import RunRecord, named_labels, write_export, write_internal
 from understudy.evaluation.metrics import Metrics
 from understudy.intake import LABELS_DISCLOSED, hold_out_note
@@ -75,6 +76,7 @@ def deliver(
     )
     folder = Path(out).expanduser().absolute()
     export = write_export(folder, record, statement, render_markdown(statement)) if paid.exportable else None
+    remember(folder, source=run.source)
     internal = write_internal(
         folder, record, lambda inner: _write_report(inner, run, ledger, paid, synthetic, metrics, statement)
     )

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
+from pathlib import Path
 from typing import Any
 
 from understudy import artifacts
+from understudy.artifact_manifest import CONTENT_ID
 from understudy.artifacts import exchange_store, private_store
+from understudy.delivered import remove_internal
 from understudy.privacy.ledger import Ledger
 from understudy.settings import Settings, private_directory, settings
-from understudy.tasks import leases
+from understudy.tasks import leases, tracking
 from understudy.tasks.ticket import drop_journal
 
 # Caches under the private root that hold content of private rows and can be computed again.
@@ -34,30 +38,56 @@ def collect_garbage() -> dict[str, Any]:
 def purge_source(source: str, *, forget_rows: bool = False) -> dict[str, Any]:
     """Remove everything derived from the rows of `source`; its charges stay, spent budget never comes back.
 
+    Nothing that is left points at what is gone: stored results, checkpoints and DIR/internal of its runs go too, and
+    the runs recorded in MLflow, which are the record of what happened, say that their artifacts were purged. DIR/export
+    stays: it was released, and stands for itself.
+
     Args:
         source: its name.
         forget_rows: also erase the keyed hashes by which the rows would be recognised under another name.
 
     Raises:
         InputError: when there is no such source.
+        TrackingFailed: when MLflow cannot be written; everything else is done then, and calling it again does the rest.
     """
     now = settings()
     ledger = Ledger.open()
     ledger.source(source)
-    removed = set(artifacts.purge(source))
-    results = _drop_results(now, removed)
+    # Noted before anything is removed: a purge that was interrupted is finished by calling it again.
+    note, unwanted = _unfinished(now, source)
+    results = _drop_results(now, unwanted)
     checkpoints = len(leases.sweep(now.checkpoints_root, source=source))
+    artifacts.purge(source)
     caches = _drop_caches(now)
+    folders = remove_internal(source)
     ledger.purge(source, forget_rows=forget_rows)
     for made in ledger.charges(source):
         drop_journal(made.id)
+    # Last, for a server may be away; private artifacts are not named there.
+    recorded = tracking.mark_purged(name for name in unwanted if CONTENT_ID.fullmatch(name))
+    note.unlink()
     return {
-        "artifacts": len(removed),
+        "artifacts": len(unwanted),
         "results": results,
         "checkpoints": checkpoints,
         "caches": caches,
+        "internal_folders": folders,
+        "tracked_runs_marked": recorded,
         "row_hashes": "erased" if forget_rows else "kept",
     }
+
+
+def _unfinished(now: Settings, source: str) -> tuple[Path, set[str]]:
+    """The note of a purge, and the ids that it removes: those of an interrupted one too."""
+    name = hashlib.sha256(source.encode()).hexdigest()[:32]
+    note = private_directory(now.private_root / "purges") / f"{name}.json"
+    earlier = json.loads(note.read_text()) if note.exists() else []
+    found = {*earlier, *private_store().derived_from(source), *exchange_store().derived_from(source)}
+    aside = note.with_suffix(".new")
+    aside.touch(mode=0o600)
+    aside.write_text(json.dumps(sorted(found)))
+    aside.replace(note)
+    return note, found
 
 
 def _referenced(now: Settings) -> set[str]:

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from pydantic import BaseModel
 
-from understudy.tasks.run_record import CACHED, CONTEXT, FLOW_URL, FULL_ID, LABELS, PARENT, SOURCES, TASK
+from understudy.tasks.run_record import CACHED, CONTEXT, FLOW_URL, FULL_ID, LABELS, PARENT, PURGED, SOURCES, TASK
 
 
 class LineageNode(BaseModel):
@@ -17,6 +17,7 @@ class LineageNode(BaseModel):
     run_id: str | None = None
     flow_run_url: str | None = None
     label: str | None = None
+    purged: bool = False
     parents: tuple["LineageNode", ...] = ()
 
 
@@ -53,6 +54,7 @@ def trace(runs: Runs, ref_id: str, seen: frozenset[str] = frozenset()) -> Lineag
         run_id=run.info.run_id,
         flow_run_url=runs.tags_of(tags[PARENT]).get(FLOW_URL) if PARENT in tags else None,
         label=tags.get(LABELS),
+        purged=ref_id in json.loads(tags.get(PURGED, "[]")),
         parents=(*inputs, *sources),
     )
 

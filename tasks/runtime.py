@@ -186,7 +186,8 @@ def _run(spec: _Spec, arguments: dict[str, Any]) -> Any:
     check_zone(spec.name, spec.zone, arguments)
     key = spec.key(arguments)
     context = _own_context(spec)
-    sources = {source for ref in references(arguments) for source in ref.label.sources}
+    labels = [ref.label for ref in references(arguments)]
+    sources = {name for label in labels for name in (*label.sources, *(g.source for g in label.guarantees))}
     started_ms = int(time.time() * 1000)
     lease = leases.acquire(settings().checkpoints_root, key, sources=sorted(sources))
     run = _Run(lease, Reporter(spec.name, prefect_publisher(spec.name) if context else lambda _: None))

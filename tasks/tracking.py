@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -30,6 +30,7 @@ from understudy.tasks.run_record import (
     KEY,
     LABELS,
     PARENT,
+    PURGED,
     RUN_KEY,
     SOURCES,
     TASK,
@@ -118,6 +119,22 @@ def lineage(ref_id: str, *, zone: str = "client") -> LineageNode:
     if not log.persist("the lineage", lambda: log.runs_with(ref_id)):
         raise InputError(f"artifact {ref_id}: no recorded task made or read it; give the id of a released artifact")
     return log.persist("the lineage", lambda: trace(log, ref_id))
+
+
+def mark_purged(ref_ids: Iterable[str]) -> int:
+    """Say in every recorded run that names one of these artifacts that it was removed; the record itself stays.
+
+    Returns:
+        How many runs were marked.
+
+    Raises:
+        TrackingFailed: when the tracking store cannot be written; to be called again then.
+    """
+    ids, marked = sorted(ref_ids), set()
+    for log in {_open(zone).uri: _open(zone) for zone in ("client", "server")}.values():
+        for ref_id in ids:
+            marked |= log.persist("the purge", functools.partial(log.mark_purged, ref_id))
+    return len(marked)
 
 
 def tracking_uri(zone: str) -> str:
@@ -215,6 +232,14 @@ class Log:
         """Runs that read or made the artifact."""
         digest = ref_id[:_DIGEST].replace("'", "")
         return list(self.client.search_runs([self.experiment], f"dataset.digest = '{digest}'"))
+
+    def mark_purged(self, ref_id: str) -> set[str]:
+        """Tag the runs that name the artifact; returns their ids."""
+        runs = self.runs_with(ref_id)
+        for run in runs:
+            gone = {*json.loads(run.data.tags.get(PURGED, "[]")), ref_id}
+            self.client.set_tag(run.info.run_id, PURGED, json.dumps(sorted(gone)))
+        return {str(run.info.run_id) for run in runs}
 
     def tags_of(self, run_id: str) -> dict[str, str]:
         """The tags of one run."""

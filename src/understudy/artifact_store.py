@@ -137,13 +137,17 @@ class ArtifactStore:
         sweep(self._local)
         return unwanted
 
+    def derived_from(self, source: str) -> list[str]:
+        """Ids of the artifacts whose label names `source`."""
+        return [m.id for m in self._manifests() if source in _sources(m.label)]
+
     def purge(self, source: str) -> list[str]:
         """Remove every artifact whose label names `source`: what is derived from its rows.
 
         Returns:
             The ids removed.
         """
-        unwanted = [m.id for m in self._manifests() if source in _sources(m.label)]
+        unwanted = self.derived_from(source)
         for name in unwanted:
             self._remove(name)
         sweep(self._local)

@@ -1,4 +1,4 @@
-"""What a run leaves in DIR: `export/`, safe to hand over, and `internal/`, which is not private.
+"""What a run leaves in DIR: `export/`, safe to hand over, and `internal/`, which is not private and closed to others.
 
 Each folder is written beside its place and renamed, so that there is never a half of one. A crash leaves the old one or
 the new one, between the two renames that replace an old one under another name; the next delivery clears up.
@@ -135,8 +135,14 @@ def _short(path: Path) -> str:
     return text if len(text := str(path)) <= 200 else f"{text[:100]}...{text[-50:]}"
 
 
-def replace_folder(target: Path, fill: Callable[[Path], None]) -> None:
-    """Put a freshly filled folder in the place of `target`, whole or not at all; what a killed process left goes."""
+def replace_folder(target: Path, fill: Callable[[Path], None], *, closed: bool = True) -> None:
+    """Put a freshly filled folder in the place of `target`, whole or not at all; what a killed process left goes.
+
+    Args:
+        target: the folder.
+        fill: writes into the folder that it is given.
+        closed: to other users, with everything in it (0700 and 0600).
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
     fresh, old = (target.with_name(shape.format(target.name)) for shape in (_WRITTEN, _REPLACED))
     with locked_folder(target.parent):
@@ -147,13 +153,23 @@ def replace_folder(target: Path, fill: Callable[[Path], None]) -> None:
         try:
             fresh.mkdir(mode=0o700)
             fill(fresh)
-            fresh.chmod(0o755)
+            if closed:
+                close_folder(fresh)
+            else:
+                fresh.chmod(0o755)
             if target.exists():
                 os.replace(target, old)
             os.replace(fresh, target)
         finally:
             _remove(fresh)
         _remove(old)
+
+
+def close_folder(folder: Path) -> None:
+    """Close a folder and everything in it to other users: 0700 and 0600."""
+    folder.chmod(0o700)
+    for path in folder.rglob("*"):
+        path.chmod(0o700 if path.is_dir() else 0o600)
 
 
 def _remove(folder: Path) -> None:
@@ -192,7 +208,7 @@ def write_export(out: Path, record: RunRecord, statement: Mapping[str, Any], sta
         source = path_of(record.released)
         shutil.copytree(source, folder / record.released.kind, ignore=shutil.ignore_patterns("manifest.json"))
 
-    replace_folder(out / EXPORT, fill)
+    replace_folder(out / EXPORT, fill, closed=False)
     return out / EXPORT
 
 

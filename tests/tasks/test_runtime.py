@@ -12,6 +12,7 @@ import pytest
 from prefect import flow
 from pydantic import BaseModel
 
+from understudy import checks
 from understudy.artifacts import ArtifactRef, path_of, read_table, write_json, write_table
 from understudy.errors import InputError, TaskFailed, UnderstudyError, ZoneError
 from understudy.privacy.labels import Guarantee, private, public, released
@@ -433,14 +434,18 @@ def test_cuda_that_is_not_there(monkeypatch):
         machine.prepare_torch(1, "cuda")
 
 
-def test_the_gpu_is_held_by_one_task_at_a_time(tracked):
+def test_with_a_server_the_gpu_is_held_by_the_limit_of_that_server(tracked, monkeypatch):
     from prefect.client.orchestration import get_client
-    from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
+    from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate, GlobalConcurrencyLimitUpdate
+    from prefect.settings import PREFECT_API_URL
 
+    url = str(PREFECT_API_URL.value())
+    monkeypatch.setenv("PREFECT_API_URL", url)
     inside, most = [], []
 
     def work():
-        with machine.gpu_slot("cuda"):
+        with machine.gpu_slot("cuda") as index:
+            assert index is None
             inside.append(1)
             most.append(len(inside))
             time.sleep(0.3)
@@ -448,19 +453,27 @@ def test_the_gpu_is_held_by_one_task_at_a_time(tracked):
 
     with machine.gpu_slot("cpu"):
         pass
-    with pytest.raises(UnderstudyError, match="prefect gcl create gpu --limit 1"):
+    command = f"PREFECT_API_URL={url} prefect gcl create gpu --limit 1"
+    with pytest.raises(UnderstudyError, match=command):
         work()
+    with pytest.raises(InputError, match=command):
+        checks._gpu_limit(url)
     with get_client(sync_client=True) as client:
         client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name="gpu", limit=1))
         try:
+            assert checks._gpu_limit(url).endswith(": 1")
             threads = [threading.Thread(target=work) for _ in range(2)]
             for thread in threads:
                 thread.start()
             for thread in threads:
                 thread.join()
+            client.update_global_concurrency_limit("gpu", GlobalConcurrencyLimitUpdate(active=False))
+            with pytest.raises(InputError, match="prefect gcl update gpu --limit 1 --enable"):
+                checks._gpu_limit(url)
         finally:
             client.delete_global_concurrency_limit_by_name("gpu")
     assert most == [1, 1]
+    assert not list(settings().locks_root.iterdir()), "the limit alone counts"
 
 
 def test_errors_of_the_body_are_not_taken_for_a_missing_limit():

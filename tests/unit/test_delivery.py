@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import stat
 import threading
 from pathlib import Path
 
@@ -130,3 +131,45 @@ def test_a_run_without_an_export_does_not_stand_beside_an_earlier_one(tmp_path):
         check_folder(tmp_path, exports=False)
     shutil.rmtree(tmp_path / "export")
     check_folder(tmp_path, exports=False)
+
+
+def modes(folder: Path) -> dict[str, int]:
+    """Name -> permissions of a folder and everything in it."""
+    return {
+        path.relative_to(folder.parent).as_posix(): stat.S_IMODE(path.stat().st_mode)
+        for path in (folder, *sorted(folder.rglob("*")))
+    }
+
+
+def fill_deep(folder: Path) -> None:
+    fill_with("deep")(folder)
+    (folder / "model").mkdir()
+    (folder / "model" / "weights").write_text("w")
+
+
+CLOSED = {
+    "internal": 0o700,
+    "internal/model": 0o700,
+    "internal/model/weights": 0o600,
+    "internal/report.html": 0o600,
+    "internal/run.json": 0o600,
+}
+
+
+def test_a_closed_folder_opens_nothing_to_other_users(tmp_path):
+    replace_folder(tmp_path / "internal", fill_deep)
+    assert modes(tmp_path / "internal") == CLOSED
+    replace_folder(tmp_path / "export", fill_deep, closed=False)
+    assert modes(tmp_path / "export")["export"] == 0o755
+
+
+def test_a_folder_that_was_open_is_replaced_by_a_closed_one(tmp_path):
+    replace_folder(tmp_path / "internal", fill_deep, closed=False)
+    replace_folder(tmp_path / "internal", fill_deep)
+    assert modes(tmp_path / "internal") == CLOSED
+
+
+def test_a_folder_is_closed_while_it_is_filled(tmp_path):
+    seen = []
+    replace_folder(tmp_path / "internal", lambda folder: seen.append(folder.stat().st_mode & 0o777), closed=False)
+    assert seen == [0o700]

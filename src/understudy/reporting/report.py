@@ -119,10 +119,10 @@ def build_report(
     budget: BudgetUse | None = None,
     about: About | None = None,
 ) -> ReportFiles:
-    """Write report.json and report.html; an existing report is replaced, each file at once.
+    """Write report.json and report.html, closed to others (0600); an existing report is replaced, each file at once.
 
     Args:
-        directory: the run's internal folder; made when absent.
+        directory: the run's internal folder; made when absent, closed to other users (0700).
         title: heading of the page.
         metrics: what was measured; names outside `evaluation.names` are refused by `Metrics` itself.
         statement: the privacy statement; keys may be absent and are then said to be.
@@ -154,7 +154,7 @@ def build_report(
         sample_count=len(samples),
         figures=tuple(asdict(drawing) for drawing in figures),
     )
-    directory.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     text = json.dumps(_plain(content.model_dump()), indent=2, ensure_ascii=False, allow_nan=False)
     _write(directory / "report.json", text + "\n")
     return _write_page(directory, content)
@@ -296,7 +296,9 @@ def _write(path: Path, text: str) -> None:
     clean = re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", "\ufffd", text)
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        with draft.open("wb") as file:
+        # Computed from real rows: never for a moment open to other users.
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
             file.write(clean.encode("utf-8", "replace"))
             file.flush()
             os.fsync(file.fileno())

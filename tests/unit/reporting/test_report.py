@@ -1,7 +1,9 @@
 import html
 import json
 import math
+import os
 import re
+import stat
 from html.parser import HTMLParser
 
 import numpy as np
@@ -341,3 +343,26 @@ def test_every_figure_is_drawn_in_light_and_dark(matching_report, tmp_path, brow
         assert (np.abs(drawn - accent).sum(-1) < 150).sum() > 100, "no synthetic mark is drawn"
         _, counts = np.unique(drawn @ (65536, 256, 1), return_counts=True)
         assert (counts > 3).sum() > 20, "the figure is all but blank"
+
+
+def test_a_report_is_closed_to_other_users_from_its_first_byte(tmp_path, monkeypatch):
+    replaced = Replaced()
+    monkeypatch.setattr(os, "replace", replaced)
+    empty = {"title": "t", "metrics": Metrics(), "statement": {}}
+    files = build_report(tmp_path / "new" / "internal", **empty)
+    assert replaced.modes == {"report.json": 0o600, "report.html": 0o600}
+    assert stat.S_IMODE((tmp_path / "new" / "internal").stat().st_mode) == 0o700
+    files.html.chmod(0o644)
+    rebuild_report(tmp_path / "new" / "internal")
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (files.html, files.json)} == {0o600}
+
+
+class Replaced:
+    """`os.replace` that remembers with what permissions each file was put in its place."""
+
+    def __init__(self):
+        self.modes, self._replace = {}, os.replace
+
+    def __call__(self, source, place):
+        self.modes[os.path.basename(place)] = stat.S_IMODE(os.stat(source).st_mode)
+        self._replace(source, place)

@@ -1,0 +1,120 @@
+"""After a purge nothing that is left points at what is gone, wherever it is stored."""
+
+import contextlib
+import json
+import sqlite3
+import stat
+from pathlib import Path
+
+import pytest
+
+from understudy.artifacts import exchange_store, private_store
+from understudy.delivery import INTERNAL, read_record
+from understudy.errors import InputError, TrackingFailed
+from understudy.evaluation.metrics import Metrics
+from understudy.privacy.ledger import Ledger
+from understudy.reporting.report import build_report
+from understudy.settings import prepare_environment, settings
+from understudy.tasks import housekeeping, tracking
+from understudy.tasks.housekeeping import purge_source
+
+
+def stored() -> set[str]:
+    return {ref.id for store in (private_store(), exchange_store()) for ref in store.refs()}
+
+
+def files_naming(gone: set[str], *roots: Path) -> list[str]:
+    """Files under the roots in which an id stands, as it is or as MLflow cuts it."""
+    needles = [name[:36].encode() for name in gone]
+    files = [path for root in roots for path in root.rglob("*") if path.is_file() and path.name != "mlflow.db"]
+    return [str(path) for path in files if any(needle in path.read_bytes() for needle in needles)]
+
+
+def unmarked_runs(database: Path, gone: set[str]) -> list[tuple[str, str]]:
+    """(run, id) of each removed artifact that a recorded run names without saying that it is gone."""
+    with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
+        named = connection.execute(
+            "select inputs.destination_id, input_tags.value from inputs join input_tags using (input_uuid) "
+            "where input_tags.name = 'understudy.id'"
+        ).fetchall()
+        purged = dict(connection.execute("select run_uuid, value from tags where key = 'understudy.purged'"))
+    assert named
+    return [(run, name) for run, name in named if name in gone and name not in json.loads(purged.get(run, "[]"))]
+
+
+@pytest.fixture
+def finished(prefect_server, request_of, home, tmp_path):
+    """A run, and the ids of what it stored."""
+    prepare_environment()
+    from understudy.flows.conditional_generation import conditional_generation
+
+    conditional_generation(request_of(samples=8))
+    return stored()
+
+
+def test_nothing_dangles_after_a_purge(finished, home, tmp_path, call, monkeypatch):
+    out = tmp_path / "out"
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (out / INTERNAL, *(out / INTERNAL).iterdir())}
+    assert modes.pop("internal") == 0o700
+    assert set(modes.values()) == {0o600}
+    places = (settings().private_root, home / "exchange", out / INTERNAL)
+    assert len(files_naming(finished, *places)) > 10, "the search finds what is there"
+
+    # MLflow is away at the end: everything else is done, and the next purge finishes it.
+    with monkeypatch.context() as away:
+        away.setattr(tracking, "_RETRY_AFTER_S", ())
+        away.setattr(tracking.Log, "mark_purged", lambda *_: (_ for _ in ()).throw(OSError("away")))
+        with pytest.raises(TrackingFailed):
+            purge_source("ward")
+    gone = finished - stored()
+    assert len(gone) == 5
+    assert unmarked_runs(home / "mlflow.db", gone)
+
+    told = purge_source("ward")
+    assert told["tracked_runs_marked"] > 0
+    assert unmarked_runs(home / "mlflow.db", gone) == []
+    assert files_naming(gone, home, *places) == []
+    assert not (out / INTERNAL).exists()
+    assert (out / "export/synthetic.parquet").exists(), "what was released stands for itself"
+    assert Ledger.open().spent("ward")[0] == 3.0
+    assert stored() == finished - gone, "the public baseline stays"
+
+    with pytest.raises(InputError, match=r"run\.json"):
+        read_record(out)
+    (model,) = {name for name in gone if tracked_kind(home, name) == "model"}
+    code, said = call("lineage", model)
+    assert code == 0, said
+    assert "purged" in said
+    purge_source("ward")
+
+
+def tracked_kind(home: Path, name: str) -> str | None:
+    with contextlib.closing(sqlite3.connect(f"file:{home / 'mlflow.db'}?mode=ro", uri=True)) as connection:
+        found = connection.execute("select name from datasets where digest = ?", (name[:36],)).fetchone()
+    return found[0] if found else None
+
+
+def test_an_interrupted_purge_is_finished_by_the_next(finished, home, tmp_path, monkeypatch):
+    """Killed after the artifacts: results that name them are found although the stores hold them no more."""
+    with monkeypatch.context() as killed:
+        killed.setattr(housekeeping, "_drop_caches", lambda _: (_ for _ in ()).throw(KeyboardInterrupt()))
+        with pytest.raises(KeyboardInterrupt):
+            purge_source("ward")
+    gone = finished - stored()
+    assert gone
+    assert unmarked_runs(home / "mlflow.db", gone)
+    purge_source("ward")
+    assert unmarked_runs(home / "mlflow.db", gone) == []
+    assert files_naming(gone, home, tmp_path / "out" / INTERNAL) == []
+
+
+def test_a_report_drawn_again_closes_what_an_earlier_version_left_open(tmp_path, call):
+    inner = tmp_path / "out" / INTERNAL
+    build_report(inner, title="t", metrics=Metrics(), statement={})
+    (inner / "run.json").write_text("{}")
+    for path in (inner, *inner.iterdir()):
+        path.chmod(0o755)
+    code, said = call("report", tmp_path / "out")
+    assert code == 0, said
+    assert {stat.S_IMODE(path.stat().st_mode) for path in inner.iterdir()} == {0o600}
+    assert stat.S_IMODE(inner.stat().st_mode) == 0o700
