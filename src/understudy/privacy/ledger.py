@@ -283,16 +283,16 @@ class Ledger:
                 belongs to a different request.
         """
         request = queries.checked_request(fields)
-        source = self.source(request.source)
         queries.check_cost(request)
-        curve = queries.renyi_curve(source, request)
 
         def work(connection: sa.Connection) -> Charge:
+            source = queries.get_source(connection, request.source)
             known = queries.latest(connection, request.request_key)
             if known is not None and not accept_new:
                 queries.check_same_request(known, request)
                 return queries.to_charge(known, new=False)
             queries.check_fits_source(source, request)
+            curve = queries.renyi_curve(source, request)
             if request.counted:
                 admit(
                     source,

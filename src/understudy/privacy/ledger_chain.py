@@ -28,7 +28,8 @@ Kind = Literal["found", "source", "rows", "reserve", "environment", "start", "re
 START: Final = bytes(32)
 # What happens to a charge after it was reserved; entries of their own record it.
 _LATER: Final = frozenset({"status", "released_at", "salt", "environment"})
-_FIXED: Final = tuple(column.name for column in CHARGES.columns if column.name not in _LATER)
+_FIXED: Final = tuple(column for column in CHARGES.columns if column.name not in _LATER)
+_CHARGE: Final = sa.select(*_FIXED, *(CHARGES.c[name] for name in sorted(_LATER)))
 
 
 class Tampered(UnderstudyError):
@@ -144,7 +145,7 @@ def _verify(connection: sa.Connection, root_key: bytes) -> Chain:
     key = keys.derive(root_key, "chain")
     chain, previous = Chain(), START
     records = dict(connection.execute(sa.select(SOURCES.c.name, SOURCES.c.record)).tuples().all())
-    charges = {row.id: row for row in connection.execute(sa.select(CHARGES))}
+    charges = {row.id: row for row in connection.execute(_CHARGE)}
     for entry in connection.execute(sa.select(CHAIN).order_by(CHAIN.c.number)).all():
         number = len(chain.macs) + 1
         if entry.number != number:
@@ -173,7 +174,7 @@ def append(connection: sa.Connection, root_key: bytes, kind: Kind, subject: str,
     if kind == "source":
         record = connection.execute(sa.select(SOURCES.c.record).where(SOURCES.c.name == subject)).scalar_one()
     if kind == "reserve":
-        row = connection.execute(sa.select(CHARGES).where(CHARGES.c.id == subject)).one()
+        row = connection.execute(_CHARGE.where(CHARGES.c.id == subject)).one()
         content["salt"] = _salt_tag(key, row.salt)
     text = json.dumps(content, sort_keys=True)
     mac = _mac(key, previous, (number, kind, subject, text, _recorded(kind, record, row)))
@@ -194,7 +195,7 @@ def _recorded(kind: str, record: str | None, row: sa.Row[Any] | None) -> str | N
     if kind == "source":
         return record
     if kind == "reserve":
-        return None if row is None else json.dumps([getattr(row, name) for name in _FIXED])
+        return None if row is None else json.dumps(row[: len(_FIXED)])
     return ""
 
 

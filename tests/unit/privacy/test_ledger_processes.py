@@ -11,6 +11,7 @@ from unit.privacy.ledger_requests import asked
 
 from understudy.errors import BudgetRefused, UnderstudyError
 from understudy.privacy.ledger import Ledger, SourceRecord
+from understudy.privacy.ledger_head import Head
 
 SECRET = b"the client zone's secret, for tests"
 
@@ -19,6 +20,7 @@ WORKER = """
 import json, os, pathlib, signal, sys, time
 from understudy.errors import BudgetRefused
 from understudy.privacy.ledger import Ledger
+from understudy.privacy.ledger_head import Head
 
 job = json.loads(sys.argv[1])
 
@@ -26,7 +28,8 @@ def kill_at(step):
     if step == job.get("kill_at"):
         os.kill(os.getpid(), signal.SIGKILL)
 
-ledger = Ledger(job["url"], secret=job["secret"].encode(), on_step=kill_at)
+head = Head(pathlib.Path(job["head"]), required=True) if "head" in job else None
+ledger = Ledger(job["url"], secret=job["secret"].encode(), on_step=kill_at, head=head)
 print("ready", flush=True)
 sys.stdin.readline()
 results = []
@@ -78,9 +81,13 @@ def run_together(processes):
     return results
 
 
-def test_two_hundred_charges_at_once_and_none_lost(ledger, url):
+def test_two_hundred_charges_at_once_and_none_lost(ledger, url, tmp_path):
+    """Nor does the head, which all of them write, stay behind what all of them recorded."""
+    head = Head(tmp_path / "ledger.head", required=True)
+    head.announce()
     jobs = [[f"{worker}/{i}" for i in range(50)] for worker in range(4)]
-    results = run_together([start(url, request_keys=keys) for keys in jobs])
+    results = run_together([start(url, request_keys=keys, head=str(head.path)) for keys in jobs])
+    assert head.read().entries == 2 + 200
     ids = {charge_id for found in results for charge_id, _ in found}
     assert len(ids) == 200
     assert {c.id for c in ledger.charges("reviews")} == ids
