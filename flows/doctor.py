@@ -87,7 +87,10 @@ def _home() -> str:
 def _ledger() -> str:
     from understudy.privacy.ledger import Ledger
 
-    return f"{len(Ledger.open().sources())} sources registered"
+    ledger = Ledger.open()
+    ledger.verify()
+    lost = len(ledger.losses())
+    return f"{len(ledger.sources())} sources registered, chain whole" + (f", {lost} accepted losses" if lost else "")
 
 
 def _models() -> str:

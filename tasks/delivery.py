@@ -59,7 +59,7 @@ def deliver(
     ledger = Ledger.open()
     paid = ledger.charge(ticket.charge_id)
     statement = build_statement(
-        statement_facts(run, paid, released, restarts=ledger.restarts(paid.id)),
+        statement_facts(run, paid, released, restarts=ledger.restarts(paid.id), lost=_lost(ledger)),
         charge=paid,
         source=ledger.source(run.source),
         spent=ledger.spent(run.source),
@@ -89,7 +89,17 @@ def deliver(
     )
 
 
-def statement_facts(run: Admission, paid: Charge, released: ArtifactRef, *, restarts: int) -> StatementFacts:
+def _lost(ledger: Ledger) -> tuple[str, ...]:
+    """A warning for every loss of ledger entries that somebody accepted."""
+    return tuple(
+        f"the ledger lost entries, which was accepted on {loss['at']}: what was spent before that may not be counted"
+        for loss in ledger.losses()
+    )
+
+
+def statement_facts(
+    run: Admission, paid: Charge, released: ArtifactRef, *, restarts: int, lost: tuple[str, ...] = ()
+) -> StatementFacts:
     """What the statement says about this run; public values only."""
     facts = facts_of(run)
     kind = protected(run.config).rows
@@ -125,7 +135,7 @@ def statement_facts(run: Admission, paid: Charge, released: ArtifactRef, *, rest
         time=datetime.now(UTC).isoformat(timespec="seconds"),
         restarts=restarts,
         heuristics=(*disclosed, *facts.heuristics),
-        warnings=(*disclosed, *facts.warnings),
+        warnings=(*lost, *disclosed, *facts.warnings),
         floating_point=facts.floating_point,
         not_private=("everything in internal/: it is computed from real rows and must not be handed over",),
     )

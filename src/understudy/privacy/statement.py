@@ -180,10 +180,14 @@ def build_statement(
     if charge.source != source.name:
         raise ValueError(f"expected a charge of source={source.name!r}, found one of {charge.source!r}")
     queries = queries_from_json(charge.queries)
-    if [query.name for query in queries] != [mechanism.name for mechanism in facts.mechanisms]:
-        raise ValueError("expected the mechanisms of the charged list, in its order")
     if charge.exportable:
         check_epsilon_of(queries, epsilon=charge.epsilon, delta=charge.delta)
+    charged = [query.name for query in queries]
+    if charged != [mechanism.name for mechanism in facts.mechanisms] or any(
+        mechanism != mechanism_facts(query, asks=mechanism.query, grid=mechanism.grid)
+        for query, mechanism in zip(queries, facts.mechanisms, strict=True)
+    ):
+        raise ValueError(f"expected the mechanisms of the charged list, {charged}, in its order and with its noise")
     epsilon = _public(charge.epsilon) if charge.exportable else None
     stable = {
         "epsilon": epsilon,

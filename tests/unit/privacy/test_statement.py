@@ -174,8 +174,15 @@ def test_the_noise_that_ran_is_told():
 
 @pytest.mark.parametrize(
     "mechanisms",
-    [lambda both: both[:1], lambda both: both[::-1], lambda both: (), lambda both: (*both, both[0])],
-    ids=["one left out", "another order", "none", "one too many"],
+    [
+        lambda both: both[:1],
+        lambda both: both[::-1],
+        lambda both: (),
+        lambda both: (*both, both[0]),
+        lambda both: (both[0].model_copy(update={"noise_multiplier": 9.9}), both[1]),
+        lambda both: (both[0].model_copy(update={"steps": 1}), both[1]),
+    ],
+    ids=["one left out", "another order", "none", "one too many", "more noise", "fewer steps"],
 )
 def test_mechanisms_that_are_not_the_charged_list_are_refused(mechanisms):
     with pytest.raises(ValueError, match="charged list"):
@@ -190,7 +197,9 @@ def test_epsilon_is_computed_again_from_the_list():
     with pytest.raises(UnderstudyError, match=r"epsilon=0\.1 "):
         statement(epsilon=0.1)
     internal = {"kind": "internal", "epsilon": math.inf, "epsilon_rdp": math.inf}
-    assert statement(queries=queries_to_json(damaged), **internal)["epsilon"] is None, "nothing is promised"
+    mechanisms = tuple(mechanism_facts(query, asks="a sum") for query in damaged)
+    found = statement(mechanisms=mechanisms, queries=queries_to_json(damaged), **internal)
+    assert found["epsilon"] is None, "nothing is promised"
 
 
 def test_a_masked_sum_is_told_with_the_grid_of_its_integers():
