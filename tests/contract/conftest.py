@@ -15,3 +15,11 @@ def random_model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def calibrations(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("calibrations")
+
+
+@pytest.fixture(scope="session")
+def places(tmp_path_factory: pytest.TempPathFactory, prefect_server: None, calibrations: Path):
+    """What all runs of real flows share: a Prefect server, calibrations, an empty tracking store."""
+    from contract.flow_under_replay import Places, empty_tracking_store
+
+    return Places(calibrations=calibrations, tracking=empty_tracking_store(tmp_path_factory.mktemp("mlflow")))

@@ -1,69 +1,68 @@
-"""Record and replay of the whole method: outside mechanism outputs, nothing depends on a private row."""
+"""Record and replay of conditional generation: the real flow, from a file to its export."""
 
 import pytest
-from contract.method_under_replay import MethodRun, changed, neighbours, small_config, unrelated
+from contract.flow_under_replay import FlowRun, smaller
+from contract.private_files import NAMES, ROW_KINDS, ROWS, row_of, without_row
 
 from understudy.privacy.replay import replay_check
+from understudy.requests import Budget
 
+SMALL = (
+    "lora.rank=2",
+    "discriminator.width=8",
+    "train.max_length=24",
+    "train.batch_size=8",
+    "train.epochs=2",
+    "train.micro_batch=20",
+    "train.l2_clip_norm=0.1",
+    "generate.sampling.max_new_tokens=8",
+)
 VARIANTS = {
-    "multitask, alternating": {"variant": "multitask", "update": "alternating"},
-    "multitask, joint": {"variant": "multitask", "update": "joint"},
-    "naive": {"variant": "naive"},
-    "naive + filter": {"variant": "naive_filter", "filter": {"lora_rank": 2, "max_draws": 1}},
-    "naive + PPLM": {"variant": "naive_pplm"},
-    "multitask, all weights": {"variant": "multitask", "lora": {"rank": 0}},
+    "multitask, alternating, steered": ("update=alternating", "class_sizes=as_in_data", "class_sizes_share=0.2"),
+    "multitask, joint": ("update=joint",),
+    "naive": ("variant=naive",),
+    "naive + filter": ("variant=naive_filter", "filter.lora_rank=2", "filter.max_draws=1"),
+    "naive + PPLM": ("variant=naive_pplm",),
+    "all weights": ("variant=naive", "lora.rank=0"),
 }
 
 
-def check(variant, pair, model, folder, calibrations, monkeypatch, **options):
-    kind, slot, data, neighbour = pair
-    run = MethodRun(small_config(model, **VARIANTS[variant]), folder, calibrations, monkeypatch)
-    report = replay_check(run, data=data, neighbour=neighbour, slot=slot, **options)
-    assert (*report.faults, *run.unstated) == (), f"{variant}, {kind} record in slot {slot}"
-    # A pair whose record moves no query would test nothing; an empty text still has its EOS to predict.
-    assert report.distance_forced > 0.01
-    return report
+def flow(variant, model, folder, places, patch, *settings):
+    smaller(patch)
+    options = {
+        "source": "replayed",
+        "epsilon": 8.0,
+        "delta": 1e-3,
+        "budget": Budget(epsilon=8, delta=1e-3),
+        "label_names": NAMES,
+        "units": ROWS,
+        "model": str(model),
+        "samples": 6,
+        "overrides": (*SMALL, *VARIANTS[variant], *settings),
+    }
+    return FlowRun("conditional-generation", options, folder, places, patch)
+
+
+def check(variant, kind, slot, model, folder, places, patch):
+    run = flow(variant, model, folder, places, patch)
+    report = replay_check(run, data=row_of(kind, slot), neighbour=without_row(slot), forced="every")
+    assert (*report.faults, *dict.fromkeys(run.seen)) == (), f"{variant}, {kind} row in slot {slot}"
+    # A pair whose row moves no query would test nothing.
+    assert 0.01 < report.distance_forced <= 1 + report.tolerance
 
 
 @pytest.mark.parametrize(
     ("variant", "kind"),
-    [("multitask, alternating", "plain"), ("multitask, joint", "extreme"), ("naive + filter", "rare class")],
+    [("multitask, alternating, steered", "rare class"), ("multitask, joint", "plain"), ("all weights", "extreme")],
 )
-def test_three_neighbours(variant, kind, random_model_folder, tmp_path, calibrations, monkeypatch):
-    pair = next(p for p in neighbours([3]) if p[0] == kind)
-    report = check(variant, pair, random_model_folder, tmp_path, calibrations, monkeypatch, unrelated=unrelated())
-    assert report.distance_forced <= 1 + report.tolerance
+def test_three_neighbours(variant, kind, random_model_folder, tmp_path, places, monkeypatch):
+    check(variant, kind, 3, random_model_folder, tmp_path, places, monkeypatch)
 
 
-FIFTY = [(list(VARIANTS)[i % len(VARIANTS)], i // 4, i % 4) for i in range(50)]
+FIFTY = [(list(VARIANTS)[i % len(VARIANTS)], ROW_KINDS[i % len(ROW_KINDS)], i // 4) for i in range(50)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("variant", "slot", "kind"), FIFTY)
-def test_fifty_neighbours(variant, slot, kind, random_model_folder, tmp_path, calibrations, monkeypatch):
-    pair = list(neighbours([slot]))[kind]
-    check(variant, pair, random_model_folder, tmp_path, calibrations, monkeypatch)
-
-
-def test_a_clip_norm_that_is_not_applied_is_caught(random_model_folder, tmp_path, calibrations, monkeypatch):
-    from understudy.privacy import dpsgd
-
-    exact = dpsgd.clipped_gradient_sum
-
-    def unclipped(*args, l2_clip_norm, **kwargs):
-        return exact(*args, l2_clip_norm=1e3, **kwargs)
-
-    monkeypatch.setattr(dpsgd, "clipped_gradient_sum", unclipped)
-    run = MethodRun(small_config(random_model_folder), tmp_path, calibrations, monkeypatch)
-    faults = run.faults(changed(3, "zzyzx " * 200, 0), changed(3, None, None), slot=3)
-    assert any("declared sensitivity" in fault for fault in faults)
-
-
-def test_a_dropped_null_row_is_caught(random_model_folder, tmp_path, calibrations, monkeypatch):
-    from understudy.tasks import conditional_generation as tasks
-
-    exact = tasks.read_table
-    monkeypatch.setattr(tasks, "read_table", lambda ref: exact(ref).drop_null())
-    run = MethodRun(small_config(random_model_folder), tmp_path, calibrations, monkeypatch)
-    faults = run.faults(changed(3, "a text", 0), changed(3, None, None), slot=3)
-    assert any("differs" in fault or "ended with" in fault for fault in faults)
+@pytest.mark.parametrize(("variant", "kind", "slot"), FIFTY)
+def test_fifty_neighbours(variant, kind, slot, random_model_folder, tmp_path, places, monkeypatch):
+    check(variant, kind, slot, random_model_folder, tmp_path, places, monkeypatch)

@@ -94,6 +94,8 @@ class Gateway:
             journal: directory under the private root, one per charge, that keeps what was released once; needed
                 wherever a run may be resumed. It must last as long as the charge's salt.
         """
+        if _opened_by is not None:
+            return replace(_opened_by(material), journal=journal)
         return cls(material, journal=journal)
 
     def poisson(
@@ -345,6 +347,10 @@ class Gateway:
                 "Restore it, or start a new run, charged anew, with another --set public_seed=..."
             )
         return kept
+
+
+# Set by `replay.recording` alone: no setting and no variable of the environment reaches it.
+_opened_by: Callable[[KeyMaterial], Gateway] | None = None
 
 
 def _steps(value: Tensor, grid: float) -> Tensor:

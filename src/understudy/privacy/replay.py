@@ -5,28 +5,53 @@ gets the recorded outputs back. Whatever differs in what anyone can see has not 
 the distance of the two exact queries must be within the declared sensitivity; noise and masks must have the
 accounted distribution. It falsifies, it does not prove, and timing is outside it.
 
-Source: "Re:cord-play", arXiv 2602.17454. Deviations: a second pass forces the differing slot into every
-batch, because with the real masks the distance is vacuous in most steps; a third replays the outputs on
-data that differ in every record, because what does not come through a mechanism may not depend on any data,
-and a choice that one record seldom turns (the best of some checkpoints) shows there.
+Source: "Re:cord-play", arXiv 2602.17454. Deviations: one pass forces the differing slot, or every slot, into every
+batch, because with the real masks the distance is vacuous in most steps. In another the neighbour draws masks of its
+own, and takes the contrary of every second one, because a batch's size is as private as what is in it and looks the
+same wherever both runs get the same mask; one recorded batch of that pass is empty. A last one replays the outputs on
+data that differ in every record, because what does not come through a mechanism may not depend on any data, and a
+choice that one record seldom turns (the best of some checkpoints) shows there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
 
 from understudy.errors import UnderstudyError
+from understudy.privacy import mechanisms
 from understudy.privacy.ledger_records import KeyMaterial
 from understudy.privacy.mechanisms import Gateway, Mechanism, Values
 from understudy.privacy.replay_statistics import Call, mask_faults, noise_faults
 
 Data = TypeVar("Data")
 GatewayFactory = Callable[[KeyMaterial], Gateway]
+Forced = Sequence[int] | Literal["every"]
+Draw = Callable[[], dict[str, Tensor]]
+
+# The recorded step whose batch is empty in the pass of own masks; an odd one, in which the neighbour's is not.
+EMPTY_STEP = 1
+
+
+@contextmanager
+def recording(make_gateway: GatewayFactory) -> Iterator[None]:
+    """Every `Gateway.live` of this process is opened by `make_gateway` meanwhile: for tests of whole flows.
+
+    Raises:
+        RuntimeError: inside of another `recording`.
+    """
+    if mechanisms._opened_by is not None:
+        raise RuntimeError("expected one recording at a time")
+    mechanisms._opened_by = make_gateway
+    try:
+        yield
+    finally:
+        mechanisms._opened_by = None
 
 
 @dataclass(frozen=True)
@@ -52,36 +77,55 @@ class Recording:
     """A recorder that keeps every call.
 
     Args:
-        forced: slots that take part in every batch, whatever the mask says.
+        forced: slots that take part in every batch, whatever the mask says; or every slot.
+        empty: steps in which nobody takes part.
+
+    Attributes:
+        calls: what was asked and what came back.
+        drawn: the masks as they were drawn.
     """
 
-    def __init__(self, forced: Sequence[int] = ()) -> None:
+    def __init__(self, forced: Forced = (), *, empty: Sequence[int] = ()) -> None:
         self.calls: list[Call] = []
-        self._forced = list(forced)
+        self.drawn: list[Call] = []
+        self._forced = slice(None) if forced == "every" else list(forced)
+        self._empty = empty
 
-    def observe(self, mechanism: Mechanism, query: Values, draw: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+    def observe(self, mechanism: Mechanism, query: Values, draw: Draw) -> dict[str, Tensor]:
         """Record and return what `draw` gives."""
         output = draw()
-        if mechanism.kind == "poisson" and self._forced:
+        if mechanism.kind == "poisson":
+            self.drawn.append(Call(mechanism, {}, _copy(output)))
             output["mask"][self._forced] = True
+            if mechanism.step in self._empty:
+                output["mask"][:] = False
         self.calls.append(Call(mechanism, _copy(query), _copy(output)))
         return output
 
 
 class Replaying:
-    """A recorder that returns recorded outputs and keeps the queries that would have been asked."""
+    """A recorder that returns recorded outputs and keeps the queries that would have been asked.
 
-    def __init__(self, recorded: Sequence[Call]) -> None:
+    Args:
+        recorded: calls of the recorded run.
+        own_masks: draw masks as this run would, and take the contrary of them in odd steps, instead of those recorded.
+
+    Attributes:
+        queries: those asked so far.
+    """
+
+    def __init__(self, recorded: Sequence[Call], *, own_masks: bool = False) -> None:
         self._recorded = recorded
+        self._own_masks = own_masks
+        self._masked: set[int] = set()
         self.queries: list[dict[str, Tensor]] = []
 
-    def observe(self, mechanism: Mechanism, query: Values, draw: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+    def observe(self, mechanism: Mechanism, query: Values, draw: Draw) -> dict[str, Tensor]:
         """Return the recorded output of the call at this place in the order.
 
         Raises:
             ReplayDiverged: when this is another call than the recorded one.
         """
-        del draw  # nothing is drawn for the neighbour
         index = len(self.queries)
         if index >= len(self._recorded):
             raise ReplayDiverged(f"call {index}: expected no further call, found {mechanism}")
@@ -91,7 +135,17 @@ class Replaying:
         if _shapes(query) != _shapes(expected.query):
             raise ReplayDiverged(f"call {index}: shapes {_shapes(expected.query)} became {_shapes(query)}")
         self.queries.append(_copy(query))
+        if mechanism.kind == "poisson" and self._own_masks:
+            self._masked.add(mechanism.step)
+            mask = draw()["mask"]
+            return {"mask": ~mask if mechanism.step % 2 else mask}
         return _copy(expected.output)
+
+    def distances(self) -> Iterator[float]:
+        """Of each query to the recorded one, as a multiple of the sensitivity; where both are on the same mask."""
+        for call, query in zip(self._recorded, self.queries, strict=False):
+            if not (call.mechanism.step % 2 and call.mechanism.step in self._masked):
+                yield _distance(call, query)
 
 
 @dataclass(frozen=True)
@@ -101,7 +155,7 @@ class ReplayReport:
     Attributes:
         differences: what differs between D and D' although it is visible.
         distance_forced: largest distance of two exact queries, as a multiple of the declared sensitivity,
-            with the differing slot in every batch; nan where no slot was given. 0 means that the pair
+            with the differing slot in every batch; nan where nothing was forced. 0 means that the pair
             tested nothing.
         distance_real: the same with the real masks.
         charges: faults of the charges.
@@ -133,7 +187,7 @@ def replay_check(
     *,
     data: Data,
     neighbour: Data,
-    slot: int | None = None,
+    forced: Forced = (),
     unrelated: Data | None = None,
     noiseless: bool = False,
     tolerance: float = 1e-4,
@@ -147,9 +201,9 @@ def replay_check(
             caller.
         data: one data set.
         neighbour: the same with one record replaced by the null record.
-        slot: the differing slot, to be forced into every batch in a second pass; None where nothing is
-            sampled.
-        unrelated: data of the same public shape and wholly different records, for a third pass; its queries
+        forced: slots, the differing one among them, that take part in every batch of a pass of their own; nothing
+            where nothing is sampled.
+        unrelated: data of the same public shape and wholly different records, for a further pass; its queries
             may lie anywhere, what is visible may not differ.
         noiseless: accept mechanisms without noise (an epsilon = inf run, whose output is private).
         tolerance: by how much a distance may exceed its sensitivity, relative, through float rounding.
@@ -158,15 +212,22 @@ def replay_check(
     Returns:
         The report; `report.faults` is empty when nothing was found.
     """
-    real = _record_and_replay(run, data, neighbour, forced=())
-    forced = None if slot is None else _record_and_replay(run, data, neighbour, forced=(slot,))
-    far = None if unrelated is None else _replay(run, unrelated, real.first, real.calls)
-    passes = [one for one in (real, forced, far) if one is not None]
-    statistics = [*noise_faults(real.calls, significance=significance, noiseless=noiseless)]
-    statistics += mask_faults(real.calls, significance=significance)
+    recorder = Recording(empty=(EMPTY_STEP,) if forced else ())
+    first = run(data, lambda material: Gateway(material, recorder=recorder))
+    real = _replay(run, neighbour, first, Replaying(recorder.calls, own_masks=True), recorder.calls)
+    passes = [real]
+    if forced:
+        every = Recording(forced)
+        with_it = run(data, lambda material: Gateway(material, recorder=every))
+        passes.append(_replay(run, neighbour, with_it, Replaying(every.calls), every.calls))
+    if unrelated is not None:
+        far = _replay(run, unrelated, first, Replaying(recorder.calls), recorder.calls)
+        passes.append(replace(far, distance=0.0))
+    statistics = [*noise_faults(recorder.calls, significance=significance, noiseless=noiseless)]
+    statistics += mask_faults(recorder.drawn, significance=significance)
     return ReplayReport(
         differences=tuple(dict.fromkeys(d for one in passes for d in one.differences)),
-        distance_forced=float("nan") if forced is None else forced.distance,
+        distance_forced=passes[1].distance if forced else float("nan"),
         distance_real=real.distance,
         charges=tuple(dict.fromkeys(fault for one in passes for fault in one.charges)),
         statistics=tuple(statistics),
@@ -176,25 +237,18 @@ def replay_check(
 
 @dataclass(frozen=True)
 class _Pass:
-    calls: list[Call]
-    first: Observation
     differences: list[str]
     distance: float
     charges: list[str]
 
 
-def _record_and_replay(
-    run: Callable[[Data, GatewayFactory], Observation], data: Data, neighbour: Data, *, forced: Sequence[int]
-) -> _Pass:
-    recording = Recording(forced)
-    first = run(data, lambda material: Gateway(material, recorder=recording))
-    return _replay(run, neighbour, first, recording.calls)
-
-
 def _replay(
-    run: Callable[[Data, GatewayFactory], Observation], data: Data, first: Observation, calls: list[Call]
+    run: Callable[[Data, GatewayFactory], Observation],
+    data: Data,
+    first: Observation,
+    replaying: Replaying,
+    calls: list[Call],
 ) -> _Pass:
-    replaying = Replaying(calls)
     charges: list[str] = []
     try:
         second = run(data, lambda material: Gateway(material, recorder=replaying))
@@ -206,8 +260,7 @@ def _replay(
         if len(replaying.queries) != len(calls):
             differences.append(f"{len(calls)} mechanism calls became {len(replaying.queries)}")
         charges = _charge_faults(first.charges, second.charges)
-    distances = [_distance(call, query) for call, query in zip(calls, replaying.queries, strict=False)]
-    return _Pass(calls, first, differences, max(distances, default=0.0), charges)
+    return _Pass(differences, max(replaying.distances(), default=0.0), charges)
 
 
 def _differences(first: Observation, second: Observation) -> list[str]:

@@ -1,0 +1,348 @@
+"""A real flow, from a file on disk to its export folder, in a form that record-and-replay can run again and again.
+
+Every run gets a fresh home, exchange store, tracking store and output folder at the same paths. What is random by
+design (charge id, salt, keys of a source, ids of private artifacts) is pinned, because it would differ between
+any two runs, whatever the rows.
+"""
+
+import functools
+import io
+import json
+import logging
+import re
+import shutil
+import sqlite3
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from contract.written_places import outside, written_places
+from transformers.utils import logging as transformers_logging
+
+from understudy import artifact_store
+from understudy.evaluation import matching as matching_evaluation
+from understudy.preference_optimization import judging
+from understudy.privacy import accounting, ledger, ledger_secrets
+from understudy.privacy.ledger import Ledger
+from understudy.privacy.mechanisms import Gateway, Mechanism
+from understudy.privacy.queries import Query, queries_from_json
+from understudy.privacy.replay import GatewayFactory, Observation, recording, replay_check
+from understudy.requests import RunRequest
+from understudy.tasks import tracking
+from understudy.tasks.progress import Reporter
+
+_TIME = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00")
+# What of a charge says nothing about rows: it is random, or a keyed hash of them that only the ledger holds.
+HIDDEN = {"id", "request_key", "created_at", "released_at", "key_id", "new"}
+
+
+@dataclass(frozen=True)
+class Places:
+    """What the runs of a session share.
+
+    Attributes:
+        calibrations: of earlier runs, public, to be reused.
+        tracking: an empty tracking store with its tables.
+    """
+
+    calibrations: Path
+    tracking: Path
+
+
+@dataclass
+class FlowRun:
+    """What `replay_check` runs.
+
+    Attributes:
+        method: whose flow.
+        options: fields of `RunRequest` besides `data` and `out`.
+        folder: where homes are made.
+        places: shared by the session.
+        patch: pins what is random by design.
+        seen: findings that concern one run by itself: writes elsewhere, queries that were paid for and not asked.
+    """
+
+    method: str
+    options: dict
+    folder: Path
+    places: Places
+    patch: pytest.MonkeyPatch
+    seen: list[str] = field(default_factory=list)
+    _count: int = 0
+
+    def __call__(self, rows: pa.Table, make_gateway: GatewayFactory) -> Observation:
+        """Run the flow once."""
+        root, calls, progress = self._fresh_home(), [], []
+        pq.write_table(rows, root / "data" / "rows.parquet")
+        self._pin(root, progress)
+        printed, logged = io.StringIO(), io.StringIO()
+        with ExitStack() as stack:
+            stack.enter_context(redirect_stdout(printed))
+            stack.enter_context(redirect_stderr(printed))
+            stack.enter_context(_listening(logged))
+            stack.enter_context(recording(lambda material: _noting(make_gateway(material), calls)))
+            written = stack.enter_context(written_places())
+            flow_run = self._run_flow(root)
+        visible = {"printed": printed.getvalue(), "logged": _in_order(logged.getvalue()), "progress": _in_order(progress)}
+        visible |= recorded(self._tracking(), flow_run)
+        charges = Ledger.open().charges()
+        self.seen += [f"wrote outside of home, exchange and out: {place}" for place in self._outside(root, written)]
+        self.seen += [one for charge in charges for one in unasked(calls, queries_from_json(charge.queries))]
+        shutil.copytree(root / "home" / "calibrations", self.places.calibrations, dirs_exist_ok=True)
+        found = {name: text.encode() for name, text in visible.items()} | files_that_leave(root)
+        shutil.rmtree(root)
+        return Observation(visible=found, charges=tuple(str(charge.model_dump(exclude=HIDDEN)) for charge in charges))
+
+    def faults(self, data: pa.Table, neighbour: pa.Table, **options) -> tuple[str, ...]:
+        """All that a replay on two files finds."""
+        report = replay_check(self, data=data, neighbour=neighbour, **options)
+        return (*report.faults, *dict.fromkeys(self.seen))
+
+    def _run_flow(self, root: Path) -> str:
+        from prefect.settings import (
+            PREFECT_RESULTS_DEFAULT_SERIALIZER,
+            PREFECT_RESULTS_LOCAL_STORAGE_PATH,
+            temporary_settings,
+        )
+
+        from understudy.flows.methods import flow_of
+
+        request = RunRequest.model_validate(
+            {"data": str(root / "data" / "rows.parquet"), "out": str(root / "out"), **self.options}
+        )
+        results = {PREFECT_RESULTS_LOCAL_STORAGE_PATH: root / "home" / "private" / "results"}
+        with temporary_settings(results | {PREFECT_RESULTS_DEFAULT_SERIALIZER: "json"}):
+            state = flow_of(self.method).with_options(flow_run_name="replayed")(request, return_state=True)
+            state.result()
+        return str(state.state_details.flow_run_id)
+
+    def _fresh_home(self) -> Path:
+        root = self.folder / "run"
+        shutil.rmtree(root, ignore_errors=True)
+        for name in ("home", "data", "tmp", "cwd"):
+            (root / name).mkdir(parents=True, mode=0o700)
+        shutil.copytree(self.places.calibrations, root / "home" / "calibrations", dirs_exist_ok=True)
+        self._count += 1
+        self._tracking().parent.mkdir(exist_ok=True)
+        shutil.copy(self.places.tracking, self._tracking())
+        return root
+
+    def _tracking(self) -> Path:
+        """Of the present run; at a path of its own, because its connection is kept for the process's life."""
+        return self.folder / "tracking" / f"{self._count:04d}.db"
+
+    def _outside(self, root: Path, written: set[str]) -> list[str]:
+        from prefect.settings import PREFECT_HOME
+
+        allowed = [root / "home", root / "exchange", root / "out", self.folder / "tracking", PREFECT_HOME.value()]
+        return outside(written, allowed, empty=[root / "tmp", root / "cwd"])
+
+    def _pin(self, root: Path, progress: list[str]) -> None:
+        patch = self.patch
+        # What is said once per process must be said in every run.
+        transformers_logging.warning_once.cache_clear()
+        patch.setenv("UNDERSTUDY_HOME", str(root / "home"))
+        patch.setenv("UNDERSTUDY_EXCHANGE", str(root / "exchange"))
+        patch.setenv("UNDERSTUDY_MLFLOW_URI", f"sqlite:///{self._tracking()}")
+        patch.setenv("UNDERSTUDY_SECRET", "s" * 64)
+        patch.setenv("TMPDIR", str(root / "tmp"))
+        patch.setattr(tempfile, "tempdir", None)
+        patch.chdir(root / "cwd")
+        random = SimpleNamespace(token_hex=lambda size: "ab" * size, token_bytes=lambda size: b"t" * size)
+        for module in (ledger, ledger_secrets):
+            patch.setattr(module, "secrets", random)
+        numbers = count()
+        patch.setattr(artifact_store, "new_private_id", lambda: f"p{next(numbers):032x}")
+        patch.setattr(Reporter, "update", lambda self, step, total: progress.append(f"{self.name} {step} of {total}"))
+
+
+def smaller(patch: pytest.MonkeyPatch) -> None:
+    """The evaluation on fewer steps and resamples, and accounting that remembers; nothing private leaves either."""
+    patch.setattr(
+        judging, "NextTokenConfig", functools.partial(judging.NextTokenConfig, epochs=1, max_length=8, batch_size=64)
+    )
+    from understudy.flows import conditional_generation, gradient_matching
+
+    few = functools.partial(gradient_matching.EvaluationConfig, replicates=100, floor_splits=1)
+    for module in (conditional_generation, gradient_matching):
+        patch.setattr(module, "EvaluationConfig", few)
+    matching = {"steps": 2, "most_models": 1, "replicates": 100, "test_rows": 4, "real_rows": 4, "gradient_rows": 4}
+    patch.setattr(
+        gradient_matching,
+        "MatchingEvaluationConfig",
+        functools.partial(gradient_matching.MatchingEvaluationConfig, **matching),
+    )
+    remember_epsilons(patch)
+    # It collects garbage after every training, which takes longer than the training.
+    patch.setattr("accelerate.utils.memory.clear_device_cache", lambda **_: None)
+    assert matching_evaluation  # read by the flow's task
+
+
+def remember_epsilons(patch: pytest.MonkeyPatch) -> None:
+    """`epsilon_pld` computes each event once in a session, wherever it was imported to."""
+    import sys
+
+    exact = accounting.epsilon_pld
+    for name, module in list(sys.modules.items()):
+        if name.startswith("understudy.") and getattr(module, "epsilon_pld", None) is exact:
+            patch.setattr(module, "epsilon_pld", _remembered)
+
+
+_known: dict[tuple[str, float], float] = {}
+_exact_epsilon = accounting.epsilon_pld
+
+
+def _remembered(event, delta):
+    key = (repr(event), delta)
+    if key not in _known:
+        _known[key] = _exact_epsilon(event, delta)
+    return _known[key]
+
+
+@dataclass(frozen=True)
+class _Noting:
+    """A recorder that lists the calls which another one answers."""
+
+    inner: object
+    calls: list[Mechanism]
+
+    def observe(self, mechanism: Mechanism, query: dict, draw: Callable) -> dict:
+        self.calls.append(mechanism)
+        return draw() if self.inner is None else self.inner.observe(mechanism, query, draw)
+
+
+def _noting(gateway: Gateway, calls: list[Mechanism]) -> Gateway:
+    gateway.recorder = _Noting(gateway.recorder, calls)
+    return gateway
+
+
+def unasked(calls: list[Mechanism], queries: tuple[Query, ...]) -> list[str]:
+    """How the calls differ from the list that was charged: the interface refuses others, but not that one is left out."""
+    made = Counter((call.kind, call.purpose, call.step) for call in calls)
+    paid = Counter((query.kind, query.name, step) for query in queries for step in range(query.steps))
+    sampled = {
+        (query.batch, step)
+        for query in queries
+        if query.batch is not None and query.sampling_probability < 1
+        for step in range(query.steps)
+    }
+    for name, step in sampled:
+        paid["poisson", name, step] = 1
+    return [
+        f"{kind} {name}, step {step}: charged {paid[kind, name, step]} times, asked {made[kind, name, step]}"
+        for kind, name, step in sorted(made.keys() | paid.keys())
+        if made[kind, name, step] != paid[kind, name, step]
+        and not (kind == "poisson" and (name, step) not in sampled)
+    ]
+
+
+def files_that_leave(root: Path) -> dict[str, bytes]:
+    """Every file outside of the private root and the ledger; of the output folder, `export`."""
+    kept = [root / "home" / "private", root / "out" / "internal", root / "data"]
+    found = {}
+    for path in sorted(root.rglob("*")):
+        if path.is_relative_to(root / "home") and path.name.startswith("ledger"):
+            continue
+        if path.is_file() and not any(path.is_relative_to(place) for place in kept):
+            found[str(path.relative_to(root))] = _TIME.sub(b"TIME", path.read_bytes())
+    return found
+
+
+def recorded(database: Path, flow_run: str) -> dict[str, str]:
+    """What MLflow and Prefect keep of a run, without clocks and with random ids named in order."""
+    found, known = _tracked(database)
+    told, tasks = _told_prefect(flow_run)
+    known |= {flow_run: "FLOW", str(database): "DATABASE"} | {task: "TASK" for task in tasks}
+    return {name: _without(text, known) for name, text in (found | told).items()}
+
+
+def _tracked(database: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """Every table of the tracking store, and a word for each of its random ids."""
+    connection = sqlite3.connect(f"file:{database}?mode=ro", uri=True)
+    try:
+        tables = [row[0] for row in connection.execute("select name from sqlite_master where type='table'")]
+        known = {row[0]: f"RUN-{i}" for i, row in enumerate(connection.execute("select run_uuid from runs order by rowid"))}
+        known |= dict(connection.execute("select dataset_uuid, 'SET-' || digest from datasets"))
+        found = {}
+        for table in tables:
+            cursor = connection.execute(f'select * from "{table}"')
+            names = [column[0] for column in cursor.description]
+            rows = [
+                str([f"{n}={value}" for n, value in zip(names, row, strict=True) if not re.search("time|input_uuid$", n)])
+                for row in cursor
+            ]
+            found[f"tracking {table}"] = "\n".join(sorted(_without(row, known) for row in rows))
+    finally:
+        connection.close()
+    return found, known
+
+
+def _told_prefect(flow_run: str) -> tuple[dict[str, str], list[str]]:
+    """The flow run's parameters, the states and messages of it and its tasks, its artifacts, when all have ended."""
+    from prefect import get_client
+    from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, FlowRunFilter, FlowRunFilterId
+
+    with get_client(sync_client=True) as client:
+        own = FlowRunFilter(id=FlowRunFilterId(any_=[flow_run]))
+        for _ in range(300):
+            tasks = client.read_task_runs(flow_run_filter=own)
+            if tasks and all(task.state is not None and task.state.is_final() for task in tasks):
+                break
+            time.sleep(0.05)
+        run = client.read_flow_run(flow_run)
+        made = client.read_artifacts(artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[flow_run])))
+    about = json.dumps(run.parameters, default=str), run.name, run.tags, run.state.name, run.state.message, run.labels
+    states = sorted(
+        str((task.name, task.tags, str(task.task_inputs), task.cache_key, task.state.name, task.state.message))
+        for task in tasks
+    )
+    # Without a key it says where the flow's result lies, under a random name.
+    artifacts = sorted(str((one.key, one.type, one.description, one.data)) for one in made if one.key)
+    told = {"prefect flow": str(about), "prefect tasks": "\n".join(states), "prefect artifacts": "\n".join(artifacts)}
+    return told, [str(task.id) for task in tasks]
+
+
+def _without(text: str, known: dict[str, str]) -> str:
+    for value, word in known.items():
+        text = text.replace(value, word)
+    return text
+
+
+def _in_order(lines: str | list[str]) -> str:
+    """Sorted, for mapped tasks take turns in any order."""
+    return "\n".join(sorted(lines.splitlines() if isinstance(lines, str) else lines))
+
+
+@contextmanager
+def _listening(text: io.StringIO) -> Iterator[None]:
+    """Keep every log line; the project's own at every level."""
+    handler, own = logging.StreamHandler(text), logging.getLogger("understudy")
+    with ExitStack() as stack:
+        for logger in _loggers_that_end_a_chain():
+            logger.addHandler(handler)
+            stack.callback(logger.removeHandler, handler)
+        stack.callback(own.setLevel, own.level)
+        own.setLevel(logging.DEBUG)
+        yield
+
+
+def _loggers_that_end_a_chain() -> list[logging.Logger]:
+    """The root logger and every logger that keeps its records from it, as those of transformers and Prefect do."""
+    known = [logger for logger in logging.Logger.manager.loggerDict.values() if isinstance(logger, logging.Logger)]
+    return [logging.getLogger(), *(logger for logger in known if not logger.propagate)]
+
+
+def empty_tracking_store(folder: Path) -> Path:
+    """An MLflow database with its tables and the experiment, made once: that takes seconds."""
+    path = folder / "mlflow.db"
+    tracking._connect(f"sqlite:///{path}").client._tracking_client.store.engine.dispose()
+    return path
