@@ -12,6 +12,7 @@ import logging
 import re
 import shutil
 import sqlite3
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -25,11 +26,14 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from contract import preference_rows
 from contract.written_places import outside, written_places
 from transformers.utils import logging as transformers_logging
 
 from understudy import artifact_store
+from understudy.evaluation import encoder, measure
 from understudy.evaluation import matching as matching_evaluation
+from understudy.evaluation.metrics import Metrics
 from understudy.preference_optimization import judging
 from understudy.privacy import accounting, ledger, ledger_secrets
 from understudy.privacy.ledger import Ledger
@@ -37,7 +41,7 @@ from understudy.privacy.mechanisms import Gateway, Mechanism
 from understudy.privacy.queries import Query, queries_from_json
 from understudy.privacy.replay import GatewayFactory, Observation, recording, replay_check
 from understudy.requests import RunRequest
-from understudy.tasks import tracking
+from understudy.tasks import delivery, tracking
 from understudy.tasks.progress import Reporter
 
 _TIME = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00")
@@ -92,7 +96,11 @@ class FlowRun:
             stack.enter_context(recording(lambda material: _noting(make_gateway(material), calls)))
             written = stack.enter_context(written_places())
             flow_run = self._run_flow(root)
-        visible = {"printed": printed.getvalue(), "logged": _in_order(logged.getvalue()), "progress": _in_order(progress)}
+        visible = {
+            "printed": printed.getvalue(),
+            "logged": _in_order(logged.getvalue()),
+            "progress": _in_order(progress),
+        }
         visible |= recorded(self._tracking(), flow_run)
         charges = Ledger.open().charges()
         self.seen += [f"wrote outside of home, exchange and out: {place}" for place in self._outside(root, written)]
@@ -166,45 +174,50 @@ class FlowRun:
 
 
 def smaller(patch: pytest.MonkeyPatch) -> None:
-    """The evaluation on fewer steps and resamples, and accounting that remembers; nothing private leaves either."""
-    patch.setattr(
-        judging, "NextTokenConfig", functools.partial(judging.NextTokenConfig, epochs=1, max_length=8, batch_size=64)
-    )
+    """Public things that take long: a smaller sentence encoder, an evaluation of fewer steps and resamples."""
     from understudy.flows import conditional_generation, gradient_matching
 
+    patch.setattr(encoder, "load_encoder", preference_rows.stand_in_encoder)
     few = functools.partial(gradient_matching.EvaluationConfig, replicates=100, floor_splits=1)
     for module in (conditional_generation, gradient_matching):
         patch.setattr(module, "EvaluationConfig", few)
-    matching = {"steps": 2, "most_models": 1, "replicates": 100, "test_rows": 4, "real_rows": 4, "gradient_rows": 4}
-    patch.setattr(
-        gradient_matching,
-        "MatchingEvaluationConfig",
-        functools.partial(gradient_matching.MatchingEvaluationConfig, **matching),
-    )
+    sizes = {"steps": 1, "most_models": 1, "replicates": 100, "test_rows": 4, "real_rows": 4, "gradient_rows": 4}
+    matching = functools.partial(gradient_matching.MatchingEvaluationConfig, **sizes)
+    patch.setattr(gradient_matching, "MatchingEvaluationConfig", matching)
+    downstream = functools.partial(judging.NextTokenConfig, epochs=1, max_length=8, batch_size=64)
+    patch.setattr(judging, "NextTokenConfig", downstream)
     remember_epsilons(patch)
     # It collects garbage after every training, which takes longer than the training.
     patch.setattr("accelerate.utils.memory.clear_device_cache", lambda **_: None)
-    assert matching_evaluation  # read by the flow's task
+
+
+def without_evaluation(patch: pytest.MonkeyPatch) -> None:
+    """For planted faults, which lie before it: what is measured on private rows is internal and leads nowhere."""
+    for module, name in (
+        (measure, "evaluate_synthetic"),
+        (matching_evaluation, "measure_matching"),
+        (judging, "judge_run"),
+    ):
+        patch.setattr(module, name, lambda *_, **__: Metrics())
+    patch.setattr(delivery, "build_report", lambda folder, **_: (folder / "report.html").write_text(""))
 
 
 def remember_epsilons(patch: pytest.MonkeyPatch) -> None:
-    """`epsilon_pld` computes each event once in a session, wherever it was imported to."""
-    import sys
-
-    exact = accounting.epsilon_pld
-    for name, module in list(sys.modules.items()):
-        if name.startswith("understudy.") and getattr(module, "epsilon_pld", None) is exact:
-            patch.setattr(module, "epsilon_pld", _remembered)
-
-
-_known: dict[tuple[str, float], float] = {}
-_exact_epsilon = accounting.epsilon_pld
+    """Each event's epsilon is computed once in a session, wherever the functions were imported to."""
+    for name in ("epsilon_pld", "epsilon_rdp"):
+        exact = getattr(accounting, name)
+        for place, module in list(sys.modules.items()):
+            if place.startswith("understudy.") and getattr(module, name, None) is exact:
+                patch.setattr(module, name, functools.partial(_remembered, exact))
 
 
-def _remembered(event, delta):
-    key = (repr(event), delta)
+_known: dict[tuple[Callable, str, float], float] = {}
+
+
+def _remembered(exact, event, delta):
+    key = (exact, repr(event), delta)
     if key not in _known:
-        _known[key] = _exact_epsilon(event, delta)
+        _known[key] = exact(event, delta)
     return _known[key]
 
 
@@ -226,7 +239,7 @@ def _noting(gateway: Gateway, calls: list[Mechanism]) -> Gateway:
 
 
 def unasked(calls: list[Mechanism], queries: tuple[Query, ...]) -> list[str]:
-    """How the calls differ from the list that was charged: the interface refuses others, but not that one is left out."""
+    """How the calls differ from the list that was charged: the interface refuses others, but not less."""
     made = Counter((call.kind, call.purpose, call.step) for call in calls)
     paid = Counter((query.kind, query.name, step) for query in queries for step in range(query.steps))
     sampled = {
@@ -240,8 +253,7 @@ def unasked(calls: list[Mechanism], queries: tuple[Query, ...]) -> list[str]:
     return [
         f"{kind} {name}, step {step}: charged {paid[kind, name, step]} times, asked {made[kind, name, step]}"
         for kind, name, step in sorted(made.keys() | paid.keys())
-        if made[kind, name, step] != paid[kind, name, step]
-        and not (kind == "poisson" and (name, step) not in sampled)
+        if made[kind, name, step] != paid[kind, name, step] and not (kind == "poisson" and (name, step) not in sampled)
     ]
 
 
@@ -270,14 +282,22 @@ def _tracked(database: Path) -> tuple[dict[str, str], dict[str, str]]:
     connection = sqlite3.connect(f"file:{database}?mode=ro", uri=True)
     try:
         tables = [row[0] for row in connection.execute("select name from sqlite_master where type='table'")]
-        known = {row[0]: f"RUN-{i}" for i, row in enumerate(connection.execute("select run_uuid from runs order by rowid"))}
+        known = {
+            row[0]: f"RUN-{i}" for i, row in enumerate(connection.execute("select run_uuid from runs order by rowid"))
+        }
         known |= dict(connection.execute("select dataset_uuid, 'SET-' || digest from datasets"))
         found = {}
         for table in tables:
             cursor = connection.execute(f'select * from "{table}"')
             names = [column[0] for column in cursor.description]
             rows = [
-                str([f"{n}={value}" for n, value in zip(names, row, strict=True) if not re.search("time|input_uuid$", n)])
+                str(
+                    [
+                        f"{n}={value}"
+                        for n, value in zip(names, row, strict=True)
+                        if not re.search("time|input_uuid$", n)
+                    ]
+                )
                 for row in cursor
             ]
             found[f"tracking {table}"] = "\n".join(sorted(_without(row, known) for row in rows))
@@ -299,7 +319,9 @@ def _told_prefect(flow_run: str) -> tuple[dict[str, str], list[str]]:
                 break
             time.sleep(0.05)
         run = client.read_flow_run(flow_run)
-        made = client.read_artifacts(artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[flow_run])))
+        made = client.read_artifacts(
+            artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[flow_run]))
+        )
     about = json.dumps(run.parameters, default=str), run.name, run.tags, run.state.name, run.state.message, run.labels
     states = sorted(
         str((task.name, task.tags, str(task.task_inputs), task.cache_key, task.state.name, task.state.message))
@@ -317,9 +339,9 @@ def _without(text: str, known: dict[str, str]) -> str:
     return text
 
 
-def _in_order(lines: str | list[str]) -> str:
+def _in_order(lines: list[str]) -> str:
     """Sorted, for mapped tasks take turns in any order."""
-    return "\n".join(sorted(lines.splitlines() if isinstance(lines, str) else lines))
+    return "\n".join(sorted(lines))
 
 
 @contextmanager

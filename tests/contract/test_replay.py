@@ -10,12 +10,12 @@ from understudy.requests import Budget
 SMALL = (
     "lora.rank=2",
     "discriminator.width=8",
-    "train.max_length=24",
+    "train.max_length=16",
     "train.batch_size=8",
-    "train.epochs=2",
+    "train.epochs=1.6",
     "train.micro_batch=20",
     "train.l2_clip_norm=0.1",
-    "generate.sampling.max_new_tokens=8",
+    "generate.sampling.max_new_tokens=4",
 )
 VARIANTS = {
     "multitask, alternating, steered": ("update=alternating", "class_sizes=as_in_data", "class_sizes_share=0.2"),
@@ -37,7 +37,7 @@ def flow(variant, model, folder, places, patch, *settings):
         "label_names": NAMES,
         "units": ROWS,
         "model": str(model),
-        "samples": 6,
+        "samples": 3,
         "overrides": (*SMALL, *VARIANTS[variant], *settings),
     }
     return FlowRun("conditional-generation", options, folder, places, patch)
