@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export DO_NOT_TRACK ?= 1
 
-.PHONY: install demo test lint typecheck prove wheel clean
+.PHONY: install demo test lint typecheck prove prove-instruction-sets wheel clean
 
 # The stamp is newer than the project's own dependency files, or everything is installed again.
 install: $(VENV)/.installed
@@ -21,8 +21,15 @@ demo: install
 test: install lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
-prove: install
+prove: install prove-instruction-sets
 	$(BIN)/python -m pytest -m slow
+
+# What the unit tests say may not hang on how a processor rounds: as this one does, with AVX2 alone, and without.
+UNIT := $(BIN)/python -m pytest -n 2 --dist loadfile tests/unit
+prove-instruction-sets: install
+	$(UNIT)
+	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 $(UNIT)
+	ATEN_CPU_CAPABILITY=default $(UNIT)
 
 lint: install typecheck
 	$(BIN)/ruff check .

@@ -148,17 +148,23 @@ def test_the_report_needs_its_control_and_says_whether_it_works():
 
 def test_the_audit_finds_members_in_the_control_and_not_in_unrelated_text():
     """Labels by coin flip: a model can know a member's only by having seen it."""
-    members, others, unrelated = make_rows(50, seed=1), make_rows(50, seed=2), make_rows(30, seed=3)
+    found = [audit_of_coin_flips(seed) for seed in range(3)]
+    for one in found:
+        assert one.can_detect
+        assert one.positive_control.advantage.value > 0.2
+        assert one.positive_control.auc.value > 0.62
+        assert (one.members, one.others) == (50, 50)
+    # Each interval misses the truth, chance, once in twenty.
+    assert sum(one.synthetic.advantage.low <= 0 <= one.synthetic.advantage.high for one in found) >= 2
+    assert sum(one.synthetic.auc.low <= 0.5 <= one.synthetic.auc.high for one in found) >= 2
+
+
+def audit_of_coin_flips(seed):
+    members, others, unrelated = (make_rows(count, seed=3 * seed + i) for i, count in enumerate((50, 50, 30), start=1))
     config = TransferConfig(
         profile="tiny", base="tiny-gpt2", steps=80, learning_rate=2e-3, max_length=8, frozen_lower_layers=3
     )
-    found = membership_audit(unrelated, members, others, label_words=WORDS, config=config, seed=0)
-    assert found.can_detect
-    assert found.positive_control.advantage.value > 0.3
-    assert found.positive_control.auc.value > 0.7
-    assert found.synthetic.advantage.low <= 0 <= found.synthetic.advantage.high
-    assert found.synthetic.auc.low <= 0.5 <= found.synthetic.auc.high
-    assert (found.members, found.others) == (50, 50)
+    return membership_audit(unrelated, members, others, label_words=WORDS, config=config, seed=seed)
 
 
 def test_scores_are_the_losses_of_each_side():

@@ -190,21 +190,22 @@ def test_a_plan_meets_its_target(base):
     assert plan(config, n=400, epsilon=math.inf, delta=1e-4).streams[0].noise_multiplier == 0
 
 
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("rank", RANKS)
-def test_without_noise_the_clients_text_is_learnt(base, make_gateway, rank):
+def test_without_noise_the_clients_text_is_learnt(base, make_gateway, rank, seed):
     text = "fog until noon , then a heron by the river"
     clients = [[text] * 3 for _ in range(4)] + [None]
-    local = make_local(base, rank, learning_rate=1.0, l2_clip_norm=1.0, steps=4)
-    config = DpFedAvgConfig(local=local, rounds=6, sampling_probability=1.0)
+    local = make_local(base, rank, learning_rate=0.3, l2_clip_norm=1.0, steps=4)
+    config = DpFedAvgConfig(local=local, rounds=12, sampling_probability=1.0, public_seed=seed)
     planned = plan(config, n=5, epsilon=math.inf, delta=1e-2)
     seen = []
     tuned = train(
         clients, config=config, plan=planned, gateway=make_gateway(planned), progress=lambda *step: seen.append(step)
     )
     before, after = (score_clients(loaded, [[text]]).loss_per_token for loaded in (load_model(base), tuned))
-    assert seen == [(round, 6) for round in range(1, 7)]
-    # Adapters below a random, frozen head can learn little.
-    assert after < before - (0.1 if rank else 0.5)
+    assert seen == [(round, 12) for round in range(1, 13)]
+    # Adapters below a random, frozen head can learn little: 0.18 to 0.24 of 8.3 nats, all weights 7.5.
+    assert after < before - (0.05 if rank else 3)
     assert not any(p.requires_grad for p in tuned.model.parameters())
     assert [n for n, _ in tuned.model.named_parameters()] == [n for n, _ in load_model(base).model.named_parameters()]
 

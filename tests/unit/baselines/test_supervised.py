@@ -49,19 +49,20 @@ def test_one_step_is_adamw_on_the_texts_alone(base):
 
 
 def test_training_learns_repeats_and_leaves_the_base_alone(base):
-    config = make_config(epochs=30, learning_rate=0.05)
+    config = make_config(epochs=60, learning_rate=0.1)
     seen = []
     first = fine_tune(
         load_model(base), EXAMPLES, config=config, public_seed=1, progress=lambda *step: seen.append(step)
     )
     second = fine_tune(load_model(base), EXAMPLES, config=config, public_seed=1)
     other = fine_tune(load_model(base), EXAMPLES, config=config, public_seed=2)
-    assert seen[-1] == (30, 30)
+    assert seen[-1] == (60, 60)
     one, two, three = (adapter_tensors(tuned) for tuned in (first, second, other))
     assert all(torch.equal(one[name], two[name]) for name in one)
     assert any(not torch.equal(one[name], three[name]) for name in one)
     with torch.no_grad():
-        assert float(mean_loss(first, EXAMPLES)) < float(mean_loss(load_model(base), EXAMPLES)) - 0.02
+        before, *after = (float(mean_loss(tuned, EXAMPLES)) for tuned in (load_model(base), first, other))
+    assert max(after) < before - 0.02
     plain = dict(load_model(base).model.named_parameters())
     for name, parameter in first.model.named_parameters():
         if "lora_" not in name:

@@ -95,22 +95,28 @@ def test_full_fine_tuning_as_in_the_paper(run, make_base, make_config):
     }
 
 
-def test_learning_lowers_both_losses(run, make_base, make_config, make_rows, tokenizer, label_names):
+@pytest.mark.parametrize("seed", range(3))
+def test_learning_lowers_both_losses(
+    run, make_base, make_config, make_gateway, make_rows, tokenizer, label_names, seed
+):
+    """By far more than rounding, of other instructions or another order of sums, could move them."""
     texts, labels = make_rows()
     texts = [None if k is None else f"a {('bad', 'good', 'strange')[k]} film" for k in labels]
-    rates = {"learning_rate": 2e-2, "discriminator_learning_rate": 2e-2, "learning_rate_decay": False}
-    config = make_config(update="alternating", train={"epochs": 8, "l2_clip_norm": 1.0, **rates})
+    rates = {"learning_rate": 7e-3, "discriminator_learning_rate": 7e-3, "learning_rate_decay": False}
+    settings = {"epochs": 15, "l2_clip_norm": 1.0, **rates}
+    config = make_config(update="alternating", public_seed=seed, train=settings)
     rows = encode(texts, labels, label_names=label_names, tokenizer=tokenizer, config=config)
     batch = {name: getattr(rows, name)[6:] for name in ("input_ids", "attention_mask", "loss_mask", "label")}
     batch |= {"slot": torch.arange(34), "step": torch.tensor(99)}
     read = Reading(rows.prompts, 2, "mean", seed=0)
     start = build_model(make_base().model, label_names=label_names, config=config)
-    end = run(config, rows=rows).model
+    end = run(config, rows=rows, gateway=make_gateway(f"charge-{seed}")).model
     with torch.no_grad():
         lm = [float(lm_loss(model, batch, prompts=rows.prompts).mean()) for model in (start, end)]
         heads = [float(discriminator_loss(model, batch, reading=read).mean()) for model in (start, end)]
-    assert lm[1] < lm[0] - 0.5
-    assert heads[1] < min(heads[0] - 0.1, math.log(3))
+    # Found over five seeds and three instruction sets: 9.2 -> 7.8 and, from a guess at log 3, 0.06 to 0.42.
+    assert lm[1] < lm[0] - 0.7
+    assert heads[1] < 0.7 < math.log(3) - 0.3 < heads[0]
 
 
 class Recorder:

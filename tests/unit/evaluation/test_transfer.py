@@ -117,15 +117,16 @@ def test_frozen_layers_do_not_move_and_without_them_everything_does(make_reviews
         assert not any(p.requires_grad for p in tuned.model.parameters())
 
 
-def test_it_learns_and_gives_verdicts_that_pair_up(make_reviews):
+@pytest.mark.parametrize("seed", range(3))
+def test_it_learns_and_gives_verdicts_that_pair_up(make_reviews, seed):
     train, test = make_reviews(40, seed=1), make_reviews(60, seed=2)
     config = SHORT.model_copy(update={"steps": 60, "batch_size": 8, "max_length": 32, "learning_rate": 1e-3})
     flipped = LabelledTexts(train.texts, 1 - np.asarray(train.labels), NAMES)
     right, wrong = (
-        transfer_accuracy(rows, test, label_words=WORDS, config=config, seed=0) for rows in (train, flipped)
+        transfer_accuracy(rows, test, label_words=WORDS, config=config, seed=seed) for rows in (train, flipped)
     )
-    assert right.accuracy > 0.85
-    assert wrong.accuracy < 0.15
+    assert right.accuracy > 0.8
+    assert wrong.accuracy < 0.2
     assert right.correct.shape == (60,)
     assert paired_bootstrap(right.correct, wrong.correct, seed=0, replicates=200).low > 0.5
 
