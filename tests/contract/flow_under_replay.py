@@ -27,10 +27,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from contract import preference_rows
+from contract.private_files import CLIENTS, ROWS
 from contract.written_places import outside, written_places
 from transformers.utils import logging as transformers_logging
 
-from understudy import artifact_store
+from understudy import artifact_store, intake
 from understudy.evaluation import encoder, measure
 from understudy.evaluation import matching as matching_evaluation
 from understudy.evaluation.metrics import Metrics
@@ -114,6 +115,27 @@ class FlowRun:
         """All that a replay on two files finds."""
         report = replay_check(self, data=data, neighbour=neighbour, **options)
         return (*report.faults, *dict.fromkeys(self.seen))
+
+    def trained_slot(self, number: int) -> int:
+        """A slot of `private_files` that the pinned key does not hold out."""
+        keyed_hash = self._keyed_hash()
+        slots = [slot for slot in range(ROWS) if not intake.row_is_held_out(slot, keyed_hash)]
+        return slots[number % len(slots)]
+
+    def trained_client(self, number: int) -> int:
+        """A client of `private_files` that the pinned key does not hold out."""
+        keyed_hash = self._keyed_hash()
+        found = [
+            client
+            for client in range(CLIENTS)
+            if not intake.client_is_held_out(f"client {client}", units=CLIENTS, keyed_hash=keyed_hash)
+        ]
+        return found[number % len(found)]
+
+    def _keyed_hash(self) -> Callable[[str, bytes], bytes]:
+        """As the flow's ledger will hash."""
+        self._pin(self._fresh_home(), [])
+        return functools.partial(Ledger.open().keyed_hash, self.options["source"])
 
     def _run_flow(self, root: Path) -> str:
         from prefect.settings import (
@@ -272,7 +294,8 @@ def files_that_leave(root: Path) -> dict[str, bytes]:
 def recorded(database: Path, flow_run: str) -> dict[str, str]:
     """What MLflow and Prefect keep of a run, without clocks and with random ids named in order."""
     found, known = _tracked(database)
-    told, tasks = _told_prefect(flow_run)
+    children = sum("understudy.task" in row for row in found["tracking tags"].splitlines())
+    told, tasks = _told_prefect(flow_run, expected=children)
     known |= {flow_run: "FLOW", str(database): "DATABASE"} | {task: "TASK" for task in tasks}
     return {name: _without(text, known) for name, text in (found | told).items()}
 
@@ -306,7 +329,7 @@ def _tracked(database: Path) -> tuple[dict[str, str], dict[str, str]]:
     return found, known
 
 
-def _told_prefect(flow_run: str) -> tuple[dict[str, str], list[str]]:
+def _told_prefect(flow_run: str, *, expected: int) -> tuple[dict[str, str], list[str]]:
     """The flow run's parameters, the states and messages of it and its tasks, its artifacts, when all have ended."""
     from prefect import get_client
     from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, FlowRunFilter, FlowRunFilterId
@@ -315,7 +338,7 @@ def _told_prefect(flow_run: str) -> tuple[dict[str, str], list[str]]:
         own = FlowRunFilter(id=FlowRunFilterId(any_=[flow_run]))
         for _ in range(300):
             tasks = client.read_task_runs(flow_run_filter=own)
-            if tasks and all(task.state is not None and task.state.is_final() for task in tasks):
+            if len(tasks) >= expected and all(task.state is not None and task.state.is_final() for task in tasks):
                 break
             time.sleep(0.05)
         run = client.read_flow_run(flow_run)

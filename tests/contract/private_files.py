@@ -52,6 +52,17 @@ def clients(missing: int | None = None, texts: tuple[str, ...] | None = None) ->
     return pa.table({"client_id": pa.array(owners), "text": pa.array(documents)})
 
 
+def unrelated_rows() -> pa.Table:
+    """Rows with wholly different content, longer and of one class."""
+    return pa.table({"text": ["quux " * (5 + row) for row in range(ROWS)], "label": ["0"] * ROWS})
+
+
+def unrelated_clients() -> pa.Table:
+    """The same clients with wholly different documents."""
+    texts = [f"quux {'plugh ' * (3 + client)}" for client in range(CLIENTS)]
+    return pa.table({"client_id": [f"client {client}" for client in range(CLIENTS)], "text": texts})
+
+
 CLIENT_KINDS = ("plain", "extreme", "repeated")
 
 

@@ -31,7 +31,8 @@ def _hook(event: str, arguments: tuple) -> None:
     for place in places:
         if not isinstance(place, str | bytes | os.PathLike):
             continue
-        path = os.path.abspath(os.fsdecode(place))
+        # SQLite takes a URL too.
+        path = os.path.abspath(os.fsdecode(place).removeprefix("file:").partition("?")[0])
         if event != "os.mkdir" or not os.path.isdir(path):
             _watching[-1].add(path)
 

@@ -1,0 +1,156 @@
+"""Every fault that is planted into a real flow is found by its replay."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pytest
+from contract import planted_faults as plant
+from contract import test_replay as generation
+from contract import test_replay_gradient_matching as matching
+from contract import test_replay_preference_optimization as preferences
+from contract.flow_under_replay import without_evaluation
+from contract.private_files import client_of, clients, row_of, unrelated_clients, unrelated_rows, without_row
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A fault, the flow, neighbour and settings that can show it, and what the replay must say.
+
+    Attributes:
+        plant: changes the code.
+        method: whose flow: `generation`, `matching` or `preferences`.
+        says: part of a finding.
+        variant: of the method.
+        kind: of the unit that the neighbour lacks.
+        settings: added to the variant's.
+        far: also replay on a file that differs in every unit.
+    """
+
+    plant: Callable[[pytest.MonkeyPatch], None]
+    method: object
+    says: str
+    variant: str
+    kind: str = "plain"
+    settings: tuple[str, ...] = ()
+    far: bool = False
+
+
+MOVED, SEEN, SCALE = "times its declared sensitivity", "visible output", "times what was declared"
+# Every row in every batch.
+WHOLE = ("train.batch_size=20", "train.epochs=2")
+# One text of each label, one step: the faults lie before it.
+FAST = ("samples=3", "matching.rounds=1", "matching.inner_steps=1", "filter.oversample=1.0")
+ONE = ("rounds=1", "samples=2")
+JOINT = "multitask, joint"
+PLANTED = {
+    "update divided by the drawn batch": Planted(
+        plant.divided_by_the_drawn_batch, generation, "model.safetensors' differs", JOINT
+    ),
+    "empty batch skipped": Planted(plant.empty_batch_skipped, generation, "ReplayDiverged", JOINT),
+    "head trained without noise": Planted(
+        plant.head_without_noise, generation, "heads.safetensors' differs", "naive + PPLM"
+    ),
+    "clip of training removed": Planted(
+        plant.clip_of_training_removed, generation, MOVED, JOINT, "extreme", settings=WHOLE
+    ),
+    "checkpoint chosen on private loss": Planted(
+        plant.checkpoint_chosen_on_private_loss, generation, "model.safetensors' differs", JOINT, far=True
+    ),
+    "class count read": Planted(
+        plant.class_count_read, generation, "differs", "multitask, alternating, steered", "rare class"
+    ),
+    "null row dropped": Planted(plant.null_row_dropped, generation, "ended with", JOINT),
+    "rows sorted by length before the split": Planted(
+        plant.sorted_by_length_before_the_split, matching, MOVED, "sketch", settings=FAST
+    ),
+    "raw sums written to a temporary file": Planted(
+        plant.sums_in_a_temporary_file, matching, "wrote outside", "sketch", settings=FAST
+    ),
+    "clip removed": Planted(plant.clip_removed, matching, MOVED, "sketch", "extreme", settings=FAST),
+    "length taken from the rows": Planted(
+        plant.length_taken_from_the_rows, matching, "length, step 0: charged 1", "sketch, length as in data"
+    ),
+    "noise not drawn": Planted(plant.noise_not_drawn, matching, f"noise is 0 {SCALE}", "sketch", settings=FAST),
+    "noised but not used": Planted(
+        plant.noised_but_not_used, matching, "target.safetensors' differs", "sketch", settings=FAST
+    ),
+    "digest logged": Planted(plant.digest_logged, matching, "'logged' differs", "sketch", settings=FAST),
+    "digest in the report": Planted(plant.digest_in_the_report, matching, "value.json' differs", "sketch"),
+    "clients held out by their place": Planted(
+        plant.clients_held_out_by_their_place, preferences, MOVED, "federated", settings=ONE
+    ),
+    "count of participants used": Planted(
+        plant.count_of_participants_used, preferences, "scores.safetensors' differs", "federated, sampled"
+    ),
+    "pairs without noise": Planted(
+        plant.pairs_from_scores_without_noise, preferences, "adapter.safetensors' differs", "federated", far=True
+    ),
+}
+MORE = {
+    "sums left by compiled code": Planted(
+        plant.sums_left_by_compiled_code, matching, "wrote outside", "sketch", settings=FAST
+    ),
+    "noise x 2/3": Planted(plant.noise_times(2 / 3), matching, SCALE, "sketch", settings=FAST),
+    "noise x 3/2": Planted(plant.noise_times(3 / 2), matching, SCALE, "sketch", settings=FAST),
+    "digest beside the target": Planted(
+        plant.digest_beside_the_target, matching, "exact.sha256' differs", "sketch", settings=FAST
+    ),
+    "texts begin at a real row": Planted(
+        plant.texts_begin_at_a_real_row, matching, "synthetic.parquet' differs", "sketch", far=True
+    ),
+    "vectors not clipped": Planted(plant.vectors_not_clipped, preferences, MOVED, "federated", settings=ONE),
+    "noisy mean over who is there": Planted(
+        plant.noisy_sum_divided_by_who_is_there, preferences, "scores.safetensors' differs", "federated", settings=ONE
+    ),
+    "absent client has no slot": Planted(
+        plant.absent_client_has_no_slot, preferences, "plan again", "federated", settings=ONE
+    ),
+    "clients take part by their place": Planted(
+        plant.clients_take_part_by_their_place, preferences, MOVED, "federated, sampled"
+    ),
+    "private text in a prompt": Planted(
+        plant.private_text_as_seed, preferences, "differs", "federated", "extreme", settings=ONE
+    ),
+    "samples logged": Planted(plant.samples_logged, preferences, "'logged' differs", "federated", settings=ONE),
+    "embedded in one batch": Planted(
+        plant.embedded_in_one_batch, preferences, MOVED, "federated", "extreme", settings=ONE
+    ),
+}
+
+
+def found_by(fault, model, folder, places, patch):
+    """What a replay says; the evaluation stands aside, for all faults lie before it."""
+    run = fault.method.flow(fault.variant, model, folder, places, patch, *fault.settings)
+    without_evaluation(patch)
+    if fault.method is preferences:
+        unit = run.trained_client(3)
+        data, neighbour, far = client_of(fault.kind, unit), clients(unit), unrelated_clients()
+    else:
+        unit = run.trained_slot(3)
+        data, neighbour, far = row_of(fault.kind, unit), without_row(unit), unrelated_rows()
+    fault.plant(patch)
+    return run.faults(data, neighbour, **({"unrelated": far} if fault.far else {}))
+
+
+def check(fault, model, folder, places, patch):
+    found = found_by(fault, model, folder, places, patch)
+    assert any(fault.says in one for one in found), found
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_fault_is_caught(name, random_model_folder, tmp_path, places, monkeypatch):
+    check(PLANTED[name], random_model_folder, tmp_path, places, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MORE)
+def test_more_planted_faults_are_caught(name, random_model_folder, tmp_path, places, monkeypatch):
+    check(MORE[name], random_model_folder, tmp_path, places, monkeypatch)
+
+
+def test_the_far_files_are_files_of_their_kind():
+    for far, near in ((unrelated_rows(), row_of("plain")), (unrelated_clients(), clients())):
+        assert isinstance(far, pa.Table)
+        assert far.schema == near.schema
+        assert not set(far["text"].to_pylist()) & set(near["text"].to_pylist())
