@@ -32,6 +32,7 @@ from contract.written_places import outside, written_places
 from transformers.utils import logging as transformers_logging
 
 from understudy import artifact_store, intake
+from understudy.errors import UnderstudyError
 from understudy.evaluation import encoder, measure
 from understudy.evaluation import matching as matching_evaluation
 from understudy.evaluation.metrics import Metrics
@@ -112,8 +113,11 @@ class FlowRun:
         return Observation(visible=found, charges=tuple(str(charge.model_dump(exclude=HIDDEN)) for charge in charges))
 
     def faults(self, data: pa.Table, neighbour: pa.Table, **options) -> tuple[str, ...]:
-        """All that a replay on two files finds."""
-        report = replay_check(self, data=data, neighbour=neighbour, **options)
+        """All that a replay on two files finds; a run that is refused half-way is a finding too."""
+        try:
+            report = replay_check(self, data=data, neighbour=neighbour, **options)
+        except UnderstudyError as error:
+            return (f"the recorded run ended with {error}",)
         return (*report.faults, *dict.fromkeys(self.seen))
 
     def trained_slot(self, number: int) -> int:

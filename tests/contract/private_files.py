@@ -11,7 +11,7 @@ SLOT = 3
 
 def labelled(slot: int = SLOT, text: str | None = "as it is", label: str | None = None) -> pa.Table:
     """Labelled rows, two labels of three in use, of which one row may be changed."""
-    texts = [f"a {'dull' if i % 2 else 'bright'} little film number {i} with {i % 5} songs" for i in range(ROWS)]
+    texts = [text_of(i, words=3 + i * 7 % 11) for i in range(ROWS)]
     labels = [str(1 - i % 2) for i in range(ROWS)]
     if text != "as it is":
         texts[slot] = text

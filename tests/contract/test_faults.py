@@ -60,7 +60,7 @@ PLANTED = {
     "class count read": Planted(
         plant.class_count_read, generation, "differs", "multitask, alternating, steered", "rare class"
     ),
-    "null row dropped": Planted(plant.null_row_dropped, generation, "ended with", JOINT),
+    "null row dropped": Planted(plant.null_row_dropped, generation, "is not what charge", JOINT),
     "rows sorted by length before the split": Planted(
         plant.sorted_by_length_before_the_split, matching, MOVED, "sketch", settings=FAST
     ),
@@ -71,7 +71,7 @@ PLANTED = {
     "length taken from the rows": Planted(
         plant.length_taken_from_the_rows, matching, "length, step 0: charged 1", "sketch, length as in data"
     ),
-    "noise not drawn": Planted(plant.noise_not_drawn, matching, f"noise is 0 {SCALE}", "sketch", settings=FAST),
+    "noise not drawn": Planted(plant.noise_not_drawn, matching, SCALE, "sketch", settings=FAST),
     "noised but not used": Planted(
         plant.noised_but_not_used, matching, "target.safetensors' differs", "sketch", settings=FAST
     ),

@@ -1,19 +1,22 @@
-"""What the server receives is the noisy sums and nothing else."""
+"""What the server receives is the noisy sums and nothing else: the real flow, on two machines in one process."""
 
 import hashlib
 import json
 import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from contract.method_under_replay import MethodRun
-from contract.preference_rows import SEEDS, base_rows, small_preferences
+from contract.flow_under_replay import without_evaluation
+from contract.preference_rows import SEEDS
+from contract.private_files import clients
+from contract.test_replay_preference_optimization import flow
 from safetensors.torch import save
 
 from understudy.artifact_manifest import FileEntry, content_id
 from understudy.artifacts import ArtifactRef
+from understudy.flows import preference_optimization as whole
+from understudy.flows import server_side
 from understudy.models import checkpoints
 from understudy.preference_optimization import release, rounds
 from understudy.preference_optimization.config import PreferenceOptimizationConfig
@@ -23,54 +26,49 @@ from understudy.privacy.ledger_records import KeyMaterial
 from understudy.privacy.mechanisms import Gateway
 from understudy.privacy.replay import Recording
 from understudy.privacy.secure_fixed_point import encode
-from understudy.tasks import preference_optimization as tasks
+from understudy.tasks.cache_key import references
 
 SCORES_FILE = "scores.safetensors"
-SERVER, CLIENT = ("propose", "prefer", "publish", "write_texts"), ("embed_clients", "score")
 
 
-def two_machines(home, patch):
+def two_machines(root, patch):
     """Server steps run with the client's whole home away; returns what they were given, and what clients left.
 
     Returns:
-        received: (step, arguments) of every server step.
-        left: (step, name -> bytes) files that each client step added to the exchange.
+        received: every step of the server.
+        left: (task, name -> bytes) files that each task of the client added to the exchange.
     """
-    received, left = [], []
+    received, left, take = [], [], server_side.take
 
-    def on_the_server(name, function):
+    def on_the_server(step, zone):
+        received.append(step)
+        client, away, own = root / "home", root / "away", root / "server"
+        own.mkdir(mode=0o700, exist_ok=True)
+        client.rename(away)
+        with pytest.MonkeyPatch.context() as there:
+            there.setenv("UNDERSTUDY_HOME", str(own))
+            there.setenv("UNDERSTUDY_ZONE", "server")
+            try:
+                return take(step, zone)
+            finally:
+                assert not client.exists(), "a step of the server made a place of the client's"
+                away.rename(client)
+
+    def on_the_client(name):
+        task = getattr(whole, name)
+
         def call(*args):
-            received.append((name, args))
-            client, away, own = home / "understudy", home / "away", home / "server"
-            own.mkdir(mode=0o700, exist_ok=True)
-            client.rename(away)
-            with pytest.MonkeyPatch.context() as there:
-                there.setenv("UNDERSTUDY_HOME", str(own))
-                there.setenv("UNDERSTUDY_ZONE", "server")
-                try:
-                    return function(*args)
-                finally:
-                    assert not client.exists(), "a step of the server made a place of the client's"
-                    away.rename(client)
-
-        return call
-
-    def on_the_client(name, function):
-        def call(*args):
-            before = files_under(home / "exchange")
-            result = function(*args)
-            after = files_under(home / "exchange")
+            before = files_under(root / "exchange")
+            result = task(*args)
+            after = files_under(root / "exchange")
             left.append((name, {path: after[path] for path in after if before.get(path) != after[path]}))
             return result
 
-        return call
+        patch.setattr(whole, name, call)
 
-    for name in SERVER:
-        patch.setattr(
-            tasks, name, {"server": SimpleNamespace(fn=on_the_server(name, getattr(tasks, name)["server"].fn))}
-        )
-    for name in CLIENT:
-        patch.setattr(tasks, name, SimpleNamespace(fn=on_the_client(name, getattr(tasks, name).fn)))
+    patch.setattr(server_side, "take", on_the_server)
+    on_the_client("embed_clients")
+    on_the_client("score")
     return received, left
 
 
@@ -86,27 +84,28 @@ def noisy_sum_alone(name, output, parents, label):
     return identity, content, described
 
 
-@pytest.mark.parametrize("given", [{"clients": {"sampling_probability": 0.5}}, {"scoring": {"aggregation": "masked"}}])
+@pytest.mark.parametrize("variant", ["federated, sampled", "federated, masked"])
 def test_the_server_receives_the_noisy_sums_and_nothing_else(
-    given, random_model_folder, tmp_path, calibrations, monkeypatch
+    variant, random_model_folder, tmp_path, places, monkeypatch
 ):
-    config = small_preferences(random_model_folder, **given)
+    run = flow(variant, random_model_folder, tmp_path, places, monkeypatch)
+    without_evaluation(monkeypatch)
     recording, again = Recording(), Recording()
-    run = MethodRun(config, tmp_path, calibrations, monkeypatch)
     # In one place first: what the server makes there, it makes without the client's files too.
-    together = run(base_rows("federated"), lambda material: Gateway(material, recorder=again))
-    received, left = two_machines(tmp_path / "home-1", monkeypatch)
+    together = run(clients(), lambda material: Gateway(material, recorder=again))
+    received, left = two_machines(tmp_path / "run", monkeypatch)
     proposed, preferred = watch_rounds(monkeypatch)
-    apart = run(base_rows("federated"), lambda material: Gateway(material, recorder=recording))
-    assert apart.visible == together.visible
+    apart = run(clients(), lambda material: Gateway(material, recorder=recording))
+    stored = [{n: b for n, b in one.visible.items() if n.startswith(("out", "exchange"))} for one in (together, apart)]
+    assert stored[0] == stored[1]
 
     outputs = [next(iter(c.output.values())) for c in recording.calls if c.mechanism.kind != "poisson"]
     assert len(outputs) == 2
-    scores_refs = [args[1] for name, args in received if name == "prefer"]
-    candidates_refs = [args[0] for name, args in received if name == "prefer"]
+    steps = [step for step in received if step.step == "prefer"]
     assert [name for name, _ in left] == ["embed_clients", "score", "score"]
     assert left[0][1] == {}, "the clients' embeddings stay with them"
-    for (_, files), output, ref, candidates in zip(left[1:], outputs, scores_refs, candidates_refs, strict=True):
+    for (_, files), output, step in zip(left[1:], outputs, steps, strict=True):
+        ref, candidates = step.scores, step.candidates
         parents = (f"source:replayed@{ref.label.guarantees[0].charge_id}", candidates.id)
         identity, content, described = noisy_sum_alone("scores", output, parents, ref.label)
         assert files.keys() == {f"{identity}/{SCORES_FILE}", f"{identity}/manifest.json"}
@@ -116,13 +115,12 @@ def test_the_server_receives_the_noisy_sums_and_nothing_else(
         expected |= {"label": ref.label.model_dump(mode="json")}
         assert manifest == expected | {"files": {name: entry.model_dump() for name, entry in described.items()}}
 
-    public = (PreferenceOptimizationConfig, int, tuple, type(None))
-    for name, args in received:
-        refs = [value for value in args if isinstance(value, ArtifactRef)]
-        assert all(
-            ref.label.kind != "private" and ref.uri.startswith(f"file://{tmp_path}/home-1/exchange") for ref in refs
-        )
-        assert all(isinstance(value, public) for value in args if value not in refs), name
+    public = (PreferenceOptimizationConfig, int, tuple, str, type(None))
+    for step in received:
+        refs: list[ArtifactRef] = list(references(step))
+        assert all(ref.label.kind != "private" for ref in refs)
+        assert all(ref.uri.startswith(f"file://{tmp_path}/run/exchange") for ref in refs)
+        assert all(isinstance(value, public) for _, value in step if value not in refs), step.step
         assert {ref.kind for ref in refs} <= {"candidates", "scores", "adapter"}
     assert [torch.equal(scores, output) for (_, scores), output in zip(preferred, outputs, strict=True)] == [True] * 2
     assert all(seeds == list(SEEDS) for seeds, _ in proposed)
@@ -148,7 +146,7 @@ def watch_rounds(patch):
     return proposed, preferred
 
 
-def test_a_file_beside_the_scores_would_be_noticed(random_model_folder, tmp_path, calibrations, monkeypatch):
+def test_a_file_beside_the_scores_would_be_noticed(random_model_folder, tmp_path, places, monkeypatch):
     exact = checkpoints.save_tensors
 
     def beside(path, *args, **options):
@@ -156,24 +154,25 @@ def test_a_file_beside_the_scores_would_be_noticed(random_model_folder, tmp_path
         if path.name == SCORES_FILE:
             path.with_name("more").write_text("")
 
+    run = flow("federated", random_model_folder, tmp_path, places, monkeypatch, "rounds=1")
+    without_evaluation(monkeypatch)
     monkeypatch.setattr(checkpoints, "save_tensors", beside)
-    _, left = two_machines(tmp_path / "home-0", monkeypatch)
-    config = small_preferences(random_model_folder, rounds=1)
-    MethodRun(config, tmp_path, calibrations, monkeypatch)(base_rows("federated"), lambda material: Gateway(material))
+    _, left = two_machines(tmp_path / "run", monkeypatch)
+    run(clients(), lambda material: Gateway(material))
     assert sorted(name.rpartition("/")[2] for name in left[1][1]) == ["manifest.json", "more", "scores.safetensors"]
 
 
-def test_the_server_cannot_read_what_the_client_keeps(random_model_folder, tmp_path, calibrations, monkeypatch):
-    exact, place = rounds.propose, tmp_path / "home-0" / "understudy"
+def test_the_server_cannot_read_what_the_client_keeps(random_model_folder, tmp_path, places, monkeypatch):
+    exact, place = rounds.propose, tmp_path / "run" / "home"
 
     def curious(policy, seeds, **options):
         return exact(policy, [*seeds, (place / "ledger.db").read_bytes().hex()], **options)
 
+    run = flow("federated", random_model_folder, tmp_path, places, monkeypatch, "rounds=1")
     monkeypatch.setattr(rounds, "propose", curious)
-    two_machines(tmp_path / "home-0", monkeypatch)
-    run = MethodRun(small_preferences(random_model_folder, rounds=1), tmp_path, calibrations, monkeypatch)
-    with pytest.raises(FileNotFoundError, match=r"ledger\.db"):
-        run(base_rows("federated"), lambda material: Gateway(material))
+    two_machines(tmp_path / "run", monkeypatch)
+    with pytest.raises(Exception, match=r"propose|ledger\.db"):
+        run(clients(), lambda material: Gateway(material))
 
 
 @pytest.mark.parametrize("aggregation", ["masked", "trusted"])
@@ -187,7 +186,15 @@ def test_no_step_of_a_masked_release_holds_the_exact_sum(aggregation):
     clients = ClientPool(means, means.astype(np.float32), np.arange(n), None)
     vectors = release._every_vector(clients, candidates, labels=None, config=config)
     whole = np.sum([encode(vector, bits=12) for vector in vectors], axis=0)
-    planned = Plan(epsilon=8, delta=1e-3, n=n, rounds=1, sampling_probability=1.0, noise_multiplier=1.0)
+    planned = Plan(
+        epsilon=8,
+        delta=1e-3,
+        n=n,
+        rounds=1,
+        sampling_probability=1.0,
+        noise_multiplier=1.0,
+        masked=aggregation == "masked",
+    )
     seen = []
 
     def watch(frame, event, argument):
@@ -208,7 +215,7 @@ def test_no_step_of_a_masked_release_holds_the_exact_sum(aggregation):
             labels=None,
             config=config,
             plan=planned,
-            gateway=Gateway.live(KeyMaterial(b"s" * 32, "charge", b"t" * 32)),
+            gateway=Gateway.live(KeyMaterial(b"s" * 32, "charge", b"t" * 32, planned.queries)),
             round=0,
         )
     finally:

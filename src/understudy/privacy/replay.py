@@ -212,7 +212,7 @@ def replay_check(
     Returns:
         The report; `report.faults` is empty when nothing was found.
     """
-    recorder = Recording(empty=(EMPTY_STEP,) if forced else ())
+    recorder = Recording(empty=(EMPTY_STEP,))
     first = run(data, lambda material: Gateway(material, recorder=recorder))
     real = _replay(run, neighbour, first, Replaying(recorder.calls, own_masks=True), recorder.calls)
     passes = [real]

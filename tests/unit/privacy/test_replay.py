@@ -128,7 +128,7 @@ def check(pair, *, fault=""):
         lambda data, make_gateway: method(data, make_gateway, fault=fault),
         data=pair.data,
         neighbour=pair.neighbour,
-        slot=pair.slot,
+        forced=(pair.slot,),
         unrelated=unrelated_data(rows(), rare_token=RARE_TOKEN),
     )
 
@@ -252,7 +252,7 @@ def test_zero_noise_is_said_unless_expected(monkeypatch):
     monkeypatch.setitem(globals(), "PLAN", PLAN.model_copy(update={"streams": silent}))
     (pair,) = pairs(kinds=("plain",))
     assert any("no noise" in fault for fault in check(pair).faults)
-    report = replay_check(method, data=pair.data, neighbour=pair.neighbour, slot=pair.slot, noiseless=True)
+    report = replay_check(method, data=pair.data, neighbour=pair.neighbour, forced=(pair.slot,), noiseless=True)
     assert report.faults == ()
 
 
@@ -306,7 +306,7 @@ def test_a_run_that_fails_on_the_neighbour_alone_is_a_finding():
         return method(data, make_gateway)
 
     (pair,) = pairs(kinds=("plain",))
-    report = replay_check(run, data=pair.data, neighbour=pair.neighbour, slot=pair.slot)
+    report = replay_check(run, data=pair.data, neighbour=pair.neighbour, forced=(pair.slot,))
     assert any("ZeroDivisionError" in fault for fault in report.faults)
 
 
