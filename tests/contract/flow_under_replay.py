@@ -237,13 +237,13 @@ def remember_epsilons(patch: pytest.MonkeyPatch) -> None:
                 patch.setattr(module, name, functools.partial(_remembered, exact))
 
 
-_known: dict[tuple[Callable, str, float], float] = {}
+_known: dict[tuple, float] = {}
 
 
-def _remembered(exact, event, delta):
-    key = (exact, repr(event), delta)
+def _remembered(exact, event, *args, **options):
+    key = (exact, repr(event), args, tuple(options.items()))
     if key not in _known:
-        _known[key] = exact(event, delta)
+        _known[key] = exact(event, *args, **options)
     return _known[key]
 
 

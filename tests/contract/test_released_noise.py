@@ -26,8 +26,10 @@ TEXTS, LABELS = ("a dull film", "a bright song", "a dull song", "a bright film")
 
 def pooled(calls, factor):
     """The calls of one mechanism as one, with noise of `factor` times its size."""
-    query = torch.cat([torch.cat([value.flatten().double() for value in call.query.values()]) for call in calls])
-    output = torch.cat([torch.cat([value.flatten().double() for value in call.output.values()]) for call in calls])
+    query, output = (
+        torch.cat([values[name].flatten().double() for values in parts for name in sorted(values)])
+        for parts in ([call.query for call in calls], [call.output for call in calls])
+    )
     return Call(calls[0].mechanism, {"all": query}, {"all": query + factor * (output - query)})
 
 

@@ -10,8 +10,9 @@ from torch.nn import functional
 from understudy.privacy import dpsgd, mechanisms
 from understudy.privacy.dpsgd import DpSgdPlan, Objective, Stream
 from understudy.privacy.ledger_records import KeyMaterial
+from understudy.privacy.mechanisms import Gateway
 from understudy.privacy.queries import Query, queries_to_json
-from understudy.privacy.replay import Observation, neighbour_pairs, replay_check, unrelated_data
+from understudy.privacy.replay import Observation, Recording, neighbour_pairs, recording, replay_check, unrelated_data
 
 N, LENGTH, VOCABULARY, LABELS = 24, 5, 19, 3
 RARE_TOKEN, RARE_LABEL = 18, 2
@@ -351,3 +352,57 @@ def test_neighbours_differ_in_their_slot_alone():
     assert kinds["extreme"].data["attention_mask"][4].sum() == LENGTH
     assert kinds["empty"].data["attention_mask"][4].sum() == 1
     assert kinds["rare_class"].data["label"][4] == RARE_LABEL
+
+
+def test_an_update_divided_by_the_drawn_batch_is_caught(monkeypatch):
+    """Only masks of the neighbour's own show it: with the recorded ones both runs divide by the same."""
+    poisson, update, drawn = mechanisms.Gateway.poisson, dpsgd._State.update, []
+
+    def noting(self, **options):
+        drawn.append(poisson(self, **options))
+        return drawn[-1]
+
+    def divided(self, stream, gradient, *, learning_rate, divisor):
+        update(self, stream, gradient, learning_rate=learning_rate, divisor=max(1, int(drawn[-1].sum())))
+
+    monkeypatch.setattr(mechanisms.Gateway, "poisson", noting)
+    monkeypatch.setattr(dpsgd._State, "update", divided)
+    (pair,) = pairs(kinds=("plain",))
+    assert any("'model' differs" in fault for fault in check(pair).faults)
+
+
+def test_a_whole_flow_is_recorded_through_the_gateways_that_it_opens_and_only_meanwhile():
+    recorder = Recording()
+    paid = material(histogram("sizes"))
+    with recording(lambda found: Gateway(found, recorder=recorder)):
+        Gateway.live(paid).histogram(torch.tensor([1, 2]), sigma=2.0, purpose="sizes")
+        with pytest.raises(RuntimeError, match="one recording at a time"), recording(Gateway):
+            pass
+    assert [call.mechanism.purpose for call in recorder.calls] == ["sizes"]
+    with pytest.raises(ZeroDivisionError), recording(Gateway):
+        raise ZeroDivisionError
+    assert Gateway.live(paid).recorder is None
+
+
+def test_a_recorded_flow_keeps_its_release_log(tmp_path):
+    with recording(lambda found: Gateway(found, recorder=Recording())):
+        Gateway.live(material(histogram("sizes")), tmp_path).histogram(torch.tensor([1]), sigma=2.0, purpose="sizes")
+    assert [path.name for path in tmp_path.iterdir()] == ["histogram.0.sizes.safetensors"]
+
+
+def test_everyone_nobody_and_the_neighbours_own_masks():
+    """Forced, every slot takes part; one recorded step is empty; the neighbour's own odd masks are the contrary."""
+    seen = []
+
+    def run(data, make_gateway):
+        gateway = make_gateway(material(*PLAN.queries))
+        masks = [gateway.poisson(step=step, n=N, probability=0.5, purpose="train") for step in range(4)]
+        seen.append([int(mask.sum()) for mask in masks])
+        return Observation(visible={}, charges=("one",))
+
+    replay_check(run, data=None, neighbour=None, forced="every")
+    real, own, every, same = seen
+    assert every == same == [N] * 4
+    assert real[1] == 0 < own[1]
+    assert (own[0], own[2]) == (real[0], real[2])
+    assert own[3] == N - real[3]
