@@ -301,7 +301,8 @@ def recorded(database: Path, flow_run: str) -> dict[str, str]:
     children = sum("understudy.task" in row for row in found["tracking tags"].splitlines())
     told, tasks = _told_prefect(flow_run, expected=children)
     known |= {flow_run: "FLOW", str(database): "DATABASE"} | {task: "TASK" for task in tasks}
-    return {name: _without(text, known) for name, text in (found | told).items()}
+    # Sorted once random ids are out of the lines.
+    return {name: _in_order(_without(text, known).splitlines()) for name, text in (found | told).items()}
 
 
 def _tracked(database: Path) -> tuple[dict[str, str], dict[str, str]]:
@@ -327,7 +328,7 @@ def _tracked(database: Path) -> tuple[dict[str, str], dict[str, str]]:
                 )
                 for row in cursor
             ]
-            found[f"tracking {table}"] = "\n".join(sorted(_without(row, known) for row in rows))
+            found[f"tracking {table}"] = "\n".join(rows)
     finally:
         connection.close()
     return found, known
@@ -350,12 +351,12 @@ def _told_prefect(flow_run: str, *, expected: int) -> tuple[dict[str, str], list
             artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[flow_run]))
         )
     about = json.dumps(run.parameters, default=str), run.name, run.tags, run.state.name, run.state.message, run.labels
-    states = sorted(
+    states = [
         str((task.name, task.tags, str(task.task_inputs), task.cache_key, task.state.name, task.state.message))
         for task in tasks
-    )
+    ]
     # Without a key it says where the flow's result lies, under a random name.
-    artifacts = sorted(str((one.key, one.type, one.description, one.data)) for one in made if one.key)
+    artifacts = [str((one.key, one.type, one.description, one.data)) for one in made if one.key]
     told = {"prefect flow": str(about), "prefect tasks": "\n".join(states), "prefect artifacts": "\n".join(artifacts)}
     return told, [str(task.id) for task in tasks]
 
