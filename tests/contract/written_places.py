@@ -22,12 +22,12 @@ _watching: list[set[str]] = []
 
 
 def _hook(event: str, arguments: tuple) -> None:
-    if not _watching:
+    if not _watching or (event != "open" and event not in _PLACES):
         return
     if event == "open":
         places = arguments[:1] if isinstance(arguments[2], int) and arguments[2] & _WRITES else ()
     else:
-        places = tuple(arguments[index] for index in _PLACES.get(event, ()))
+        places = tuple(arguments[index] for index in _PLACES[event])
     for place in places:
         if not isinstance(place, str | bytes | os.PathLike):
             continue

@@ -96,9 +96,7 @@ def test_full_fine_tuning_as_in_the_paper(run, make_base, make_config):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_learning_lowers_both_losses(
-    run, make_base, make_config, make_gateway, make_rows, tokenizer, label_names, seed
-):
+def test_learning_lowers_both_losses(run, make_base, make_config, make_rows, tokenizer, label_names, seed):
     """By far more than rounding, of other instructions or another order of sums, could move them."""
     texts, labels = make_rows()
     texts = [None if k is None else f"a {('bad', 'good', 'strange')[k]} film" for k in labels]
@@ -110,7 +108,7 @@ def test_learning_lowers_both_losses(
     batch |= {"slot": torch.arange(34), "step": torch.tensor(99)}
     read = Reading(rows.prompts, 2, "mean", seed=0)
     start = build_model(make_base().model, label_names=label_names, config=config)
-    end = run(config, rows=rows, gateway=make_gateway(f"charge-{seed}")).model
+    end = run(config, rows=rows, charge=f"charge-{seed}").model
     with torch.no_grad():
         lm = [float(lm_loss(model, batch, prompts=rows.prompts).mean()) for model in (start, end)]
         heads = [float(discriminator_loss(model, batch, reading=read).mean()) for model in (start, end)]
