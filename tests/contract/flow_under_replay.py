@@ -310,9 +310,10 @@ def _tracked(database: Path) -> tuple[dict[str, str], dict[str, str]]:
     connection = sqlite3.connect(f"file:{database}?mode=ro", uri=True)
     try:
         tables = [row[0] for row in connection.execute("select name from sqlite_master where type='table'")]
-        known = {
-            row[0]: f"RUN-{i}" for i, row in enumerate(connection.execute("select run_uuid from runs order by rowid"))
-        }
+        # Tasks that run side by side are recorded in any order, so a run goes by its key.
+        keyed = "select run_uuid, 'RUN-' || value from tags where key = 'understudy.key'"
+        order = connection.execute("select run_uuid from runs order by rowid")
+        known = {row[0]: f"RUN-{i}" for i, row in enumerate(order)} | dict(connection.execute(keyed))
         known |= dict(connection.execute("select dataset_uuid, 'SET-' || digest from datasets"))
         found = {}
         for table in tables:

@@ -144,7 +144,10 @@ def _load_backbone(name: str) -> tuple[Any, Any]:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     folder = model_folder(name)
-    if AutoConfig.from_pretrained(folder).model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    config = AutoConfig.from_pretrained(folder)
+    causal = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
+    # Encoders of such a type are stored without the head that a causal model must have.
+    if causal is not None and causal in (config.architectures or [causal]):
         loaded = load_model(name)
         return loaded.model.base_model, loaded.tokenizer
     try:

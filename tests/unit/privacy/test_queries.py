@@ -98,7 +98,7 @@ def test_a_list_that_contradicts_itself_is_refused():
 def test_epsilon_is_recomputed_and_an_understated_one_refused():
     z = analytic_gaussian_sigma(epsilon=1.0, delta=1e-5, sensitivity=1.0)
     check_epsilon_of((once(z=z * 1.001),), epsilon=1.0, delta=1e-5)
-    with pytest.raises(UnderstudyError, match=r"cost epsilon=91.*calibration"):
+    with pytest.raises(UnderstudyError, match=r"epsilon=91.*calibration"):
         # A damaged calibration, which would be charged and stated as epsilon 1.
         check_epsilon_of((once(z=0.1),), epsilon=1.0, delta=1e-5)
     with pytest.raises(UnderstudyError, match="more than the epsilon"):
