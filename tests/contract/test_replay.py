@@ -21,7 +21,7 @@ VARIANTS = {
     "multitask, alternating, steered": ("update=alternating", "class_sizes=as_in_data", "class_sizes_share=0.2"),
     "multitask, joint": ("update=joint",),
     "naive": ("variant=naive",),
-    "naive + filter": ("variant=naive_filter", "filter.lora_rank=2", "filter.max_draws=1"),
+    "naive + filter": ("variant=naive_filter", "filter.lora_rank=2", "filter.threshold=0"),
     "naive + PPLM": ("variant=naive_pplm",),
     "all weights": ("variant=naive", "lora.rank=0"),
 }

@@ -20,6 +20,21 @@ def root(home):
     return settings().checkpoints_root
 
 
+@pytest.fixture(autouse=True)
+def hearts_end_with_the_test(monkeypatch):
+    """A heart that beats on would write into this test's home while other tests watch what is written."""
+    taken, acquire = [], leases.acquire
+
+    def noted(*arguments, **options):
+        taken.append(acquire(*arguments, **options))
+        return taken[-1]
+
+    monkeypatch.setattr(leases, "acquire", noted)
+    yield
+    for lease in taken:
+        lease._end()
+
+
 def test_checkpoints_pass_from_holder_to_holder_under_a_new_name(root):
     first = leases.acquire(root, KEY)
     old = first.directory()
