@@ -196,7 +196,7 @@ def float32_error(rank: int, options: argparse.Namespace) -> float:
     """Distance of a micro-batch's float32 sum from the same sum in float64, over the clip norm."""
     sums = []
     for dtype in (torch.float32, torch.float64):
-        model, data = build(rank).to(dtype), rows(8, options.length)
+        model, data = build(rank).to(dtype), rows(options.batch, options.length)
         found = clipped_gradient_sum(
             model, lora.trainable_parameters(model), losses, data, l2_clip_norm=CLIP, valid=data["valid"]
         )
@@ -220,7 +220,10 @@ def main() -> None:
     for kind in ("label_rows", "sketch", "head"):
         found[f"target, {kind}"] = ratio(target_release(kind, options), options.repeats)
     for name, value in found.items():
-        print(f"{name:24}", json.dumps(value) if isinstance(value, dict) else f"{value:.3g} of the clip norm")
+        print(
+            f"{name:24}",
+            json.dumps(value) if isinstance(value, dict) else f"{value:.3g} of the clip norm, {options.batch} rows",
+        )
     print(f"targets: {TARGETS}")
     options.out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
 
