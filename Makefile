@@ -13,8 +13,13 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
 	touch $@
 
-demo: install
-	$(BIN)/understudy run conditional-generation --data sample:reviews --test sample:reviews-test \
+# The demo's texts are public, so its ledger lives in the checkout, and goes when the code that charged it has changed.
+SOURCES := $(shell find src tasks flows artifacts -name '*.py' -o -name '*.safetensors' -o -name '*.csv' -o -name '*.jsonl')
+out/home/.made: pyproject.toml constraints.txt $(SOURCES)
+	rm -rf out/home && mkdir -p -m 700 out/home && touch $@
+
+demo: install out/home/.made
+	UNDERSTUDY_HOME=out/home $(BIN)/understudy run conditional-generation --data sample:reviews --test sample:reviews-test \
 	    --source demo-reviews --epsilon 3 --budget 8,1e-3 --profile tiny --samples 200 --out out/demo
 
 # Two processes, a file of tests in one of them: tests use one thread each.

@@ -38,21 +38,28 @@ def evaluate(
     label_names: tuple[str, ...],
     config: EvaluationConfig,
 ) -> ArtifactRef:
-    """Compare synthetic rows with real ones; the figures read private rows and are private."""
+    """Compare synthetic rows with real ones; the figures read private rows and are private.
+
+    Of a run that kept no row it says so: the charge is paid by then, and what was released is worth having.
+    """
     from understudy.evaluation.encoder import embed, load_encoder
     from understudy.evaluation.measure import evaluate_synthetic
 
     rows = partial(_rows, label_names=label_names)
     refs = [synthetic, train, test, *([prompt_only] if prompt_only is not None else [])]
     cache = private_directory(settings().private_root / "embeddings")
-    metrics = evaluate_synthetic(
-        rows(synthetic),
-        rows(train),
-        rows(test),
-        prompt_only=rows(prompt_only) if prompt_only is not None else None,
-        config=config,
-        embedder=partial(embed, encoder=load_encoder(), cache=cache),
-    )
+    made = rows(synthetic)
+    if made.texts:
+        metrics = evaluate_synthetic(
+            made,
+            rows(train),
+            rows(test),
+            prompt_only=rows(prompt_only) if prompt_only is not None else None,
+            config=config,
+            embedder=partial(embed, encoder=load_encoder(), cache=cache),
+        )
+    else:
+        metrics = Metrics(missing=("everything about the synthetic rows: none was kept",))
     sources = labels.join(*(ref.label for ref in refs)).sources
     return write_json(metrics.model_dump(mode="json"), kind="metrics", label=labels.private(*sources), parents=refs)
 

@@ -8,6 +8,7 @@ import stat
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests_support import SMALL
 
 from understudy.admission import check
 from understudy.conditional_generation.more import generate_more
@@ -130,3 +131,14 @@ def test_nothing_private_leaves(run, request_of, tmp_path, private_rows, home, f
     assert stat.S_IMODE(private.stat().st_mode) == 0o700
     assert stat.S_IMODE((home / "secret").stat().st_mode) == 0o600
     assert all(stat.S_IMODE(p.stat().st_mode) == 0o700 for p in private.rglob("*") if p.is_dir())
+
+
+def test_a_run_whose_filter_keeps_no_text_ends_with_what_was_paid_for(run, request_of, tmp_path):
+    picky = ("variant=naive_filter", "filter.lora_rank=0", "filter.threshold=0.999999", "filter.max_draws=1")
+    overrides = (*SMALL, *picky)
+    run(request_of(overrides=overrides))
+    assert pq.read_table(tmp_path / "out/export/synthetic.parquet").num_rows == 0
+    assert (tmp_path / "out/export/model/config.json").exists()
+    report = json.loads((tmp_path / "out/internal/report.json").read_text())
+    assert report["facts"]["missing"] == "12"
+    assert len(report["missing"]) == 1

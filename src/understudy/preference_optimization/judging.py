@@ -84,11 +84,17 @@ def judge_run(
         tokenizer: of the base model, for cutting clients' documents into samples.
         encoder: sentence encoder, the one that the scores used.
         progress: called with (downstream models trained, models).
+
+    Returns:
+        Every figure; without a synthetic text only those of the rounds, because the charge is paid by then.
     """
     measuring = EvaluationConfig(profile=profile)
     train, test = (_samples(table, config, tokenizer) for table in (judged.train, judged.test))
     seed = measuring.public_seed
     unseen = encoder.encode(test.samples)
+    if not judged.synthetic:
+        rounds = measure_rounds(judged, unseen, config=config, measuring=measuring)
+        return merge(rounds, Metrics(missing=("everything about the synthetic texts: none was kept",)))
     return merge(
         measure_next_token(judged, train, test, profile=profile, seed=seed, progress=progress),
         measure_fidelity(

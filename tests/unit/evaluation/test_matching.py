@@ -19,7 +19,7 @@ from understudy.evaluation.matching import (
     measure_nearest,
     split_losses,
 )
-from understudy.evaluation.rows import Arms
+from understudy.evaluation.rows import Arms, LabelledTexts
 from understudy.models.loading import load_model
 
 CONFIG = MatchingEvaluationConfig(profile="tiny", splits=2)
@@ -48,6 +48,16 @@ def test_a_kept_text_that_was_never_matched_is_refused():
     for strange in ((["b"], [0]), (["a"], [1]), (["a", "a"], [0, 0])):
         with pytest.raises(ValueError, match="every kept text among the matched ones, 1 are not"):
             split_losses((["a"], [0]), np.zeros(1), strange)
+
+
+def test_when_no_text_was_kept_the_losses_remain_and_the_rest_is_said_to_be_missing(make_reviews):
+    losses = MatchedLosses(kept=np.zeros(0), dropped=np.array([0.9, 1.1]), reasons={"wrong_label": 2}, shortfall=2)
+    nothing = LabelledTexts([], [], ("negative", "positive"))
+    arms = Arms(nothing, make_reviews(8, seed=1), None)
+    found = matching.measure_matching(arms, make_reviews(8, seed=2), losses, instruments=None, config=CONFIG)
+    assert found.values["matching.kept"] == 0
+    assert found.values["matching.loss.dropped_median"] == pytest.approx(1.0)
+    assert len(found.missing) == 1
 
 
 def test_losses_are_summed_up():
