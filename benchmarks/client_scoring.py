@@ -28,8 +28,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from understudy.preference_optimization.client_vectors import unit_rows
-from understudy.preference_optimization.scoring import exact_sum
+from understudy.methods.preference_optimization.client_vectors import unit_rows
+from understudy.methods.preference_optimization.scoring import exact_sum
 
 TARGET = 5.0
 EQUAL = 1e-5

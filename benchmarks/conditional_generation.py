@@ -97,7 +97,7 @@ def prepare(options: argparse.Namespace) -> None:
     """Embed the real rows once, and register the source."""
     import numpy as np
 
-    from understudy.privacy.ledger import Ledger, SourceRecord
+    from understudy.privacy.ledger.ledger import Ledger, SourceRecord
 
     texts, _ = read(options, "train")
     record = SourceRecord(
@@ -121,7 +121,7 @@ def prepare(options: argparse.Namespace) -> None:
 
 
 def configure(options: argparse.Namespace, arm: str, seed: int) -> Any:
-    from understudy.conditional_generation.config import ConditionalGenerationConfig
+    from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
 
     given = dict(ARMS.get(arm, ARMS["naive"]))
     steered = given.pop("steered", True)
@@ -150,11 +150,11 @@ def synthesize(
     options: argparse.Namespace, cell: tuple[str, float, int]
 ) -> tuple[list[str], list[int], dict[str, Any]]:
     """The rows of one arm, and public facts of how they were made."""
-    from understudy.conditional_generation.fitting import train_on_table
-    from understudy.conditional_generation.plan import plan
-    from understudy.conditional_generation.synthesis import synthesize_stored, synthesize_untrained
+    from understudy.methods.conditional_generation.fitting import train_on_table
+    from understudy.methods.conditional_generation.queries import plan
+    from understudy.methods.conditional_generation.synthesis import synthesize_stored, synthesize_untrained
     from understudy.privacy.accounting import default_delta, epsilon_pld, epsilon_rdp
-    from understudy.privacy.ledger import Ledger
+    from understudy.privacy.ledger.ledger import Ledger
     from understudy.privacy.mechanisms import Gateway
     from understudy.privacy.queries import queries_to_json
 
@@ -204,8 +204,8 @@ def test_loss(options: argparse.Namespace, stored: Any, config: Any) -> float:
     """Nats per token of test texts under their own prompt (the paper's Table 4)."""
     import torch
 
-    from understudy.conditional_generation.encode import encode
-    from understudy.conditional_generation.losses import lm_loss
+    from understudy.methods.conditional_generation.encode import encode
+    from understudy.methods.conditional_generation.losses import lm_loss
 
     texts, labels = read(options, "test")
     rows = encode(texts, labels, label_names=LABELS, tokenizer=stored.trained.tokenizer, config=config)
@@ -222,7 +222,7 @@ def test_loss(options: argparse.Namespace, stored: Any, config: Any) -> float:
 
 def head_accuracy(options: argparse.Namespace, stored: Any, config: Any) -> float | None:
     """How often the steering head or the filter is right about real test texts; None where there is none."""
-    from understudy.conditional_generation.states import label_log_probabilities
+    from understudy.methods.conditional_generation.states import label_log_probabilities
 
     if stored.trained.model.classifier is None:
         return None

@@ -28,8 +28,8 @@ from torch.nn import functional
 
 from understudy.models import lora
 from understudy.models.loading import load_model
-from understudy.privacy.dpsgd import DpSgdPlan, Objective, Stream, train
-from understudy.privacy.ledger_records import KeyMaterial
+from understudy.privacy.dpsgd.training import DpSgdPlan, Objective, Stream, train
+from understudy.privacy.ledger.records import KeyMaterial
 from understudy.privacy.mechanisms import Gateway
 
 TARGETS = {"throughput": 0.8, "memory": 1.25}

@@ -93,7 +93,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
 @lru_cache(maxsize=1)
 def default_kind() -> str:
     """The method's own target."""
-    from understudy.gradient_matching.config import GradientMatchingConfig
+    from understudy.methods.gradient_matching.config import GradientMatchingConfig
 
     return GradientMatchingConfig().target.kind
 

@@ -28,14 +28,14 @@ from gradient_matching_release import register, source_name, yardstick
 
 from understudy.evaluation.nearest import log_perplexities
 from understudy.evaluation.rows import LabelledTexts
-from understudy.gradient_matching.filters import filter_texts
-from understudy.gradient_matching.matched import match_shard
-from understudy.gradient_matching.planning import calibrated_plan, charged_settings
-from understudy.gradient_matching.release import release_target
-from understudy.gradient_matching.synthesis import shards
-from understudy.gradient_matching.verbalizer import build_verbalizer
+from understudy.methods.gradient_matching.filters import filter_texts
+from understudy.methods.gradient_matching.matched import match_shard
+from understudy.methods.gradient_matching.method import calibrated_plan, charged_settings
+from understudy.methods.gradient_matching.release import release_target
+from understudy.methods.gradient_matching.synthesis import shards
+from understudy.methods.gradient_matching.verbalizer import build_verbalizer
 from understudy.privacy.accounting import default_delta
-from understudy.privacy.ledger import Ledger
+from understudy.privacy.ledger.ledger import Ledger
 from understudy.privacy.mechanisms import Gateway
 from understudy.privacy.queries import queries_to_json
 

@@ -22,11 +22,11 @@ from torch import Tensor
 from understudy.evaluation.label_model import LabelModel, encode_rows, last_states
 from understudy.evaluation.rows import LabelledTexts
 from understudy.evaluation.transfer import TransferConfig, WordsOf
-from understudy.gradient_matching.config import GradientMatchingConfig, VerbalizerConfig
-from understudy.gradient_matching.targets import TargetSpace, target_space
-from understudy.gradient_matching.verbalizer import build_verbalizer
+from understudy.methods.gradient_matching.config import GradientMatchingConfig, VerbalizerConfig
+from understudy.methods.gradient_matching.targets import TargetSpace, target_space
+from understudy.methods.gradient_matching.verbalizer import build_verbalizer
 from understudy.models.loading import LoadedModel, load_model
-from understudy.overrides import apply_overrides
+from understudy.runs.overrides import apply_overrides
 
 # An epsilon at which 50 rows together hardly change what comes out: what matching to noise looks like.
 NOISE_ALONE = 0.001

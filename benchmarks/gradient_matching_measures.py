@@ -33,8 +33,8 @@ from understudy.evaluation.label_model import LabelModel, encode_rows, padded
 from understudy.evaluation.rows import LabelledTexts
 from understudy.evaluation.transfer import fine_tune, load_label_model
 from understudy.evaluation.utility import Predictions, score
-from understudy.gradient_matching.matching import text_losses
-from understudy.gradient_matching.release import Target
+from understudy.methods.gradient_matching.matching import text_losses
+from understudy.methods.gradient_matching.release import Target
 from understudy.models.upper_layers import entering_states, last_state
 
 _AUDITED = 320  # rows per side of the membership attack: 200 steps of 16 see each ten times
@@ -163,7 +163,7 @@ def audited(settings: Settings, cell: Cell) -> tuple[LabelledTexts, LabelledText
 
 def gradient_errors(settings: Settings, cell: Cell, rows: LabelledTexts) -> list[list[float]]:
     """[steps, relative distance of the head's gradient from that of real rows] along one more fine-tuning."""
-    from understudy.evaluation.gradients import record_errors
+    from understudy.methods.gradient_matching.gradients import record_errors
 
     train = read(settings.data, cell.dataset, "train")
     chosen = np.random.default_rng([cell.seed, 2]).permutation(len(train.texts))[:_ERROR_ROWS]

@@ -14,13 +14,13 @@ import torch
 from gradient_matching_data import DATASETS, Cell, Settings, configure, model_of, read, save, space_of, states, taken
 from torch import Tensor
 
-from understudy.gradient_matching.config import GradientMatchingConfig
-from understudy.gradient_matching.plan import signal_to_noise_bound
-from understudy.gradient_matching.planning import calibrated_plan, charged_settings
-from understudy.gradient_matching.release import Target
-from understudy.gradient_matching.targets import clipped_sum, factors
+from understudy.methods.gradient_matching.config import GradientMatchingConfig
+from understudy.methods.gradient_matching.method import calibrated_plan, charged_settings
+from understudy.methods.gradient_matching.queries import signal_to_noise_bound
+from understudy.methods.gradient_matching.release import Target
+from understudy.methods.gradient_matching.targets import clipped_sum, factors
 from understudy.privacy.accounting import default_delta, epsilon_pld, epsilon_rdp
-from understudy.privacy.ledger import Ledger, SourceRecord
+from understudy.privacy.ledger.ledger import Ledger, SourceRecord
 from understudy.privacy.mechanisms import Gateway
 from understudy.privacy.queries import queries_to_json
 

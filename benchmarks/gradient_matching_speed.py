@@ -32,10 +32,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from understudy.generation.sampling import backbone, head
-from understudy.gradient_matching.config import TargetConfig, VerbalizerConfig
-from understudy.gradient_matching.matching import Objective, last_state, objective, surround
-from understudy.gradient_matching.targets import TargetSpace, target_space
-from understudy.gradient_matching.verbalizer import Verbalizer, build_verbalizer
+from understudy.methods.gradient_matching.config import TargetConfig, VerbalizerConfig
+from understudy.methods.gradient_matching.matching import Objective, last_state, objective, surround
+from understudy.methods.gradient_matching.targets import TargetSpace, target_space
+from understudy.methods.gradient_matching.verbalizer import Verbalizer, build_verbalizer
 from understudy.models.loading import load_model
 
 TARGETS = {"time": 5.0, "memory": 0.1}

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from understudy.generation.sampling import backbone, head
-from understudy.gradient_matching.config import ProjectionConfig
-from understudy.gradient_matching.matched import instruction_prompts
-from understudy.gradient_matching.projection import allowed_tokens, top_k_projection, top_tokens
+from understudy.methods.gradient_matching.config import ProjectionConfig
+from understudy.methods.gradient_matching.matched import instruction_prompts
+from understudy.methods.gradient_matching.projection import allowed_tokens, top_k_projection, top_tokens
 from understudy.models.loading import LoadedModel, load_model
 
 TARGET = 10.0

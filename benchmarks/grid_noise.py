@@ -29,14 +29,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from understudy.gradient_matching import release
-from understudy.gradient_matching.config import GradientMatchingConfig
-from understudy.gradient_matching.plan import plan as plan_target
+from understudy.methods.gradient_matching import release
+from understudy.methods.gradient_matching.config import GradientMatchingConfig
+from understudy.methods.gradient_matching.queries import plan as plan_target
 from understudy.models import lora
 from understudy.models.loading import load_model
-from understudy.privacy import dpsgd
-from understudy.privacy.dpsgd import DpSgdPlan, Objective, Stream, clipped_gradient_sum, train
-from understudy.privacy.ledger_records import KeyMaterial
+from understudy.privacy.dpsgd import training
+from understudy.privacy.dpsgd.training import DpSgdPlan, Objective, Stream, clipped_gradient_sum, train
+from understudy.privacy.ledger.records import KeyMaterial
 from understudy.privacy.mechanisms import Gateway
 from understudy.privacy.noise import query_digest, uniform_words
 from understudy.privacy.queries import Queries
@@ -92,7 +92,7 @@ class FloatSum:
 @contextmanager
 def in_floats() -> Iterator[None]:
     """Sums of training and target as they were."""
-    with mock.patch.object(dpsgd, "GridSum", FloatSum), mock.patch.object(release, "GridSum", FloatSum):
+    with mock.patch.object(training, "GridSum", FloatSum), mock.patch.object(release, "GridSum", FloatSum):
         yield
 
 
@@ -100,7 +100,7 @@ def material(queries: Queries) -> KeyMaterial:
     return KeyMaterial(b"benchmark" * 4, "none", b"salt" * 4, queries)
 
 
-def losses(model: nn.Module, batch: dpsgd.Batch) -> Tensor:
+def losses(model: nn.Module, batch: training.Batch) -> Tensor:
     ids = batch["input_ids"]
     logits = model(input_ids=ids, position_ids=batch["position_ids"], use_cache=False).logits[:, :-1]
     tokens = functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")

@@ -20,11 +20,11 @@ from typing import Any
 
 import torch
 
-from understudy.conditional_generation.model import Discriminator
 from understudy.generation.config import SamplingConfig, SteeringConfig
 from understudy.generation.prompts import build_prompts, row_seeds
 from understudy.generation.sampling import sample
 from understudy.generation.steering import steer_towards
+from understudy.methods.conditional_generation.model import Discriminator
 from understudy.models.loading import LoadedModel, load_model
 
 TARGET = 8.0

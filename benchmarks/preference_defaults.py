@@ -23,18 +23,18 @@ import torch
 from understudy.baselines.client_updates import LocalConfig, clipped_update_sum, encode_clients, trained_model
 from understudy.evaluation.encoder import embed, load_encoder
 from understudy.generation.config import SamplingConfig
-from understudy.models.loading import load_model
-from understudy.preference_optimization.candidates import continue_prompts, round_prompts
-from understudy.preference_optimization.client_vectors import FloatArray, Rows, unit_rows
-from understudy.preference_optimization.config import (
+from understudy.methods.preference_optimization.candidates import continue_prompts, round_prompts
+from understudy.methods.preference_optimization.client_vectors import FloatArray, Rows, unit_rows
+from understudy.methods.preference_optimization.config import (
     CandidateConfig,
     PreferenceConfig,
     PreferenceOptimizationConfig,
 )
-from understudy.preference_optimization.dpo import Pairs, train_round
-from understudy.preference_optimization.plan import plan
-from understudy.preference_optimization.policy import load_policy
-from understudy.preference_optimization.scoring import exact_sum
+from understudy.methods.preference_optimization.dpo import Pairs, train_round
+from understudy.methods.preference_optimization.policy import load_policy
+from understudy.methods.preference_optimization.queries import plan
+from understudy.methods.preference_optimization.scoring import exact_sum
+from understudy.models.loading import load_model
 from understudy.privacy.accounting import default_delta
 
 SETTINGS = ((5e-4, 2), (5e-4, 4), (1e-3, 2), (1e-3, 4), (2e-3, 2))  # learning rate, epochs

@@ -42,16 +42,16 @@ from understudy.baselines.votes import Samples
 from understudy.evaluation import fidelity
 from understudy.evaluation.medoid import median_distance_to_medoid
 from understudy.evaluation.next_token import fine_tune, score_clients
+from understudy.methods.preference_optimization import rounds
+from understudy.methods.preference_optimization.candidates import continue_prompts, round_prompts
+from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
+from understudy.methods.preference_optimization.policy import Adapter, load_adapter, load_policy, save_adapter
+from understudy.methods.preference_optimization.pool import ClientPool
+from understudy.methods.preference_optimization.preferences import preference_pairs, recovery_rate
+from understudy.methods.preference_optimization.queries import SENSITIVITY, Plan, signal_to_noise
+from understudy.methods.preference_optimization.release import release_scores, scores_without_noise
+from understudy.methods.preference_optimization.scoring import as_query, unclipped_mean
 from understudy.models.loading import LoadedModel, load_model
-from understudy.preference_optimization import rounds
-from understudy.preference_optimization.candidates import continue_prompts, round_prompts
-from understudy.preference_optimization.config import PreferenceOptimizationConfig
-from understudy.preference_optimization.plan import SENSITIVITY, Plan, signal_to_noise
-from understudy.preference_optimization.policy import Adapter, load_adapter, load_policy, save_adapter
-from understudy.preference_optimization.pool import ClientPool
-from understudy.preference_optimization.preferences import preference_pairs, recovery_rate
-from understudy.preference_optimization.release import release_scores, scores_without_noise
-from understudy.preference_optimization.scoring import as_query, unclipped_mean
 from understudy.privacy.accounting import default_delta
 from understudy.privacy.mechanisms import Gateway
 

@@ -23,19 +23,19 @@ from finished_cells import aside
 from understudy.baselines.private_evolution import EvolutionConfig
 from understudy.baselines.supervised import SupervisedConfig
 from understudy.evaluation.next_token import NextTokenConfig
+from understudy.methods.preference_optimization.clients import Clients, build_clients
+from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
+from understudy.methods.preference_optimization.method import calibrated_plan
+from understudy.methods.preference_optimization.pool import ClientPool, build_pool, load_pool, save_pool
+from understudy.methods.preference_optimization.queries import Plan
+from understudy.methods.preference_optimization.rounds import propose
+from understudy.methods.preference_optimization.stored import Candidates, load_candidates, save_candidates
 from understudy.models.loading import LoadedModel, load_model
-from understudy.overrides import apply_overrides
-from understudy.preference_optimization.clients import Clients, build_clients
-from understudy.preference_optimization.config import PreferenceOptimizationConfig
-from understudy.preference_optimization.plan import Plan
-from understudy.preference_optimization.planning import calibrated_plan
-from understudy.preference_optimization.pool import ClientPool, build_pool, load_pool, save_pool
-from understudy.preference_optimization.rounds import propose
-from understudy.preference_optimization.stored import Candidates, load_candidates, save_candidates
 from understudy.privacy.accounting import default_delta, epsilon_pld, epsilon_rdp
-from understudy.privacy.ledger import Ledger, SourceRecord
+from understudy.privacy.ledger.ledger import Ledger, SourceRecord
 from understudy.privacy.mechanisms import Gateway
 from understudy.privacy.queries import Queries, event_of, queries_to_json
+from understudy.runs.overrides import apply_overrides
 
 FloatArray = npt.NDArray[np.float32]
 PAPER_PROMPTS, PAPER_ROUNDS = 1800, 20

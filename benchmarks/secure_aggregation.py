@@ -20,10 +20,10 @@ from pathlib import Path
 import numpy as np
 
 from understudy.privacy.noise import derive_key, discrete_gaussian
-from understudy.privacy.secure_accounting import total_variation
-from understudy.privacy.secure_aggregation import SecureSettings, masked_sum
-from understudy.privacy.secure_noise import share_noise
-from understudy.privacy.secure_round import DEGREE, Kind
+from understudy.privacy.secure_aggregation.accounting import total_variation
+from understudy.privacy.secure_aggregation.aggregation import SecureSettings, masked_sum
+from understudy.privacy.secure_aggregation.noise import share_noise
+from understudy.privacy.secure_aggregation.round import DEGREE, Kind
 
 CLIENTS, SCORES = 750, 384
 TARGET_SECONDS, TARGET_BYTES = 15.0, 16_000

@@ -1,10 +1,8 @@
 """What a task costs beyond its function: key, lease, artifact checks, result, tracking, Prefect.
 
-One run measures, for the same function, its bare call, a plain Prefect task, a task of `understudy.tasks.runtime`
-that computes, and one that is a cache hit. A temporary home and a temporary Prefect server are used; start-up is not
-counted. The claim: a task costs less than 150 ms.
-
-    python benchmarks/task_overhead.py [--tasks 40] [--json overhead.json]
+One run measures, for the same function, its bare call, a plain Prefect task, a task of
+`understudy.tasks.engine.runtime` that computes, and one that is a cache hit. A temporary home and a temporary Prefect
+server are used; start-up is not counted. The claim: a task costs less than 150 ms.
 """
 
 import argparse
@@ -57,10 +55,10 @@ def measure(tasks: int) -> dict[str, dict[str, float]]:
     from prefect import Task, flow
     from prefect.testing.utilities import prefect_test_harness
 
-    from understudy.artifacts import ArtifactRef, write_json
+    from understudy.artifacts.access import ArtifactRef, write_json
     from understudy.privacy.labels import public
-    from understudy.tasks import tracking
-    from understudy.tasks.runtime import task
+    from understudy.tasks.engine import tracking
+    from understudy.tasks.engine.runtime import task
 
     def work(number: int) -> ArtifactRef:
         return write_json({"number": number}, kind="note", label=public())

@@ -8,10 +8,10 @@ from typing import Generic, TypeVar
 
 from pydantic import BaseModel
 
-from understudy.admission import Admission, admit
-from understudy.artifacts import ArtifactRef
+from understudy.artifacts.access import ArtifactRef
 from understudy.errors import UnderstudyError
-from understudy.requests import RunRequest
+from understudy.runs.registration import Admission, admit
+from understudy.runs.request import RunRequest
 
 C = TypeVar("C", bound=BaseModel)
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.tree import Tree
 
 from understudy.errors import InputError, UnderstudyError
-from understudy.requests import Budget, RunRequest, parse_budget, request_of
+from understudy.runs.request import Budget, RunRequest, parse_budget, request_of
 
 console = Console()
 notes = Console(stderr=True)
@@ -38,10 +38,10 @@ def run(*, method: str, options: Mapping[str, Any], dry_run: bool, as_json: bool
     # Each state of each task is in Prefect's own record; the terminal shows progress bars and what went wrong.
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
     prepare_environment()
-    from understudy.admission import check
+    from understudy.runs.registration import check
 
     admission = check(request, method)
-    from understudy.plans import describe_plan, estimate, facts_of
+    from understudy.runs.plan import describe_plan, estimate, facts_of
 
     facts = describe_plan(admission)
     for note in (*admission.notes, *facts_of(admission).warnings):
@@ -80,7 +80,7 @@ def request_from(options: Mapping[str, Any]) -> RunRequest:
 
 def named(text: str | None) -> dict[str, str] | None:
     """Value in the label column -> name, from `0=negative,1=positive`, or from names that are the values."""
-    from understudy.records import parse_label_names
+    from understudy.data.tables import parse_label_names
 
     found = parse_label_names(text) if text else None
     return {name: name for name in found} if isinstance(found, tuple) else found
@@ -88,7 +88,7 @@ def named(text: str | None) -> dict[str, str] | None:
 
 def generate(*, origin: Path, samples: int, draw: int, out: Path | None, as_json: bool) -> None:
     """`understudy generate`: post-processing of a released model."""
-    from understudy.preference_optimization import more
+    from understudy.methods.preference_optimization import more
 
     for name, value in (("samples", samples), ("draw", draw)):
         if value < 1:
@@ -96,7 +96,7 @@ def generate(*, origin: Path, samples: int, draw: int, out: Path | None, as_json
     if more.is_policy(origin):
         path, rows = more.generate_more(origin, samples=samples, draw=draw, out=out)
     else:
-        from understudy.conditional_generation.more import generate_more
+        from understudy.methods.conditional_generation.more import generate_more
 
         path, rows = generate_more(origin, samples=samples, draw=draw, out=out)
     show({"synthetic": str(path), "rows": rows, "charged": "nothing"}, as_json=as_json)
@@ -126,8 +126,8 @@ def evaluate(
 
 def report(*, folder: Path, as_json: bool) -> None:
     """`understudy report`."""
-    from understudy.delivery import INTERNAL, close_folder
     from understudy.reporting.report import rebuild_report
+    from understudy.runs.folders import INTERNAL, close_folder
 
     files = rebuild_report(folder / INTERNAL)
     close_folder(folder / INTERNAL)  # one that an earlier version left open
@@ -136,11 +136,11 @@ def report(*, folder: Path, as_json: bool) -> None:
 
 def lineage(*, what: str, as_json: bool) -> None:
     """`understudy lineage`."""
-    from understudy.delivery import read_record
+    from understudy.runs.folders import read_record
     from understudy.settings import prepare_environment
 
     prepare_environment()
-    from understudy.tasks.tracking import lineage as trace
+    from understudy.tasks.engine.tracking import lineage as trace
 
     root = trace(read_record(Path(what)).synthetic.id if Path(what).is_dir() else what)
     if as_json:
@@ -168,7 +168,7 @@ def ledger_register(
     """`understudy ledger register`."""
     from pydantic import ValidationError
 
-    from understudy.privacy.ledger import Ledger, SourceRecord
+    from understudy.privacy.ledger.ledger import Ledger, SourceRecord
 
     relations = {"example": "replace_special", "client": "add_or_remove_one"}
     if unit not in relations:
@@ -196,7 +196,7 @@ def ledger_register(
 
 def ledger_show(*, source: str | None, as_json: bool) -> None:
     """`understudy ledger show`."""
-    from understudy.privacy.ledger import Ledger
+    from understudy.privacy.ledger.ledger import Ledger
 
     ledger = Ledger.open()
     if source is not None:
@@ -221,7 +221,7 @@ def ledger_show(*, source: str | None, as_json: bool) -> None:
 
 def ledger_budget(*, source: str, as_json: bool) -> None:
     """`understudy ledger budget`."""
-    from understudy.privacy.ledger import Ledger
+    from understudy.privacy.ledger.ledger import Ledger
 
     ledger = Ledger.open()
     record = ledger.source(source)
@@ -243,14 +243,14 @@ def ledger_budget(*, source: str, as_json: bool) -> None:
 
 def ledger_accept_loss(*, as_json: bool) -> None:
     """`understudy ledger accept-loss`."""
-    from understudy.privacy.ledger import accept_ledger_loss
+    from understudy.privacy.ledger.ledger import accept_ledger_loss
 
     show(dict(accept_ledger_loss()), as_json=as_json, title="loss accepted")
 
 
 def secret_rotate(*, as_json: bool) -> None:
     """`understudy secret rotate`."""
-    from understudy.privacy.ledger import rotate_stored_secret
+    from understudy.privacy.ledger.ledger import rotate_stored_secret
 
     show({"secret": "replaced", "key_id": rotate_stored_secret()}, as_json=as_json)
 

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from prefect import flow
 
-from understudy.conditional_generation.config import ConditionalGenerationConfig
-from understudy.conditional_generation.planning import charged_settings
 from understudy.evaluation.config import EvaluationConfig
 from understudy.flows.admitted import admitted
-from understudy.requests import RunRequest
+from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
+from understudy.methods.conditional_generation.method import charged_settings
+from understudy.runs.request import RunRequest
 from understudy.tasks.charging import charge, environment_digest, settle
 from understudy.tasks.conditional_generation import generate, prompt_only, train
 from understudy.tasks.delivery import Delivered, deliver
+from understudy.tasks.engine.runtime import code_digest
+from understudy.tasks.engine.tracking import parent_run
 from understudy.tasks.evaluation import evaluate
-from understudy.tasks.runtime import code_digest
-from understudy.tasks.tracking import parent_run
 
 METHOD = "conditional-generation"
 

@@ -85,7 +85,7 @@ def _home() -> str:
 
 
 def _ledger() -> str:
-    from understudy.privacy.ledger import Ledger
+    from understudy.privacy.ledger.ledger import Ledger
 
     ledger = Ledger.open()
     ledger.verify()
@@ -120,7 +120,7 @@ def _encoder() -> str:
 
 
 def _before_a_charge() -> dict[str, Callable[[], str]]:
-    from understudy.checks import checks
+    from understudy.runs.checks import checks
 
     def base() -> LoadedModel:
         from understudy.models.loading import load_model

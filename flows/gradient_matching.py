@@ -11,18 +11,18 @@ from prefect import flow, unmapped
 from understudy.evaluation.config import EvaluationConfig, MatchingEvaluationConfig
 from understudy.flows.admitted import admitted
 from understudy.generation.config import SamplingConfig
-from understudy.gradient_matching.config import GradientMatchingConfig
-from understudy.gradient_matching.planning import charged_settings
-from understudy.gradient_matching.synthesis import matching_settings, shards
-from understudy.plans import facts_of
-from understudy.requests import RunRequest
+from understudy.methods.gradient_matching.config import GradientMatchingConfig
+from understudy.methods.gradient_matching.method import charged_settings
+from understudy.methods.gradient_matching.synthesis import matching_settings, shards
+from understudy.runs.plan import facts_of
+from understudy.runs.request import RunRequest
 from understudy.tasks.baselines import zero_shot
 from understudy.tasks.charging import charge, environment_digest, settle
 from understudy.tasks.delivery import Delivered, deliver
+from understudy.tasks.engine.runtime import code_digest
+from understudy.tasks.engine.tracking import parent_run
 from understudy.tasks.evaluation import evaluate, evaluate_matching, merge_metrics
 from understudy.tasks.gradient_matching import match, release, select
-from understudy.tasks.runtime import code_digest
-from understudy.tasks.tracking import parent_run
 
 METHOD = "gradient-matching"
 

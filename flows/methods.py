@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import import_module
 
-from understudy.methods import check_method
-from understudy.requests import RunRequest
+from understudy.methods.method import check_method
+from understudy.runs.request import RunRequest
 from understudy.tasks.delivery import Delivered
 
 

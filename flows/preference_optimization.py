@@ -13,14 +13,16 @@ import math
 
 from prefect import flow
 
-from understudy.artifacts import ArtifactRef
+from understudy.artifacts.access import ArtifactRef
 from understudy.flows.admitted import admitted
 from understudy.flows.server_side import Prefer, Propose, Publish, WriteTexts, in_zone
-from understudy.preference_optimization.config import PreferenceOptimizationConfig
-from understudy.preference_optimization.planning import charged_settings
-from understudy.requests import RunRequest
+from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
+from understudy.methods.preference_optimization.method import charged_settings
+from understudy.runs.request import RunRequest
 from understudy.tasks.charging import charge, environment_digest, settle
 from understudy.tasks.delivery import Delivered, deliver
+from understudy.tasks.engine.runtime import Zone
+from understudy.tasks.engine.tracking import parent_run
 from understudy.tasks.preference_optimization import (
     Evidence,
     charged_code,
@@ -28,8 +30,6 @@ from understudy.tasks.preference_optimization import (
     judge,
     score,
 )
-from understudy.tasks.runtime import Zone
-from understudy.tasks.tracking import parent_run
 
 METHOD = "preference-optimization"
 

@@ -20,16 +20,16 @@ from prefect.exceptions import ObjectNotFound
 from prefect.states import Completed
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from understudy.artifacts import ArtifactRef, exchange_store
+from understudy.artifacts.access import ArtifactRef, exchange_store
 from understudy.errors import InputError, UnderstudyError, ZoneError
-from understudy.preference_optimization.config import PreferenceOptimizationConfig
+from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
 from understudy.privacy import labels
 from understudy.settings import settings
-from understudy.tasks.cache_key import references
+from understudy.tasks.engine.cache_key import references
+from understudy.tasks.engine.progress import waiting
+from understudy.tasks.engine.runtime import Zone
+from understudy.tasks.engine.tracking import parent_run
 from understudy.tasks.preference_optimization import prefer, propose, publish, write_texts
-from understudy.tasks.progress import waiting
-from understudy.tasks.runtime import Zone
-from understudy.tasks.tracking import parent_run
 
 NAME = "preference-optimization-server"
 DEPLOYMENT = f"{NAME}/default"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from understudy.artifacts import ArtifactRef, write_table
+from understudy.artifacts.access import ArtifactRef, write_table
 from understudy.generation.config import SamplingConfig
 from understudy.privacy import labels
-from understudy.tasks.runtime import progress, task
+from understudy.tasks.engine.runtime import progress, task
 
 
 @task(name="zero-shot")

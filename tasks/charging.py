@@ -5,15 +5,15 @@ from __future__ import annotations
 import hashlib
 from importlib.metadata import version
 
-from understudy.admission import Admission, request_key
-from understudy.artifacts import ArtifactRef, exchange_store, private_store, read_table
+from understudy.artifacts.access import ArtifactRef, exchange_store, private_store, read_table
 from understudy.errors import UnderstudyError
-from understudy.plans import plan_of
 from understudy.privacy.accounting import epsilon_rdp
-from understudy.privacy.ledger import Charge, ChargeFields, Ledger
+from understudy.privacy.ledger.ledger import Charge, ChargeFields, Ledger
 from understudy.privacy.queries import event_delta, event_of, queries_to_json
+from understudy.runs.plan import plan_of
+from understudy.runs.registration import Admission, request_key
 from understudy.settings import settings
-from understudy.tasks.runtime import task
+from understudy.tasks.engine.runtime import task
 from understudy.tasks.ticket import Ticket, drop_journal
 
 # What the bytes of a query depend on besides code: a resumed charge must find them unchanged.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from understudy.artifacts import ArtifactRef, path_of, read_table, store_for
-from understudy.conditional_generation.config import ConditionalGenerationConfig
+from understudy.artifacts.access import ArtifactRef, path_of, read_table, store_for
+from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
 from understudy.privacy import labels
-from understudy.tasks.runtime import checkpoint_directory, progress, task
+from understudy.tasks.engine.runtime import checkpoint_directory, progress, task
 from understudy.tasks.ticket import Ticket, journal
 
 
@@ -28,11 +28,11 @@ def train(
         epsilon: of the plan; inf trains without noise.
         delta: of the plan.
     """
-    from understudy.conditional_generation.fitting import train_on_table
-    from understudy.conditional_generation.planning import calibrated_plan
-    from understudy.conditional_generation.storage import save_trained
+    from understudy.methods.conditional_generation.fitting import train_on_table
+    from understudy.methods.conditional_generation.method import calibrated_plan
+    from understudy.methods.conditional_generation.storage import save_trained
     from understudy.models.checkpoints import TrainingCheckpoint
-    from understudy.privacy.ledger import Ledger
+    from understudy.privacy.ledger.ledger import Ledger
     from understudy.privacy.mechanisms import Gateway
 
     table = read_table(rows)
@@ -56,8 +56,8 @@ def train(
 @task(name="generate")
 def generate(model: ArtifactRef, config: ConditionalGenerationConfig) -> ArtifactRef:
     """Draw, steer and filter synthetic rows: post-processing, with the model's own label."""
-    from understudy.conditional_generation.storage import load_trained
-    from understudy.conditional_generation.synthesis import synthesize_stored, write_synthesis
+    from understudy.methods.conditional_generation.storage import load_trained
+    from understudy.methods.conditional_generation.synthesis import synthesize_stored, write_synthesis
 
     stored = load_trained(path_of(model))
     synthesis = synthesize_stored(stored, config, progress=progress)
@@ -70,7 +70,7 @@ def generate(model: ArtifactRef, config: ConditionalGenerationConfig) -> Artifac
 @task(name="prompt-only")
 def prompt_only(config: ConditionalGenerationConfig, label_names: tuple[str, ...], rows: int) -> ArtifactRef:
     """As many texts from the base model and the same prompts, untrained: what private rows add is measured on it."""
-    from understudy.conditional_generation.synthesis import synthesize_untrained, write_synthesis
+    from understudy.methods.conditional_generation.synthesis import synthesize_untrained, write_synthesis
 
     synthesis = synthesize_untrained(config, label_names, rows=rows, progress=progress)
     with store_for(labels.public()).write(kind="prompt-only", label=labels.public(), parents=()) as draft:

@@ -9,17 +9,12 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from understudy.admission import Admission
-from understudy.artifacts import ArtifactRef, read_json, read_table
-from understudy.delivered import remember
-from understudy.delivery import RunRecord, named_labels, write_export, write_internal
+from understudy.artifacts.access import ArtifactRef, read_json, read_table
 from understudy.evaluation.metrics import Metrics
-from understudy.intake import LABELS_DISCLOSED, hold_out_note
-from understudy.methods import planning, protected
-from understudy.plans import facts_of
+from understudy.methods.method import planning, protected
 from understudy.privacy.accounting import epsilon_pld
 from understudy.privacy.events import without_amplification
-from understudy.privacy.ledger import Charge, Ledger
+from understudy.privacy.ledger.ledger import Charge, Ledger
 from understudy.privacy.queries import event_delta, event_of, queries_from_json
 from understudy.privacy.statement import (
     Access,
@@ -29,7 +24,12 @@ from understudy.privacy.statement import (
     render_markdown,
 )
 from understudy.reporting.report import About, BudgetUse, build_report
-from understudy.tasks.runtime import task
+from understudy.runs.finished_folders import remember
+from understudy.runs.folders import RunRecord, named_labels, write_export, write_internal
+from understudy.runs.plan import facts_of
+from understudy.runs.registration import Admission
+from understudy.runs.split import LABELS_DISCLOSED, hold_out_note
+from understudy.tasks.engine.runtime import task
 from understudy.tasks.ticket import Ticket
 
 

@@ -13,17 +13,17 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from understudy.artifacts import ArtifactRef, path_of, read_json, read_table, write_json
+from understudy.artifacts.access import ArtifactRef, path_of, read_json, read_table, write_json
 from understudy.evaluation.config import EvaluationConfig, MatchingEvaluationConfig
 from understudy.evaluation.metrics import Metrics, merge
-from understudy.gradient_matching.config import GradientMatchingConfig
+from understudy.methods.gradient_matching.config import GradientMatchingConfig
 from understudy.privacy import labels
 from understudy.settings import private_directory, settings
-from understudy.tasks.runtime import progress, task
+from understudy.tasks.engine.runtime import progress, task
 
 if TYPE_CHECKING:
-    from understudy.evaluation.matching import MatchedLosses
     from understudy.evaluation.rows import LabelledTexts
+    from understudy.methods.gradient_matching.evaluation import MatchedLosses
     from understudy.models.loading import LoadedModel
 
 _BATCH = 64
@@ -86,9 +86,9 @@ def evaluate_matching(
         sizes: of the evaluation.
     """
     from understudy.evaluation.encoder import embed, load_encoder
-    from understudy.evaluation.matching import Instruments, measure_matching
     from understudy.evaluation.rows import Arms
-    from understudy.gradient_matching.verbalizer import build_verbalizer
+    from understudy.methods.gradient_matching.evaluation import Instruments, measure_matching
+    from understudy.methods.gradient_matching.verbalizer import build_verbalizer
     from understudy.models.loading import load_base
 
     rows = {name: _rows(ref, label_names=label_names) for name, ref in tables.items()}
@@ -137,7 +137,7 @@ def _matched_losses(
     signal_to_noise: float | str,
 ) -> MatchedLosses:
     """Losses of kept, dropped and prompt-only texts, and what the filters counted."""
-    from understudy.evaluation.matching import MatchedLosses, split_losses
+    from understudy.methods.gradient_matching.evaluation import MatchedLosses, split_losses
 
     drawn, report = pa.concat_tables([read_table(ref) for ref in matched]), read_json(synthetic)
     kept, dropped = split_losses(
@@ -163,10 +163,10 @@ def _losses(target: ArtifactRef, base: LoadedModel, rows: LabelledTexts) -> npt.
     """Matching losses of texts that were not matched."""
     import torch
 
-    from understudy.gradient_matching.matching import text_losses
-    from understudy.gradient_matching.release import load_target
-    from understudy.gradient_matching.targets import target_space
-    from understudy.gradient_matching.verbalizer import build_verbalizer
+    from understudy.methods.gradient_matching.matching import text_losses
+    from understudy.methods.gradient_matching.release import load_target
+    from understudy.methods.gradient_matching.targets import target_space
+    from understudy.methods.gradient_matching.verbalizer import build_verbalizer
 
     released = load_target(path_of(target))
     charged = released.settings

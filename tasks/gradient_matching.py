@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from understudy.artifacts import ArtifactRef, path_of, read_table, store_for, write_table
-from understudy.gradient_matching.config import GradientMatchingConfig
+from understudy.artifacts.access import ArtifactRef, path_of, read_table, store_for, write_table
+from understudy.methods.gradient_matching.config import GradientMatchingConfig
 from understudy.privacy import labels
-from understudy.tasks.runtime import checkpoint_directory, progress, task
+from understudy.tasks.engine.runtime import checkpoint_directory, progress, task
 from understudy.tasks.ticket import Ticket, journal
 
 
@@ -30,9 +30,9 @@ def release(
         epsilon: of the plan; inf adds no noise.
         delta: of the plan.
     """
-    from understudy.gradient_matching.plan import plan
-    from understudy.gradient_matching.release import release_target, save_target
-    from understudy.privacy.ledger import Ledger
+    from understudy.methods.gradient_matching.queries import plan
+    from understudy.methods.gradient_matching.release import release_target, save_target
+    from understudy.privacy.ledger.ledger import Ledger
     from understudy.privacy.mechanisms import Gateway
 
     table = read_table(rows)
@@ -60,8 +60,8 @@ def match(target: ArtifactRef, config: GradientMatchingConfig, examples: tuple[t
         config: `matching_settings` of the run's.
         examples: (label index, number of the text among those of its label).
     """
-    from understudy.gradient_matching.matched import match_shard
-    from understudy.gradient_matching.release import load_target
+    from understudy.methods.gradient_matching.matched import match_shard
+    from understudy.methods.gradient_matching.release import load_target
     from understudy.models.checkpoints import TrainingCheckpoint
     from understudy.models.loading import load_base
 
@@ -84,7 +84,7 @@ def match(target: ArtifactRef, config: GradientMatchingConfig, examples: tuple[t
 @task(name="select")
 def select(matched: list[ArtifactRef], config: GradientMatchingConfig, label_names: tuple[str, ...]) -> ArtifactRef:
     """Filter the matched texts and keep as many per label as were asked for, each drop counted with its reason."""
-    from understudy.gradient_matching.synthesis import select_texts, write_selection
+    from understudy.methods.gradient_matching.synthesis import select_texts, write_selection
     from understudy.models.loading import load_base
 
     selection = select_texts(

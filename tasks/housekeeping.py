@@ -8,13 +8,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from understudy import artifacts
-from understudy.artifact_manifest import CONTENT_ID
-from understudy.artifacts import exchange_store, private_store
-from understudy.delivered import remove_internal
-from understudy.privacy.ledger import Ledger
+from understudy.artifacts import access
+from understudy.artifacts.access import exchange_store, private_store
+from understudy.artifacts.manifest import CONTENT_ID
+from understudy.privacy.ledger.ledger import Ledger
+from understudy.runs.finished_folders import remove_internal
 from understudy.settings import Settings, private_directory, settings
-from understudy.tasks import leases, tracking
+from understudy.tasks.engine import leases, tracking
 from understudy.tasks.ticket import drop_journal
 
 # Caches under the private root that hold content of private rows and can be computed again.
@@ -57,7 +57,7 @@ def purge_source(source: str, *, forget_rows: bool = False) -> dict[str, Any]:
     note, unwanted = _unfinished(now, source)
     results = _drop_results(now, unwanted)
     checkpoints = len(leases.sweep(now.checkpoints_root, source=source))
-    artifacts.purge(source)
+    access.purge(source)
     caches = _drop_caches(now)
     folders = remove_internal(source)
     ledger.purge(source, forget_rows=forget_rows)

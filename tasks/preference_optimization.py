@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 from prefect import Task
 from pydantic import BaseModel, ConfigDict
 
-from understudy.artifacts import ArtifactRef, path_of, read_table, store_for, write_json
-from understudy.preference_optimization.config import PreferenceOptimizationConfig
+from understudy.artifacts.access import ArtifactRef, path_of, read_table, store_for, write_json
+from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
 from understudy.privacy import labels
 from understudy.privacy.labels import Label
-from understudy.requests import Profile
+from understudy.runs.request import Profile
 from understudy.settings import settings
-from understudy.tasks.runtime import Zone, checkpoint_directory, code_digest, progress, task
+from understudy.tasks.engine.runtime import Zone, checkpoint_directory, code_digest, progress, task
 from understudy.tasks.ticket import Ticket, journal
 
 if TYPE_CHECKING:
@@ -51,8 +51,8 @@ def embed_clients(
         n: declared number of units, as admitted.
     """
     from understudy.evaluation.encoder import load_encoder
+    from understudy.methods.preference_optimization.pool import build_pool, save_pool
     from understudy.models.loading import load_base
-    from understudy.preference_optimization.pool import build_pool, save_pool
 
     encoder = load_encoder()
     pool = build_pool(
@@ -82,8 +82,8 @@ def propose(
         number: of the round.
     """
     from understudy.evaluation.encoder import load_encoder
-    from understudy.preference_optimization import rounds, stored
-    from understudy.preference_optimization.seeds import read_seeds
+    from understudy.methods.preference_optimization import rounds, stored
+    from understudy.methods.preference_optimization.seeds import read_seeds
 
     candidates = rounds.propose(
         _policy(config, adapter),
@@ -123,13 +123,13 @@ def score(
         delta: of the plan.
         number: of the round.
     """
-    from understudy.models.checkpoints import save_tensors
-    from understudy.preference_optimization.plan import plan
-    from understudy.preference_optimization.pool import load_pool
-    from understudy.preference_optimization.release import release_scores
-    from understudy.preference_optimization.stored import SCORES_FILE, load_candidates
-    from understudy.privacy.ledger import Ledger
+    from understudy.methods.preference_optimization.pool import load_pool
+    from understudy.methods.preference_optimization.queries import plan
+    from understudy.methods.preference_optimization.release import release_scores
+    from understudy.methods.preference_optimization.stored import SCORES_FILE, load_candidates
+    from understudy.privacy.ledger.ledger import Ledger
     from understudy.privacy.mechanisms import Gateway
+    from understudy.tensor_files import save_tensors
 
     clients, texts = load_pool(path_of(pool)), load_candidates(path_of(candidates))
     noisy = release_scores(
@@ -164,10 +164,10 @@ def prefer(
         config: the charged settings.
         number: of the round.
     """
-    from understudy.models.checkpoints import load_tensors
+    from understudy.methods.preference_optimization import rounds, stored
+    from understudy.methods.preference_optimization.policy import load_adapter, save_adapter
     from understudy.models.loading import load_base
-    from understudy.preference_optimization import rounds, stored
-    from understudy.preference_optimization.policy import load_adapter, save_adapter
+    from understudy.tensor_files import load_tensors
 
     trained, facts = rounds.prefer(
         load_base(config),
@@ -212,8 +212,8 @@ def write_texts(
     """
     import pyarrow.parquet as pq
 
-    from understudy.preference_optimization import rounds, stored
-    from understudy.preference_optimization.seeds import read_seeds
+    from understudy.methods.preference_optimization import rounds, stored
+    from understudy.methods.preference_optimization.seeds import read_seeds
 
     table, facts = rounds.write_texts(
         _policy(config, adapter),
@@ -249,11 +249,11 @@ class Evidence(BaseModel):
 def judge(evidence: Evidence, config: PreferenceOptimizationConfig, profile: Profile) -> ArtifactRef:
     """Measure the texts, and the rounds that led to them; the figures read private texts and are private."""
     from understudy.evaluation.encoder import load_encoder
-    from understudy.models.checkpoints import load_tensors
+    from understudy.methods.preference_optimization import stored
+    from understudy.methods.preference_optimization.evaluation import Judged, judge_run
+    from understudy.methods.preference_optimization.pool import load_pool
     from understudy.models.loading import load_base
-    from understudy.preference_optimization import stored
-    from understudy.preference_optimization.judging import Judged, judge_run
-    from understudy.preference_optimization.pool import load_pool
+    from understudy.tensor_files import load_tensors
 
     metrics = judge_run(
         Judged(
@@ -287,9 +287,9 @@ def charged_code(zone: Zone) -> tuple[str, ...]:
 
 
 def _policy(config: PreferenceOptimizationConfig, adapter: ArtifactRef | None) -> LoadedModel:
+    from understudy.methods.preference_optimization.policy import load_adapter, load_policy
+    from understudy.methods.preference_optimization.stored import ADAPTER_FILE
     from understudy.models.loading import load_base
-    from understudy.preference_optimization.policy import load_adapter, load_policy
-    from understudy.preference_optimization.stored import ADAPTER_FILE
 
     base = load_base(config)
     tensors = None if adapter is None else load_adapter(path_of(adapter) / ADAPTER_FILE)

@@ -17,12 +17,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from understudy.delivery import EXPORT, INTERNAL, read_record
+from understudy.data.readers import check_source
 from understudy.errors import InputError
 from understudy.evaluation.metrics import Metrics
-from understudy.methods import check_method
-from understudy.records_input import check_source
-from understudy.requests import request_of
+from understudy.methods.method import check_method
+from understudy.runs.folders import EXPORT, INTERNAL, read_record
+from understudy.runs.request import request_of
 from understudy.settings import prepare_environment, private_directory, settings
 
 # A table of pyarrow, pandas, polars or datasets: none of the last three is needed, so none can be named here.

@@ -31,20 +31,23 @@ from contract.private_files import CLIENTS, ROWS
 from contract.written_places import outside, written_places
 from transformers.utils import logging as transformers_logging
 
-from understudy import artifact_store, intake
+from understudy.artifacts import store
 from understudy.errors import UnderstudyError
 from understudy.evaluation import encoder, measure
-from understudy.evaluation import matching as matching_evaluation
 from understudy.evaluation.metrics import Metrics
-from understudy.preference_optimization import judging
-from understudy.privacy import accounting, ledger, ledger_secrets
-from understudy.privacy.ledger import Ledger
+from understudy.methods.gradient_matching import evaluation as matching_evaluation
+from understudy.methods.preference_optimization import evaluation
+from understudy.privacy import accounting
+from understudy.privacy.ledger import ledger, stored_secrets
+from understudy.privacy.ledger.ledger import Ledger
 from understudy.privacy.mechanisms import Gateway, Mechanism
 from understudy.privacy.queries import Query, queries_from_json
-from understudy.privacy.replay import GatewayFactory, Observation, recording, replay_check
-from understudy.requests import RunRequest
-from understudy.tasks import delivery, tracking
-from understudy.tasks.progress import Reporter
+from understudy.privacy.testing.replay import GatewayFactory, Observation, recording, replay_check
+from understudy.runs import split
+from understudy.runs.request import RunRequest
+from understudy.tasks import delivery
+from understudy.tasks.engine import tracking
+from understudy.tasks.engine.progress import Reporter
 
 _TIME = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00")
 # What of a charge says nothing about rows: it is random, or a keyed hash of them that only the ledger holds.
@@ -123,7 +126,7 @@ class FlowRun:
     def trained_slot(self, number: int) -> int:
         """A slot of `private_files` that the pinned key does not hold out."""
         keyed_hash = self._keyed_hash()
-        slots = [slot for slot in range(ROWS) if not intake.row_is_held_out(slot, keyed_hash)]
+        slots = [slot for slot in range(ROWS) if not split.row_is_held_out(slot, keyed_hash)]
         return slots[number % len(slots)]
 
     def trained_client(self, number: int) -> int:
@@ -132,7 +135,7 @@ class FlowRun:
         found = [
             client
             for client in range(CLIENTS)
-            if not intake.client_is_held_out(f"client {client}", units=CLIENTS, keyed_hash=keyed_hash)
+            if not split.client_is_held_out(f"client {client}", units=CLIENTS, keyed_hash=keyed_hash)
         ]
         return found[number % len(found)]
 
@@ -192,10 +195,10 @@ class FlowRun:
         patch.setattr(tempfile, "tempdir", None)
         patch.chdir(root / "cwd")
         random = SimpleNamespace(token_hex=lambda size: "ab" * size, token_bytes=lambda size: b"t" * size)
-        for module in (ledger, ledger_secrets):
+        for module in (ledger, stored_secrets):
             patch.setattr(module, "secrets", random)
         numbers = count()
-        patch.setattr(artifact_store, "new_private_id", lambda: f"p{next(numbers):032x}")
+        patch.setattr(store, "new_private_id", lambda: f"p{next(numbers):032x}")
         patch.setattr(Reporter, "update", lambda self, step, total: progress.append(f"{self.name} {step} of {total}"))
 
 
@@ -210,8 +213,8 @@ def smaller(patch: pytest.MonkeyPatch) -> None:
     sizes = {"steps": 1, "most_models": 1, "replicates": 100, "test_rows": 4, "real_rows": 4, "gradient_rows": 4}
     matching = functools.partial(gradient_matching.MatchingEvaluationConfig, **sizes)
     patch.setattr(gradient_matching, "MatchingEvaluationConfig", matching)
-    downstream = functools.partial(judging.NextTokenConfig, epochs=1, max_length=8, batch_size=64)
-    patch.setattr(judging, "NextTokenConfig", downstream)
+    downstream = functools.partial(evaluation.NextTokenConfig, epochs=1, max_length=8, batch_size=64)
+    patch.setattr(evaluation, "NextTokenConfig", downstream)
     remember_epsilons(patch)
     # It collects garbage after every training, which takes longer than the training.
     patch.setattr("accelerate.utils.memory.clear_device_cache", lambda **_: None)
@@ -222,7 +225,7 @@ def without_evaluation(patch: pytest.MonkeyPatch) -> None:
     for module, name in (
         (measure, "evaluate_synthetic"),
         (matching_evaluation, "measure_matching"),
-        (judging, "judge_run"),
+        (evaluation, "judge_run"),
     ):
         patch.setattr(module, name, lambda *_, **__: Metrics())
     patch.setattr(delivery, "build_report", lambda folder, **_: (folder / "report.html").write_text(""))

@@ -14,14 +14,15 @@ import torch
 from contract import preference_rows
 from safetensors.torch import save_file
 
-from understudy import intake
-from understudy.conditional_generation import train as training
-from understudy.gradient_matching import matched, release, synthesis
-from understudy.preference_optimization import pool, rounds
-from understudy.preference_optimization import release as scores_release
-from understudy.privacy import dpsgd, mechanisms
+from understudy.methods.conditional_generation import train as training
+from understudy.methods.gradient_matching import matched, release, synthesis
+from understudy.methods.preference_optimization import pool, rounds
+from understudy.methods.preference_optimization import release as scores_release
+from understudy.privacy import mechanisms
+from understudy.privacy.dpsgd import training as dp_training
 from understudy.privacy.grid import from_steps, grid_of
 from understudy.privacy.mechanisms import Gateway
+from understudy.runs import split
 from understudy.tasks import conditional_generation as generation_tasks
 
 Patch = pytest.MonkeyPatch
@@ -31,7 +32,7 @@ Patch = pytest.MonkeyPatch
 
 
 def divided_by_the_drawn_batch(patch: Patch) -> None:
-    poisson, update, drawn = Gateway.poisson, dpsgd._State.update, []
+    poisson, update, drawn = Gateway.poisson, dp_training._State.update, []
 
     def noting(self, **options):
         drawn.append(poisson(self, **options))
@@ -41,11 +42,11 @@ def divided_by_the_drawn_batch(patch: Patch) -> None:
         update(self, stream, gradient, learning_rate=learning_rate, divisor=max(1, int(drawn[-1].sum())))
 
     patch.setattr(Gateway, "poisson", noting)
-    patch.setattr(dpsgd._State, "update", divided)
+    patch.setattr(dp_training._State, "update", divided)
 
 
 def empty_batch_skipped(patch: Patch) -> None:
-    exact, asked, empty = dpsgd._clipped_sum, Gateway.gaussian_sum, []
+    exact, asked, empty = dp_training._clipped_sum, Gateway.gaussian_sum, []
 
     def noting(model, objective, batches, clip):
         empty.append(not batches)
@@ -56,7 +57,7 @@ def empty_batch_skipped(patch: Patch) -> None:
             return {name: value.float() for name, value in query.items()}
         return asked(self, query, **options)
 
-    patch.setattr(dpsgd, "_clipped_sum", noting)
+    patch.setattr(dp_training, "_clipped_sum", noting)
     patch.setattr(Gateway, "gaussian_sum", skipping)
 
 
@@ -73,9 +74,11 @@ def head_without_noise(patch: Patch) -> None:
 
 
 def clip_of_training_removed(patch: Patch) -> None:
-    exact = dpsgd.clipped_gradient_sum
+    exact = dp_training.clipped_gradient_sum
     patch.setattr(
-        dpsgd, "clipped_gradient_sum", lambda *args, l2_clip_norm, **options: exact(*args, l2_clip_norm=1e3, **options)
+        dp_training,
+        "clipped_gradient_sum",
+        lambda *args, l2_clip_norm, **options: exact(*args, l2_clip_norm=1e3, **options),
     )
 
 
@@ -121,14 +124,14 @@ def null_row_dropped(patch: Patch) -> None:
 
 
 def sorted_by_length_before_the_split(patch: Patch) -> None:
-    exact = intake._checked
+    exact = split._checked
 
     def ordered(*args, **options):
         table, names = exact(*args, **options)
         lengths = pc.fill_null(pc.utf8_length(table["text"]), 0)
         return table.take(pc.sort_indices(pa.table({"n": lengths}), sort_keys=[("n", "descending")])), names
 
-    patch.setattr(intake, "_checked", ordered)
+    patch.setattr(split, "_checked", ordered)
 
 
 # In the release of a target
@@ -217,7 +220,7 @@ def digest_logged(patch: Patch) -> None:
     held, exact = _exact_sums(patch), release.save_target
 
     def logged(target, folder):
-        logging.getLogger("understudy.gradient_matching.release").info("target %s", _digest(held[-1])[:8])
+        logging.getLogger("understudy.methods.gradient_matching.release").info("target %s", _digest(held[-1])[:8])
         exact(target, folder)
 
     patch.setattr(release, "save_target", logged)
@@ -314,7 +317,7 @@ def clients_held_out_by_their_place(patch: Patch) -> None:
         out = set(identifiers[1::2])
         return pa.array([client in out for client in whole["client_id"].to_pylist()])
 
-    patch.setattr(intake, "_held_out", by_place)
+    patch.setattr(split, "_held_out", by_place)
 
 
 def count_of_participants_used(patch: Patch) -> None:
@@ -337,7 +340,7 @@ def samples_logged(patch: Patch) -> None:
     exact = pool.embed_samples
 
     def logged(clients, *args, **options):
-        logging.getLogger("understudy.preference_optimization").info("%d samples", len(clients.samples))
+        logging.getLogger("understudy.methods.preference_optimization").info("%d samples", len(clients.samples))
         return exact(clients, *args, **options)
 
     patch.setattr(pool, "embed_samples", logged)

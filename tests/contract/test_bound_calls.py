@@ -11,10 +11,10 @@ import torch
 from understudy.errors import UnderstudyError
 from understudy.privacy import mechanisms
 from understudy.privacy.accounting import epsilon_pld
-from understudy.privacy.ledger import Ledger, SourceRecord
+from understudy.privacy.ledger.ledger import Ledger, SourceRecord
 from understudy.privacy.mechanisms import Gateway
 from understudy.privacy.queries import Query, event_delta, event_of, queries_to_json
-from understudy.privacy.secure_round import SecureSettings
+from understudy.privacy.secure_aggregation.round import SecureSettings
 
 DELTA = 1e-4
 TRAINING = {"kind": "gaussian_sum", "units": 60, "steps": 4, "sensitivity": 0.5, "batch": "train"}

@@ -11,18 +11,18 @@ import torch
 from scipy import stats
 from tests_support import write_random_model
 
-from understudy.gradient_matching.config import GradientMatchingConfig
-from understudy.gradient_matching.plan import plan as plan_target
-from understudy.gradient_matching.release import release_target
+from understudy.methods.gradient_matching.config import GradientMatchingConfig
+from understudy.methods.gradient_matching.queries import plan as plan_target
+from understudy.methods.gradient_matching.release import release_target
+from understudy.methods.preference_optimization.scoring import as_query, exact_sum
 from understudy.models.loading import load_model
-from understudy.preference_optimization.scoring import as_query, exact_sum
 from understudy.privacy.accounting import analytic_gaussian_sigma
 from understudy.privacy.grid import grid_of
-from understudy.privacy.ledger_records import KeyMaterial
+from understudy.privacy.ledger.records import KeyMaterial
 from understudy.privacy.mechanisms import Gateway
 from understudy.privacy.queries import Query
-from understudy.privacy.replay import Recording
-from understudy.privacy.secure_round import SecureSettings
+from understudy.privacy.secure_aggregation.round import SecureSettings
+from understudy.privacy.testing.replay import Recording
 
 RELEASES, PLANTED = 200, 20
 LABELS = ("negative", "positive")

@@ -7,19 +7,19 @@ import pytest
 import torch
 from contract.private_files import NAMES
 
-from understudy.gradient_matching.config import GradientMatchingConfig
-from understudy.gradient_matching.plan import plan as plan_target
-from understudy.gradient_matching.planning import charged_settings
-from understudy.gradient_matching.release import release_target
+from understudy.methods.gradient_matching.config import GradientMatchingConfig
+from understudy.methods.gradient_matching.method import charged_settings
+from understudy.methods.gradient_matching.queries import plan as plan_target
+from understudy.methods.gradient_matching.release import release_target
+from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
+from understudy.methods.preference_optimization.pool import ClientPool
+from understudy.methods.preference_optimization.queries import Plan
+from understudy.methods.preference_optimization.release import release_scores, secure_settings
 from understudy.models.loading import load_model
-from understudy.preference_optimization.config import PreferenceOptimizationConfig
-from understudy.preference_optimization.plan import Plan
-from understudy.preference_optimization.pool import ClientPool
-from understudy.preference_optimization.release import release_scores, secure_settings
-from understudy.privacy.ledger_records import KeyMaterial
+from understudy.privacy.ledger.records import KeyMaterial
 from understudy.privacy.mechanisms import Gateway
-from understudy.privacy.replay import Recording
-from understudy.privacy.replay_statistics import Call, noise_faults
+from understudy.privacy.testing.replay import Recording
+from understudy.privacy.testing.statistics import Call, noise_faults
 
 TEXTS, LABELS = ("a dull film", "a bright song", "a dull song", "a bright film"), (0, 1, 0, 1)
 

@@ -4,8 +4,8 @@ import pytest
 from contract.flow_under_replay import FlowRun, smaller
 from contract.private_files import NAMES, ROW_KINDS, ROWS, row_of, without_row
 
-from understudy.privacy.replay import replay_check
-from understudy.requests import Budget
+from understudy.privacy.testing.replay import replay_check
+from understudy.runs.request import Budget
 
 SMALL = (
     "lora.rank=2",

@@ -16,8 +16,8 @@ from contract.private_files import (
     without_row,
 )
 
-from understudy.privacy.replay import replay_check
-from understudy.requests import Budget
+from understudy.privacy.testing.replay import replay_check
+from understudy.runs.request import Budget
 
 SMALL = (
     "public_seed=5",

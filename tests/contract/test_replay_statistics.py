@@ -8,7 +8,7 @@ import torch
 
 from understudy.privacy.mechanisms import Mechanism
 from understudy.privacy.noise import derive_key, discrete_gaussian
-from understudy.privacy.replay_statistics import Call, noise_faults
+from understudy.privacy.testing.statistics import Call, noise_faults
 
 
 def histogram_call(noise, sigma):

@@ -13,21 +13,21 @@ from contract.private_files import clients
 from contract.test_replay_preference_optimization import flow
 from safetensors.torch import save
 
-from understudy.artifact_manifest import FileEntry, content_id
-from understudy.artifacts import ArtifactRef
+from understudy.artifacts.access import ArtifactRef
+from understudy.artifacts.manifest import FileEntry, content_id
 from understudy.errors import TaskFailed
 from understudy.flows import preference_optimization as whole
 from understudy.flows import server_side
+from understudy.methods.preference_optimization import release, rounds
+from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
+from understudy.methods.preference_optimization.pool import ClientPool
+from understudy.methods.preference_optimization.queries import Plan
 from understudy.models import checkpoints
-from understudy.preference_optimization import release, rounds
-from understudy.preference_optimization.config import PreferenceOptimizationConfig
-from understudy.preference_optimization.plan import Plan
-from understudy.preference_optimization.pool import ClientPool
-from understudy.privacy.ledger_records import KeyMaterial
+from understudy.privacy.ledger.records import KeyMaterial
 from understudy.privacy.mechanisms import Gateway
-from understudy.privacy.replay import Recording
-from understudy.privacy.secure_fixed_point import encode
-from understudy.tasks.cache_key import references
+from understudy.privacy.secure_aggregation.fixed_point import encode
+from understudy.privacy.testing.replay import Recording
+from understudy.tasks.engine.cache_key import references
 
 SCORES_FILE = "scores.safetensors"
 

@@ -104,8 +104,8 @@ def test_the_demo_of_the_makefile_is_the_command_of_the_guide():
 
 def test_the_guide_of_gradient_matching_repeats_what_a_dry_run_says():
     """The table of the three targets: numbers and bound of `--dry-run`, without its timings."""
-    from understudy.gradient_matching.config import GradientMatchingConfig
-    from understudy.gradient_matching.planning import calibrated_plan, method_facts
+    from understudy.methods.gradient_matching.config import GradientMatchingConfig
+    from understudy.methods.gradient_matching.method import calibrated_plan, method_facts
 
     page = (ROOT / "docs/gradient-matching.md").read_text()
     rows = pq.read_table(ROOT / "artifacts/samples/reviews.parquet").num_rows

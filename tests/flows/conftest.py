@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from tests_support import SMALL, write_random_model
 
-from understudy.requests import Budget, RunRequest
+from understudy.runs.request import Budget, RunRequest
 
 # A run of gradient matching of a few seconds on the random model, with no text filtered out.
 SMALL_MATCHING = (
@@ -152,7 +152,7 @@ def find_leaks():
 
     Gives (place, beginning of what was found there) of each leak.
     """
-    from understudy.records import row_digests
+    from understudy.data.tables import row_digests
 
     def find(rows: pa.Table, *, home: Path, export: Path, said: dict[str, str]) -> list[tuple[str, bytes]]:
         texts = rows["text"].to_pylist()

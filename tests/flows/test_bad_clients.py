@@ -7,8 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 from tests_support import SMALL
 
-from understudy.privacy.ledger import Ledger, SourceRecord
-from understudy.records import client_digests, row_digests
+from understudy.data.tables import client_digests, row_digests
+from understudy.privacy.ledger.ledger import Ledger, SourceRecord
 
 SECRET = "a walk to the old mill with Zibby"
 SETTINGS = (

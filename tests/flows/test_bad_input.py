@@ -299,7 +299,7 @@ def test_a_rare_label_is_neither_read_nor_shown(call, words, tmp_path, home):
 
 
 def test_labels_from_the_data_are_published_only_when_asked_for_and_that_is_said(call, words, tmp_path, data):
-    from understudy.privacy.ledger import Ledger
+    from understudy.privacy.ledger.ledger import Ledger
 
     code, said = call(*words(label_names=None), "--labels-from-data", "--dry-run")
     assert code == 0, said
@@ -329,8 +329,8 @@ def test_a_budget_that_is_exceeded_is_refused_with_exit_code_3(call, words, home
 
 
 def test_rows_of_another_source_are_refused(call, words, home, data, tmp_path):
-    from understudy.admission import admit
-    from understudy.requests import Budget, RunRequest
+    from understudy.runs.registration import admit
+    from understudy.runs.request import Budget, RunRequest
 
     given = {str(w).removeprefix("--"): v for w, v in zip(words()[2:-4:2], words()[3:-4:2], strict=True)}
     admit(
@@ -371,7 +371,7 @@ def test_a_ledger_that_cannot_be_written_is_refused(call, words, home, tmp_path,
 
 
 def test_a_lost_secret_is_refused_with_the_id_of_its_key(call, words, home):
-    from understudy.privacy.ledger import Ledger
+    from understudy.privacy.ledger.ledger import Ledger
 
     Ledger.open()
     (home / "secret").unlink()
@@ -382,9 +382,9 @@ def test_a_lost_secret_is_refused_with_the_id_of_its_key(call, words, home):
 
 
 def test_a_layer_without_per_example_gradients_is_named(call, words, tmp_path, monkeypatch):
-    from understudy.privacy import per_example_layers
+    from understudy.privacy.dpsgd import layers
 
-    monkeypatch.setattr(per_example_layers, "_CONV1D", "a class that is not there")
+    monkeypatch.setattr(layers, "_CONV1D", "a class that is not there")
     code, said = call(*words(), "--set", "lora.rank=0")
     assert code == 2
     assert "c_attn" in said

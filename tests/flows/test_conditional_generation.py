@@ -10,11 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 from tests_support import SMALL
 
-from understudy.admission import check
-from understudy.conditional_generation.more import generate_more
 from understudy.errors import InputError
-from understudy.intake import LABELS_DISCLOSED
-from understudy.privacy.ledger import Ledger
+from understudy.methods.conditional_generation.more import generate_more
+from understudy.privacy.ledger.ledger import Ledger
+from understudy.runs.registration import check
+from understudy.runs.split import LABELS_DISCLOSED
 from understudy.settings import prepare_environment, settings
 
 COMPUTED = {"train", "generate", "prompt-only", "evaluate"}

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file
 
-from understudy.privacy.ledger import Ledger
+from understudy.privacy.ledger.ledger import Ledger
 from understudy.settings import prepare_environment
 
 COMPUTED = {"release-target", "match", "select", "zero-shot", "evaluate"}

@@ -17,8 +17,8 @@ import pytest
 from kill_and_resume import digests
 from tests_support import SMALL
 
-from understudy.privacy.ledger import Ledger
-from understudy.requests import Budget, RunRequest
+from understudy.privacy.ledger.ledger import Ledger
+from understudy.runs.request import Budget, RunRequest
 from understudy.settings import prepare_environment
 
 ROUNDS = 60
@@ -215,10 +215,10 @@ def test_a_run_killed_amid_its_rounds_goes_on_after_the_last_of_them(prefect_ser
 
 def reserve(request: RunRequest) -> None:
     """Charge a run of gradient matching and compute nothing: every copy of the home then draws the same noise."""
-    from understudy.admission import admit
+    from understudy.runs.registration import admit
     from understudy.tasks.charging import charge, environment_digest
+    from understudy.tasks.engine.runtime import code_digest
     from understudy.tasks.gradient_matching import release
-    from understudy.tasks.runtime import code_digest
 
     run = admit(request, "gradient-matching")
     charge.fn(run.train, run, code=environment_digest(code_digest(release.fn)), accept_new=False)
@@ -239,7 +239,7 @@ def rounds_kept(home: Path) -> int:
 @contextmanager
 def rounds_counted():
     """A list of what is optimised: `warm start`, and the number of rounds before each round."""
-    from understudy.gradient_matching import admm
+    from understudy.methods.gradient_matching import admm
 
     counted: list[object] = []
     warm_start, next_round = admm.warm_start, admm.next_round

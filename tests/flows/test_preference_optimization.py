@@ -23,14 +23,14 @@ from kill_and_resume import digests
 from safetensors.torch import load_file
 from tests_support import SMALL_ROUND
 
-from understudy.artifacts import exchange_store
+from understudy.artifacts.access import exchange_store
+from understudy.data.samples import generate
 from understudy.errors import UnderstudyError
-from understudy.intake import client_is_held_out
-from understudy.privacy.ledger import Ledger
-from understudy.requests import Budget, RunRequest
-from understudy.samples import generate
+from understudy.privacy.ledger.ledger import Ledger
+from understudy.runs.request import Budget, RunRequest
+from understudy.runs.split import client_is_held_out
 from understudy.settings import prepare_environment
-from understudy.tasks.cache_key import references
+from understudy.tasks.engine.cache_key import references
 
 METHOD = "preference-optimization"
 SETTINGS = ("rounds=2", *SMALL_ROUND, "clients.sampling_probability=0.5")
@@ -46,11 +46,11 @@ def with_server(prefect_server):
 @pytest.fixture(scope="module")
 def small_downstream():
     """A downstream model that is tuned in a second: what it is worth is measured elsewhere."""
-    from understudy.preference_optimization import judging
+    from understudy.methods.preference_optimization import evaluation
 
     with pytest.MonkeyPatch.context() as patch:
-        small = functools.partial(judging.NextTokenConfig, epochs=1, max_length=12)
-        patch.setattr(judging, "NextTokenConfig", small)
+        small = functools.partial(evaluation.NextTokenConfig, epochs=1, max_length=12)
+        patch.setattr(evaluation, "NextTokenConfig", small)
         yield
 
 
@@ -66,7 +66,7 @@ class Started:
 @contextmanager
 def watched():
     """Every task that runs, and every record of every logger, as they come."""
-    from understudy.tasks import runtime
+    from understudy.tasks.engine import runtime
 
     tasks: list[Started] = []
     lines: list[str] = []
@@ -342,7 +342,7 @@ def stored(home: Path, name: str) -> dict[str, bytes]:
 
 def reserve(asked: RunRequest) -> None:
     """Charge a run and compute nothing: every copy of the home then draws the same noise."""
-    from understudy.admission import admit
+    from understudy.runs.registration import admit
     from understudy.tasks.charging import charge, environment_digest
     from understudy.tasks.preference_optimization import charged_code
 
@@ -352,8 +352,8 @@ def reserve(asked: RunRequest) -> None:
 
 def test_a_scored_round_is_asked_nothing_else_under_its_charge(few_clients, random_model_folder, in_home, tmp_path):
     """Should candidates come out differently when a run is resumed, the clients are not asked a second time."""
-    from understudy.admission import admit
-    from understudy.preference_optimization.planning import charged_settings
+    from understudy.methods.preference_optimization.method import charged_settings
+    from understudy.runs.registration import admit
     from understudy.tasks import preference_optimization as steps
     from understudy.tasks.charging import charge
     from understudy.tasks.housekeeping import collect_garbage, purge_source
@@ -428,7 +428,7 @@ def test_a_run_killed_between_scoring_and_training_goes_on_with_the_same_noisy_s
 
 
 def test_generate_draws_more_texts_from_the_exported_model(ended, call, in_home, tmp_path):
-    from understudy.preference_optimization.more import generate_more
+    from understudy.methods.preference_optimization.more import generate_more
 
     out = tmp_path / "out"
     shutil.copytree(ended.out, out)

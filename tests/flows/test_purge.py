@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from understudy.artifacts import exchange_store, private_store
-from understudy.delivery import INTERNAL, read_record
+from understudy.artifacts.access import exchange_store, private_store
 from understudy.errors import InputError, TrackingFailed
 from understudy.evaluation.metrics import Metrics
-from understudy.privacy.ledger import Ledger
+from understudy.privacy.ledger.ledger import Ledger
 from understudy.reporting.report import build_report
+from understudy.runs.folders import INTERNAL, read_record
 from understudy.settings import prepare_environment, settings
-from understudy.tasks import housekeeping, tracking
+from understudy.tasks import housekeeping
+from understudy.tasks.engine import tracking
 from understudy.tasks.housekeeping import purge_source
 
 

@@ -12,7 +12,7 @@ import pytest
 import understudy
 from understudy.api import _as_files
 from understudy.errors import InputError
-from understudy.requests import RunRequest
+from understudy.runs.request import RunRequest
 from understudy.settings import prepare_environment, settings
 
 CANARY = "zq0x"  # stands in the first private row

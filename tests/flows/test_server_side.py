@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from understudy.artifacts import write_json
+from understudy.artifacts.access import write_json
 from understudy.errors import ZoneError
 from understudy.flows.server_side import Prefer, Propose, came_back
-from understudy.preference_optimization.config import PreferenceOptimizationConfig
+from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
 from understudy.privacy import labels
 from understudy.privacy.labels import Guarantee
 

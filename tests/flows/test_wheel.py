@@ -47,7 +47,7 @@ def test_the_wheel_holds_models_samples_and_templates_and_finds_them(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "unpacked")}
     script = (
         "import understudy, understudy.shipped as s; from understudy.models.loading import load_model;"
-        "from understudy.records import read_source; load_model('tiny-llama'); load_model('tiny-gpt2');"
+        "from understudy.data.tables import read_source; load_model('tiny-llama'); load_model('tiny-gpt2');"
         "assert read_source('sample:reviews').num_rows == 600; print(understudy.__file__, s.MODELS)"
     )
     said = run([sys.executable, "-c", script], empty, environment)

@@ -18,13 +18,13 @@ import yaml
 from prefect import Flow
 from tests_support import SMALL_ROUND
 
-from understudy.delivery import read_record
+from understudy.data.samples import generate
 from understudy.errors import InputError
 from understudy.flows.cli import Method
 from understudy.flows.server_side import DEPLOYMENT, server_side
-from understudy.privacy.ledger import Ledger
-from understudy.requests import Budget
-from understudy.samples import generate
+from understudy.privacy.ledger.ledger import Ledger
+from understudy.runs.folders import read_record
+from understudy.runs.request import Budget
 from understudy.settings import settings
 
 ROUNDS = ("rounds=1", *SMALL_ROUND)

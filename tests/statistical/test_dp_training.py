@@ -14,13 +14,13 @@ from torch.nn import functional
 from understudy.models import lora
 from understudy.models.loading import load_model
 from understudy.privacy import mechanisms
-from understudy.privacy.dpsgd import DpSgdPlan, Objective, Stream, clipped_gradient_sum, train
+from understudy.privacy.dpsgd.training import DpSgdPlan, Objective, Stream, clipped_gradient_sum, train
 from understudy.privacy.grid import charged_sensitivity
-from understudy.privacy.ledger_records import KeyMaterial
+from understudy.privacy.ledger.records import KeyMaterial
 from understudy.privacy.mechanisms import Gateway
 from understudy.privacy.queries import Query
-from understudy.privacy.replay import Recording
-from understudy.privacy.replay_statistics import Call, mask_faults, noise_faults
+from understudy.privacy.testing.replay import Recording
+from understudy.privacy.testing.statistics import Call, mask_faults, noise_faults
 
 TEXTS = (
     "The film is a quiet triumph, and its actors never miss a beat.",

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from understudy.tasks import tracking
+from understudy.tasks.engine import tracking
 
 
 @pytest.fixture(scope="session")

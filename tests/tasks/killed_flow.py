@@ -9,10 +9,10 @@ from pathlib import Path
 from prefect import flow
 from pydantic import BaseModel
 
-from understudy.artifacts import ArtifactRef, read_json, write_json
+from understudy.artifacts.access import ArtifactRef, read_json, write_json
 from understudy.privacy.labels import public
-from understudy.tasks import tracking
-from understudy.tasks.runtime import checkpoint_directory, progress, task
+from understudy.tasks.engine import tracking
+from understudy.tasks.engine.runtime import checkpoint_directory, progress, task
 
 KILL_AT = os.environ.get("KILL_AT", "")
 STEPS_RUN = Path(os.environ["STEPS_RUN"])

@@ -13,12 +13,12 @@ import pytest
 from understudy.errors import InputError
 from understudy.locks import holder_of
 from understudy.settings import device_locks, settings
-from understudy.tasks import machine
+from understudy.tasks.engine import machine
 
 # Holds a device until it is told to go on; the device type is given, as on a machine with CUDA.
 HOLDER = """
 import sys, time
-from understudy.tasks.machine import gpu_slot
+from understudy.tasks.engine.machine import gpu_slot
 with gpu_slot("cuda") as index:
     print(index, flush=True)
     sys.stdin.readline()
@@ -26,7 +26,7 @@ with gpu_slot("cuda") as index:
 # Works for a moment, and writes when it began and ended.
 WORKER = """
 import time
-from understudy.tasks.machine import gpu_slot
+from understudy.tasks.engine.machine import gpu_slot
 with gpu_slot("cuda") as index:
     began = time.monotonic()
     time.sleep(0.3)

@@ -10,7 +10,7 @@ from pathlib import Path
 from prefect.settings import PREFECT_API_URL
 
 from understudy.settings import settings
-from understudy.tasks import tracking
+from understudy.tasks.engine import tracking
 
 FLOW = Path(__file__).with_name("killed_flow.py")
 

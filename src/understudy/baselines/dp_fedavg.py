@@ -31,10 +31,10 @@ from understudy.baselines.client_updates import (
 )
 from understudy.errors import InputError
 from understudy.models.loading import LoadedModel, load_model
-from understudy.overrides import fill_from_profile
 from understudy.privacy.accounting import calibrate_noise_multiplier, sgd_event
-from understudy.privacy.dpsgd import CheckpointSink, DpSgdPlan, Stream
+from understudy.privacy.dpsgd.training import CheckpointSink, DpSgdPlan, Stream
 from understudy.privacy.mechanisms import Gateway
+from understudy.runs.overrides import fill_from_profile
 
 Progress = Callable[[int, int], None]
 

@@ -39,11 +39,11 @@ from understudy.baselines.tree_aggregation import Block, Estimator, Tree, Values
 from understudy.errors import InputError
 from understudy.generation.prompts import row_seeds
 from understudy.models.loading import LoadedModel, load_model
-from understudy.overrides import fill_from_profile
-from understudy.privacy.dpsgd import CheckpointSink
+from understudy.privacy.dpsgd.training import CheckpointSink
 from understudy.privacy.mechanisms import Gateway
 from understudy.privacy.queries import Queries, Query
 from understudy.privacy.tree_accounting import calibrate_tree_noise, tree_event
+from understudy.runs.overrides import fill_from_profile
 
 Progress = Callable[[int, int], None]
 

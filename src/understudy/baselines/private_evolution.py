@@ -24,10 +24,10 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from understudy.baselines.votes import Floats, Samples, Vectors, release_votes, survival
 from understudy.errors import InputError
 from understudy.generation.prompts import row_seeds
-from understudy.overrides import fill_from_profile
 from understudy.privacy.accounting import calibrate_noise_multiplier, sgd_event
-from understudy.privacy.dpsgd import DpSgdPlan, Stream
+from understudy.privacy.dpsgd.training import DpSgdPlan, Stream
 from understudy.privacy.mechanisms import Gateway
+from understudy.runs.overrides import fill_from_profile
 
 Generate = Callable[[Sequence[str], int, int], Sequence[str]]  # (prompts, texts per prompt, round) -> texts
 Embed = Callable[[Sequence[str]], Vectors]

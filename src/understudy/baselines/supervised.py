@@ -27,7 +27,7 @@ from understudy.generation.prompts import row_seeds, special_ids
 from understudy.generation.sampling import sample
 from understudy.models.loading import LoadedModel
 from understudy.models.lora import attach, trainable_parameters
-from understudy.overrides import fill_from_profile
+from understudy.runs.overrides import fill_from_profile
 
 Progress = Callable[[int, int], None]
 

@@ -28,7 +28,7 @@ from understudy.errors import InputError
 from understudy.evaluation.language_model import encode_texts, pad, pad_token_of
 from understudy.evaluation.utility import Interval
 from understudy.models.loading import LoadedModel, load_model
-from understudy.overrides import fill_from_profile
+from understudy.runs.overrides import fill_from_profile
 
 Progress = Callable[[int, int], None]
 Counts = npt.NDArray[np.int64]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from understudy import records
+from understudy.data import tables
 from understudy.evaluation.config import EvaluationConfig
 from understudy.evaluation.metrics import Metrics
 from understudy.reporting.report import About, ReportFiles, build_report
@@ -38,15 +38,15 @@ def evaluate_tables(
     from understudy.evaluation.encoder import embed, load_encoder
     from understudy.evaluation.measure import LabelledTexts, evaluate_synthetic
 
-    real_table = records.read_source(real)
-    names = label_names or records.labels_found(real_table, label_column)
-    columns = records.LabelledColumns(text=text_column, label=label_column, label_names=names)
-    train_rows = records.check_labelled(real_table, columns)
-    own = records.LabelledColumns(label_names=train_rows.label_names)
+    real_table = tables.read_source(real)
+    names = label_names or tables.labels_found(real_table, label_column)
+    columns = tables.LabelledColumns(text=text_column, label=label_column, label_names=names)
+    train_rows = tables.check_labelled(real_table, columns)
+    own = tables.LabelledColumns(label_names=train_rows.label_names)
     checked = {
-        "synthetic": records.check_labelled(records.read_source(synthetic), own),
+        "synthetic": tables.check_labelled(tables.read_source(synthetic), own),
         "train": train_rows,
-        "test": records.check_labelled(records.read_source(test), columns),
+        "test": tables.check_labelled(tables.read_source(test), columns),
     }
     sets = {
         name: LabelledTexts(rows.table["text"].to_pylist(), rows.table["label"].to_pylist(), rows.label_names)
@@ -70,7 +70,7 @@ def evaluate_tables(
     return files, metrics
 
 
-def records_of(rows: records.LabelledRows) -> list[dict[str, str]]:
+def records_of(rows: tables.LabelledRows) -> list[dict[str, str]]:
     """Rows as the report shows them: text and label name."""
     texts, labels = rows.table["text"].to_pylist(), rows.table["label"].to_pylist()
     return [{"text": text, "label": rows.label_names[label]} for text, label in zip(texts, labels, strict=True)]

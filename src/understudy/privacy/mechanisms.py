@@ -24,19 +24,19 @@ import torch
 from torch import Tensor
 
 from understudy.errors import UnderstudyError
-from understudy.models.checkpoints import load_tensors, write_tensors_once
 from understudy.privacy.grid import MOST_NUMBERS, charged_sensitivity, from_steps, grid_of, to_steps
 from understudy.privacy.noise import derive_key, discrete_gaussian, query_digest
 from understudy.privacy.permits import check_mask, check_query
 from understudy.privacy.rounded_gaussian import rounded_gaussian
 from understudy.privacy.sampling import poisson_mask, poisson_mask_of
-from understudy.privacy.secure_aggregation import masked_sum
-from understudy.privacy.secure_fixed_point import encode, integer_sensitivity
-from understudy.privacy.secure_round import Kind as MessageKind
-from understudy.privacy.secure_round import SecureSettings, plan_round
+from understudy.privacy.secure_aggregation.aggregation import masked_sum
+from understudy.privacy.secure_aggregation.fixed_point import encode, integer_sensitivity
+from understudy.privacy.secure_aggregation.round import Kind as MessageKind
+from understudy.privacy.secure_aggregation.round import SecureSettings, plan_round
+from understudy.tensor_files import load_tensors, write_tensors_once
 
 if TYPE_CHECKING:
-    from understudy.privacy.ledger_records import KeyMaterial
+    from understudy.privacy.ledger.records import KeyMaterial
 
 Kind = Literal["poisson", "gaussian_sum", "histogram", "masked_sum"]
 Values = Mapping[str, Tensor]

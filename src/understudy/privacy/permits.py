@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 from understudy.errors import UnderstudyError
 
 if TYPE_CHECKING:
-    from understudy.privacy.ledger_records import KeyMaterial
+    from understudy.privacy.ledger.records import KeyMaterial
 
 
 def check_mask(material: KeyMaterial, *, step: int, name: str, units: int, probability: float) -> None:

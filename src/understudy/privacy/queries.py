@@ -26,7 +26,7 @@ from understudy.privacy.events import (
     histogram_event,
     sgd_event,
 )
-from understudy.privacy.secure_accounting import NEGLIGIBLE, delta_correction
+from understudy.privacy.secure_aggregation.accounting import NEGLIGIBLE, delta_correction
 
 Kind = Literal["gaussian_sum", "histogram", "masked_sum"]
 NAME: Final = r"^[a-z0-9][a-z0-9_./-]*$"

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from understudy.privacy.grid import charged_sensitivity, grid_of
-from understudy.privacy.ledger_records import Charge, SourceRecord
+from understudy.privacy.ledger.records import Charge, SourceRecord
 from understudy.privacy.queries import Query, check_epsilon_of, queries_from_json
 
 Verdict = Literal["proven under assumptions", "heuristic", "none"]

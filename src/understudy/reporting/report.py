@@ -23,12 +23,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from understudy.errors import InputError
 from understudy.evaluation.diversity import LengthHistogram
 from understudy.evaluation.metrics import Histogram, Metrics
+from understudy.methods.gradient_matching.report import matching_sections
+from understudy.methods.preference_optimization.report import rounds_sections
 from understudy.privacy.statement import round_up
 from understudy.reporting import view, wording
 from understudy.reporting.budget import BudgetUse, budget_bar, budget_of
 from understudy.reporting.drawing import Drawing, inline
-from understudy.reporting.matching_view import matching_sections
-from understudy.reporting.rounds_view import rounds_sections
 
 MARKER: Final = "internal, not private"
 MOST_SAMPLES = 16

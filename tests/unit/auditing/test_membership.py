@@ -21,8 +21,8 @@ from understudy.evaluation.label_model import label_losses
 from understudy.evaluation.rows import LabelledTexts
 from understudy.evaluation.transfer import TransferConfig, load_label_model
 from understudy.evaluation.utility import Interval
-from understudy.gradient_matching.config import VerbalizerConfig
-from understudy.gradient_matching.verbalizer import build_verbalizer
+from understudy.methods.gradient_matching.config import VerbalizerConfig
+from understudy.methods.gradient_matching.verbalizer import build_verbalizer
 
 NAMES = ("negative", "positive")
 WORDS = partial(

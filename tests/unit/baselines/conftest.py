@@ -4,7 +4,7 @@ import pytest
 import torch
 from tests_support import write_random_model
 
-from understudy.privacy.ledger_records import KeyMaterial
+from understudy.privacy.ledger.records import KeyMaterial
 from understudy.privacy.mechanisms import Gateway
 
 

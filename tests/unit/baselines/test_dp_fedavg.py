@@ -25,7 +25,7 @@ from understudy.models.checkpoints import TrainingCheckpoint
 from understudy.models.loading import load_model
 from understudy.privacy.accounting import epsilon_pld
 from understudy.privacy.grid import charged_sensitivity, grid_of
-from understudy.privacy.replay import Recording, Replaying
+from understudy.privacy.testing.replay import Recording, Replaying
 
 RANKS = [0, 2]
 NULLS = (0, 2, 5)

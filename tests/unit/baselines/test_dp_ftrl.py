@@ -18,7 +18,7 @@ from understudy.errors import InputError
 from understudy.models.checkpoints import TrainingCheckpoint
 from understudy.models.loading import load_model
 from understudy.privacy.grid import charged_sensitivity
-from understudy.privacy.replay import Recording, Replaying
+from understudy.privacy.testing.replay import Recording, Replaying
 
 ESTIMATORS = ["plain", "honaker"]
 

@@ -22,7 +22,7 @@ from understudy.baselines.votes import Samples, nearest, release_votes, survival
 from understudy.errors import InputError
 from understudy.privacy.accounting import epsilon_pld
 from understudy.privacy.grid import charged_sensitivity
-from understudy.privacy.replay import Recording, Replaying
+from understudy.privacy.testing.replay import Recording, Replaying
 
 NO_NOISE = {"epsilon": math.inf, "delta": 1e-5}
 chosen = st.lists(st.lists(st.integers(0, 4), max_size=6), min_size=1, max_size=6)  # per client, a candidate per sample

@@ -13,8 +13,8 @@ from understudy.evaluation.label_model import LabelModel, encode_rows, label_los
 from understudy.evaluation.rows import LabelledTexts
 from understudy.evaluation.transfer import TransferConfig, fine_tune, load_label_model, transfer_accuracy
 from understudy.evaluation.utility import paired_bootstrap
-from understudy.gradient_matching.config import VerbalizerConfig
-from understudy.gradient_matching.verbalizer import build_verbalizer
+from understudy.methods.gradient_matching.config import VerbalizerConfig
+from understudy.methods.gradient_matching.verbalizer import build_verbalizer
 
 NAMES = ("negative", "positive")
 WORDS = partial(

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy.errors import UnderstudyError
-from understudy.models.checkpoints import load_tensors, save_tensors
 from understudy.privacy.grid import charged_sensitivity, grid_of
-from understudy.privacy.ledger_records import KeyMaterial
+from understudy.privacy.ledger.records import KeyMaterial
 from understudy.privacy.mechanisms import Gateway, Mechanism
 from understudy.privacy.queries import Query
-from understudy.privacy.secure_round import SecureSettings
+from understudy.privacy.secure_aggregation.round import SecureSettings
+from understudy.tensor_files import load_tensors, save_tensors
 
 QUERY = {"b": torch.arange(6.0).reshape(2, 3), "a": torch.zeros(5)}
 ASKED = {"sensitivity": 0.5, "noise_multiplier": 2.0, "step": 3, "purpose": "lm"}

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from understudy.errors import UnderstudyError
 from understudy.privacy.grid import charged_sensitivity, grid_of
-from understudy.privacy.ledger_records import Charge, SourceRecord
+from understudy.privacy.ledger.records import Charge, SourceRecord
 from understudy.privacy.queries import Query, queries_to_json
 from understudy.privacy.statement import (
     STABLE_KEYS,

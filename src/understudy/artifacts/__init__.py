@@ -1,0 +1,1 @@
+"""Artifacts: references that verify themselves, and the stores behind them."""

@@ -1,0 +1,1 @@
+"""Tables: their schemas, how they are read, and the sample tables that ship."""

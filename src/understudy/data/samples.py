@@ -1,0 +1,185 @@
+"""The sample data sets that ship with Understudy, generated from a public seed.
+
+They play the part of private data in the first tour and in the tests: short film reviews with a sentiment, messages to
+a clinic with invented names and numbers, instructions with responses, and diaries of forty clients. `public` plays the
+part of public text, from which prompts take their examples. Every choice is a sha256 of the seed and a counter, so any
+machine and any version generates the same rows.
+`python -m understudy.data.samples` writes the files.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from understudy.data import sample_texts as phrases
+from understudy.errors import InputError
+from understudy.shipped import SAMPLES
+
+T = TypeVar("T")
+
+# The samples' cards: which labels they have is a fact of the samples, and public.
+LABEL_NAMES = {
+    "reviews": ("negative", "positive"),
+    "reviews-test": ("negative", "positive"),
+    "clinic": tuple(phrases.CLINIC),
+}
+
+
+def declared_labels(spec: str) -> tuple[str, ...] | None:
+    """The labels on the card of `sample:NAME`; None for what is no shipped sample, or one without labels."""
+    prefix, _, name = spec.partition(":")
+    return LABEL_NAMES.get(name) if prefix == "sample" else None
+
+
+class Chooser:
+    """A stream of choices that is a function of its public seed alone."""
+
+    def __init__(self, seed: str) -> None:
+        self._seed = seed
+        self._count = 0
+
+    def below(self, bound: int) -> int:
+        """The next number in [0, bound); the bias of the remainder is below 2^-56."""
+        self._count += 1
+        digest = hashlib.sha256(f"{self._seed}/{self._count}".encode()).digest()
+        return int.from_bytes(digest[:8], "big") % bound
+
+    def pick(self, options: Sequence[T]) -> T:
+        """One of `options`."""
+        return options[self.below(len(options))]
+
+
+def generate(name: str) -> pa.Table:
+    """Generate the sample `name`.
+
+    Raises:
+        InputError: for an unknown name.
+    """
+    makers: dict[str, Callable[[], pa.Table]] = {
+        "reviews": lambda: _reviews()[0],
+        "reviews-test": lambda: _reviews()[1],
+        "clinic": _clinic,
+        "instructions": _instructions,
+        "clients": _clients,
+        "public": _public,
+    }
+    if name not in makers:
+        raise InputError(f"sample:{name}: expected one of {', '.join(f'sample:{known}' for known in makers)}")
+    return makers[name]()
+
+
+def write_all(directory: Path = SAMPLES) -> None:
+    """Write every sample as `directory/NAME.parquet`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for name in ("reviews", "reviews-test", "clinic", "instructions", "clients", "public"):
+        pq.write_table(generate(name), directory / f"{name}.parquet", compression="zstd")
+
+
+def _reviews(train: int = 600, test: int = 200) -> tuple[pa.Table, pa.Table]:
+    choose = Chooser("understudy/reviews")
+    rows: dict[str, str] = {}
+    while len(rows) < train + test:
+        label = ("negative", "positive")[len(rows) % 2]
+        rows.setdefault(_review(choose, good=label == "positive"), label)
+    texts, labels = list(rows), list(rows.values())
+    return (
+        pa.table({"text": texts[:train], "label": labels[:train]}),
+        pa.table({"text": texts[train:], "label": labels[train:]}),
+    )
+
+
+def _review(choose: Chooser, *, good: bool) -> str:
+    """A clause, sometimes an aside, mostly a verdict; half of the clauses praise and blame at once."""
+    side, other = (phrases.GOOD, phrases.BAD) if good else (phrases.BAD, phrases.GOOD)
+    film, about, maker = choose.pick(phrases.FILMS), choose.pick(phrases.ABOUT), choose.pick(phrases.MAKERS)
+    first, against = choose.pick(side), choose.pick(other)
+    second = choose.pick([phrase for phrase in side if phrase != first])
+    parts = [
+        choose.pick(
+            (
+                f"this {film} about {about} offers {first} and {second}",
+                f"{maker} gives this {film} {first}",
+                f"{first} and {second} in a {film} about {about}",
+                f"despite {against} , the {film} has {first}",
+                f"it starts with {against} but {maker} soon brings {first}",
+                f"i expected {against} and got {first} instead",
+                f"other films about {about} have {against} , this one has {first}",
+            )
+        )
+    ]
+    if choose.below(3) == 0:
+        parts.append(choose.pick(phrases.NEUTRAL))
+    if choose.below(5) > 1:
+        parts.append(choose.pick(phrases.GOOD_VERDICT if good else phrases.BAD_VERDICT))
+    return " . ".join(parts) + choose.pick((" .", " !", " ."))
+
+
+def _clinic(size: int = 300) -> pa.Table:
+    choose = Chooser("understudy/clinic")
+    rows: dict[str, str] = {}
+    while len(rows) < size:
+        topic = choose.pick(tuple(phrases.CLINIC))
+        # 555-0100 to 555-0199 are reserved for fiction.
+        message = choose.pick(phrases.CLINIC[topic]).format(
+            name=f"{choose.pick(phrases.FIRST_NAMES)} {choose.pick(phrases.LAST_NAMES)}",
+            date=f"{choose.pick(phrases.MONTHS)} {1 + choose.below(28)}",
+            phone=f"({200 + choose.below(700)}) 555-01{choose.below(100):02d}",
+            complaint=choose.pick(phrases.COMPLAINTS),
+            remedy=choose.pick(phrases.REMEDIES),
+        )
+        rows.setdefault(message, topic)
+    return pa.table({"text": list(rows), "label": list(rows.values())})
+
+
+def _instructions(size: int = 200) -> pa.Table:
+    choose = Chooser("understudy/instructions")
+    rows: dict[str, str] = {}
+    while len(rows) < size:
+        question, answer, subjects, circumstances, tips = choose.pick(phrases.INSTRUCTIONS)
+        subject, where, tip = choose.pick(subjects), choose.pick(circumstances), choose.pick(tips)
+        more = choose.pick([other for other in tips if other != tip])
+        opening = choose.pick(("", "Please help. ", "A short question: ", "For my notes: "))
+        rows.setdefault(
+            opening + question.format(subject=subject, where=where),
+            answer.format(subject=subject, where=where, tip=tip, more=more),
+        )
+    return pa.table({"instruction": list(rows), "response": list(rows.values())})
+
+
+def _clients(size: int = 40) -> pa.Table:
+    choose = Chooser("understudy/clients")
+    clients, texts = [], []
+    for client in range(size):
+        hobby = choose.pick(tuple(phrases.HOBBIES))
+        for _ in range(3 + choose.below(4)):
+            done, then = choose.pick(phrases.HOBBIES[hobby]), choose.pick(phrases.HOBBIES[hobby])
+            day = f"{choose.pick(phrases.MONTHS)} {1 + choose.below(28)}, {choose.pick(phrases.WEATHER)}"
+            more = f" Later I {then}." if then != done else ""
+            clients.append(f"client-{client:02d}")
+            texts.append(f"{day}. Today I {done}.{more} {choose.pick(phrases.MOODS)}")
+    return pa.table({"client_id": clients, "text": texts})
+
+
+def _public(size: int = 240) -> pa.Table:
+    choose = Chooser("understudy/public")
+    texts: dict[str, None] = {}
+    while len(texts) < size:
+        weather = choose.pick(phrases.WEATHER)
+        text = choose.pick(phrases.PUBLIC[choose.pick(tuple(phrases.PUBLIC))]).format(
+            place=choose.pick(phrases.PLACES),
+            weather=weather,
+            other=choose.pick([other for other in phrases.WEATHER if other != weather]),
+            month=choose.pick(phrases.MONTHS),
+            film=choose.pick(phrases.FILMS),
+            about=choose.pick(phrases.ABOUT),
+        )
+        texts.setdefault(text[0].upper() + text[1:])
+    return pa.table({"text": list(texts)})
+
+
+if __name__ == "__main__":
+    write_all()

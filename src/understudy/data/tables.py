@@ -1,0 +1,384 @@
+"""The tables that enter Understudy: their columns, their checks, their digests.
+
+A checked table has fixed column names and Arrow types, whatever the user's file calls them. A refusal names
+the row index, never the text. Labels are declared by the user, because the list of labels is public; it is
+never read from the rows.
+"""
+
+import hashlib
+import re
+import unicodedata
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import BaseModel, ConfigDict, Field
+
+from understudy.data.readers import read_source
+from understudy.errors import InputError, RowError
+
+__all__ = [
+    "CLIENT_SCHEMA",
+    "INSTRUCTION_SCHEMA",
+    "LABELLED_SCHEMA",
+    "SYNTHETIC_SCHEMA",
+    "TEXT_SCHEMA",
+    "UNIT_ID",
+    "UNIT_ID_BYTES",
+    "ClientColumns",
+    "ClientRows",
+    "InstructionColumns",
+    "InstructionRows",
+    "LabelledColumns",
+    "LabelledRows",
+    "canonical_digest",
+    "check_clients",
+    "check_instructions",
+    "check_labelled",
+    "check_texts",
+    "normalise",
+    "parse_label_names",
+    "read_source",
+    "row_digests",
+]
+
+MOST_LABELS_FOUND = 100
+# Letters and digits below which a text is no one's in particular, such as "n/a" or "Yes!": unrelated sources share it.
+FEWEST_LETTERS = 5
+_NEITHER_LETTER_NOR_DIGIT = re.compile(r"[\W_]+")
+LABELLED_SCHEMA = pa.schema([("text", pa.string()), ("label", pa.int32())])
+TEXT_SCHEMA = pa.schema([("text", pa.string())])
+CLIENT_SCHEMA = pa.schema([("client_id", pa.string()), ("text", pa.string())])
+# Beside a row of a client that is trained on: a keyed hash of its client alone, by which it takes part.
+UNIT_ID = "unit_id"
+UNIT_ID_BYTES = 16
+INSTRUCTION_SCHEMA = pa.schema([("instruction", pa.string()), ("response", pa.string())])
+# What leaves: labels by name, so that the file explains itself.
+SYNTHETIC_SCHEMA = pa.schema([("text", pa.string()), ("label", pa.string())])
+
+
+class LabelledColumns(BaseModel):
+    """Where text and label are, and the public list of labels."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    text: str = Field(default="text", description="Column with the text.")
+    label: str = Field(default="label", description="Column with the label: strings or integers.")
+    label_names: tuple[str, ...] | dict[str, str] = Field(
+        description="Declared labels: names in the order of their index, or value in the file -> name."
+    )
+
+
+class ClientColumns(BaseModel):
+    """Where the client's identifier and its text are."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    client: str = Field(default="client_id", description="Column that says whose row it is.")
+    text: str = Field(default="text", description="Column with the text.")
+
+
+class InstructionColumns(BaseModel):
+    """Where instruction and response are."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    instruction: str = Field(default="instruction", description="Column with the instruction.")
+    response: str = Field(default="response", description="Column with the response.")
+
+
+@dataclass(frozen=True)
+class LabelledRows:
+    """Checked rows: columns `text` (string) and `label` (int32, an index into `label_names`)."""
+
+    table: pa.Table
+    label_names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ClientRows:
+    """Checked rows: columns `client_id` and `text`, both strings, in the order of the file."""
+
+    table: pa.Table
+
+
+@dataclass(frozen=True)
+class InstructionRows:
+    """Checked rows: columns `instruction` and `response`, both strings."""
+
+    table: pa.Table
+
+
+def parse_label_names(text: str) -> tuple[str, ...] | dict[str, str]:
+    """Read the command line's list of labels.
+
+    >>> parse_label_names("negative,positive")
+    ('negative', 'positive')
+    >>> parse_label_names("0=negative,1=positive")
+    {'0': 'negative', '1': 'positive'}
+
+    Raises:
+        InputError: when some entries name a value and others do not, or a value comes twice.
+    """
+    entries = [entry.strip() for entry in text.split(",") if entry.strip()]
+    pairs = [entry.partition("=") for entry in entries]
+    if not any(separator for _, separator, _ in pairs):
+        return tuple(entries)
+    mapping = {value.strip(): name.strip() for value, separator, name in pairs if separator}
+    if len(mapping) != len(pairs):
+        raise InputError(f"--label-names {text}: expected VALUE=NAME for every label, each value once")
+    return mapping
+
+
+def check_labelled(table: pa.Table, columns: LabelledColumns, *, null_records: bool = False) -> LabelledRows:
+    """Check a labelled table.
+
+    A tuple of names is matched by name in a string column; in an integer column it is matched by value when
+    all names are integers, else by position. A mapping is matched by the value written in the file.
+
+    Args:
+        table: as read.
+        columns: where text and label are, and the declared labels.
+        null_records: take a row whose text and label are both null as the null record, which keeps its slot.
+
+    Raises:
+        InputError: a column is missing, the table is empty, or fewer than two distinct labels are declared.
+        RowError: a text is null or not a string, or a label is not declared; with the row's index.
+    """
+    names, index_of = _declared(columns.label_names)
+    values = _label_values(table, columns.label)
+    empty = {row for row, value in enumerate(values) if value is None} if null_records else set()
+    texts = _strings(table, columns.text, null_rows=empty)
+    empty &= set(pc.indices_nonzero(texts.is_null()).to_pylist())
+    if pa.types.is_integer(table.schema.field(columns.label).type) and not isinstance(columns.label_names, dict):
+        index_of = _by_position(names)
+    labels = []
+    for row, value in enumerate(values):
+        index = index_of.get(value) if value is not None else None
+        if index is None and row not in empty:
+            raise RowError(
+                f"column {columns.label!r}, row {row}: expected one of the declared labels {list(index_of)}, "
+                f"found {'null' if value is None else 'another one'}; correct the row, or declare all labels "
+                "with --label-names"
+            )
+        labels.append(index)
+    checked = pa.table({"text": texts, "label": pa.array(labels, pa.int32())}, schema=LABELLED_SCHEMA)
+    return LabelledRows(table=checked, label_names=names)
+
+
+def check_texts(table: pa.Table, column: str = "text", *, null_records: bool = False) -> pa.Table:
+    """Check a table of texts; the result has the one column `text`.
+
+    Args:
+        table: as read.
+        column: where the text is.
+        null_records: take a null text as the null record, which keeps its slot.
+
+    Raises:
+        InputError: the column is missing or the table is empty.
+        RowError: a text is null or not a string; with the row's index.
+    """
+    null_rows = set(range(table.num_rows)) if null_records else set()
+    return pa.table({"text": _strings(table, column, null_rows=null_rows)}, schema=TEXT_SCHEMA)
+
+
+def check_clients(table: pa.Table, columns: ClientColumns | None = None) -> ClientRows:
+    """Check a table of clients' texts; integer identifiers become strings.
+
+    A client is one identifier, so one person's rows must not stand under two: each would be protected as a client of
+    its own. Identifiers that look the same are therefore refused, not merged.
+
+    Raises:
+        InputError: a column is missing, the table is empty, or there are fewer than two clients.
+        RowError: an identifier or a text is null or of a wrong type, two identifiers differ only in case, white space
+            or Unicode form, or a client has no text but white space; with the row's index.
+    """
+    columns = columns or ClientColumns()
+    _require(table, columns.client)
+    field = table.schema.field(columns.client)
+    if pa.types.is_integer(field.type):
+        table = table.set_column(
+            table.schema.get_field_index(columns.client),
+            columns.client,
+            table[columns.client].cast(pa.string()),
+        )
+    clients, texts = _strings(table, columns.client), _strings(table, columns.text)
+    if len(clients.unique()) < 2:
+        raise InputError(f"column {columns.client!r}: expected at least two clients, found one")
+    _refuse_lookalikes(clients.to_pylist(), columns.client)
+    _refuse_silent(clients.to_pylist(), texts.to_pylist(), columns.text)
+    return ClientRows(table=pa.table({"client_id": clients, "text": texts}, schema=CLIENT_SCHEMA))
+
+
+def check_instructions(table: pa.Table, columns: InstructionColumns | None = None) -> InstructionRows:
+    """Check a table of instructions and responses.
+
+    Raises:
+        InputError: a column is missing or the table is empty.
+        RowError: a text is null or not a string; with the row's index.
+    """
+    columns = columns or InstructionColumns()
+    arrays = {
+        "instruction": _strings(table, columns.instruction),
+        "response": _strings(table, columns.response),
+    }
+    return InstructionRows(table=pa.table(arrays, schema=INSTRUCTION_SCHEMA))
+
+
+def labels_found(table: pa.Table, column: str) -> tuple[str, ...]:
+    """The distinct values of a label column, sorted: using them as the label list declares them public.
+
+    Raises:
+        InputError: when the column is missing or has too many values to be one of labels.
+    """
+    found = sorted({value for value in _label_values(table, column) if value is not None})
+    if len(found) > MOST_LABELS_FOUND:
+        raise InputError(
+            f"column {column!r} has more than {MOST_LABELS_FOUND} different values: expected a column of labels; "
+            "declare them with --label-names if it is one"
+        )
+    return tuple(found)
+
+
+def row_digests(table: pa.Table) -> list[bytes]:
+    """One sha256 per row of a checked table, over letters and digits of its texts: an oracle, so only HMACs may leave.
+
+    Unicode form, case, accents, punctuation and white space make no difference, and labels and client identifiers are
+    left out: a copy with another label or under another name is still the same person's text. A row of fewer than
+    `FEWEST_LETTERS` is no one's in particular, as the null record is, and gets b"", which matches nothing.
+    """
+    names = ["instruction", "response"] if "instruction" in table.column_names else ["text"]
+    rows = zip(*(map(_letters, table[name].to_pylist()) for name in names), strict=True)
+    return [_digest(row) if sum(map(len, row)) >= FEWEST_LETTERS else b"" for row in rows]
+
+
+def client_digests(table: pa.Table) -> list[bytes]:
+    """One sha256 per row of a checked table of clients, over the identifier; none for any other table.
+
+    An oracle like `row_digests`. Identifiers are compared by their letters and digits too, however few.
+    """
+    if "client_id" not in table.column_names:
+        return []
+    clients = table["client_id"].to_pylist()
+    digests = {client: _digest([_letters(client) or normalise(client).encode()]) for client in set(clients)}
+    return [digests[client] for client in clients]
+
+
+def canonical_digest(table: pa.Table) -> bytes:
+    """The sha256 of a table's exact content: names, types and values in order, however it is chunked.
+
+    An oracle like `row_digests`: it may leave only as an HMAC under the source's key.
+    """
+    digest = hashlib.sha256()
+    for field in table.schema:
+        digest.update(_digest([field.name.encode(), str(field.type).encode()]))
+        for value in table[field.name].to_pylist():
+            # The type is in the header, so repr need only tell values of one type apart.
+            digest.update(_digest([b"" if value is None else b"=" + repr(value).encode("utf-8", "surrogatepass")]))
+    return digest.digest()
+
+
+def _declared(label_names: Sequence[str] | Mapping[str, str]) -> tuple[tuple[str, ...], dict[str, int]]:
+    """The names in the order of their index, and value in the file -> index."""
+    names = tuple(label_names.values() if isinstance(label_names, Mapping) else label_names)
+    if len(names) < 2 or len(set(names)) != len(names) or not all(name.strip() for name in names):
+        raise InputError(
+            f"label names: expected at least two distinct names, found {list(names)}; "
+            "declare them, for example --label-names 0=negative,1=positive"
+        )
+    return names, {value: index for index, value in enumerate(label_names)}
+
+
+def _by_position(names: tuple[str, ...]) -> dict[str, int]:
+    if all(name.lstrip("-").isdecimal() for name in names):
+        return {name: index for index, name in enumerate(names)}
+    return {str(index): index for index in range(len(names))}
+
+
+def _label_values(table: pa.Table, name: str) -> list[str | None]:
+    _require(table, name)
+    kind = table.schema.field(name).type
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+        return [None if value is None else str(value).lower() for value in table[name].to_pylist()]
+    return _decoded(table, name)
+
+
+def _strings(table: pa.Table, name: str, *, null_rows: Container[int] = ()) -> pa.Array:
+    """A column of strings; null only in `null_rows`."""
+    values = _decoded(table, name)
+    for row, value in enumerate(values):
+        if value is None and row not in null_rows:
+            raise RowError(f"column {name!r}, row {row}: expected text, found null; fill or remove the row")
+    return pa.array(values, pa.string())
+
+
+def _decoded(table: pa.Table, name: str) -> list[str | None]:
+    """The values of a string column; a bad byte is a `RowError`."""
+    _require(table, name)
+    column = table[name]
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    kind = column.type
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
+        row = next((i for i, value in enumerate(column.to_pylist()) if value is not None), 0)
+        found = str(kind).partition("<")[0]  # a nested type can be as long as the row
+        raise RowError(f"column {name!r}, row {row}: expected text, found {found}; convert the column to strings")
+    values: list[str | None] = []
+    for row, raw in enumerate(column.cast(pa.large_binary()).to_pylist()):
+        try:
+            values.append(None if raw is None else raw.decode())
+        except UnicodeDecodeError as error:
+            raise RowError(
+                f"column {name!r}, row {row}: expected UTF-8, found an invalid byte at offset {error.start}"
+            ) from None
+    return values
+
+
+def _require(table: pa.Table, name: str) -> None:
+    if table.num_rows == 0:
+        raise InputError("expected at least one row, found an empty table")
+    if table.column_names.count(name) != 1:
+        raise InputError(f"expected one column {name!r}, found the columns {table.column_names}")
+
+
+def _refuse_lookalikes(clients: Sequence[str], column: str) -> None:
+    """Identifiers of one look are one identifier; the row named is the first of the second one."""
+    looks: dict[str, tuple[str, int]] = {}
+    for row, client in enumerate(clients):
+        first, first_row = looks.setdefault(normalise(client), (client, row))
+        if first != client:
+            raise RowError(
+                f"column {column!r}, row {row}: duplicate client ids: expected the identifier of row {first_row} or "
+                "another, found one that differs from it only in case, white space or Unicode form; a client under "
+                "two identifiers would count twice, so write each client's in one way"
+            )
+
+
+def _refuse_silent(clients: Sequence[str], texts: Sequence[str], column: str) -> None:
+    """Every client has a text; the row named is the client's first."""
+    speaking = {client for client, text in zip(clients, texts, strict=True) if text.strip()}
+    for row, client in enumerate(clients):
+        if client not in speaking:
+            raise RowError(
+                f"column {column!r}, row {row}: expected a text of this client, found white space in all its rows; "
+                "fill or remove them"
+            )
+
+
+def normalise(text: str) -> str:
+    """The text without differences of Unicode form, case and white space."""
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+
+
+def _letters(text: str | None) -> bytes:
+    """The letters and digits of a text, without case, accents and what else Unicode's compatible forms tell apart."""
+    folded = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", text or "").casefold())
+    return _NEITHER_LETTER_NOR_DIGIT.sub("", folded).encode("utf-8", "surrogatepass")
+
+
+def _digest(parts: Sequence[bytes]) -> bytes:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "big") + part)
+    return digest.digest()

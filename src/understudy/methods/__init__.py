@@ -1,0 +1,1 @@
+"""The methods, each a package with one object of type `Method`."""

@@ -1,0 +1,135 @@
+"""Rows of text and label -> tensors of one public shape (paper, section 5.1): `BOS <label> SEP <text> EOS`.
+
+Length and prompt width come from the config and the label list, never from the rows; how many texts were cut is
+internal. A null row keeps its slot and holds an empty text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from understudy.errors import InputError
+from understudy.generation.prompts import PromptTable, build_prompts, encode_text, special_ids
+from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
+
+
+@dataclass(frozen=True)
+class EncodedRows:
+    """All rows as tensors; private but for its shapes and prompts.
+
+    Attributes:
+        input_ids: `(n, length)` int64.
+        attention_mask: `(n, length)` int64, 1 on prompt, text and EOS.
+        loss_mask: `(n, length)` bool, text and EOS only.
+        label: `(n,)` int64, 0 for null rows.
+        valid: `(n,)` bool, False for null rows.
+        prompts: The public prompts; text begins in column `prompts.width`.
+        truncated: How many texts were cut: internal, never shown outside.
+    """
+
+    input_ids: Tensor
+    attention_mask: Tensor
+    loss_mask: Tensor
+    label: Tensor
+    valid: Tensor
+    prompts: PromptTable
+    truncated: int
+
+    @property
+    def text_start(self) -> int:
+        """First column of every text."""
+        return self.prompts.width
+
+    @property
+    def label_span(self) -> tuple[int, int]:
+        """Public columns of the label."""
+        return self.prompts.label_span
+
+
+def encode(
+    texts: Sequence[str | None],
+    labels: Sequence[int | None],
+    *,
+    label_names: Sequence[str],
+    tokenizer: Any,
+    config: ConditionalGenerationConfig,
+) -> EncodedRows:
+    """Encode rows for training; a row whose text or label is None is the null row.
+
+    Args:
+        texts: Private texts.
+        labels: Index into `label_names` of each row, private.
+        label_names: Every label, public.
+        tokenizer: The base model's tokenizer.
+        config: Gives prompt and padded length.
+
+    Raises:
+        InputError: Label names collide or the prompt leaves no room for text.
+    """
+    _check_labels(labels, len(label_names))
+    prompts = build_prompts(tokenizer, label_names, config.prompt)
+    present = [text is not None and label is not None for text, label in zip(texts, labels, strict=True)]
+    shown = [text if keep else None for text, keep in zip(texts, present, strict=True)]
+    label = torch.tensor([k if keep else 0 for k, keep in zip(labels, present, strict=True)], dtype=torch.long)
+    text_ids, text_mask, truncated = encode_texts(shown, prompts=prompts, tokenizer=tokenizer, config=config)
+    prompt_mask = prompts.attention_mask[label]
+    return EncodedRows(
+        input_ids=torch.cat([prompts.input_ids[label], text_ids], dim=1),
+        attention_mask=torch.cat([prompt_mask, text_mask.long()], dim=1),
+        loss_mask=torch.cat([torch.zeros_like(prompt_mask, dtype=torch.bool), text_mask], dim=1),
+        label=label,
+        valid=torch.tensor(present, dtype=torch.bool),
+        prompts=prompts,
+        truncated=truncated,
+    )
+
+
+def encode_texts(
+    texts: Sequence[str | None], *, prompts: PromptTable, tokenizer: Any, config: ConditionalGenerationConfig
+) -> tuple[Tensor, Tensor, int]:
+    """Text and EOS in the columns after the prompt.
+
+    Returns:
+        Ids `(rows, columns)` int64, mask `(rows, columns)` bool, and how many texts were cut (internal). A row whose
+        text is None is all padding.
+    """
+    room = text_room(prompts, config)
+    _, eos, pad = special_ids(tokenizer)
+    ids = torch.full((len(texts), room), pad, dtype=torch.long)
+    mask = torch.zeros(len(texts), room, dtype=torch.bool)
+    truncated = 0
+    for row, text in enumerate(texts):
+        tokens = [] if text is None else [*encode_text(tokenizer, text), eos]
+        truncated += len(tokens) > room
+        tokens = tokens[:room]
+        ids[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.long)
+        mask[row, : len(tokens)] = True
+    return ids, mask, truncated
+
+
+def _check_labels(labels: Sequence[int | None], count: int) -> None:
+    for row, label in enumerate(labels):
+        if label is not None and not 0 <= label < count:
+            raise InputError(
+                f"row {row}: expected a label index from 0 to {count - 1}; declare every label of the data"
+            )
+
+
+def text_room(prompts: PromptTable, config: ConditionalGenerationConfig) -> int:
+    """Columns left for text and EOS.
+
+    Raises:
+        InputError: Fewer than two columns are left.
+    """
+    room = config.train.max_length - prompts.width
+    if room < 2:
+        raise InputError(
+            f"train.max_length={config.train.max_length}: the widest prompt takes {prompts.width} tokens; "
+            f"expected at least {prompts.width + 2}, raise train.max_length"
+        )
+    return room

@@ -1,0 +1,185 @@
+"""Draw synthetic rows from a trained model (paper, section 5.2): batched, steered, filtered. Post-processing.
+
+Each row has its own public random stream, named by its row number and how often it was drawn; batch size and
+order change nothing but the last bits of float arithmetic.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import torch
+
+from understudy.errors import InputError
+from understudy.generation.prompts import row_seeds, special_ids
+from understudy.generation.sampling import sample
+from understudy.generation.steering import steer_towards
+from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
+from understudy.methods.conditional_generation.filter import keep_reasons
+from understudy.methods.conditional_generation.model import TrainedModel
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Synthesis:
+    """Synthetic rows and what was dropped on the way.
+
+    Attributes:
+        table: Columns `text` (string) and `label` (int32), in the order of the labels.
+        drawn: Texts drawn per label name, dropped ones included.
+        dropped: Label name -> reason (`empty`, `low_probability`) -> texts dropped.
+        shortfall: Label name -> rows wanted but not reached; only where above 0.
+    """
+
+    table: pa.Table
+    drawn: Mapping[str, int]
+    dropped: Mapping[str, Mapping[str, int]]
+    shortfall: Mapping[str, int] = field(default_factory=dict)
+
+    def report(self) -> dict[str, Any]:
+        """The counts as plain JSON values."""
+        dropped = {name: dict(reasons) for name, reasons in self.dropped.items()}
+        return {"drawn": dict(self.drawn), "dropped": dropped, "shortfall": dict(self.shortfall)}
+
+
+def generate(
+    trained: TrainedModel,
+    labels: Sequence[int],
+    *,
+    config: ConditionalGenerationConfig,
+    first_row: int = 0,
+    progress: Progress | None = None,
+) -> list[str]:
+    """Draw one text per wanted label; a text is empty only if every redraw was.
+
+    Args:
+        trained: The model, released or not.
+        labels: Label index of each row.
+        config: Sampling and steering.
+        first_row: Number of the first row: rows of different numbers are independent draws.
+        progress: Called with (rows done, rows in all).
+
+    Returns:
+        One text per label, stripped, in the given order.
+    """
+    texts = [""] * len(labels)
+    waiting = list(range(len(labels)))
+    for attempt in range(config.generate.redraws + 1):
+        for start in range(0, len(waiting), config.generate.batch_size):
+            batch = waiting[start : start + config.generate.batch_size]
+            seeds = row_seeds(config.public_seed, [first_row + i for i in batch], purpose=f"text/{attempt}")
+            drawn = _draw(trained, [labels[i] for i in batch], seeds, config=config)
+            for i, text in zip(batch, drawn, strict=True):
+                texts[i] = text
+            if progress is not None and attempt == 0:
+                progress(start + len(batch), len(labels))
+        waiting = [i for i in waiting if not texts[i]]
+    return texts
+
+
+def _draw(
+    trained: TrainedModel, labels: Sequence[int], seeds: Sequence[int], *, config: ConditionalGenerationConfig
+) -> list[str]:
+    model = trained.model
+    device = next(model.parameters()).device
+    targets = torch.tensor(labels, device=device)
+    hook = None
+    if config.steers and model.discriminator is not None:
+        hook = steer_towards(
+            targets,
+            config=config.generate.steering,
+            attribute=model.discriminator,
+            representation=config.discriminator.representation,
+        )
+    prompts = trained.prompts
+    rows = sample(
+        model.lm,
+        (prompts.input_ids.to(device)[targets], prompts.attention_mask.to(device)[targets]),
+        config=config.generate.sampling,
+        seeds=seeds,
+        eos=special_ids(trained.tokenizer)[1],
+        forbidden=tuple(trained.tokenizer.all_special_ids),
+        step_hook=hook,
+    )
+    decode = trained.tokenizer.decode
+    return [decode(row, skip_special_tokens=True, clean_up_tokenization_spaces=False).strip() for row in rows]
+
+
+def synthesize(
+    trained: TrainedModel,
+    sizes: Mapping[str, int],
+    *,
+    config: ConditionalGenerationConfig,
+    progress: Progress | None = None,
+) -> Synthesis:
+    """Draw and filter until every label has the wanted number of rows, or the draws are used up.
+
+    Args:
+        trained: The model.
+        sizes: Label name -> rows wanted; public or released.
+        config: Sampling, steering, filter and the bound on draws.
+        progress: Called with (rows drawn, rows wanted).
+
+    Raises:
+        InputError: A label is unknown.
+    """
+    unknown = sorted(set(sizes) - set(trained.label_names))
+    if unknown:
+        raise InputError(f"class sizes name {unknown}: expected labels among {list(trained.label_names)}")
+    wanted = [int(sizes.get(name, 0)) for name in trained.label_names]
+    left = [math.ceil(count * (config.filter.max_draws if config.filters else 1.0)) for count in wanted]
+    kept: list[list[str]] = [[] for _ in wanted]
+    drawn: Counter[int] = Counter()
+    dropped: list[Counter[str]] = [Counter() for _ in wanted]
+    row = 0
+    while labels := _next_round(wanted, left, kept, drawn):
+        texts = generate(trained, labels, config=config, first_row=row, progress=progress)
+        row += len(labels)
+        reasons = keep_reasons(trained, texts, labels, config=config)
+        for text, label, reason in zip(texts, labels, reasons, strict=True):
+            left[label] -= 1
+            drawn[label] += 1
+            if reason is not None:
+                dropped[label][reason] += 1
+            elif len(kept[label]) < wanted[label]:
+                kept[label].append(text)
+    return _collect(trained.label_names, wanted, kept, drawn, dropped)
+
+
+def _next_round(
+    wanted: Sequence[int], left: Sequence[int], kept: Sequence[Sequence[str]], drawn: Mapping[int, int]
+) -> list[int]:
+    """Labels of the next draws: what each label still lacks over its share of kept texts so far."""
+    labels: list[int] = []
+    for label, texts in enumerate(kept):
+        missing = wanted[label] - len(texts)
+        tried = drawn.get(label, 0)
+        share = max(len(texts), 1) / tried if tried else 1.0
+        labels += [label] * min(left[label], math.ceil(missing / share))
+    return labels
+
+
+def _collect(
+    names: Sequence[str],
+    wanted: Sequence[int],
+    kept: Sequence[Sequence[str]],
+    drawn: Mapping[int, int],
+    dropped: Sequence[Mapping[str, int]],
+) -> Synthesis:
+    texts = [text for part in kept for text in part]
+    labels = [label for label, part in enumerate(kept) for _ in part]
+    missing = {
+        name: count - len(part) for name, count, part in zip(names, wanted, kept, strict=True) if count > len(part)
+    }
+    return Synthesis(
+        table=pa.table({"text": pa.array(texts, pa.string()), "label": pa.array(labels, pa.int32())}),
+        drawn={name: drawn.get(label, 0) for label, name in enumerate(names)},
+        dropped={name: dict(reasons) for name, reasons in zip(names, dropped, strict=True) if reasons},
+        shortfall=missing,
+    )

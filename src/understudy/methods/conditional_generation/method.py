@@ -1,0 +1,127 @@
+"""Conditional generation as the house sees it: what it charges, says about itself, and expects to need."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
+from understudy.methods.conditional_generation.queries import Plan, plan
+from understudy.methods.method import MethodFacts
+from understudy.privacy.queries import Query
+from understudy.privacy.statement import FLOATING_POINT, TRAINING_FLOATS, Access, mechanism_facts
+from understudy.settings import settings
+
+if TYPE_CHECKING:
+    from understudy.models.loading import LoadedModel
+
+_TIMED_STEPS = 3
+
+
+def charged_settings(config: ConditionalGenerationConfig) -> ConditionalGenerationConfig:
+    """The settings that private rows meet: generation, filtering and sizes at their defaults (ADR 0005).
+
+    The training task receives this object and nothing more, so asking for more samples or stronger steering
+    charges nothing.
+    """
+    plain = ConditionalGenerationConfig(profile=config.profile)
+    looks = config.class_sizes == "as_in_data"
+    return config.model_copy(
+        update={
+            "generate": plain.generate,
+            "filter": plain.filter.model_copy(update={"lora_rank": config.filter.lora_rank}),
+            "samples": plain.samples,
+            "class_sizes": "as_in_data" if looks else "balanced",
+        }
+    )
+
+
+def check_model(config: ConditionalGenerationConfig, label_names: Sequence[str]) -> LoadedModel:
+    """Load the base model and refuse, before anything is charged, what would fail later.
+
+    Raises:
+        InputError: the model is unknown, cannot tell the labels apart, has too short a context, or has a trainable
+            layer that cannot give per-example gradients (named).
+    """
+    from understudy.methods.conditional_generation.fitting import (
+        check_model as check,  # torch, only for a well-formed request
+    )
+
+    return check(config, label_names)
+
+
+def calibrated_plan(config: ConditionalGenerationConfig, *, n: int, epsilon: float, delta: float) -> Plan:
+    """`plan`, with earlier calibrations of the same public values reused."""
+    return plan(config, n=n, epsilon=epsilon, delta=delta, cache=settings().home / "calibrations")
+
+
+def method_facts(
+    config: ConditionalGenerationConfig, planned: Plan, *, n: int, label_names: Sequence[str]
+) -> MethodFacts:
+    """What the run says about itself; public values only."""
+    del n, label_names
+    return MethodFacts(
+        mechanisms=tuple(mechanism_facts(query, asks=_asks(query)) for query in planned.queries),
+        contributions=(
+            "One example is one row of the table. Each gradient of one example is clipped to the stated norm; an "
+            "example adds at most that much to each noised sum. An example counts once in the class histogram."
+        ),
+        released=(
+            "any number of texts generated from it",
+            *(("the noised class histogram",) if planned.histogram_sigma is not None else ()),
+        ),
+        accesses=(Access(task="train", reads="the rows", through="the gateway's Poisson sampling and Gaussian sums"),),
+        choices="Settings and defaults were fixed before the run; no checkpoint was chosen, the last one is used.",
+        declared_public={"padded length in tokens": config.train.max_length},
+        plan={"steps": planned.steps},
+        floating_point=FLOATING_POINT + TRAINING_FLOATS,
+    )
+
+
+def _asks(query: Query) -> str:
+    """What a query adds up, in words."""
+    if query.kind == "histogram":
+        return "number of rows of each label"
+    return f"sum of per-example gradients of the {query.name.rpartition('/')[2]} loss"
+
+
+def report_facts(config: ConditionalGenerationConfig) -> dict[str, str]:
+    """What the report names of the settings."""
+    return {"variant": f"{config.variant}, {config.update} update"}
+
+
+def estimate(
+    config: ConditionalGenerationConfig, planned: Plan, *, n: int, label_names: tuple[str, ...]
+) -> dict[str, Any]:
+    """Expected time and memory, measured on a few steps with made-up rows of the run's public shape."""
+    from understudy.methods.conditional_generation.fitting import train_on_table
+    from understudy.privacy.ledger.records import KeyMaterial
+    from understudy.privacy.mechanisms import Gateway
+
+    short = planned.model_copy(
+        update={
+            "trainings": tuple(t.model_copy(update={"steps": min(t.steps, _TIMED_STEPS)}) for t in planned.trainings)
+        }
+    )
+    # Keys of no charge: what this trains on is made up, and the result is thrown away.
+    gateway = Gateway.live(KeyMaterial(b"estimate" * 4, "estimate", b"estimate" * 4, short.queries))
+    text = "a text of the padded length " * config.train.max_length
+    marks: list[float] = [time.perf_counter()]
+    train_on_table(
+        [text] * n,
+        [0] * n,
+        label_names=label_names,
+        config=config,
+        plan=short,
+        gateway=gateway,
+        progress=lambda _step, _total: marks.append(time.perf_counter()),
+    )
+    # The first interval also holds loading and encoding, so it counts only where it is the only one.
+    per_step = (marks[-1] - marks[1]) / (len(marks) - 2) if len(marks) > 2 else marks[1] - marks[0]
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {
+        "expected_training_minutes": round(per_step * planned.steps / 60, 1),
+        "expected_peak_memory_mib": round(peak),
+    }

@@ -1,0 +1,135 @@
+"""What a run will do to the private rows, fixed before the first of them is read; public values only.
+
+One calibration covers the whole event: every stream of the fine-tuning, the head on frozen features and the class
+histogram.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from pathlib import Path
+
+from dp_accounting import DpEvent
+from pydantic import BaseModel, ConfigDict, Field
+
+from understudy.errors import InputError
+from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
+from understudy.privacy.accounting import analytic_gaussian_sigma, calibrate_noise_multiplier
+from understudy.privacy.dpsgd.training import DpSgdPlan, Stream
+from understudy.privacy.queries import Queries, Query, event_of
+
+LM, DISCRIMINATOR, FILTER, JOINT = "lm", "discriminator", "filter", "joint"
+FINE_TUNING, HEAD, CLASS_SIZES = "fine-tuning", "head", "class-sizes"
+
+
+class Plan(BaseModel):
+    """Everything that touches private rows, with its noise; the owner of the run's list of queries.
+
+    Attributes:
+        epsilon: Target; infinity means no noise, and an output that stays private.
+        delta: Target.
+        trainings: In order; the fine-tuning first.
+        histogram_sigma: Noise of the class histogram; None if class sizes are public.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+    epsilon: float = Field(gt=0)
+    delta: float = Field(gt=0, lt=1)
+    trainings: tuple[DpSgdPlan, ...] = Field(min_length=1)
+    histogram_sigma: float | None = None
+
+    @property
+    def queries(self) -> Queries:
+        """Everything that the rows are asked, to be charged once."""
+        return _queries(self.trainings, self.histogram_sigma)
+
+    @property
+    def event(self) -> DpEvent:
+        """The event of all queries together."""
+        return event_of(self.queries)
+
+    @property
+    def steps(self) -> int:
+        """Steps of all trainings together."""
+        return sum(training.steps for training in self.trainings)
+
+
+def plan(
+    config: ConditionalGenerationConfig, *, n: int, epsilon: float, delta: float, cache: Path | None = None
+) -> Plan:
+    """Calibrate the noise of all parts to one (epsilon, delta), by PLD.
+
+    *Guarantee*: `plan(...).event` is (epsilon, delta)-DP (unit example, relation replace_special, n public).
+
+    Args:
+        config: Variant, batch, epochs, clip norms.
+        n: Rows of the source, null ones included; public.
+        epsilon: Target; infinity gives zero noise.
+        delta: Target.
+        cache: Folder of earlier calibrations, or None.
+
+    Raises:
+        InputError: A value is out of range.
+    """
+    if n < 1:
+        raise InputError(f"n={n}: expected at least one row")
+    sigma = _histogram_sigma(config, epsilon=epsilon, delta=delta)
+    trainings = partial(_trainings, config, n)
+    noise = calibrate_noise_multiplier(
+        lambda z: event_of(_queries(trainings(z), sigma)), epsilon=epsilon, delta=delta, cache=cache
+    )
+    return Plan(epsilon=epsilon, delta=delta, trainings=trainings(noise), histogram_sigma=sigma)
+
+
+def _queries(trainings: tuple[DpSgdPlan, ...], histogram_sigma: float | None) -> Queries:
+    asked = tuple(query for training in trainings for query in training.queries)
+    if histogram_sigma is None:
+        return asked
+    units = trainings[0].n
+    histogram = Query(
+        kind="histogram", name=CLASS_SIZES, units=units, sensitivity=1.0, noise_multiplier=histogram_sigma
+    )
+    return (histogram, *asked)
+
+
+def _histogram_sigma(config: ConditionalGenerationConfig, *, epsilon: float, delta: float) -> float | None:
+    """Noise at which the histogram alone would cost its share of epsilon and delta."""
+    if config.class_sizes != "as_in_data":
+        return None
+    share = config.class_sizes_share
+    if math.isinf(epsilon):
+        return 0.0
+    return analytic_gaussian_sigma(epsilon=epsilon * share, delta=delta * share, sensitivity=1.0)
+
+
+def _trainings(config: ConditionalGenerationConfig, n: int, noise_multiplier: float) -> tuple[DpSgdPlan, ...]:
+    """The trainings of a variant at one common noise level."""
+    z, ratio = noise_multiplier, config.train.noise_ratio
+    one_of_two = z * math.sqrt(1 + ratio**-2)  # (z1^-2 + (ratio z1)^-2)^-1/2 = z
+    if config.variant == "naive":
+        return (_training(config, n, FINE_TUNING, {LM: z}),)
+    if config.variant == "naive_pplm":
+        return (
+            _training(config, n, FINE_TUNING, {LM: z}),
+            _training(config, n, HEAD, {DISCRIMINATOR: ratio * z}),
+        )
+    if config.variant == "multitask" and config.update == "joint":
+        return (_training(config, n, FINE_TUNING, {JOINT: z}),)
+    second = FILTER if config.variant == "naive_filter" else DISCRIMINATOR
+    return (_training(config, n, FINE_TUNING, {LM: one_of_two, second: ratio * one_of_two}),)
+
+
+def _training(config: ConditionalGenerationConfig, n: int, name: str, noise: dict[str, float]) -> DpSgdPlan:
+    probability = min(1.0, config.train.batch_size / n)
+    return DpSgdPlan(
+        name=name,
+        n=n,
+        sampling_probability=probability,
+        steps=max(1, math.ceil(config.train.epochs / probability - 1e-9)),
+        streams=tuple(
+            Stream(name=stream, l2_clip_norm=config.train.l2_clip_norm, noise_multiplier=z)
+            for stream, z in noise.items()
+        ),
+    )

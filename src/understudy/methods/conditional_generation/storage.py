@@ -1,0 +1,110 @@
+"""The trained model as files: what an artifact holds and what may leave. Rebuilt from an allow-list, never copied.
+
+model.safetensors config.json tokenizer.json ...   the language model, loadable by transformers alone
+heads.safetensors                                  discriminator and filter head
+filter/                                            variant naive_filter: the classifier's own transformer
+understudy.json                                    settings, labels, released class counts
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
+from torch import Tensor, nn
+
+from understudy.errors import InputError
+from understudy.generation.prompts import build_prompts
+from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
+from understudy.methods.conditional_generation.model import Classifier, Discriminator, MultitaskModel, TrainedModel
+from understudy.models.checkpoints import export_model
+from understudy.models.loading import load_model
+from understudy.tensor_files import load_tensors, save_tensors
+
+SETTINGS_FILE = "understudy.json"
+HEADS_FILE = "heads.safetensors"
+
+
+class _Description(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    settings: ConditionalGenerationConfig
+    label_names: tuple[str, ...]
+    class_counts: tuple[int, ...] | None
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """A trained model with the settings it was trained under.
+
+    Attributes:
+        trained: ready to generate.
+        settings: the charged settings.
+        class_counts: released noisy histogram, in the order of the labels; None unless as_in_data.
+    """
+
+    trained: TrainedModel
+    settings: ConditionalGenerationConfig
+    class_counts: tuple[int, ...] | None
+
+
+def save_trained(stored: StoredModel, folder: Path) -> None:
+    """Write a merged model into an empty folder; the same model gives the same bytes."""
+    model = stored.trained.model
+    export_model(model.lm, stored.trained.tokenizer, folder)  # type: ignore[arg-type]
+    heads = {f"{name}.{key}": value for name, head in _heads(model).items() for key, value in head.state_dict().items()}
+    if heads:
+        save_tensors(folder / HEADS_FILE, heads)
+    if model.filter is not None:
+        (folder / "filter").mkdir()
+        export_model(model.filter.lm, stored.trained.tokenizer, folder / "filter")  # type: ignore[arg-type]
+    description = _Description(
+        settings=stored.settings, label_names=stored.trained.label_names, class_counts=stored.class_counts
+    )
+    text = json.dumps(description.model_dump(mode="json"), indent=2, sort_keys=True)
+    (folder / SETTINGS_FILE).write_text(text + "\n")
+
+
+def load_trained(folder: Path) -> StoredModel:
+    """Read a model that `save_trained` wrote.
+
+    Raises:
+        InputError: when the folder holds no such model.
+    """
+    path = folder / SETTINGS_FILE
+    if not path.is_file():
+        raise InputError(f"{folder}: expected a released model with {SETTINGS_FILE}, found none")
+    try:
+        description = _Description.model_validate_json(path.read_text())
+    except ValidationError as error:
+        raise InputError(f"{path}: {error.errors()[0]['msg']}; restore the exported file") from None
+    loaded = load_model(folder)
+    heads = load_tensors(folder / HEADS_FILE) if (folder / HEADS_FILE).is_file() else {}
+    own = {name: _head(heads, name) for name in ("discriminator", "filter") if f"{name}.inner.weight" in heads}
+    filter_head = own.get("filter")
+    classifier = Classifier(load_model(folder / "filter").model, filter_head) if filter_head else None
+    model = MultitaskModel(loaded.model, discriminator=own.get("discriminator"), filter=classifier)
+    trained = TrainedModel(
+        model=model.requires_grad_(False).eval(),
+        tokenizer=loaded.tokenizer,
+        label_names=description.label_names,
+        prompts=build_prompts(loaded.tokenizer, description.label_names, description.settings.prompt),
+    )
+    return StoredModel(trained, description.settings, description.class_counts)
+
+
+def _heads(model: MultitaskModel) -> dict[str, nn.Module]:
+    found = {"discriminator": model.discriminator, "filter": model.filter and model.filter.discriminator}
+    return {name: head for name, head in found.items() if head is not None}
+
+
+def _head(tensors: Mapping[str, Tensor], name: str) -> Discriminator:
+    state = {key.removeprefix(f"{name}."): value for key, value in tensors.items() if key.startswith(f"{name}.")}
+    width, hidden = state["inner.weight"].shape
+    head = Discriminator(hidden, width, state["outer.bias"].shape[0], generator=torch.Generator())
+    head.load_state_dict(state)
+    return head

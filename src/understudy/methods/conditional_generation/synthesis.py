@@ -1,0 +1,58 @@
+"""From a stored model to a synthetic table: class sizes, generation, filter. Post-processing, no private row."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from understudy.artifacts.access import TABLE, VALUE
+from understudy.errors import InputError
+from understudy.generation.prompts import build_prompts
+from understudy.methods.conditional_generation.class_sizes import public_sizes, released_sizes, share_out
+from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
+from understudy.methods.conditional_generation.generate import Progress, Synthesis, synthesize
+from understudy.methods.conditional_generation.model import MultitaskModel, TrainedModel
+from understudy.methods.conditional_generation.storage import StoredModel
+from understudy.models.loading import load_base
+
+
+def synthesize_stored(
+    stored: StoredModel, config: ConditionalGenerationConfig, *, progress: Progress | None = None
+) -> Synthesis:
+    """Draw the rows that `config` asks for from a trained model.
+
+    Raises:
+        InputError: sizes as in the data are asked for, and the model was released without class counts.
+    """
+    names = stored.trained.label_names
+    sizes = public_sizes(config, names)
+    if sizes is None:
+        if stored.class_counts is None:
+            raise InputError("class_sizes=as_in_data: expected a model released with class counts; train it with them")
+        sizes = released_sizes(stored.class_counts, names, samples=config.samples)
+    return synthesize(stored.trained, sizes, config=config, progress=progress)
+
+
+def synthesize_untrained(
+    config: ConditionalGenerationConfig,
+    label_names: tuple[str, ...],
+    *,
+    rows: int,
+    progress: Progress | None = None,
+) -> Synthesis:
+    """Draw equally many rows per label from the base model with the same prompts, unsteered and unfiltered."""
+    base = load_base(config)
+    prompts = build_prompts(base.tokenizer, label_names, config.prompt)
+    trained = TrainedModel(MultitaskModel(base.model).eval(), base.tokenizer, label_names, prompts)
+    filters = config.filter.model_copy(update={"enabled": False})
+    plain = config.model_copy(update={"variant": "naive", "filter": filters})
+    sizes = share_out([1.0] * len(label_names), label_names, total=rows)
+    return synthesize(trained, sizes, config=plain, progress=progress)
+
+
+def write_synthesis(synthesis: Synthesis, folder: Path) -> None:
+    """Write the rows and, beside them, how many were drawn and why some were dropped."""
+    pq.write_table(synthesis.table.combine_chunks(), folder / TABLE, compression="zstd")
+    (folder / VALUE).write_text(json.dumps(synthesis.report(), sort_keys=True) + "\n")

@@ -1,0 +1,162 @@
+"""DP multitask fine-tuning (paper, Algorithm 1) and its baselines.
+
+One Poisson batch per step. `alternating` clips and noises the gradients of both losses separately and applies
+both in turn; `joint` clips the gradient of their weighted sum once. Deviations: each stream has an Adam of its own,
+and naive_filter's classifier learns on prefixes, as the discriminator does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import cast
+
+from torch import Tensor, nn
+
+from understudy.errors import InputError
+from understudy.generation.prompts import PromptTable
+from understudy.generation.sampling import backbone
+from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
+from understudy.methods.conditional_generation.encode import EncodedRows, text_room
+from understudy.methods.conditional_generation.losses import Reading, discriminator_loss, joint_loss, lm_loss
+from understudy.methods.conditional_generation.model import (
+    Classifier,
+    MultitaskModel,
+    TrainedModel,
+    build_model,
+    merge_adapters,
+)
+from understudy.methods.conditional_generation.queries import DISCRIMINATOR, FILTER, HEAD, JOINT, LM, Plan
+from understudy.models.loading import LoadedModel
+from understudy.models.lora import trainable_parameters
+from understudy.privacy.dpsgd.layers import rules_of
+from understudy.privacy.dpsgd.training import Batch, CheckpointSink, Objective, Schedule, train
+from understudy.privacy.mechanisms import Gateway
+
+Progress = Callable[[int, int], None]
+Checkpoints = Callable[[str], CheckpointSink]
+
+
+def fit(
+    base: LoadedModel,
+    rows: EncodedRows,
+    *,
+    label_names: Sequence[str],
+    config: ConditionalGenerationConfig,
+    plan: Plan,
+    gateway: Gateway,
+    checkpoints: Checkpoints | None = None,
+    progress: Progress | None = None,
+) -> TrainedModel:
+    """Fine-tune a base model and train its heads under `plan`.
+
+    *Guarantee*: the result is a function of gateway outputs alone, whose event is part of `plan.event` (unit
+    example, relation replace_special).
+
+    Args:
+        base: Public base model; changed in place.
+        rows: Encoded private rows.
+        label_names: Every label, public.
+        config: The config that gave `plan`.
+        plan: What was charged.
+        gateway: Of the charge.
+        checkpoints: Training name -> sink of its state.
+        progress: Called with (steps done, steps in all).
+
+    Returns:
+        The model with its adapters merged, in evaluation mode.
+
+    Raises:
+        InputError: The rows are not as many as the plan says.
+    """
+    if len(rows.valid) != plan.trainings[0].n:
+        raise InputError(f"{len(rows.valid)} rows, but the plan was made for n={plan.trainings[0].n}: plan again")
+    model = build_model(base.model, label_names=label_names, config=config)
+    data = {name: getattr(rows, name) for name in ("input_ids", "attention_mask", "loss_mask", "label", "valid")}
+    done = 0
+    for training in plan.trainings:
+        if training.name == HEAD:
+            merge_adapters(model)  # the head's features are frozen from here on
+        objectives = _objectives(model, rows, config)
+        train(
+            model,
+            plan=training,
+            objectives={stream.name: objectives[stream.name] for stream in training.streams},
+            data=data,
+            gateway=gateway,
+            micro_batch=config.train.micro_batch,
+            checkpoint=None if checkpoints is None else checkpoints(training.name),
+            progress=None if progress is None else partial(_report, progress, done, plan.steps),
+        )
+        done += training.steps
+    return TrainedModel(merge_adapters(model), base.tokenizer, tuple(label_names), rows.prompts)
+
+
+def check_trainable(
+    model: MultitaskModel, *, config: ConditionalGenerationConfig, prompts: PromptTable | None = None
+) -> None:
+    """Refuse before anything is charged what could not be trained or generated.
+
+    Raises:
+        InputError: A trainable layer cannot give per-example gradients (it is named), or texts do not fit the
+            model's context.
+    """
+    for name, module in model.named_modules():
+        if any(parameter.requires_grad for parameter in module.parameters(recurse=False)):
+            rules_of(name, module)
+    context = getattr(backbone(model.lm).config, "max_position_embeddings", None)
+    width = 0 if prompts is None else prompts.width
+    wanted = {
+        "train.max_length": config.train.max_length,
+        "generate.sampling.max_new_tokens": width + config.generate.sampling.max_new_tokens,
+    }
+    for setting, tokens in wanted.items():
+        if context is not None and tokens > context:
+            raise InputError(f"{setting} asks for {tokens} tokens, the model's context holds {context}: lower it")
+    if prompts is not None:
+        text_room(prompts, config)
+
+
+def _report(progress: Progress, before: int, total: int, step: int, _steps: int) -> None:
+    progress(before + step, total)
+
+
+def _objectives(model: MultitaskModel, rows: EncodedRows, config: ConditionalGenerationConfig) -> dict[str, Objective]:
+    """Every stream that the variant could have; each trains what its loss reaches, so no noise goes elsewhere."""
+    settings = config.train
+    reading = Reading(
+        prompts=rows.prompts,
+        prefix_step=config.discriminator.prefix_step,
+        representation=config.discriminator.representation,
+        seed=config.public_seed,
+    )
+    schedule: Schedule = "linear" if settings.learning_rate_decay else "constant"
+    trained = trainable_parameters(model)
+    lm = {name: parameter for name, parameter in trained.items() if name.startswith("lm.")}
+    filtering = {name: parameter for name, parameter in trained.items() if name.startswith("filter.")}
+    both = {**lm, **({} if model.discriminator is None else _named("discriminator.", model.discriminator))}
+    weight = config.discriminator.loss_weight
+
+    def lm_stream(model: nn.Module, batch: Batch) -> Tensor:
+        return lm_loss(cast(MultitaskModel, model), batch, prompts=rows.prompts)
+
+    def discriminator_stream(model: nn.Module, batch: Batch) -> Tensor:
+        return discriminator_loss(cast(MultitaskModel, model), batch, reading=reading)
+
+    def joint_stream(model: nn.Module, batch: Batch) -> Tensor:
+        return joint_loss(cast(MultitaskModel, model), batch, reading=reading, weight=weight)
+
+    def filter_stream(model: nn.Module, batch: Batch) -> Tensor:
+        return discriminator_loss(cast(Classifier, model.filter), batch, reading=reading)
+
+    rate, second_rate = settings.learning_rate, settings.discriminator_learning_rate
+    return {
+        LM: Objective(lm_stream, lm, rate, schedule),
+        DISCRIMINATOR: Objective(discriminator_stream, both, second_rate, schedule),
+        JOINT: Objective(joint_stream, both, rate, schedule),
+        FILTER: Objective(filter_stream, filtering, second_rate, schedule),
+    }
+
+
+def _named(prefix: str, module: nn.Module) -> dict[str, nn.Parameter]:
+    return {prefix + name: parameter for name, parameter in module.named_parameters()}

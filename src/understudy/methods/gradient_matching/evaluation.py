@@ -1,0 +1,258 @@
+"""What gradient matching is judged by, beside what every labelled synthetic table is judged by (`evaluation.measure`).
+
+Paper: gradient matching (GRADMM), section 5 and appendix D: transfer to several target models, log-perplexity, Frechet
+distance to the training rows, distance to the nearest real row, gradient error along fine-tuning, loss-based
+membership inference; beside the paper, the matching losses themselves and what each filter dropped.
+
+*Deviations*. Frechet distances are taken between sets of equal size, for they fall with the number of rows, and the
+reference rows are never among the few real ones that are compared. Distances to the nearest row stand beside those of
+rows never seen.
+
+The figures read private and test rows, are internal and choose nothing that is exported.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.stats import binomtest
+
+from understudy.evaluation.config import MatchingEvaluationConfig
+from understudy.evaluation.encoder import FloatArray
+from understudy.evaluation.fidelity import frechet_distance
+from understudy.evaluation.metrics import Histogram, Metrics, merge
+from understudy.evaluation.nearest import log_perplexities, nearest_real
+from understudy.evaluation.rows import Arms, LabelledTexts
+from understudy.evaluation.transfer import WordsOf
+from understudy.methods.gradient_matching.transfer import measure_transfer, sample_rows
+from understudy.models.loading import LoadedModel
+
+__all__ = [
+    "Instruments",
+    "MatchedLosses",
+    "measure_frechet",
+    "measure_log_perplexity",
+    "measure_losses",
+    "measure_matching",
+    "measure_nearest",
+    "merge",
+    "split_losses",
+]
+
+Embedder = Callable[[Sequence[str]], FloatArray]
+Labels = Sequence[int] | npt.NDArray[np.int64]
+Losses = npt.NDArray[np.float64]
+Progress = Callable[[int, int], None]
+
+_BINS = 24
+_NOTHING: Losses = np.zeros(0)
+
+
+@dataclass(frozen=True)
+class MatchedLosses:
+    """What the matching says of itself: post-processing of the target, no real row is in it.
+
+    Attributes:
+        kept: (k,) matching losses, 1 - cosine in [0, 2], of the texts that were kept.
+        dropped: (m,) of those that were dropped.
+        prompt_only: (p,) of prompt-only texts under the same target; empty where there are none.
+        reasons: why -> how many were dropped; names of `names.DROP_REASONS`.
+        labels: how many there are; what guessing gets right follows from it.
+        shortfall: rows asked for but not reached.
+        signal_to_noise: bound of the target; None or infinite where it has no noise.
+    """
+
+    kept: Losses
+    dropped: Losses = field(default_factory=lambda: _NOTHING)
+    prompt_only: Losses = field(default_factory=lambda: _NOTHING)
+    reasons: Mapping[str, int] = field(default_factory=dict)
+    labels: int = 0
+    shortfall: int = 0
+    signal_to_noise: float | None = None
+
+
+@dataclass(frozen=True)
+class Instruments:
+    """What is measured with; public.
+
+    Attributes:
+        base: the run's public base model.
+        own: its name, folder or hub id, to be fine-tuned afresh.
+        label_words: builds the verbaliser for a tokenizer.
+        embedder: texts -> embeddings.
+        device: torch device of the target models.
+    """
+
+    base: LoadedModel
+    own: str
+    label_words: WordsOf
+    embedder: Embedder
+    device: str = "cpu"
+
+
+def measure_matching(
+    arms: Arms,
+    test: LabelledTexts,
+    losses: MatchedLosses,
+    *,
+    instruments: Instruments,
+    config: MatchingEvaluationConfig,
+    progress: Progress | None = None,
+) -> Metrics:
+    """All of it; internal. Names are disjoint from those of `measure.evaluate_synthetic`, so `merge` joins the two.
+
+    Args:
+        arms: synthetic rows, the private rows they were made from, prompt-only rows or None.
+        test: real rows that the method never saw; for measuring only.
+        losses: of the matching.
+        instruments: models and encoder.
+        config: sizes and constants, public.
+        progress: called with (parts done, parts in all).
+
+    Returns:
+        Every figure; of a synthetic set without rows only what was lost on the way, because the charge is paid by then.
+
+    Raises:
+        InputError: when another set is empty or a label is out of range.
+    """
+    if not arms.synthetic.texts:
+        why = "distance, fluency and transfer of the synthetic rows: none was kept"
+        return merge(measure_losses(losses), Metrics(missing=(why,)))
+    use = instruments
+    embedded = {name: use.embedder(rows.texts) for name, rows in arms.named().items()}
+    parts: list[Callable[[], Metrics]] = [
+        lambda: measure_losses(losses),
+        lambda: measure_frechet(embedded, config=config),
+        lambda: measure_nearest(embedded["synthetic"], embedded["real"], use.embedder(test.texts)),
+        lambda: measure_log_perplexity(use.base, arms, test, config=config),
+        lambda: measure_transfer(
+            arms, test, own=use.own, label_words=use.label_words, config=config, device=use.device
+        ),
+    ]
+    found: list[Metrics] = []
+    for number, part in enumerate(parts, 1):
+        found.append(part())
+        if progress is not None:
+            progress(number, len(parts))
+    return merge(*found)
+
+
+def split_losses(
+    matched: tuple[Sequence[str], Labels], losses: Losses, kept: tuple[Sequence[str], Labels]
+) -> tuple[Losses, Losses]:
+    """Losses of the kept and of the dropped texts.
+
+    Equal texts of one label have equal losses, so which of them was kept makes no difference.
+
+    Args:
+        matched: (n,) texts and labels before the filters.
+        losses: (n,) of them.
+        kept: (k,) texts and labels after the filters, in any order.
+
+    Raises:
+        ValueError: when a kept text is not among the matched ones.
+    """
+    waiting = Counter(zip(*kept, strict=True))
+    is_kept = np.zeros(len(losses), bool)
+    for row, example in enumerate(zip(*matched, strict=True)):
+        if waiting[example]:
+            waiting[example] -= 1
+            is_kept[row] = True
+    if waiting.total():
+        raise ValueError(f"expected every kept text among the matched ones, {waiting.total()} are not")
+    return losses[is_kept], losses[~is_kept]
+
+
+def measure_losses(losses: MatchedLosses) -> Metrics:
+    """Medians, counts and histogram of the matching losses; how often the label check agreed, with its interval."""
+    intervals: dict[str, tuple[float, float]] = {}
+    sets = {"kept": losses.kept, "dropped": losses.dropped, "prompt_only": losses.prompt_only}
+    present = {name: values for name, values in sets.items() if values.size}
+    values = {
+        "matching.drawn": float(losses.kept.size + losses.dropped.size),
+        "matching.kept": float(losses.kept.size),
+        "matching.shortfall": float(losses.shortfall),
+        **{f"matching.dropped.{reason}": float(count) for reason, count in losses.reasons.items()},
+    }
+    for name, found in present.items():
+        values[f"matching.loss.{'' if name == 'kept' else f'{name}_'}median"] = float(np.median(found))
+    if losses.signal_to_noise is not None and np.isfinite(losses.signal_to_noise):
+        values["matching.signal_to_noise_bound"] = losses.signal_to_noise
+    read = int(values["matching.drawn"]) - losses.reasons.get("empty", 0)
+    if "wrong_label" in losses.reasons and losses.labels > 0 and read > 0:
+        agreed = binomtest(read - losses.reasons["wrong_label"], read)
+        values |= {"matching.label_check.agreement": agreed.statistic, "matching.label_check.chance": 1 / losses.labels}
+        limits = agreed.proportion_ci(0.95, method="exact")
+        intervals["matching.label_check.agreement"] = (float(limits.low), float(limits.high))
+    histograms = {"matching.loss": _histogram(present)} if present else {}
+    return Metrics(values=values, intervals=intervals, histograms=histograms)
+
+
+def measure_frechet(embedded: Mapping[str, FloatArray], *, config: MatchingEvaluationConfig) -> Metrics:
+    """Frechet distance to the training rows of synthetic, prompt-only and a few real rows, all sets of one size.
+
+    Each split sets as many real rows aside as there are synthetic ones; the rest, or as many of it as
+    `reference_rows`, is the reference of all three.
+
+    Args:
+        embedded: arm -> (n, d) embeddings; `real` are all training rows.
+        config: splits, reference rows, seed.
+    """
+    real = embedded["real"]
+    others = {name: rows for name, rows in embedded.items() if name != "real"}
+    rows = min(*(len(found) for found in embedded.values()), len(real) // 2)
+    if rows < 2:
+        return Metrics(missing=(f"Frechet distance to the training rows: {rows} rows per set; 2 are the least",))
+    found: dict[str, list[float]] = {}
+    for split in range(config.splits):
+        generator = np.random.default_rng([config.public_seed, split])
+        order = generator.permutation(len(real))
+        reference = real[order[rows : rows + config.reference_rows]]
+        found.setdefault("few_real", []).append(frechet_distance(real[order[:rows]], reference))
+        for name, features in others.items():
+            drawn = features[generator.permutation(len(features))[:rows]]
+            found.setdefault(name, []).append(frechet_distance(drawn, reference))
+    prefixes = {name: "" if name == "synthetic" else f"{name}." for name in found}
+    values = {f"fidelity.{prefixes[name]}train_frechet": float(np.mean(each)) for name, each in found.items()}
+    return Metrics(values={**values, "fidelity.train_frechet_rows": float(rows)})
+
+
+def measure_nearest(synthetic: FloatArray, real: FloatArray, holdout: FloatArray) -> Metrics:
+    """Distance to the nearest private row, of synthetic texts and of rows never seen; a diagnostic, not a proof."""
+    found = nearest_real(synthetic, real, holdout, bins=_BINS)
+    sides = ("synthetic", "holdout")
+    values = {f"memorization.nearest_median.{side}": value for side, value in zip(sides, found.median, strict=True)}
+    values |= {f"memorization.nearest_least.{side}": value for side, value in zip(sides, found.closest, strict=True)}
+    values["memorization.nearest_share"] = found.closer_than_holdout()
+    counts = (found.synthetic_counts, found.holdout_counts)
+    shares = {side: _shares(count) for side, count in zip(sides, counts, strict=True)}
+    histogram = Histogram(edges=tuple(found.edges.tolist()), shares=shares)
+    return Metrics(values=values, histograms={"memorization.nearest": histogram})
+
+
+def measure_log_perplexity(
+    base: LoadedModel, arms: Arms, test: LabelledTexts, *, config: MatchingEvaluationConfig
+) -> Metrics:
+    """Loss per token of each arm's texts under the public base model; `real` are test rows."""
+    sets = {name: rows.texts for name, rows in arms.named().items() if name != "real"}
+    sets["real"] = sample_rows(test, config.test_rows, seed=config.public_seed).texts
+    found = log_perplexities(base, sets, max_length=config.max_length)
+    return Metrics(values={f"language_model.log_perplexity.{name}": loss for name, loss in found.items()})
+
+
+def _histogram(sets: Mapping[str, Losses]) -> Histogram:
+    """Shares over common bins from the least to the greatest value."""
+    whole = np.concatenate(list(sets.values()))
+    low, high = float(whole.min()), float(whole.max())
+    edges = np.linspace(low, high if high > low else low + 1e-3, _BINS + 1)
+    shares = {name: _shares(np.histogram(values, edges)[0]) for name, values in sets.items()}
+    return Histogram(edges=tuple(edges.tolist()), shares=shares)
+
+
+def _shares(counts: npt.NDArray[Any]) -> tuple[float, ...]:
+    return tuple((counts / counts.sum()).tolist())

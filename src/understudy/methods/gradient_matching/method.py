@@ -1,0 +1,210 @@
+"""Gradient matching as the house sees it: what it charges, says about itself, and expects to need."""
+
+from __future__ import annotations
+
+import math
+import resource
+import time
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from understudy.errors import InputError
+from understudy.methods.gradient_matching.config import GradientMatchingConfig
+from understudy.methods.gradient_matching.queries import (
+    LENGTH,
+    TARGET,
+    Plan,
+    plan,
+    signal_to_noise_bound,
+    signal_to_noise_warning,
+)
+from understudy.methods.method import MethodFacts
+from understudy.privacy.statement import Access, mechanism_facts
+
+if TYPE_CHECKING:
+    from understudy.models.loading import LoadedModel
+
+_TIMED_ROWS = 64
+
+
+def charged_settings(config: GradientMatchingConfig) -> GradientMatchingConfig:
+    """The settings that private rows meet: matching, projection and filters at their defaults (ADR 0005).
+
+    Asking for more texts, more rounds or other filters is post-processing of the same target and charges nothing.
+    """
+    plain = GradientMatchingConfig(profile=config.profile)
+    # A public length shapes only the synthetic texts; `as_in_data` is a query of its own.
+    length = config.length if config.length == "as_in_data" else min(int(plain.length), config.max_length)
+    return config.model_copy(
+        update={
+            "matching": plain.matching.model_copy(update={"gradient": config.matching.gradient}),
+            "projection": plain.projection,
+            "filter": plain.filter,
+            "samples": plain.samples,
+            "length": length,
+            "length_share": config.length_share if length == "as_in_data" else plain.length_share,
+        }
+    )
+
+
+def check_model(config: GradientMatchingConfig, label_names: Sequence[str]) -> LoadedModel:
+    """Load the base model and refuse, before anything is charged, what would fail later.
+
+    Raises:
+        InputError: the model is unknown or has no plain linear head, two labels share a verbaliser token, words or
+            examples are for unknown labels, the context is too short for the padded length, with its template, its
+            instruction or the label check's examples, or fewer tokens are allowed than k.
+    """
+    from understudy.methods.gradient_matching.filters import exemplars_of, few_shot_labels
+    from understudy.methods.gradient_matching.matched import check_matching
+    from understudy.methods.gradient_matching.release import check_context
+    from understudy.methods.gradient_matching.targets import check_head
+    from understudy.methods.gradient_matching.verbalizer import build_verbalizer
+    from understudy.models.loading import load_base
+
+    loaded = load_base(config)
+    verbalizer = build_verbalizer(loaded.tokenizer, label_names, config.verbalizer)
+    check_head(loaded.model)
+    check_context(loaded, verbalizer, config)
+    check_matching(loaded, label_names, config=config)
+    _check_prompted(loaded, label_names, config)
+    if config.filter.label_check:
+        exemplars = exemplars_of(config.filter, label_names)
+        # No text to label: what is left of the call is its checks.
+        few_shot_labels([], base=loaded, verbalizer=verbalizer, exemplars=exemplars, max_length=config.max_length)
+    return loaded
+
+
+def _check_prompted(base: LoadedModel, label_names: Sequence[str], config: GradientMatchingConfig) -> None:
+    """Refuse an instruction after which the baseline's texts, as long as real ones may be, do not fit."""
+    from understudy.methods.gradient_matching.matched import instruction_prompts
+
+    width = instruction_prompts(base.tokenizer, label_names, config.projection.instruction)[0].shape[1]
+    context = getattr(base.model.config, "max_position_embeddings", None)
+    if context is not None and width + config.max_length > context:
+        raise InputError(
+            f"max_length={config.max_length}: texts of that length are also drawn by prompting, after an instruction "
+            f"of {width} tokens, and the model's context holds {context}; expected at most {context - width}, lower "
+            "max_length or shorten projection.instruction"
+        )
+
+
+def calibrated_plan(config: GradientMatchingConfig, *, n: int, epsilon: float, delta: float) -> Plan:
+    """`plan`, computed once per process: PLD takes seconds at a large epsilon."""
+    return _plan(charged_settings(config).model_dump_json(), n, epsilon, delta)
+
+
+@lru_cache(maxsize=32)
+def _plan(charged: str, n: int, epsilon: float, delta: float) -> Plan:
+    return plan(GradientMatchingConfig.model_validate_json(charged), n=n, epsilon=epsilon, delta=delta)
+
+
+def method_facts(config: GradientMatchingConfig, planned: Plan, *, n: int, label_names: Sequence[str]) -> MethodFacts:
+    """What the run says about itself; public values only."""
+    dimension, width = _dimensions(config, label_names)
+    bound = signal_to_noise_bound(noise_multiplier=planned.noise_multiplier, n=n, dimension=dimension)
+    warning = signal_to_noise_warning(planned, dimension=dimension, directions=width)
+    charged_length = planned.length_noise_multiplier is not None
+    return MethodFacts(
+        mechanisms=tuple(mechanism_facts(query, asks=_ASKS[query.name]) for query in planned.queries),
+        contributions=(
+            "One example is one row of the table. The gradient of its label's loss is clipped to the stated norm and "
+            "added to the sum of its own label only, so that it adds at most that much to all sums together."
+            + (" It counts once, with its length, in the noised length." if charged_length else "")
+        ),
+        released=("any number of texts matched to it", *(("the noised mean length",) if charged_length else ())),
+        accesses=(Access(task="release-target", reads="the rows", through="the gateway's Gaussian sums"),),
+        choices="Settings and defaults were fixed before the run; the last round's texts are used, none was chosen "
+        "by a private score.",
+        declared_public={
+            "tokens read of a text": config.max_length,
+            "verbaliser": dict(zip(label_names, words_of(config, label_names), strict=True)),
+            "template": config.verbalizer.template,
+            "length of a synthetic text": "released with noise" if charged_length else config.length,
+        },
+        plan={
+            "target": config.target.kind if config.matching.gradient == "closed_form" else "all parameters",
+            "target_dimension": dimension,
+            "signal_to_noise_bound": "infinite" if math.isinf(bound) else float(f"{bound:.3g}"),
+            "calibrations": [
+                f"{c.formula}: sigma {c.sigma_sum:.4g} on the sum, {c.sigma_mean:.3g} on the mean"
+                for c in planned.calibrations
+            ],
+        },
+        warnings=() if warning is None else (warning,),
+        evaluations=("evaluate", "evaluate-matching"),
+    )
+
+
+_ASKS = {
+    TARGET: "per label, sum of per-example gradients of the label's loss",
+    LENGTH: "summed length of the texts as a share of the longest, and their number",
+}
+
+
+def words_of(config: GradientMatchingConfig, label_names: Sequence[str]) -> tuple[str, ...]:
+    """The word that stands for each label."""
+    words = config.verbalizer.words or {}
+    return tuple(words.get(name, name) for name in label_names)
+
+
+def report_facts(config: GradientMatchingConfig) -> dict[str, str]:
+    """What the report names of the settings."""
+    matching = config.matching
+    return {
+        "target": config.target.kind if matching.gradient == "closed_form" else "all parameters",
+        "matching": f"{matching.rounds} rounds of {matching.inner_steps} steps, penalty {matching.penalty:g}",
+        "projection": config.projection.kind,
+    }
+
+
+def estimate(config: GradientMatchingConfig, planned: Plan, *, n: int, label_names: tuple[str, ...]) -> dict[str, Any]:
+    """Expected time and memory, measured on made-up rows of the padded length and one batch of texts, one round."""
+    from understudy.methods.gradient_matching.matched import match_shard
+    from understudy.methods.gradient_matching.release import release_target
+    from understudy.models.loading import load_base
+    from understudy.privacy.ledger.records import KeyMaterial
+    from understudy.privacy.mechanisms import Gateway
+
+    rows = min(n, _TIMED_ROWS)
+    short_plan = planned.model_copy(update={"n": rows})
+    # Keys of no charge: the rows are made up, and the result is thrown away.
+    gateway = Gateway.live(KeyMaterial(b"estimate" * 4, "estimate", b"estimate" * 4, short_plan.queries))
+    base = load_base(config)
+    text = "a text of the padded length " * config.max_length
+    began = time.perf_counter()
+    target = release_target(
+        [text] * rows,
+        [i % len(label_names) for i in range(rows)],
+        label_names=label_names,
+        config=charged_settings(config),
+        plan=short_plan,
+        gateway=gateway,
+        base=base,
+    )
+    released = time.perf_counter()
+    texts = math.ceil(config.samples * config.filter.oversample)
+    timed = min(texts, config.matching.batch_size)
+    short = config.model_copy(update={"matching": config.matching.model_copy(update={"rounds": 1})})
+    match_shard(base, target, config=short, examples=[(0, i) for i in range(timed)], public_seed=0)
+    matched = (time.perf_counter() - released) * (config.matching.rounds + 1) / 2 * math.ceil(texts / timed)
+    return {
+        "expected_release_minutes": round((released - began) * n / rows / 60, 1),
+        "expected_matching_minutes": round(matched / 60, 1),
+        "expected_peak_memory_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+    }
+
+
+def _dimensions(config: GradientMatchingConfig, label_names: Sequence[str]) -> tuple[int, int]:
+    """(numbers in one label's target, width of the head's input)."""
+    from understudy.methods.gradient_matching.release import target_dimension
+    from understudy.methods.gradient_matching.targets import target_space
+    from understudy.methods.gradient_matching.verbalizer import build_verbalizer
+    from understudy.models.loading import load_base
+
+    loaded = load_base(config)
+    verbalizer = build_verbalizer(loaded.tokenizer, label_names, config.verbalizer)
+    space = target_space(loaded.model, verbalizer, config.target, public_seed=config.public_seed)
+    head: Any = loaded.model.get_output_embeddings()
+    return target_dimension(loaded.model, space, config), int(head.weight.shape[1])

@@ -1,0 +1,276 @@
+"""Everything of this method that private rows meet: tokens, clipped gradients, two Gaussian queries at most.
+
+What goes in is private rows and a charged gateway, what comes out is a function of gateway outputs and public values:
+one target per label, released once and reused for every synthetic text. The record-and-replay proof wraps this.
+
+Deviations from GRADMM (section 4.5): the sum is noised, not the mean, so no class size is needed; noise is drawn once;
+the texts' mean length is public or paid for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
+from torch import Tensor
+
+from understudy.errors import ArtifactDamaged, InputError
+from understudy.methods.gradient_matching.config import GradientMatchingConfig
+from understudy.methods.gradient_matching.full_gradient import all_parameters, full_clipped_sum
+from understudy.methods.gradient_matching.matching import row_states
+from understudy.methods.gradient_matching.queries import LENGTH, LENGTH_SENSITIVITY, TARGET, Plan
+from understudy.methods.gradient_matching.targets import TargetSpace, clipped_sum, factors, target_space
+from understudy.methods.gradient_matching.verbalizer import RowTokens, Verbalizer, build_verbalizer, encode_rows
+from understudy.models.loading import LoadedModel, load_base
+from understudy.privacy.grid import GridSum
+from understudy.privacy.mechanisms import Gateway
+from understudy.tensor_files import load_tensors, save_tensors, write_atomically
+
+Progress = Callable[[int, int], None]
+
+# Rows whose sum is held in float64 before it is rounded to the grid.
+_ROWS_IN_FLOATS = 1 << 15
+
+TARGET_FILE = "target.safetensors"
+FACTS_FILE = "target.json"
+FULL = "full"
+
+
+class _Facts(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    label_names: tuple[str, ...]
+    length: int
+    model_digest: str
+    settings: GradientMatchingConfig
+
+
+@dataclass(frozen=True)
+class Target:
+    """What synthetic texts are matched to: released if the plan has noise, else private.
+
+    Attributes:
+        tensors: Label name -> float32 of the shape of one gradient, in the order of the labels.
+        length: Tokens of a synthetic text.
+        model_digest: Of the base model whose gradient it is.
+        settings: The charged settings; sketch and verbaliser follow from them.
+    """
+
+    tensors: dict[str, Tensor]
+    length: int
+    model_digest: str
+    settings: GradientMatchingConfig
+
+    @property
+    def kind(self) -> str:
+        """The space that the tensors live in: head, label_rows, sketch, or full."""
+        return FULL if self.settings.matching.gradient == FULL else self.settings.target.kind
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """Every label."""
+        return tuple(self.tensors)
+
+    @property
+    def stacked(self) -> Tensor:
+        """`(K, *shape)`, as the objectives take it."""
+        return torch.stack(list(self.tensors.values()))
+
+
+def release_target(
+    texts: Sequence[str | None],
+    row_labels: Sequence[int | None],
+    *,
+    label_names: Sequence[str],
+    config: GradientMatchingConfig,
+    plan: Plan,
+    gateway: Gateway,
+    base: LoadedModel | None = None,
+    progress: Progress | None = None,
+) -> Target:
+    """Sum the clipped gradients of the private rows per label and release the sums.
+
+    *Guarantee*: (plan.epsilon, plan.delta)-DP, unit example, relation replace_special, n and label list public; at
+    epsilon = inf none, and the result is private.
+
+    Args:
+        texts: One per slot, private; None is the null row.
+        row_labels: Index into `label_names` of each row, private; None is the null row.
+        label_names: Every label, public.
+        config: The charged settings.
+        plan: What was charged.
+        gateway: Of the charge.
+        base: Public base model; None loads `config.model`.
+        progress: Called with (rows done, rows in all).
+
+    Raises:
+        InputError: The model cannot be matched, labels collide, or the plan is for other settings.
+    """
+    _check_plan(config, plan, rows=len(texts))
+    loaded = base or load_base(config)
+    verbalizer = build_verbalizer(loaded.tokenizer, label_names, config.verbalizer)
+    space = target_space(loaded.model, verbalizer, config.target, public_seed=config.public_seed)
+    check_context(loaded, verbalizer, config)
+    labels, valid = _label_tensors(texts, row_labels, len(label_names))
+    rows = encode_rows(
+        [text if keep else None for text, keep in zip(texts, valid.tolist(), strict=True)],
+        tokenizer=loaded.tokenizer,
+        verbalizer=verbalizer,
+        max_length=config.max_length,
+    )
+    sums = _class_sums(loaded, space, rows, labels, valid, config=config, progress=progress)
+    released = gateway.gaussian_sum(
+        {f"label-{index:04d}": sums[index] for index in range(len(label_names))},
+        sensitivity=plan.l2_clip_norm,
+        noise_multiplier=plan.noise_multiplier,
+        step=0,
+        purpose=TARGET,
+        once=True,
+    )
+    return Target(
+        tensors={name: released[f"label-{index:04d}"] for index, name in enumerate(label_names)},
+        length=_release_length(rows.text_tokens, valid, config=config, plan=plan, gateway=gateway),
+        model_digest=loaded.digest,
+        settings=config,
+    )
+
+
+def target_dimension(model: object, space: TargetSpace, config: GradientMatchingConfig) -> int:
+    """Numbers in one label's target, for the signal-to-noise bound."""
+    if config.matching.gradient == FULL:
+        return sum(parameter.numel() for parameter in all_parameters(model).values())
+    return space.dimension
+
+
+def check_context(base: LoadedModel, verbalizer: Verbalizer, config: GradientMatchingConfig) -> None:
+    """Refuse a text length that the model's context cannot hold.
+
+    Raises:
+        InputError: Prefix, longest text and template are more tokens than the model has positions.
+    """
+    positions = getattr(base.model.config, "max_position_embeddings", None)
+    around = len(verbalizer.prefix_ids) + len(verbalizer.template_ids)
+    if positions is not None and config.max_length + around > positions:
+        raise InputError(
+            f"max_length={config.max_length}: the model has {positions} positions, of which {around} are the beginning "
+            f"and the template; expected at most {positions - around}, lower max_length"
+        )
+
+
+def save_target(target: Target, folder: Path) -> None:
+    """Write a target into a folder; the same target gives the same bytes."""
+    numbered = enumerate(target.tensors.values())
+    save_tensors(folder / TARGET_FILE, {f"label-{index:04d}": tensor for index, tensor in numbered})
+    facts = _Facts(
+        label_names=target.label_names,
+        length=target.length,
+        model_digest=target.model_digest,
+        settings=target.settings,
+    )
+    write_atomically(folder / FACTS_FILE, (facts.model_dump_json(indent=2) + "\n").encode())
+
+
+def load_target(folder: Path) -> Target:
+    """Read a target that `save_target` wrote, to the CPU.
+
+    Raises:
+        ArtifactDamaged: The folder holds no whole target.
+    """
+    tensors = load_tensors(folder / TARGET_FILE)
+    try:
+        facts = _Facts.model_validate_json((folder / FACTS_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValidationError) as error:
+        raise ArtifactDamaged(f"{folder / FACTS_FILE}: expected the facts of a target; run again") from error
+    if len(tensors) != len(facts.label_names):
+        raise ArtifactDamaged(f"{folder}: expected {len(facts.label_names)} targets, found {len(tensors)}; run again")
+    return Target(
+        tensors={name: tensors[key] for name, key in zip(facts.label_names, sorted(tensors), strict=True)},
+        length=facts.length,
+        model_digest=facts.model_digest,
+        settings=facts.settings,
+    )
+
+
+def _check_plan(config: GradientMatchingConfig, plan: Plan, *, rows: int) -> None:
+    """The sensitivity is the clip norm, so both must come from one config."""
+    length_is_charged = plan.length_noise_multiplier is not None
+    if plan.l2_clip_norm != config.target.l2_clip_norm or length_is_charged != (config.length == "as_in_data"):
+        raise InputError("expected a plan of this config: clip norm or length differ; plan again")
+    if plan.n != rows:
+        raise InputError(f"plan.n={plan.n}: expected as many slots, found {rows}; null rows keep their slots")
+
+
+def _label_tensors(
+    texts: Sequence[str | None], row_labels: Sequence[int | None], classes: int
+) -> tuple[Tensor, Tensor]:
+    """Labels `(n,)` int64, 0 for null rows, and `(n,)` bool, False for null rows."""
+    for row, label in enumerate(row_labels):
+        if label is not None and not 0 <= label < classes:
+            raise InputError(
+                f"row {row}: expected a label index from 0 to {classes - 1}; declare every label of the data"
+            )
+    valid = [text is not None and label is not None for text, label in zip(texts, row_labels, strict=True)]
+    labels = [label if keep else 0 for label, keep in zip(row_labels, valid, strict=True)]
+    return torch.tensor(labels, dtype=torch.long), torch.tensor(valid, dtype=torch.bool)
+
+
+def _class_sums(
+    base: LoadedModel,
+    space: TargetSpace,
+    rows: RowTokens,
+    labels: Tensor,
+    valid: Tensor,
+    *,
+    config: GradientMatchingConfig,
+    progress: Progress | None,
+) -> Tensor:
+    """Sums `(K, *shape)` over all rows in int64 steps of the clip norm's grid, some rows at a time: private."""
+    clip, device = config.target.l2_clip_norm, space.token_ids.device
+    exact, some = GridSum(sensitivity=clip), None
+    for start in range(0, len(labels), config.target.micro_batch):
+        batch = slice(start, start + config.target.micro_batch)
+        ids, last = rows.input_ids[batch], rows.last[batch]
+        y, counted = labels[batch].to(device), valid[batch].to(device)
+        if config.matching.gradient == FULL:
+            some = full_clipped_sum(base.model, space, ids, last, y, counted, clip, into=some)
+        else:
+            left, right = factors(space, *row_states(base.model, ids, last), y)
+            some = clipped_sum(space, left, right, y, counted, clip, into=some)
+        if batch.stop >= len(labels) or batch.stop % _ROWS_IN_FLOATS < config.target.micro_batch:
+            # The sum may be large: it is rounded to the grid when many rows are in it, not after every few.
+            exact.add({"sums": some}, units=_ROWS_IN_FLOATS)
+            some = None
+        if progress is not None:
+            progress(min(batch.stop, len(labels)), len(labels))
+    return exact.steps()["sums"]
+
+
+def _release_length(
+    text_tokens: Tensor, valid: Tensor, *, config: GradientMatchingConfig, plan: Plan, gateway: Gateway
+) -> int:
+    """Tokens of a synthetic text: as configured, or the noised mean of the real ones.
+
+    *Guarantee*: one Gaussian query of two numbers, the rows' summed length as a share of `max_length` and their count;
+    replacing one row by null moves each by at most 1, hence both by sqrt(2) in L2 norm.
+    """
+    if config.length != "as_in_data":
+        return config.length
+    assert plan.length_noise_multiplier is not None
+    counted = valid.double()
+    query = {
+        "length": (text_tokens.double() * counted).sum()[None] / config.max_length,
+        "count": counted.sum()[None],
+    }
+    released = gateway.gaussian_sum(
+        query,
+        sensitivity=LENGTH_SENSITIVITY,
+        noise_multiplier=plan.length_noise_multiplier,
+        step=0,
+        purpose=LENGTH,
+        once=True,
+    )
+    mean = float(released["length"]) / max(1.0, float(released["count"])) * config.max_length
+    return max(1, min(config.max_length, round(mean)))

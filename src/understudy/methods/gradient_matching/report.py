@@ -1,0 +1,234 @@
+"""What the report says of gradient matching; a section whose figures were not measured is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from understudy.evaluation import names
+from understudy.evaluation.metrics import Metrics
+from understudy.methods.gradient_matching import figures
+from understudy.reporting.view import ARM_TITLES, Section, Table, range_of
+from understudy.reporting.wording import number, percent
+
+_SIGNAL = "signal-to-noise"
+
+
+def matching_sections(metrics: Metrics, warnings: Sequence[str] = ()) -> list[Section]:
+    """The sections of a gradient matching run; none for another method's.
+
+    Args:
+        metrics: what was measured.
+        warnings: of the privacy statement.
+    """
+    found = (
+        matching_section(metrics, warnings),
+        transfer_section(metrics),
+        nearest_section(metrics),
+        error_section(metrics),
+        membership_section(metrics),
+    )
+    return [section for section in found if section is not None]
+
+
+def matching_section(metrics: Metrics, warnings: Sequence[str] = ()) -> Section | None:
+    """Losses of the matching, its signal-to-noise ratio, and what the filters dropped."""
+    values = metrics.values
+    drawing = figures.loss_figure(metrics)
+    if drawing is None:
+        return None
+    lead = []
+    kept, other = values.get("matching.loss.median"), values.get("matching.loss.prompt_only_median")
+    if kept is None:
+        lead.append("No matched text was kept.")
+    else:
+        beside = "" if other is None else f"; that of prompt-only text is {other:.3f}"
+        lead.append(f"The median matching loss of the kept texts is {kept:.3f}{beside}.")
+    bound = values.get("matching.signal_to_noise_bound")
+    if bound is None:
+        lead.append("The target carries no noise.")
+    else:
+        lead.append(f"The target’s signal-to-noise ratio is at most {number(bound, 2)}, whatever the rows hold.")
+    lead += [f"{text[:1].upper()}{text[1:]}." for text in warnings if text.startswith(_SIGNAL)]
+    lead += _label_check(metrics)
+    return Section(
+        "matching",
+        "Matching",
+        tuple(lead),
+        drawing,
+        _counts_table(values),
+        "The loss is 1 minus the cosine between a text’s gradient and the noised target of its label, of the emitted "
+        "string, tokenised again. Under much noise a low loss means that the noise was matched.",
+    )
+
+
+def transfer_section(metrics: Metrics) -> Section | None:
+    """Accuracy of fine-tuned target models, log-perplexity."""
+    values = metrics.values
+    drawing = figures.transfer_figure(metrics)
+    if drawing is None:
+        return None
+    lead = []
+    for model in figures.transfer_models(metrics):
+        shares = {arm: values.get(f"utility.transfer.{model}.{arm}.accuracy") for arm in names.ARMS}
+        others = [
+            f"{words} {percent(share)}"
+            for arm, words in (("prompt_only", "on prompt-only text"), ("real", "on a few real rows"))
+            if (share := shares[arm]) is not None
+        ]
+        beside = f"; {', '.join(others)}" if others else ""
+        lead.append(
+            f"{model}, fine-tuned on the synthetic text, is right on {percent(shares['synthetic'] or 0.0)}{beside}."
+        )
+    lead += [f"Not measured: {reason}." for reason in metrics.missing if "target model" in reason]
+    rows = values.get("utility.transfer.real_rows")
+    table = tuple(
+        (ARM_TITLES[arm], number(values[name]))
+        for arm in names.ARMS
+        if (name := f"language_model.log_perplexity.{arm}") in values
+    )
+    return Section(
+        "transfer",
+        "Transfer to target models",
+        tuple(lead),
+        drawing,
+        Table(("Text", "Log-perplexity"), table) if table else None,
+        f"The real arm is tuned on {'a few' if rows is None else number(rows)} real rows with the same steps; the last "
+        "checkpoint is tested. Log-perplexity: nats per token under the public base model.",
+    )
+
+
+def nearest_section(metrics: Metrics) -> Section | None:
+    """Distances to private rows, one by one and as sets."""
+    values = metrics.values
+    drawing = figures.nearest_figure(metrics)
+    if drawing is None:
+        return None
+    lead = []
+    pair = [values.get(f"memorization.nearest_median.{side}") for side in ("synthetic", "holdout")]
+    if pair[0] is not None and pair[1] is not None:
+        lead.append(
+            f"The median synthetic text is {pair[0]:.3f} from its nearest private row; the median real row never seen "
+            f"is {pair[1]:.3f} from its own."
+        )
+    share = values.get("memorization.nearest_share")
+    if share is not None:
+        some = percent(share) if share else "None"
+        lead.append(f"{some} of the synthetic texts are nearer than {percent(0.95, 0)} of the rows never seen are.")
+    rows = tuple(
+        (title, number(values[name], 3))
+        for name, title in (
+            ("fidelity.train_frechet", "Synthetic"),
+            ("fidelity.prompt_only.train_frechet", "Prompt-only"),
+            ("fidelity.few_real.train_frechet", "As many real rows"),
+        )
+        if name in values
+    )
+    size = values.get("fidelity.train_frechet_rows")
+    return Section(
+        "nearest",
+        "Distance to the private rows",
+        tuple(lead),
+        drawing,
+        Table(("Set", "Fréchet distance to training rows"), rows) if rows else None,
+        "A distance says whether texts repeat private rows, not whether privacy is kept: a text far away may still "
+        f"hold a secret word.{'' if size is None else f' Fréchet distances: {number(size)} rows per set.'}",
+    )
+
+
+def error_section(metrics: Metrics) -> Section | None:
+    """Gradient error along fine-tuning."""
+    drawing = figures.error_figure(metrics)
+    if drawing is None:
+        return None
+    last = {side: line[-1] for side in ("", "prompt_only.", "real.") if (line := figures.error_line(metrics, side))}
+    step, value = last[""]
+    others = [
+        f"{words} {last[side][1]:.2f}"
+        for side, words in (("prompt_only.", "of prompt-only text"), ("real.", "of as many other real rows"))
+        if side in last
+    ]
+    beside = f"; {', '.join(others)}" if others else ""
+    return Section(
+        "gradient-error",
+        "Gradient error",
+        (f"After {step} steps the error of the synthetic text is {value:.2f}{beside}.",),
+        drawing,
+        note="How well synthetic rows stand in for real ones while the run’s own model is fine-tuned on them: 0 is the "
+        "real rows’ gradient, 1 what no gradient at all would reach.",
+    )
+
+
+def membership_section(metrics: Metrics) -> Section | None:
+    """The loss attack beside its controls."""
+    values, intervals = metrics.values, metrics.intervals
+    drawing = figures.membership_figure(metrics)
+    if drawing is None:
+        return None
+    name, control = "audit.mia.advantage", "audit.mia.positive_control.advantage"
+    lead = [f"Against the model tuned on synthetic text the attack’s advantage is {_signed(metrics, name)}."]
+    if control in intervals and intervals[control][0] > 0:
+        lead.append(f"It catches the positive control: {_signed(metrics, control)}.")
+    else:
+        lead.append(
+            f"It does not even catch the positive control ({_signed(metrics, control)}), so it says nothing about the "
+            "synthetic text."
+        )
+    least, rows = values.get("audit.mia.detectable_epsilon"), values.get("audit.mia.rows")
+    whom = "" if rows is None else f", of {number(rows)} members and as many others"
+    if least is not None:
+        lead.append(f"With so few rows it could tell no epsilon below {number(least, 2)} from perfect privacy.")
+    table = tuple(
+        (title, f"{values[f'audit.mia.{arm}auc']:.2f}", range_of(metrics, f"audit.mia.{arm}auc", "{:.2f}".format))
+        for arm, title in (
+            ("", "Synthetic"),
+            ("positive_control.", "Positive control"),
+            ("null_control.", "Null control"),
+        )
+        if f"audit.mia.{arm}auc" in values
+    )
+    return Section(
+        "membership",
+        "Membership inference",
+        tuple(lead),
+        drawing,
+        Table(("Model tuned on", "AUC", "Interval"), table) if table else None,
+        f"The attacker sees one loss per row{whom}; "
+        "the positive control was tuned on the members themselves, the null control never met them.",
+    )
+
+
+def _label_check(metrics: Metrics) -> list[str]:
+    """How often the label check agreed, and what to do where it may as well have guessed."""
+    name = "matching.label_check.agreement"
+    if name not in metrics.values:
+        return []
+    chance = metrics.values["matching.label_check.chance"]
+    said = (
+        f"The label check confirms {percent(metrics.values[name])} ({range_of(metrics, name, percent)}) of the matched "
+        f"texts; guessing would confirm {percent(chance)}."
+    )
+    if metrics.intervals[name][0] > chance:
+        return [said]
+    return [
+        said,
+        "So it may be dropping texts at random: this model can hardly tell their labels apart. "
+        "filter.label_check=false keeps them; that run charges nothing more.",
+    ]
+
+
+def _counts_table(values: dict[str, float]) -> Table:
+    rows = [("Matched", number(values.get("matching.drawn", 0.0)))]
+    rows += [
+        (f"Dropped: {words}", number(values[name]))
+        for reason, words in names.DROP_REASONS.items()
+        if (name := f"matching.dropped.{reason}") in values
+    ]
+    rows.append(("Kept", number(values.get("matching.kept", 0.0))))
+    if values.get("matching.shortfall"):
+        rows.append(("Asked for but not reached", number(values["matching.shortfall"])))
+    return Table(("Texts", "Number"), tuple(rows))
+
+
+def _signed(metrics: Metrics, name: str) -> str:
+    between = range_of(metrics, name, lambda value: f"{value:+.2f}".replace("-", "\u2212"))
+    return f"{metrics.values[name]:+.2f}".replace("-", "\u2212") + (f" ({between})" if between else "")

@@ -1,0 +1,154 @@
+"""From shards of matched texts to a synthetic table: which texts are matched, which are kept. Post-processing.
+
+More texts are matched than are wanted (`filter.oversample`), the paper's filters drop some, and of what is left the
+lowest losses of each label fill its share; a label that the filters emptied is reported short, not padded.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from understudy.artifacts.access import TABLE, VALUE
+from understudy.errors import InputError
+from understudy.methods.gradient_matching.config import GradientMatchingConfig
+from understudy.methods.gradient_matching.filters import filter_texts
+from understudy.methods.gradient_matching.verbalizer import build_verbalizer
+from understudy.models.loading import LoadedModel
+
+Example = tuple[int, int]  # label index, number of the text among those of its label
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Synthetic rows and what was dropped on the way.
+
+    Attributes:
+        table: columns `text` (string) and `label` (int32), by label, each label's lowest loss first.
+        drawn: texts matched per label name.
+        dropped: label name -> reason -> texts dropped; `surplus`: beyond what was asked for.
+        shortfall: label name -> rows wanted but not reached; only where above 0.
+        matching: figures of the optimisation over all matched texts, such as the median losses.
+    """
+
+    table: pa.Table
+    drawn: Mapping[str, int]
+    dropped: Mapping[str, Mapping[str, int]]
+    shortfall: Mapping[str, int]
+    matching: Mapping[str, Any]
+
+    def report(self) -> dict[str, Any]:
+        """The counts and figures as plain JSON values."""
+        return {
+            "drawn": dict(self.drawn),
+            "dropped": {name: dict(reasons) for name, reasons in self.dropped.items()},
+            "shortfall": dict(self.shortfall),
+            "matching": dict(self.matching),
+        }
+
+
+def wanted(config: GradientMatchingConfig, labels: int) -> list[int]:
+    """Rows wanted of each label: equal shares, the first labels get what is left over."""
+    return [config.samples // labels + (label < config.samples % labels) for label in range(labels)]
+
+
+def shards(config: GradientMatchingConfig, labels: int) -> list[list[Example]]:
+    """The texts to match, in parts of `matching.shard_size`; which text is in which part changes nothing."""
+    examples = [
+        (label, number)
+        for label, rows in enumerate(wanted(config, labels))
+        for number in range(math.ceil(rows * config.filter.oversample - 1e-9))
+    ]
+    size = config.matching.shard_size
+    return [examples[start : start + size] for start in range(0, len(examples), size)]
+
+
+def matching_settings(config: GradientMatchingConfig) -> GradientMatchingConfig:
+    """The settings that matching reads: filters and the number of rows at their defaults.
+
+    A shard that was matched before is then found again when only these change.
+    """
+    plain = GradientMatchingConfig(profile=config.profile)
+    return config.model_copy(update={"filter": plain.filter, "samples": plain.samples})
+
+
+def select_texts(
+    matched: Sequence[pa.Table],
+    *,
+    base: LoadedModel,
+    config: GradientMatchingConfig,
+    label_names: Sequence[str],
+) -> Selection:
+    """Filter the matched texts by their emitted strings' losses and fill each label's share.
+
+    Args:
+        matched: shards, with the columns of `matched.SCHEMA`.
+        base: public base model, asked by the label check.
+        config: filters and rows wanted.
+        label_names: every label, public.
+
+    Raises:
+        InputError: the label check's public examples are not usable, or the filters keep no text at all.
+    """
+    table = pa.concat_tables(matched)
+    texts, labels = table["text"].to_pylist(), np.asarray(table["label"], np.int64)
+    losses = np.asarray(table["emitted_loss"], np.float64)
+    kept = filter_texts(
+        texts,
+        losses,
+        labels,
+        base=base,
+        verbalizer=build_verbalizer(base.tokenizer, label_names, config.verbalizer),
+        config=config.filter,
+        max_length=config.max_length,
+    )
+    sizes = wanted(config, len(label_names))
+    chosen: list[int] = []
+    reasons = kept.report(label_names)
+    reasons["surplus"] = {}
+    for label, name in enumerate(label_names):
+        own = kept.rows[labels[kept.rows] == label]
+        ranked = own[np.argsort(losses[own], kind="stable")].tolist()
+        chosen += ranked[: sizes[label]]
+        reasons["surplus"][name] = len(ranked) - len(ranked[: sizes[label]])
+    if not chosen:
+        dropped = {why: sum(counts.values()) for why, counts in reasons.items() if sum(counts.values())}
+        raise InputError(
+            f"filter: expected texts to keep, found all {len(texts)} dropped ({dropped}); loosen the filters, for "
+            "example --set filter.label_check=false, and run again: the target is paid for, nothing more is charged"
+        )
+    found = Counter(int(labels[row]) for row in chosen)
+    short = {name: sizes[i] - found[i] for i, name in enumerate(label_names) if sizes[i] > found[i]}
+    return Selection(
+        table=table.select(["text", "label"]).take(pa.array(chosen, pa.int64())),
+        drawn={name: int((labels == i).sum()) for i, name in enumerate(label_names)},
+        dropped={name: {why: counts[name] for why, counts in reasons.items()} for name in label_names},
+        shortfall=short,
+        matching=_figures(table, losses, chosen),
+    )
+
+
+def _figures(table: pa.Table, losses: np.ndarray[Any, np.dtype[np.float64]], chosen: Sequence[int]) -> dict[str, Any]:
+    """Medians over texts: 1 - cosine to the target, and how far X and its projection are apart, per round."""
+    rounds = {name: np.asarray(table[name].to_pylist(), np.float64) for name in ("relaxed", "losses", "residuals")}
+    return {
+        "emitted_loss_median": float(np.median(losses)),
+        "kept_loss_median": float(np.median(losses[list(chosen)])) if chosen else None,
+        **{f"{name}_by_round": np.median(values, axis=0).tolist() for name, values in rounds.items()},
+        "swapped_by_sweep": np.median(np.asarray(table["swapped"].to_pylist(), np.float64), axis=0).tolist(),
+    }
+
+
+def write_selection(selection: Selection, folder: Path) -> None:
+    """Write the rows and, beside them, how many were matched and why some were dropped."""
+    pq.write_table(selection.table.combine_chunks(), folder / TABLE, compression="zstd")
+    (folder / VALUE).write_text(json.dumps(selection.report(), sort_keys=True) + "\n")

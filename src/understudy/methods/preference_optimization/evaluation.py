@@ -1,0 +1,183 @@
+"""What a run's texts and rounds are worth, measured against clients that took no part; internal.
+
+POPri, section 5 and appendix E: next-token accuracy of a downstream model on held-out clients and the share of the gap
+between epsilon 0 and infinity that is closed; per round the Frechet distance of the candidates to held-out samples,
+the median distance to their medoid, and how many preferences survive the noise. Deviation: the last weights count, no
+checkpoint is chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+from torch import Tensor
+
+from understudy.evaluation import fidelity
+from understudy.evaluation.config import EvaluationConfig
+from understudy.evaluation.encoder import Encoder
+from understudy.evaluation.measure import measure_diversity, measure_fidelity, measure_memorization
+from understudy.evaluation.medoid import median_distance_to_medoid
+from understudy.evaluation.metrics import Metrics, merge
+from understudy.evaluation.next_token import (
+    NextTokenConfig,
+    accuracy_difference,
+    accuracy_interval,
+    fine_tune,
+    score_clients,
+    share_of_gap_closed,
+)
+from understudy.methods.preference_optimization.clients import Clients, build_clients, build_texts
+from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
+from understudy.methods.preference_optimization.pool import ClientPool
+from understudy.methods.preference_optimization.preferences import preference_pairs, recovery_rate
+from understudy.methods.preference_optimization.scoring import unclipped_mean
+from understudy.methods.preference_optimization.stored import Candidates
+
+Progress = Callable[[int, int], None]
+
+# Fewer texts than this give no covariance worth a distance.
+_FEWEST = 4
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Everything that is looked at; private but for the texts and scores.
+
+    Attributes:
+        synthetic: texts of the last policy.
+        prompt_only: texts of the public base model under the same prompts.
+        train: checked private rows.
+        test: held-out rows, of units that took no part.
+        pool: embeddings of the units that took part.
+        candidates: of each round.
+        scores: (M,) noisy scores of each round.
+    """
+
+    synthetic: Sequence[str]
+    prompt_only: Sequence[str]
+    train: pa.Table
+    test: pa.Table
+    pool: ClientPool
+    candidates: Sequence[Candidates]
+    scores: Sequence[Tensor]
+
+
+def judge_run(
+    judged: Judged,
+    *,
+    config: PreferenceOptimizationConfig,
+    profile: Literal["tiny", "paper"],
+    tokenizer: Any,
+    encoder: Encoder,
+    progress: Progress | None = None,
+) -> Metrics:
+    """All figures of a run. Internal.
+
+    Args:
+        judged: texts, rows and rounds.
+        config: the run's settings.
+        profile: sizes of the evaluation.
+        tokenizer: of the base model, for cutting clients' documents into samples.
+        encoder: sentence encoder, the one that the scores used.
+        progress: called with (downstream models trained, models).
+
+    Returns:
+        Every figure; without a synthetic text only those of the rounds, because the charge is paid by then.
+    """
+    measuring = EvaluationConfig(profile=profile)
+    train, test = (_samples(table, config, tokenizer) for table in (judged.train, judged.test))
+    seed = measuring.public_seed
+    unseen = encoder.encode(test.samples)
+    if not judged.synthetic:
+        rounds = measure_rounds(judged, unseen, config=config, measuring=measuring)
+        return merge(rounds, Metrics(missing=("everything about the synthetic texts: none was kept",)))
+    return merge(
+        measure_next_token(judged, train, test, profile=profile, seed=seed, progress=progress),
+        measure_fidelity(
+            encoder.encode(judged.synthetic), unseen, encoder.encode(judged.prompt_only), config=measuring
+        ),
+        measure_diversity(judged.synthetic, test.samples, seed=seed),
+        measure_memorization(judged.synthetic, train.samples, test.samples, seed=seed),
+        measure_rounds(judged, unseen, config=config, measuring=measuring),
+    )
+
+
+def measure_next_token(
+    judged: Judged,
+    train: Clients,
+    test: Clients,
+    *,
+    profile: Literal["tiny", "paper"],
+    seed: int,
+    progress: Progress | None = None,
+) -> Metrics:
+    """Accuracy of the downstream model on held-out units: as it is, and tuned on each set of texts."""
+    config = NextTokenConfig(profile=profile)
+    held_out = [samples for _, samples in test.by_slot()]
+    arms: dict[str, Sequence[str]] = {
+        "prompt_only": judged.prompt_only,
+        "synthetic": judged.synthetic,
+        "real": train.samples,
+    }
+    scores = {}
+    for done, (arm, texts) in enumerate(arms.items(), start=1):
+        tuned = fine_tune(texts, config=config, seed=seed)
+        scores[arm] = score_clients(tuned, held_out, max_length=config.max_length)
+        if progress is not None:
+            progress(done, len(arms) + 1)
+    public = fine_tune(judged.synthetic, config=config.model_copy(update={"epochs": 0}), seed=seed)
+    scores["public"] = score_clients(public, held_out, max_length=config.max_length)
+    values: dict[str, float] = {"utility.next_token.clients": float(len(held_out))}
+    intervals: dict[str, tuple[float, float]] = {}
+    for arm, found in scores.items():
+        interval = accuracy_interval(found, seed=seed)
+        values[f"utility.next_token.{arm}.accuracy"] = interval.value
+        intervals[f"utility.next_token.{arm}.accuracy"] = (interval.low, interval.high)
+        values[f"utility.next_token.{arm}.loss"] = found.loss_per_token
+    difference = accuracy_difference(scores["synthetic"], scores["prompt_only"], seed=seed)
+    values["utility.next_token.synthetic_minus_prompt_only.accuracy"] = difference.value
+    intervals["utility.next_token.synthetic_minus_prompt_only.accuracy"] = (difference.low, difference.high)
+    closed = share_of_gap_closed(*(scores[arm].accuracy for arm in ("synthetic", "public", "real")))
+    if closed is None:
+        return Metrics(values=values, intervals=intervals, missing=("gap closed: real texts help no more than none",))
+    return Metrics(values=values | {"utility.next_token.gap_closed": closed}, intervals=intervals)
+
+
+def measure_rounds(
+    judged: Judged, unseen: Any, *, config: PreferenceOptimizationConfig, measuring: EvaluationConfig
+) -> Metrics:
+    """Per round: how near the candidates come, how far they spread, and how many preferences survive the noise."""
+    values: dict[str, float] = {}
+    everyone = np.ones(judged.pool.slots, dtype=bool)
+    for number, (candidates, scores) in enumerate(zip(judged.candidates, judged.scores, strict=True), start=1):
+        pairs = preference_pairs(
+            scores.numpy(),
+            per_prompt=config.candidates.per_prompt,
+            rejected_rank=config.preferences.rejected_rank,
+        )
+        noiseless = unclipped_mean(judged.pool.means, candidates.embeddings, everyone, labels=candidates.labels)
+        values[f"rounds.recovery.round_{number}"] = recovery_rate(pairs, noiseless)
+        values[f"rounds.medoid_distance.round_{number}"] = median_distance_to_medoid(candidates.embeddings)
+        if len(unseen) < _FEWEST:
+            continue
+        found = fidelity.compare(
+            fidelity.frechet_distance,
+            candidates.embeddings,
+            unseen,
+            seed=measuring.public_seed,
+            splits=measuring.floor_splits,
+        )
+        values[f"rounds.frechet.round_{number}"] = found.value
+        values["rounds.frechet_floor"] = found.reference
+    missing = () if len(unseen) >= _FEWEST else (f"Frechet distance of rounds: {len(unseen)} held-out samples",)
+    return Metrics(values=values, missing=missing)
+
+
+def _samples(table: pa.Table, config: PreferenceOptimizationConfig, tokenizer: Any) -> Clients:
+    if config.variant == "federated":
+        return build_clients(table, tokenizer, config.clients.sample_tokens)
+    return build_texts([text if text and text.strip() else None for text in table["text"].to_pylist()])

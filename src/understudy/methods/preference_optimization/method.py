@@ -1,0 +1,187 @@
+"""Preference optimisation as the house sees it: what it charges, says about itself, and expects to need."""
+
+from __future__ import annotations
+
+import math
+import resource
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from understudy.methods.method import MethodFacts
+from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
+from understudy.methods.preference_optimization.queries import Plan, noise_multiplier_by_rdp, plan, signal_to_noise
+from understudy.privacy.statement import Access, mechanism_facts
+from understudy.settings import settings
+
+if TYPE_CHECKING:
+    from understudy.models.loading import LoadedModel
+
+
+def charged_settings(config: PreferenceOptimizationConfig) -> PreferenceOptimizationConfig:
+    """The settings that clients' texts meet: all but the number of texts drawn in the end (ADR 0005).
+
+    Every round's query is about candidates that all other settings have shaped, and so have the seed texts: their
+    digest is among the settings.
+    """
+    from understudy.methods.preference_optimization.seeds import read_seeds, seeds_digest
+
+    plain = PreferenceOptimizationConfig(profile=config.profile)
+    return config.model_copy(update={"samples": plain.samples, "seeds_digest": seeds_digest(read_seeds(config.seeds))})
+
+
+def check_model(config: PreferenceOptimizationConfig, label_names: Sequence[str]) -> LoadedModel:
+    """Load the base model and the public seeds and refuse, before anything is charged, what would fail later.
+
+    Raises:
+        InputError: the model is unknown or its tokenizer cannot cut clients' texts, the seeds are too few or cannot be
+            read, a prompt does not fit the context, or settings exclude each other.
+    """
+    from understudy.methods.preference_optimization.candidates import round_prompts
+    from understudy.methods.preference_optimization.clients import check_tokenizer
+    from understudy.methods.preference_optimization.seeds import read_seeds
+    from understudy.models.loading import load_base
+
+    loaded = load_base(config)
+    if config.variant == "federated":
+        check_tokenizer(loaded.tokenizer)
+    seeds = read_seeds(config.seeds)
+    for label in label_names or (None,):
+        round_prompts(seeds, config.candidates, loaded=loaded, round=0, public_seed=config.public_seed, label=label)
+    return loaded
+
+
+def calibrated_plan(config: PreferenceOptimizationConfig, *, n: int, epsilon: float, delta: float) -> Plan:
+    """`plan`, with earlier calibrations of the same public values reused."""
+    return plan(config, n=n, epsilon=epsilon, delta=delta, cache=settings().home / "calibrations")
+
+
+def method_facts(
+    config: PreferenceOptimizationConfig, planned: Plan, *, n: int, label_names: Sequence[str]
+) -> MethodFacts:
+    """What the run says about itself; public values only."""
+    candidates = config.candidates.prompts * config.candidates.per_prompt * max(len(label_names), 1)
+    ratio = signal_to_noise(planned, candidates=candidates)
+    finite = math.isfinite(planned.epsilon)
+    grid = 2.0**-config.scoring.fractional_bits if planned.masked else None
+    warnings: tuple[str, ...] = ()
+    if ratio < 1:
+        warnings = (
+            f"signal-to-noise ratio of a round at most {ratio:.2g}: even if all {n} units agreed, the noise on the "
+            f"{candidates} scores would outweigh them, so preferences are mostly random; use more clients, fewer "
+            "rounds or candidates, or a larger epsilon",
+        )
+    return MethodFacts(
+        mechanisms=tuple(mechanism_facts(query, asks=_ASKS, grid=grid) for query in planned.queries),
+        contributions=_contributions(config),
+        released=(
+            "any number of texts generated from it",
+            "the noisy scores of every round, and what follows from them",
+        ),
+        accesses=(
+            Access(task="embed-clients", reads="the texts", through="none: embeddings stay in the client zone"),
+            Access(task="score", reads="the embeddings", through="the gateway, once per round"),
+        ),
+        choices="Settings and defaults were fixed before the run; the last round's policy is used, none was chosen by "
+        "a private score.",
+        declared_public={
+            "public seed texts": config.seeds,
+            "tokens of a sample": config.clients.sample_tokens,
+            "candidates per round": candidates,
+        },
+        plan={
+            "rounds": planned.rounds,
+            "candidates": candidates,
+            "signal_to_noise_bound": float(f"{ratio:.3g}") if math.isfinite(ratio) else "infinite",
+            **({"noise_multiplier_by_rdp": float(f"{noise_multiplier_by_rdp(planned):.4g}")} if finite else {}),
+        },
+        warnings=warnings,
+        evaluations=("judge",),
+        trust=_TRUST[config.scoring.aggregation],
+        against=_AGAINST,
+    )
+
+
+_ASKS = "sum of the units' clipped score vectors over the candidates of a round"
+_AGAINST = (
+    "Everyone who sees the noisy scores, the exported model and texts, and this statement, but not who took part in a "
+    "round. Against someone who does, such as the server that collects answers, sampling does not count: "
+    "epsilon_without_amplification holds then."
+)
+_TRUST = {
+    "trusted": "Whoever runs the client zone sees the texts and adds up the scores there; the server zone receives "
+    "sums with noise only.",
+    "masked": "Each client sees its own texts; the server receives masked integers, and no one holds a sum without "
+    "noise unless as many clients as the threshold collude with it. Here all clients are played by one process.",
+}
+
+
+def _contributions(config: PreferenceOptimizationConfig) -> str:
+    unit = {
+        "federated": "One client is all rows with its identifier; its samples are averaged into one vector of scores",
+        "central": "One example is one row; it gives one vector of scores",
+        "central_conditional": "One example is one row; it scores the candidates of its own label",
+    }[config.variant]
+    return f"{unit}, which is clipped to L2 norm 1 and added once per round in which the unit takes part."
+
+
+def report_facts(config: PreferenceOptimizationConfig) -> dict[str, str]:
+    """What the report names of the settings."""
+    candidates = config.candidates
+    return {
+        "variant": config.variant,
+        "rounds": f"{config.rounds} of {candidates.prompts} prompts with {candidates.per_prompt} texts",
+        "scores": f"{config.scoring.scorer}, {config.scoring.normalise}, {config.scoring.aggregation} aggregation",
+        "preferences": f"{config.preferences.loss}, rank 1 over rank {config.preferences.rejected_rank}",
+    }
+
+
+def estimate(
+    config: PreferenceOptimizationConfig, planned: Plan, *, n: int, label_names: tuple[str, ...]
+) -> dict[str, Any]:
+    """Expected time and memory: candidates and one DPO round are timed on two prompts of public seeds."""
+    from understudy.methods.preference_optimization.candidates import continue_prompts, round_prompts
+    from understudy.methods.preference_optimization.dpo import Pairs, train_round
+    from understudy.methods.preference_optimization.seeds import read_seeds
+    from understudy.models.loading import load_base
+
+    loaded = load_base(config)
+    prompts = round_prompts(
+        read_seeds(config.seeds),
+        config.candidates,
+        loaded=loaded,
+        round=0,
+        public_seed=config.public_seed,
+        label=label_names[0] if label_names else None,
+    )[:2]
+    began = time.perf_counter()
+    texts = continue_prompts(
+        loaded,
+        prompts,
+        per_prompt=config.candidates.per_prompt,
+        sampling=config.candidates.sampling,
+        public_seed=config.public_seed,
+        round=0,
+    )
+    drawn = time.perf_counter()
+    step = config.candidates.per_prompt
+    pairs = Pairs(prompts, chosen=[f"{text} a" for text in texts[::step]], rejected=texts[1::step])
+    with TemporaryDirectory() as folder:
+        train_round(
+            loaded,
+            None,
+            pairs=pairs,
+            config=config.preferences,
+            public_seed=config.public_seed,
+            round=0,
+            folder=Path(folder),
+        )
+    trained = time.perf_counter()
+    scale = config.candidates.prompts * max(len(label_names), 1) / len(prompts)
+    return {
+        "expected_candidate_minutes": round((drawn - began) * scale * planned.rounds / 60, 1),
+        "expected_preference_minutes": round((trained - drawn) * scale * planned.rounds / 60, 1),
+        "expected_peak_memory_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+    }

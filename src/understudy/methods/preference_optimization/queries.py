@@ -1,0 +1,132 @@
+"""What a run will do to the clients, fixed before the first text is read; public values only.
+
+One Gaussian query per round, each on a Poisson sample of the clients: T releases, one event (POPri, section 4.1).
+Deviations: noise is calibrated by PLD, which needs less of it than the paper's Renyi accounting (`by_rdp` says how
+much less); the promise against someone who sees who takes part, as the server does, is stated beside it.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from dp_accounting import DpEvent
+from pydantic import BaseModel, ConfigDict, Field
+
+from understudy.errors import InputError
+from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
+from understudy.privacy.accounting import calibrate_noise_multiplier, epsilon_rdp
+from understudy.privacy.queries import Queries, Query, event_delta, event_of
+from understudy.privacy.search import solve_decreasing
+
+# One client's clipped vector has at most this norm, so adding or removing it moves the sum by as much.
+SENSITIVITY = 1.0
+SCORES, PARTICIPATION = "scores", "participation"
+
+
+class Plan(BaseModel):
+    """Everything that touches private texts, with its noise; the owner of the run's list of queries.
+
+    Attributes:
+        epsilon: Target; infinity means no noise, and an output that stays private.
+        delta: Target.
+        n: Units of the source, null ones included; public.
+        rounds: T, the number of releases.
+        sampling_probability: q, with which a unit takes part in a round.
+        noise_multiplier: Noise of one round's query over its sensitivity.
+        masked: Whether the units' vectors are added up by secure aggregation.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+    epsilon: float = Field(gt=0)
+    delta: float = Field(gt=0, lt=1)
+    n: int = Field(ge=1)
+    rounds: int = Field(ge=1)
+    sampling_probability: float = Field(gt=0, le=1)
+    noise_multiplier: float = Field(ge=0)
+    masked: bool = False
+
+    @property
+    def queries(self) -> Queries:
+        """Everything that the units are asked, to be charged once: one query per round, on a mask if not all count."""
+        query = Query(
+            kind="masked_sum" if self.masked else "gaussian_sum",
+            name=SCORES,
+            units=self.n,
+            steps=self.rounds,
+            sensitivity=SENSITIVITY,
+            noise_multiplier=self.noise_multiplier,
+            batch=PARTICIPATION if self.sampling_probability < 1 else None,
+            sampling_probability=self.sampling_probability,
+        )
+        return (query,)
+
+    @property
+    def event(self) -> DpEvent:
+        """The event of all queries together."""
+        return event_of(self.queries)
+
+
+def plan(
+    config: PreferenceOptimizationConfig, *, n: int, epsilon: float, delta: float, cache: Path | None = None
+) -> Plan:
+    """Calibrate the noise of all rounds together to (epsilon, delta), by PLD.
+
+    *Guarantee*: `plan(...).event` is (epsilon, delta)-DP (unit and relation of the variant, n public).
+
+    Args:
+        config: Rounds and sampling probability.
+        n: Units of the source, null ones included; public.
+        epsilon: Target; infinity gives zero noise.
+        delta: Target.
+        cache: Folder of earlier calibrations, or None.
+
+    Raises:
+        InputError: A value is out of range.
+    """
+    if n < 1 or not epsilon > 0 or not 0 < delta < 1:
+        raise InputError(f"expected n >= 1, epsilon > 0 and 0 < delta < 1, found {n=}, {epsilon=}, {delta=}")
+
+    def planned(noise_multiplier: float) -> Plan:
+        return Plan(
+            epsilon=epsilon,
+            delta=delta,
+            n=n,
+            rounds=config.rounds,
+            sampling_probability=config.clients.sampling_probability,
+            noise_multiplier=noise_multiplier,
+            masked=config.scoring.aggregation == "masked",
+        )
+
+    noise = calibrate_noise_multiplier(
+        lambda z: planned(z).event,
+        epsilon=epsilon,
+        # Each masked sum is close to one with Gaussian noise; the rest of delta is the Gaussian's.
+        delta=event_delta(planned(1.0).queries, epsilon=epsilon, delta=delta),
+        cache=cache,
+    )
+    return planned(noise)
+
+
+def noise_multiplier_by_rdp(planned: Plan) -> float:
+    """The noise that Renyi accounting, the paper's, would ask for at the same (epsilon, delta); 0 at infinity."""
+    if math.isinf(planned.epsilon):
+        return 0.0
+    found, _ = solve_decreasing(
+        lambda z: epsilon_rdp(planned.model_copy(update={"noise_multiplier": z}).event, planned.delta),
+        low=planned.epsilon * (1 - 1e-3),
+        high=planned.epsilon,
+        start=planned.noise_multiplier,
+    )
+    return float(found)
+
+
+def signal_to_noise(planned: Plan, *, candidates: int) -> float:
+    """A data-independent bound on the norm of a round's exact sum over the expected norm of its noise.
+
+    q n / (sigma sqrt(M)): reached only if all units agree on one vector; infinity without noise.
+    """
+    if planned.noise_multiplier == 0:
+        return math.inf
+    return planned.sampling_probability * planned.n / (planned.noise_multiplier * math.sqrt(candidates))

@@ -1,0 +1,152 @@
+"""Everything of this method that private texts meet: one noised sum of score vectors per round.
+
+What goes in is a pool of client embeddings, public candidates and a charged gateway; what comes out is a function of
+gateway outputs and public values. The record-and-replay proof wraps this.
+
+Paper: POPri, algorithms 1 to 5. Deviations: `client_vectors` and `scoring` name those of a client's vector; here, noise
+is added to the sum and never divided by a number of clients that only the data know.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from understudy.errors import InputError
+from understudy.methods.preference_optimization.client_vectors import (
+    CandidateSpace,
+    FloatArray,
+    IntArray,
+    Rows,
+    candidate_space,
+    client_vectors,
+)
+from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
+from understudy.methods.preference_optimization.histogram import histogram_sum, histogram_vectors, nearest_candidates
+from understudy.methods.preference_optimization.pool import ClientPool
+from understudy.methods.preference_optimization.queries import PARTICIPATION, SCORES, SENSITIVITY, Plan
+from understudy.methods.preference_optimization.scoring import as_query, exact_sum
+from understudy.privacy.mechanisms import Gateway
+from understudy.privacy.secure_aggregation.round import SecureSettings
+
+_FEWEST_SURVIVORS = 4
+
+
+def release_scores(
+    pool: ClientPool,
+    candidates: Rows,
+    *,
+    labels: IntArray | None,
+    config: PreferenceOptimizationConfig,
+    plan: Plan,
+    gateway: Gateway,
+    round: int,
+) -> Tensor:
+    """The noisy sum of the clipped score vectors of the units that take part in a round.
+
+    *Guarantee*: all rounds together (plan.epsilon, plan.delta)-DP, unit and relation of the variant, n public; at
+    epsilon = inf none, and the result is private.
+
+    Args:
+        pool: private.
+        candidates: (M, d) embeddings of the round's candidates, public or released.
+        labels: (M,) label of each candidate; None without labels.
+        config: the charged settings.
+        plan: what was charged.
+        gateway: of the charge.
+        round: 0 to plan.rounds - 1; each is one release.
+
+    Returns:
+        (M,) float32 scores.
+
+    Raises:
+        InputError: the plan is for another number of units or rounds.
+    """
+    if plan.n != pool.slots or not 0 <= round < plan.rounds:
+        raise InputError(
+            f"expected a round below {plan.rounds} of {plan.n} slots, found round {round} of {pool.slots}; plan again"
+        )
+    mask = np.ones(plan.n, dtype=bool)
+    if plan.sampling_probability < 1:
+        drawn = gateway.poisson(
+            step=round, n=plan.n, probability=plan.sampling_probability, purpose=PARTICIPATION, unit_ids=pool.unit_ids
+        )
+        mask = drawn.numpy()
+    if config.scoring.aggregation == "masked":
+        return gateway.masked_sum(
+            torch.from_numpy(_every_vector(pool, candidates, labels=labels, config=config)),
+            secure_settings(config, plan),
+            participating=torch.from_numpy(mask),
+            step=round,
+            purpose=SCORES,
+        )
+    query = as_query(scores_without_noise(pool, candidates, mask, labels=labels, config=config), slots=plan.n)
+    released = gateway.gaussian_sum(
+        {"scores": torch.from_numpy(query)},
+        sensitivity=SENSITIVITY,
+        noise_multiplier=plan.noise_multiplier,
+        step=round,
+        purpose=SCORES,
+        once=True,
+    )
+    return released["scores"]
+
+
+def secure_settings(config: PreferenceOptimizationConfig, plan: Plan) -> SecureSettings:
+    """How a round's answers are masked; public."""
+    return SecureSettings(
+        bits=config.scoring.fractional_bits,
+        noise_multiplier=plan.noise_multiplier,
+        smallest_surviving=max(_FEWEST_SURVIVORS, math.ceil(config.scoring.survivors * plan.n - 1e-9)),
+        colluding=config.scoring.colluding,
+    )
+
+
+def _every_vector(
+    pool: ClientPool, candidates: Rows, *, labels: IntArray | None, config: PreferenceOptimizationConfig
+) -> FloatArray:
+    """(n, M) what each client would send, private."""
+    space = _space(candidates, labels=labels, config=config)
+    if config.scoring.scorer == "cosine":
+        return client_vectors(space, pool.means)
+    nearest = nearest_candidates(pool.embeddings, candidates, sample_labels=pool.labels, labels=labels)
+    return histogram_vectors(space, nearest, pool.owner, np.arange(pool.slots, dtype=np.int64))
+
+
+def _space(candidates: Rows, *, labels: IntArray | None, config: PreferenceOptimizationConfig) -> CandidateSpace:
+    return candidate_space(
+        candidates,
+        normalise=config.scoring.normalise,
+        over=config.scoring.over,
+        per_prompt=config.candidates.per_prompt,
+        labels=labels,
+    )
+
+
+def scores_without_noise(
+    pool: ClientPool,
+    candidates: Rows,
+    mask: npt.NDArray[np.bool_],
+    *,
+    labels: IntArray | None,
+    config: PreferenceOptimizationConfig,
+) -> npt.NDArray[np.float64]:
+    """The exact sum, private: for `release_scores`, and for internal figures that nothing exported depends on."""
+    scoring = config.scoring
+    if scoring.scorer == "histogram":
+        space = _space(candidates, labels=labels, config=config)
+        nearest = nearest_candidates(pool.embeddings, candidates, sample_labels=pool.labels, labels=labels)
+        return histogram_sum(space, nearest, pool.owner, mask)
+    return exact_sum(
+        pool.means,
+        candidates,
+        mask,
+        normalise=scoring.normalise,
+        over=scoring.over,
+        per_prompt=config.candidates.per_prompt,
+        labels=labels,
+    )

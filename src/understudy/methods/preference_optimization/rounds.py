@@ -1,0 +1,242 @@
+"""One round as the server sees it: candidates out, noisy scores in, a better policy; and the texts in the end.
+
+POPri, algorithm 1: lines 4 to 6 (`propose`), 21 to 26 (`prefer`), 28 (`write_texts`). Everything here is public or a
+function of released scores; no private text comes near it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from torch import Tensor
+
+from understudy.errors import InputError
+from understudy.methods.preference_optimization.candidates import continue_prompts, request_continuations, round_prompts
+from understudy.methods.preference_optimization.config import CandidateConfig, PreferenceOptimizationConfig
+from understudy.methods.preference_optimization.dpo import Pairs, train_round
+from understudy.methods.preference_optimization.policy import Adapter
+from understudy.methods.preference_optimization.preferences import drop_identical, preference_pairs
+from understudy.methods.preference_optimization.stored import CANDIDATE_SCHEMA, Candidates
+from understudy.models.loading import LoadedModel
+
+Progress = Callable[[int, int], None]
+FloatArray = npt.NDArray[np.float32]
+
+_REDRAWS = 3
+
+
+def propose(
+    policy: LoadedModel,
+    seeds: Sequence[str],
+    *,
+    config: PreferenceOptimizationConfig,
+    label_names: Sequence[str],
+    round: int,
+    encode: Callable[[Sequence[str]], FloatArray],
+    progress: Progress | None = None,
+) -> Candidates:
+    """Prompt the policy and embed what it writes.
+
+    Args:
+        policy: base model with the last round's adapter; with an endpoint, only its tokenizer and context count.
+        seeds: public texts.
+        config: candidates, endpoint, public seed.
+        label_names: labels that texts are made for, empty without.
+        round: number of the round.
+        encode: sentence encoder.
+        progress: called with (texts drawn, texts).
+    """
+    table = _draw(
+        policy,
+        seeds,
+        config=_served(config, round),
+        shape=config.candidates,
+        names=label_names,
+        round=round,
+        done=progress,
+    )
+    return Candidates(table=table, embeddings=encode(table["text"].to_pylist()))
+
+
+def prefer(
+    base: LoadedModel,
+    previous: Adapter | None,
+    candidates: Candidates,
+    scores: Tensor,
+    *,
+    config: PreferenceOptimizationConfig,
+    round: int,
+    folder: Path,
+    progress: Progress | None = None,
+) -> tuple[Adapter, dict[str, int]]:
+    """Rank the candidates by their noisy scores and train the adapter on the pairs.
+
+    Args:
+        base: public base model.
+        previous: the last round's adapter; None in the first.
+        candidates: of this round.
+        scores: (M,) released.
+        config: preferences.
+        round: number of the round.
+        folder: temporary, for the trainer.
+        progress: called with (steps done, steps).
+
+    Returns:
+        The adapter, and how many pairs there were and how many were dropped.
+    """
+    texts, prompts = candidates.table["text"].to_pylist(), candidates.table["prompt"].to_pylist()
+    ranked = preference_pairs(
+        scores.numpy(),
+        per_prompt=config.candidates.per_prompt,
+        rejected_rank=config.preferences.rejected_rank,
+    )
+    kept = drop_identical(ranked, texts)
+    facts = {"pairs": len(kept.pairs), "identical": kept.identical}
+    if len(kept.pairs) == 0:
+        raise InputError(
+            f"round {round}: chosen and rejected text are the same for every prompt, so there is nothing to learn; "
+            "raise candidates.sampling.temperature or candidates.per_prompt"
+        )
+    pairs = Pairs(
+        prompts=[prompts[chosen] for chosen, _ in kept.pairs],
+        chosen=[texts[chosen] for chosen, _ in kept.pairs],
+        rejected=[texts[rejected] for _, rejected in kept.pairs],
+    )
+    adapter = train_round(
+        base,
+        previous,
+        pairs=pairs,
+        config=config.preferences,
+        public_seed=config.public_seed,
+        round=round,
+        folder=folder,
+        progress=None if progress is None else lambda step, steps, _: progress(step, steps),
+    )
+    return adapter, facts
+
+
+def write_texts(
+    policy: LoadedModel,
+    seeds: Sequence[str],
+    *,
+    config: PreferenceOptimizationConfig,
+    label_names: Sequence[str],
+    trained: bool,
+    progress: Progress | None = None,
+) -> tuple[pa.Table, dict[str, Any]]:
+    """The synthetic texts: one per prompt, `samples` in all, shared out equally over labels.
+
+    Empty texts are dropped and counted, and drawn again from further prompts a few times.
+
+    Args:
+        policy: base model with the last adapter, or without.
+        seeds: public texts.
+        config: candidates, endpoint, rounds, public seed, number of texts.
+        label_names: labels that texts are made for, empty without.
+        trained: whether this is the policy after the last round, which an endpoint serves under another name.
+        progress: called with (texts drawn, texts).
+
+    Returns:
+        A table with `text` and `label` (null without labels), and what was drawn, dropped and is missing, per label.
+    """
+    names = list(label_names) or [""]
+    served = _served(config, config.rounds if trained else 0)
+    wanted = {name: config.samples // len(names) + (i < config.samples % len(names)) for i, name in enumerate(names)}
+    kept: dict[str, list[str]] = {name: [] for name in names}
+    drawn, dropped = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
+    for attempt in range(_REDRAWS):
+        for name in names:
+            missing = wanted[name] - len(kept[name])
+            if missing == 0:
+                continue
+            shape = config.candidates.model_copy(update={"prompts": missing, "per_prompt": 1})
+            table = _draw(
+                policy,
+                seeds,
+                config=served,
+                shape=shape,
+                names=[name] if label_names else [],
+                round=config.rounds + attempt,
+                done=progress,
+            )
+            texts = [text for text in table["text"].to_pylist() if text]
+            drawn[name] += missing
+            dropped[name] += missing - len(texts)
+            kept[name] += texts
+    labels = [index if label_names else None for index, name in enumerate(names) for _ in kept[name]]
+    table = pa.table(
+        {
+            "text": pa.array([text for name in names for text in kept[name]], pa.string()),
+            "label": pa.array(labels, pa.int32()),
+        }
+    )
+    facts = {
+        "drawn": drawn,
+        "dropped": {name: {"empty": dropped[name]} for name in names},
+        "shortfall": {name: wanted[name] - len(kept[name]) for name in names},
+    }
+    return table, facts
+
+
+def _served(config: PreferenceOptimizationConfig, round: int) -> PreferenceOptimizationConfig:
+    """The settings with the name under which the policy of a round is served."""
+    name = config.endpoint.model.replace("{round}", str(round))
+    return config.model_copy(update={"endpoint": config.endpoint.model_copy(update={"model": name})})
+
+
+def _draw(
+    policy: LoadedModel,
+    seeds: Sequence[str],
+    *,
+    config: PreferenceOptimizationConfig,
+    shape: CandidateConfig,
+    names: Sequence[str],
+    round: int,
+    done: Progress | None,
+) -> pa.Table:
+    """Prompts and continuations, label after label."""
+    columns: dict[str, list[Any]] = {"prompt": [], "text": [], "label": []}
+    for index, name in enumerate(list(names) or [None]):
+        prompts = round_prompts(
+            seeds, shape, loaded=policy, round=round, public_seed=config.public_seed + index, label=name
+        )
+        columns["text"] += _continue(policy, prompts, config=config, shape=shape, round=round, index=index, done=done)
+        columns["prompt"] += [prompt for prompt in prompts for _ in range(shape.per_prompt)]
+        columns["label"] += [index if name is not None else None] * len(prompts) * shape.per_prompt
+    return pa.table(columns, schema=CANDIDATE_SCHEMA)
+
+
+def _continue(
+    policy: LoadedModel,
+    prompts: Sequence[str],
+    *,
+    config: PreferenceOptimizationConfig,
+    shape: CandidateConfig,
+    round: int,
+    index: int,
+    done: Progress | None,
+) -> list[str]:
+    if config.endpoint.url is None:
+        return continue_prompts(
+            policy,
+            prompts,
+            per_prompt=shape.per_prompt,
+            sampling=shape.sampling,
+            public_seed=config.public_seed + index,
+            round=round,
+            progress=done,
+        )
+    return request_continuations(
+        prompts,
+        per_prompt=shape.per_prompt,
+        sampling=shape.sampling,
+        endpoint=config.endpoint,
+        public_seed=config.public_seed + index,
+        round=round,
+        progress=done,
+    )

@@ -1,0 +1,1 @@
+"""Training with per-example clipping and noise."""

@@ -1,0 +1,327 @@
+"""DP-SGD (Abadi et al. 2016, arXiv 1607.00133, Algorithm 1) for one or several gradient streams per batch.
+
+Deviations from the paper: the update is divided by the public expected batch, not the drawn one; Adam
+instead of plain descent (post-processing of the noised sum); an empty batch is a step of noise alone;
+several streams of one batch, each clipped and noised on its own, are one event with z = (sum z_i^-2)^-1/2.
+
+Masks and noise are functions of the charge and the step, so a checkpoint holds weights, optimizer and step
+only, and a run that was killed and resumed ends in the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from dp_accounting import DpEvent
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+from torch import Tensor, nn
+from torch.utils import deterministic
+
+from understudy.errors import InputError
+from understudy.privacy.dpsgd.per_example import Batch, LossFunction, clipped_gradient_sum
+from understudy.privacy.grid import GridSum
+from understudy.privacy.mechanisms import Gateway
+from understudy.privacy.queries import Queries, Query, event_of
+
+__all__ = [
+    "Batch",
+    "CheckpointSink",
+    "DpSgdPlan",
+    "LossFunction",
+    "Objective",
+    "Schedule",
+    "Stream",
+    "clipped_gradient_sum",
+    "train",
+]
+
+Schedule = Literal["constant", "linear"]
+_NAME = r"^[a-z0-9][a-z0-9_.-]*$"
+
+
+class Stream(BaseModel):
+    """One clipped and noised sum of gradients per step; all values public."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(pattern=_NAME)
+    l2_clip_norm: float = Field(gt=0, allow_inf_nan=False, description="Clip norm C of one example.")
+    noise_multiplier: float = Field(ge=0, allow_inf_nan=False, description="Noise deviation / C; 0 is no DP.")
+
+
+class DpSgdPlan(BaseModel):
+    """The one owner of sampler, clip norms, noise multipliers and event of a training; all values public."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(default="train", pattern=_NAME, description="Tells trainings of one charge apart.")
+    n: int = Field(ge=1, description="Number of slots, null ones included.")
+    sampling_probability: float = Field(gt=0, le=1)
+    steps: int = Field(ge=1)
+    streams: tuple[Stream, ...] = Field(min_length=1)
+
+    @field_validator("streams")
+    @classmethod
+    def _check_names(cls, value: tuple[Stream, ...]) -> tuple[Stream, ...]:
+        names = [stream.name for stream in value]
+        if len(set(names)) != len(names):
+            raise ValueError(f"expected different names, found streams={names}")
+        return value
+
+    @property
+    def expected_batch(self) -> float:
+        """What every update is divided by: n * sampling_probability."""
+        return self.n * self.sampling_probability
+
+    @property
+    def queries(self) -> Queries:
+        """What the rows are asked, to be charged before training: one query per stream, all on one mask."""
+        return tuple(
+            Query(
+                kind="gaussian_sum",
+                name=f"{self.name}/{stream.name}",
+                units=self.n,
+                steps=self.steps,
+                sensitivity=stream.l2_clip_norm,
+                noise_multiplier=stream.noise_multiplier,
+                batch=self.name,
+                sampling_probability=self.sampling_probability,
+            )
+            for stream in self.streams
+        )
+
+    @property
+    def event(self) -> DpEvent:
+        """All steps and streams as one event."""
+        return event_of(self.queries)
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What one stream minimises, over which parameters, and how its noised gradient is applied (Adam).
+
+    Attributes:
+        loss: (model, batch) -> losses (batch,). The batch holds the rows of the data tensors, `slot` int64
+            (batch,) and `step` int64 (), for public randomness that is a function of them.
+        parameters: name -> parameter of the model.
+        learning_rate: of Adam.
+        schedule: constant, or linear decay to zero after the last step.
+        passes: see `clipped_gradient_sum`.
+    """
+
+    loss: LossFunction
+    parameters: Mapping[str, nn.Parameter]
+    learning_rate: float
+    schedule: Schedule = "constant"
+    passes: int = 1
+
+    def learning_rate_at(self, step: int, steps: int) -> float:
+        """The learning rate of step 0, 1, ..., steps - 1."""
+        return self.learning_rate * (1.0 - step / steps if self.schedule == "linear" else 1.0)
+
+
+class CheckpointSink(Protocol):
+    """Where a training keeps its state, under the private root (`models.checkpoints.TrainingCheckpoint`)."""
+
+    every: int
+
+    def load(self) -> tuple[int, dict[str, Tensor]] | None:
+        """The newest (completed steps, state), or None."""
+        ...
+
+    def save(self, step: int, tensors: Mapping[str, Tensor]) -> None:
+        """Keep the state after `step` steps, whole or not at all."""
+        ...
+
+
+def train(
+    model: nn.Module,
+    *,
+    plan: DpSgdPlan,
+    objectives: Mapping[str, Objective],
+    data: Mapping[str, Tensor],
+    gateway: Gateway,
+    micro_batch: int,
+    checkpoint: CheckpointSink | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Train `model` in place under `plan`; resuming from a checkpoint changes no byte of the result.
+
+    *Guarantee*: every update is a function of `gateway` outputs alone; all of them together are `plan.event`
+    (unit example, relation replace_special), for losses in which row b depends on row b only.
+
+    Args:
+        model: dropout zero; rows do not influence each other.
+        plan: public.
+        objectives: stream name -> objective. The gradients of all streams are taken at the same weights and
+            applied in the plan's order.
+        data: tensors of n rows, private, of fixed shapes; `valid` bool (n,) is false for null rows.
+        gateway: of the charge that paid for `plan.event`.
+        micro_batch: rows per forward pass, public; the last one of a step is filled with rows that do not
+            count.
+        checkpoint: state is saved each `checkpoint.every` steps and after the last.
+        progress: called with (completed steps, steps).
+
+    Raises:
+        InputError: before anything private is read, when the parts do not fit together.
+    """
+    _check(model, plan, objectives, data, micro_batch)
+    device = _device(objectives)
+    state = _State(objectives)
+    start = state.restore(checkpoint)
+    with _deterministic(device):
+        for step in range(start, plan.steps):
+            mask = gateway.poisson(step=step, n=plan.n, probability=plan.sampling_probability, purpose=plan.name)
+            batches = list(_micro_batches(data, mask, step, size=micro_batch, device=device))
+            gradients = {}
+            for stream in plan.streams:
+                query = _clipped_sum(model, objectives[stream.name], batches, stream.l2_clip_norm)
+                gradients[stream.name] = gateway.gaussian_sum(
+                    query,
+                    sensitivity=stream.l2_clip_norm,
+                    noise_multiplier=stream.noise_multiplier,
+                    step=step,
+                    purpose=f"{plan.name}/{stream.name}",
+                )
+            for name, gradient in gradients.items():
+                rate = objectives[name].learning_rate_at(step, plan.steps)
+                state.update(name, gradient, learning_rate=rate, divisor=plan.expected_batch)
+            done = step + 1
+            if checkpoint is not None and (done % checkpoint.every == 0 or done == plan.steps):
+                checkpoint.save(done, state.tensors())
+            if progress is not None:
+                progress(done, plan.steps)
+
+
+def _micro_batches(
+    data: Mapping[str, Tensor], mask: Tensor, step: int, *, size: int, device: torch.device
+) -> Iterator[dict[str, Tensor]]:
+    """The drawn rows in slot order, in batches of one size; rows that fill the last one are not valid."""
+    slots = mask.nonzero().flatten()
+    for start in range(0, len(slots), size):
+        chunk = slots[start : start + size]
+        # Slot 0 stands in for the missing rows: with valid = false its content contributes exactly zero.
+        filled = torch.zeros(size, dtype=torch.int64)
+        filled[: len(chunk)] = chunk
+        batch = {name: values[filled].to(device) for name, values in data.items()}
+        batch["valid"] = (data["valid"][filled] & (torch.arange(size) < len(chunk))).to(device)
+        yield {**batch, "slot": filled.to(device), "step": torch.tensor(step)}
+
+
+def _clipped_sum(
+    model: nn.Module, objective: Objective, batches: list[dict[str, Tensor]], l2_clip_norm: float
+) -> dict[str, Tensor]:
+    """The stream's query in steps of the grid: zeros for an empty batch, whatever the weights' type."""
+    total = GridSum(sensitivity=l2_clip_norm)
+    total.add({name: torch.zeros_like(p, dtype=torch.float64) for name, p in objective.parameters.items()}, units=0)
+    for batch in batches:
+        part = clipped_gradient_sum(
+            model,
+            objective.parameters,
+            objective.loss,
+            batch,
+            l2_clip_norm=l2_clip_norm,
+            valid=batch["valid"],
+            passes=objective.passes,
+        )
+        total.add(part, units=len(batch["valid"]))
+    return total.steps()
+
+
+class _State:
+    """Weights and one Adam per stream: everything a checkpoint holds."""
+
+    def __init__(self, objectives: Mapping[str, Objective]) -> None:
+        self._objectives = objectives
+        self._weights = {n: p for o in objectives.values() for n, p in o.parameters.items()}
+        self._optimizers = {
+            name: torch.optim.Adam(list(objective.parameters.values()), lr=objective.learning_rate)
+            for name, objective in objectives.items()
+        }
+
+    def update(self, stream: str, gradient: Mapping[str, Tensor], *, learning_rate: float, divisor: float) -> None:
+        """One Adam step on the noised sum divided by the public expected batch."""
+        optimizer = self._optimizers[stream]
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate
+        for name, parameter in self._objectives[stream].parameters.items():
+            parameter.grad = (gradient[name] / divisor).to(parameter.dtype)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """`weight/NAME` and `adam/STREAM/NAME/KEY`, the last only from the first step on."""
+        found = {f"weight/{name}": parameter.detach() for name, parameter in self._weights.items()}
+        for stream, optimizer in self._optimizers.items():
+            for name, parameter in self._objectives[stream].parameters.items():
+                for key, value in optimizer.state[parameter].items():
+                    found[f"adam/{stream}/{name}/{key}"] = value
+        return found
+
+    def restore(self, checkpoint: CheckpointSink | None) -> int:
+        """Take over the newest checkpoint; returns the number of completed steps."""
+        found = checkpoint.load() if checkpoint is not None else None
+        if found is None:
+            return 0
+        done, tensors = found
+        with torch.no_grad():
+            for name, parameter in self._weights.items():
+                parameter.copy_(tensors[f"weight/{name}"])
+        for stream, optimizer in self._optimizers.items():
+            for name, parameter in self._objectives[stream].parameters.items():
+                moments = {
+                    key: tensors[f"adam/{stream}/{name}/{key}"].to(parameter.device)
+                    for key in ("exp_avg", "exp_avg_sq")
+                }
+                # Adam counts its steps on the CPU.
+                optimizer.state[parameter] = {"step": tensors[f"adam/{stream}/{name}/step"], **moments}
+        return done
+
+
+def _check(
+    model: nn.Module,
+    plan: DpSgdPlan,
+    objectives: Mapping[str, Objective],
+    data: Mapping[str, Tensor],
+    micro_batch: int,
+) -> None:
+    names = [stream.name for stream in plan.streams]
+    if sorted(objectives) != sorted(names):
+        raise InputError(f"objectives={sorted(objectives)}: expected one for each of the streams {names}")
+    valid = data.get("valid")
+    if valid is None or valid.dtype != torch.bool or {len(values) for values in data.values()} != {plan.n}:
+        shapes = {name: tuple(values.shape) for name, values in data.items()}
+        raise InputError(f"expected tensors of n={plan.n} rows, `valid` bool among them, found {shapes}")
+    if micro_batch < 1:
+        raise InputError(f"micro_batch={micro_batch}: expected at least 1")
+    seen: dict[str, nn.Parameter] = {}
+    for objective in objectives.values():
+        for name, parameter in objective.parameters.items():
+            if seen.setdefault(name, parameter) is not parameter:
+                raise InputError(f"two different parameters are called {name!r}")
+    if any(isinstance(m, nn.Dropout) and m.training and m.p > 0 for m in model.modules()):
+        raise InputError("expected a model without dropout: set it to zero or call model.eval()")
+
+
+def _device(objectives: Mapping[str, Objective]) -> torch.device:
+    return next(p.device for objective in objectives.values() for p in objective.parameters.values())
+
+
+@contextmanager
+def _deterministic(device: torch.device) -> Iterator[None]:
+    """Operations that repeat bit for bit; on a GPU those without such a form only warn."""
+    before = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    fill = deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    torch.use_deterministic_algorithms(True, warn_only=device.type != "cpu")
+    # Only a debugging aid: nothing here reads memory before it is written.
+    deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warn_only)
+        deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]

@@ -1,0 +1,1 @@
+"""The ledger: sources, budgets and charges that outlive a run."""

@@ -1,0 +1,119 @@
+"""Admission of a charge to a source's budget: what the charges so far leave.
+
+`sum`: the sums of epsilons and of deltas stay within the budget. Valid however later charges depend on
+earlier outputs (Rogers, Roth, Ullman & Vadhan 2016: basic composition, parameters chosen adaptively).
+
+`renyi`: a filter at orders a_1..a_k fixed when the source is registered. At one order, stopping before the
+sum of Renyi bounds exceeds B keeps the whole interaction (a, B)-RDP even if parameters were chosen adaptively
+(Feldman & Zrnic 2021). With B_j = epsilon - ln(k / delta) / (a_j - 1), its privacy loss then exceeds epsilon
+with probability at most delta / k (Markov's inequality, as in Mironov 2017, Proposition 3). We go on while
+some order has budget left. Such a run agrees with what that order's filter alone would have let pass, so its
+loss exceeds epsilon only where one of those k interactions does: probability at most delta, hence
+(epsilon, delta)-DP. The union bound over k is the price for not committing to a single order.
+
+Sums are exact and compared without any tolerance. An epsilon or a delta stands for the shortest decimal that prints it,
+which is what was typed and what the statement shows: ten charges of 0.8 fit a budget of 8, three of 0.1 one of 0.3, and
+not one unit of the last place more. Renyi bounds are computed values: they stand for themselves, and what is added to
+them is rounded up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from decimal import ROUND_FLOOR, Context, Decimal, Inexact
+from functools import reduce
+from typing import Final, NamedTuple
+
+from understudy.errors import BudgetRefused
+from understudy.privacy.ledger.records import SourceRecord
+
+# More digits than any sum of floats has; it would raise rather than round.
+_EXACT: Final = Context(prec=2000, traps=[Inexact])
+_SIX_DIGITS_DOWN: Final = Context(prec=6, rounding=ROUND_FLOOR)
+
+
+class Cost(NamedTuple):
+    """What one charge costs; `curve` holds its Renyi bounds at the source's orders, empty under `sum`."""
+
+    epsilon: float
+    delta: float
+    curve: tuple[float, ...] = ()
+
+
+def spent(source: SourceRecord, costs: Sequence[Cost]) -> tuple[float, float]:
+    """The (epsilon, delta) that the charges so far add up to under the source's composition rule; never rounded down.
+
+    >>> source = SourceRecord(name="a", unit="example", relation="replace_special", epsilon=1, delta=1e-4, n=100)
+    >>> spent(source, [Cost(0.1, 1e-5)] * 3)
+    (0.3, 3e-05)
+    """
+    epsilon, delta = _spent(source, costs)
+    return _up(epsilon), _up(delta)
+
+
+def admit(source: SourceRecord, costs: Sequence[Cost], new: Cost) -> None:
+    """Lets `new` join `costs`, or refuses it.
+
+    Raises:
+        BudgetRefused: with what was spent, is left and was asked.
+    """
+    budget = _exact(source.epsilon), _exact(source.delta)
+    after = _spent(source, [*costs, new])
+    if all(a <= b for a, b in zip(after, budget, strict=True)):
+        return
+    used = _spent(source, costs)
+    left = [_shown_down(_EXACT.subtract(b, u)) for b, u in zip(budget, used, strict=True)]
+    rule = "" if source.composition == "sum" else ", by a Renyi filter that has one delta for all runs"
+    raise BudgetRefused(
+        f"source={source.name!r}: budget epsilon={source.epsilon:.6g}, delta={source.delta:.6g}{rule}; "
+        f"spent epsilon={_up(used[0]):.6g}, delta={_up(used[1]):.6g}; left epsilon={left[0]}, delta={left[1]}; "
+        f"asked epsilon={new.epsilon:.6g}, delta={new.delta:.6g}. Ask for no more than is left"
+    )
+
+
+def _spent(source: SourceRecord, costs: Sequence[Cost]) -> tuple[Decimal, Decimal]:
+    """The exact sums; a Renyi epsilon is infinite where no order carries the charges."""
+    if source.composition == "sum" or not costs:
+        return _sum(_exact(cost.epsilon) for cost in costs), _sum(_exact(cost.delta) for cost in costs)
+    columns = zip(*(cost.curve for cost in costs), strict=True)
+    bounds = [
+        _sum([*map(Decimal, column), offset])
+        for column, offset in zip(columns, _offsets(source), strict=True)
+        if all(map(math.isfinite, column))
+    ]
+    return min(bounds, default=Decimal("Infinity")), _exact(source.delta)
+
+
+def _exact(value: float) -> Decimal:
+    """The number that a float was typed as."""
+    return Decimal(repr(float(value)))
+
+
+def _sum(values: Iterable[Decimal]) -> Decimal:
+    return reduce(_EXACT.add, values, Decimal(0))
+
+
+def _offsets(source: SourceRecord) -> list[Decimal]:
+    """What turning a sum of Renyi bounds into epsilon adds at each order: ln(k / delta) / (order - 1), rounded up."""
+    orders = source.renyi_orders
+    found = []
+    for order in orders:
+        value = math.log(len(orders) / source.delta) / (order - 1)
+        # Quotient, logarithm and division err by less than a unit of the last place each, and by one more as the
+        # quotient's error passes through the logarithm, whose value is above 1.
+        for _ in range(4):
+            value = math.nextafter(value, math.inf)
+        found.append(Decimal(value))
+    return found
+
+
+def _up(value: Decimal) -> float:
+    """The least float that prints as no less than `value`."""
+    found = float(value)
+    return found if math.isinf(found) or _exact(found) >= value else math.nextafter(found, math.inf)
+
+
+def _shown_down(value: Decimal) -> str:
+    """Six digits, never more than `value`, so that a request for what is shown is met; 0 if nothing is left."""
+    return "0" if value <= 0 else f"{float(_SIX_DIGITS_DOWN.plus(value)):.6g}"

@@ -1,0 +1,1 @@
+"""Sums of masked vectors, of which the server sees nothing but the noised total."""

@@ -1,0 +1,1 @@
+"""Record-and-replay of a mechanism on neighbouring data sets, and its statistics."""

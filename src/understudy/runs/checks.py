@@ -1,0 +1,298 @@
+"""What a run needs around it, looked at before anything is charged; `understudy doctor` looks at the same list.
+
+Each check is a plain function that does the thing on a small scale - writes a file, asks a server, draws two texts -
+and returns in words what it found, or raises an `InputError` that says what was expected and how to mend it. Nothing
+private is written, and what a check makes it takes away again. No check waits longer than `PATIENCE_S` for an answer.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
+
+from understudy.artifacts import access
+from understudy.errors import InputError
+from understudy.locks import holder_of
+from understudy.runs.folders import probe_folder, try_folder
+from understudy.settings import device_locks, prefect_setting, settings
+
+if TYPE_CHECKING:
+    import httpx
+
+    from understudy.models.loading import LoadedModel
+
+R = TypeVar("R")
+Check = Callable[[], str]
+
+PATIENCE_S = 15.0
+NEW_TOKENS = 4
+# Digests of base models that have generated in this process: the command line and the flow both look.
+_GENERATED: set[str] = set()
+
+
+def checks(*, out: Path | None, base: Callable[[], LoadedModel]) -> dict[str, Check]:
+    """The one list, in the order in which a run meets them.
+
+    Args:
+        out: the folder of a run's results; None leaves that check out.
+        base: gives the base model.
+    """
+    return {
+        **({"out": lambda: try_folder(out)} if out is not None else {}),
+        "private store": private_store,
+        "exchange store": exchange_store,
+        "tracking": tracking,
+        "prefect": prefect_server,
+        "gpu": gpu,
+        "generation": lambda: generation(base()),
+    }
+
+
+def before_charge(out: Path, base: LoadedModel) -> None:
+    """Run every check for a run that is about to be charged.
+
+    Raises:
+        InputError: of the first check that fails.
+    """
+    for look in checks(out=out, base=lambda: base).values():
+        look()
+
+
+def private_store() -> str:
+    """The private store can be written."""
+    access.private_store().check_writable()
+    return "writable, mode 0700"
+
+
+def exchange_store() -> str:
+    """The exchange store answers and can be written, wherever it is."""
+    store = access.exchange_store()
+    _within(PATIENCE_S, store.check_writable, f"UNDERSTUDY_EXCHANGE={_public(store.root)}: the store")
+    return _public(store.root)
+
+
+def tracking() -> str:
+    """MLflow's place can be written: a SQLite file, another database, or a server."""
+    now = settings()
+    uris = [now.mlflow_uri, *([now.server_mlflow_uri] if now.zone == "both" and now.server_mlflow_uri else [])]
+    for uri in uris:
+        name = "UNDERSTUDY_MLFLOW_URI" if uri == now.mlflow_uri else "UNDERSTUDY_SERVER_MLFLOW_URI"
+        _within(PATIENCE_S, partial(_tracking_at, uri, name), f"{name}={_public(uri)}: MLflow")
+    return ", ".join(map(_public, uris))
+
+
+def prefect_server() -> str:
+    """The Prefect server answers, where one is configured."""
+    url = prefect_setting("PREFECT_API_URL")
+    if url is None:
+        return "no server: a temporary one is started for each run"
+    answer = _ask_prefect(url, "health")
+    if answer.status_code in (401, 403) or answer.status_code >= 500:
+        raise InputError(
+            f"PREFECT_API_URL={_public(url)}: expected a Prefect server that lets us in, found status "
+            f"{answer.status_code}; correct PREFECT_API_KEY or PREFECT_API_AUTH_STRING, or mend the server"
+        )
+    return f"server {_public(url)}"
+
+
+def gpu() -> str:
+    """On CUDA: the devices compute, and a task can get one: from the server's limit `gpu`, or by a lock of its own."""
+    now = settings()
+    if now.device_type != "cuda":
+        return "not used: tasks run on the CPU"
+    url = prefect_setting("PREFECT_API_URL")
+    if url is not None:
+        said = _gpu_limit(url)
+    else:
+        held = [holder_of(path) for path in device_locks()]
+        said = f"UNDERSTUDY_DEVICES={now.devices}, {sum(pid is None for pid in held)} of {len(held)} free"
+    _compute_on(now.device_indices if url is None else (0,))
+    return said
+
+
+def generation(base: LoadedModel) -> str:
+    """Two texts of a few tokens from the base model, on the CPU: a GPU may be another run's at this moment."""
+    if base.digest not in _GENERATED:
+        try:
+            _draw_two(base)
+        except InputError:
+            raise
+        # Whatever a foreign architecture raises.
+        except Exception as error:
+            raise InputError(
+                f"model={base.name!r}: expected a model that can generate, found {type(error).__name__} when two texts "
+                f"were drawn: {' '.join(str(error).split())[:200]}; mend its config.json or choose another model"
+            ) from error
+        _GENERATED.add(base.digest)
+    return f"{base.name} draws texts"
+
+
+def _draw_two(base: LoadedModel) -> None:
+    import torch
+
+    from understudy.generation.config import SamplingConfig
+    from understudy.generation.prompts import special_ids
+    from understudy.generation.sampling import Step, sample
+
+    def finite(_: Any, step: Step) -> torch.Tensor:
+        if not bool(torch.isfinite(step.logits).all()):
+            raise InputError(
+                f"model={base.name!r}: expected finite scores of the next token, found others when two texts were "
+                "drawn; choose another model"
+            )
+        return step.logits
+
+    bos, eos, pad = special_ids(base.tokenizer)
+    word = (base.tokenizer.encode(" a", add_special_tokens=False) or [eos])[0]
+    ids, mask = torch.tensor([[pad, bos], [bos, word]]), torch.tensor([[0, 1], [1, 1]])
+    drawn = sample(
+        base.model,
+        (ids, mask),
+        config=SamplingConfig(max_new_tokens=NEW_TOKENS),
+        seeds=(0, 1),
+        eos=eos,
+        step_hook=finite,
+    )
+    for tokens in drawn:
+        base.tokenizer.decode(tokens)
+
+
+def _tracking_at(uri: str, name: str) -> None:
+    if uri.startswith(("http://", "https://")):
+        _tracking_server(uri, name)
+    elif uri.startswith("sqlite:///"):
+        _tracking_file(Path(uri.removeprefix("sqlite:///")), name)
+    elif "://" in uri:
+        _tracking_database(uri, name)
+
+
+def _tracking_server(uri: str, name: str) -> None:
+    import httpx
+
+    try:
+        answer = httpx.get(f"{uri.rstrip('/')}/health", timeout=PATIENCE_S / 3)
+        answer.raise_for_status()
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise InputError(
+            f"{name}={_public(uri)}: expected an MLflow server that answers, found {_said(error)}; start it or "
+            f"correct {name}"
+        ) from None
+
+
+def _tracking_file(path: Path, name: str) -> None:
+    """The file takes a write, which is rolled back; where there is none yet, its folder does."""
+    try:
+        if not path.exists():
+            probe_folder(path.parent)
+            return
+        connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=PATIENCE_S / 3)
+        try:
+            connection.execute("begin immediate")
+            connection.rollback()
+        finally:
+            connection.close()
+    except (OSError, sqlite3.Error) as error:
+        raise InputError(
+            f"{name}=sqlite:///{path}: expected a database that MLflow can write, found: {_said(error)}; mend it or "
+            f"correct {name}"
+        ) from None
+
+
+def _tracking_database(uri: str, name: str) -> None:
+    import sqlalchemy
+
+    try:
+        engine = sqlalchemy.create_engine(uri, poolclass=sqlalchemy.NullPool)
+        with engine.connect() as connection:
+            connection.execute(sqlalchemy.text("select 1"))
+    except (sqlalchemy.exc.SQLAlchemyError, ImportError) as error:
+        raise InputError(
+            f"{name}={_public(uri)}: expected a database that answers, found {type(error).__name__}; start it or "
+            f"correct {name}"
+        ) from None
+
+
+def _ask_prefect(url: str, path: str) -> httpx.Response:
+    import httpx
+
+    key, auth = prefect_setting("PREFECT_API_KEY"), prefect_setting("PREFECT_API_AUTH_STRING")
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    login = httpx.BasicAuth(*auth.split(":", 1)) if auth and ":" in auth else None
+    try:
+        return httpx.get(f"{url.rstrip('/')}/{path}", headers=headers, auth=login, timeout=PATIENCE_S / 3)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise InputError(
+            f"PREFECT_API_URL={_public(url)}: expected a Prefect server that answers, found {_said(error)}; start it "
+            "(prefect server start), or unset PREFECT_API_URL to run without one"
+        ) from None
+
+
+def _gpu_limit(url: str) -> str:
+    answer = _ask_prefect(url, "v2/concurrency_limits/gpu")
+    limit = answer.json() if answer.status_code == 200 else {}
+    if limit.get("limit", 0) < 1 or not limit.get("active", False):
+        command = "gcl create gpu --limit 1" if answer.status_code == 404 else "gcl update gpu --limit 1 --enable"
+        raise InputError(
+            f"expected the concurrency limit 'gpu' on the Prefect server {_public(url)}, found "
+            f"{'none' if answer.status_code == 404 else limit or answer.status_code}; make it there: "
+            f"PREFECT_API_URL={_public(url)} prefect {command}"
+        )
+    return f"concurrency limit gpu of {_public(url)}: {limit['limit']}"
+
+
+def _compute_on(indices: tuple[int, ...]) -> None:
+    import torch
+
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if max(indices) >= found:
+        raise InputError(
+            f"expected CUDA device {max(indices)}, torch finds {found}; set UNDERSTUDY_DEVICE=cpu or name other "
+            "UNDERSTUDY_DEVICES"
+        )
+    for index in indices:
+        try:
+            torch.ones(2, device=f"cuda:{index}").sum().item()
+        except RuntimeError as error:
+            raise InputError(
+                f"CUDA device {index}: expected it to compute, found: {_said(error)}; free it, or set "
+                "UNDERSTUDY_DEVICE=cpu"
+            ) from None
+
+
+def _within(seconds: float, call: Callable[[], R], what: str) -> R:
+    """What `call` returns or raises, if that comes in time; a call that hangs is left behind in a thread of its own."""
+    ended: list[tuple[R | None, Exception | None]] = []
+
+    def run() -> None:
+        try:
+            ended.append((call(), None))
+        except Exception as error:
+            ended.append((None, error))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not ended:
+        raise InputError(f"{what} gave no answer within {seconds:g} seconds; mend it or name another")
+    result, error = ended[0]
+    if error is not None:
+        raise error
+    return result  # type: ignore[return-value]
+
+
+def _public(url: str) -> str:
+    """A URL without user and password."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl() if "@" in parts.netloc else url
+
+
+def _said(error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno:
+        return os.strerror(error.errno)
+    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -1,0 +1,54 @@
+"""Where runs have put their results, so that `purge` finds what was computed from real rows in users' folders.
+
+One small file per folder under the private root; written before the folder is, so that a kill in between leaves a note
+of a folder that is not there, which is nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+from understudy.runs.folders import INTERNAL, RUN_FILE
+from understudy.settings import private_directory, settings
+
+
+def remember(out: Path, *, source: str) -> None:
+    """Note that DIR/internal holds figures computed from the rows of `source`."""
+    note = _notes() / f"{hashlib.sha256(str(out.absolute()).encode()).hexdigest()[:32]}.json"
+    note.touch(mode=0o600)
+    note.write_text(json.dumps({"out": str(out.absolute()), "source": source}))
+
+
+def remove_internal(source: str) -> list[str]:
+    """Remove DIR/internal of every run of `source`; what it exported stays, for it was released.
+
+    A folder that holds another source's run by now is left alone, and so is one that was moved away.
+
+    Returns:
+        The folders DIR.
+    """
+    removed = []
+    for path in sorted(_notes().glob("*.json")):
+        note = json.loads(path.read_text())
+        if note["source"] != source:
+            continue
+        internal = Path(note["out"]) / INTERNAL
+        if _source_of(internal) == source:
+            shutil.rmtree(internal)
+            removed.append(note["out"])
+        path.unlink()
+    return removed
+
+
+def _source_of(internal: Path) -> str | None:
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        return str(json.loads((internal / RUN_FILE).read_text())["source"])
+    return None
+
+
+def _notes() -> Path:
+    return private_directory(settings().private_root / "delivered")

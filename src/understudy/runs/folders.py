@@ -1,0 +1,269 @@
+"""What a run leaves in DIR: `export/`, safe to hand over, and `internal/`, which is not private and closed to others.
+
+Each folder is written beside its place and renamed, so that there is never a half of one. A crash leaves the old one or
+the new one, between the two renames that replace an old one under another name; the next delivery clears up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from understudy.artifacts.access import ArtifactRef, path_of, read_table
+from understudy.data.tables import SYNTHETIC_SCHEMA, TEXT_SCHEMA
+from understudy.errors import InputError, UnderstudyError
+from understudy.locks import locked_folder
+
+EXPORT = "export"
+INTERNAL = "internal"
+RUN_FILE = "run.json"
+
+_WRITTEN, _REPLACED = ".{}.new", ".{}.old"  # beside the folder while it is put in place
+_PROBE = ".understudy-probe-"
+
+
+class RunRecord(BaseModel):
+    """What DIR/internal/run.json remembers: enough to find everything again."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    method: str
+    source: str
+    charge_id: str
+    label_names: tuple[str, ...]
+    config: dict[str, Any]
+    released: ArtifactRef
+    synthetic: ArtifactRef
+    metrics: ArtifactRef | None = None
+
+
+def check_folder(out: Path, *, exports: bool) -> None:
+    """Refuse a folder that holds something other than an earlier run's results, or an export that would outlive them.
+
+    Args:
+        out: the folder.
+        exports: whether the run will write an export, in the place of an earlier one.
+
+    Raises:
+        InputError: naming the folder and how to mend it.
+    """
+    if out.exists() and not out.is_dir():
+        raise InputError(f"--out {out}: expected a folder, found a file; choose another place")
+    ours = {shape.format(folder) for folder in (EXPORT, INTERNAL) for shape in ("{}", _WRITTEN, _REPLACED)}
+    entries = [p.name for p in out.iterdir() if not p.name.startswith(_PROBE)] if out.exists() else []
+    foreign = [name for name in entries if name not in ours]
+    if foreign:
+        raise InputError(
+            f"--out {out}: expected an empty folder or one of an earlier run, found {sorted(foreign)[:3]}; "
+            "choose an empty one"
+        )
+    if not exports and (out / EXPORT).exists():
+        raise InputError(
+            f"--out {out}: holds the {EXPORT}/ of an earlier run, and a run at epsilon inf exports nothing to put in "
+            "its place; choose another folder"
+        )
+
+
+def try_folder(out: Path) -> str:
+    """Do in `out` what an export does later, on a small scale, and leave everything as it was.
+
+    Returns:
+        What was found, in words.
+
+    Raises:
+        InputError: naming the folder and what the system said.
+    """
+    try:
+        closed = probe_folder(out)
+    except OSError as error:
+        raise InputError(
+            f"--out {_short(out)}: expected a folder that can be made and written, found: "
+            f"{error.strerror or type(error).__name__}; choose another place or mend its permissions"
+        ) from None
+    if not closed:
+        raise InputError(
+            f"--out {_short(out)}: expected a file system on which a folder can be closed to others (mode 0700), as "
+            f"{INTERNAL}/ must be; choose another place"
+        )
+    return "writable"
+
+
+def probe_folder(folder: Path) -> bool:
+    """Make `folder`, fill and rename a folder in it, and remove all that was made.
+
+    Returns:
+        Whether a folder made there is closed to others when asked for.
+
+    Raises:
+        OSError: of the first step that fails.
+    """
+    made: list[Path] = []
+    probe = folder / f"{_PROBE}{secrets.token_hex(8)}"
+    renamed = probe.with_name(f"{probe.name}.new")
+    try:
+        for part in reversed((folder, *folder.parents)):
+            if not part.exists():
+                part.mkdir(exist_ok=True)
+                made.append(part)
+        probe.mkdir(mode=0o700)
+        with (probe / "file").open("wb") as file:
+            file.write(b"written")
+            file.flush()
+            os.fsync(file.fileno())
+        probe.rename(renamed)
+        with locked_folder(folder):
+            return renamed.stat().st_mode & 0o077 == 0
+    finally:
+        for path in (probe, renamed):
+            shutil.rmtree(path, ignore_errors=True)
+        for part in reversed(made):
+            with contextlib.suppress(OSError):  # another run has put something there
+                part.rmdir()
+
+
+def _short(path: Path) -> str:
+    return text if len(text := str(path)) <= 200 else f"{text[:100]}...{text[-50:]}"
+
+
+def replace_folder(target: Path, fill: Callable[[Path], None], *, closed: bool = True) -> None:
+    """Put a freshly filled folder in the place of `target`, whole or not at all; what a killed process left goes.
+
+    Args:
+        target: the folder.
+        fill: writes into the folder that it is given.
+        closed: to other users, with everything in it (0700 and 0600).
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    fresh, old = (target.with_name(shape.format(target.name)) for shape in (_WRITTEN, _REPLACED))
+    with locked_folder(target.parent):
+        if old.exists() and not target.exists():
+            os.replace(old, target)
+        _remove(fresh)
+        _remove(old)
+        try:
+            fresh.mkdir(mode=0o700)
+            fill(fresh)
+            if closed:
+                close_folder(fresh)
+            else:
+                fresh.chmod(0o755)
+            if target.exists():
+                os.replace(target, old)
+            os.replace(fresh, target)
+        finally:
+            _remove(fresh)
+        _remove(old)
+
+
+def close_folder(folder: Path) -> None:
+    """Close a folder and everything in it to other users: 0700 and 0600."""
+    folder.chmod(0o700)
+    for path in folder.rglob("*"):
+        path.chmod(0o700 if path.is_dir() else 0o600)
+
+
+def _remove(folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)
+
+
+def named_labels(table: pa.Table, label_names: tuple[str, ...]) -> pa.Table:
+    """The synthetic table as it leaves: labels, where there are any, by name, so that the file explains itself."""
+    if not label_names:
+        return pa.table({"text": table["text"]}, schema=TEXT_SCHEMA)
+    names = [label_names[index] for index in table["label"].to_pylist()]
+    return pa.table({"text": table["text"], "label": pa.array(names, pa.string())}, schema=SYNTHETIC_SCHEMA)
+
+
+def write_export(out: Path, record: RunRecord, statement: Mapping[str, Any], statement_text: str) -> Path:
+    """Write DIR/export: synthetic.parquet, statement.json, statement.md and, under its kind, what was released.
+
+    What `generate` drew beside them is kept as long as the release is the one it was drawn from.
+
+    Raises:
+        UnderstudyError: when anything in it is not released or public: nothing is written then.
+    """
+    for ref in (record.released, record.synthetic):
+        if ref.label.kind == "private":
+            raise UnderstudyError(f"artifact {ref.id} is {ref.label}: only public and released ones are exported")
+
+    further = _further_draws(out, record)
+
+    def fill(folder: Path) -> None:
+        for path in further:
+            shutil.copy2(path, folder)
+        pq.write_table(named_labels(read_table(record.synthetic), record.label_names), folder / "synthetic.parquet")
+        (folder / "statement.json").write_text(json.dumps(statement, indent=2) + "\n")
+        (folder / "statement.md").write_text(statement_text)
+        source = path_of(record.released)
+        shutil.copytree(source, folder / record.released.kind, ignore=shutil.ignore_patterns("manifest.json"))
+
+    replace_folder(out / EXPORT, fill, closed=False)
+    return out / EXPORT
+
+
+def further_file(folder: Path, *, samples: int, draw: int, out: Path | None) -> Path:
+    """Where further texts go: `out`, or a file of their own beside the exported ones.
+
+    Raises:
+        InputError: when the file exists.
+    """
+    path = out or folder / f"synthetic-{samples}-{draw}.parquet"
+    if path.exists():
+        raise InputError(f"{path} exists: name another file with --out, nothing was overwritten")
+    return path
+
+
+def write_further(path: Path, table: pa.Table) -> None:
+    """Write further texts, whole or not at all."""
+    aside = path.with_name(f".{path.name}.part")
+    pq.write_table(table, aside)
+    aside.replace(path)
+
+
+def _further_draws(out: Path, record: RunRecord) -> list[Path]:
+    """What was drawn later from the model in DIR/export, if that is the model of `record`."""
+    try:
+        earlier = read_record(out)
+    except InputError:  # nothing there, or of another version: then the release is another one too
+        return []
+    return sorted((out / EXPORT).glob("synthetic-*.parquet")) if earlier.released == record.released else []
+
+
+def write_internal(out: Path, record: RunRecord, fill_report: Callable[[Path], None]) -> Path:
+    """Write DIR/internal: the report, run.json, and the synthetic table where it may not be exported."""
+
+    def fill(folder: Path) -> None:
+        (folder / RUN_FILE).write_text(record.model_dump_json(indent=2) + "\n")
+        if record.synthetic.label.kind == "private":
+            table = named_labels(read_table(record.synthetic), record.label_names)
+            pq.write_table(table, folder / "synthetic.parquet")
+        fill_report(folder)
+
+    replace_folder(out / INTERNAL, fill)
+    return out / INTERNAL
+
+
+def read_record(out: Path) -> RunRecord:
+    """The record of a finished run.
+
+    Raises:
+        InputError: when the folder holds no finished run.
+    """
+    path = out / INTERNAL / RUN_FILE
+    if not path.is_file():
+        raise InputError(f"{out}: expected the --out folder of a finished run, found no {INTERNAL}/{RUN_FILE}")
+    try:
+        return RunRecord.model_validate_json(path.read_text())
+    except ValidationError as error:
+        raise InputError(f"{path}: {error.errors()[0]['msg']}; run the same command again") from None

@@ -1,0 +1,314 @@
+"""The private table as a run takes it: read, checked for its kind, split into units trained on and units held out.
+
+A table is of one of three kinds: labelled texts, bare texts, or the documents of clients. What becomes of a unit hangs
+on that unit alone: of a row, on its slot, which is its place in the file; of a client, on its identifier. So a unit
+that is removed, or replaced by the null record, moves no other, and everything public is a function of the declared
+number of units (ADR 0014).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from understudy.data import tables
+from understudy.data.readers import same_source
+from understudy.data.samples import declared_labels
+from understudy.errors import InputError
+from understudy.privacy.ledger.ledger import SourceRecord
+from understudy.runs.request import RunRequest
+
+RowKind = Literal["labelled", "texts", "clients"]
+KeyedHash = Callable[[str, bytes], bytes]
+Names = tuple[str, ...] | dict[str, str]
+
+# One unit in ten is measured on, not trained on, unless --test names other rows.
+HOLD_OUT_EVERY: Final = 10
+# Of clients, of whom no number can be fixed, this many are expected at least, of up to half of those declared.
+HELD_OUT_CLIENTS: Final = 8
+NOUNS: Final[dict[RowKind, str]] = {"labelled": "row", "texts": "row", "clients": "client"}
+LABELS_DISCLOSED: Final = (
+    "the label list was read from the private rows (--labels-from-data) and is published: a label that a single row "
+    "has is published with it, which no epsilon covers"
+)
+
+
+@dataclass(frozen=True)
+class Intake:
+    """Checked tables of one source, private, beside what is public about them.
+
+    Attributes:
+        whole: every row of the file.
+        train: rows that are trained on. Of rows, one per slot, null where there is none, or one that is held out. Of
+            clients, their rows with `unit_id`, a keyed hash of the client, in the order of these hashes.
+        test: rows for measuring only.
+        units: n of the run: the declared number of rows or clients; public.
+        label_names: declared labels; empty for a kind without.
+        labels_from_data: whether these were read from the rows.
+        notes: what was assumed; shown to the user.
+    """
+
+    whole: pa.Table
+    train: pa.Table
+    test: pa.Table
+    units: int
+    label_names: tuple[str, ...]
+    labels_from_data: bool
+    notes: tuple[str, ...]
+
+
+def take_in(request: RunRequest, kind: RowKind, known: SourceRecord | None, *, keyed_hash: KeyedHash) -> Intake:
+    """Read, check and split the table of a request.
+
+    Args:
+        request: what was asked.
+        kind: of the rows.
+        known: the source as registered, None on its first use.
+        keyed_hash: (purpose, data) -> at least 16 bytes, under a key of the source: `Ledger.keyed_hash`.
+
+    Raises:
+        InputError: the table is not of this kind, too small, or larger than declared; the message says how to mend it.
+        RowError: one row is wrong; with its index, never its text.
+    """
+    table = tables.read_source(request.data)
+    names, notes = _label_names(request, table, known) if kind == "labelled" else ((), [])
+    whole, label_names = _checked(request, kind, table, names, null_records=True)
+    identifiers = _clients(whole) if kind == "clients" else None
+    found = whole.num_rows if identifiers is None else len(identifiers)
+    units, counted = declared_units(request, kind, known, found=found)
+    if request.test is not None:
+        test = _rows_to_measure_on(request, kind, whole, names)
+        held = pa.array([False] * whole.num_rows)
+        split_note = f"utility is measured on the {NOUNS[kind]}s of --test"
+    else:
+        held = _held_out(whole, identifiers, kind, found=found, units=units, keyed_hash=keyed_hash)
+        test = _present(whole.filter(held))
+        split_note = hold_out_note(kind, units)
+    _check_spoken(test)
+    train = _slotted(whole, held, units) if identifiers is None else _by_id(whole, held, keyed_hash)
+    _check_trained(train, kind)
+    return Intake(
+        whole=whole,
+        train=train,
+        test=test,
+        units=units,
+        label_names=label_names,
+        labels_from_data=kind == "labelled" and _reads_labels(request, known),
+        notes=(*notes, *counted, split_note),
+    )
+
+
+def hold_out_note(kind: RowKind, units: int) -> str:
+    """Which units are measured on, in words; public."""
+    noun = NOUNS[kind]
+    if kind == "clients":
+        return (
+            f"{_client_share(units):.0%} of clients, in the mean, are held out to measure utility, not trained on: a "
+            f"keyed hash of each {noun} decides about that {noun}; --test names other {noun}s instead"
+        )
+    return (
+        f"one {noun} of every ten is held out to measure utility, not trained on: a keyed hash decides which place "
+        f"of the ten; --test names other {noun}s instead"
+    )
+
+
+def declared_units(
+    request: RunRequest, kind: RowKind, known: SourceRecord | None, *, found: int
+) -> tuple[int, list[str]]:
+    """The declared number of units and what was assumed: --units, else as registered, else as many as there are.
+
+    Raises:
+        InputError: there are more units than declared, or more are declared than registered.
+    """
+    noun = NOUNS[kind]
+    if known is not None and found > known.n:
+        raise InputError(
+            f"{found} {noun}s: source {known.name!r} is registered with at most {known.n}, which delta and every "
+            f"figure of its charges rest on; bring no more than {known.n}, or register the larger table under another "
+            "name before its first run, with as many units as it may ever have"
+        )
+    if request.units is None:
+        if known is not None:
+            return known.n, []
+        return found, [
+            f"n={found} {noun}s were counted and are declared public, as an upper bound for every later run; --units "
+            "declares a number without counting"
+        ]
+    if known is not None and request.units > known.n:
+        raise InputError(
+            f"--units {request.units}: source {known.name!r} is registered with at most {known.n}; leave --units out"
+        )
+    if found > request.units:
+        raise InputError(
+            f"--units {request.units}: found {found} {noun}s; declare an upper bound of what the file can ever hold"
+        )
+    return request.units, []
+
+
+def _rows_to_measure_on(request: RunRequest, kind: RowKind, whole: pa.Table, names: Names) -> pa.Table:
+    """The table of --test, which must not be that of --data."""
+    assert request.test is not None
+    refusal = InputError(
+        "--test: expected rows that nothing is trained on, found the rows of --data; name others, or leave --test out "
+        f"to hold out about one {NOUNS[kind]} in {HOLD_OUT_EVERY}"
+    )
+    if same_source(request.data, request.test):
+        raise refusal
+    test, _ = _checked(request, kind, tables.read_source(request.test), names, null_records=False)
+    if _texts(test) == _texts(whole):
+        raise refusal
+    return test
+
+
+def _texts(table: pa.Table) -> set[str]:
+    """The different texts of a table, in whatever order and case."""
+    return {tables.normalise(text) for text in table["text"].to_pylist() if text is not None}
+
+
+def _check_spoken(test: pa.Table) -> None:
+    """Refuse, before anything is charged, held-out rows that nothing could be measured on."""
+    if not any(text.strip() for text in test["text"].to_pylist()):
+        raise InputError(
+            "rows to measure on: expected a text in at least one of them, found white space in all or no row; "
+            "name others with --test"
+        )
+
+
+def _check_trained(train: pa.Table, kind: RowKind) -> None:
+    """Refuse, before anything is charged, a table of which nothing is left to train on."""
+    if train["text"].null_count == train.num_rows:
+        raise InputError(f"expected a {NOUNS[kind]} to train on, found none that is not held out; bring more")
+
+
+def _checked(
+    request: RunRequest, kind: RowKind, table: pa.Table, names: Names, *, null_records: bool
+) -> tuple[pa.Table, tuple[str, ...]]:
+    """The checked table and the names of its labels."""
+    if kind == "clients":
+        columns = tables.ClientColumns(client=request.client_column, text=request.text_column)
+        return tables.check_clients(table, columns).table, ()
+    if kind == "texts":
+        return tables.check_texts(table, request.text_column, null_records=null_records), ()
+    labelled = tables.LabelledColumns(text=request.text_column, label=request.label_column, label_names=names)
+    rows = tables.check_labelled(table, labelled, null_records=null_records)
+    return rows.table, rows.label_names
+
+
+def _clients(table: pa.Table) -> list[str]:
+    """Every client once."""
+    found: list[str] = pc.unique(table["client_id"]).to_pylist()
+    return found
+
+
+def _held_out(
+    whole: pa.Table,
+    identifiers: list[str] | None,
+    kind: RowKind,
+    *,
+    found: int,
+    units: int,
+    keyed_hash: KeyedHash,
+) -> pa.Array:
+    """Which rows of the file are measured on; each is decided by its slot or client alone."""
+    if found < HOLD_OUT_EVERY:
+        raise InputError(
+            f"{found} {NOUNS[kind]}s: expected at least {HOLD_OUT_EVERY}, of which about one in ten is held out; "
+            f"bring more {NOUNS[kind]}s, or name others to measure on with --test"
+        )
+    if identifiers is None:
+        return pa.array([row_is_held_out(slot, keyed_hash) for slot in range(found)])
+    out = {name for name in identifiers if client_is_held_out(name, units=units, keyed_hash=keyed_hash)}
+    return pa.array([client in out for client in whole["client_id"].to_pylist()])
+
+
+def row_is_held_out(slot: int, keyed_hash: KeyedHash) -> bool:
+    """One slot of every ten: a function of the slot and the key, whatever the rows hold."""
+    ten, place = divmod(slot, HOLD_OUT_EVERY)
+    word = int.from_bytes(keyed_hash("hold-out/rows", ten.to_bytes(8))[:8])
+    return place == word % HOLD_OUT_EVERY
+
+
+def client_is_held_out(identifier: str, *, units: int, keyed_hash: KeyedHash) -> bool:
+    """A coin of the client's own: a function of its identifier, the declared number of clients and the key."""
+    word = int.from_bytes(keyed_hash("hold-out/client", _name(identifier))[:8])
+    return word < _client_share(units) * 2**64
+
+
+def unit_id(identifier: str, keyed_hash: KeyedHash) -> bytes:
+    """What a client takes part by, 16 bytes: a keyed hash of its identifier."""
+    return keyed_hash("unit-id", _name(identifier))[: tables.UNIT_ID_BYTES]
+
+
+def _name(identifier: str) -> bytes:
+    """One client is one look of its identifier, in this file and the next."""
+    return tables.normalise(identifier).encode()
+
+
+def _client_share(units: int) -> float:
+    """How many of the clients are held out, in the mean: more of a few, so that hardly ever none is; public."""
+    return max(1 / HOLD_OUT_EVERY, min(1 / 2, HELD_OUT_CLIENTS / units))
+
+
+def _slotted(whole: pa.Table, held: pa.Array, units: int) -> pa.Table:
+    """One row per slot: null where it is held out, and at the end where the file has fewer rows than declared."""
+    columns = []
+    for field in whole.schema:
+        kept = pc.if_else(held, pa.scalar(None, field.type), whole[field.name].combine_chunks())
+        columns.append(pa.concat_arrays([kept, pa.nulls(units - whole.num_rows, field.type)]))
+    return pa.table(columns, schema=whole.schema)
+
+
+def _by_id(whole: pa.Table, held: pa.Array, keyed_hash: KeyedHash) -> pa.Table:
+    """The rows of the clients trained on, client by client in the order of their ids: the file's order moves nothing.
+
+    A client's own rows keep their order.
+    """
+    kept = whole.filter(pc.invert(held))
+    ids = {client: unit_id(client, keyed_hash) for client in _clients(kept)}
+    of_rows = [ids[client] for client in kept["client_id"].to_pylist()]
+    column = pa.array(of_rows, pa.binary(tables.UNIT_ID_BYTES))
+    order = sorted(range(len(of_rows)), key=of_rows.__getitem__)
+    return kept.append_column(tables.UNIT_ID, column).take(pa.array(order, pa.int64())).combine_chunks()
+
+
+def _present(table: pa.Table) -> pa.Table:
+    """The table without its null records."""
+    return table.filter(table["text"].is_valid())
+
+
+def _reads_labels(request: RunRequest, known: SourceRecord | None) -> bool:
+    declared = request.label_names is not None or (known is not None and known.label_names is not None)
+    return request.labels_from_data and not declared and declared_labels(request.data) is None
+
+
+def _label_names(request: RunRequest, table: pa.Table, known: SourceRecord | None) -> tuple[Names, list[str]]:
+    """The declared labels: from the request, else as registered, else those on the card of a shipped sample.
+
+    They are public, so they are never read from the rows, unless the user asks for that in so many words.
+    """
+    registered = known.label_names if known is not None else None
+    if request.label_names is not None:
+        given = tuple(dict.fromkeys(request.label_names.values()))
+        if registered is not None and given != registered:
+            raise InputError(
+                f"--label-names {list(given)}: source {request.source!r} is registered with {list(registered)}; "
+                "use those names in that order"
+            )
+        return request.label_names, []
+    if registered is not None:
+        return registered, []
+    on_card = declared_labels(request.data)
+    if on_card is not None:
+        return on_card, []
+    if not request.labels_from_data:
+        raise InputError(
+            "--label-names is missing: the list of labels is published, so it is declared, not read from private rows; "
+            f"give --label-names VALUE=NAME,... with every value of column {request.label_column!r}, for example "
+            "--label-names 0=negative,1=positive (--labels-from-data reads the list from the rows and publishes it: "
+            "a label that only one row has is published too)"
+        )
+    return tables.labels_found(table, request.label_column), [LABELS_DISCLOSED]

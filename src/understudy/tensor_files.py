@@ -1,0 +1,80 @@
+"""Tensors on disk: safetensors only, written aside, synced and renamed, so that no half file is ever seen."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from understudy.errors import ArtifactDamaged
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """Write tensors as one safetensors file; the same tensors give the same bytes.
+
+    The file appears whole or not at all: it is written beside `path`, synced and renamed.
+
+    Args:
+        path: the file; missing folders are made, readable by this user only.
+        tensors: any device and layout; equal storage is written once per name.
+        metadata: at most one entry keeps the bytes independent of the run (safetensors does not sort them).
+    """
+    plain = {name: tensors[name].detach().cpu().clone().contiguous() for name in sorted(tensors)}
+    write_atomically(path, save(plain, dict(metadata) if metadata else None))
+
+
+def write_tensors_once(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Like `save_tensors`, but a file that is there stays: of two writers at once, the first one wins."""
+    plain = {name: tensors[name].detach().cpu().clone().contiguous() for name in sorted(tensors)}
+    write_atomically(path, save(plain), once=True)
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """Read a safetensors file to the CPU.
+
+    Raises:
+        ArtifactDamaged: when the file is not a whole safetensors file.
+    """
+    try:
+        return dict(load_file(path, device="cpu"))
+    except (SafetensorError, FileNotFoundError) as error:
+        raise ArtifactDamaged(f"{path}: expected a whole safetensors file: {error}; delete it and run again") from error
+
+
+def write_atomically(path: Path, content: bytes, *, once: bool = False) -> None:
+    """Write a file (mode 0600): a reader, or a crash, finds the old content or the new, never a part.
+
+    Args:
+        path: the file; missing folders are made, readable by this user only.
+        content: all of it.
+        once: keep the file that is already there.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        if once:
+            with suppress(FileExistsError):
+                os.link(name, path)
+        else:
+            Path(name).replace(path)
+    finally:
+        Path(name).unlink(missing_ok=True)
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

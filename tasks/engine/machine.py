@@ -1,0 +1,121 @@
+"""The machine under a task that computes: threads, determinism, and one task at a time on the GPU."""
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
+from prefect.concurrency.sync import concurrency
+
+from understudy.errors import UnderstudyError
+from understudy.locks import holder_of, locked_one
+from understudy.settings import DeviceType, device_locks, prefect_setting, settings
+from understudy.tasks.engine.code_digest import reached_code
+
+# Loading a model changes torch's state for all threads of a process, so mapped tasks that compute take turns in
+# it, each with all threads; a Dask or Ray task runner gives them processes of their own.
+_TURN = threading.Lock()
+
+
+@contextmanager
+def prepared(function: Callable[..., Any], *, inside: bool) -> Iterator[None]:
+    """Set up the machine for a function that reaches torch; other functions do not wait for its import.
+
+    Args:
+        function: the task's function.
+        inside: whether it runs inside Prefect, which holds the GPU slot.
+    """
+    if "torch" not in reached_code(function).foreign:
+        yield
+        return
+    now = settings()
+    with _TURN if inside else nullcontext(), gpu_slot(now.device_type if inside else "cpu") as index:
+        prepare_torch(now.threads, now.device_type)
+        if index is not None:
+            use_device(index)
+        yield
+
+
+def use_device(index: int) -> None:
+    """Make `cuda` mean one device, for the calling thread."""
+    import torch
+
+    torch.cuda.set_device(index)
+
+
+def prepare_torch(threads: int, device: DeviceType) -> None:
+    """Fix the number of threads and ask for deterministic algorithms; they stay so after the task.
+
+    Raises:
+        UnderstudyError: when the device is not there.
+    """
+    # Read when CUDA starts; without it matrix products on CUDA are not deterministic.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    import torch
+
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UnderstudyError("UNDERSTUDY_DEVICE asks for cuda, torch finds none; set UNDERSTUDY_DEVICE=cpu")
+    # The number of threads belongs to the calling thread, so every task sets it for itself.
+    torch.set_num_threads(threads)
+    # A few CUDA operations have no deterministic form; they warn, because an error would come after the
+    # charge.
+    torch.use_deterministic_algorithms(True, warn_only=device == "cuda")
+    torch.backends.cudnn.benchmark = False
+
+
+@contextmanager
+def gpu_slot(device: DeviceType) -> Iterator[int | None]:
+    """Hold a GPU of this machine while a task of device type `cuda` computes.
+
+    With a Prefect server its concurrency limit `gpu` counts, which an operator sets for all workers. Without one a
+    limit would be that of a server started for this run alone, so the task holds a lock of its own.
+
+    Yields:
+        The number of the device that is locked; None where nothing is, or where the limit does not choose.
+
+    Raises:
+        UnderstudyError: when the limit does not exist.
+    """
+    if device != "cuda":
+        yield None
+    elif prefect_setting("PREFECT_API_URL") is None:
+        with locked_one(device_locks(), _say_waiting()) as place:
+            yield settings().device_indices[place]
+    else:
+        with _gpu_limit():
+            yield None
+
+
+@contextmanager
+def _gpu_limit() -> Iterator[None]:
+    try:
+        # A renewal that fails for a moment must not end a long training.
+        with concurrency("gpu", occupy=1, strict=True, raise_on_lease_renewal_failure=False):
+            yield
+    except ConcurrencySlotAcquisitionError as error:
+        url = prefect_setting("PREFECT_API_URL")
+        raise UnderstudyError(
+            f"expected the concurrency limit 'gpu' on the Prefect server {url}; make it there: "
+            f"PREFECT_API_URL={url} prefect gcl create gpu --limit 1"
+        ) from error
+
+
+def _say_waiting() -> Callable[[float], None]:
+    """What a run that waits for a GPU says: who has it, once after two seconds and then every minute."""
+    due = 2.0
+
+    def say(waited_s: float) -> None:
+        nonlocal due
+        if waited_s < due:
+            return
+        due = waited_s + 60.0
+        holders = ", ".join(f"process {pid}" for path in device_locks() if (pid := holder_of(path)))
+        sys.stderr.write(
+            f"waiting for a GPU for {waited_s:.0f} s (UNDERSTUDY_DEVICES={settings().devices}): "
+            f"held by {holders or 'nobody any more'}\n"
+        )
+
+    return say

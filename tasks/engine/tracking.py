@@ -1,0 +1,332 @@
+"""The record of runs in MLflow: one parent run per flow run, one child per task, written once when it ends.
+
+A child is found by its key and its parent, a parent by its run key, so a killed and resumed run leaves
+neither duplicates nor orphans that stay RUNNING. MLflow is the audit record, so a write that fails is tried
+again and then fails the task; the result is kept by then, and the next attempt records it without computing
+it again.
+"""
+
+import functools
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from understudy.errors import InputError, TrackingFailed
+from understudy.locks import locked
+from understudy.settings import settings
+from understudy.tasks.engine.lineage import LineageNode, trace
+from understudy.tasks.engine.prefect_links import link_from_prefect
+from understudy.tasks.engine.run_record import (
+    CACHED,
+    CONTEXT,
+    FLOW_RUN,
+    FLOW_URL,
+    FULL_ID,
+    KEY,
+    LABELS,
+    PARENT,
+    PURGED,
+    RUN_KEY,
+    SOURCES,
+    TASK,
+    State,
+    TaskRecord,
+    flatten,
+    labels_of,
+    public_artifacts,
+    source_names,
+    tracked_name,
+)
+
+if TYPE_CHECKING:
+    from mlflow.entities import DatasetInput, Run
+    from mlflow.tracking import MlflowClient
+
+T = TypeVar("T")
+
+# A worker imports this without the command line, which sets the same.
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+
+EXPERIMENT = "understudy"
+_DIGEST = 36  # characters that MLflow keeps of a data set's digest
+_BATCH = 100  # parameters that MLflow takes at once
+_RETRY_AFTER_S = (0.2, 1.0, 3.0)
+
+
+@contextmanager
+def parent_run(run_key: str, flow_name: str, *, parameters: Mapping[str, Any], zone: str = "client") -> Iterator[str]:
+    """Keep the MLflow run of one flow run: found again by `run_key`, RUNNING in the block, ended after it.
+
+    Args:
+        run_key: what makes a later flow run the same run, resumed: a digest of the request.
+        flow_name: the flow's name.
+        parameters: public parameters, configs included.
+        zone: the zone whose tracking store is used.
+
+    Yields:
+        The MLflow run id.
+
+    Raises:
+        TrackingFailed: when the tracking store cannot be written.
+    """
+    from prefect.runtime import flow_run
+
+    # Without a UI address Prefect composes one that begins with "None".
+    url = flow_run.ui_url if str(flow_run.ui_url).startswith("http") else None
+    here = {FLOW_RUN: flow_run.id, FLOW_URL: url}
+    outer = flow_run.parent_flow_run_id if flow_run.id else None
+    log = _open(zone)
+    run_id = log.persist("the flow run", lambda: log.open_parent(run_key, flow_name, parameters, here, outer))
+    if flow_run.id:
+        link_from_prefect(log.uri, log.experiment, run_id)
+
+    def end(state: State) -> None:
+        log.persist("the end of the flow run", lambda: log.client.set_terminated(run_id, state))
+
+    try:
+        yield run_id
+    except BaseException as error:
+        try:
+            end("FAILED" if isinstance(error, Exception) else "KILLED")
+        except TrackingFailed as also:
+            error.add_note(str(also))
+        raise
+    end("FINISHED")
+
+
+def log_task(record: TaskRecord) -> str:
+    """Write the child run of one ended task, over what an earlier attempt wrote; returns its MLflow run id.
+
+    Raises:
+        TrackingFailed: when the tracking store cannot be written.
+    """
+    log = _open(record.zone)
+    return log.persist(f"task {record.name!r}", lambda: log.write_child(record))
+
+
+def lineage(ref_id: str, *, zone: str = "client") -> LineageNode:
+    """What an artifact was made from, back to the sources and the charges that paid.
+
+    Raises:
+        InputError: when no recorded task made or read an artifact with this id.
+    """
+    log = _open(zone)
+    if not log.persist("the lineage", lambda: log.runs_with(ref_id)):
+        raise InputError(f"artifact {ref_id}: no recorded task made or read it; give the id of a released artifact")
+    return log.persist("the lineage", lambda: trace(log, ref_id))
+
+
+def mark_purged(ref_ids: Iterable[str]) -> int:
+    """Say in every recorded run that names one of these artifacts that it was removed; the record itself stays.
+
+    Returns:
+        How many runs were marked.
+
+    Raises:
+        TrackingFailed: when the tracking store cannot be written; to be called again then.
+    """
+    ids, marked = sorted(ref_ids), set()
+    for log in {_open(zone).uri: _open(zone) for zone in ("client", "server")}.values():
+        for ref_id in ids:
+            marked |= log.persist("the purge", functools.partial(log.mark_purged, ref_id))
+    return len(marked)
+
+
+def tracking_uri(zone: str) -> str:
+    """Where runs of `zone` are recorded: the server zone has a place of its own."""
+    now = settings()
+    if "server" in (zone, now.zone) and now.server_mlflow_uri:
+        return now.server_mlflow_uri
+    return now.mlflow_uri
+
+
+class Log:
+    """The project's experiment in one tracking store."""
+
+    def __init__(self, uri: str, client: "MlflowClient", experiment: str, lock: Path | None) -> None:
+        self.uri = uri
+        self.client = client
+        self.experiment = experiment
+        self.lock = lock
+        self._parents: dict[str, str] = {}
+
+    def persist(self, what: str, write: Callable[[], T]) -> T:
+        """Write one whole record; writers of one SQLite file take turns instead of running into its timeout."""
+
+        def in_turn() -> T:
+            with locked(self.lock) if self.lock else nullcontext():
+                return write()
+
+        return _persist(what, in_turn)
+
+    def open_parent(
+        self,
+        run_key: str,
+        flow_name: str,
+        parameters: Mapping[str, Any],
+        flow_run: Mapping[str, str | None],
+        outer: str | None,
+    ) -> str:
+        """Find or make the run of a flow and set it RUNNING."""
+        run_id = self._write(
+            {RUN_KEY: run_key},
+            name=flow_name,
+            tags={**flow_run, PARENT: self.parent_of(outer)},
+            parameters=flatten(parameters),
+        )
+        self.client.update_run(run_id, status="RUNNING")
+        if flow_run_id := flow_run[FLOW_RUN]:
+            self._parents[flow_run_id] = run_id
+        return run_id
+
+    def write_child(self, record: TaskRecord) -> str:
+        """Find or make the run of a task and write it whole."""
+        parent = self.parent_of(record.flow_run_id)
+        identity = {KEY: record.key, **({PARENT: parent} if parent else {})}
+        if record.cached and (found := self.search(identity)):
+            return str(found[0].info.run_id)
+        tags = {
+            TASK: record.name,
+            "understudy.zone": record.zone,
+            SOURCES: json.dumps(source_names(record.inputs, record.outputs)),
+            LABELS: labels_of(record.outputs),
+            CACHED: "true" if record.cached else None,
+            "understudy.failure": record.failure,
+            "prefect.task_run_id": record.task_run_id,
+        }
+        run_id = self._write(
+            identity,
+            name=record.name,
+            started_ms=record.started_ms,
+            tags=tags,
+            parameters=flatten(record.arguments),
+            metrics=record.metrics,
+        )
+        datasets = [*_datasets(record.inputs, "input"), *_datasets(record.outputs, "output")]
+        if datasets:
+            self.client.log_inputs(run_id, datasets=datasets)
+        self.client.set_terminated(run_id, record.state)
+        return run_id
+
+    def parent_of(self, flow_run_id: str | None) -> str | None:
+        """The MLflow run of a Prefect flow run, if it has one."""
+        if flow_run_id is None:
+            return None
+        if flow_run_id not in self._parents and (found := self.search({FLOW_RUN: flow_run_id})):
+            self._parents[flow_run_id] = str(found[0].info.run_id)
+        return self._parents.get(flow_run_id)
+
+    def search(self, tags: Mapping[str, str]) -> "list[Run]":
+        """Runs with all of `tags`."""
+        if any("'" in value for value in tags.values()):
+            raise InputError(f"tracking: expected tags without quotes, found {dict(tags)}")
+        wanted = " and ".join(f"tags.`{name}` = '{value}'" for name, value in tags.items())
+        return list(self.client.search_runs([self.experiment], wanted))
+
+    def runs_with(self, ref_id: str) -> "list[Run]":
+        """Runs that read or made the artifact."""
+        digest = ref_id[:_DIGEST].replace("'", "")
+        return list(self.client.search_runs([self.experiment], f"dataset.digest = '{digest}'"))
+
+    def mark_purged(self, ref_id: str) -> set[str]:
+        """Tag the runs that name the artifact; returns their ids."""
+        runs = self.runs_with(ref_id)
+        for run in runs:
+            gone = {*json.loads(run.data.tags.get(PURGED, "[]")), ref_id}
+            self.client.set_tag(run.info.run_id, PURGED, json.dumps(sorted(gone)))
+        return {str(run.info.run_id) for run in runs}
+
+    def tags_of(self, run_id: str) -> dict[str, str]:
+        """The tags of one run."""
+        return dict(self.client.get_run(run_id).data.tags)
+
+    def _write(
+        self,
+        identity: Mapping[str, str],
+        *,
+        name: str,
+        tags: Mapping[str, str | None],
+        parameters: Mapping[str, str],
+        started_ms: int | None = None,
+        metrics: Mapping[str, float] | None = None,
+    ) -> str:
+        """Find the run with the tags `identity` or make it, and write it; returns its id."""
+        from mlflow.entities import Metric, Param, RunTag
+
+        written = {tag: value for tag, value in tags.items() if value is not None}
+        found = self.search(identity)
+        if found:
+            run_id, known = found[0].info.run_id, found[0].data.params
+        else:
+            run_id = self.client.create_run(self.experiment, started_ms, {**identity, **written}, name).info.run_id
+            written, known = {}, {}
+        now = int(time.time() * 1000)
+        # A parameter never changes: other values of arguments that do not count keep the first ones.
+        new = [Param(parameter, value) for parameter, value in parameters.items() if parameter not in known]
+        for start in range(0, len(new), _BATCH):
+            self.client.log_batch(run_id, params=new[start : start + _BATCH])
+        figures = [Metric(tracked_name(metric), float(value), now, 0) for metric, value in (metrics or {}).items()]
+        if figures or written:
+            self.client.log_batch(run_id, metrics=figures, tags=[RunTag(tag, value) for tag, value in written.items()])
+        return str(run_id)
+
+
+def _datasets(refs: Any, context: str) -> "Iterator[DatasetInput]":
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    for ref_id, kind in public_artifacts(refs).items():
+        dataset = Dataset(name=kind, digest=ref_id[:_DIGEST], source_type="understudy", source=f'"{ref_id}"')
+        yield DatasetInput(dataset, [InputTag(CONTEXT, context), InputTag(FULL_ID, ref_id)])
+
+
+def _open(zone: str) -> Log:
+    return _persist("the experiment", lambda: _connect(tracking_uri(zone)))
+
+
+@functools.lru_cache(maxsize=16)
+def _connect(uri: str) -> Log:
+    # Its notes on making the tables are not for the user.
+    for name in ("mlflow", "alembic"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    if not uri.startswith("sqlite:///"):
+        return _with_experiment(uri, None)
+    database = Path(uri.removeprefix("sqlite:///"))
+    database.parent.mkdir(parents=True, exist_ok=True)
+    # Two processes that make the tables of one new database at the same time would break it.
+    with locked(lock := database.with_name(f"{database.name}.lock")):
+        return _with_experiment(uri, lock)
+
+
+def _with_experiment(uri: str, lock: Path | None) -> Log:
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_uri=uri)
+    found = client.get_experiment_by_name(EXPERIMENT)
+    if found is not None:
+        return Log(uri, client, found.experiment_id, lock)
+    # Nothing is ever stored there; without it MLflow would name a folder of the working directory.
+    files = lock.with_name("mlflow-files").as_uri() if lock else None
+    return Log(uri, client, client.create_experiment(EXPERIMENT, files), lock)
+
+
+def _persist(what: str, write: Callable[[], T]) -> T:
+    """Write, with a few attempts: a busy database or a lost connection passes."""
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    for delay in (*_RETRY_AFTER_S, None):
+        try:
+            return write()
+        except (MlflowException, SQLAlchemyError, OSError) as error:
+            if delay is None:
+                raise TrackingFailed(
+                    f"tracking: {what} could not be recorded ({type(error).__name__}); what is done is stored "
+                    "and is not computed again: check UNDERSTUDY_MLFLOW_URI and run the same command again"
+                ) from error
+            time.sleep(delay)
+    raise AssertionError("unreachable")

@@ -1,0 +1,139 @@
+import enum
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pydantic import BaseModel, SecretStr
+
+from understudy.artifacts.access import write_table
+from understudy.errors import InputError, ZoneError
+from understudy.privacy.labels import private, public
+from understudy.tasks.engine import cache_key
+from understudy.tasks.engine.cache_key import check_zone, describe, references, task_key
+
+TABLE = pa.table({"text": ["a"]})
+
+
+class Inner(BaseModel, frozen=True):
+    steps: int = 3
+    lr: float = 0.1
+
+
+class Config(BaseModel, frozen=True):
+    inner: Inner = Inner()
+    names: tuple[str, ...] = ("a", "b")
+    epsilon: float | None = None
+
+
+class Holder(BaseModel, frozen=True):
+    secret: SecretStr = SecretStr("swordfish")
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+def function(rows: object, config: object) -> object:
+    return rows, config
+
+
+def key(**arguments) -> str:
+    return task_key("train", function, arguments)
+
+
+def test_equal_arguments_have_equal_keys():
+    a, b = Config(), Config(inner=Inner(steps=3), names=("a", "b"))
+    assert key(config=a) == key(config=b)
+    assert key(x=1, y=2) == key(y=2, x=1)
+    assert key(x=[1, 2]) == key(x=(1, 2))
+
+
+def test_everything_that_decides_the_result_is_in_the_key(monkeypatch):
+    ref, same = [write_table(TABLE, kind="table", label=public()) for _ in range(2)]
+    other = write_table(pa.table({"text": ["b"]}), kind="table", label=public())
+    assert key(rows=ref) == key(rows=same)
+    keys = [
+        key(rows=ref),
+        key(rows=other),
+        key(rows=[ref]),
+        key(rows={"a": ref}),
+        key(rows=ref.id),
+        key(config=Config()),
+        key(config=Config(inner=Inner(steps=4))),
+        key(config=Config(inner=Inner(lr=0.2))),
+        key(config=Config(names=("a", "bc"))),
+        key(config=Config(names=("ab", "c"))),
+        key(config=Config(epsilon=float("inf"))),
+        key(config=Config(epsilon=3.0)),
+        key(config=Inner()),
+        key(x=1),
+        key(x=1.5),
+        key(x="1"),
+        key(x=True),
+        key(x=None),
+        key(y=1),
+        task_key("generate", function, {"x": 1}),
+        task_key("train", write_table, {"x": 1}),
+    ]
+    monkeypatch.setenv("UNDERSTUDY_THREADS", "5")
+    keys.append(key(x=1))
+    monkeypatch.setenv("UNDERSTUDY_DEVICE", "cuda")
+    keys.append(key(x=1))
+    versions = cache_key.versions()
+    monkeypatch.setattr(cache_key, "versions", lambda: {**versions, "torch": "0.1"})
+    keys.append(key(x=1))
+    assert len(set(keys)) == len(keys)
+    assert {len(k) for k in keys} == {64}
+
+
+def test_ignored_arguments_are_not_in_the_key_but_are_checked():
+    with_one, with_two = (task_key("t", function, {"x": 1, "workers": n}, ignore=("workers",)) for n in (1, 2))
+    assert with_one == with_two != task_key("t", function, {"x": 2, "workers": 1}, ignore=("workers",))
+    with pytest.raises(InputError, match="'workers'"):
+        task_key("t", function, {"workers": object()}, ignore=("workers",))
+
+
+@pytest.mark.parametrize(
+    ("value", "where"),
+    [
+        (TABLE, "'x'"),
+        (Path("/private"), "'x'"),
+        (b"bytes", "'x'"),
+        ([1, {"a": np.zeros(2)}], r"'x'\[1\]\['a'\]"),
+        ({1: 2}, "'x'"),
+        ({"a"}, "'x'"),
+        (Holder(), r"'x'\.secret"),
+        (Colour.RED, "'x'"),
+    ],
+)
+def test_other_types_are_refused_and_named(value, where):
+    with pytest.raises(InputError, match=f"task argument {where}: expected an ArtifactRef.*store content") as caught:
+        key(x=value)
+    assert "swordfish" not in str(caught.value)
+
+
+def test_references_are_found_anywhere():
+    class Nested(BaseModel):
+        deep: dict[str, object]
+
+    ref = write_table(TABLE, kind="table", label=public())
+    value = {"a": [ref, (ref,)], "b": Nested(deep={"c": [ref]}), "d": "text"}
+    assert list(references(value)) == [ref, ref, ref]
+    assert describe(ref, where="x") == ["artifact", ref.id]
+
+
+def test_a_server_task_refuses_private_references():
+    ref = write_table(TABLE, kind="table", label=private("reviews"))
+    check_zone("train", "client", {"rows": ref})
+    check_zone("train", "server", {"rows": "text"})
+    with pytest.raises(ZoneError, match=r"argument 'rows' is private\(reviews\)"):
+        check_zone("train", "server", {"config": 1, "rows": [{"a": ref}]})
+
+
+@pytest.mark.parametrize(("here", "task_zone"), [("server", "client"), ("client", "server")])
+def test_a_process_of_the_other_zone_refuses(here, task_zone, monkeypatch):
+    monkeypatch.setenv("UNDERSTUDY_ZONE", here)
+    check_zone("train", here, {})
+    with pytest.raises(ZoneError, match=f"send the flow to a work pool of the {task_zone} zone"):
+        check_zone("train", task_zone, {})

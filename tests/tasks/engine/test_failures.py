@@ -1,0 +1,63 @@
+import re
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+
+import pytest
+
+from understudy.errors import BudgetRefused, InputError, RowError, TaskFailed
+from understudy.tasks.engine.failures import can_pass, closed_up
+
+SECRET = "the patient is Zibby"
+
+
+def raiser(error: Exception):
+    def body():
+        raise error
+
+    return body
+
+
+@pytest.mark.parametrize(
+    ("error", "passes"),
+    [
+        (OSError(5, "Input/output error"), True),
+        (ConnectionResetError(), True),
+        (TimeoutError(), True),
+        (BrokenProcessPool(), True),
+        (FileNotFoundError(), False),
+        (PermissionError(), False),
+        (InputError("x"), False),
+        (BudgetRefused("x"), False),
+        (ValueError("x"), False),
+        (MemoryError(), False),
+    ],
+)
+def test_only_faults_that_can_pass_are_tried_again(error, passes):
+    assert can_pass(error) is passes
+
+
+@pytest.mark.parametrize("error", [InputError("told"), BudgetRefused("told"), OSError("told")])
+def test_the_users_and_the_passing_errors_go_on(error):
+    with pytest.raises(type(error), match="told"):
+        closed_up("train", raiser(error))
+
+
+@pytest.mark.parametrize("error", [ValueError(SECRET), RowError(f"row 7: {SECRET}"), FileNotFoundError(SECRET)])
+def test_other_errors_keep_their_text_inside_the_private_root(error, home):
+    with pytest.raises(TaskFailed) as caught:
+        closed_up("train", raiser(error))
+    told = str(caught.value)
+    assert "Zibby" not in told
+    assert type(error).__name__ in told
+    assert "test_failures.py:" in told
+    assert caught.value.__context__ is None
+    assert caught.value.__cause__ is None
+    assert caught.value.exit_code == (2 if isinstance(error, RowError) else 1)
+    path = Path(re.search(r"is in (\S+)$", told)[1])
+    assert home / "private" in path.parents
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert SECRET in path.read_text()
+
+
+def test_a_result_passes_through():
+    assert closed_up("train", lambda: 5) == 5

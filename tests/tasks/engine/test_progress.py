@@ -1,0 +1,104 @@
+import io
+
+import pytest
+from rich.console import Console
+
+from understudy.tasks.engine.progress import Bars, Reporter, prefect_publisher, waiting
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def test_short_work_shows_nothing(clock):
+    published = []
+    reporter = Reporter("train", published.append, clock=clock)
+    for step in range(100):
+        clock.now = step * 0.01
+        reporter.update(step, 100)
+    reporter.close()
+    assert published == []
+
+
+def test_long_work_is_throttled_and_ends_at_its_last_step(clock):
+    published = []
+    reporter = Reporter("train", published.append, clock=clock, quiet_s=2.0, publish_every_s=5.0)
+    for step in range(1, 1001):
+        clock.now = step * 0.02
+        reporter.update(step, 1000)
+    reporter.close()
+    assert len(published) == 5
+    assert published == sorted(published)
+    assert published[-1] == 100.0
+
+
+@pytest.mark.parametrize(("step", "total"), [(1, 0), (5, 4), (-1, 4)])
+def test_impossible_steps_are_refused(step, total, clock):
+    with pytest.raises(ValueError, match=f"found {step} of {total}"):
+        Reporter("train", lambda _: None, clock=clock).update(step, total)
+
+
+def test_two_bars_share_one_display_on_a_terminal(clock):
+    out = io.StringIO()
+    bars = Bars(Console(file=out, force_terminal=True, width=80))
+    one, two = (Reporter(name, lambda _: None, bars=bars, clock=clock, quiet_s=0.0) for name in ("train", "audit"))
+    one.update(1, 4)
+    two.update(2, 4)
+    one.close()
+    two.update(3, 4)
+    two.close()
+    assert "train" in out.getvalue()
+    assert "3/4" in out.getvalue()
+    assert bars._display is None
+
+
+def test_no_bar_without_a_terminal(clock):
+    out = io.StringIO()
+    reporter = Reporter("train", lambda _: None, bars=Bars(Console(file=out)), clock=clock, quiet_s=0.0)
+    reporter.update(1, 4)
+    reporter.close()
+    assert out.getvalue() == ""
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_waiting_is_said_in_a_terminal_only(terminal):
+    shown = io.StringIO()
+    with waiting("propose-0: waiting", Console(file=shown, force_terminal=terminal)):
+        pass
+    assert ("propose-0: waiting" in shown.getvalue()) is terminal
+
+
+def test_prefect_shows_one_artifact_that_moves(tracked):
+    from prefect import flow
+    from prefect.client.orchestration import get_client
+
+    @flow(name="shows-progress")
+    def shows_progress():
+        publish = prefect_publisher("Train 1")
+        publish(10.0)
+        publish(60.0)
+
+    shows_progress()
+    with get_client(sync_client=True) as client:
+        found = [a for a in client.read_artifacts() if a.key == "progress-train-1"]
+    assert [(a.type, a.data) for a in found] == [("progress", 60.0)]
+
+
+def test_a_silent_server_costs_only_the_picture(monkeypatch, caplog):
+    import httpx
+    import prefect.artifacts
+
+    def refuse(**_):
+        raise httpx.ConnectError("no route")
+
+    monkeypatch.setattr(prefect.artifacts, "create_progress_artifact", refuse)
+    prefect_publisher("train")(10.0)
+    assert "was not shown in Prefect: ConnectError" in caplog.text

@@ -1,0 +1,455 @@
+import json
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import fsspec
+import pyarrow as pa
+import pytest
+from pydantic import ValidationError
+
+from understudy.artifacts.access import (
+    ArtifactRef,
+    ArtifactStore,
+    exchange_store,
+    path_of,
+    private_store,
+    purge,
+    read_json,
+    read_table,
+    store_for,
+    write_json,
+    write_table,
+)
+from understudy.errors import ArtifactDamaged, InputError, UnderstudyError, ZoneError
+from understudy.privacy.labels import Guarantee, private, public, released
+
+GUARANTEE = Guarantee(
+    source="reviews",
+    charge_id="c1",
+    unit="example",
+    relation="replace_special",
+    epsilon=1.0,
+    delta=1e-5,
+    accountant="PLD",
+)
+TABLE = pa.table({"text": ["one", "two"], "label": [0, 1]})
+
+
+def write_public(content: str = "x", kind: str = "note", parents=()) -> ArtifactRef:
+    with exchange_store().write(kind=kind, label=public(), parents=parents) as draft:
+        (draft.path / "folder").mkdir()
+        (draft.path / "folder" / "file.txt").write_text(content)
+    return draft.ref
+
+
+def write_private(content: str = "x", match: bytes | None = None, source: str = "reviews") -> ArtifactRef:
+    with private_store().write(kind="note", label=private(source), match=match) as draft:
+        (draft.path / "file.txt").write_text(content)
+    return draft.ref
+
+
+def reload(ref: ArtifactRef) -> ArtifactRef:
+    return ArtifactRef.model_validate_json(ref.model_dump_json())
+
+
+def entries(root: str | Path) -> list[str]:
+    return sorted(path.name for path in Path(root).iterdir() if not path.name.startswith(".lock"))
+
+
+# References
+
+
+@pytest.mark.parametrize("write", [write_public, write_private])
+def test_reference_survives_json(write):
+    ref = write()
+    assert reload(ref) == ref
+    assert hash(reload(ref)) == hash(ref)
+    assert path_of(ref) == store_for(ref.label).path_of(ref)
+
+
+def change(directory: Path) -> None:
+    file = next(path for path in directory.rglob("file.txt"))
+    # The same size: only the content tells.
+    file.write_text("y")
+
+
+def remove_file(directory: Path) -> None:
+    next(path for path in directory.rglob("file.txt")).unlink()
+
+
+def add_file(directory: Path) -> None:
+    (directory / "more.txt").write_text("y")
+
+
+def remove_manifest(directory: Path) -> None:
+    (directory / "manifest.json").unlink()
+
+
+def break_manifest(directory: Path) -> None:
+    (directory / "manifest.json").write_text("{")
+
+
+@pytest.mark.parametrize("damage", [change, remove_file, add_file, remove_manifest, break_manifest, shutil.rmtree])
+@pytest.mark.parametrize("write", [write_public, write_private])
+def test_damage_is_found_on_load_and_on_use(write, damage):
+    ref = write()
+    text = ref.model_dump_json()
+    damage(path_of(ref))
+    with pytest.raises(ValidationError, match=ref.id[:12]):
+        ArtifactRef.model_validate_json(text)
+    with pytest.raises(ArtifactDamaged):
+        path_of(ref)
+
+
+def test_a_reference_cannot_claim_another_label_kind_or_parent():
+    ref = write_private()
+    for field, value in [("kind", "model"), ("parents", ("p" + "0" * 32,)), ("label", private("other"))]:
+        with pytest.raises(ValidationError, match=f"the reference's {field} is not the one that is stored"):
+            ArtifactRef.model_validate({**ref.model_dump(), field: value})
+    with pytest.raises(ValidationError, match="does not fit"):
+        ArtifactRef.model_validate({**ref.model_dump(), "label": public()})
+    with pytest.raises(ValidationError, match="does not fit"):
+        ArtifactRef.model_validate({**ref.model_dump(), "id": "p" + "0" * 32})
+
+
+def test_a_manifest_cannot_claim_another_label():
+    ref = write_public()
+    path = path_of(ref) / "manifest.json"
+    forged = json.loads(path.read_text())
+    forged["label"] = released(GUARANTEE).model_dump(mode="json")
+    path.write_text(json.dumps(forged))
+    with pytest.raises(ValidationError, match="its content has the address"):
+        ArtifactRef.model_validate({**ref.model_dump(), "label": released(GUARANTEE)})
+
+
+# Identity
+
+
+def test_the_address_is_of_kind_files_label_and_parents():
+    ref = write_public()
+    parent = write_public("parent")
+    with exchange_store().write(kind="note", label=released(GUARANTEE)) as draft:
+        (draft.path / "folder").mkdir()
+        (draft.path / "folder" / "file.txt").write_text("x")
+    others = [write_public("y"), write_public(kind="other"), write_public(parents=[parent]), draft.ref]
+    assert write_public() == ref
+    assert len({ref.id, *(other.id for other in others)}) == 5
+
+
+def test_private_ids_are_random_and_nothing_in_the_reference_depends_on_content():
+    one, two = write_private("same"), write_private("same")
+    assert one.id != two.id
+    assert one.model_dump(exclude={"id", "uri"}) == two.model_dump(exclude={"id", "uri"})
+
+
+def test_private_content_is_matched_by_hmac():
+    assert private_store().find_match(b"m1") is None
+    ref = write_private("a", match=b"m1")
+    assert private_store().find_match(b"m1") == ref
+    assert private_store().find_match(b"m2") is None
+    # A second writer of the same content gets the first artifact; other content or another source does not.
+    assert write_private("a", match=b"m1") == ref
+    assert write_private("b", match=b"m2") != ref
+    assert write_private("a", match=b"m1", source="other") != ref
+    change(path_of(ref))
+    assert private_store().find_match(b"m1") != ref
+
+
+def test_private_files_are_closed_to_others():
+    with private_store().write(kind="note", label=private("reviews")) as draft:
+        (draft.path / "folder").mkdir(mode=0o755)
+        (draft.path / "folder" / "file.txt").write_text("x")
+        (draft.path / "folder" / "file.txt").chmod(0o644)
+        assert stat.S_IMODE(draft.path.stat().st_mode) == 0o700
+    root = path_of(draft.ref)
+    assert stat.S_IMODE(root.parent.stat().st_mode) == 0o700
+    modes = {path.is_dir(): stat.S_IMODE(path.stat().st_mode) for path in [root, *root.rglob("*")]}
+    assert modes == {True: 0o700, False: 0o600}
+
+
+# Rules
+
+
+def test_label_and_store_must_fit():
+    with (
+        pytest.raises(ZoneError, match="does not belong into the exchange store"),
+        exchange_store().write(kind="note", label=private("reviews")),
+    ):
+        pass
+    with (
+        pytest.raises(ZoneError, match="does not belong into the private store"),
+        private_store().write(kind="note", label=public()),
+    ):
+        pass
+    with (
+        pytest.raises(ZoneError, match="HMAC of private content"),
+        exchange_store().write(kind="note", label=public(), match=b"m"),
+    ):
+        pass
+    with pytest.raises(ZoneError, match="only the private store"):
+        exchange_store().find_match(b"m")
+
+
+@pytest.mark.parametrize("label", [public(), released(GUARANTEE)])
+def test_released_and_public_artifacts_refuse_private_parents(label):
+    parent = write_private()
+    for named in (parent, parent.id, "source:reviews@c2", "source:other@c1", "source:reviews"):
+        with pytest.raises(ZoneError, match="expected a content-addressed id"):
+            write_table(TABLE, kind="table", label=label, parents=[named])
+    assert entries(exchange_store().root) == [] if Path(exchange_store().root).exists() else True
+
+
+def test_a_release_names_its_private_parent_by_source_and_charge():
+    base = write_public()
+    ref = write_table(TABLE, kind="table", label=released(GUARANTEE), parents=[base, "source:reviews@c1"])
+    assert ref.parents == (base.id, "source:reviews@c1")
+    with pytest.raises(ZoneError):
+        write_table(TABLE, kind="table", label=public(), parents=["source:reviews@c1"])
+
+
+def test_private_artifacts_may_name_private_parents():
+    parent = write_private()
+    ref = write_table(TABLE, kind="table", label=private("reviews"), parents=[parent])
+    assert ref.parents == (parent.id,)
+
+
+def test_the_server_zone_never_touches_private_files(monkeypatch):
+    ref = write_private()
+    text = ref.model_dump_json()
+    shutil.rmtree(path_of(ref))
+    monkeypatch.setenv("UNDERSTUDY_ZONE", "server")
+    loaded = ArtifactRef.model_validate_json(text)
+    assert loaded == ref
+    with pytest.raises(ZoneError, match="cannot be read in the server zone"):
+        path_of(loaded)
+    with pytest.raises(ZoneError, match="the private store is in the client zone"):
+        private_store()
+
+
+def test_a_draft_that_fails_leaves_nothing():
+    def fail():
+        with exchange_store().write(kind="note", label=public()) as draft:
+            (draft.path / "file.txt").write_text("x")
+            drafts.append(draft)
+            raise RuntimeError("stop")
+
+    drafts = []
+    with pytest.raises(RuntimeError, match="stop"):
+        fail()
+    assert entries(exchange_store().root) == []
+    with pytest.raises(UnderstudyError, match="read it after the block"):
+        _ = drafts[0].ref
+
+
+@pytest.mark.parametrize("name", [None, "manifest.json"])
+def test_a_draft_needs_files_of_its_own(name):
+    def write_only(name):
+        with exchange_store().write(kind="note", label=public()) as draft:
+            if name:
+                (draft.path / name).write_text("x")
+
+    with pytest.raises(UnderstudyError, match="a draft needs files"):
+        write_only(name)
+
+
+def test_links_out_of_the_artifact_are_refused(tmp_path):
+    (tmp_path / "outside").write_text("x")
+    with (
+        pytest.raises(UnderstudyError, match="symbolic link"),
+        exchange_store().write(kind="note", label=public()) as draft,
+    ):
+        (draft.path / "link").symlink_to(tmp_path / "outside")
+
+
+def test_a_store_that_cannot_be_written(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("x")
+    monkeypatch.setenv("UNDERSTUDY_EXCHANGE", str(tmp_path / "file" / "exchange"))
+    with pytest.raises(InputError, match="mend its permissions or set UNDERSTUDY_EXCHANGE"):
+        write_public()
+    monkeypatch.setenv("UNDERSTUDY_EXCHANGE", "nosuchprotocol://bucket")
+    with pytest.raises(InputError, match="an installed fsspec driver"):
+        write_public()
+
+
+# Crashes and races
+
+WRITER = """
+import sys
+from understudy.artifacts.access import exchange_store, private_store
+from understudy.privacy.labels import private, public
+print("ready", flush=True)
+for number in range(10_000):
+    for store, label in ((exchange_store(), public()), (private_store(), private("reviews"))):
+        with store.write(kind="note", label=label) as draft:
+            for part in range(5):
+                (draft.path / f"{part}.bin").write_bytes(bytes([number % 256]) * 20_000)
+"""
+
+
+def test_a_killed_writer_leaves_whole_artifacts_and_a_draft_that_gc_removes():
+    drafts = finished = 0
+    for delay in (0.05, 0.11, 0.17, 0.23):
+        writer = subprocess.Popen([sys.executable, "-c", WRITER], stdout=subprocess.PIPE)
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        time.sleep(delay)
+        writer.send_signal(signal.SIGKILL)
+        writer.wait()
+        writer.stdout.close()
+        for store in (exchange_store(), private_store()):
+            names = entries(store.root)
+            drafts += sum(name.startswith(".tmp-") for name in names)
+            whole = [name for name in names if not name.startswith(".")]
+            assert sorted(ref.id for ref in store.refs()) == whole
+            finished += len(whole)
+            assert store.gc(set(whole)) == []
+            assert entries(store.root) == whole
+    assert finished > 0
+    assert drafts > 0, "no writer was killed while it was writing"
+
+
+RACER = """
+import pathlib, sys, time
+from understudy.artifacts.access import exchange_store, private_store
+from understudy.privacy.labels import private, public
+store, label = {"exchange": (exchange_store(), public()), "private": (private_store(), private("reviews"))}[sys.argv[1]]
+print("ready", flush=True)
+while not pathlib.Path(sys.argv[2]).exists():
+    time.sleep(0.001)
+for number in range(20):
+    match = bytes([number]) if label.kind == "private" else None
+    with store.write(kind="note", label=label, match=match) as draft:
+        (draft.path / "file.txt").write_text(f"content {number}")
+    print(draft.ref.id)
+"""
+
+
+@pytest.mark.parametrize("store_kind", ["exchange", "private"])
+def test_writers_of_the_same_content_end_with_one(store_kind, tmp_path):
+    command = [sys.executable, "-c", RACER, store_kind, str(tmp_path / "go")]
+    writers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    for writer in writers:
+        assert writer.stdout is not None
+        writer.stdout.readline()
+    (tmp_path / "go").touch()
+    written = [writer.communicate(timeout=60)[0].split() for writer in writers]
+    store = exchange_store() if store_kind == "exchange" else private_store()
+    assert written[0] == written[1] == written[2]
+    assert len(written[0]) == 20
+    assert entries(store.root) == sorted(written[0])
+
+
+def test_a_damaged_artifact_is_replaced_by_the_next_writer():
+    ref = write_public()
+    change(path_of(ref))
+    assert write_public() == ref
+    assert (path_of(ref) / "folder" / "file.txt").read_text() == "x"
+
+
+# Collecting
+
+
+def test_gc_keeps_what_is_referenced_or_young_and_drafts_in_use():
+    kept, old, young = write_public("kept"), write_public("old"), write_public("young")
+    for ref in (kept, old):
+        os.utime(path_of(ref) / "manifest.json", (1, 1))
+    store = exchange_store()
+    with store.write(kind="note", label=public()) as draft:
+        (draft.path / "file.txt").write_text("in use")
+        assert store.gc({kept.id}) == [old.id]
+    assert {ref.id for ref in store.refs()} == {kept.id, young.id, draft.ref.id}
+    assert set(store.gc({kept.id}, older_than_s=0)) == {young.id, draft.ref.id}
+
+
+def test_purge_removes_what_comes_from_a_source_in_both_stores():
+    other = private("other")
+    mine = [
+        write_private(),
+        write_table(TABLE, kind="table", label=private("reviews", "other")),
+        write_table(TABLE, kind="table", label=released(GUARANTEE), parents=["source:reviews@c1"]),
+    ]
+    theirs = [write_public(), write_table(TABLE, kind="table", label=other)]
+    assert set(purge("reviews")) == {ref.id for ref in mine}
+    for ref in theirs:
+        path_of(ref)
+    for ref in mine:
+        with pytest.raises(ArtifactDamaged):
+            path_of(ref)
+
+
+# Content
+
+
+def test_tables_and_values_come_back():
+    table = write_table(TABLE, kind="table", label=public())
+    value = write_json({"a": [1.5, None], "b": "ü"}, kind="metrics", label=private("reviews"))
+    assert read_table(table).equals(TABLE)
+    assert read_json(value) == {"a": [1.5, None], "b": "ü"}
+    with pytest.raises(InputError, match="expected a table, found kind='metrics'"):
+        read_table(value)
+    with pytest.raises(InputError, match="expected a JSON value, found kind='table'"):
+        read_json(table)
+
+
+def test_a_table_leaves_no_trace_of_how_it_came_about():
+    pieces = pa.concat_tables([TABLE.slice(0, 1), TABLE.slice(1)]).replace_schema_metadata({"author": "Zibby"})
+    longer = pa.concat_tables([TABLE, pa.table({"text": ["private"], "label": [9]})]).slice(0, 2)
+    refs = {write_table(table, kind="table", label=public()).id for table in (TABLE, pieces, longer)}
+    assert len(refs) == 1
+
+
+# Behind a URL
+
+
+@pytest.fixture
+def bucket(monkeypatch, tmp_path) -> str:
+    root = f"memory://{tmp_path.name}/exchange"
+    monkeypatch.setenv("UNDERSTUDY_EXCHANGE", root)
+    return root
+
+
+def test_artifacts_behind_a_url(bucket, home):
+    ref = write_public("remote")
+    assert ref.uri == f"{bucket}/{ref.id}"
+    assert write_public("remote") == ref
+    assert [found.id for found in exchange_store().refs()] == [ref.id]
+    shutil.rmtree(home / "cache")
+    assert (path_of(reload(ref)) / "folder" / "file.txt").read_text() == "remote"
+    assert read_table(write_table(TABLE, kind="table", label=public())).equals(TABLE)
+
+
+def test_the_manifest_decides_behind_a_url(bucket, home):
+    ref = write_public("remote")
+    memory = fsspec.filesystem("memory")
+    remote = ref.uri.removeprefix("memory:/")
+    memory.pipe_file(f"{remote}/folder/file.txt", b"rEmote")
+    # The local copy is still good; without it the damage shows, and the next writer mends it.
+    reload(ref)
+    shutil.rmtree(home / "cache")
+    with pytest.raises(ValidationError, match=r"file 'folder/file\.txt' is changed"):
+        reload(ref)
+    assert write_public("remote") == ref
+    memory.rm_file(f"{remote}/manifest.json")
+    with pytest.raises(ValidationError, match=r"no manifest\.json"):
+        reload(ref)
+    assert list(exchange_store().refs()) == []
+
+
+def test_gc_and_purge_behind_a_url(bucket):
+    kept, gone = write_public("kept"), write_public("gone")
+    assert exchange_store().gc({kept.id}) == []
+    assert exchange_store().gc({kept.id}, older_than_s=0) == [gone.id]
+    sold = write_table(TABLE, kind="table", label=released(GUARANTEE))
+    assert exchange_store().purge("reviews") == [sold.id]
+    assert [ref.id for ref in exchange_store().refs()] == [kept.id]
+
+
+def test_the_private_store_is_local():
+    with pytest.raises(InputError, match="must be a local directory"):
+        ArtifactStore("memory://bucket", "private")

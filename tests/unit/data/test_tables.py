@@ -1,0 +1,321 @@
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from understudy.data.tables import (
+    ClientColumns,
+    InstructionColumns,
+    LabelledColumns,
+    canonical_digest,
+    check_clients,
+    check_instructions,
+    check_labelled,
+    client_digests,
+    parse_label_names,
+    read_source,
+    row_digests,
+)
+from understudy.errors import InputError, RowError
+
+NAMES = ("negative", "positive")
+SECRET = "the patient is Zibby"
+
+
+def labelled(text=("good", "bad"), label=("positive", "negative"), label_type=None):
+    return pa.table({"text": pa.array(text), "label": pa.array(label, label_type)})
+
+
+def write(path: Path, content: bytes | str) -> str:
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return str(path)
+
+
+# Reading
+
+
+def test_the_same_rows_from_csv_jsonl_and_parquet(tmp_path):
+    rows = [{"text": 'a "quoted", line\nbreak', "label": "x"}, {"text": "", "label": "ü"}]
+    csv = write(tmp_path / "a.csv", 'text,label\r\n"a ""quoted"", line\nbreak",x\r\n\r\n"",ü\r\n')
+    jsonl = write(tmp_path / "a.jsonl", "\n".join(json.dumps(row) for row in rows) + "\n\n")
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    for spec in (csv, jsonl, str(tmp_path / "a.parquet")):
+        assert read_source(spec).to_pylist() == rows, spec
+
+
+def test_csv_columns_are_text_and_a_byte_order_mark_is_skipped(tmp_path):
+    spec = write(tmp_path / "a.csv", b"\xef\xbb\xbftext,label\n123,0\n")
+    assert read_source(spec).to_pylist() == [{"text": "123", "label": "0"}]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", b"", "expected a header line"),
+        ("a.csv", b"text,label\n", "expected at least one row"),
+        ("a.csv", b"text,text\na,b\n", "expected distinct column names"),
+        ("a.csv", b"text,label\nok,0\n" + SECRET.encode() + b",1,2\n", "row 1: expected 2 fields, found 3"),
+        ("a.csv", b'text,label\nok,0\n"' + SECRET.encode(), "row 1: .*check the quotes"),
+        ("a.csv", b"text,label\nok,0\n" + SECRET.encode() + b"\xe4,0\n", r"invalid byte at offset 36 \(line 3\)"),
+        ("a.csv", b"text,label\nok\0,0\n", "NUL character in line 2"),
+        ("a.jsonl", b'{"text": "ok"}\n{"text": "the patient is Zibby\n', "row 1: expected one JSON object per line"),
+        ("a.jsonl", b'{"text": "ok"}\n["the patient is Zibby"]\n', "row 1: expected a JSON object, found list"),
+        ("a.jsonl", b'{"text": "the patient is Zibby"}\n{"text": 5}\n', "row 1: column 'text' holds int"),
+        ("a.jsonl", b'{"text": "ok"}\n{"text": "\\ud800"}\n', "row 1: column 'text' is not valid Unicode"),
+        ("a.jsonl", b"\n", "expected at least one row"),
+        ("a.parquet", b"the patient is Zibby", "expected a Parquet file"),
+        ("a.txt", b"the patient is Zibby", "expected a file ending in .csv, .jsonl, .parquet, found '.txt'"),
+    ],
+)
+def test_broken_files_are_refused_without_their_text(tmp_path, name, content, message):
+    spec = write(tmp_path / name, content)
+    with pytest.raises(InputError, match=message) as caught:
+        read_source(spec)
+    assert "Zibby" not in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("spec", ["missing.csv", "no/such/dir/file.parquet", "/nowhere/at all"])
+def test_missing_file(spec):
+    with pytest.raises(InputError, match="no such file"):
+        read_source(spec)
+
+
+def test_directory_is_not_a_file(tmp_path):
+    with pytest.raises(InputError, match="found a directory"):
+        read_source(str(tmp_path))
+
+
+def test_unknown_sample_names_the_known_ones():
+    with pytest.raises(InputError, match=r"expected one of .*sample:reviews"):
+        read_source("sample:nothing")
+
+
+def test_hub_id_that_cannot_be_reached(monkeypatch):
+    with pytest.raises(InputError, match=r"the hub could not give it .*save it as Parquet and pass the path"):
+        read_source("nobody/no-such-data-set")
+
+
+def test_hub_id_from_the_library(monkeypatch):
+    import datasets
+
+    seen = {}
+
+    def load_dataset(name, *, split, cache_dir):
+        seen.update(name=name, split=split, cache_dir=cache_dir)
+        return datasets.Dataset.from_dict({"text": ["a", "b"]})
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    assert read_source("someone/some-data#validation").to_pylist() == [{"text": "a"}, {"text": "b"}]
+    assert (seen["name"], seen["split"]) == ("someone/some-data", "validation")
+    assert "private" in seen["cache_dir"]
+
+
+# Labelled rows
+
+
+@pytest.mark.parametrize(
+    ("labels", "kind", "declared"),
+    [
+        (["positive", "negative"], pa.string(), NAMES),
+        (["positive", "negative"], pa.large_string(), NAMES),
+        (["1", "0"], pa.string(), {"0": "negative", "1": "positive"}),
+        ([1, 0], pa.int64(), {"0": "negative", "1": "positive"}),
+        ([1, 0], pa.int8(), NAMES),
+        ([True, False], pa.bool_(), {"false": "negative", "true": "positive"}),
+    ],
+)
+def test_labels_become_indices_of_the_declared_names(labels, kind, declared):
+    rows = check_labelled(labelled(label=labels, label_type=kind), LabelledColumns(label_names=declared))
+    assert rows.label_names == NAMES
+    assert rows.table.to_pydict() == {"text": ["good", "bad"], "label": [1, 0]}
+    assert rows.table.schema.types == [pa.string(), pa.int32()]
+
+
+def test_integer_names_are_values_not_positions():
+    rows = check_labelled(labelled(label=[5, 1]), LabelledColumns(label_names=("1", "5")))
+    assert rows.table["label"].to_pylist() == [1, 0]
+
+
+def test_dictionary_columns_and_other_names():
+    table = pa.table(
+        {"body": pa.array(["a", "b"]).dictionary_encode(), "class": pa.array(["x", "y"]).dictionary_encode()}
+    )
+    rows = check_labelled(table, LabelledColumns(text="body", label="class", label_names=("x", "y")))
+    assert rows.table.to_pydict() == {"text": ["a", "b"], "label": [0, 1]}
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (labelled().drop_columns("text"), r"expected one column 'text', found the columns \['label'\]"),
+        (labelled().slice(0, 0), "expected at least one row"),
+        (labelled(text=["ok", None]), "column 'text', row 1: expected text, found null"),
+        (labelled(text=[1, 2]), "column 'text', row 0: expected text, found int64"),
+        (labelled(text=[None, 2.5]), "column 'text', row 1: expected text, found double"),
+        (labelled(text=[b"ok", b"x"]), "column 'text', row 0: expected text, found binary"),
+        (labelled(label=["positive", SECRET]), "column 'label', row 1: expected one of the declared labels .*another"),
+        (labelled(label=["positive", None]), "column 'label', row 1: .*found null"),
+        (labelled(label=[0, 7]), "column 'label', row 1: expected one of the declared labels"),
+        (labelled(label=[0.0, 1.0]), "column 'label', row 0: expected text, found double"),
+    ],
+)
+def test_bad_rows_are_named_by_index(table, message):
+    with pytest.raises(InputError, match=message) as caught:
+        check_labelled(table, LabelledColumns(label_names=NAMES))
+    assert "Zibby" not in str(caught.value)
+
+
+def test_bad_bytes_inside_a_parquet_text_column(tmp_path):
+    broken = pa.Array.from_buffers(pa.string(), 2, pa.array([b"fine", b"\xff\xfe"], pa.binary()).buffers())
+    pq.write_table(pa.table({"text": broken, "label": ["positive", "negative"]}), tmp_path / "a.parquet")
+    with pytest.raises(RowError, match="column 'text', row 1: expected UTF-8, found an invalid byte at offset 0"):
+        check_labelled(read_source(str(tmp_path / "a.parquet")), LabelledColumns(label_names=NAMES))
+
+
+@pytest.mark.parametrize("names", [(), ("only",), ("same", "same"), ("a", " "), {"0": "x", "1": "x"}])
+def test_fewer_than_two_distinct_labels_are_refused(names):
+    with pytest.raises(InputError, match="expected at least two distinct names"):
+        check_labelled(labelled(), LabelledColumns(label_names=names))
+
+
+@pytest.mark.parametrize("text", ["0=negative,positive", "0=negative,0=positive"])
+def test_mixed_label_lists_are_refused(text):
+    with pytest.raises(InputError, match="expected VALUE=NAME for every label, each value once"):
+        parse_label_names(text)
+
+
+# Clients and instructions
+
+
+def test_clients_keep_their_order_and_integers_become_strings():
+    table = pa.table({"who": [7, 3, 7], "what": ["a", "b", "c"]})
+    rows = check_clients(table, ClientColumns(client="who", text="what"))
+    assert rows.table.to_pydict() == {"client_id": ["7", "3", "7"], "text": ["a", "b", "c"]}
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"client_id": ["a", "a"], "text": ["x", "y"]}, "expected at least two clients"),
+        ({"client_id": ["a", None], "text": ["x", "y"]}, "column 'client_id', row 1: expected text, found null"),
+        ({"client_id": [1, None], "text": ["x", "y"]}, "column 'client_id', row 1: expected text, found null"),
+        ({"client_id": ["a", "b"], "text": ["x", None]}, "column 'text', row 1"),
+        ({"client_id": [1.5, 2.5], "text": ["x", "y"]}, "column 'client_id', row 0: expected text, found double"),
+        ({"text": ["x", "y"]}, "expected one column 'client_id'"),
+    ],
+)
+def test_bad_clients(columns, message):
+    with pytest.raises(InputError, match=message):
+        check_clients(pa.table(columns))
+
+
+LOOKALIKES = [
+    ("b", "B"),
+    ("b", "b "),
+    ("b", "\u3000b"),
+    ("a b", "a  b"),
+    ("fin", "\ufb01n"),
+    ("e\u0301", "\xe9"),
+    ("ß", "SS"),
+]
+
+
+@pytest.mark.parametrize("pair", LOOKALIKES)
+def test_identifiers_that_differ_in_their_look_only_are_refused_not_merged(pair):
+    """A client under two identifiers would be protected as two."""
+    rows = {"client_id": ["other", pair[0], pair[0], pair[1]], "text": ["w", "x", "y", SECRET]}
+    with pytest.raises(RowError, match="row 3: duplicate client ids: expected the identifier of row 1 or") as caught:
+        check_clients(pa.table(rows))
+    assert "Zibby" not in str(caught.value)
+    assert not any(repr(name) in str(caught.value) for name in pair)
+
+
+def test_lookalikes_are_named_by_the_users_own_column():
+    table = pa.table({"who": ["a", "A"], "what": ["x", "y"]})
+    with pytest.raises(RowError, match="column 'who', row 1: duplicate client ids"):
+        check_clients(table, ClientColumns(client="who", text="what"))
+
+
+@pytest.mark.parametrize("names", [["a", "b"], ["a1", "a 1"], ["1", "01"], ["Zoë", "Zoe"], ["", "x"]])
+def test_identifiers_of_another_look_are_other_clients(names):
+    rows = check_clients(pa.table({"client_id": names, "text": ["x", "y"]}))
+    assert rows.table["client_id"].to_pylist() == names
+
+
+def test_a_client_without_a_word_is_refused_and_one_with_a_blank_row_is_not():
+    rows = {"client_id": ["a", "b", "a", "b"], "text": ["", " \n", "fine", "\t\u2003"]}
+    with pytest.raises(RowError, match="column 'text', row 1: expected a text of this client, found white space"):
+        check_clients(pa.table(rows))
+    rows["text"][3] = "fine too"
+    assert check_clients(pa.table(rows)).table["text"].to_pylist() == rows["text"], "blank rows stay"
+
+
+def test_instructions():
+    table = pa.table({"q": ["a"], "a": ["b"], "extra": [1]})
+    rows = check_instructions(table, InstructionColumns(instruction="q", response="a"))
+    assert rows.table.to_pydict() == {"instruction": ["a"], "response": ["b"]}
+    with pytest.raises(RowError, match="column 'response', row 0"):
+        check_instructions(pa.table({"instruction": ["a"], "response": pa.array([None], pa.string())}))
+
+
+# Digests
+
+
+def test_row_digests_see_through_trivial_edits_but_not_through_words():
+    same = ["A  good\tfilm", "a good film", "ａ good film"]
+    same += ["a good film.", "A good film!!", "a góod film", "a good_\u200bfilm"]
+    digests = row_digests(labelled(text=[*same, "a good films"], label=["x"] * 8))
+    assert len(set(digests[:-1])) == 1
+    assert digests[-1] != digests[0]
+    assert {len(digest) for digest in digests} == {32}
+
+
+def test_rows_that_are_no_ones_in_particular_get_no_digest():
+    shared = ["", "!!!", " n/a ", "Yes.", "ok 4", "🙂🙂🙂🙂🙂"]
+    assert row_digests(pa.table({"text": shared})) == [b""] * 6
+    assert row_digests(pa.table({"instruction": ["ab", "abc"], "response": ["cd", "de"]}))[0] == b""
+    assert len(row_digests(pa.table({"text": ["Маша!", "東京都港区"]}))[1]) == 32
+
+
+def test_client_digests_see_through_trivial_edits_but_not_through_names():
+    table = pa.table({"client_id": ["Client 1", "client-1.", "CLIENT_１", "client 2", "--", "-"], "text": ["a"] * 6})
+    digests = client_digests(table)
+    assert len(set(digests[:3])) == 1
+    assert len(set(digests)) == 4
+    assert client_digests(pa.table({"text": ["a"]})) == []
+
+
+def test_row_digests_ignore_label_and_client_but_not_where_the_text_stands():
+    assert row_digests(labelled(label=["x", "y"])) == row_digests(labelled(label=["y", "x"]))
+    one = pa.table({"instruction": ["alpha beta"], "response": ["gamma"]})
+    other = pa.table({"instruction": ["alpha"], "response": ["beta gamma"]})
+    assert row_digests(one) != row_digests(other)
+
+
+@given(st.lists(st.one_of(st.none(), st.text(max_size=5)), min_size=1, max_size=8), st.integers(0, 7))
+def test_canonical_digest_is_of_the_rows_not_of_the_chunks(values, cut):
+    whole = pa.table({"text": pa.array(values, pa.string())})
+    pieces = pa.concat_tables([whole.slice(0, cut), whole.slice(cut)])
+    assert canonical_digest(whole) == canonical_digest(pieces)
+    changed = pa.table({"text": pa.array([*values[:-1], (values[-1] or "") + "x"], pa.string())})
+    assert canonical_digest(whole) != canonical_digest(changed)
+
+
+def test_canonical_digest_is_unambiguous():
+    tables = [
+        pa.table({"a": ["x", "y"]}),
+        pa.table({"b": ["x", "y"]}),
+        pa.table({"a": ["y", "x"]}),
+        pa.table({"a": ["xy", ""]}),
+        pa.table({"a": pa.array(["xy", None])}),
+        pa.table({"a": ["x"], "b": ["y"]}),
+        pa.table({"a": [1, 2]}),
+        pa.table({"a": pa.array([1, 2], pa.int32())}),
+        pa.table({"a": ["1", "2"]}),
+    ]
+    assert len({canonical_digest(table) for table in tables}) == len(tables)

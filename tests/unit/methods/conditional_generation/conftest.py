@@ -1,0 +1,126 @@
+"""A tiny random model with the shipped tokenizer, and a few labelled rows."""
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from understudy.generation.prompts import build_prompts
+from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
+from understudy.methods.conditional_generation.encode import encode
+from understudy.methods.conditional_generation.model import Discriminator, MultitaskModel, TrainedModel
+from understudy.models.loading import LoadedModel, load_model
+from understudy.privacy.ledger.records import KeyMaterial
+from understudy.privacy.mechanisms import Gateway
+
+LABEL_NAMES = ("negative", "positive", "rather undecided")
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Small tensors: a second thread only waits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    return load_model("tiny-llama").tokenizer
+
+
+def random_model(kind: str) -> LlamaForCausalLM | GPT2LMHeadModel:
+    sizes = {"vocab_size": 8192, "bos_token_id": 0, "eos_token_id": 0, "initializer_range": 0.1}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        if kind == "llama":
+            config = LlamaConfig(
+                hidden_size=16,
+                intermediate_size=24,
+                num_hidden_layers=2,
+                num_attention_heads=2,
+                max_position_embeddings=64,
+                tie_word_embeddings=True,
+                **sizes,
+            )
+            return LlamaForCausalLM(config).eval()
+        dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+        return GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=2, n_head=2, n_positions=64, **dropout, **sizes)).eval()
+
+
+@pytest.fixture
+def make_base(tokenizer):
+    """A fresh base model per call, for `fit` changes it."""
+
+    def make(kind: str = "llama") -> LoadedModel:
+        return LoadedModel(random_model(kind), tokenizer, digest="0" * 64, name=f"random-{kind}", notes=())
+
+    return make
+
+
+def _config(**changes) -> ConditionalGenerationConfig:
+    """Small settings; sections are merged."""
+    data = {
+        "lora": {"rank": 2},
+        "discriminator": {"width": 8},
+        "train": {"max_length": 20, "batch_size": 10, "epochs": 1.0, "micro_batch": 8},
+        "generate": {"batch_size": 7, "sampling": {"max_new_tokens": 8}},
+        "filter": {"lora_rank": 2},
+        "samples": 9,
+    }
+    for section, value in changes.items():
+        known = data.get(section)
+        data[section] = {**known, **value} if isinstance(known, dict) and isinstance(value, dict) else value
+    return ConditionalGenerationConfig.model_validate(data)
+
+
+def _rows(count: int = 40) -> tuple[list[str | None], list[int | None]]:
+    """Labelled texts of very different lengths; slot 5 is the null row."""
+    words = ["bad", "good", "unsure", "film", "plot", "the", "slowly"]
+    texts: list[str | None] = [" ".join(words[(i * j) % 7] for j in range(1, 2 + i % 13)) for i in range(count)]
+    labels: list[int | None] = [i % 3 for i in range(count)]
+    texts[5] = labels[5] = None
+    return texts, labels
+
+
+def _gateway(plan, charge: str = "charge", recorder=None) -> Gateway:
+    """Opened with the list of queries of the plan that is run, as a charge of it would."""
+    return Gateway(KeyMaterial(b"s" * 32, charge, b"t" * 32, plan.queries), recorder=recorder)
+
+
+@pytest.fixture
+def label_names() -> tuple[str, ...]:
+    return LABEL_NAMES
+
+
+@pytest.fixture
+def make_config():
+    return _config
+
+
+@pytest.fixture
+def make_rows():
+    return _rows
+
+
+@pytest.fixture
+def make_gateway():
+    return _gateway
+
+
+@pytest.fixture
+def encoded(tokenizer):
+    """The rows of `make_rows`, encoded under small settings."""
+    texts, labels = _rows()
+    return encode(texts, labels, label_names=LABEL_NAMES, tokenizer=tokenizer, config=_config())
+
+
+@pytest.fixture
+def untrained(make_base) -> TrainedModel:
+    """A model of random weights with a discriminator that tells states apart."""
+    base = make_base()
+    head = Discriminator(16, 8, 3, generator=torch.Generator().manual_seed(1))
+    for parameter in head.parameters():
+        parameter.data.mul_(4)
+    model = MultitaskModel(base.model, discriminator=head).requires_grad_(False).eval()
+    return TrainedModel(model, base.tokenizer, LABEL_NAMES, build_prompts(base.tokenizer, LABEL_NAMES))

@@ -1,0 +1,67 @@
+import pytest
+import torch
+
+from understudy.errors import InputError
+from understudy.generation.prompts import encode_prompts, encode_text
+from understudy.methods.conditional_generation.encode import encode
+
+
+def encode_rows(texts, labels, *, tokenizer, config, label_names):
+    return encode(texts, labels, label_names=label_names, tokenizer=tokenizer, config=config)
+
+
+def test_a_row_reads_prompt_text_eos(tokenizer, make_config, label_names):
+    text = "a slow film"
+    for label, name in enumerate(label_names):
+        rows = encode_rows([text], [label], tokenizer=tokenizer, config=make_config(), label_names=label_names)
+        expected = [*encode_prompts(tokenizer, name), *encode_text(tokenizer, text), tokenizer.eos_token_id]
+        assert rows.input_ids[0][rows.attention_mask[0].bool()].tolist() == expected
+        lost = rows.input_ids[0][rows.loss_mask[0]].tolist()
+        assert lost == [*encode_text(tokenizer, text), tokenizer.eos_token_id]
+        assert rows.loss_mask[0].nonzero()[0] == rows.text_start
+
+
+def test_shapes_are_public(tokenizer, make_config, label_names):
+    config = make_config()
+    short = encode_rows(["a"], [0], tokenizer=tokenizer, config=config, label_names=label_names)
+    long = encode_rows(["word " * 99], [2], tokenizer=tokenizer, config=config, label_names=label_names)
+    for name in ("input_ids", "attention_mask", "loss_mask", "label", "valid"):
+        assert getattr(short, name).shape == getattr(long, name).shape
+    assert short.input_ids.shape == (1, config.train.max_length)
+    assert (short.text_start, short.label_span) == (long.text_start, long.label_span)
+
+
+def test_long_texts_are_cut_without_an_end_and_counted(tokenizer, make_config, label_names):
+    texts = ["word " * 99, "short", "word " * 98]
+    rows = encode_rows(texts, [0, 1, 2], tokenizer=tokenizer, config=make_config(), label_names=label_names)
+    assert rows.truncated == 2
+    assert rows.loss_mask[0, rows.text_start :].all()
+    assert tokenizer.eos_token_id not in rows.input_ids[0, rows.text_start :].tolist()
+
+
+@pytest.mark.parametrize(("text", "label"), [(None, 1), ("text", None), (None, None)])
+def test_a_null_row_keeps_its_slot_and_says_nothing(tokenizer, make_config, label_names, text, label):
+    rows = encode_rows(["a", text], [0, label], tokenizer=tokenizer, config=make_config(), label_names=label_names)
+    empty = encode_rows([None], [None], tokenizer=tokenizer, config=make_config(), label_names=label_names)
+    assert rows.valid.tolist() == [True, False]
+    assert not rows.loss_mask[1].any()
+    for name in ("input_ids", "attention_mask", "loss_mask", "label"):
+        assert torch.equal(getattr(rows, name)[1], getattr(empty, name)[0])
+
+
+@pytest.mark.parametrize("label", [-1, 3])
+def test_an_undeclared_label_is_refused_by_row_not_by_text(tokenizer, make_config, label_names, label):
+    with pytest.raises(InputError, match="row 1") as refused:
+        encode_rows(["a", "secret"], [0, label], tokenizer=tokenizer, config=make_config(), label_names=label_names)
+    assert "secret" not in str(refused.value)
+
+
+def test_a_length_without_room_for_text_is_refused(tokenizer, make_config, label_names):
+    config = make_config(train={"max_length": 8}, prompt={"before": "a public sentence before the label"})
+    with pytest.raises(InputError, match="max_length=8"):
+        encode_rows(["a"], [0], tokenizer=tokenizer, config=config, label_names=label_names)
+
+
+def test_no_rows_encode_to_nothing(tokenizer, make_config, label_names):
+    rows = encode_rows([], [], tokenizer=tokenizer, config=make_config(), label_names=label_names)
+    assert rows.input_ids.shape == (0, 20)

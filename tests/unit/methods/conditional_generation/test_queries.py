@@ -1,0 +1,119 @@
+import math
+
+import pytest
+from dp_accounting import ComposedDpEvent
+
+from understudy.errors import InputError
+from understudy.methods.conditional_generation.queries import Plan, plan
+from understudy.privacy.accounting import combined_noise_multiplier, epsilon_pld, event_from_json, event_to_json
+from understudy.privacy.queries import event_of, queries_from_json, queries_to_json
+
+CASES = {
+    "multitask": {"variant": "multitask", "update": "alternating"},
+    "joint": {"variant": "multitask", "update": "joint"},
+    "naive": {"variant": "naive"},
+    "naive_filter": {"variant": "naive_filter"},
+    "naive_pplm": {"variant": "naive_pplm"},
+    "histogram": {"class_sizes": "as_in_data"},
+}
+DELTA = 1e-4
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("calibrations")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_whole_event_meets_the_target(make_config, cache, name):
+    planned = plan(make_config(**CASES[name]), n=400, epsilon=3.0, delta=DELTA, cache=cache)
+    assert 0.99 * 3.0 < epsilon_pld(planned.event, DELTA) <= 3.0
+    assert event_from_json(event_to_json(planned.event)) == planned.event
+    assert Plan.model_validate_json(planned.model_dump_json()) == planned
+
+
+@pytest.mark.parametrize(
+    ("name", "streams"),
+    [
+        ("multitask", [("fine-tuning", ["lm", "discriminator"])]),
+        ("joint", [("fine-tuning", ["joint"])]),
+        ("naive", [("fine-tuning", ["lm"])]),
+        ("naive_filter", [("fine-tuning", ["lm", "filter"])]),
+        ("naive_pplm", [("fine-tuning", ["lm"]), ("head", ["discriminator"])]),
+    ],
+)
+def test_streams_of_each_variant(make_config, cache, name, streams):
+    planned = plan(make_config(**CASES[name]), n=400, epsilon=3.0, delta=DELTA, cache=cache)
+    assert [(t.name, [s.name for s in t.streams]) for t in planned.trainings] == streams
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("multitask", [("fine-tuning/lm", "fine-tuning"), ("fine-tuning/discriminator", "fine-tuning")]),
+        ("naive_pplm", [("fine-tuning/lm", "fine-tuning"), ("head/discriminator", "head")]),
+        ("histogram", [("class-sizes", None), ("fine-tuning/joint", "fine-tuning")]),
+    ],
+)
+def test_the_list_of_queries_is_all_that_the_rows_are_asked(make_config, cache, name, expected):
+    planned = plan(make_config(**CASES[name]), n=400, epsilon=3.0, delta=DELTA, cache=cache)
+    assert [(query.name, query.batch) for query in planned.queries] == expected
+    assert {query.units for query in planned.queries} == {400}
+    assert event_of(planned.queries) == planned.event
+    assert queries_from_json(queries_to_json(planned.queries)) == planned.queries
+    training = {f"{t.name}/{s.name}": (t, s) for t in planned.trainings for s in t.streams}
+    for query in planned.queries:
+        if query.kind == "histogram":
+            assert (query.noise_multiplier, query.sensitivity) == (planned.histogram_sigma, 1.0)
+            continue
+        owner, stream = training[query.name]
+        assert (query.kind, query.steps) == ("gaussian_sum", owner.steps)
+        assert query.sampling_probability == owner.sampling_probability
+        assert (query.sensitivity, query.noise_multiplier) == (stream.l2_clip_norm, stream.noise_multiplier)
+
+
+def test_two_streams_of_one_batch_are_one_event(make_config, cache):
+    one = plan(make_config(update="joint"), n=400, epsilon=3.0, delta=DELTA, cache=cache)
+    two = plan(
+        make_config(update="alternating", train={"noise_ratio": 2.0}), n=400, epsilon=3.0, delta=DELTA, cache=cache
+    )
+    z = one.trainings[0].streams[0].noise_multiplier
+    lm, discriminator = (stream.noise_multiplier for stream in two.trainings[0].streams)
+    assert discriminator == pytest.approx(2 * lm)
+    assert combined_noise_multiplier(lm, discriminator) == pytest.approx(z)
+    assert lm > z
+
+
+def test_steps_and_sampling_come_from_the_config_and_n(make_config):
+    config = make_config(train={"batch_size": 30, "epochs": 2.5})
+    training = plan(config, n=400, epsilon=math.inf, delta=DELTA).trainings[0]
+    assert training.sampling_probability == 30 / 400
+    assert training.steps == math.ceil(2.5 * 400 / 30)
+    assert training.expected_batch == pytest.approx(30)
+    small = plan(config, n=20, epsilon=math.inf, delta=DELTA).trainings[0]
+    assert (small.sampling_probability, small.steps) == (1.0, 3)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_infinite_epsilon_means_no_noise(make_config, name):
+    planned = plan(make_config(**CASES[name]), n=400, epsilon=math.inf, delta=DELTA)
+    assert all(stream.noise_multiplier == 0 for training in planned.trainings for stream in training.streams)
+    assert planned.histogram_sigma in (None, 0.0)
+    assert Plan.model_validate_json(planned.model_dump_json()) == planned
+
+
+def test_the_histogram_costs_its_share(make_config, cache):
+    with_it = plan(make_config(class_sizes="as_in_data"), n=400, epsilon=3.0, delta=DELTA, cache=cache)
+    without = plan(make_config(), n=400, epsilon=3.0, delta=DELTA, cache=cache)
+    assert isinstance(with_it.event, ComposedDpEvent)
+    assert with_it.histogram_sigma is not None
+    assert with_it.histogram_sigma > 5
+    assert without.histogram_sigma is None
+    noise = [p.trainings[0].streams[0].noise_multiplier for p in (without, with_it)]
+    assert noise[0] < noise[1] < 1.2 * noise[0]
+
+
+@pytest.mark.parametrize("wrong", [{"epsilon": 0.0}, {"epsilon": math.nan}, {"delta": 0.0}, {"n": 0}])
+def test_values_out_of_range_are_refused(make_config, wrong):
+    with pytest.raises(InputError):
+        plan(make_config(), **{"n": 400, "epsilon": 3.0, "delta": DELTA, **wrong})

@@ -1,0 +1,158 @@
+"""What the report says and draws of gradient matching."""
+
+from xml.etree import ElementTree
+
+import pytest
+
+from understudy.evaluation.metrics import Metrics
+from understudy.methods.gradient_matching import figures
+from understudy.methods.gradient_matching import report as view
+from understudy.methods.gradient_matching.report import matching_section, matching_sections, membership_section
+from understudy.reporting.wording import MINUS, NARROW_SPACE
+
+FIGURES = (
+    figures.loss_figure,
+    figures.transfer_figure,
+    figures.nearest_figure,
+    figures.error_figure,
+    figures.membership_figure,
+)
+
+
+@pytest.fixture(scope="module")
+def sections(matching_metrics):
+    return matching_sections(matching_metrics)
+
+
+def plain(text):
+    return text.replace(NARROW_SPACE, " ").replace(MINUS, "-").replace("’", "'")
+
+
+def texts(drawing):
+    return [element.text for element in ElementTree.fromstring(drawing.svg).iter("text")]
+
+
+def without(metrics, *prefixes):
+    """The metrics without the names that begin so."""
+
+    def keep(found):
+        return {name: value for name, value in found.items() if not name.startswith(prefixes)}
+
+    return Metrics(values=keep(metrics.values), intervals=keep(metrics.intervals), histograms=keep(metrics.histograms))
+
+
+def test_another_methods_report_has_no_such_section(metrics):
+    assert matching_sections(metrics) == []
+    assert [figure(metrics) for figure in FIGURES] == [None] * 5
+
+
+def test_the_sections_have_an_order_and_a_finding_each(sections):
+    assert [section.key for section in sections] == ["matching", "transfer", "nearest", "gradient-error", "membership"]
+    assert all(section.lead and section.drawing and section.note for section in sections)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "section"),
+    [("matching.loss", view.matching_section), ("utility.transfer", view.transfer_section),
+     ("memorization.nearest", view.nearest_section), ("matching.gradient_error.step", view.error_section),
+     ("audit.mia.null_control", view.membership_section)],
+)  # fmt: skip
+def test_a_section_is_left_out_when_its_figures_are_missing(matching_metrics, prefix, section):
+    assert section(without(matching_metrics, prefix)) is None
+
+
+def test_figures_differ_and_their_alternatives_carry_numbers(sections):
+    drawings = [section.drawing for section in sections]
+    assert len({drawing.key for drawing in drawings}) == 5
+    for drawing, said in zip(drawings, ("kept median 0.138", "tiny-gpt2: Prompt-only 49.0 %", "synthetic median 1.111",
+                                        "synthetic: 0.70 after 0 steps, 1.20 after 50 steps", "Synthetic -0.05"),
+                             strict=True):  # fmt: skip
+        assert said in plain(drawing.alt)
+
+
+def stairs(drawing, style):
+    """Heights above the lowest point of the outline that is drawn in a style."""
+    for path in ElementTree.fromstring(drawing.svg).iter("path"):
+        if style in path.get("style", "") and path.get("clip-path"):
+            numbers = [float(x) for x in path.get("d").replace("M", " ").replace("L", " ").replace("z", " ").split()]
+            return [max(numbers[1::2]) - y for y in numbers[1::2]]
+    pytest.fail(f"no outline with the style {style!r}")
+
+
+def test_histograms_are_as_high_as_their_shares(matching_metrics):
+    drawing = figures.loss_figure(matching_metrics)
+    shares = matching_metrics.histograms["matching.loss"].shares
+    kept, other = stairs(drawing, "fill: var(--synthetic)"), stairs(drawing, "stroke: var(--prompt)")
+    assert max(kept) / max(other) == pytest.approx(max(shares["kept"]) / max(shares["prompt_only"]), rel=1e-3)
+    assert {"kept", "dropped", "prompt-only"} <= set(texts(drawing))
+    lines = [path.get("style", "") for path in ElementTree.fromstring(drawing.svg).iter("path")]
+    assert any("stroke: var(--muted)" in style and "stroke-dasharray" in style for style in lines), "dropped"
+
+
+def test_panels_of_the_transfer_share_one_scale(matching_metrics):
+    drawing = figures.transfer_figure(matching_metrics)
+    shown = texts(drawing)
+    assert {plain(t) for t in shown} >= {"49.0 %", "77.0 %", "tiny-gpt2"}
+    ticks = [t for t in shown if t.endswith(f"{NARROW_SPACE}%") and "." not in t]
+    assert len(ticks) % 2 == 0
+    assert ticks[: len(ticks) // 2] == ticks[len(ticks) // 2 :]
+    assert ("a-very-long-name-" * 3)[:39] + "…" in shown
+
+
+def test_the_lead_names_loss_ratio_and_the_statements_warning(matching_metrics):
+    warning = "signal-to-noise ratio of the target at most 0.68: the output depends on the noise"
+    section = matching_section(matching_metrics, [warning, "something else"])
+    lead = plain(" ".join(section.lead))
+    assert "loss of the kept texts is 0.138; that of prompt-only text is 0.186." in lead
+    assert "signal-to-noise ratio is at most 23, whatever the rows hold." in lead
+    assert lead.endswith("Signal-to-noise ratio of the target at most 0.68: the output depends on the noise.")
+    rows = dict(section.table.rows)
+    assert (rows["Matched"], rows["Kept"], rows["Asked for but not reached"]) == ("80", "26", "14")
+    assert rows["Dropped: the public model did not confirm the label"] == "39"
+    assert not any("empty" in name for name in rows), "a step that was not taken is not listed"
+
+
+@pytest.mark.parametrize(("low", "guesses"), [(0.24, True), (0.26, False)])
+def test_a_label_check_that_may_as_well_guess_is_named(matching_metrics, low, guesses):
+    name = "matching.label_check.agreement"
+    assert not any("label check" in text for text in matching_section(matching_metrics).lead)
+    values = matching_metrics.values | {name: 0.31, "matching.label_check.chance": 0.25}
+    found = matching_metrics.model_copy(update={"values": values, "intervals": {name: (low, 0.43)}})
+    lead = plain(" ".join(matching_section(found).lead))
+    assert f"confirms 31.0 % ({100 * low:.1f} % to 43.0 %) of the matched texts" in lead
+    assert "guessing would confirm 25.0 %." in lead
+    assert ("filter.label_check=false" in lead) == guesses
+
+
+def test_no_noise_and_nothing_kept_are_said(matching_metrics):
+    values = {"matching.drawn": 4.0, "matching.loss.dropped_median": 0.5}
+    found = Metrics(values=values, histograms={"matching.loss": matching_metrics.histograms["matching.loss"]})
+    assert matching_section(found).lead == ("No matched text was kept.", "The target carries no noise.")
+
+
+def test_an_attack_that_misses_its_control_says_nothing(matching_metrics):
+    caught = plain(" ".join(membership_section(matching_metrics).lead))
+    assert "advantage is -0.05 (-0.28 to +0.20)." in caught
+    assert "It catches the positive control: +0.38 (+0.15 to +0.62)." in caught
+    assert "no epsilon below 0.48" in caught
+    weak = dict(matching_metrics.intervals) | {"audit.mia.positive_control.advantage": (-0.01, 0.7)}
+    missed = Metrics(values=matching_metrics.values, intervals=weak, histograms=matching_metrics.histograms)
+    lead = plain(" ".join(membership_section(missed).lead))
+    assert "does not even catch the positive control" in lead
+    assert "It catches" not in lead
+
+
+def test_the_gradient_errors_are_ordered_by_steps_and_the_last_ones_said(matching_metrics, sections):
+    values = matching_metrics.values | {"matching.gradient_error.step_1000": 0.9}
+    line = figures.error_line(Metrics(values=values), "")
+    assert line == [(0, 0.7), (50, 1.2), (100, 1.0), (1000, 0.9)]
+    lead = sections[3].lead[0]
+    assert "After 100 steps the error of the synthetic text is 1.00; of prompt-only text 0.37" in lead
+
+
+def test_a_target_model_that_could_not_be_used_is_named(matching_metrics):
+    reason = "accuracy of the target model big: not found"
+    found = matching_metrics.model_copy(update={"missing": (reason, "MAUVE: too few rows")})
+    lead = view.transfer_section(found).lead
+    assert lead[-1] == f"Not measured: {reason}."
+    assert len(lead) == 3

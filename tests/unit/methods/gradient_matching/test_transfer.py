@@ -1,0 +1,213 @@
+"""Target models fine-tuned on the arms (transfer.py), on a random model of two layers."""
+
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests_support import write_random_model
+
+from understudy.auditing.membership import MembershipScores, membership_audit
+from understudy.evaluation.config import EvaluationConfig, MatchingEvaluationConfig
+from understudy.evaluation.measure import evaluate_synthetic, merge
+from understudy.evaluation.rows import Arms, LabelledTexts
+from understudy.evaluation.transfer import TransferConfig, load_label_model, transfer_accuracy
+from understudy.evaluation.utility import Interval
+from understudy.methods.gradient_matching import transfer
+from understudy.methods.gradient_matching.config import VerbalizerConfig
+from understudy.methods.gradient_matching.evaluation import Instruments, MatchedLosses, measure_matching
+from understudy.methods.gradient_matching.gradients import gradient_error
+from understudy.methods.gradient_matching.transfer import (
+    detectable_epsilon,
+    disjoint_rows,
+    measure_transfer,
+    target_models,
+)
+from understudy.methods.gradient_matching.verbalizer import build_verbalizer
+from understudy.models.loading import load_model
+
+NAMES = ("negative", "positive")
+WORDS = partial(
+    build_verbalizer, label_names=NAMES, config=VerbalizerConfig(words={"negative": "bad", "positive": "great"})
+)
+CONFIG = MatchingEvaluationConfig(
+    profile="tiny", transfer_models=(), steps=5, batch_size=4, max_length=12, measure_every=2, test_rows=15,
+    real_rows=10, gradient_rows=12, frozen_lower_layers=9,
+)  # fmt: skip
+SAME = TransferConfig(
+    steps=5, batch_size=4, max_length=12, measure_every=2, learning_rate=CONFIG.learning_rate, frozen_lower_layers=1
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return str(write_random_model(tmp_path_factory.mktemp("models") / "my.model"))
+
+
+@pytest.fixture(scope="module")
+def sets(make_reviews):
+    arms = Arms(make_reviews(8, seed=1), make_reviews(40, seed=2), make_reviews(6, seed=3))
+    return arms, make_reviews(20, seed=4)
+
+
+@pytest.fixture(scope="module")
+def found(folder, sets):
+    return measure_transfer(*sets, own=folder, label_words=WORDS, config=CONFIG)
+
+
+@given(st.integers(1, 30), st.lists(st.integers(0, 20), min_size=1, max_size=4), st.integers(0, 9))
+def test_parts_are_disjoint_and_keep_their_labels(n, sizes, seed):
+    rows = LabelledTexts([str(i) for i in range(n)], np.arange(n) % 3, NAMES)
+    parts = disjoint_rows(rows, *sizes, seed=seed)
+    texts = [text for part in parts for text in part.texts]
+    assert len(set(texts)) == len(texts) == min(n, sum(sizes))
+    assert all(len(part.texts) <= size for part, size in zip(parts, sizes, strict=True))
+    assert all(int(text) % 3 == label for part in parts for text, label in zip(part.texts, part.labels, strict=True))
+    again = disjoint_rows(rows, *sizes, seed=seed)
+    assert [part.texts for part in again] == [part.texts for part in parts]
+
+
+def test_the_own_model_comes_first_and_none_twice():
+    tiny = MatchingEvaluationConfig(profile="tiny")
+    assert target_models("tiny-llama", tiny) == ["tiny-llama", "tiny-gpt2"]
+    assert target_models("tiny-gpt2", tiny) == ["tiny-gpt2", "tiny-llama"]
+    assert target_models("my/model", tiny) == ["my/model", "tiny-gpt2"]
+    assert target_models("microsoft/phi-1_5", MatchingEvaluationConfig()) == ["microsoft/phi-1_5"]
+
+
+@pytest.mark.parametrize("half", [0.05, 0.3, 0.9])
+def test_the_detectable_epsilon_has_that_advantage(half):
+    epsilon = detectable_epsilon(Interval(0.2, 0.1 - half, 0.1 + half))
+    assert (math.exp(epsilon) - 1) / (math.exp(epsilon) + 1) == pytest.approx(half)
+
+
+def test_an_interval_as_wide_as_everything_detects_nothing():
+    assert detectable_epsilon(Interval(0.0, -1.0, 1.0)) is None
+
+
+def test_accuracies_are_those_of_fine_tuning_each_arm_alone(found, folder, sets):
+    arms, test = sets
+    tested = disjoint_rows(test, 15, seed=0)[0]
+    members = disjoint_rows(arms.real, 10, seed=0)[0]
+    config = SAME.model_copy(update={"base": folder})
+    for arm, rows in (("synthetic", arms.synthetic), ("prompt_only", arms.prompt_only), ("real", members)):
+        wanted = transfer_accuracy(rows, tested, label_words=WORDS, config=config, seed=0).accuracy
+        name = f"utility.transfer.my-model.{arm}.accuracy"
+        assert found.values[name] == pytest.approx(wanted)
+        assert found.intervals[name][0] <= wanted <= found.intervals[name][1]
+    assert found.values["utility.transfer.real_rows"] == 10
+    assert found.missing == ()
+
+
+def test_gradient_errors_follow_the_synthetic_fine_tuning(found, folder, sets):
+    arms, _ = sets
+    config = SAME.model_copy(update={"base": folder})
+    untuned = load_label_model(label_words=WORDS, config=config)
+    real, others = disjoint_rows(arms.real, 12, 8, seed=0)
+    for side, rows in (("", arms.synthetic), ("prompt_only.", arms.prompt_only), ("real.", others)):
+        steps = {name for name in found.values if name.startswith(f"matching.gradient_error.{side}step_")}
+        assert steps == {f"matching.gradient_error.{side}step_{step}" for step in (0, 2, 4, 5)}
+        wanted = gradient_error(untuned, rows, real).last_layer
+        assert found.values[f"matching.gradient_error.{side}step_0"] == pytest.approx(wanted, rel=1e-5)
+        assert found.values[f"matching.gradient_error.{side}step_5"] != pytest.approx(wanted, rel=1e-5)
+
+
+def test_the_attack_and_its_positive_control_are_those_of_the_audit(found, folder, sets):
+    arms, test = sets
+    members, others = disjoint_rows(arms.real, 10, seed=0)[0], disjoint_rows(test, 10, seed=0)[0]
+    config = SAME.model_copy(update={"base": folder})
+    # The measuring shuffles the members once more; the attack's splits see them in that order.
+    members = disjoint_rows(members, 10, seed=0)[0]
+    control = disjoint_rows(arms.real, 10, seed=0)[0]
+    audit = membership_audit(arms.synthetic, members, others, label_words=WORDS, config=config, seed=0)
+    assert found.values["audit.mia.advantage"] == pytest.approx(audit.synthetic.advantage.value)
+    assert found.values["audit.mia.auc"] == pytest.approx(audit.synthetic.auc.value)
+    assert found.intervals["audit.mia.auc"] == pytest.approx((audit.synthetic.auc.low, audit.synthetic.auc.high))
+    assert sorted(control.texts) == sorted(members.texts)
+    assert found.values["audit.mia.rows"] == 10
+    null = found.intervals["audit.mia.null_control.advantage"]
+    half = (null[1] - null[0]) / 2
+    assert found.values["audit.mia.detectable_epsilon"] == pytest.approx(math.log((1 + half) / (1 - half)))
+
+
+def test_each_control_is_the_attack_on_its_own_model(folder, sets, monkeypatch):
+    """Scripted losses: the model tuned on members knows all of them, the synthetic one half, the null control none."""
+    arms, test = sets
+    known = {8: 0.5, 6: 0.0, 10: 1.0}  # rows that a model was tuned on -> share of members that it knows
+
+    def scripted(tuned, members, others):
+        size = len(members.texts)
+        low = np.arange(size) < known[tuned] * size
+        spread = np.linspace(1, 2, size)
+        return MembershipScores(np.where(low, 0.0, spread), spread)
+
+    monkeypatch.setattr(transfer, "fine_tune", lambda rows, **_: len(rows.texts))
+    monkeypatch.setattr(transfer, "predict", lambda _, texts: np.zeros(len(texts), np.int64))
+    monkeypatch.setattr(transfer, "membership_scores", scripted)
+    found = measure_transfer(arms, test, own=folder, label_words=WORDS, config=CONFIG)
+    assert found.values["audit.mia.positive_control.auc"] == 1
+    # Half of the members lie below every other row, the other half are the upper half of those.
+    assert found.values["audit.mia.auc"] == pytest.approx(0.5 + 0.5 * 0.25)
+    assert found.values["audit.mia.null_control.auc"] == pytest.approx(0.5)
+    assert found.values["audit.mia.positive_control.advantage"] == 1
+
+
+def test_without_prompt_only_text_the_null_control_is_the_untuned_model(folder, sets):
+    arms, test = sets
+    config = CONFIG.model_copy(update={"steps": 1, "measure_every": 1, "full_gradient": True})
+    found = measure_transfer(Arms(arms.synthetic, arms.real), test, own=folder, label_words=WORDS, config=config)
+    assert "audit.mia.null_control.advantage" in found.values
+    assert not any("prompt_only" in name for name in found.values)
+    full = [found.values[f"matching.gradient_error.full.step_{step}"] for step in (0, 1)]
+    assert min(full) > 0
+    assert full[0] != found.values["matching.gradient_error.step_0"]
+
+
+def test_a_model_that_cannot_be_used_is_said_and_the_others_are_measured(folder, sets):
+    further = {"transfer_models": ("no-such-model", f"{folder}/"), "most_models": 3}
+    config = CONFIG.model_copy(update={**further, "steps": 1})
+    found = measure_transfer(*sets, own=folder, label_words=WORDS, config=config)
+    assert "utility.transfer.my-model.synthetic.accuracy" in found.values
+    unknown, twice = found.missing
+    assert unknown.startswith("accuracy of the target model no-such-model: ")
+    assert twice == "accuracy of the target model my-model: another target model is called 'my-model' too"
+
+
+def test_labels_that_collide_in_a_tokenizer_do_not_end_the_run(folder, sets):
+    collide = partial(
+        build_verbalizer, label_names=NAMES, config=VerbalizerConfig(words={"negative": "bad", "positive": "bad"})
+    )
+    found = measure_transfer(*sets, own=folder, label_words=collide, config=CONFIG)
+    assert "begin with the same token" in found.missing[0]
+    assert not any(name.startswith(("audit", "utility.transfer.my")) for name in found.values)
+
+
+def test_everything_together_joins_what_every_table_is_judged_by(folder, sets):
+    arms, test = sets
+
+    def embedder(texts):
+        return np.array([np.random.default_rng(len(text)).normal(size=6) for text in texts], np.float32)
+
+    done = []
+    own = measure_matching(
+        arms,
+        test,
+        MatchedLosses(kept=np.full(8, 0.4), dropped=np.full(8, 0.8), reasons={"surplus": 8}),
+        instruments=Instruments(base=load_model(folder), own=folder, label_words=WORDS, embedder=embedder),
+        config=CONFIG,
+        progress=lambda step, total: done.append((step, total)),
+    )
+    assert done == [(step, 5) for step in range(1, 6)]
+    common = evaluate_synthetic(
+        arms.synthetic, arms.real, test, prompt_only=arms.prompt_only, config=EvaluationConfig(profile="tiny"),
+        embedder=embedder,
+    )  # fmt: skip
+    merged = merge(common, own)
+    assert len(merged.values) == len(common.values) + len(own.values)
+    assert set(merged.histograms) == {"matching.loss", "memorization.nearest"}
+    assert merged.lengths == common.lengths
+    groups = {name.rpartition(".")[0] for name in own.values}
+    assert {"matching", "matching.loss", "matching.gradient_error", "audit.mia", "language_model.log_perplexity",
+            "fidelity", "memorization.nearest_median"} <= groups  # fmt: skip

@@ -1,0 +1,452 @@
+"""The per-example engine against a loop over single examples with plain autograd."""
+
+import copy
+
+import pytest
+import torch
+from opacus.grad_sample import GradSampleModule
+from torch import nn
+from torch.nn import functional
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers.models.mistral.modeling_mistral import MistralRMSNorm
+from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
+
+from understudy.errors import InputError
+from understudy.models import lora
+from understudy.privacy.dpsgd.per_example import clipped_gradient_sum
+
+VOCABULARY, PAD = 23, 1
+
+
+def gpt2(*, tied=True):
+    config = GPT2Config(
+        vocab_size=VOCABULARY, n_embd=16, n_layer=2, n_head=2, n_positions=32, pad_token_id=PAD,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, tie_word_embeddings=tied,
+        bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    return seeded(GPT2LMHeadModel, config)
+
+
+def llama(*, tied=True):
+    config = LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, pad_token_id=PAD, tie_word_embeddings=tied, attention_bias=True,
+    )  # fmt: skip
+    return seeded(LlamaForCausalLM, config)
+
+
+def seeded(kind, config, *, seed=0):
+    with torch.random.fork_rng(devices=[]):
+        # transformers draws start values from the global generator; a test must not depend on those before it.
+        torch.manual_seed(seed)
+        model = kind(config)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            # Wide enough that examples differ, norms spread and no bias or scale sits at its trivial start.
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.2)
+    return model.eval()
+
+
+def adapted(model, *, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    result = lora.attach(model, rank=3, alpha=6, generator=generator)
+    with torch.no_grad():
+        for parameter in lora.trainable_parameters(result).values():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
+    return result
+
+
+MODELS = {
+    "gpt2": gpt2,
+    "gpt2-untied": lambda: gpt2(tied=False),
+    "gpt2-lora": lambda: adapted(gpt2()),
+    "llama": llama,
+    "llama-untied": lambda: llama(tied=False),
+    "llama-lora": lambda: adapted(llama()),
+}
+
+
+def make_batch(size=5, length=9, *, seed=2, content=4):
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(3, length + 1, (size,), generator=generator)
+    lengths[0] = length
+    mask = (torch.arange(length)[None] < lengths[:, None]).long()
+    # few distinct tokens, so that one token occurs several times in an example
+    ids = torch.randint(2, 2 + content, (size, length), generator=generator) * mask + PAD * (1 - mask)
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def positions(ids):
+    return torch.arange(ids.shape[1])[None].repeat(ids.shape[0], 1)
+
+
+def lm_loss(model, batch):
+    ids, mask = batch["input_ids"], batch["attention_mask"]
+    logits = model(input_ids=ids, attention_mask=mask, position_ids=positions(ids), use_cache=False).logits[:, :-1]
+    losses = functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
+    return (losses * mask[:, 1:]).sum(1) / mask[:, 1:].sum(1)
+
+
+def two_pass_loss(model, batch):
+    """The mean of the losses of a text and of its reverse, in one forward pass of 2 * batch rows."""
+    both = {
+        "input_ids": torch.cat([batch["input_ids"], batch["input_ids"].flip(1)]),
+        "attention_mask": torch.cat([batch["attention_mask"], batch["attention_mask"].flip(1)]),
+    }
+    return lm_loss(model, both).view(2, -1).mean(0)
+
+
+def loop_over_examples(model, parameters, loss_fn, batch, *, l2_clip_norm, valid):
+    """The definition: one example at a time, plain autograd, no code shared with the engine."""
+    total = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in parameters.items()}
+    norms = []
+    for index in range(len(valid)):
+        one = {key: value[index : index + 1] for key, value in batch.items()}
+        loss = loss_fn(model, one)[0]
+        found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+        gradients = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters.values(), found, strict=True)]
+        norm = torch.cat([g.double().flatten() for g in gradients]).norm()
+        norms.append(norm.item())
+        if valid[index]:
+            factor = min(1.0, l2_clip_norm / norm.item())
+            for name, gradient in zip(total, gradients, strict=True):
+                total[name] += gradient.double() * factor
+    return total, norms
+
+
+def assert_close(found, expected, tolerance=1e-5):
+    assert found.keys() == expected.keys()
+    scale = torch.cat([t.flatten() for t in expected.values()]).norm()
+    for name, value in expected.items():
+        assert found[name].shape == value.shape
+        difference = (found[name].double() - value).norm()
+        # a tensor much smaller than the rest is judged against its own size, down to float32 rounding of all
+        assert difference <= tolerance * max(value.norm(), 1e-3 * scale), (
+            name,
+            float(difference / value.norm()),
+        )
+
+
+def parameters_of(model):
+    return lora.trainable_parameters(model)
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("name", MODELS)
+def test_equals_a_loop_over_examples(name, passes):
+    model, batch = MODELS[name](), make_batch()
+    loss_fn = lm_loss if passes == 1 else two_pass_loss
+    valid = torch.tensor([True, True, False, True, True])
+    parameters = parameters_of(model)
+    _, norms = loop_over_examples(model, parameters, loss_fn, batch, l2_clip_norm=1.0, valid=valid)
+    # some examples are clipped, some are not
+    clip = sorted(norms)[2]
+    expected, _ = loop_over_examples(model, parameters, loss_fn, batch, l2_clip_norm=clip, valid=valid)
+    found = clipped_gradient_sum(model, parameters, loss_fn, batch, l2_clip_norm=clip, valid=valid, passes=passes)
+    assert_close(found, expected)
+    assert all(value.abs().sum() > 0 for value in found.values()), "the signal reaches every trainable tensor"
+
+
+@pytest.mark.parametrize("length", [2, 30])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "llama-lora"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_both_forms_of_the_norm(name, length, dtype):
+    """Short texts keep factors, long ones materialise; both equal the loop, in single and in double precision."""
+    model, batch = MODELS[name]().to(dtype), make_batch(3, max(length, 3))
+    valid = torch.ones(3, dtype=torch.bool)
+    parameters = parameters_of(model)
+    expected, _ = loop_over_examples(model, parameters, lm_loss, batch, l2_clip_norm=0.5, valid=valid)
+    found = clipped_gradient_sum(model, parameters, lm_loss, batch, l2_clip_norm=0.5, valid=valid)
+    assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_each_contribution_is_clipped_exactly(name):
+    """Alone in its batch, an example contributes a gradient of norm C, hardly above it by rounding."""
+    model, batch, clip = MODELS[name](), make_batch(), 0.01
+    parameters = parameters_of(model)
+    for index in range(5):
+        valid = torch.arange(5) == index
+        found = clipped_gradient_sum(model, parameters, lm_loss, batch, l2_clip_norm=clip, valid=valid)
+        norm = torch.cat([value.double().flatten() for value in found.values()]).norm()
+        assert clip * (1 - 1e-5) < norm < clip * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_null_rows_contribute_exactly_zero_whatever_they_hold(name):
+    model, batch = MODELS[name](), make_batch()
+    valid = torch.tensor([True, False, True, False, True])
+    other = {key: value.clone() for key, value in batch.items()}
+    other["input_ids"][1] = 22
+    other["attention_mask"][1] = 1
+    other["attention_mask"][3] = 0  # its loss is 0 / 0
+    parameters = parameters_of(model)
+    options = {"l2_clip_norm": 0.3, "valid": valid}
+    first = clipped_gradient_sum(model, parameters, lm_loss, batch, **options)
+    second = clipped_gradient_sum(model, parameters, lm_loss, other, **options)
+    assert all(torch.equal(first[key], second[key]) for key in first)
+    none = clipped_gradient_sum(
+        model, parameters, lm_loss, other, l2_clip_norm=0.3, valid=torch.zeros(5, dtype=torch.bool)
+    )
+    assert all(value.numpy().tobytes() == bytes(value.numel() * 4) for value in none.values())
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), 1e30])
+@pytest.mark.parametrize("name", ["gpt2", "llama-lora"])
+def test_an_example_without_finite_gradient_contributes_zero(name, poison):
+    model, batch = MODELS[name](), {**make_batch(), "scale": torch.ones(5)}
+    batch["scale"][1] = poison
+
+    def loss(model, batch):
+        return lm_loss(model, batch) * batch["scale"] ** 2
+
+    parameters = parameters_of(model)
+    everyone = torch.ones(5, dtype=torch.bool)
+    found = clipped_gradient_sum(model, parameters, loss, batch, l2_clip_norm=0.3, valid=everyone)
+    expected, _ = loop_over_examples(model, parameters, lm_loss, batch, l2_clip_norm=0.3, valid=torch.arange(5) != 1)
+    assert_close(found, expected)
+
+
+def test_poison_inside_the_activations_stays_in_its_row():
+    """An infinite input of a layer, not only an infinite loss: zero weight times infinity must not leak."""
+    model, valid = nn.Linear(3, 2), torch.ones(3, dtype=torch.bool)
+    x = torch.tensor([[1.0, 2.0, 3.0], [float("inf"), 0.0, 1.0], [0.5, 0.0, -1.0]])
+
+    def loss(model, batch):
+        return model(batch["x"]).square().sum(1)
+
+    parameters = dict(model.named_parameters())
+    found = clipped_gradient_sum(model, parameters, loss, {"x": x}, l2_clip_norm=1.0, valid=valid)
+    expected, _ = loop_over_examples(
+        model, parameters, loss, {"x": x}, l2_clip_norm=1.0, valid=torch.tensor([True, False, True])
+    )
+    assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_micro_batches_change_only_the_rounding(name):
+    model, batch = MODELS[name](), make_batch(8)
+    valid = torch.ones(8, dtype=torch.bool)
+    parameters = parameters_of(model)
+    whole = clipped_gradient_sum(model, parameters, lm_loss, batch, l2_clip_norm=0.5, valid=valid)
+    for size in (1, 3):
+        parts = {key: torch.zeros_like(value) for key, value in whole.items()}
+        for start in range(0, 8, size):
+            part = {key: value[start : start + size] for key, value in batch.items()}
+            for key, value in clipped_gradient_sum(
+                model, parameters, lm_loss, part, l2_clip_norm=0.5, valid=valid[start : start + size]
+            ).items():
+                parts[key] += value
+        assert_close(parts, {key: value.double() for key, value in whole.items()})
+
+
+def test_same_inputs_give_the_same_bytes():
+    model, batch, valid = gpt2(), make_batch(), torch.ones(5, dtype=torch.bool)
+    parameters = parameters_of(model)
+    one = clipped_gradient_sum(model, parameters, lm_loss, batch, l2_clip_norm=0.5, valid=valid)
+    two = clipped_gradient_sum(model, parameters, lm_loss, batch, l2_clip_norm=0.5, valid=valid)
+    assert all(torch.equal(one[key], two[key]) for key in one)
+
+
+@pytest.mark.parametrize("chosen", ["ln_f", "h.1.", "wte", "wpe", "h.0.attn.c_attn.bias"])
+def test_partly_frozen_models(chosen):
+    model, batch, valid = gpt2(), make_batch(), torch.ones(5, dtype=torch.bool)
+    parameters = {name: p for name, p in model.named_parameters() if chosen in name}
+    assert parameters
+    expected, _ = loop_over_examples(model, parameters, lm_loss, batch, l2_clip_norm=0.5, valid=valid)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in parameters)
+    found = clipped_gradient_sum(model, parameters, lm_loss, batch, l2_clip_norm=0.5, valid=valid)
+    assert_close(found, expected)
+
+
+def test_padding_row_of_a_tied_embedding_gets_the_gradient_of_the_head_only():
+    model, batch, valid = llama(), make_batch(), torch.ones(5, dtype=torch.bool)
+    assert model.model.embed_tokens.padding_idx == PAD
+    parameters = {"w": model.model.embed_tokens.weight}
+    expected, _ = loop_over_examples(model, parameters, lm_loss, batch, l2_clip_norm=9.0, valid=valid)
+    found = clipped_gradient_sum(model, parameters, lm_loss, batch, l2_clip_norm=9.0, valid=valid)
+    assert_close(found, expected)
+
+
+def test_two_calls_of_the_model_in_one_loss():
+    """Each call sees the plain batch; both uses of every parameter enter one norm."""
+    model, batch, valid = llama(), make_batch(), torch.ones(5, dtype=torch.bool)
+
+    def loss(model, batch):
+        reverse = {key: value.flip(1) for key, value in batch.items()}
+        return (lm_loss(model, batch) + lm_loss(model, reverse)) / 2
+
+    parameters = parameters_of(model)
+    twice = clipped_gradient_sum(model, parameters, loss, batch, l2_clip_norm=0.2, valid=valid)
+    stacked = clipped_gradient_sum(model, parameters, two_pass_loss, batch, l2_clip_norm=0.2, valid=valid, passes=2)
+    assert_close(twice, {key: value.double() for key, value in stacked.items()})
+
+
+class Classifier(nn.Module):
+    """A head over pooled and per-position features, with every small layer there is."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, 6)
+        self.norms = nn.ModuleList([nn.LayerNorm(6), MistralRMSNorm(6), Qwen2RMSNorm(6), nn.LayerNorm(6, bias=False)])
+        self.wide = nn.Linear(6, 40, bias=False)
+        self.out = nn.Linear(40, 3)
+
+    def forward(self, ids):
+        hidden = self.embedding(ids)
+        for norm in self.norms:
+            hidden = norm(hidden)
+        return self.out(torch.tanh(self.wide(hidden)).mean(1))
+
+
+def classifier_loss(model, batch):
+    return functional.cross_entropy(model(batch["input_ids"]), batch["input_ids"][:, 0] % 3, reduction="none")
+
+
+def test_two_dimensional_inputs_and_small_layers():
+    torch.manual_seed(3)
+    model, batch, valid = Classifier(), make_batch(), torch.ones(5, dtype=torch.bool)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter)
+    parameters = parameters_of(model)
+    expected, _ = loop_over_examples(model, parameters, classifier_loss, batch, l2_clip_norm=0.5, valid=valid)
+    found = clipped_gradient_sum(model, parameters, classifier_loss, batch, l2_clip_norm=0.5, valid=valid)
+    assert_close(found, expected)
+
+
+# Opacus hooks the embedding, whose input can have no gradient.
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
+def test_agrees_with_opacus():
+    torch.manual_seed(4)
+    model, batch = Classifier(), make_batch()
+    model.norms = nn.ModuleList([nn.LayerNorm(6)])
+    parameters = parameters_of(model)
+    found = clipped_gradient_sum(
+        model, parameters, classifier_loss, batch, l2_clip_norm=0.1, valid=torch.ones(5, dtype=torch.bool)
+    )
+    wrapped = GradSampleModule(copy.deepcopy(model), loss_reduction="sum")
+    classifier_loss(wrapped, batch).sum().backward()
+    samples = {name: p.grad_sample for name, p in wrapped._module.named_parameters()}
+    norms = torch.stack([s.flatten(1).norm(dim=1) for s in samples.values()]).norm(dim=0)
+    factors = (0.1 / norms).clamp(max=1.0)
+    expected = {name: torch.einsum("b,b...->...", factors, samples[name]).double() for name in parameters}
+    assert_close(found, expected)
+
+
+def test_norms_err_to_the_larger_side_under_cancellation():
+    """Positions whose gradients nearly cancel: float32 inner products alone could underestimate the norm."""
+    torch.manual_seed(5)
+    model = nn.Linear(64, 64, bias=False)
+    x = torch.randn(200, 1, 64).repeat(1, 2, 1) * 100 + torch.randn(200, 2, 64) * 1e-4
+    sign = torch.tensor([1.0, -1.0])[None, :, None]
+
+    def loss(model, batch):
+        return (model(batch["x"]) * sign * batch["direction"]).sum((1, 2))
+
+    batch = {"x": x, "direction": torch.randn(200, 1, 64)}
+    parameters = dict(model.named_parameters())
+    for index in range(20):
+        one = {key: value[index : index + 1] for key, value in batch.items()}
+        found = clipped_gradient_sum(
+            model, parameters, loss, one, l2_clip_norm=1e-3, valid=torch.ones(1, dtype=torch.bool)
+        )
+        assert found["weight"].norm() <= 1e-3 * (1 + 1e-5)
+
+
+def test_weights_get_no_ordinary_gradient_and_requires_grad_comes_back():
+    model, batch, valid = llama(), make_batch(), torch.ones(5, dtype=torch.bool)
+    model.model.norm.weight.requires_grad_(False)
+    before = {name: p.requires_grad for name, p in model.named_parameters()}
+    parameters = parameters_of(model)
+    clipped_gradient_sum(model, parameters, lm_loss, batch, l2_clip_norm=0.5, valid=valid)
+    assert {name: p.requires_grad for name, p in model.named_parameters()} == before
+    assert all(p.grad is None for p in model.parameters())
+    assert all("forward" not in vars(module) for module in model.modules())
+
+    def broken(model, batch):
+        lm_loss(model, batch)
+        raise KeyError("inside the loss")
+
+    with pytest.raises(KeyError):
+        clipped_gradient_sum(model, parameters, broken, batch, l2_clip_norm=0.5, valid=valid)
+    assert {name: p.requires_grad for name, p in model.named_parameters()} == before
+    assert all("forward" not in vars(module) for module in model.modules())
+
+
+def test_activation_checkpointing_gives_the_same_sum():
+    model, batch, valid = llama(), make_batch(), torch.ones(5, dtype=torch.bool)
+    parameters = parameters_of(model)
+    plain = clipped_gradient_sum(model, parameters, lm_loss, batch, l2_clip_norm=0.5, valid=valid)
+    model.activation_checkpointing_enable({"use_reentrant": False})
+    assert model.is_activation_checkpointing
+    model.train()
+    again = clipped_gradient_sum(model, parameters, lm_loss, batch, l2_clip_norm=0.5, valid=valid)
+    assert_close(again, {key: value.double() for key, value in plain.items()})
+
+
+def test_unsupported_layer_is_named():
+    model = nn.Sequential(nn.Conv1d(1, 2, 3), nn.Flatten(), nn.Linear(14, 1))
+    batch, valid = {"x": torch.randn(2, 1, 9)}, torch.ones(2, dtype=torch.bool)
+
+    def loss(model, batch):
+        return model(batch["x"])[:, 0]
+
+    with pytest.raises(InputError, match=r"layer '0' \(Conv1d\)"):
+        clipped_gradient_sum(model, dict(model.named_parameters()), loss, batch, l2_clip_norm=1.0, valid=valid)
+    head = {name: p for name, p in model.named_parameters() if name.startswith("2.")}
+    expected, _ = loop_over_examples(model, head, loss, batch, l2_clip_norm=1.0, valid=valid)
+    assert_close(clipped_gradient_sum(model, head, loss, batch, l2_clip_norm=1.0, valid=valid), expected)
+
+
+def test_a_flattened_batch_is_refused():
+    """Rows that are positions would be taken for passes: one example's contribution would not be bounded."""
+    model, batch, valid = nn.Linear(3, 2), {"x": torch.randn(4, 5, 3)}, torch.ones(4, dtype=torch.bool)
+
+    def loss(model, batch):
+        return model(batch["x"].flatten(0, 1)).view(4, 5, 2).sum((1, 2))
+
+    with pytest.raises(InputError, match="leading dimension of 20 for 4 examples in 1 pass"):
+        clipped_gradient_sum(model, dict(model.named_parameters()), loss, batch, l2_clip_norm=1.0, valid=valid)
+
+
+def test_position_embedding_shared_over_the_batch_is_refused():
+    model, batch, valid = gpt2(), make_batch(), torch.ones(5, dtype=torch.bool)
+
+    def loss(model, batch):
+        return model(input_ids=batch["input_ids"]).logits.mean((1, 2))
+
+    with pytest.raises(InputError, match=r"transformer\.wpe.*position_ids"):
+        clipped_gradient_sum(model, parameters_of(model), loss, batch, l2_clip_norm=1.0, valid=valid)
+
+
+def test_a_loss_that_trains_nothing_is_refused():
+    model, batch, valid = Classifier(), make_batch(), torch.ones(5, dtype=torch.bool)
+    with pytest.raises(InputError, match="reaches none"):
+        clipped_gradient_sum(
+            model, parameters_of(model), lambda m, b: torch.zeros(5), batch, l2_clip_norm=1.0, valid=valid
+        )
+    with pytest.raises(ValueError, match=r"shape \(5,\)"):
+        clipped_gradient_sum(
+            model,
+            parameters_of(model),
+            lambda m, b: classifier_loss(m, b).mean(),
+            batch,
+            l2_clip_norm=1.0,
+            valid=valid,
+        )
+
+
+def test_parameters_must_be_held_once():
+    model, batch, valid = nn.Linear(3, 2), {"x": torch.randn(4, 3)}, torch.ones(4, dtype=torch.bool)
+    with pytest.raises(ValueError, match="two names"):
+        clipped_gradient_sum(
+            model, {"a": model.weight, "b": model.weight}, lambda m, b: m(b["x"])[:, 0], batch,
+            l2_clip_norm=1.0, valid=valid,
+        )  # fmt: skip
+    with pytest.raises(ValueError, match="does not hold"):
+        clipped_gradient_sum(
+            model, {"a": nn.Parameter(torch.zeros(1))}, lambda m, b: m(b["x"])[:, 0], batch,
+            l2_clip_norm=1.0, valid=valid,
+        )  # fmt: skip

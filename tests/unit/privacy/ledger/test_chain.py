@@ -1,0 +1,355 @@
+"""A ledger that was deleted, shortened or changed by hand is refused; one that was killed is not."""
+
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import threading
+
+import pytest
+from unit.privacy.ledger.ledger_requests import asked, one_sum
+
+from understudy.errors import InputError, UnderstudyError
+from understudy.privacy.ledger.database import CHARGES, open_engine
+from understudy.privacy.ledger.head import EntriesLost, Head
+from understudy.privacy.ledger.ledger import Ledger, SourceRecord, accept_ledger_loss, rotate_stored_secret
+
+SECRET = b"the client zone's secret, for tests"
+OTHER = b"another secret of the client zone, for tests"
+
+
+def record(name="reviews", **changes):
+    fields = {"unit": "example", "relation": "replace_special", "epsilon": 8.0, "delta": 1e-3, "n": 900}
+    return SourceRecord(name=name, **(fields | changes))
+
+
+def filled(ledger):
+    """Two sources; a charge that was released, one that is under way, one that was only reserved."""
+    for name in ("reviews", "clinic"):
+        ledger.register(record(name))
+    released, running, _ = (ledger.reserve(**asked(request_key=key)) for key in ("released", "running", "reserved"))
+    for charge in (released, running):
+        ledger.bind_environment(charge.id, "cpu")
+        ledger.material(charge.id)
+    ledger.release(released.id)
+    return ledger
+
+
+@pytest.fixture
+def head(tmp_path):
+    return Head(tmp_path / "ledger.head", required=True)
+
+
+@pytest.fixture
+def ledger(url, head):
+    head.announce()
+    return filled(Ledger(url, secret=SECRET, head=head))
+
+
+def by_hand(url, *statements):
+    """Write to the database as someone who does not hold the secret."""
+    with open_engine(url).begin() as connection:
+        for statement in statements:
+            assert connection.exec_driver_sql(statement).rowcount != 0
+
+
+def all_refuse(ledger, url, head, match):
+    """The next opening refuses, and so does a ledger that was open before."""
+    with pytest.raises(UnderstudyError, match=match):
+        Ledger(url, secret=SECRET, head=head)
+    for use in (
+        lambda: ledger.reserve(**asked(request_key="new")),
+        lambda: ledger.spent("reviews"),
+        lambda: ledger.release("any"),
+        ledger.verify,
+    ):
+        with pytest.raises(UnderstudyError, match=match):
+            use()
+
+
+CHANGES = {
+    "epsilon": "UPDATE ledger_charges SET epsilon = 0.01 WHERE request_key = 'running'",
+    "delta": "UPDATE ledger_charges SET delta = 1e-9 WHERE request_key = 'running'",
+    "source": "UPDATE ledger_charges SET source = 'clinic' WHERE request_key = 'running'",
+    "kind": "UPDATE ledger_charges SET kind = 'internal' WHERE request_key = 'running'",
+    "queries": f"UPDATE ledger_charges SET queries = '{one_sum(0.1)}' WHERE request_key = 'running'",
+    "request": "UPDATE ledger_charges SET request_key = 'other' WHERE request_key = 'running'",
+    "reopened": "UPDATE ledger_charges SET status = 'reserved', released_at = NULL WHERE status = 'released'",
+    "closed": "UPDATE ledger_charges SET status = 'released' WHERE request_key = 'running'",
+    "unbound": "UPDATE ledger_charges SET environment = NULL WHERE request_key = 'running'",
+    "budget": "UPDATE ledger_sources SET record = replace(record, '8.0', '800.0') WHERE name = 'reviews'",
+    "units": "UPDATE ledger_sources SET record = replace(record, '900', '901') WHERE name = 'reviews'",
+    "start": "DELETE FROM ledger_starts",
+    "entry": "DELETE FROM ledger_chain WHERE kind = 'environment'",
+    "order": "UPDATE ledger_chain SET number = -number WHERE number > 2",
+    "content": "UPDATE ledger_chain SET content = '{}' WHERE kind = 'release'",
+    "form": "UPDATE ledger_chain SET content = 'x' WHERE kind = 'start'",
+    "chain": "DELETE FROM ledger_chain",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_was_changed_by_hand_is_noticed(ledger, url, head, change):
+    ledger.verify()
+    by_hand(url, CHANGES[change])
+    all_refuse(ledger, url, head, "changed by other means")
+
+
+def test_a_charge_deleted_by_hand_is_noticed(ledger, url, head):
+    (gone,) = [charge.id for charge in ledger.charges() if charge.request_key == "reserved"]
+    by_hand(url, f"DELETE FROM ledger_charges WHERE id = '{gone}'")
+    all_refuse(ledger, url, head, f"the charge '{gone}', which entry 6 records, is gone")
+
+
+def test_a_charge_deleted_with_its_entry_in_the_middle_is_noticed(ledger, url, head):
+    by_hand(
+        url,
+        "DELETE FROM ledger_chain WHERE number = 6",
+        "DELETE FROM ledger_charges WHERE request_key = 'reserved'",
+        "UPDATE ledger_chain SET number = -number WHERE number > 6",
+        "UPDATE ledger_chain SET number = -number - 1 WHERE number < 0",
+    )
+    all_refuse(ledger, url, head, r"entry 6 .* was changed")
+
+
+def test_a_charge_made_by_hand_is_noticed(ledger, url, head):
+    columns = CHARGES.columns.keys()
+    copied = ", ".join({"id": "'forged'", "request_key": "'forged'"}.get(name, name) for name in columns)
+    by_hand(
+        url,
+        f"INSERT INTO ledger_charges ({', '.join(columns)}) SELECT {copied} FROM ledger_charges "
+        "WHERE request_key = 'reserved'",
+    )
+    all_refuse(ledger, url, head, "no entry records the charge forged")
+
+
+def test_the_salt_of_a_released_charge_does_not_come_back(ledger, url, head):
+    """Reopened with the salt of an old copy, the same noise could be drawn on another query."""
+    by_hand(
+        url,
+        "UPDATE ledger_charges SET salt = (SELECT salt FROM ledger_charges WHERE request_key = 'running') "
+        "WHERE request_key = 'released'",
+    )
+    all_refuse(ledger, url, head, "salt of the charge .* was put back")
+
+
+def test_the_salt_of_a_reserved_charge_cannot_be_exchanged(ledger, url, head):
+    """Another salt is other noise on the same query: a second release that was not paid for."""
+    by_hand(
+        url,
+        "UPDATE ledger_charges SET salt = (SELECT salt FROM ledger_charges WHERE request_key = 'running') "
+        "WHERE request_key = 'reserved'",
+    )
+    all_refuse(ledger, url, head, "salt of the charge .* was changed")
+
+
+LAST = "(SELECT max(number) FROM ledger_chain)"
+
+
+def cut_the_last_charge_off(ledger, url):
+    last = ledger.reserve(**asked(request_key="last"))
+    by_hand(
+        url,
+        f"DELETE FROM ledger_charges WHERE id = '{last.id}'",
+        f"DELETE FROM ledger_chain WHERE number = {LAST}",
+    )
+
+
+def test_a_shortened_ledger_is_refused(ledger, url, head):
+    """Its chain is whole as far as it goes: only the head tells."""
+    cut_the_last_charge_off(ledger, url)
+    all_refuse(ledger, url, head, "has 11 entries, .* speaks of 12.*backup.*accept-loss")
+    Ledger(url, secret=SECRET)
+
+
+def test_a_ledger_cut_and_written_on_is_refused(ledger, url, head):
+    cut_the_last_charge_off(ledger, url)
+    behind = Ledger(url, secret=SECRET)
+    for key in ("one", "two"):
+        behind.reserve(**asked(request_key=key))
+    all_refuse(ledger, url, head, "not the one that its head")
+
+
+def test_a_required_head_that_is_gone_is_refused(ledger, url, head):
+    head.path.unlink()
+    all_refuse(ledger, url, head, "head .* is gone.*accept-loss")
+    Ledger(url, secret=SECRET, head=Head(head.path, required=False)).verify()
+    assert head.read().entries == 11
+
+
+def test_a_damaged_head_is_said(ledger, head):
+    head.path.write_text("{}")
+    with pytest.raises(UnderstudyError, match="found something else"):
+        ledger.verify()
+
+
+def test_the_head_is_closed_to_others_and_goes_with_the_chain(ledger, head):
+    assert stat.S_IMODE(head.path.stat().st_mode) == 0o600
+    before = head.read()
+    ledger.reserve(**asked(request_key="new"))
+    assert head.read().entries == before.entries + 1
+    after = head.path.stat()
+    ledger.spent("reviews")
+    assert head.path.stat().st_mtime_ns == after.st_mtime_ns
+
+
+def test_the_head_never_steps_back(ledger, url, head):
+    """The slower of two processes writes its head last."""
+    held, go = threading.Event(), threading.Event()
+
+    def wait(step):
+        if step == "reserve:committed":
+            held.set()
+            assert go.wait(60)
+
+    slow = Ledger(url, secret=SECRET, head=head, on_step=wait)
+    thread = threading.Thread(target=lambda: slow.reserve(**asked(request_key="slow")))
+    thread.start()
+    assert held.wait(60)
+    ledger.reserve(**asked(request_key="fast"))
+    ahead = head.read()
+    go.set()
+    thread.join(60)
+    assert head.read() == ahead
+    assert ahead.entries == 13
+
+
+def test_rotation_and_purge_keep_the_chain(ledger, url, head):
+    ledger.rotate_secret(OTHER)
+    ledger.register_rows("reviews", [b"row"])
+    ledger.purge("reviews", forget_rows=True)
+    ledger.purge("clinic")
+    again = Ledger(url, secret=OTHER, head=head)
+    again.reserve(**asked(request_key="after"))
+    again.rotate_secret(SECRET + b" II")
+    Ledger(url, secret=SECRET + b" II", head=head).verify()
+    by_hand(url, "UPDATE ledger_charges SET epsilon = 0.01 WHERE request_key = 'after'")
+    with pytest.raises(UnderstudyError, match="changed by other means"):
+        Ledger(url, secret=SECRET + b" II", head=head)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from unit.privacy.ledger.ledger_requests import asked
+from understudy.privacy.ledger.ledger import Ledger
+from understudy.privacy.ledger.head import Head
+
+def die(step):
+    if step == sys.argv[3]:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+head = Head(Path(sys.argv[2]), required=True)
+ledger = Ledger(sys.argv[1], secret=sys.argv[4].encode(), head=head, on_step=die)
+ledger.reserve(**asked(request_key="killed"))
+"""
+
+
+def killed(url, head, step):
+    command = [sys.executable, "-c", KILLED, url, str(head.path), step, SECRET.decode()]
+    paths = os.pathsep.join([*sys.path])
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": paths}, check=False)
+    assert done.returncode == -signal.SIGKILL
+
+
+def test_a_kill_between_the_database_and_the_head_is_healed(ledger, url, head):
+    killed(url, head, "reserve:committed")
+    assert head.read().entries == 11
+    assert Ledger(url, secret=SECRET, head=head).spent("reviews")[0] == 0.4
+    assert head.read().entries == 12
+    ledger.reserve(**asked(request_key="next"))
+    assert head.read().entries == 13
+
+
+# The user's own ledger
+
+
+def test_a_deleted_ledger_beside_a_kept_secret_is_refused(home):
+    filled(Ledger.open())
+    (home / "ledger.db").unlink()
+    with pytest.raises(EntriesLost, match=r"ledger\.db is gone, .* speaks of 11 entries.*backup.*accept-loss"):
+        Ledger.open()
+    assert not (home / "ledger.db").exists()
+    (home / "ledger.head").unlink()
+    with pytest.raises(EntriesLost, match="and so is its head"):
+        Ledger.open()
+    assert not (home / "ledger.db").exists()
+
+
+def test_an_emptied_ledger_is_refused(home):
+    filled(Ledger.open())
+    (home / "ledger.db").write_bytes(b"")
+    with pytest.raises(EntriesLost, match=r"ledger\.db is empty, .* speaks of 11 entries"):
+        Ledger.open()
+
+
+def test_an_older_backup_is_refused_and_the_newest_is_not(home):
+    ledger = filled(Ledger.open())
+    shutil.copy(home / "ledger.db", home / "old.db")
+    ledger.reserve(**asked(request_key="later"))
+    shutil.copy(home / "ledger.db", home / "new.db")
+    shutil.copy(home / "old.db", home / "ledger.db")
+    with pytest.raises(EntriesLost, match=r"has 11 entries, .* speaks of 12"):
+        Ledger.open()
+    shutil.copy(home / "new.db", home / "ledger.db")
+    assert Ledger.open().spent("reviews")[0] == 0.4
+
+
+def test_an_accepted_loss_stands_in_the_ledger_for_ever(home):
+    filled(Ledger.open())
+    (home / "ledger.db").unlink()
+    loss = accept_ledger_loss()
+    assert (loss["entries"], loss["left"]) == (11, 1)
+    anew = Ledger.open()
+    assert anew.sources() == ()
+    filled(anew)
+    assert Ledger.open().losses() == (loss,)
+    with pytest.raises(InputError, match="nothing is to be accepted"):
+        accept_ledger_loss()
+    (home / "ledger.head").unlink()
+    with pytest.raises(EntriesLost):
+        Ledger.open()
+    assert accept_ledger_loss()["entries"] is None
+    assert [entry["entries"] for entry in Ledger.open().losses()] == [11, None]
+
+
+def test_a_shortened_ledger_goes_on_once_its_loss_is_accepted(home):
+    url = f"sqlite:///{home / 'ledger.db'}"
+    cut_the_last_charge_off(filled(Ledger.open()), url)
+    loss = accept_ledger_loss()
+    assert (loss["entries"], loss["left"]) == (12, 11)
+    assert Ledger.open().reserve(**asked(request_key="next")).new
+    # Cut again, the accepted loss does not stand for the new one.
+    cut_the_last_charge_off(Ledger.open(), url)
+    with pytest.raises(EntriesLost):
+        Ledger.open()
+
+
+def test_what_was_changed_cannot_be_accepted(home):
+    filled(Ledger.open())
+    by_hand(f"sqlite:///{home / 'ledger.db'}", CHANGES["epsilon"])
+    with pytest.raises(UnderstudyError, match="changed by other means"):
+        accept_ledger_loss()
+
+
+def test_the_head_stays_in_home_with_a_secret_of_the_environment(home, monkeypatch):
+    monkeypatch.setenv("UNDERSTUDY_SECRET", SECRET.decode())
+    filled(Ledger.open())
+    (home / "ledger.db").unlink()
+    with pytest.raises(EntriesLost, match="speaks of 11 entries"):
+        Ledger.open()
+
+
+def test_killed_before_the_secret_was_made_the_ledger_is_founded(home):
+    home.mkdir(mode=0o700)
+    Head(home / "ledger.head", required=True).announce()
+    filled(Ledger.open())
+    assert Ledger.open().spent("reviews")[0] == pytest.approx(0.3)
+
+
+def test_rotating_the_stored_secret_keeps_the_head(home):
+    filled(Ledger.open())
+    rotate_stored_secret()
+    assert Ledger.open().spent("reviews")[0] == pytest.approx(0.3)

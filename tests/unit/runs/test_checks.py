@@ -1,0 +1,268 @@
+"""What is looked at before a charge: each check finds what is well, and says in one sentence what is not."""
+
+import contextlib
+import shutil
+import sqlite3
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import fsspec
+import pytest
+import torch
+from fsspec.implementations.memory import MemoryFileSystem
+from tests_support import write_random_model
+
+from understudy.errors import InputError
+from understudy.models.loading import load_model
+from understudy.runs import checks
+from understudy.runs.folders import probe_folder, try_folder
+from understudy.settings import settings
+
+
+@contextlib.contextmanager
+def answering(statuses: dict[str, int], delay_s: float = 0.0):
+    """An HTTP server of this test: path -> status, 404 for others; gives its address."""
+    seen: list[tuple[str, str | None]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            seen.append((self.path, self.headers.get("Authorization")))
+            time.sleep(delay_s)
+            self.send_response(statuses.get(self.path, 404))
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", seen
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+NOBODY = "http://127.0.0.1:9"
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory):
+    return write_random_model(tmp_path_factory.mktemp("model") / "random")
+
+
+@pytest.fixture(autouse=True)
+def nothing_remembered(monkeypatch):
+    monkeypatch.setattr(checks, "_GENERATED", set())
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    monkeypatch.setenv("PREFECT_HOME", "no-such-prefect-home")
+
+
+def test_a_folder_that_is_not_there_is_tried_and_not_left_behind(tmp_path):
+    out = tmp_path / "results" / "of" / "today"
+    assert try_folder(out) == "writable"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_there_stays_as_it_is(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine").write_text("x")
+    assert try_folder(tmp_path / "out") == "writable"
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize("place", ["/proc/out", "/proc/self/out/deeper", "file/out", "n" * 300])
+def test_a_folder_that_cannot_be_made_is_refused(place, tmp_path):
+    (tmp_path / "file").write_text("a file where a folder should be")
+    with pytest.raises(InputError, match=r"--out .*expected a folder that can be made and written.*choose another"):
+        try_folder(tmp_path / place)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_file_system_that_closes_nothing_is_refused(tmp_path, monkeypatch):
+    """Some mounts give every file one mode: the umask stands in for them, by opening what is made."""
+    made = Path.mkdir
+    monkeypatch.setattr(Path, "mkdir", lambda self, mode=0o777, **rest: (made(self, mode, **rest), self.chmod(0o777)))
+    assert not probe_folder(tmp_path / "out")
+    with pytest.raises(InputError, match="mode 0700"):
+        try_folder(tmp_path / "out")
+
+
+def test_stores_are_written_and_left_as_they_were(home):
+    assert checks.private_store() == "writable, mode 0700"
+    assert checks.exchange_store() == str(home / "exchange")
+    assert list((home / "exchange").iterdir()) == []
+    assert list((home / "private/artifacts").iterdir()) == []
+
+
+class Hanging(MemoryFileSystem):
+    protocol = "hanging"
+
+    def pipe_file(self, path, value, **_):
+        time.sleep(3)
+
+
+class Refusing(MemoryFileSystem):
+    protocol = "refusing"
+
+    def pipe_file(self, path, value, **_):
+        raise PermissionError("access denied")
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [(MemoryFileSystem, None), (Hanging, "no answer within 0.5 seconds"), (Refusing, "access denied")],
+)
+def test_an_exchange_store_behind_a_url_takes_an_object(kind, expected, monkeypatch):
+    protocol = kind.protocol if isinstance(kind.protocol, str) else kind.protocol[0]
+    fsspec.register_implementation(protocol, kind, clobber=True)
+    monkeypatch.setenv("UNDERSTUDY_EXCHANGE", f"{protocol}://bucket-{protocol}/store")
+    monkeypatch.setattr(checks, "PATIENCE_S", 0.5)
+    if expected is None:
+        assert checks.exchange_store() == "memory://bucket-memory/store"
+        assert MemoryFileSystem().find("/bucket-memory") == [], "what was written is removed"
+    else:
+        with pytest.raises(InputError, match=expected):
+            checks.exchange_store()
+
+
+def test_an_exchange_store_that_cannot_be_written_is_refused(monkeypatch):
+    monkeypatch.setenv("UNDERSTUDY_EXCHANGE", "/proc/self")
+    with pytest.raises(InputError, match="UNDERSTUDY_EXCHANGE"):
+        checks.exchange_store()
+
+
+def test_a_tracking_file_that_is_not_there_yet_is_not_made(home):
+    assert checks.tracking().startswith("sqlite:///")
+    assert not (home / "mlflow.db").exists()
+
+
+def test_a_tracking_file_takes_a_write_and_keeps_none(home):
+    settings()
+    with contextlib.closing(sqlite3.connect(home / "mlflow.db")) as connection:
+        connection.execute("create table runs (id integer)")
+    before = (home / "mlflow.db").read_bytes()
+    checks.tracking()
+    assert (home / "mlflow.db").read_bytes() == before
+
+
+def test_a_tracking_file_that_is_none_is_refused(home):
+    settings()
+    (home / "mlflow.db").write_text("not a database, " * 100)
+    with pytest.raises(InputError, match=r"UNDERSTUDY_MLFLOW_URI=sqlite.*not a database"):
+        checks.tracking()
+
+
+@pytest.mark.parametrize(
+    ("uri", "expected"),
+    [
+        ("sqlite:////proc/self/mlflow.db", "No such file"),
+        ("sqlite:////proc/self/status/mlflow.db", "UNDERSTUDY_MLFLOW_URI"),
+        (f"{NOBODY}/", "refused"),
+        ("postgresql+psycopg://me:hidden@127.0.0.1:9/mlflow?connect_timeout=2", "OperationalError"),
+    ],
+)
+def test_a_tracking_place_that_does_not_answer_is_refused_without_its_password(uri, expected, monkeypatch):
+    monkeypatch.setenv("UNDERSTUDY_MLFLOW_URI", uri)
+    with pytest.raises(InputError, match=expected) as refused:
+        checks.tracking()
+    assert "hidden" not in str(refused.value)
+    assert "UNDERSTUDY_MLFLOW_URI" in str(refused.value)
+
+
+@pytest.mark.parametrize(("status", "fine"), [(200, True), (500, False)])
+def test_an_mlflow_server_is_asked_for_its_health(status, fine, monkeypatch):
+    with answering({"/health": status}) as (address, seen):
+        monkeypatch.setenv("UNDERSTUDY_MLFLOW_URI", address)
+        if fine:
+            assert checks.tracking() == address
+        else:
+            with pytest.raises(InputError, match="500"):
+                checks.tracking()
+        assert seen == [("/health", None)]
+
+
+def test_no_prefect_server_is_no_fault():
+    assert "temporary" in checks.prefect_server()
+
+
+@pytest.mark.parametrize("status", [200, 401, 503])
+def test_a_prefect_server_lets_us_in(status, monkeypatch):
+    with answering({"/api/health": status}) as (address, seen):
+        monkeypatch.setenv("PREFECT_API_URL", f"{address}/api")
+        monkeypatch.setenv("PREFECT_API_KEY", "a key")
+        if status == 200:
+            assert checks.prefect_server() == f"server {address}/api"
+        else:
+            with pytest.raises(InputError, match=str(status)):
+                checks.prefect_server()
+        assert seen == [("/api/health", "Bearer a key")]
+
+
+def test_a_prefect_server_of_the_active_profile_that_does_not_answer_is_refused(monkeypatch, tmp_path):
+    (tmp_path / "prefect").mkdir()
+    (tmp_path / "prefect/profiles.toml").write_text(
+        f'active = "work"\n[profiles.work]\nPREFECT_API_URL = "{NOBODY}/api"\n[profiles.other]\n'
+    )
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
+    with pytest.raises(InputError, match=rf"PREFECT_API_URL={NOBODY}/api: .*unset PREFECT_API_URL"):
+        checks.prefect_server()
+    monkeypatch.setenv("PREFECT_PROFILE", "other")
+    assert "temporary" in checks.prefect_server()
+
+
+def test_a_server_that_does_not_end_its_answer_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(checks, "PATIENCE_S", 0.6)
+    with answering({"/api/health": 200}, delay_s=3) as (address, _):
+        monkeypatch.setenv("PREFECT_API_URL", f"{address}/api")
+        began = time.monotonic()
+        with pytest.raises(InputError, match="timed out"):
+            checks.prefect_server()
+        assert time.monotonic() - began < 2.5
+
+
+def test_cuda_that_is_not_there_is_refused(monkeypatch):
+    assert checks.gpu() == "not used: tasks run on the CPU"
+    monkeypatch.setenv("UNDERSTUDY_DEVICE", "cuda")
+    monkeypatch.setenv("UNDERSTUDY_DEVICES", "0,99")
+    with pytest.raises(InputError, match=r"device 99, torch finds \d+"):
+        checks.gpu()
+
+
+def test_a_base_model_draws_two_texts_once_per_process(model_folder, monkeypatch):
+    base = load_model(model_folder)
+    assert checks.generation(base) == "random draws texts"
+    monkeypatch.setattr(base.model, "forward", None)
+    monkeypatch.setattr(base.model.base_model, "forward", None)
+    assert checks.generation(base) == "random draws texts", "looked at again"
+
+
+def test_scores_that_are_not_finite_are_refused(model_folder):
+    base = load_model(model_folder)
+    with torch.no_grad():
+        base.model.transformer.ln_f.weight.fill_(3e38)
+        base.model.transformer.ln_f.bias.fill_(3e38)
+    with pytest.raises(InputError, match="finite scores"):
+        checks.generation(base)
+
+
+def test_a_model_that_loads_and_cannot_compute_is_refused(model_folder, tmp_path):
+    folder = Path(shutil.copytree(model_folder, tmp_path / "heads"))
+    text = (folder / "config.json").read_text()
+    (folder / "config.json").write_text(text.replace('"n_head": 2', '"n_head": 3'))
+    with pytest.raises(InputError, match=r"model='heads'"):
+        checks.generation(load_model(folder))
+
+
+def test_the_first_check_that_fails_is_told_and_all_pass_on_a_sound_machine(model_folder, tmp_path, monkeypatch):
+    base = load_model(model_folder)
+    checks.before_charge(tmp_path / "out", base)
+    names = list(checks.checks(out=None, base=lambda: base))
+    assert names == ["private store", "exchange store", "tracking", "prefect", "gpu", "generation"]
+    monkeypatch.setenv("PREFECT_API_URL", NOBODY)
+    with pytest.raises(InputError, match="PREFECT_API_URL"):
+        checks.before_charge(tmp_path / "out", base)
+    assert not (tmp_path / "out").exists()

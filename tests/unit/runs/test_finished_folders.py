@@ -1,0 +1,41 @@
+"""What a purge removes from users' folders: the internal figures of its own source, and nothing else."""
+
+import json
+import stat
+from pathlib import Path
+
+from understudy.runs.finished_folders import remember, remove_internal
+from understudy.runs.folders import INTERNAL, RUN_FILE
+from understudy.settings import settings
+
+
+def finish(out: Path, source: str) -> Path:
+    remember(out, source=source)
+    (out / INTERNAL).mkdir(parents=True, exist_ok=True)
+    (out / INTERNAL / RUN_FILE).write_text(json.dumps({"source": source}))
+    (out / "export").mkdir(exist_ok=True)
+    return out
+
+
+def test_only_folders_of_the_source_lose_their_internal_figures(tmp_path):
+    mine, other = finish(tmp_path / "mine", "ward"), finish(tmp_path / "other", "clinic")
+    taken_over = finish(tmp_path / "taken", "ward")
+    (taken_over / INTERNAL / RUN_FILE).write_text(json.dumps({"source": "clinic"}))
+    moved = finish(tmp_path / "moved", "ward")
+    moved.rename(tmp_path / "elsewhere")
+    remember(tmp_path / "never", source="ward")
+    assert remove_internal("ward") == [str(mine)]
+    assert [path.name for path in mine.iterdir()] == ["export"]
+    assert (other / INTERNAL / RUN_FILE).exists()
+    assert (taken_over / INTERNAL / RUN_FILE).exists()
+    assert remove_internal("ward") == []
+    assert remove_internal("clinic") == [str(other)]
+
+
+def test_a_folder_is_noted_once_for_its_last_source_and_closed_to_others(tmp_path):
+    finish(tmp_path / "out", "ward")
+    finish(tmp_path / "out", "clinic")
+    (note,) = (settings().private_root / "delivered").iterdir()
+    assert stat.S_IMODE(note.stat().st_mode) == 0o600
+    assert remove_internal("ward") == []
+    assert remove_internal("clinic") == [str(tmp_path / "out")]

@@ -1,0 +1,85 @@
+"""A request has room for names and paths, not for rows, and a refusal does not repeat what it refuses."""
+
+import math
+import re
+
+import pytest
+from pydantic import ValidationError
+
+from understudy.errors import InputError
+from understudy.runs.request import LEAST_EPSILON, LONGEST_TEXT, MOST_EPSILON, RunRequest, check_epsilon, request_of
+
+CANARY = "patient zibby has an ailment"
+GOOD = {"data": "rows.csv", "source": "ward", "out": "out", "epsilon": 3.0}
+
+
+@pytest.mark.parametrize("field", ["data", "out", "test", "source", "text_column", "label_column", "client_column"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "",
+        "  ",
+        f"{CANARY}\n{CANARY}",
+        f"{CANARY}\r{CANARY}",
+        f"{CANARY}\u2028{CANARY}",
+        f"{CANARY}\0",
+        CANARY * 200,
+        [CANARY],
+        {CANARY: CANARY},
+        CANARY.encode() * 200,
+    ],
+    ids=["empty", "blank", "lines", "returns", "separators", "nul", "long", "list", "dict", "bytes"],
+)
+def test_what_is_no_name_is_refused_without_being_shown(field, value):
+    with pytest.raises(InputError, match=f"--{field.replace('_', '-')}: ") as refused:
+        request_of(GOOD | {field: value})
+    assert "zibby" not in repr(refused.value)
+    assert refused.value.__context__ is None, "nor in what a traceback shows"
+    with pytest.raises(ValidationError) as raw:
+        RunRequest.model_validate(GOOD | {field: value})
+    assert "zibby" not in str(raw.value)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"label_names": {f"{CANARY} {i}": "x" for i in range(2000)}},
+        {"overrides": [CANARY * 200]},
+        {"overrides": [CANARY] * 1000},
+        {"rows": CANARY},
+        {CANARY: 1},
+        {"units": CANARY},
+        {"epsilon": CANARY},
+    ],
+    ids=["labels", "long override", "overrides", "unknown", "unknown row", "units", "epsilon"],
+)
+def test_no_other_field_holds_rows(fields):
+    with pytest.raises(InputError) as refused:
+        request_of(GOOD | fields)
+    assert "zibby" not in str(refused.value)
+
+
+@pytest.mark.parametrize("field", ["data", "out", "test", "model"])
+@pytest.mark.parametrize("value", ["x" * 5000, "/".join(["folder"] * 800), "a" * 256, "~nobody-of-this-name/rows.csv"])
+def test_paths_that_no_file_system_takes_are_refused(field, value):
+    with pytest.raises(InputError, match=f"--{field}: expected"):
+        request_of(GOOD | {field: value})
+
+
+@pytest.mark.parametrize(
+    "value", ["/".join(["f" * 99] * 40), "a b/c (1).csv", "sample:reviews", "owner/name#test", "ü"]
+)
+def test_paths_and_names_are_kept_as_they_are(value):
+    assert request_of(GOOD | {"data": value}).data == value
+    assert len(value) < LONGEST_TEXT
+
+
+@pytest.mark.parametrize("epsilon", [1e-300, 9e-5, 100.1, 1e5, 1e308])
+def test_an_epsilon_that_no_accountant_bears_is_refused(epsilon):
+    with pytest.raises(InputError, match=re.escape(f"--epsilon {epsilon:g}: expected at ")):
+        check_epsilon(epsilon)
+
+
+@pytest.mark.parametrize("epsilon", [LEAST_EPSILON, 0.1, 8.0, MOST_EPSILON, math.inf])
+def test_any_other_epsilon_is_taken(epsilon):
+    assert check_epsilon(epsilon) == epsilon
