@@ -3,6 +3,7 @@
 import math
 import re
 from decimal import Decimal
+from fractions import Fraction
 
 import pytest
 from hypothesis import given, settings
@@ -33,7 +34,7 @@ def admitted(record, asked):
 
 def as_typed(costs, position):
     """The exact sum of epsilons (0) or deltas (1), each the decimal that it prints as."""
-    return sum((Decimal(repr(cost[position])) for cost in costs), start=Decimal(0))
+    return sum((Fraction(repr(cost[position])) for cost in costs), start=Fraction(0))
 
 
 costs = st.builds(Cost, st.floats(1e-3, 10), st.floats(0, 1e-4))
@@ -47,7 +48,7 @@ def test_sums_never_exceed_the_budget_and_refusal_is_only_for_lack(asked):
     epsilon, delta = spent(record, taken)
     assert epsilon <= record.epsilon
     assert delta <= record.delta
-    left = [Decimal(repr(b)) - as_typed(taken, i) for i, b in enumerate((record.epsilon, record.delta))]
+    left = [Fraction(repr(b)) - as_typed(taken, i) for i, b in enumerate((record.epsilon, record.delta))]
     assert min(left) >= 0
     for cost in asked:
         if all(as_typed([cost], i) <= left[i] for i in range(2)):

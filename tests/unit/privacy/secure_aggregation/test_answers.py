@@ -80,7 +80,7 @@ def test_a_restarted_client_answers_no_second_request(round_):
 REVEAL = """
 import sys
 from pathlib import Path
-from unit.privacy.test_secure_answers import EVERYONE, WITHOUT_5, Round
+from unit.privacy.secure_aggregation.test_answers import EVERYONE, WITHOUT_5, Round
 
 round_ = Round(Path(sys.argv[1]))
 sys.stdout.write(round_.reveal(EVERYONE if sys.argv[2] == "everyone" else WITHOUT_5).hex())
