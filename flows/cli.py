@@ -14,6 +14,8 @@ from typing import Annotated, Any
 
 import typer
 
+from understudy.methods.registry import names
+
 app = typer.Typer(
     help="Turn a private text data set into a synthetic one that can stand in for it.",
     no_args_is_help=True,
@@ -27,12 +29,7 @@ app.add_typer(ledger_app, name="ledger")
 app.add_typer(secret_app, name="secret")
 
 
-class Method(StrEnum):
-    """Methods that this version can run."""
-
-    conditional_generation = "conditional-generation"
-    gradient_matching = "gradient-matching"
-    preference_optimization = "preference-optimization"
+Method = StrEnum("Method", {name.replace("-", "_"): name for name in names()})  # type: ignore[misc]  # known when it runs
 
 
 class Profile(StrEnum):

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.tree import Tree
 
 from understudy.errors import InputError, UnderstudyError
+from understudy.lazy import load
 from understudy.runs.request import Budget, RunRequest, parse_budget, request_of
 
 console = Console()
@@ -38,26 +39,27 @@ def run(*, method: str, options: Mapping[str, Any], dry_run: bool, as_json: bool
     # Each state of each task is in Prefect's own record; the terminal shows progress bars and what went wrong.
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
     prepare_environment()
-    from understudy.runs.registration import check
+    from understudy.methods import registry
+    from understudy.runs.registration import hand_over, register
+    from understudy.runs.run_plan import dry_run_of
+    from understudy.runs.validation import validate
 
-    admission = check(request, method)
-    from understudy.runs.plan import describe_plan, estimate, facts_of
-
-    facts = describe_plan(admission)
-    for note in (*admission.notes, *facts_of(admission).warnings):
+    validated, chosen = validate(request, method), registry.get(method)
+    plan = validated.plan
+    for note in (*plan.notes, *plan.description.warnings):
         notes.print(f"note: {note}", markup=False, highlight=False)
     if dry_run:
-        show(facts | estimate(admission), as_json=as_json, title=f"{method}, dry run: nothing charged")
+        estimate = chosen.estimate(plan.config, plan.promise)
+        show({**dry_run_of(plan), **estimate}, as_json=as_json, title=f"{method}, dry run: nothing charged")
         return
     notes.print(
-        f"charges source {admission.source}: epsilon={admission.epsilon:g}, delta={admission.delta:.3g} "
-        f"(budget {admission.budget.epsilon:g}, {admission.budget.delta:g}); a repeated run is not charged again",
+        f"charges source {plan.source}: epsilon={plan.epsilon:g}, delta={plan.delta:.3g} "
+        f"(budget {plan.budget.epsilon:g}, {plan.budget.delta:g}); a repeated run is not charged again",
         markup=False,
         highlight=False,
     )
-    from understudy.flows.methods import flow_of
-
-    result = flow_of(method)(request)
+    hand_over(request, register(validated))
+    result = load(chosen.flow)(request)
     show(result.model_dump(mode="json"), as_json=as_json, title=f"{method}: done")
 
 
@@ -88,17 +90,12 @@ def named(text: str | None) -> dict[str, str] | None:
 
 def generate(*, origin: Path, samples: int, draw: int, out: Path | None, as_json: bool) -> None:
     """`understudy generate`: post-processing of a released model."""
-    from understudy.methods.preference_optimization import more
-
     for name, value in (("samples", samples), ("draw", draw)):
         if value < 1:
             raise InputError(f"--{name} {value}: expected at least 1")
-    if more.is_policy(origin):
-        path, rows = more.generate_more(origin, samples=samples, draw=draw, out=out)
-    else:
-        from understudy.methods.conditional_generation.more import generate_more
+    from understudy.runs.further_texts import generate_more
 
-        path, rows = generate_more(origin, samples=samples, draw=draw, out=out)
+    path, rows = generate_more(origin, samples=samples, draw=draw, out=out)
     show({"synthetic": str(path), "rows": rows, "charged": "nothing"}, as_json=as_json)
 
 

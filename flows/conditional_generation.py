@@ -9,10 +9,10 @@ from __future__ import annotations
 from prefect import flow
 
 from understudy.evaluation.config import EvaluationConfig
-from understudy.flows.admitted import admitted
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
-from understudy.methods.conditional_generation.method import charged_settings
+from understudy.runs.registration import registered
 from understudy.runs.request import RunRequest
+from understudy.runs.run_plan import run_key
 from understudy.tasks.charging import charge, environment_digest, settle
 from understudy.tasks.conditional_generation import generate, prompt_only, train
 from understudy.tasks.delivery import Delivered, deliver
@@ -26,15 +26,16 @@ METHOD = "conditional-generation"
 @flow(name=METHOD, persist_result=True)
 def conditional_generation(request: RunRequest) -> Delivered:
     """Private labelled texts in, synthetic labelled texts with their privacy statement out."""
-    begun = admitted(request, METHOD, ConditionalGenerationConfig)
-    run, config, names = begun.run, begun.config, begun.run.label_names
-    with parent_run(begun.key, METHOD, parameters={"request": request, "config": config}):
+    plan = registered(request, METHOD)
+    config, names, (rows, test_rows) = plan.settings(ConditionalGenerationConfig), plan.label_names, plan.stored_rows
+    with parent_run(run_key(request, plan), METHOD, parameters={"request": request, "config": config}):
         code = environment_digest(code_digest(train.fn))
-        ticket = charge(begun.train, run, code=code, accept_new=request.accept_new_charge)
-        model = train(begun.train, ticket, charged_settings(config), names, run.epsilon, run.delta)
-        model = settle(ticket, model)
+        ticket = charge(plan, code=code, accept_new=request.accept_new_charge)
+        model = settle(
+            ticket, train(rows, ticket, plan.charged_settings(ConditionalGenerationConfig), names, plan.queries)
+        )
         synthetic = generate(model, config)
         baseline = prompt_only(config, names, rows=config.samples)
         measuring = EvaluationConfig(profile=request.profile)
-        metrics = evaluate(synthetic, begun.train, begun.test, baseline, names, measuring)
-        return deliver(run, ticket, model, synthetic, metrics, out=request.out)
+        metrics = evaluate(synthetic, rows, test_rows, baseline, names, measuring)
+        return deliver(plan, ticket, model, synthetic, metrics, out=request.out)

@@ -9,13 +9,12 @@ from __future__ import annotations
 from prefect import flow, unmapped
 
 from understudy.evaluation.config import EvaluationConfig, MatchingEvaluationConfig
-from understudy.flows.admitted import admitted
 from understudy.generation.config import SamplingConfig
 from understudy.methods.gradient_matching.config import GradientMatchingConfig
-from understudy.methods.gradient_matching.method import charged_settings
 from understudy.methods.gradient_matching.synthesis import matching_settings, shards
-from understudy.runs.plan import facts_of
+from understudy.runs.registration import registered
 from understudy.runs.request import RunRequest
+from understudy.runs.run_plan import run_key
 from understudy.tasks.baselines import zero_shot
 from understudy.tasks.charging import charge, environment_digest, settle
 from understudy.tasks.delivery import Delivered, deliver
@@ -30,13 +29,14 @@ METHOD = "gradient-matching"
 @flow(name=METHOD, persist_result=True)
 def gradient_matching(request: RunRequest) -> Delivered:
     """Private labelled texts in, synthetic labelled texts with their privacy statement out."""
-    begun = admitted(request, METHOD, GradientMatchingConfig)
-    run, config, names = begun.run, begun.config, begun.run.label_names
-    with parent_run(begun.key, METHOD, parameters={"request": request, "config": config}):
+    plan = registered(request, METHOD)
+    config, names, (rows, test_rows) = plan.settings(GradientMatchingConfig), plan.label_names, plan.stored_rows
+    with parent_run(run_key(request, plan), METHOD, parameters={"request": request, "config": config}):
         code = environment_digest(code_digest(release.fn))
-        ticket = charge(begun.train, run, code=code, accept_new=request.accept_new_charge)
-        target = release(begun.train, ticket, charged_settings(config), names, run.epsilon, run.delta)
-        target = settle(ticket, target)
+        ticket = charge(plan, code=code, accept_new=request.accept_new_charge)
+        target = settle(
+            ticket, release(rows, ticket, plan.charged_settings(GradientMatchingConfig), names, plan.queries)
+        )
         parts = shards(config, len(names))
         matched = match.map(unmapped(target), unmapped(matching_settings(config)), [tuple(part) for part in parts])
         synthetic = select(matched.result(), config, names)
@@ -45,11 +45,9 @@ def gradient_matching(request: RunRequest) -> Delivered:
         baseline = zero_shot(
             config.model, config.model_digest, names, instruction, config.samples, sampling, config.public_seed
         )
-        metrics = evaluate(
-            synthetic, begun.train, begun.test, baseline, names, EvaluationConfig(profile=request.profile)
-        )
-        bound = facts_of(run).plan["signal_to_noise_bound"]
+        metrics = evaluate(synthetic, rows, test_rows, baseline, names, EvaluationConfig(profile=request.profile))
+        bound = plan.description.dry_run["signal_to_noise_bound"]
         sizes = MatchingEvaluationConfig(profile=request.profile)
-        tables = {"synthetic": synthetic, "train": begun.train, "test": begun.test, "prompt_only": baseline}
+        tables = {"synthetic": synthetic, "train": rows, "test": test_rows, "prompt_only": baseline}
         own = evaluate_matching(tables, matched.result(), target, names, config, bound, sizes)
-        return deliver(run, ticket, target, synthetic, merge_metrics([metrics, own]), out=request.out)
+        return deliver(plan, ticket, target, synthetic, merge_metrics([metrics, own]), out=request.out)

@@ -14,11 +14,11 @@ import math
 from prefect import flow
 
 from understudy.artifacts.access import ArtifactRef
-from understudy.flows.admitted import admitted
 from understudy.flows.server_side import Prefer, Propose, Publish, WriteTexts, in_zone
 from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
-from understudy.methods.preference_optimization.method import charged_settings
+from understudy.runs.registration import registered
 from understudy.runs.request import RunRequest
+from understudy.runs.run_plan import run_key
 from understudy.tasks.charging import charge, environment_digest, settle
 from understudy.tasks.delivery import Delivered, deliver
 from understudy.tasks.engine.runtime import Zone
@@ -37,20 +37,21 @@ METHOD = "preference-optimization"
 @flow(name=METHOD, persist_result=True)
 def preference_optimization(request: RunRequest) -> Delivered:
     """Texts of private clients in, synthetic texts and the model that wrote them out, with their statement."""
-    begun = admitted(request, METHOD, PreferenceOptimizationConfig)
-    run, config, names = begun.run, begun.config, begun.run.label_names
-    zone: Zone = "server" if math.isfinite(run.epsilon) else "client"
-    with parent_run(begun.key, METHOD, parameters={"request": request, "config": config}):
-        fixed, code = charged_settings(config), environment_digest(*charged_code(zone))
-        ticket = charge(begun.train, run, code=code, accept_new=request.accept_new_charge)
-        pool = embed_clients(begun.train, fixed, names, run.n)
+    plan = registered(request, METHOD)
+    config, names, (rows, test_rows) = plan.settings(PreferenceOptimizationConfig), plan.label_names, plan.stored_rows
+    fixed = plan.charged_settings(PreferenceOptimizationConfig)
+    zone: Zone = "server" if math.isfinite(plan.epsilon) else "client"
+    with parent_run(run_key(request, plan), METHOD, parameters={"request": request, "config": config}):
+        code = environment_digest(*charged_code(zone))
+        ticket = charge(plan, code=code, accept_new=request.accept_new_charge)
+        pool = embed_clients(rows, fixed, names, plan.n)
         adapters: list[ArtifactRef] = []
         proposed: list[ArtifactRef] = []
         scored: list[ArtifactRef] = []
         for number in range(config.rounds):
             last = adapters[-1] if adapters else None
             proposed.append(in_zone(zone, Propose(adapter=last, config=fixed, label_names=names, number=number)))
-            scored.append(score(pool, proposed[-1], ticket, fixed, run.n, run.epsilon, run.delta, number))
+            scored.append(score(pool, proposed[-1], ticket, fixed, plan.queries, number))
             learnt = Prefer(candidates=proposed[-1], scores=scored[-1], adapter=last, config=fixed, number=number)
             adapters.append(in_zone(zone, learnt))
         model = settle(ticket, in_zone(zone, Publish(adapter=adapters[-1], config=fixed)))
@@ -62,11 +63,11 @@ def preference_optimization(request: RunRequest) -> Delivered:
         evidence = Evidence(
             synthetic=synthetic,
             prompt_only=public,
-            train=begun.train,
-            test=begun.test,
+            train=rows,
+            test=test_rows,
             pool=pool,
             candidates=tuple(proposed),
             scores=tuple(scored),
         )
         metrics = judge(evidence, fixed, request.profile)
-        return deliver(run, ticket, model, synthetic, metrics, out=request.out)
+        return deliver(plan, ticket, model, synthetic, metrics, out=request.out)

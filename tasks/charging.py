@@ -10,16 +10,13 @@ from understudy.errors import UnderstudyError
 from understudy.privacy.accounting import epsilon_rdp
 from understudy.privacy.ledger.ledger import Charge, ChargeFields, Ledger
 from understudy.privacy.queries import event_delta, event_of, queries_to_json
-from understudy.runs.plan import plan_of
-from understudy.runs.registration import Admission, request_key
+from understudy.runs.run_plan import RunPlan, key_of
 from understudy.settings import settings
 from understudy.tasks.engine.runtime import task
 from understudy.tasks.ticket import Ticket, drop_journal
 
 # What the bytes of a query depend on besides code: a resumed charge must find them unchanged.
 PACKAGES = ("torch", "transformers", "peft", "numpy")
-# What a charge pays for, as artifacts: a trained model, a noised gradient.
-RELEASED_KINDS = ("model", "target")
 
 
 def environment_digest(*code: str) -> str:
@@ -35,31 +32,29 @@ def environment_digest(*code: str) -> str:
 
 
 @task(name="charge", cache=False)
-def charge(rows: ArtifactRef, admission: Admission, *, code: str, accept_new: bool) -> Ticket:
+def charge(plan: RunPlan, *, code: str, accept_new: bool) -> Ticket:
     """Charge the run's one event, or find the charge that this very run made before.
 
     Args:
-        rows: the rows that the mechanism will read.
-        admission: the public part of the run.
+        plan: of the registered run; its queries are what is charged.
         code: `environment_digest` of the code that will draw noise.
         accept_new: pay again where an earlier charge of this run cannot be used any more.
     """
-    ledger = Ledger.open()
-    queries = plan_of(admission).queries
-    left = event_delta(queries, epsilon=admission.epsilon, delta=admission.delta)
+    ledger, queries = Ledger.open(), plan.queries
+    left = event_delta(queries, epsilon=plan.epsilon, delta=plan.delta)
     asked = ChargeFields(
-        source=admission.source,
-        request_key=request_key(ledger, admission, read_table(rows)),
+        source=plan.source,
+        request_key=key_of(ledger, plan, read_table(plan.stored_rows[0])),
         queries=queries_to_json(queries),
-        epsilon=admission.epsilon,
-        delta=admission.delta,
+        epsilon=plan.epsilon,
+        delta=plan.delta,
         epsilon_rdp=epsilon_rdp(event_of(queries), left),
-        unit=admission.unit,
-        relation=admission.relation,
+        unit=plan.unit,
+        relation=plan.relation,
         code_digest=code,
     )
     found = ledger.reserve(**asked)
-    if not found.new and not _usable(found, code):
+    if not found.new and not _usable(found, plan.releases, code):
         if not accept_new:
             raise UnderstudyError(
                 f"charge {found.id} of source {found.source!r} paid for this run, but its result is gone or was "
@@ -81,14 +76,14 @@ def settle(ticket: Ticket, released: ArtifactRef) -> ArtifactRef:
     return released
 
 
-def _usable(found: Charge, code: str) -> bool:
+def _usable(found: Charge, releases: str, code: str) -> bool:
     """Whether a run can go on under `found`: the same code, and it is unfinished or what it released is there."""
     if found.code_digest != code:
         return False
     if found.status == "reserved":
         return True
     store = exchange_store() if found.exportable else private_store()
-    return any(ref.kind in RELEASED_KINDS and found.id in _charges(ref) for ref in store.refs())
+    return any(ref.kind == releases and found.id in _charges(ref) for ref in store.refs())
 
 
 def _charges(ref: ArtifactRef) -> set[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from understudy.artifacts.access import ArtifactRef, path_of, read_table, store_for
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
 from understudy.privacy import labels
+from understudy.privacy.queries import Queries
 from understudy.tasks.engine.runtime import checkpoint_directory, progress, task
 from understudy.tasks.ticket import Ticket, journal
 
@@ -15,8 +16,7 @@ def train(
     ticket: Ticket,
     config: ConditionalGenerationConfig,
     label_names: tuple[str, ...],
-    epsilon: float,
-    delta: float,
+    queries: Queries,
 ) -> ArtifactRef:
     """DP fine-tuning and, if asked for, the class histogram: everything that the charge pays for.
 
@@ -25,11 +25,10 @@ def train(
         ticket: the charge; its label is the result's.
         config: the charged settings only (ADR 0005).
         label_names: every label, public.
-        epsilon: of the plan; inf trains without noise.
-        delta: of the plan.
+        queries: of the run plan, as charged.
     """
     from understudy.methods.conditional_generation.fitting import train_on_table
-    from understudy.methods.conditional_generation.method import calibrated_plan
+    from understudy.methods.conditional_generation.queries import schedule_of
     from understudy.methods.conditional_generation.storage import save_trained
     from understudy.models.checkpoints import TrainingCheckpoint
     from understudy.privacy.ledger.ledger import Ledger
@@ -42,7 +41,7 @@ def train(
         table["label"].to_pylist(),
         label_names=label_names,
         config=config,
-        plan=calibrated_plan(config, n=table.num_rows, epsilon=epsilon, delta=delta),
+        schedule=schedule_of(queries),
         gateway=Gateway.live(Ledger.open().material(ticket.charge_id), journal=journal(ticket.charge_id)),
         checkpoints=lambda name: TrainingCheckpoint(folder / name, every=config.train.checkpoint_every),
         progress=progress,

@@ -10,8 +10,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from understudy.artifacts.access import ArtifactRef, read_json, read_table
+from understudy.data.tables import named_labels
 from understudy.evaluation.metrics import Metrics
-from understudy.methods.method import planning, protected
 from understudy.privacy.accounting import epsilon_pld
 from understudy.privacy.events import without_amplification
 from understudy.privacy.ledger.ledger import Charge, Ledger
@@ -25,9 +25,8 @@ from understudy.privacy.statement import (
 )
 from understudy.reporting.report import About, BudgetUse, build_report
 from understudy.runs.finished_folders import remember
-from understudy.runs.folders import RunRecord, named_labels, write_export, write_internal
-from understudy.runs.plan import facts_of
-from understudy.runs.registration import Admission
+from understudy.runs.folders import RunRecord, write_export, write_internal
+from understudy.runs.run_plan import RunPlan
 from understudy.runs.split import LABELS_DISCLOSED, hold_out_note
 from understudy.tasks.engine.runtime import task
 from understudy.tasks.ticket import Ticket
@@ -47,7 +46,7 @@ class Delivered(BaseModel):
 
 @task(name="deliver", cache=False)
 def deliver(
-    run: Admission,
+    run: RunPlan,
     ticket: Ticket,
     released: ArtifactRef,
     synthetic: ArtifactRef,
@@ -65,7 +64,7 @@ def deliver(
         spent=ledger.spent(run.source),
     )
     record = RunRecord(
-        method=run.config.method,
+        method=run.method,
         source=run.source,
         charge_id=ticket.charge_id,
         label_names=run.label_names,
@@ -98,17 +97,17 @@ def _lost(ledger: Ledger) -> tuple[str, ...]:
 
 
 def statement_facts(
-    run: Admission, paid: Charge, released: ArtifactRef, *, restarts: int, lost: tuple[str, ...] = ()
+    run: RunPlan, paid: Charge, released: ArtifactRef, *, restarts: int, lost: tuple[str, ...] = ()
 ) -> StatementFacts:
     """What the statement says about this run; public values only."""
-    facts = facts_of(run)
-    kind = protected(run.config).rows
+    facts = run.description
     disclosed = (LABELS_DISCLOSED,) if run.labels_from_data else ()
     queries = queries_from_json(paid.queries)
     unamplified = without_amplification(event_of(queries))
     left = event_delta(queries, epsilon=paid.epsilon, delta=paid.delta)
     config = run.config.model_dump_json()
     return StatementFacts(
+        method=run.method,
         mechanisms=facts.mechanisms,
         contributions=facts.contributions,
         trust=facts.trust,
@@ -116,7 +115,9 @@ def statement_facts(
         epsilon_without_amplification=epsilon_pld(unamplified, left) if paid.exportable else None,
         released=(f"the {released.kind} {released.id}", *facts.released),
         accesses=(
-            Access(task="admit", reads="the rows", through="checks that refuse or accept before anything is charged"),
+            Access(
+                task="validate", reads="the rows", through="checks that refuse or accept before anything is charged"
+            ),
             *facts.accesses,
             *(
                 Access(task=name, reads="rows and held-out rows", through="none: its figures are internal")
@@ -128,9 +129,9 @@ def statement_facts(
             "n": run.n,
             **({"label list": list(run.label_names)} if run.label_names else {}),
             **facts.declared_public,
-            "held-out rule": hold_out_note(kind, run.n),
+            "held-out rule": hold_out_note(run.rows, run.n),
         },
-        pretrained_models=(PretrainedModel(name=run.config.model, digest=run.config.model_digest),),
+        pretrained_models=(PretrainedModel(name=run.model_name, digest=run.model_digest),),
         config_digest=hashlib.sha256(config.encode()).hexdigest(),
         time=datetime.now(UTC).isoformat(timespec="seconds"),
         restarts=restarts,
@@ -143,7 +144,7 @@ def statement_facts(
 
 def _write_report(
     folder: Path,
-    run: Admission,
+    run: RunPlan,
     ledger: Ledger,
     paid: Charge,
     synthetic: ArtifactRef,
@@ -170,13 +171,13 @@ def _write_report(
             delta_run=counted_delta,
         ),
         about=About(
-            made=f"{_made(table.num_rows, len(run.label_names))}, by {run.config.method}",
+            made=f"{_made(table.num_rows, len(run.label_names))}, by {run.method}",
             label_names=run.label_names,
             created=str(statement["time"]),
             facts={
                 "charge": paid.id,
-                "model": run.config.model,
-                **planning(run.config.method).report_facts(run.config),
+                "model": run.model_name,
+                **run.report_facts,
                 "drawn": str(sum(drawn["drawn"].values())),
                 "dropped": str(sum(sum(reasons.values()) for reasons in drawn["dropped"].values())),
                 "missing": str(sum(drawn["shortfall"].values())),

@@ -7,6 +7,7 @@ from dataclasses import replace
 from understudy.artifacts.access import ArtifactRef, path_of, read_table, store_for, write_table
 from understudy.methods.gradient_matching.config import GradientMatchingConfig
 from understudy.privacy import labels
+from understudy.privacy.queries import Queries
 from understudy.tasks.engine.runtime import checkpoint_directory, progress, task
 from understudy.tasks.ticket import Ticket, journal
 
@@ -17,8 +18,7 @@ def release(
     ticket: Ticket,
     config: GradientMatchingConfig,
     label_names: tuple[str, ...],
-    epsilon: float,
-    delta: float,
+    queries: Queries,
 ) -> ArtifactRef:
     """The noised sum of clipped gradients of each label: everything that the charge pays for.
 
@@ -27,10 +27,9 @@ def release(
         ticket: the charge; its label is the result's.
         config: the charged settings only (ADR 0005).
         label_names: every label, public.
-        epsilon: of the plan; inf adds no noise.
-        delta: of the plan.
+        queries: of the run plan, as charged.
     """
-    from understudy.methods.gradient_matching.queries import plan
+    from understudy.methods.gradient_matching.queries import schedule_of
     from understudy.methods.gradient_matching.release import release_target, save_target
     from understudy.privacy.ledger.ledger import Ledger
     from understudy.privacy.mechanisms import Gateway
@@ -41,7 +40,7 @@ def release(
         table["label"].to_pylist(),
         label_names=label_names,
         config=config,
-        plan=plan(config, n=table.num_rows, epsilon=epsilon, delta=delta),
+        schedule=schedule_of(queries),
         gateway=Gateway.live(Ledger.open().material(ticket.charge_id), journal=journal(ticket.charge_id)),
         progress=progress,
     )

@@ -17,8 +17,8 @@ from understudy.artifacts.access import ArtifactRef, path_of, read_table, store_
 from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
 from understudy.privacy import labels
 from understudy.privacy.labels import Label
+from understudy.privacy.queries import Queries
 from understudy.runs.request import Profile
-from understudy.settings import settings
 from understudy.tasks.engine.runtime import Zone, checkpoint_directory, code_digest, progress, task
 from understudy.tasks.ticket import Ticket, journal
 
@@ -106,9 +106,7 @@ def score(
     candidates: ArtifactRef,
     ticket: Ticket,
     config: PreferenceOptimizationConfig,
-    n: int,
-    epsilon: float,
-    delta: float,
+    queries: Queries,
     number: int,
 ) -> ArtifactRef:
     """The noisy scores of a round: what the charge pays for, written before anything uses them.
@@ -118,13 +116,11 @@ def score(
         candidates: of `propose`.
         ticket: the charge; its label is the result's.
         config: the charged settings.
-        n: units of the plan, as admitted; a pool of other size is refused.
-        epsilon: of the plan; inf adds no noise.
-        delta: of the plan.
+        queries: of the run plan, as charged; a pool of another number of units is refused.
         number: of the round.
     """
     from understudy.methods.preference_optimization.pool import load_pool
-    from understudy.methods.preference_optimization.queries import plan
+    from understudy.methods.preference_optimization.queries import schedule_of
     from understudy.methods.preference_optimization.release import release_scores
     from understudy.methods.preference_optimization.stored import SCORES_FILE, load_candidates
     from understudy.privacy.ledger.ledger import Ledger
@@ -137,7 +133,7 @@ def score(
         texts.embeddings,
         labels=texts.labels,
         config=config,
-        plan=plan(config, n=n, epsilon=epsilon, delta=delta, cache=settings().home / "calibrations"),
+        schedule=schedule_of(queries),
         gateway=Gateway.live(Ledger.open().material(ticket.charge_id, part=number), journal=journal(ticket.charge_id)),
         round=number,
     )

@@ -20,7 +20,8 @@ import pyarrow.parquet as pq
 from understudy.data.readers import check_source
 from understudy.errors import InputError
 from understudy.evaluation.metrics import Metrics
-from understudy.methods.method import check_method
+from understudy.lazy import load
+from understudy.methods import registry
 from understudy.runs.folders import EXPORT, INTERNAL, read_record
 from understudy.runs.request import request_of
 from understudy.settings import prepare_environment, private_directory, settings
@@ -73,7 +74,7 @@ def synthesize(
         InputError: the input is wrong; nothing was charged.
         BudgetRefused: the source's budget does not allow the charge.
     """
-    check_method(method)
+    chosen = registry.get(method)
     prepare_environment()
     with _as_files({"data": data, "test": test}) as files:
         request = request_of(
@@ -92,9 +93,7 @@ def synthesize(
         for spec in (request.data, request.test):
             if spec is not None:
                 check_source(spec)
-        from understudy.flows.methods import flow_of
-
-        flow_of(method)(request)
+        load(chosen.flow)(request)
     return load_result(folder)
 
 

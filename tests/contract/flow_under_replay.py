@@ -151,14 +151,17 @@ class FlowRun:
             temporary_settings,
         )
 
-        from understudy.flows.methods import flow_of
+        from understudy.lazy import load
+        from understudy.methods import registry
 
         request = RunRequest.model_validate(
             {"data": str(root / "data" / "rows.parquet"), "out": str(root / "out"), **self.options}
         )
         results = {PREFECT_RESULTS_LOCAL_STORAGE_PATH: root / "home" / "private" / "results"}
         with temporary_settings(results | {PREFECT_RESULTS_DEFAULT_SERIALIZER: "json"}):
-            state = flow_of(self.method).with_options(flow_run_name="replayed")(request, return_state=True)
+            state = load(registry.get(self.method).flow).with_options(flow_run_name="replayed")(
+                request, return_state=True
+            )
             state.result()
         return str(state.state_details.flow_run_id)
 

@@ -12,7 +12,7 @@ from scipy import stats
 from tests_support import write_random_model
 
 from understudy.methods.gradient_matching.config import GradientMatchingConfig
-from understudy.methods.gradient_matching.queries import plan as plan_target
+from understudy.methods.gradient_matching.queries import queries_of, schedule_of
 from understudy.methods.gradient_matching.release import release_target
 from understudy.methods.preference_optimization.scoring import as_query, exact_sum
 from understudy.models.loading import load_model
@@ -44,11 +44,13 @@ def exact_target(model, kind, texts):
         length="as_in_data",
         target={"kind": "head" if kind == "length" else kind, "sketch_dimension": 256},
     )
-    planned = plan_target(config, n=len(texts), epsilon=0.05, delta=1e-4)
+    planned = schedule_of(queries_of(config, n=len(texts), epsilon=0.05, delta=1e-4))
     recording = Recording()
     gateway = Gateway(material(0, *planned.queries), recorder=recording)
     rows = [row % 2 for row in range(len(texts))]
-    release_target(texts, rows, label_names=LABELS, config=config, plan=planned, gateway=gateway, base=load_model(name))
+    release_target(
+        texts, rows, label_names=LABELS, config=config, schedule=planned, gateway=gateway, base=load_model(name)
+    )
     target, length = planned.queries
     wanted = length if kind == "length" else target
     (call,) = [call for call in recording.calls if call.mechanism.purpose == wanted.name]

@@ -9,11 +9,11 @@ from contract.private_files import NAMES
 
 from understudy.methods.gradient_matching.config import GradientMatchingConfig
 from understudy.methods.gradient_matching.method import charged_settings
-from understudy.methods.gradient_matching.queries import plan as plan_target
+from understudy.methods.gradient_matching.queries import queries_of, schedule_of
 from understudy.methods.gradient_matching.release import release_target
 from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
 from understudy.methods.preference_optimization.pool import ClientPool
-from understudy.methods.preference_optimization.queries import Plan
+from understudy.methods.preference_optimization.queries import QuerySchedule
 from understudy.methods.preference_optimization.release import release_scores, secure_settings
 from understudy.models.loading import load_model
 from understudy.privacy.ledger.records import KeyMaterial
@@ -52,11 +52,11 @@ def test_target_and_length(random_model_folder):
     settings = {"model": str(random_model_folder), "max_length": 16, "verbalizer": {"words": words}, "target": target}
     config = GradientMatchingConfig.model_validate(settings | {"length": "as_in_data", "length_share": 0.2})
     base, config = load_model(random_model_folder), charged_settings(config)
-    planned = plan_target(config, n=4, epsilon=8.0, delta=1e-3)
+    planned = schedule_of(queries_of(config, n=4, epsilon=8.0, delta=1e-3))
     names, calls = tuple(NAMES.values()), []
     for number in range(120):
         recording, gateway = opened(number, planned.queries)
-        options = {"label_names": names, "config": config, "plan": planned, "gateway": gateway, "base": base}
+        options = {"label_names": names, "config": config, "schedule": planned, "gateway": gateway, "base": base}
         release_target(TEXTS, LABELS, **options)
         calls += recording.calls
     stated = {"target": planned.noise_multiplier * 0.1, "length": planned.length_noise_multiplier * 2**0.5}
@@ -73,9 +73,7 @@ def release_often(config, *, charges, candidates=24, n=12):
     owner = np.repeat(np.arange(n), 3)
     samples /= np.linalg.norm(samples, axis=1, keepdims=True)
     pool = ClientPool(samples.reshape(n, 3, 16).mean(1).astype(np.float64), samples, owner, None)
-    planned = Plan(
-        epsilon=8,
-        delta=1e-3,
+    planned = QuerySchedule(
         n=n,
         rounds=2,
         sampling_probability=config.clients.sampling_probability,
@@ -86,7 +84,7 @@ def release_often(config, *, charges, candidates=24, n=12):
     for number in range(charges):
         recording, gateway = opened(number, planned.queries)
         for step in range(2):
-            options = {"labels": None, "config": config, "plan": planned, "gateway": gateway, "round": step}
+            options = {"labels": None, "config": config, "schedule": planned, "gateway": gateway, "round": step}
             released = release_scores(pool, shown, **options)
             assert torch.equal(released, next(iter(recording.calls[-1].output.values())))
         calls += recording.calls

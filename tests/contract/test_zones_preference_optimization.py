@@ -21,7 +21,7 @@ from understudy.flows import server_side
 from understudy.methods.preference_optimization import release, rounds
 from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
 from understudy.methods.preference_optimization.pool import ClientPool
-from understudy.methods.preference_optimization.queries import Plan
+from understudy.methods.preference_optimization.queries import QuerySchedule
 from understudy.models import checkpoints
 from understudy.privacy.ledger.records import KeyMaterial
 from understudy.privacy.mechanisms import Gateway
@@ -187,9 +187,7 @@ def test_no_step_of_a_masked_release_holds_the_exact_sum(aggregation):
     clients = ClientPool(means, means.astype(np.float32), np.arange(n), None)
     vectors = release._every_vector(clients, candidates, labels=None, config=config)
     whole = np.sum([encode(vector, bits=12) for vector in vectors], axis=0)
-    planned = Plan(
-        epsilon=8,
-        delta=1e-3,
+    planned = QuerySchedule(
         n=n,
         rounds=1,
         sampling_probability=1.0,
@@ -215,7 +213,7 @@ def test_no_step_of_a_masked_release_holds_the_exact_sum(aggregation):
             candidates,
             labels=None,
             config=config,
-            plan=planned,
+            schedule=planned,
             gateway=Gateway.live(KeyMaterial(b"s" * 32, "charge", b"t" * 32, planned.queries)),
             round=0,
         )

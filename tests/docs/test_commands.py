@@ -105,15 +105,17 @@ def test_the_demo_of_the_makefile_is_the_command_of_the_guide():
 def test_the_guide_of_gradient_matching_repeats_what_a_dry_run_says():
     """The table of the three targets: numbers and bound of `--dry-run`, without its timings."""
     from understudy.methods.gradient_matching.config import GradientMatchingConfig
-    from understudy.methods.gradient_matching.method import calibrated_plan, method_facts
+    from understudy.methods.gradient_matching.method import METHOD
+    from understudy.methods.method import Promise
 
     page = (ROOT / "docs/gradient-matching.md").read_text()
     rows = pq.read_table(ROOT / "artifacts/samples/reviews.parquet").num_rows
     delta = 1 / (rows * math.log(rows))
     for kind in ("head", "label_rows", "sketch"):
         config = GradientMatchingConfig.model_validate({"target": {"kind": kind}})
-        planned = calibrated_plan(config, n=rows, epsilon=3, delta=delta)
-        said = method_facts(config, planned, n=rows, label_names=("negative", "positive")).plan
+        queries = METHOD.queries(config, n=rows, epsilon=3, delta=delta)
+        promise = Promise(queries, rows, 3.0, delta, ("negative", "positive"))
+        said = METHOD.describe(config, promise).dry_run
         line = next(line for line in page.splitlines() if line.startswith(f"| `{kind}`"))
         assert line.endswith(f"| {said['target_dimension']:,} | {said['signal_to_noise_bound']} |")
 

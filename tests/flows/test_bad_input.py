@@ -329,11 +329,11 @@ def test_a_budget_that_is_exceeded_is_refused_with_exit_code_3(call, words, home
 
 
 def test_rows_of_another_source_are_refused(call, words, home, data, tmp_path):
-    from understudy.runs.registration import admit
+    from understudy.runs.registration import registered
     from understudy.runs.request import Budget, RunRequest
 
     given = {str(w).removeprefix("--"): v for w, v in zip(words()[2:-4:2], words()[3:-4:2], strict=True)}
-    admit(
+    registered(
         RunRequest(
             data=str(data),
             source="first",

@@ -11,10 +11,10 @@ import pytest
 from tests_support import SMALL
 
 from understudy.errors import InputError
-from understudy.methods.conditional_generation.more import generate_more
 from understudy.privacy.ledger.ledger import Ledger
-from understudy.runs.registration import check
+from understudy.runs.further_texts import generate_more
 from understudy.runs.split import LABELS_DISCLOSED
+from understudy.runs.validation import validate
 from understudy.settings import prepare_environment, settings
 
 COMPUTED = {"train", "generate", "prompt-only", "evaluate"}
@@ -93,7 +93,7 @@ def test_labels_read_from_the_rows_take_the_guarantee_from_the_statement(run, re
     source = Ledger.open().source("ward")
     assert (source.n, source.label_names) == (70, None), "a later run declares labels itself, or discloses them again"
     with pytest.raises(InputError, match="--label-names is missing"):
-        check(request_of(data=str(path), label_names=None), "conditional-generation")
+        validate(request_of(data=str(path), label_names=None), "conditional-generation")
 
 
 def test_a_base_model_that_changes_in_place_is_another_one_for_every_task(

@@ -215,13 +215,13 @@ def test_a_run_killed_amid_its_rounds_goes_on_after_the_last_of_them(prefect_ser
 
 def reserve(request: RunRequest) -> None:
     """Charge a run of gradient matching and compute nothing: every copy of the home then draws the same noise."""
-    from understudy.runs.registration import admit
+    from understudy.runs.registration import registered
     from understudy.tasks.charging import charge, environment_digest
     from understudy.tasks.engine.runtime import code_digest
     from understudy.tasks.gradient_matching import release
 
-    run = admit(request, "gradient-matching")
-    charge.fn(run.train, run, code=environment_digest(code_digest(release.fn)), accept_new=False)
+    run = registered(request, "gradient-matching")
+    charge.fn(run, code=environment_digest(code_digest(release.fn)), accept_new=False)
 
 
 def run_here(request: RunRequest) -> None:

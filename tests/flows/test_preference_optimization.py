@@ -342,18 +342,16 @@ def stored(home: Path, name: str) -> dict[str, bytes]:
 
 def reserve(asked: RunRequest) -> None:
     """Charge a run and compute nothing: every copy of the home then draws the same noise."""
-    from understudy.runs.registration import admit
+    from understudy.runs.registration import registered
     from understudy.tasks.charging import charge, environment_digest
     from understudy.tasks.preference_optimization import charged_code
 
-    admitted = admit(asked, METHOD)
-    charge.fn(admitted.train, admitted, code=environment_digest(*charged_code("server")), accept_new=False)
+    charge.fn(registered(asked, METHOD), code=environment_digest(*charged_code("server")), accept_new=False)
 
 
 def test_a_scored_round_is_asked_nothing_else_under_its_charge(few_clients, random_model_folder, in_home, tmp_path):
     """Should candidates come out differently when a run is resumed, the clients are not asked a second time."""
-    from understudy.methods.preference_optimization.method import charged_settings
-    from understudy.runs.registration import admit
+    from understudy.runs.registration import registered
     from understudy.tasks import preference_optimization as steps
     from understudy.tasks.charging import charge
     from understudy.tasks.housekeeping import collect_garbage, purge_source
@@ -361,16 +359,16 @@ def test_a_scored_round_is_asked_nothing_else_under_its_charge(few_clients, rand
 
     with in_home(tmp_path / "home"):
         prepare_environment()
-        run = admit(request(tmp_path / "out", random_model_folder, data=str(few_clients)), METHOD)
-        fixed = charged_settings(run.config)
-        ticket = charge.fn(run.train, run, code="0" * 64, accept_new=False)
+        run = registered(request(tmp_path / "out", random_model_folder, data=str(few_clients)), METHOD)
+        fixed = run.charged
+        ticket = charge.fn(run, code="0" * 64, accept_new=False)
         pool = steps.embed_clients.fn(run.train, fixed, (), run.n)
         candidates = steps.propose["server"].fn(None, fixed, (), 0)
         others = steps.propose["server"].fn(None, fixed.model_copy(update={"public_seed": 7}), (), 0)
         assert others.id != candidates.id
 
         def score(what):
-            return steps.score.fn(pool, what, ticket, fixed, run.n, run.epsilon, run.delta, 0)
+            return steps.score.fn(pool, what, ticket, fixed, run.queries, 0)
 
         first = score(candidates)
         collect_garbage()
@@ -428,7 +426,7 @@ def test_a_run_killed_between_scoring_and_training_goes_on_with_the_same_noisy_s
 
 
 def test_generate_draws_more_texts_from_the_exported_model(ended, call, in_home, tmp_path):
-    from understudy.methods.preference_optimization.more import generate_more
+    from understudy.runs.further_texts import generate_more
 
     out = tmp_path / "out"
     shutil.copytree(ended.out, out)

@@ -10,6 +10,7 @@ import re
 import unicodedata
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,6 +18,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from understudy.data.readers import read_source
 from understudy.errors import InputError, RowError
+
+# What the rows of a table are: labelled texts, bare texts, or the documents of clients.
+RowKind = Literal["labelled", "texts", "clients"]
 
 __all__ = [
     "CLIENT_SCHEMA",
@@ -32,11 +36,13 @@ __all__ = [
     "InstructionRows",
     "LabelledColumns",
     "LabelledRows",
+    "RowKind",
     "canonical_digest",
     "check_clients",
     "check_instructions",
     "check_labelled",
     "check_texts",
+    "named_labels",
     "normalise",
     "parse_label_names",
     "read_source",
@@ -382,3 +388,11 @@ def _digest(parts: Sequence[bytes]) -> bytes:
     for part in parts:
         digest.update(len(part).to_bytes(8, "big") + part)
     return digest.digest()
+
+
+def named_labels(table: pa.Table, label_names: tuple[str, ...]) -> pa.Table:
+    """The synthetic table as it leaves: labels, where there are any, by name, so that the file explains itself."""
+    if not label_names:
+        return pa.table({"text": table["text"]}, schema=TEXT_SCHEMA)
+    names = [label_names[index] for index in table["label"].to_pylist()]
+    return pa.table({"text": table["text"], "label": pa.array(names, pa.string())}, schema=SYNTHETIC_SCHEMA)

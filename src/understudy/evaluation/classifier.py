@@ -29,7 +29,8 @@ from understudy.errors import InputError
 from understudy.evaluation.config import ClassifierConfig
 from understudy.evaluation.encoder import quietly
 from understudy.evaluation.language_model import encode_texts, pad, pad_token_of
-from understudy.models.loading import load_model, model_folder
+from understudy.models.folders import model_folder
+from understudy.models.loading import load_model
 
 Labels = npt.NDArray[np.int64]
 

@@ -1,40 +1,59 @@
-"""The methods that a run can name, and what the house asks of each one's module `planning`.
+"""What the framework knows of a method: one object of type `Method`, found in the registry.
 
-A method is a package; the house reaches it through the plain functions listed in `Planning`, and imports it only
-when a run names it. Adding a method is one entry here, its config in `AnyConfig`, its tasks and its flow.
+Nothing else names a method. The command line's choices, the configs, the unit and relation of the promise, the list of
+queries, the statement, the kind of artifact that a charge releases, `generate` and the report's sections are all asked
+of this object. Its functions import what is heavy when they are called, and places are texts `package.module:name`, so
+that a method is cheap to look up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
-from pydantic import Field
-
-from understudy.errors import InputError
-from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
-from understudy.methods.gradient_matching.config import GradientMatchingConfig
-from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
+from understudy.privacy.labels import Relation, Unit
+from understudy.privacy.queries import Queries
 from understudy.privacy.statement import FLOATING_POINT, Access, MechanismFacts
 
 if TYPE_CHECKING:
+    from understudy.data.tables import RowKind
     from understudy.models.loading import LoadedModel
-    from understudy.privacy.labels import Relation, Unit
-    from understudy.privacy.queries import Queries
-    from understudy.runs.split import RowKind
 
-CONFIGS: Mapping[
-    str, type[ConditionalGenerationConfig] | type[GradientMatchingConfig] | type[PreferenceOptimizationConfig]
-] = {
-    "conditional-generation": ConditionalGenerationConfig,
-    "gradient-matching": GradientMatchingConfig,
-    "preference-optimization": PreferenceOptimizationConfig,
-}
-AnyConfig = Annotated[
-    ConditionalGenerationConfig | GradientMatchingConfig | PreferenceOptimizationConfig, Field(discriminator="method")
-]
+
+class MethodConfig(Protocol):
+    """What every method's config has; a frozen pydantic model, public values only."""
+
+    @property
+    def method(self) -> str:
+        """Name of the method, a literal."""
+        ...
+
+    @property
+    def model(self) -> str:
+        """Base model: shipped name, folder or hub id."""
+        ...
+
+    @property
+    def model_digest(self) -> str:
+        """sha256 of the files of `model`; set by the run."""
+        ...
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """As of pydantic."""
+        ...
+
+    def model_dump(self, *, mode: str = "python") -> dict[str, Any]:
+        """As of pydantic."""
+        ...
+
+    def model_dump_json(self) -> str:
+        """As of pydantic."""
+        ...
+
+
+C = TypeVar("C", bound=MethodConfig)
+C_contra = TypeVar("C_contra", bound=MethodConfig, contravariant=True)
 
 
 @dataclass(frozen=True)
@@ -46,42 +65,40 @@ class Protected:
     relation: Relation
 
 
-_LABELLED_EXAMPLES = Protected("labelled", "example", "replace_special")
-_BY_VARIANT = {
-    "federated": Protected("clients", "client", "add_or_remove_one"),
-    "central": Protected("texts", "example", "replace_special"),
-    "central_conditional": _LABELLED_EXAMPLES,
-}
-
-
-def protected(config: AnyConfig) -> Protected:
-    """What a run with these settings protects."""
-    if isinstance(config, PreferenceOptimizationConfig):
-        return _BY_VARIANT[config.variant]
-    return _LABELLED_EXAMPLES
-
-
-class ChargedPlan(Protocol):
-    """What every method's plan has."""
-
-    @property
-    def queries(self) -> Queries:
-        """Everything that private rows will be asked, to be charged once."""
-        ...
+LABELLED_EXAMPLES = Protected("labelled", "example", "replace_special")
 
 
 @dataclass(frozen=True)
-class MethodFacts:
-    """What a method says of one run in its privacy statement and plan; public values only.
+class Promise:
+    """What a run is charged for; public.
+
+    Attributes:
+        queries: everything that private rows are asked.
+        n: declared number of units.
+        epsilon: of the run; infinity means no noise, and an output that stays private.
+        delta: of the run.
+        label_names: every label; empty for rows without.
+    """
+
+    queries: Queries
+    n: int
+    epsilon: float
+    delta: float
+    label_names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a method says of one run in its privacy statement and dry run; public values only.
 
     Attributes:
         mechanisms: every noised query.
         contributions: how the contribution of one unit is bounded.
         released: what leaves, in words, the released artifact apart.
-        accesses: every access to private rows but admission's and those of `evaluations`.
+        accesses: every access to private rows but that of validation and those of `evaluations`.
         choices: how settings and checkpoints were chosen.
         declared_public: name -> value, besides n and the label list.
-        plan: further lines of the dry run, name -> text or number.
+        dry_run: further lines of the dry run, name -> text or number.
         warnings: what the user should know before paying, such as noise that drowns the signal.
         heuristics: steps of the privacy argument that are not proven.
         evaluations: tasks that measure the result on real rows, for internal figures.
@@ -96,7 +113,7 @@ class MethodFacts:
     accesses: tuple[Access, ...]
     choices: str
     declared_public: Mapping[str, Any]
-    plan: Mapping[str, Any] = field(default_factory=dict)
+    dry_run: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     heuristics: tuple[str, ...] = ()
     evaluations: tuple[str, ...] = ("evaluate",)
@@ -105,52 +122,54 @@ class MethodFacts:
     floating_point: str = FLOATING_POINT
 
 
-class Planning(Protocol):
-    """The module `planning` of a method package."""
+class QueriesOf(Protocol[C_contra]):
+    """Gives the list of queries of a run."""
 
-    def charged_settings(self, config: Any) -> Any:
-        """The settings that private rows meet (ADR 0005): what else is changed charges nothing."""
-        ...
+    def __call__(self, config: C_contra, *, n: int, epsilon: float, delta: float) -> Queries:
+        """Calibrate the noise to (epsilon, delta); earlier calibrations of the same public values are reused.
 
-    def check_model(self, config: Any, label_names: Sequence[str]) -> LoadedModel:
-        """Load the base model and refuse, before anything is charged, what would fail later."""
-        ...
-
-    def calibrated_plan(self, config: Any, *, n: int, epsilon: float, delta: float) -> Any:
-        """A `ChargedPlan`, with earlier calibrations of the same public values reused."""
-        ...
-
-    def method_facts(self, config: Any, plan: Any, *, n: int, label_names: Sequence[str]) -> MethodFacts:
-        """What the run says about itself before it runs; the model may be loaded, no private row is read."""
-        ...
-
-    def estimate(self, config: Any, plan: Any, *, n: int, label_names: tuple[str, ...]) -> dict[str, Any]:
-        """Expected time and memory, measured on made-up rows."""
-        ...
-
-    def report_facts(self, config: Any) -> dict[str, str]:
-        """A few settings that the report names."""
+        Raises:
+            InputError: a value is out of range.
+        """
         ...
 
 
-def planning(method: str) -> Planning:
-    """The module `planning` of a method.
+@dataclass(frozen=True)
+class Method(Generic[C]):
+    """One method, as the framework sees it.
 
-    Raises:
-        InputError: no such method.
+    Attributes:
+        name: as on the command line, in lower case with dashes.
+        summary: one line for people who choose a method.
+        config: its settings, with `method`, `model`, `model_digest`, `samples` and `profile` among them.
+        flow: where its Prefect flow is, `package.module:function`; it takes a `RunRequest` and gives `Exported`.
+        releases: kind of the artifact that the charge pays for.
+        protects: settings -> what a run with them protects.
+        charged_settings: settings -> those that private rows meet (ADR 0005): what else is changed charges nothing.
+        check_model: (settings, label names) -> the loaded base model; refuses, before anything is charged, what would
+            fail later.
+        queries: gives everything that private rows will be asked: the one source of the event, of the statement's
+            mechanisms, of the dry run and of what the mechanisms permit.
+        describe: (settings, promise) -> what the run says about itself; no private row is read.
+        estimate: (settings, promise) -> expected time and memory, measured on made-up rows.
+        report_facts: settings -> a few of them that the report names.
+        sections: where the report's own sections of this method are, a function (metrics, statement) -> MethodSections;
+            empty without.
+        generate: where the function is that draws further rows from what a run exported, a `FurtherRows` of
+            `runs.further_texts`; empty where a run releases nothing to draw from.
     """
-    check_method(method)
-    module: Any = import_module(f"understudy.methods.{method.replace('-', '_')}.method")
-    found: Planning = module
-    return found
 
-
-def check_method(method: str) -> str:
-    """Return the name of a method.
-
-    Raises:
-        InputError: no such method.
-    """
-    if method not in CONFIGS:
-        raise InputError(f"method={method!r}: expected one of {', '.join(CONFIGS)}")
-    return method
+    name: str
+    summary: str
+    config: type[C]
+    flow: str
+    releases: str
+    protects: Callable[[C], Protected]
+    charged_settings: Callable[[C], C]
+    check_model: Callable[[C, Sequence[str]], LoadedModel]
+    queries: QueriesOf[C]
+    describe: Callable[[C, Promise], Description]
+    estimate: Callable[[C, Promise], dict[str, Any]]
+    report_facts: Callable[[C], dict[str, str]]
+    sections: str = ""
+    generate: str = ""

@@ -7,19 +7,15 @@ used.
 
 from __future__ import annotations
 
-import hashlib
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -30,14 +26,11 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from understudy.errors import InputError
-from understudy.shipped import MODELS
+from understudy.models.folders import WANTED_TOKENIZER, folder_digest, model_folder
 
 DEFAULT_MODEL = "tiny-llama"
 Attention = Literal["sdpa", "eager"]
 
-# What a model folder may hold for us; everything else in it is neither read nor hashed.
-_WANTED = ("config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json")
-_WANTED_TOKENIZER = ("tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt", "*.model")
 _FALLBACK_TOKEN = "<|endoftext|>"
 
 # Digests of files whose weights were found finite in this process.
@@ -182,62 +175,12 @@ def _of_further_layers(model: PreTrainedModel, unexpected: Iterable[str]) -> lis
 
 def _check_tokenizer_files(folder: Path) -> None:
     # Without any, transformers makes an empty tokenizer.
-    if not any(path.is_file() for pattern in _WANTED_TOKENIZER for path in folder.glob(pattern)):
+    if not any(path.is_file() for pattern in WANTED_TOKENIZER for path in folder.glob(pattern)):
         raise FileNotFoundError("there are no tokenizer files")
 
 
 def _some(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
-
-
-def model_folder(name_or_path: str | Path) -> Path:
-    """The folder that holds the files of a model; downloads from the hub where that is possible.
-
-    Raises:
-        InputError: when there is no such shipped model, folder or reachable hub id.
-    """
-    name = str(name_or_path)
-    if re.fullmatch(r"[\w.-]+", name) and (MODELS / name / "config.json").is_file():
-        return MODELS / name
-    path = Path(name_or_path).expanduser()
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise InputError(f"model={name!r}: the folder has no config.json; expected a saved transformers model")
-        return path
-    shipped = ", ".join(sorted(p.name for p in MODELS.iterdir() if (p / "config.json").is_file()))
-    known = f"expected one of the shipped models ({shipped}), a folder, or a Hugging Face id"
-    if isinstance(name_or_path, Path) or name.startswith((".", "/", "~")):
-        raise InputError(f"unknown model={name!r}: no such folder; {known}")
-    try:
-        with _quiet():
-            wanted = [*_WANTED, *_WANTED_TOKENIZER]
-            return Path(str(snapshot_download(name, allow_patterns=wanted, ignore_patterns=["*/*"])))
-    except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
-        raise InputError(
-            f"unknown model={name!r}: not shipped, no folder of that name, and not found on the hub or in "
-            f"its local cache ({type(error).__name__}; the hub may be unreachable from here); {known}"
-        ) from error
-
-
-def folder_digest(folder: Path) -> str:
-    """Sha256 (hex) over the names and bytes of the model files in a folder.
-
-    The result is remembered as long as names, sizes and modification times stay the same.
-    """
-    patterns = (*_WANTED, *_WANTED_TOKENIZER)
-    files = sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()})
-    stamps = tuple((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files)
-    return _digest_of(stamps)
-
-
-@lru_cache(maxsize=64)
-def _digest_of(stamps: tuple[tuple[str, int, int], ...]) -> str:
-    whole = hashlib.sha256()
-    for name, _, _ in stamps:
-        with Path(name).open("rb") as file:
-            content = hashlib.file_digest(file, "sha256")
-        whole.update(hashlib.sha256(Path(name).name.encode()).digest() + content.digest())
-    return whole.hexdigest()
 
 
 def _silence_dropout(config: Any) -> None:

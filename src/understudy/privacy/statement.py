@@ -126,6 +126,7 @@ class PretrainedModel(_Facts):
 class StatementFacts(_Facts):
     """What the plan and the run say about themselves; public values only."""
 
+    method: str = Field(default="", description="Name of the method that made what is released.")
     mechanisms: tuple[MechanismFacts, ...]
     contributions: str = Field(description="How the contribution of one unit is bounded.")
     trust: str = Field(description="Who sees raw data and must be trusted.")
@@ -202,6 +203,7 @@ def build_statement(
         "verdict": _verdict(facts, charge),
     }
     return stable | {
+        "method": facts.method,
         "rounding": ROUNDING,
         "promise": _promise(charge),
         "contributions": facts.contributions,

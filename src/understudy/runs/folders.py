@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from understudy.artifacts.access import ArtifactRef, path_of, read_table
-from understudy.data.tables import SYNTHETIC_SCHEMA, TEXT_SCHEMA
+from understudy.data.tables import named_labels
 from understudy.errors import InputError, UnderstudyError
 from understudy.locks import locked_folder
 
@@ -175,14 +175,6 @@ def close_folder(folder: Path) -> None:
 def _remove(folder: Path) -> None:
     if folder.exists():
         shutil.rmtree(folder)
-
-
-def named_labels(table: pa.Table, label_names: tuple[str, ...]) -> pa.Table:
-    """The synthetic table as it leaves: labels, where there are any, by name, so that the file explains itself."""
-    if not label_names:
-        return pa.table({"text": table["text"]}, schema=TEXT_SCHEMA)
-    names = [label_names[index] for index in table["label"].to_pylist()]
-    return pa.table({"text": table["text"], "label": pa.array(names, pa.string())}, schema=SYNTHETIC_SCHEMA)
 
 
 def write_export(out: Path, record: RunRecord, statement: Mapping[str, Any], statement_text: str) -> Path:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,11 +18,11 @@ import pyarrow.compute as pc
 from understudy.data import tables
 from understudy.data.readers import same_source
 from understudy.data.samples import declared_labels
+from understudy.data.tables import RowKind
 from understudy.errors import InputError
 from understudy.privacy.ledger.ledger import SourceRecord
 from understudy.runs.request import RunRequest
 
-RowKind = Literal["labelled", "texts", "clients"]
 KeyedHash = Callable[[str, bytes], bytes]
 Names = tuple[str, ...] | dict[str, str]
 
@@ -38,7 +38,7 @@ LABELS_DISCLOSED: Final = (
 
 
 @dataclass(frozen=True)
-class Intake:
+class SplitRows:
     """Checked tables of one source, private, beside what is public about them.
 
     Attributes:
@@ -61,7 +61,9 @@ class Intake:
     notes: tuple[str, ...]
 
 
-def take_in(request: RunRequest, kind: RowKind, known: SourceRecord | None, *, keyed_hash: KeyedHash) -> Intake:
+def load_and_split(
+    request: RunRequest, kind: RowKind, known: SourceRecord | None, *, keyed_hash: KeyedHash
+) -> SplitRows:
     """Read, check and split the table of a request.
 
     Args:
@@ -91,7 +93,7 @@ def take_in(request: RunRequest, kind: RowKind, known: SourceRecord | None, *, k
     _check_spoken(test)
     train = _slotted(whole, held, units) if identifiers is None else _by_id(whole, held, keyed_hash)
     _check_trained(train, kind)
-    return Intake(
+    return SplitRows(
         whole=whole,
         train=train,
         test=test,

@@ -10,7 +10,8 @@ from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from understudy.errors import InputError
-from understudy.models.loading import folder_digest, load_model
+from understudy.models.folders import folder_digest
+from understudy.models.loading import load_model
 from understudy.shipped import MODELS
 
 

@@ -47,13 +47,13 @@ def keyed_hash(purpose: str, data: bytes, *, key: bytes = b"k") -> bytes:
     return hashlib.sha256(key + purpose.encode() + b"/" + data).digest()
 
 
-take_in = partial(split.take_in, keyed_hash=keyed_hash)
+load_and_split = partial(split.load_and_split, keyed_hash=keyed_hash)
 OUT = [slot for slot in range(25) if row_is_held_out(slot, keyed_hash)]
 
 
 @pytest.mark.parametrize("kind", ["labelled", "texts"])
 def test_one_slot_of_ten_is_held_out_and_null_in_training(kind, request_of):
-    found = take_in(request_of({"text": TEXTS, "label": LABELS}, label_names=NAMES), kind, None)
+    found = load_and_split(request_of({"text": TEXTS, "label": LABELS}, label_names=NAMES), kind, None)
     assert [slot // 10 for slot in OUT][:2] == [0, 1], "one of every ten"
     assert found.test["text"].to_pylist() == [TEXTS[slot] for slot in OUT]
     assert found.train["text"].to_pylist() == [None if slot in OUT else text for slot, text in enumerate(TEXTS)]
@@ -79,10 +79,10 @@ def test_which_of_ten_slots_is_held_out_hangs_on_the_key_and_the_ten():
 
 
 def test_missing_rows_are_null_slots_at_the_end(request_of):
-    found = take_in(request_of({"text": TEXTS, "label": LABELS}, label_names=NAMES, units=40), "labelled", None)
+    found = load_and_split(request_of({"text": TEXTS, "label": LABELS}, label_names=NAMES, units=40), "labelled", None)
     assert (found.units, found.train.num_rows, found.whole.num_rows) == (40, 40, 25)
     assert found.train.slice(25).to_pylist() == [{"text": None, "label": None}] * 15
-    fewer = take_in(request_of({"text": TEXTS, "label": LABELS}, label_names=NAMES), "labelled", None)
+    fewer = load_and_split(request_of({"text": TEXTS, "label": LABELS}, label_names=NAMES), "labelled", None)
     assert found.train.slice(0, 25).equals(fewer.train), "a null slot moves no other"
     assert found.test.equals(fewer.test)
 
@@ -91,9 +91,9 @@ def test_missing_rows_are_null_slots_at_the_end(request_of):
 @pytest.mark.parametrize("kind", ["labelled", "texts"])
 def test_a_row_of_nulls_is_the_null_record_and_moves_no_other(kind, slot, request_of):
     texts, labels = list(TEXTS), list(LABELS)
-    whole = take_in(request_of({"text": texts, "label": labels}, label_names=NAMES), kind, None)
+    whole = load_and_split(request_of({"text": texts, "label": labels}, label_names=NAMES), kind, None)
     texts[slot], labels[slot] = None, None
-    found = take_in(request_of({"text": texts, "label": labels}, label_names=NAMES), kind, None)
+    found = load_and_split(request_of({"text": texts, "label": labels}, label_names=NAMES), kind, None)
     assert (found.units, found.notes) == (whole.units, whole.notes)
     null = {"text": None} | ({"label": None} if kind == "labelled" else {})
     expected = whole.train.to_pylist()
@@ -106,7 +106,7 @@ def test_a_row_of_nulls_is_the_null_record_and_moves_no_other(kind, slot, reques
 def test_a_row_that_is_null_in_part_stays_refused(text, label, request_of):
     columns = {"text": [*TEXTS, text], "label": [*LABELS, label]}
     with pytest.raises(RowError, match=r"row 25: expected .*, found null"):
-        take_in(request_of(columns, label_names=NAMES), "labelled", None)
+        load_and_split(request_of(columns, label_names=NAMES), "labelled", None)
 
 
 def test_a_null_record_can_be_written_in_every_format(tmp_path):
@@ -116,7 +116,7 @@ def test_a_null_record_can_be_written_in_every_format(tmp_path):
     (tmp_path / "rows.csv").write_text("\n".join(["text,label", *(",".join(row) for row in rows), ","]))
     for name in ("rows.jsonl", "rows.csv"):
         asked = RunRequest(data=str(tmp_path / name), source="s", out="out", epsilon=1.0, label_names=NAMES)
-        found = take_in(asked, "labelled", None)
+        found = load_and_split(asked, "labelled", None)
         assert found.units == 13, name
         assert found.train.to_pylist()[12] == {"text": None, "label": None}, name
 
@@ -131,9 +131,9 @@ PEOPLE = [f"client {number:03d}" for number in range(300)]
 
 @pytest.mark.parametrize("gone", [0, 150, 299])
 def test_a_client_that_is_removed_moves_no_other(gone, request_of):
-    whole = take_in(request_of(clients_of(PEOPLE), units=300), "clients", None)
+    whole = load_and_split(request_of(clients_of(PEOPLE), units=300), "clients", None)
     fewer = [name for name in PEOPLE if name != PEOPLE[gone]]
-    found = take_in(request_of(clients_of(fewer), units=300), "clients", None)
+    found = load_and_split(request_of(clients_of(fewer), units=300), "clients", None)
     for table in ("train", "test"):
         kept = [row for row in getattr(whole, table).to_pylist() if row["client_id"] != PEOPLE[gone]]
         assert getattr(found, table).to_pylist() == kept, "the same rows, with the same ids, in the same order"
@@ -144,8 +144,8 @@ def test_a_client_that_is_removed_moves_no_other(gone, request_of):
 
 
 def test_clients_are_ordered_by_their_ids_and_not_as_the_file_has_them(request_of):
-    one = take_in(request_of(clients_of(PEOPLE)), "clients", None)
-    other = take_in(request_of(clients_of(PEOPLE[::-1])), "clients", None)
+    one = load_and_split(request_of(clients_of(PEOPLE)), "clients", None)
+    other = load_and_split(request_of(clients_of(PEOPLE[::-1])), "clients", None)
     assert one.train.equals(other.train)
     assert one.train.column_names == ["client_id", "text", "unit_id"]
     ids = one.train["unit_id"].to_pylist()
@@ -169,21 +169,21 @@ def test_of_few_declared_clients_more_are_held_out_so_that_someone_is(units, lea
 def test_more_units_than_declared_or_registered_are_refused(kind, noun, request_of):
     columns = {"text": TEXTS, "client_id": TEXTS}
     with pytest.raises(InputError, match=f"--units 24: found 25 {noun}"):
-        take_in(request_of(columns, units=24), kind, None)
+        load_and_split(request_of(columns, units=24), kind, None)
     with pytest.raises(InputError, match=f"25 {noun}: source 's' is registered with at most 24"):
-        take_in(request_of(columns), kind, known(n=24))
+        load_and_split(request_of(columns), kind, known(n=24))
     with pytest.raises(InputError, match="--units 26: source 's' is registered with at most 25"):
-        take_in(request_of(columns, units=26), kind, known())
+        load_and_split(request_of(columns, units=26), kind, known())
 
 
 @pytest.mark.parametrize("kind", ["texts", "clients"])
 def test_n_is_as_declared_else_as_registered_else_counted_and_said(kind, request_of):
     columns = {"text": TEXTS, "client_id": TEXTS}
-    assert take_in(request_of(columns, units=30), kind, None).units == 30
-    assert take_in(request_of(columns, units=30), kind, known(n=99)).units == 30
-    registered = take_in(request_of(columns), kind, known(n=99))
+    assert load_and_split(request_of(columns, units=30), kind, None).units == 30
+    assert load_and_split(request_of(columns, units=30), kind, known(n=99)).units == 30
+    registered = load_and_split(request_of(columns), kind, known(n=99))
     assert registered.units == 99
-    counted = take_in(request_of(columns), kind, None)
+    counted = load_and_split(request_of(columns), kind, None)
     assert counted.units == 25
     assert any("n=25" in note and "public" in note for note in counted.notes)
     assert not any("n=" in note for note in registered.notes)
@@ -198,7 +198,7 @@ def test_units_out_of_range_are_refused_without_a_table(request_of):
 def test_with_rows_to_measure_on_all_others_are_trained_on(request_of):
     columns = {"who": [3, 4, 3], "said": ["x", "y", "z"]}
     test = {"who": [8, 9], "said": ["of one", "of another"]}
-    found = take_in(request_of(columns, test=test, client_column="who", text_column="said"), "clients", None)
+    found = load_and_split(request_of(columns, test=test, client_column="who", text_column="said"), "clients", None)
     said = {(row["client_id"], row["text"]) for row in found.train.to_pylist()}
     assert said == {("3", "x"), ("4", "y"), ("3", "z")}
     assert found.test.to_pydict() == {"client_id": ["8", "9"], "text": ["of one", "of another"]}
@@ -212,26 +212,26 @@ def test_too_few_units_for_a_split_are_refused(kind, noun, request_of):
     if kind != "clients":
         columns = {name: values[:9] for name, values in columns.items()}
     with pytest.raises(InputError, match=f"9 {noun}s: expected at least 10"):
-        take_in(request_of(columns, label_names=NAMES), kind, None)
+        load_and_split(request_of(columns, label_names=NAMES), kind, None)
 
 
 @pytest.mark.parametrize("test", [None, {"text": ["", "\t"]}])
 def test_rows_without_a_word_to_measure_on_are_refused(test, request_of):
     texts = [" " if row in OUT else text for row, text in enumerate(TEXTS)]
     with pytest.raises(InputError, match="rows to measure on: expected a text in at least one of them"):
-        take_in(request_of({"text": texts}, test=test), "texts", None)
+        load_and_split(request_of({"text": texts}, test=test), "texts", None)
 
 
 @pytest.mark.parametrize("held", [True, False])
 def test_a_file_of_null_records_on_one_side_is_refused(held, request_of):
     texts = [None if (row in OUT) is held else text for row, text in enumerate(TEXTS)]
     with pytest.raises(InputError, match="rows to measure on" if held else "expected a row to train on"):
-        take_in(request_of({"text": texts}), "texts", None)
+        load_and_split(request_of({"text": texts}), "texts", None)
 
 
 def test_a_blank_text_is_kept_in_its_slot(request_of):
     slot = next(slot for slot in range(25) if slot not in OUT)
-    found = take_in(request_of({"text": [*TEXTS[:slot], "", *TEXTS[slot + 1 :]]}), "texts", None)
+    found = load_and_split(request_of({"text": [*TEXTS[:slot], "", *TEXTS[slot + 1 :]]}), "texts", None)
     assert found.train["text"].to_pylist()[slot] == ""
     assert found.units == 25
 
@@ -239,10 +239,10 @@ def test_a_blank_text_is_kept_in_its_slot(request_of):
 def test_labels_are_not_read_from_the_rows_unless_that_is_asked_for(request_of):
     columns = {"text": TEXTS, "label": ["b", "a"] * 12 + ["zibby"]}
     with pytest.raises(InputError, match="--label-names VALUE=NAME,") as refused:
-        take_in(request_of(columns), "labelled", None)
+        load_and_split(request_of(columns), "labelled", None)
     assert "zibby" not in str(refused.value)
     assert "--labels-from-data" in str(refused.value)
-    found = take_in(request_of(columns, labels_from_data=True), "labelled", None)
+    found = load_and_split(request_of(columns, labels_from_data=True), "labelled", None)
     assert found.label_names == ("a", "b", "zibby")
     assert found.labels_from_data
     assert found.notes[0] == split.LABELS_DISCLOSED
@@ -251,16 +251,16 @@ def test_labels_are_not_read_from_the_rows_unless_that_is_asked_for(request_of):
 def test_labels_that_are_declared_are_not_a_disclosure(request_of):
     columns = {"text": TEXTS, "label": LABELS}
     for given in ({"label_names": NAMES}, {"label_names": NAMES, "labels_from_data": True}):
-        assert not take_in(request_of(columns, **given), "labelled", None).labels_from_data
-    registered = take_in(request_of(columns, labels_from_data=True), "labelled", known(label_names=("a", "b")))
+        assert not load_and_split(request_of(columns, **given), "labelled", None).labels_from_data
+    registered = load_and_split(request_of(columns, labels_from_data=True), "labelled", known(label_names=("a", "b")))
     assert not registered.labels_from_data
-    assert not take_in(request_of(columns, labels_from_data=True), "texts", None).labels_from_data
+    assert not load_and_split(request_of(columns, labels_from_data=True), "texts", None).labels_from_data
 
 
 @pytest.mark.parametrize("name", ["reviews", "clinic"])
 def test_a_sample_declares_its_labels_on_its_card(name, request_of):
     asked = request_of({"text": TEXTS}).model_copy(update={"data": f"sample:{name}"})
-    found = take_in(asked, "labelled", None)
+    found = load_and_split(asked, "labelled", None)
     assert found.label_names == LABEL_NAMES[name]
     assert not found.labels_from_data
 
@@ -270,13 +270,17 @@ def test_a_sample_declares_its_labels_on_its_card(name, request_of):
 def test_rows_to_measure_on_are_not_those_trained_on(kind, order, request_of):
     columns = {"text": TEXTS, "client_id": TEXTS}
     with pytest.raises(InputError, match="--test: expected rows that nothing is trained on"):
-        take_in(request_of(columns, test={name: values[::order] for name, values in columns.items()}), kind, None)
-    found = take_in(request_of(columns, test={name: values[:24] for name, values in columns.items()}), kind, None)
+        load_and_split(
+            request_of(columns, test={name: values[::order] for name, values in columns.items()}), kind, None
+        )
+    found = load_and_split(
+        request_of(columns, test={name: values[:24] for name, values in columns.items()}), kind, None
+    )
     assert found.test.num_rows == 24
 
 
 def test_other_rows_of_a_letter_each_may_be_measured_on(request_of):
-    found = take_in(request_of({"text": ["y", "n"] * 12}, test={"text": ["m", "y"]}), "texts", None)
+    found = load_and_split(request_of({"text": ["y", "n"] * 12}, test={"text": ["m", "y"]}), "texts", None)
     assert found.test["text"].to_pylist() == ["m", "y"]
 
 
@@ -285,28 +289,28 @@ def test_one_file_is_not_both_however_it_is_written(request_of, tmp_path):
     (tmp_path / "link.parquet").symlink_to(tmp_path / "data.parquet")
     for test in (asked.data, f"{tmp_path}/../{tmp_path.name}/data.parquet", str(tmp_path / "link.parquet")):
         with pytest.raises(InputError, match="found the rows of --data"):
-            take_in(asked.model_copy(update={"test": test}), "texts", None)
+            load_and_split(asked.model_copy(update={"test": test}), "texts", None)
 
 
 def test_registered_labels_count_and_others_are_refused(request_of):
     columns = {"text": TEXTS, "label": LABELS}
     record = known(label_names=("b", "a"))
-    found = take_in(request_of(columns), "labelled", record)
+    found = load_and_split(request_of(columns), "labelled", record)
     assert found.label_names == ("b", "a")
     assert found.whole["label"].to_pylist()[:2] == [0, 1]
     assert not any("label list" in note for note in found.notes)
-    same = take_in(request_of(columns, label_names={"b": "b", "a": "a"}), "labelled", record)
+    same = load_and_split(request_of(columns, label_names={"b": "b", "a": "a"}), "labelled", record)
     assert same.train.equals(found.train)
     with pytest.raises(InputError, match=r"--label-names \['a', 'b'\]: source 's' is registered with \['b', 'a'\]"):
-        take_in(request_of(columns, label_names={"a": "a", "b": "b"}), "labelled", record)
+        load_and_split(request_of(columns, label_names={"a": "a", "b": "b"}), "labelled", record)
     with pytest.raises(RowError, match="row 0: expected one of the declared labels"):
-        take_in(request_of(columns), "labelled", known(label_names=("a", "c")))
+        load_and_split(request_of(columns), "labelled", known(label_names=("a", "c")))
 
 
 @pytest.mark.parametrize("kind", ["texts", "clients"])
 def test_labels_are_for_labelled_rows_only(kind, request_of):
     columns = {"text": TEXTS, "label": [None] * 25, "client_id": list(range(25))}
-    found = take_in(request_of(columns), kind, known(label_names=("a", "b")))
+    found = load_and_split(request_of(columns), kind, known(label_names=("a", "b")))
     assert found.label_names == ()
     assert "label" not in found.train.column_names
 
@@ -322,4 +326,4 @@ def test_clients_are_refused_before_they_are_split(change, message, request_of):
     row = {"client_id": "c3", "text": "x"} | change
     columns = {"client_id": [*(f"c{i}" for i in range(25)), row["client_id"]], "text": [*TEXTS, row["text"]]}
     with pytest.raises(RowError, match=message):
-        take_in(request_of(columns), "clients", None)
+        load_and_split(request_of(columns), "clients", None)

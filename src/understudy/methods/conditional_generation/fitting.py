@@ -13,7 +13,7 @@ from understudy.methods.conditional_generation.class_sizes import count_labels
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
 from understudy.methods.conditional_generation.encode import encode
 from understudy.methods.conditional_generation.model import build_model
-from understudy.methods.conditional_generation.queries import CLASS_SIZES, Plan
+from understudy.methods.conditional_generation.queries import CLASS_SIZES, QuerySchedule
 from understudy.methods.conditional_generation.storage import StoredModel
 from understudy.methods.conditional_generation.train import Checkpoints, Progress, check_trainable, fit
 from understudy.models.loading import LoadedModel, load_base
@@ -26,15 +26,15 @@ def train_on_table(  # noqa: PLR0913 - rows, public settings, and what a resumab
     *,
     label_names: Sequence[str],
     config: ConditionalGenerationConfig,
-    plan: Plan,
+    schedule: QuerySchedule,
     gateway: Gateway,
     base: LoadedModel | None = None,
     checkpoints: Checkpoints | None = None,
     progress: Progress | None = None,
 ) -> StoredModel:
-    """Train on private rows under `plan`.
+    """Train on private rows under `schedule`.
 
-    *Guarantee*: (plan.epsilon, plan.delta)-DP, unit example, relation replace_special, n and label list public; at
+    *Guarantee*: (epsilon, delta)-DP as charged, unit example, relation replace_special, n and label list public; at
     epsilon = inf none, and the result is private.
 
     Args:
@@ -42,7 +42,7 @@ def train_on_table(  # noqa: PLR0913 - rows, public settings, and what a resumab
         row_labels: index into `label_names` of each row, private.
         label_names: every label, public.
         config: the charged settings.
-        plan: what was charged.
+        schedule: what was charged.
         gateway: of the charge.
         base: public base model, changed in place; None loads `config.model`.
         checkpoints: training name -> sink of its state, under the private root.
@@ -51,16 +51,16 @@ def train_on_table(  # noqa: PLR0913 - rows, public settings, and what a resumab
     loaded = base or load_base(config)
     rows = encode(texts, row_labels, label_names=label_names, tokenizer=loaded.tokenizer, config=config)
     counts = None
-    if plan.histogram_sigma is not None:
+    if schedule.histogram_sigma is not None:
         exact = count_labels(rows.label, rows.valid, len(label_names))
-        released = gateway.histogram(exact, sigma=plan.histogram_sigma, purpose=CLASS_SIZES)
+        released = gateway.histogram(exact, sigma=schedule.histogram_sigma, purpose=CLASS_SIZES)
         counts = tuple(int(count) for count in released)
     trained = fit(
         loaded,
         rows,
         label_names=label_names,
         config=config,
-        plan=plan,
+        schedule=schedule,
         gateway=gateway,
         checkpoints=checkpoints,
         progress=progress,

@@ -1,4 +1,4 @@
-"""Conditional generation as the house sees it: what it charges, says about itself, and expects to need."""
+"""Conditional generation as the framework sees it: what it charges, says about itself, and expects to need."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
-from understudy.methods.conditional_generation.queries import Plan, plan
-from understudy.methods.method import MethodFacts
-from understudy.privacy.queries import Query
+from understudy.methods.conditional_generation.queries import queries_of, schedule_of
+from understudy.methods.method import LABELLED_EXAMPLES, Description, Method, Promise
+from understudy.privacy.queries import Queries, Query
 from understudy.privacy.statement import FLOATING_POINT, TRAINING_FLOATS, Access, mechanism_facts
 from understudy.settings import settings
 
@@ -52,30 +52,28 @@ def check_model(config: ConditionalGenerationConfig, label_names: Sequence[str])
     return check(config, label_names)
 
 
-def calibrated_plan(config: ConditionalGenerationConfig, *, n: int, epsilon: float, delta: float) -> Plan:
-    """`plan`, with earlier calibrations of the same public values reused."""
-    return plan(config, n=n, epsilon=epsilon, delta=delta, cache=settings().home / "calibrations")
+def queries(config: ConditionalGenerationConfig, *, n: int, epsilon: float, delta: float) -> Queries:
+    """`queries_of`, with earlier calibrations of the same public values reused."""
+    return queries_of(config, n=n, epsilon=epsilon, delta=delta, cache=settings().home / "calibrations")
 
 
-def method_facts(
-    config: ConditionalGenerationConfig, planned: Plan, *, n: int, label_names: Sequence[str]
-) -> MethodFacts:
+def describe(config: ConditionalGenerationConfig, promise: Promise) -> Description:
     """What the run says about itself; public values only."""
-    del n, label_names
-    return MethodFacts(
-        mechanisms=tuple(mechanism_facts(query, asks=_asks(query)) for query in planned.queries),
+    schedule = schedule_of(promise.queries)
+    return Description(
+        mechanisms=tuple(mechanism_facts(query, asks=_asks(query)) for query in promise.queries),
         contributions=(
             "One example is one row of the table. Each gradient of one example is clipped to the stated norm; an "
             "example adds at most that much to each noised sum. An example counts once in the class histogram."
         ),
         released=(
             "any number of texts generated from it",
-            *(("the noised class histogram",) if planned.histogram_sigma is not None else ()),
+            *(("the noised class histogram",) if schedule.histogram_sigma is not None else ()),
         ),
         accesses=(Access(task="train", reads="the rows", through="the gateway's Poisson sampling and Gaussian sums"),),
         choices="Settings and defaults were fixed before the run; no checkpoint was chosen, the last one is used.",
         declared_public={"padded length in tokens": config.train.max_length},
-        plan={"steps": planned.steps},
+        dry_run={"steps": schedule.steps},
         floating_point=FLOATING_POINT + TRAINING_FLOATS,
     )
 
@@ -92,29 +90,25 @@ def report_facts(config: ConditionalGenerationConfig) -> dict[str, str]:
     return {"variant": f"{config.variant}, {config.update} update"}
 
 
-def estimate(
-    config: ConditionalGenerationConfig, planned: Plan, *, n: int, label_names: tuple[str, ...]
-) -> dict[str, Any]:
+def estimate(config: ConditionalGenerationConfig, promise: Promise) -> dict[str, Any]:
     """Expected time and memory, measured on a few steps with made-up rows of the run's public shape."""
     from understudy.methods.conditional_generation.fitting import train_on_table
     from understudy.privacy.ledger.records import KeyMaterial
     from understudy.privacy.mechanisms import Gateway
 
-    short = planned.model_copy(
-        update={
-            "trainings": tuple(t.model_copy(update={"steps": min(t.steps, _TIMED_STEPS)}) for t in planned.trainings)
-        }
-    )
+    whole = schedule_of(promise.queries)
+    few = tuple(t.model_copy(update={"steps": min(t.steps, _TIMED_STEPS)}) for t in whole.trainings)
+    short = whole.model_copy(update={"trainings": few})
     # Keys of no charge: what this trains on is made up, and the result is thrown away.
     gateway = Gateway.live(KeyMaterial(b"estimate" * 4, "estimate", b"estimate" * 4, short.queries))
     text = "a text of the padded length " * config.train.max_length
     marks: list[float] = [time.perf_counter()]
     train_on_table(
-        [text] * n,
-        [0] * n,
-        label_names=label_names,
+        [text] * promise.n,
+        [0] * promise.n,
+        label_names=promise.label_names,
         config=config,
-        plan=short,
+        schedule=short,
         gateway=gateway,
         progress=lambda _step, _total: marks.append(time.perf_counter()),
     )
@@ -122,6 +116,23 @@ def estimate(
     per_step = (marks[-1] - marks[1]) / (len(marks) - 2) if len(marks) > 2 else marks[1] - marks[0]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return {
-        "expected_training_minutes": round(per_step * planned.steps / 60, 1),
+        "expected_training_minutes": round(per_step * whole.steps / 60, 1),
         "expected_peak_memory_mib": round(peak),
     }
+
+
+METHOD = Method(
+    name="conditional-generation",
+    summary="DP fine-tuning on labelled texts, then steered generation",
+    config=ConditionalGenerationConfig,
+    flow="understudy.flows.conditional_generation:conditional_generation",
+    releases="model",
+    protects=lambda _: LABELLED_EXAMPLES,
+    charged_settings=charged_settings,
+    check_model=check_model,
+    queries=queries,
+    describe=describe,
+    estimate=estimate,
+    report_facts=report_facts,
+    generate="understudy.methods.conditional_generation.more:further_rows",
+)

@@ -1,4 +1,4 @@
-"""What a run will do to the private rows, fixed before the first of them is read; public values only.
+"""Everything that a run asks of the private rows, fixed before the first of them is read; public values only.
 
 One calibration covers the whole event: every stream of the fine-tuning, the head on frozen features and the class
 histogram.
@@ -10,10 +10,9 @@ import math
 from functools import partial
 from pathlib import Path
 
-from dp_accounting import DpEvent
 from pydantic import BaseModel, ConfigDict, Field
 
-from understudy.errors import InputError
+from understudy.errors import InputError, UnderstudyError
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
 from understudy.privacy.accounting import analytic_gaussian_sigma, calibrate_noise_multiplier
 from understudy.privacy.dpsgd.training import DpSgdPlan, Stream
@@ -23,20 +22,16 @@ LM, DISCRIMINATOR, FILTER, JOINT = "lm", "discriminator", "filter", "joint"
 FINE_TUNING, HEAD, CLASS_SIZES = "fine-tuning", "head", "class-sizes"
 
 
-class Plan(BaseModel):
-    """Everything that touches private rows, with its noise; the owner of the run's list of queries.
+class QuerySchedule(BaseModel):
+    """The run's list of queries as the training reads it.
 
     Attributes:
-        epsilon: Target; infinity means no noise, and an output that stays private.
-        delta: Target.
         trainings: In order; the fine-tuning first.
         histogram_sigma: Noise of the class histogram; None if class sizes are public.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
-    epsilon: float = Field(gt=0)
-    delta: float = Field(gt=0, lt=1)
     trainings: tuple[DpSgdPlan, ...] = Field(min_length=1)
     histogram_sigma: float | None = None
 
@@ -46,22 +41,51 @@ class Plan(BaseModel):
         return _queries(self.trainings, self.histogram_sigma)
 
     @property
-    def event(self) -> DpEvent:
-        """The event of all queries together."""
-        return event_of(self.queries)
-
-    @property
     def steps(self) -> int:
         """Steps of all trainings together."""
         return sum(training.steps for training in self.trainings)
 
 
-def plan(
+def schedule_of(queries: Queries) -> QuerySchedule:
+    """The schedule behind a list of queries, `schedule_of(schedule.queries) == schedule`.
+
+    Raises:
+        UnderstudyError: the list is not one of this method.
+    """
+    by_training: dict[str, list[Query]] = {}
+    histogram = [query for query in queries if query.kind == "histogram"]
+    for query in queries:
+        if query.batch is not None:
+            by_training.setdefault(query.batch, []).append(query)
+    trainings = tuple(
+        DpSgdPlan(
+            name=name,
+            n=asked[0].units,
+            sampling_probability=asked[0].sampling_probability,
+            steps=asked[0].steps,
+            streams=tuple(
+                Stream(
+                    name=query.name.removeprefix(f"{name}/"),
+                    l2_clip_norm=query.sensitivity,
+                    noise_multiplier=query.noise_multiplier,
+                )
+                for query in asked
+            ),
+        )
+        for name, asked in by_training.items()
+    )
+    sigma = histogram[0].noise_multiplier if histogram else None
+    if not trainings or _queries(trainings, sigma) != queries:
+        raise UnderstudyError("expected the queries of a training and, at most, a class histogram; found others")
+    return QuerySchedule(trainings=trainings, histogram_sigma=sigma)
+
+
+def queries_of(
     config: ConditionalGenerationConfig, *, n: int, epsilon: float, delta: float, cache: Path | None = None
-) -> Plan:
+) -> Queries:
     """Calibrate the noise of all parts to one (epsilon, delta), by PLD.
 
-    *Guarantee*: `plan(...).event` is (epsilon, delta)-DP (unit example, relation replace_special, n public).
+    *Guarantee*: the queries together are (epsilon, delta)-DP (unit example, relation replace_special, n public).
 
     Args:
         config: Variant, batch, epochs, clip norms.
@@ -80,7 +104,7 @@ def plan(
     noise = calibrate_noise_multiplier(
         lambda z: event_of(_queries(trainings(z), sigma)), epsilon=epsilon, delta=delta, cache=cache
     )
-    return Plan(epsilon=epsilon, delta=delta, trainings=trainings(noise), histogram_sigma=sigma)
+    return _queries(trainings(noise), sigma)
 
 
 def _queries(trainings: tuple[DpSgdPlan, ...], histogram_sigma: float | None) -> Queries:

@@ -26,7 +26,7 @@ from understudy.methods.conditional_generation.model import (
     build_model,
     merge_adapters,
 )
-from understudy.methods.conditional_generation.queries import DISCRIMINATOR, FILTER, HEAD, JOINT, LM, Plan
+from understudy.methods.conditional_generation.queries import DISCRIMINATOR, FILTER, HEAD, JOINT, LM, QuerySchedule
 from understudy.models.loading import LoadedModel
 from understudy.models.lora import trainable_parameters
 from understudy.privacy.dpsgd.layers import rules_of
@@ -43,22 +43,22 @@ def fit(
     *,
     label_names: Sequence[str],
     config: ConditionalGenerationConfig,
-    plan: Plan,
+    schedule: QuerySchedule,
     gateway: Gateway,
     checkpoints: Checkpoints | None = None,
     progress: Progress | None = None,
 ) -> TrainedModel:
-    """Fine-tune a base model and train its heads under `plan`.
+    """Fine-tune a base model and train its heads under `schedule`.
 
-    *Guarantee*: the result is a function of gateway outputs alone, whose event is part of `plan.event` (unit
+    *Guarantee*: the result is a function of gateway outputs alone, whose queries are part of `schedule.queries` (unit
     example, relation replace_special).
 
     Args:
         base: Public base model; changed in place.
         rows: Encoded private rows.
         label_names: Every label, public.
-        config: The config that gave `plan`.
-        plan: What was charged.
+        config: The config that gave `schedule`.
+        schedule: What was charged.
         gateway: Of the charge.
         checkpoints: Training name -> sink of its state.
         progress: Called with (steps done, steps in all).
@@ -67,14 +67,16 @@ def fit(
         The model with its adapters merged, in evaluation mode.
 
     Raises:
-        InputError: The rows are not as many as the plan says.
+        InputError: The rows are not as many as the schedule says.
     """
-    if len(rows.valid) != plan.trainings[0].n:
-        raise InputError(f"{len(rows.valid)} rows, but the plan was made for n={plan.trainings[0].n}: plan again")
+    if len(rows.valid) != schedule.trainings[0].n:
+        raise InputError(
+            f"{len(rows.valid)} rows, but the queries were made for n={schedule.trainings[0].n}: make them again"
+        )
     model = build_model(base.model, label_names=label_names, config=config)
     data = {name: getattr(rows, name) for name in ("input_ids", "attention_mask", "loss_mask", "label", "valid")}
     done = 0
-    for training in plan.trainings:
+    for training in schedule.trainings:
         if training.name == HEAD:
             merge_adapters(model)  # the head's features are frozen from here on
         objectives = _objectives(model, rows, config)
@@ -86,7 +88,7 @@ def fit(
             gateway=gateway,
             micro_batch=config.train.micro_batch,
             checkpoint=None if checkpoints is None else checkpoints(training.name),
-            progress=None if progress is None else partial(_report, progress, done, plan.steps),
+            progress=None if progress is None else partial(_report, progress, done, schedule.steps),
         )
         done += training.steps
     return TrainedModel(merge_adapters(model), base.tokenizer, tuple(label_names), rows.prompts)

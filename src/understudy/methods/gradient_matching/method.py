@@ -1,4 +1,4 @@
-"""Gradient matching as the house sees it: what it charges, says about itself, and expects to need."""
+"""Gradient matching as the framework sees it: what it charges, says about itself, and expects to need."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from understudy.methods.gradient_matching.config import GradientMatchingConfig
 from understudy.methods.gradient_matching.queries import (
     LENGTH,
     TARGET,
-    Plan,
-    plan,
+    calibrations,
+    queries_of,
+    schedule_of,
     signal_to_noise_bound,
     signal_to_noise_warning,
 )
-from understudy.methods.method import MethodFacts
+from understudy.methods.method import LABELLED_EXAMPLES, Description, Method, Promise
+from understudy.privacy.queries import Queries
 from understudy.privacy.statement import Access, mechanism_facts
 
 if TYPE_CHECKING:
@@ -90,24 +92,31 @@ def _check_prompted(base: LoadedModel, label_names: Sequence[str], config: Gradi
         )
 
 
-def calibrated_plan(config: GradientMatchingConfig, *, n: int, epsilon: float, delta: float) -> Plan:
-    """`plan`, computed once per process: PLD takes seconds at a large epsilon."""
-    return _plan(charged_settings(config).model_dump_json(), n, epsilon, delta)
+def queries(config: GradientMatchingConfig, *, n: int, epsilon: float, delta: float) -> Queries:
+    """`queries_of`, computed once per process: PLD takes seconds at a large epsilon."""
+    return _queries(charged_settings(config).model_dump_json(), n, epsilon, delta)
 
 
 @lru_cache(maxsize=32)
-def _plan(charged: str, n: int, epsilon: float, delta: float) -> Plan:
-    return plan(GradientMatchingConfig.model_validate_json(charged), n=n, epsilon=epsilon, delta=delta)
+def _queries(charged: str, n: int, epsilon: float, delta: float) -> Queries:
+    return queries_of(GradientMatchingConfig.model_validate_json(charged), n=n, epsilon=epsilon, delta=delta)
 
 
-def method_facts(config: GradientMatchingConfig, planned: Plan, *, n: int, label_names: Sequence[str]) -> MethodFacts:
+def signal_to_noise(config: GradientMatchingConfig, promise: Promise) -> float:
+    """`signal_to_noise_bound` of the run; infinity without noise."""
+    schedule, (dimension, _) = schedule_of(promise.queries), _dimensions(config, promise.label_names)
+    return signal_to_noise_bound(noise_multiplier=schedule.noise_multiplier, n=schedule.n, dimension=dimension)
+
+
+def describe(config: GradientMatchingConfig, promise: Promise) -> Description:
     """What the run says about itself; public values only."""
+    schedule, label_names = schedule_of(promise.queries), promise.label_names
     dimension, width = _dimensions(config, label_names)
-    bound = signal_to_noise_bound(noise_multiplier=planned.noise_multiplier, n=n, dimension=dimension)
-    warning = signal_to_noise_warning(planned, dimension=dimension, directions=width)
-    charged_length = planned.length_noise_multiplier is not None
-    return MethodFacts(
-        mechanisms=tuple(mechanism_facts(query, asks=_ASKS[query.name]) for query in planned.queries),
+    bound = signal_to_noise(config, promise)
+    warning = signal_to_noise_warning(schedule, dimension=dimension, directions=width)
+    charged_length = schedule.length_noise_multiplier is not None
+    return Description(
+        mechanisms=tuple(mechanism_facts(query, asks=_ASKS[query.name]) for query in promise.queries),
         contributions=(
             "One example is one row of the table. The gradient of its label's loss is clipped to the stated norm and "
             "added to the sum of its own label only, so that it adds at most that much to all sums together."
@@ -123,13 +132,13 @@ def method_facts(config: GradientMatchingConfig, planned: Plan, *, n: int, label
             "template": config.verbalizer.template,
             "length of a synthetic text": "released with noise" if charged_length else config.length,
         },
-        plan={
+        dry_run={
             "target": config.target.kind if config.matching.gradient == "closed_form" else "all parameters",
             "target_dimension": dimension,
             "signal_to_noise_bound": "infinite" if math.isinf(bound) else float(f"{bound:.3g}"),
             "calibrations": [
                 f"{c.formula}: sigma {c.sigma_sum:.4g} on the sum, {c.sigma_mean:.3g} on the mean"
-                for c in planned.calibrations
+                for c in calibrations(config, n=promise.n, epsilon=promise.epsilon, delta=promise.delta)
             ],
         },
         warnings=() if warning is None else (warning,),
@@ -159,7 +168,7 @@ def report_facts(config: GradientMatchingConfig) -> dict[str, str]:
     }
 
 
-def estimate(config: GradientMatchingConfig, planned: Plan, *, n: int, label_names: tuple[str, ...]) -> dict[str, Any]:
+def estimate(config: GradientMatchingConfig, promise: Promise) -> dict[str, Any]:
     """Expected time and memory, measured on made-up rows of the padded length and one batch of texts, one round."""
     from understudy.methods.gradient_matching.matched import match_shard
     from understudy.methods.gradient_matching.release import release_target
@@ -167,10 +176,10 @@ def estimate(config: GradientMatchingConfig, planned: Plan, *, n: int, label_nam
     from understudy.privacy.ledger.records import KeyMaterial
     from understudy.privacy.mechanisms import Gateway
 
-    rows = min(n, _TIMED_ROWS)
-    short_plan = planned.model_copy(update={"n": rows})
+    label_names, rows = promise.label_names, min(promise.n, _TIMED_ROWS)
+    few = schedule_of(promise.queries).model_copy(update={"n": rows})
     # Keys of no charge: the rows are made up, and the result is thrown away.
-    gateway = Gateway.live(KeyMaterial(b"estimate" * 4, "estimate", b"estimate" * 4, short_plan.queries))
+    gateway = Gateway.live(KeyMaterial(b"estimate" * 4, "estimate", b"estimate" * 4, few.queries))
     base = load_base(config)
     text = "a text of the padded length " * config.max_length
     began = time.perf_counter()
@@ -179,7 +188,7 @@ def estimate(config: GradientMatchingConfig, planned: Plan, *, n: int, label_nam
         [i % len(label_names) for i in range(rows)],
         label_names=label_names,
         config=charged_settings(config),
-        plan=short_plan,
+        schedule=few,
         gateway=gateway,
         base=base,
     )
@@ -190,7 +199,7 @@ def estimate(config: GradientMatchingConfig, planned: Plan, *, n: int, label_nam
     match_shard(base, target, config=short, examples=[(0, i) for i in range(timed)], public_seed=0)
     matched = (time.perf_counter() - released) * (config.matching.rounds + 1) / 2 * math.ceil(texts / timed)
     return {
-        "expected_release_minutes": round((released - began) * n / rows / 60, 1),
+        "expected_release_minutes": round((released - began) * promise.n / rows / 60, 1),
         "expected_matching_minutes": round(matched / 60, 1),
         "expected_peak_memory_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
     }
@@ -208,3 +217,20 @@ def _dimensions(config: GradientMatchingConfig, label_names: Sequence[str]) -> t
     space = target_space(loaded.model, verbalizer, config.target, public_seed=config.public_seed)
     head: Any = loaded.model.get_output_embeddings()
     return target_dimension(loaded.model, space, config), int(head.weight.shape[1])
+
+
+METHOD = Method(
+    name="gradient-matching",
+    summary="readable texts matched to one noised gradient per label (GRADMM)",
+    config=GradientMatchingConfig,
+    flow="understudy.flows.gradient_matching:gradient_matching",
+    releases="target",
+    protects=lambda _: LABELLED_EXAMPLES,
+    charged_settings=charged_settings,
+    check_model=check_model,
+    queries=queries,
+    describe=describe,
+    estimate=estimate,
+    report_facts=report_facts,
+    sections="understudy.methods.gradient_matching.report:sections",
+)

@@ -1,4 +1,4 @@
-"""What a run will do to the private rows, fixed before the first of them is read; public values only.
+"""Everything that a run asks of the private rows, fixed before the first of them is read; public values only.
 
 One Gaussian query releases the sums of clipped gradients of all labels: an example has one label, so it moves the
 whole query by at most C. With length=as_in_data a second one releases the texts' mean length.
@@ -17,11 +17,10 @@ import math
 from collections.abc import Callable
 from typing import Literal
 
-from dp_accounting import DpEvent
 from pydantic import BaseModel, ConfigDict, Field
 from scipy.special import ndtr
 
-from understudy.errors import InputError
+from understudy.errors import InputError, UnderstudyError
 from understudy.methods.gradient_matching.config import GradientMatchingConfig
 from understudy.privacy.accounting import analytic_gaussian_sigma, combined_noise_multiplier, epsilon_pld
 from understudy.privacy.queries import Queries, Query, event_of
@@ -57,44 +56,53 @@ class Calibration(BaseModel):
     epsilon: float
 
 
-class Plan(BaseModel):
-    """Everything that touches private rows, with its noise; the owner of the run's list of queries.
+class QuerySchedule(BaseModel):
+    """The run's list of queries as the release reads it.
 
     Attributes:
-        epsilon: Target; infinity means no noise, and an output that stays private.
-        delta: Target.
         n: Rows of the source, null ones included; public.
         l2_clip_norm: C, the sensitivity of the target's query.
         noise_multiplier: Noise of the target's query over C.
         length_noise_multiplier: Noise of the length's query over its sensitivity; None if length is public.
-        calibrations: What both formulas ask for.
     """
 
     model_config = _FROZEN
 
-    epsilon: float = Field(gt=0)
-    delta: float = Field(gt=0, lt=1)
     n: int = Field(ge=1)
     l2_clip_norm: float = Field(gt=0)
     noise_multiplier: float = Field(ge=0)
     length_noise_multiplier: float | None = Field(default=None, ge=0)
-    calibrations: tuple[Calibration, ...]
 
     @property
     def queries(self) -> Queries:
         """Everything that the rows are asked, to be charged once."""
         return _queries(self.noise_multiplier, self.length_noise_multiplier, n=self.n, clip=self.l2_clip_norm)
 
-    @property
-    def event(self) -> DpEvent:
-        """The event of all queries together."""
-        return event_of(self.queries)
+
+def schedule_of(queries: Queries) -> QuerySchedule:
+    """The schedule behind a list of queries, `schedule_of(schedule.queries) == schedule`.
+
+    Raises:
+        UnderstudyError: the list is not one of this method.
+    """
+    named = {query.name: query for query in queries}
+    if TARGET in named:
+        target, length = named[TARGET], named.get(LENGTH)
+        found = QuerySchedule(
+            n=target.units,
+            l2_clip_norm=target.sensitivity,
+            noise_multiplier=target.noise_multiplier,
+            length_noise_multiplier=None if length is None else length.noise_multiplier,
+        )
+        if found.queries == queries:
+            return found
+    raise UnderstudyError("expected the queries of a target and, at most, a length; found others")
 
 
-def plan(config: GradientMatchingConfig, *, n: int, epsilon: float, delta: float) -> Plan:
+def queries_of(config: GradientMatchingConfig, *, n: int, epsilon: float, delta: float) -> Queries:
     """Calibrate the noise of target and length to one (epsilon, delta), by PLD.
 
-    *Guarantee*: `plan(...).event` is (epsilon, delta)-DP (unit example, relation replace_special, n public).
+    *Guarantee*: the queries together are (epsilon, delta)-DP (unit example, relation replace_special, n public).
 
     Args:
         config: Calibration, clip norm, length.
@@ -105,43 +113,54 @@ def plan(config: GradientMatchingConfig, *, n: int, epsilon: float, delta: float
     Raises:
         InputError: A value is out of range.
     """
+    found = calibrations(config, n=n, epsilon=epsilon, delta=delta)
+    chosen = next(one for one in found if one.formula == config.target.calibration)
+    clip, length_noise = config.target.l2_clip_norm, _length_noise(config, epsilon=epsilon, delta=delta)
+    noise = _wanted(config, epsilon=epsilon, delta=delta)[chosen.formula]
+    if chosen.epsilon > epsilon:
+        noise = _raised(
+            lambda z: epsilon_pld(event_of(_queries(z, length_noise, n=n, clip=clip)), delta), noise, epsilon
+        )
+    return _queries(noise, length_noise, n=n, clip=clip)
+
+
+def calibrations(config: GradientMatchingConfig, *, n: int, epsilon: float, delta: float) -> tuple[Calibration, ...]:
+    """What both formulas ask for, and what that would cost by PLD.
+
+    Raises:
+        InputError: A value is out of range.
+    """
     if n < 1 or not 0 < delta < 1 or not epsilon > 0:
         raise InputError(f"expected n >= 1, epsilon > 0 and 0 < delta < 1, found {n=}, {epsilon=}, {delta=}")
-    share = config.length_share if config.length == "as_in_data" else 0.0
-    length_noise = None
-    if share:
-        length_noise = _analytic(epsilon * share, delta * share)
-    wanted: dict[Formula, float] = {
-        "analytic": _rest(_analytic(epsilon, delta), length_noise),
-        "paper": paper_noise_multiplier(epsilon * (1 - share), delta * (1 - share)),
-    }
-    clip = config.target.l2_clip_norm
-
-    def epsilon_with(z: float) -> float:
-        return epsilon_pld(event_of(_queries(z, length_noise, n=n, clip=clip)), delta)
-
-    calibrations = tuple(
+    clip, length_noise = config.target.l2_clip_norm, _length_noise(config, epsilon=epsilon, delta=delta)
+    return tuple(
         Calibration(
             formula=formula,
             sigma_sum=noise * clip,
             sigma_mean=noise * clip / n,
-            epsilon=epsilon_with(noise),
+            epsilon=epsilon_pld(event_of(_queries(noise, length_noise, n=n, clip=clip)), delta),
         )
-        for formula, noise in wanted.items()
+        for formula, noise in _wanted(config, epsilon=epsilon, delta=delta).items()
     )
-    chosen = next(one for one in calibrations if one.formula == config.target.calibration)
-    noise = wanted[chosen.formula]
-    if chosen.epsilon > epsilon:
-        noise = _raised(epsilon_with, noise, epsilon)
-    return Plan(
-        epsilon=epsilon,
-        delta=delta,
-        n=n,
-        l2_clip_norm=clip,
-        noise_multiplier=noise,
-        length_noise_multiplier=length_noise,
-        calibrations=calibrations,
-    )
+
+
+def _share(config: GradientMatchingConfig) -> float:
+    """The part of epsilon and delta that the length takes."""
+    return config.length_share if config.length == "as_in_data" else 0.0
+
+
+def _length_noise(config: GradientMatchingConfig, *, epsilon: float, delta: float) -> float | None:
+    share = _share(config)
+    return _analytic(epsilon * share, delta * share) if share else None
+
+
+def _wanted(config: GradientMatchingConfig, *, epsilon: float, delta: float) -> dict[Formula, float]:
+    """The noise multiplier of the target by each formula."""
+    share = _share(config)
+    return {
+        "analytic": _rest(_analytic(epsilon, delta), _length_noise(config, epsilon=epsilon, delta=delta)),
+        "paper": paper_noise_multiplier(epsilon * (1 - share), delta * (1 - share)),
+    }
 
 
 def paper_noise_multiplier(epsilon: float, delta: float) -> float:
@@ -169,7 +188,7 @@ def signal_to_noise_bound(*, noise_multiplier: float, n: int, dimension: int) ->
     return math.inf if noise_multiplier == 0 else n / (noise_multiplier * math.sqrt(dimension))
 
 
-def signal_to_noise_warning(plan: Plan, *, dimension: int, directions: int) -> str | None:
+def signal_to_noise_warning(schedule: QuerySchedule, *, dimension: int, directions: int) -> str | None:
     """A sentence for the user where the noise hides the rows, or None.
 
     Noise in directions that no text's gradient has is harmless, so the ratio of norms alone says little: what counts
@@ -180,28 +199,28 @@ def signal_to_noise_warning(plan: Plan, *, dimension: int, directions: int) -> s
     exceeds n C, noise outweighs whatever the rows hold.
 
     Args:
-        plan: Noise of target and length, and n.
+        schedule: Noise of target and length, and n.
         dimension: Numbers in one label's target.
         directions: Width of the head's input.
     """
-    if plan.noise_multiplier == 0:
+    if schedule.noise_multiplier == 0:
         return None
-    noise = plan.noise_multiplier
-    bound = signal_to_noise_bound(noise_multiplier=noise, n=plan.n, dimension=dimension)
+    noise = schedule.noise_multiplier
+    bound = signal_to_noise_bound(noise_multiplier=noise, n=schedule.n, dimension=dimension)
     begin = f"signal-to-noise ratio of the target at most {bound:.2g}: "
-    both = combined_noise_multiplier(*(z for z in (noise, plan.length_noise_multiplier) if z is not None))
-    influence = 2 * float(ndtr(plan.n / both / 2)) - 1
+    both = combined_noise_multiplier(*(z for z in (noise, schedule.length_noise_multiplier) if z is not None))
+    influence = 2 * float(ndtr(schedule.n / both / 2)) - 1
     if influence <= _HIDDEN_BELOW:
         return (
-            f"{begin}the output cannot depend on the data in any way that matters, for replacing all {plan.n} rows by "
-            f"null rows would change the probability of any result by at most {influence:.2g}; use more rows or a "
+            f"{begin}the output cannot depend on the data in any way that matters, for replacing all {schedule.n} rows "
+            f"by null rows would change the probability of any result by at most {influence:.2g}; use more rows or a "
             "larger epsilon"
         )
-    strength = math.sqrt(min(directions, dimension)) * noise / plan.n
+    strength = math.sqrt(min(directions, dimension)) * noise / schedule.n
     if strength > 1:
         return (
             f"{begin}in the directions that a text's gradient can follow, the noise is {strength:.2g} times as strong "
-            f"as all {plan.n} rows together can be, so the output depends on the noise more than on the data; use "
+            f"as all {schedule.n} rows together can be, so the output depends on the noise more than on the data; use "
             "more rows or a larger epsilon"
         )
     return None

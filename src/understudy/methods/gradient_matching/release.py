@@ -21,7 +21,7 @@ from understudy.errors import ArtifactDamaged, InputError
 from understudy.methods.gradient_matching.config import GradientMatchingConfig
 from understudy.methods.gradient_matching.full_gradient import all_parameters, full_clipped_sum
 from understudy.methods.gradient_matching.matching import row_states
-from understudy.methods.gradient_matching.queries import LENGTH, LENGTH_SENSITIVITY, TARGET, Plan
+from understudy.methods.gradient_matching.queries import LENGTH, LENGTH_SENSITIVITY, TARGET, QuerySchedule
 from understudy.methods.gradient_matching.targets import TargetSpace, clipped_sum, factors, target_space
 from understudy.methods.gradient_matching.verbalizer import RowTokens, Verbalizer, build_verbalizer, encode_rows
 from understudy.models.loading import LoadedModel, load_base
@@ -50,7 +50,7 @@ class _Facts(BaseModel):
 
 @dataclass(frozen=True)
 class Target:
-    """What synthetic texts are matched to: released if the plan has noise, else private.
+    """What synthetic texts are matched to: released if the schedule has noise, else private.
 
     Attributes:
         tensors: Label name -> float32 of the shape of one gradient, in the order of the labels.
@@ -86,14 +86,14 @@ def release_target(
     *,
     label_names: Sequence[str],
     config: GradientMatchingConfig,
-    plan: Plan,
+    schedule: QuerySchedule,
     gateway: Gateway,
     base: LoadedModel | None = None,
     progress: Progress | None = None,
 ) -> Target:
     """Sum the clipped gradients of the private rows per label and release the sums.
 
-    *Guarantee*: (plan.epsilon, plan.delta)-DP, unit example, relation replace_special, n and label list public; at
+    *Guarantee*: (epsilon, delta)-DP as charged, unit example, relation replace_special, n and label list public; at
     epsilon = inf none, and the result is private.
 
     Args:
@@ -101,15 +101,15 @@ def release_target(
         row_labels: Index into `label_names` of each row, private; None is the null row.
         label_names: Every label, public.
         config: The charged settings.
-        plan: What was charged.
+        schedule: What was charged.
         gateway: Of the charge.
         base: Public base model; None loads `config.model`.
         progress: Called with (rows done, rows in all).
 
     Raises:
-        InputError: The model cannot be matched, labels collide, or the plan is for other settings.
+        InputError: The model cannot be matched, labels collide, or the schedule is for other settings.
     """
-    _check_plan(config, plan, rows=len(texts))
+    _check_schedule(config, schedule, rows=len(texts))
     loaded = base or load_base(config)
     verbalizer = build_verbalizer(loaded.tokenizer, label_names, config.verbalizer)
     space = target_space(loaded.model, verbalizer, config.target, public_seed=config.public_seed)
@@ -124,15 +124,15 @@ def release_target(
     sums = _class_sums(loaded, space, rows, labels, valid, config=config, progress=progress)
     released = gateway.gaussian_sum(
         {f"label-{index:04d}": sums[index] for index in range(len(label_names))},
-        sensitivity=plan.l2_clip_norm,
-        noise_multiplier=plan.noise_multiplier,
+        sensitivity=schedule.l2_clip_norm,
+        noise_multiplier=schedule.noise_multiplier,
         step=0,
         purpose=TARGET,
         once=True,
     )
     return Target(
         tensors={name: released[f"label-{index:04d}"] for index, name in enumerate(label_names)},
-        length=_release_length(rows.text_tokens, valid, config=config, plan=plan, gateway=gateway),
+        length=_release_length(rows.text_tokens, valid, config=config, schedule=schedule, gateway=gateway),
         model_digest=loaded.digest,
         settings=config,
     )
@@ -194,13 +194,13 @@ def load_target(folder: Path) -> Target:
     )
 
 
-def _check_plan(config: GradientMatchingConfig, plan: Plan, *, rows: int) -> None:
+def _check_schedule(config: GradientMatchingConfig, schedule: QuerySchedule, *, rows: int) -> None:
     """The sensitivity is the clip norm, so both must come from one config."""
-    length_is_charged = plan.length_noise_multiplier is not None
-    if plan.l2_clip_norm != config.target.l2_clip_norm or length_is_charged != (config.length == "as_in_data"):
-        raise InputError("expected a plan of this config: clip norm or length differ; plan again")
-    if plan.n != rows:
-        raise InputError(f"plan.n={plan.n}: expected as many slots, found {rows}; null rows keep their slots")
+    length_is_charged = schedule.length_noise_multiplier is not None
+    if schedule.l2_clip_norm != config.target.l2_clip_norm or length_is_charged != (config.length == "as_in_data"):
+        raise InputError("expected the queries of this config: clip norm or length differ; make them again")
+    if schedule.n != rows:
+        raise InputError(f"schedule.n={schedule.n}: expected as many slots, found {rows}; null rows keep their slots")
 
 
 def _label_tensors(
@@ -249,7 +249,7 @@ def _class_sums(
 
 
 def _release_length(
-    text_tokens: Tensor, valid: Tensor, *, config: GradientMatchingConfig, plan: Plan, gateway: Gateway
+    text_tokens: Tensor, valid: Tensor, *, config: GradientMatchingConfig, schedule: QuerySchedule, gateway: Gateway
 ) -> int:
     """Tokens of a synthetic text: as configured, or the noised mean of the real ones.
 
@@ -258,7 +258,7 @@ def _release_length(
     """
     if config.length != "as_in_data":
         return config.length
-    assert plan.length_noise_multiplier is not None
+    assert schedule.length_noise_multiplier is not None
     counted = valid.double()
     query = {
         "length": (text_tokens.double() * counted).sum()[None] / config.max_length,
@@ -267,7 +267,7 @@ def _release_length(
     released = gateway.gaussian_sum(
         query,
         sensitivity=LENGTH_SENSITIVITY,
-        noise_multiplier=plan.length_noise_multiplier,
+        noise_multiplier=schedule.length_noise_multiplier,
         step=0,
         purpose=LENGTH,
         once=True,

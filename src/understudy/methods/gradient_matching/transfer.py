@@ -29,7 +29,7 @@ from understudy.evaluation.rows import Arms, LabelledTexts
 from understudy.evaluation.transfer import Callback, TransferConfig, WordsOf, fine_tune, load_label_model
 from understudy.evaluation.utility import Interval, accuracy_interval, score
 from understudy.methods.gradient_matching.gradients import all_gradients, head_gradient, relative_distance
-from understudy.models.loading import model_folder
+from understudy.models.folders import model_folder
 
 Named = dict[str, float]
 Intervals = dict[str, tuple[float, float]]

@@ -1,4 +1,4 @@
-"""Preference optimisation as the house sees it: what it charges, says about itself, and expects to need."""
+"""Preference optimisation as the framework sees it: what it charges, says about itself, and expects to need."""
 
 from __future__ import annotations
 
@@ -10,9 +10,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from understudy.methods.method import MethodFacts
+from understudy.methods.method import LABELLED_EXAMPLES, Description, Method, Promise, Protected
 from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
-from understudy.methods.preference_optimization.queries import Plan, noise_multiplier_by_rdp, plan, signal_to_noise
+from understudy.methods.preference_optimization.queries import (
+    noise_multiplier_by_rdp,
+    queries_of,
+    schedule_of,
+    signal_to_noise,
+)
+from understudy.privacy.queries import Queries
 from understudy.privacy.statement import Access, mechanism_facts
 from understudy.settings import settings
 
@@ -53,19 +59,21 @@ def check_model(config: PreferenceOptimizationConfig, label_names: Sequence[str]
     return loaded
 
 
-def calibrated_plan(config: PreferenceOptimizationConfig, *, n: int, epsilon: float, delta: float) -> Plan:
-    """`plan`, with earlier calibrations of the same public values reused."""
-    return plan(config, n=n, epsilon=epsilon, delta=delta, cache=settings().home / "calibrations")
+def queries(config: PreferenceOptimizationConfig, *, n: int, epsilon: float, delta: float) -> Queries:
+    """`queries_of`, with earlier calibrations of the same public values reused."""
+    return queries_of(config, n=n, epsilon=epsilon, delta=delta, cache=settings().home / "calibrations")
 
 
-def method_facts(
-    config: PreferenceOptimizationConfig, planned: Plan, *, n: int, label_names: Sequence[str]
-) -> MethodFacts:
+def describe(config: PreferenceOptimizationConfig, promise: Promise) -> Description:
     """What the run says about itself; public values only."""
-    candidates = config.candidates.prompts * config.candidates.per_prompt * max(len(label_names), 1)
-    ratio = signal_to_noise(planned, candidates=candidates)
-    finite = math.isfinite(planned.epsilon)
-    grid = 2.0**-config.scoring.fractional_bits if planned.masked else None
+    schedule, n = schedule_of(promise.queries), promise.n
+    candidates = config.candidates.prompts * config.candidates.per_prompt * max(len(promise.label_names), 1)
+    ratio = signal_to_noise(schedule, candidates=candidates)
+    grid = 2.0**-config.scoring.fractional_bits if schedule.masked else None
+    by_rdp: dict[str, float] = {}
+    if math.isfinite(promise.epsilon):
+        found = noise_multiplier_by_rdp(schedule, epsilon=promise.epsilon, delta=promise.delta)
+        by_rdp["noise_multiplier_by_rdp"] = float(f"{found:.4g}")
     warnings: tuple[str, ...] = ()
     if ratio < 1:
         warnings = (
@@ -73,8 +81,8 @@ def method_facts(
             f"{candidates} scores would outweigh them, so preferences are mostly random; use more clients, fewer "
             "rounds or candidates, or a larger epsilon",
         )
-    return MethodFacts(
-        mechanisms=tuple(mechanism_facts(query, asks=_ASKS, grid=grid) for query in planned.queries),
+    return Description(
+        mechanisms=tuple(mechanism_facts(query, asks=_ASKS, grid=grid) for query in promise.queries),
         contributions=_contributions(config),
         released=(
             "any number of texts generated from it",
@@ -91,11 +99,11 @@ def method_facts(
             "tokens of a sample": config.clients.sample_tokens,
             "candidates per round": candidates,
         },
-        plan={
-            "rounds": planned.rounds,
+        dry_run={
+            "rounds": schedule.rounds,
             "candidates": candidates,
             "signal_to_noise_bound": float(f"{ratio:.3g}") if math.isfinite(ratio) else "infinite",
-            **({"noise_multiplier_by_rdp": float(f"{noise_multiplier_by_rdp(planned):.4g}")} if finite else {}),
+            **by_rdp,
         },
         warnings=warnings,
         evaluations=("judge",),
@@ -138,15 +146,14 @@ def report_facts(config: PreferenceOptimizationConfig) -> dict[str, str]:
     }
 
 
-def estimate(
-    config: PreferenceOptimizationConfig, planned: Plan, *, n: int, label_names: tuple[str, ...]
-) -> dict[str, Any]:
+def estimate(config: PreferenceOptimizationConfig, promise: Promise) -> dict[str, Any]:
     """Expected time and memory: candidates and one DPO round are timed on two prompts of public seeds."""
     from understudy.methods.preference_optimization.candidates import continue_prompts, round_prompts
     from understudy.methods.preference_optimization.dpo import Pairs, train_round
     from understudy.methods.preference_optimization.seeds import read_seeds
     from understudy.models.loading import load_base
 
+    label_names, rounds = promise.label_names, schedule_of(promise.queries).rounds
     loaded = load_base(config)
     prompts = round_prompts(
         read_seeds(config.seeds),
@@ -181,7 +188,31 @@ def estimate(
     trained = time.perf_counter()
     scale = config.candidates.prompts * max(len(label_names), 1) / len(prompts)
     return {
-        "expected_candidate_minutes": round((drawn - began) * scale * planned.rounds / 60, 1),
-        "expected_preference_minutes": round((trained - drawn) * scale * planned.rounds / 60, 1),
+        "expected_candidate_minutes": round((drawn - began) * scale * rounds / 60, 1),
+        "expected_preference_minutes": round((trained - drawn) * scale * rounds / 60, 1),
         "expected_peak_memory_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
     }
+
+
+_BY_VARIANT = {
+    "federated": Protected("clients", "client", "add_or_remove_one"),
+    "central": Protected("texts", "example", "replace_special"),
+    "central_conditional": LABELLED_EXAMPLES,
+}
+
+METHOD = Method(
+    name="preference-optimization",
+    summary="clients' noisy scores train a generator by DPO (POPri)",
+    config=PreferenceOptimizationConfig,
+    flow="understudy.flows.preference_optimization:preference_optimization",
+    releases="model",
+    protects=lambda config: _BY_VARIANT[config.variant],
+    charged_settings=charged_settings,
+    check_model=check_model,
+    queries=queries,
+    describe=describe,
+    estimate=estimate,
+    report_facts=report_facts,
+    sections="understudy.methods.preference_optimization.report:sections",
+    generate="understudy.methods.preference_optimization.more:further_rows",
+)

@@ -1,4 +1,4 @@
-"""What a run will do to the clients, fixed before the first text is read; public values only.
+"""Everything that a run asks of the clients, fixed before the first text is read; public values only.
 
 One Gaussian query per round, each on a Poisson sample of the clients: T releases, one event (POPri, section 4.1).
 Deviations: noise is calibrated by PLD, which needs less of it than the paper's Renyi accounting (`by_rdp` says how
@@ -10,10 +10,9 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from dp_accounting import DpEvent
 from pydantic import BaseModel, ConfigDict, Field
 
-from understudy.errors import InputError
+from understudy.errors import InputError, UnderstudyError
 from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
 from understudy.privacy.accounting import calibrate_noise_multiplier, epsilon_rdp
 from understudy.privacy.queries import Queries, Query, event_delta, event_of
@@ -24,12 +23,10 @@ SENSITIVITY = 1.0
 SCORES, PARTICIPATION = "scores", "participation"
 
 
-class Plan(BaseModel):
-    """Everything that touches private texts, with its noise; the owner of the run's list of queries.
+class QuerySchedule(BaseModel):
+    """The run's list of queries as the rounds read it.
 
     Attributes:
-        epsilon: Target; infinity means no noise, and an output that stays private.
-        delta: Target.
         n: Units of the source, null ones included; public.
         rounds: T, the number of releases.
         sampling_probability: q, with which a unit takes part in a round.
@@ -39,8 +36,6 @@ class Plan(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
-    epsilon: float = Field(gt=0)
-    delta: float = Field(gt=0, lt=1)
     n: int = Field(ge=1)
     rounds: int = Field(ge=1)
     sampling_probability: float = Field(gt=0, le=1)
@@ -62,18 +57,32 @@ class Plan(BaseModel):
         )
         return (query,)
 
-    @property
-    def event(self) -> DpEvent:
-        """The event of all queries together."""
-        return event_of(self.queries)
+
+def schedule_of(queries: Queries) -> QuerySchedule:
+    """The schedule behind a list of queries, `schedule_of(schedule.queries) == schedule`.
+
+    Raises:
+        UnderstudyError: the list is not one of this method.
+    """
+    first = queries[0]
+    found = QuerySchedule(
+        n=first.units,
+        rounds=first.steps,
+        sampling_probability=first.sampling_probability,
+        noise_multiplier=first.noise_multiplier,
+        masked=first.kind == "masked_sum",
+    )
+    if found.queries != queries:
+        raise UnderstudyError("expected the one query of every round, found others")
+    return found
 
 
-def plan(
+def queries_of(
     config: PreferenceOptimizationConfig, *, n: int, epsilon: float, delta: float, cache: Path | None = None
-) -> Plan:
+) -> Queries:
     """Calibrate the noise of all rounds together to (epsilon, delta), by PLD.
 
-    *Guarantee*: `plan(...).event` is (epsilon, delta)-DP (unit and relation of the variant, n public).
+    *Guarantee*: the queries together are (epsilon, delta)-DP (unit and relation of the variant, n public).
 
     Args:
         config: Rounds and sampling probability.
@@ -88,45 +97,43 @@ def plan(
     if n < 1 or not epsilon > 0 or not 0 < delta < 1:
         raise InputError(f"expected n >= 1, epsilon > 0 and 0 < delta < 1, found {n=}, {epsilon=}, {delta=}")
 
-    def planned(noise_multiplier: float) -> Plan:
-        return Plan(
-            epsilon=epsilon,
-            delta=delta,
+    def asked(noise_multiplier: float) -> Queries:
+        return QuerySchedule(
             n=n,
             rounds=config.rounds,
             sampling_probability=config.clients.sampling_probability,
             noise_multiplier=noise_multiplier,
             masked=config.scoring.aggregation == "masked",
-        )
+        ).queries
 
     noise = calibrate_noise_multiplier(
-        lambda z: planned(z).event,
+        lambda z: event_of(asked(z)),
         epsilon=epsilon,
         # Each masked sum is close to one with Gaussian noise; the rest of delta is the Gaussian's.
-        delta=event_delta(planned(1.0).queries, epsilon=epsilon, delta=delta),
+        delta=event_delta(asked(1.0), epsilon=epsilon, delta=delta),
         cache=cache,
     )
-    return planned(noise)
+    return asked(noise)
 
 
-def noise_multiplier_by_rdp(planned: Plan) -> float:
+def noise_multiplier_by_rdp(schedule: QuerySchedule, *, epsilon: float, delta: float) -> float:
     """The noise that Renyi accounting, the paper's, would ask for at the same (epsilon, delta); 0 at infinity."""
-    if math.isinf(planned.epsilon):
+    if math.isinf(epsilon):
         return 0.0
     found, _ = solve_decreasing(
-        lambda z: epsilon_rdp(planned.model_copy(update={"noise_multiplier": z}).event, planned.delta),
-        low=planned.epsilon * (1 - 1e-3),
-        high=planned.epsilon,
-        start=planned.noise_multiplier,
+        lambda z: epsilon_rdp(event_of(schedule.model_copy(update={"noise_multiplier": z}).queries), delta),
+        low=epsilon * (1 - 1e-3),
+        high=epsilon,
+        start=schedule.noise_multiplier,
     )
     return float(found)
 
 
-def signal_to_noise(planned: Plan, *, candidates: int) -> float:
+def signal_to_noise(schedule: QuerySchedule, *, candidates: int) -> float:
     """A data-independent bound on the norm of a round's exact sum over the expected norm of its noise.
 
     q n / (sigma sqrt(M)): reached only if all units agree on one vector; infinity without noise.
     """
-    if planned.noise_multiplier == 0:
+    if schedule.noise_multiplier == 0:
         return math.inf
-    return planned.sampling_probability * planned.n / (planned.noise_multiplier * math.sqrt(candidates))
+    return schedule.sampling_probability * schedule.n / (schedule.noise_multiplier * math.sqrt(candidates))

@@ -28,7 +28,7 @@ from understudy.methods.preference_optimization.client_vectors import (
 from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
 from understudy.methods.preference_optimization.histogram import histogram_sum, histogram_vectors, nearest_candidates
 from understudy.methods.preference_optimization.pool import ClientPool
-from understudy.methods.preference_optimization.queries import PARTICIPATION, SCORES, SENSITIVITY, Plan
+from understudy.methods.preference_optimization.queries import PARTICIPATION, SCORES, SENSITIVITY, QuerySchedule
 from understudy.methods.preference_optimization.scoring import as_query, exact_sum
 from understudy.privacy.mechanisms import Gateway
 from understudy.privacy.secure_aggregation.round import SecureSettings
@@ -42,13 +42,13 @@ def release_scores(
     *,
     labels: IntArray | None,
     config: PreferenceOptimizationConfig,
-    plan: Plan,
+    schedule: QuerySchedule,
     gateway: Gateway,
     round: int,
 ) -> Tensor:
     """The noisy sum of the clipped score vectors of the units that take part in a round.
 
-    *Guarantee*: all rounds together (plan.epsilon, plan.delta)-DP, unit and relation of the variant, n public; at
+    *Guarantee*: all rounds together are (epsilon, delta)-DP as charged, unit and relation of the variant, n public; at
     epsilon = inf none, and the result is private.
 
     Args:
@@ -56,39 +56,43 @@ def release_scores(
         candidates: (M, d) embeddings of the round's candidates, public or released.
         labels: (M,) label of each candidate; None without labels.
         config: the charged settings.
-        plan: what was charged.
+        schedule: what was charged.
         gateway: of the charge.
-        round: 0 to plan.rounds - 1; each is one release.
+        round: 0 to schedule.rounds - 1; each is one release.
 
     Returns:
         (M,) float32 scores.
 
     Raises:
-        InputError: the plan is for another number of units or rounds.
+        InputError: the schedule is for another number of units or rounds.
     """
-    if plan.n != pool.slots or not 0 <= round < plan.rounds:
+    if schedule.n != pool.slots or not 0 <= round < schedule.rounds:
         raise InputError(
-            f"expected a round below {plan.rounds} of {plan.n} slots, found round {round} of {pool.slots}; plan again"
+            f"expected a round below {schedule.rounds} of {schedule.n} slots, found round {round} of {pool.slots}"
         )
-    mask = np.ones(plan.n, dtype=bool)
-    if plan.sampling_probability < 1:
+    mask = np.ones(schedule.n, dtype=bool)
+    if schedule.sampling_probability < 1:
         drawn = gateway.poisson(
-            step=round, n=plan.n, probability=plan.sampling_probability, purpose=PARTICIPATION, unit_ids=pool.unit_ids
+            step=round,
+            n=schedule.n,
+            probability=schedule.sampling_probability,
+            purpose=PARTICIPATION,
+            unit_ids=pool.unit_ids,
         )
         mask = drawn.numpy()
     if config.scoring.aggregation == "masked":
         return gateway.masked_sum(
             torch.from_numpy(_every_vector(pool, candidates, labels=labels, config=config)),
-            secure_settings(config, plan),
+            secure_settings(config, schedule),
             participating=torch.from_numpy(mask),
             step=round,
             purpose=SCORES,
         )
-    query = as_query(scores_without_noise(pool, candidates, mask, labels=labels, config=config), slots=plan.n)
+    query = as_query(scores_without_noise(pool, candidates, mask, labels=labels, config=config), slots=schedule.n)
     released = gateway.gaussian_sum(
         {"scores": torch.from_numpy(query)},
         sensitivity=SENSITIVITY,
-        noise_multiplier=plan.noise_multiplier,
+        noise_multiplier=schedule.noise_multiplier,
         step=round,
         purpose=SCORES,
         once=True,
@@ -96,12 +100,12 @@ def release_scores(
     return released["scores"]
 
 
-def secure_settings(config: PreferenceOptimizationConfig, plan: Plan) -> SecureSettings:
+def secure_settings(config: PreferenceOptimizationConfig, schedule: QuerySchedule) -> SecureSettings:
     """How a round's answers are masked; public."""
     return SecureSettings(
         bits=config.scoring.fractional_bits,
-        noise_multiplier=plan.noise_multiplier,
-        smallest_surviving=max(_FEWEST_SURVIVORS, math.ceil(config.scoring.survivors * plan.n - 1e-9)),
+        noise_multiplier=schedule.noise_multiplier,
+        smallest_surviving=max(_FEWEST_SURVIVORS, math.ceil(config.scoring.survivors * schedule.n - 1e-9)),
         colluding=config.scoring.colluding,
     )
 

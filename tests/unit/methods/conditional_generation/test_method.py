@@ -5,7 +5,7 @@ import pytest
 from understudy.methods.conditional_generation.class_sizes import count_labels, public_sizes, released_sizes
 from understudy.methods.conditional_generation.encode import encode
 from understudy.methods.conditional_generation.generate import synthesize
-from understudy.methods.conditional_generation.queries import plan
+from understudy.methods.conditional_generation.queries import queries_of, schedule_of
 from understudy.methods.conditional_generation.train import fit
 
 CASES = {
@@ -29,7 +29,7 @@ def synthetic(make_base, make_config, make_rows, make_gateway, label_names, cach
         base_kind, changes = CASES[name]
         config, base = make_config(**changes), make_base(base_kind)
         texts, labels = make_rows()
-        planned = plan(config, n=len(texts), epsilon=8.0, delta=1e-3, cache=cache)
+        planned = schedule_of(queries_of(config, n=len(texts), epsilon=8.0, delta=1e-3, cache=cache))
         rows = encode(texts, labels, label_names=label_names, tokenizer=base.tokenizer, config=config)
         gateway = make_gateway(planned)
         sizes = public_sizes(config, label_names)
@@ -38,7 +38,7 @@ def synthetic(make_base, make_config, make_rows, make_gateway, label_names, cach
                 count_labels(rows.label, rows.valid, 3), sigma=planned.histogram_sigma, purpose="class-sizes"
             )
             sizes = released_sizes(counts.tolist(), label_names, samples=config.samples)
-        trained = fit(base, rows, label_names=label_names, config=config, plan=planned, gateway=gateway)
+        trained = fit(base, rows, label_names=label_names, config=config, schedule=planned, gateway=gateway)
         return sizes, synthesize(trained, sizes, config=config)
 
     return synthetic

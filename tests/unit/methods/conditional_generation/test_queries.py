@@ -4,9 +4,15 @@ import pytest
 from dp_accounting import ComposedDpEvent
 
 from understudy.errors import InputError
-from understudy.methods.conditional_generation.queries import Plan, plan
+from understudy.methods.conditional_generation.queries import QuerySchedule, queries_of, schedule_of
 from understudy.privacy.accounting import combined_noise_multiplier, epsilon_pld, event_from_json, event_to_json
 from understudy.privacy.queries import event_of, queries_from_json, queries_to_json
+
+
+def scheduled(config, **options):
+    """The list of queries of a config, as the method reads it."""
+    return schedule_of(queries_of(config, **options))
+
 
 CASES = {
     "multitask": {"variant": "multitask", "update": "alternating"},
@@ -26,10 +32,10 @@ def cache(tmp_path_factory):
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_whole_event_meets_the_target(make_config, cache, name):
-    planned = plan(make_config(**CASES[name]), n=400, epsilon=3.0, delta=DELTA, cache=cache)
-    assert 0.99 * 3.0 < epsilon_pld(planned.event, DELTA) <= 3.0
-    assert event_from_json(event_to_json(planned.event)) == planned.event
-    assert Plan.model_validate_json(planned.model_dump_json()) == planned
+    planned = scheduled(make_config(**CASES[name]), n=400, epsilon=3.0, delta=DELTA, cache=cache)
+    assert 0.99 * 3.0 < epsilon_pld(event_of(planned.queries), DELTA) <= 3.0
+    assert event_from_json(event_to_json(event_of(planned.queries))) == event_of(planned.queries)
+    assert QuerySchedule.model_validate_json(planned.model_dump_json()) == planned
 
 
 @pytest.mark.parametrize(
@@ -43,7 +49,7 @@ def test_the_whole_event_meets_the_target(make_config, cache, name):
     ],
 )
 def test_streams_of_each_variant(make_config, cache, name, streams):
-    planned = plan(make_config(**CASES[name]), n=400, epsilon=3.0, delta=DELTA, cache=cache)
+    planned = scheduled(make_config(**CASES[name]), n=400, epsilon=3.0, delta=DELTA, cache=cache)
     assert [(t.name, [s.name for s in t.streams]) for t in planned.trainings] == streams
 
 
@@ -56,10 +62,9 @@ def test_streams_of_each_variant(make_config, cache, name, streams):
     ],
 )
 def test_the_list_of_queries_is_all_that_the_rows_are_asked(make_config, cache, name, expected):
-    planned = plan(make_config(**CASES[name]), n=400, epsilon=3.0, delta=DELTA, cache=cache)
+    planned = scheduled(make_config(**CASES[name]), n=400, epsilon=3.0, delta=DELTA, cache=cache)
     assert [(query.name, query.batch) for query in planned.queries] == expected
     assert {query.units for query in planned.queries} == {400}
-    assert event_of(planned.queries) == planned.event
     assert queries_from_json(queries_to_json(planned.queries)) == planned.queries
     training = {f"{t.name}/{s.name}": (t, s) for t in planned.trainings for s in t.streams}
     for query in planned.queries:
@@ -73,8 +78,8 @@ def test_the_list_of_queries_is_all_that_the_rows_are_asked(make_config, cache, 
 
 
 def test_two_streams_of_one_batch_are_one_event(make_config, cache):
-    one = plan(make_config(update="joint"), n=400, epsilon=3.0, delta=DELTA, cache=cache)
-    two = plan(
+    one = scheduled(make_config(update="joint"), n=400, epsilon=3.0, delta=DELTA, cache=cache)
+    two = scheduled(
         make_config(update="alternating", train={"noise_ratio": 2.0}), n=400, epsilon=3.0, delta=DELTA, cache=cache
     )
     z = one.trainings[0].streams[0].noise_multiplier
@@ -86,26 +91,26 @@ def test_two_streams_of_one_batch_are_one_event(make_config, cache):
 
 def test_steps_and_sampling_come_from_the_config_and_n(make_config):
     config = make_config(train={"batch_size": 30, "epochs": 2.5})
-    training = plan(config, n=400, epsilon=math.inf, delta=DELTA).trainings[0]
+    training = scheduled(config, n=400, epsilon=math.inf, delta=DELTA).trainings[0]
     assert training.sampling_probability == 30 / 400
     assert training.steps == math.ceil(2.5 * 400 / 30)
     assert training.expected_batch == pytest.approx(30)
-    small = plan(config, n=20, epsilon=math.inf, delta=DELTA).trainings[0]
+    small = scheduled(config, n=20, epsilon=math.inf, delta=DELTA).trainings[0]
     assert (small.sampling_probability, small.steps) == (1.0, 3)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_infinite_epsilon_means_no_noise(make_config, name):
-    planned = plan(make_config(**CASES[name]), n=400, epsilon=math.inf, delta=DELTA)
+    planned = scheduled(make_config(**CASES[name]), n=400, epsilon=math.inf, delta=DELTA)
     assert all(stream.noise_multiplier == 0 for training in planned.trainings for stream in training.streams)
     assert planned.histogram_sigma in (None, 0.0)
-    assert Plan.model_validate_json(planned.model_dump_json()) == planned
+    assert QuerySchedule.model_validate_json(planned.model_dump_json()) == planned
 
 
 def test_the_histogram_costs_its_share(make_config, cache):
-    with_it = plan(make_config(class_sizes="as_in_data"), n=400, epsilon=3.0, delta=DELTA, cache=cache)
-    without = plan(make_config(), n=400, epsilon=3.0, delta=DELTA, cache=cache)
-    assert isinstance(with_it.event, ComposedDpEvent)
+    with_it = scheduled(make_config(class_sizes="as_in_data"), n=400, epsilon=3.0, delta=DELTA, cache=cache)
+    without = scheduled(make_config(), n=400, epsilon=3.0, delta=DELTA, cache=cache)
+    assert isinstance(event_of(with_it.queries), ComposedDpEvent)
     assert with_it.histogram_sigma is not None
     assert with_it.histogram_sigma > 5
     assert without.histogram_sigma is None
@@ -116,4 +121,4 @@ def test_the_histogram_costs_its_share(make_config, cache):
 @pytest.mark.parametrize("wrong", [{"epsilon": 0.0}, {"epsilon": math.nan}, {"delta": 0.0}, {"n": 0}])
 def test_values_out_of_range_are_refused(make_config, wrong):
     with pytest.raises(InputError):
-        plan(make_config(), **{"n": 400, "epsilon": 3.0, "delta": DELTA, **wrong})
+        scheduled(make_config(), **{"n": 400, "epsilon": 3.0, "delta": DELTA, **wrong})

@@ -7,7 +7,7 @@ from understudy.errors import InputError
 from understudy.methods.conditional_generation.encode import encode
 from understudy.methods.conditional_generation.losses import Reading, discriminator_loss, lm_loss
 from understudy.methods.conditional_generation.model import build_model, merge_adapters
-from understudy.methods.conditional_generation.queries import plan
+from understudy.methods.conditional_generation.queries import queries_of, schedule_of
 from understudy.methods.conditional_generation.train import fit
 from understudy.models.checkpoints import TrainingCheckpoint
 from understudy.models.lora import trainable_parameters
@@ -28,13 +28,13 @@ def run(make_base, make_gateway, label_names, encoded):
     """Fit a small model with a fixed noise multiplier (calibrating one takes seconds)."""
 
     def run(config, *, rows=encoded, base="llama", noise=0.0, charge="charge", recorder=None, **arguments):
-        planned = with_noise(plan(config, n=len(rows.valid), epsilon=math.inf, delta=1e-3), noise)
+        planned = with_noise(schedule_of(queries_of(config, n=len(rows.valid), epsilon=math.inf, delta=1e-3)), noise)
         return fit(
             make_base(base),
             rows,
             label_names=label_names,
             config=config,
-            plan=planned,
+            schedule=planned,
             gateway=make_gateway(planned, charge, recorder),
             **arguments,
         )
@@ -133,7 +133,7 @@ def test_each_stream_is_noised_where_its_loss_reaches_and_nowhere_else(run, make
     config = make_config(**VARIANTS[name])
     recorder = Recorder()
     run(config, recorder=recorder, noise=1.0)
-    planned = plan(config, n=len(encoded.valid), epsilon=math.inf, delta=1e-3)
+    planned = schedule_of(queries_of(config, n=len(encoded.valid), epsilon=math.inf, delta=1e-3))
     queries = [(m, names) for m, names in recorder.calls if m.kind == "gaussian_sum"]
     expected = [f"{t.name}/{s.name}" for t in planned.trainings for _ in range(t.steps) for s in t.streams]
     assert [mechanism.purpose for mechanism, _ in queries] == expected
@@ -177,16 +177,16 @@ def test_progress_counts_all_trainings(run, make_config):
     assert seen == [(step, 8) for step in range(1, 9)]
 
 
-def test_a_plan_for_other_rows_is_refused(make_base, make_gateway, make_config, label_names, encoded):
+def test_a_schedule_for_other_rows_is_refused(make_base, make_gateway, make_config, label_names, encoded):
     config = make_config()
-    planned = plan(config, n=41, epsilon=math.inf, delta=1e-3)
+    planned = schedule_of(queries_of(config, n=41, epsilon=math.inf, delta=1e-3))
     with pytest.raises(InputError, match="n=41"):
         fit(
             make_base(),
             encoded,
             label_names=label_names,
             config=config,
-            plan=planned,
+            schedule=planned,
             gateway=make_gateway(planned),
         )
 

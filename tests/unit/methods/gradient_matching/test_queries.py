@@ -11,14 +11,22 @@ from understudy.methods.gradient_matching.config import GradientMatchingConfig
 from understudy.methods.gradient_matching.queries import (
     LENGTH,
     TARGET,
-    Plan,
+    QuerySchedule,
+    calibrations,
     paper_noise_multiplier,
-    plan,
+    queries_of,
+    schedule_of,
     signal_to_noise_bound,
     signal_to_noise_warning,
 )
 from understudy.privacy.accounting import combined_noise_multiplier, epsilon_pld, event_from_json, event_to_json
 from understudy.privacy.queries import event_of, queries_from_json, queries_to_json
+
+
+def scheduled(config, **options):
+    """The list of queries of a config, as the method reads it."""
+    return schedule_of(queries_of(config, **options))
+
 
 DELTA = 1e-4
 
@@ -31,19 +39,19 @@ def make(calibration="analytic", length=20, clip=1.0):
 @pytest.mark.parametrize("calibration", ["analytic", "paper"])
 @pytest.mark.parametrize("epsilon", [0.05, 1.0, 3.0])
 def test_the_whole_event_meets_the_target(calibration, length, epsilon):
-    planned = plan(make(calibration, length), n=400, epsilon=epsilon, delta=DELTA)
-    charged = epsilon_pld(planned.event, DELTA)
+    planned = scheduled(make(calibration, length), n=400, epsilon=epsilon, delta=DELTA)
+    charged = epsilon_pld(event_of(planned.queries), DELTA)
     assert charged <= epsilon
     if calibration == "analytic":
         assert charged > 0.9999 * epsilon
-    assert isinstance(planned.event, ComposedDpEvent if length == "as_in_data" else GaussianDpEvent)
-    assert event_from_json(event_to_json(planned.event)) == planned.event
-    assert Plan.model_validate_json(planned.model_dump_json()) == planned
+    assert isinstance(event_of(planned.queries), ComposedDpEvent if length == "as_in_data" else GaussianDpEvent)
+    assert event_from_json(event_to_json(event_of(planned.queries))) == event_of(planned.queries)
+    assert QuerySchedule.model_validate_json(planned.model_dump_json()) == planned
 
 
 @pytest.mark.parametrize("length", [20, "as_in_data"])
 def test_the_list_of_queries_is_all_that_the_rows_are_asked(length):
-    planned = plan(make(length=length, clip=0.5), n=400, epsilon=1.0, delta=DELTA)
+    planned = scheduled(make(length=length, clip=0.5), n=400, epsilon=1.0, delta=DELTA)
     target, *rest = planned.queries
     assert (target.kind, target.name, target.units, target.steps, target.batch) == (
         "gaussian_sum",
@@ -56,7 +64,6 @@ def test_the_list_of_queries_is_all_that_the_rows_are_asked(length):
     found = [(query.name, query.units, query.sensitivity, query.noise_multiplier) for query in rest]
     length_noise = planned.length_noise_multiplier
     assert found == ([] if length == 20 else [(LENGTH, 400, math.sqrt(2), length_noise)])
-    assert event_of(planned.queries) == planned.event
     assert queries_from_json(queries_to_json(planned.queries)) == planned.queries
 
 
@@ -69,7 +76,7 @@ def exact_delta(noise_multiplier, epsilon):
 
 
 def test_the_analytic_noise_is_the_least():
-    planned = plan(make(), n=400, epsilon=1.0, delta=DELTA)
+    planned = scheduled(make(), n=400, epsilon=1.0, delta=DELTA)
     assert exact_delta(planned.noise_multiplier, 1.0) <= DELTA
     assert exact_delta(planned.noise_multiplier * (1 - 1e-5), 1.0) > DELTA
 
@@ -90,8 +97,8 @@ def test_the_papers_formulas_give_its_numbers():
 
 @pytest.mark.parametrize("epsilon", [0.05, 1.0, 4.0])
 def test_both_calibrations_stand_side_by_side_for_sum_and_mean(epsilon):
-    planned = plan(make("paper", clip=2.0), n=50, epsilon=epsilon, delta=DELTA)
-    rows = {row.formula: row for row in planned.calibrations}
+    planned = scheduled(make("paper", clip=2.0), n=50, epsilon=epsilon, delta=DELTA)
+    rows = {row.formula: row for row in calibrations(make("paper", clip=2.0), n=50, epsilon=epsilon, delta=DELTA)}
     assert set(rows) == {"analytic", "paper"}
     assert rows["paper"].sigma_sum == pytest.approx(2.0 * paper_noise_multiplier(epsilon, DELTA))
     assert planned.noise_multiplier == pytest.approx(rows["paper"].sigma_sum / 2.0)
@@ -105,16 +112,16 @@ def test_a_formula_that_would_cost_more_than_the_target_is_raised(monkeypatch):
     monkeypatch.setattr(
         "understudy.methods.gradient_matching.queries.paper_noise_multiplier", lambda epsilon, delta: 0.5
     )
-    planned = plan(make("paper"), n=50, epsilon=1.0, delta=DELTA)
-    assert planned.calibrations[1].epsilon > 1.0
-    assert epsilon_pld(planned.event, DELTA) <= 1.0
-    least = plan(make("analytic"), n=50, epsilon=1.0, delta=DELTA).noise_multiplier
+    planned = scheduled(make("paper"), n=50, epsilon=1.0, delta=DELTA)
+    assert calibrations(make("paper"), n=50, epsilon=1.0, delta=DELTA)[1].epsilon > 1.0
+    assert epsilon_pld(event_of(planned.queries), DELTA) <= 1.0
+    least = scheduled(make("analytic"), n=50, epsilon=1.0, delta=DELTA).noise_multiplier
     assert planned.noise_multiplier == pytest.approx(least, rel=1e-4)
 
 
 def test_the_length_gets_its_share_and_the_rest_goes_to_the_target():
-    planned = plan(make(length="as_in_data"), n=400, epsilon=1.0, delta=DELTA)
-    alone = plan(make(), n=400, epsilon=1.0, delta=DELTA)
+    planned = scheduled(make(length="as_in_data"), n=400, epsilon=1.0, delta=DELTA)
+    alone = scheduled(make(), n=400, epsilon=1.0, delta=DELTA)
     assert alone.length_noise_multiplier is None
     length = planned.length_noise_multiplier
     assert length is not None
@@ -127,22 +134,22 @@ def test_the_length_gets_its_share_and_the_rest_goes_to_the_target():
 @pytest.mark.parametrize("length", [20, "as_in_data"])
 @pytest.mark.parametrize("calibration", ["analytic", "paper"])
 def test_infinite_epsilon_means_no_noise(calibration, length):
-    planned = plan(make(calibration, length), n=5, epsilon=math.inf, delta=DELTA)
+    planned = scheduled(make(calibration, length), n=5, epsilon=math.inf, delta=DELTA)
     assert planned.noise_multiplier == 0
     assert planned.length_noise_multiplier in (None, 0.0)
-    assert epsilon_pld(planned.event, DELTA) == math.inf
-    assert Plan.model_validate_json(planned.model_dump_json()) == planned
+    assert epsilon_pld(event_of(planned.queries), DELTA) == math.inf
+    assert QuerySchedule.model_validate_json(planned.model_dump_json()) == planned
 
 
 @pytest.mark.parametrize("wrong", [{"epsilon": 0.0}, {"epsilon": math.nan}, {"delta": 0.0}, {"delta": 1.0}, {"n": 0}])
 def test_values_out_of_range_are_refused(wrong):
     with pytest.raises(InputError, match="epsilon"):
-        plan(make(), **{"n": 400, "epsilon": 3.0, "delta": DELTA, **wrong})
+        scheduled(make(), **{"n": 400, "epsilon": 3.0, "delta": DELTA, **wrong})
 
 
 def test_the_bound_is_that_of_the_design():
     """METHODS, section 2: epsilon 8, V * d of 2 million: 0.03 with 25 rows of a label, 5.4 with 4,265."""
-    noise = plan(make(), n=50, epsilon=8.0, delta=1e-5).noise_multiplier
+    noise = scheduled(make(), n=50, epsilon=8.0, delta=1e-5).noise_multiplier
     few, many = (signal_to_noise_bound(noise_multiplier=noise, n=n, dimension=2**21) for n in (25, 4265))
     assert few == pytest.approx(0.03, rel=0.1)
     assert many == pytest.approx(5.4, rel=0.1)
@@ -165,7 +172,7 @@ def test_the_bound_grows_with_rows_and_falls_with_noise_and_dimension(noise, n, 
 
 def test_the_papers_private_regime_is_called_what_it_is():
     """Epsilon 0.05, delta 1e-4, 50 rows, phi's V * d of 10^8: the design says about 1e-4."""
-    planned = plan(GradientMatchingConfig(profile="paper"), n=50, epsilon=0.05, delta=DELTA)
+    planned = scheduled(GradientMatchingConfig(profile="paper"), n=50, epsilon=0.05, delta=DELTA)
     dimension = 51_200 * 2_048
     bound = signal_to_noise_bound(noise_multiplier=planned.noise_multiplier, n=50, dimension=dimension)
     assert 3e-5 < bound < 3e-4
@@ -177,7 +184,7 @@ def test_the_papers_private_regime_is_called_what_it_is():
 
 def test_the_warning_has_two_grades_and_then_none():
     def sentence(noise_multiplier, n, length=None):
-        planned = plan(make(), n=n, epsilon=math.inf, delta=DELTA)
+        planned = scheduled(make(), n=n, epsilon=math.inf, delta=DELTA)
         noise = {"noise_multiplier": noise_multiplier, "length_noise_multiplier": length}
         return signal_to_noise_warning(planned.model_copy(update=noise), dimension=512, directions=256)
 
@@ -194,7 +201,7 @@ def test_the_warning_has_two_grades_and_then_none():
 def test_the_stated_change_of_probability_is_that_of_the_gaussian():
     """Total variation of N(0, 1) and N(t, 1) by numeric integration, t = n C / sigma."""
     noise, n = 100.0, 50
-    planned = plan(make(), n=n, epsilon=math.inf, delta=DELTA).model_copy(update={"noise_multiplier": noise})
+    planned = scheduled(make(), n=n, epsilon=math.inf, delta=DELTA).model_copy(update={"noise_multiplier": noise})
     shift = n / noise
     total = mpmath.quad(lambda x: abs(mpmath.npdf(x) - mpmath.npdf(x - shift)) / 2, [-12, shift / 2, 12])
     sentence = signal_to_noise_warning(planned, dimension=10, directions=10)

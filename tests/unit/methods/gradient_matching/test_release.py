@@ -11,7 +11,7 @@ from torch.nn import functional
 from understudy.errors import ArtifactDamaged, InputError
 from understudy.generation.prompts import encode_text
 from understudy.methods.gradient_matching.config import GradientMatchingConfig
-from understudy.methods.gradient_matching.queries import plan
+from understudy.methods.gradient_matching.queries import queries_of, schedule_of
 from understudy.methods.gradient_matching.release import load_target, release_target, save_target, target_dimension
 from understudy.methods.gradient_matching.targets import target_space
 from understudy.methods.gradient_matching.verbalizer import build_verbalizer
@@ -42,13 +42,13 @@ def make_config(kind="head", *, micro_batch=5, clip=1.0, **changes):
 
 def release(base, label_names, make_gateway, config, *, data=None, epsilon=math.inf, recorder=None, **options):
     texts, labels = data or rows()
-    planned = plan(config, n=len(texts), epsilon=epsilon, delta=1e-5)
+    planned = schedule_of(queries_of(config, n=len(texts), epsilon=epsilon, delta=1e-5))
     return release_target(
         texts,
         labels,
         label_names=label_names,
         config=config,
-        plan=planned,
+        schedule=planned,
         gateway=make_gateway(planned, recorder),
         base=base,
         **options,
@@ -151,7 +151,7 @@ def test_there_is_one_query_whose_neighbours_are_at_most_c_apart(make_base, make
         (call,) = recording.calls
         assert (call.mechanism.kind, call.mechanism.purpose, call.mechanism.step) == ("gaussian_sum", "target", 0)
         assert call.mechanism.sensitivity == charged_sensitivity(0.7)
-        planned = plan(config, n=len(texts), epsilon=2.0, delta=1e-5)
+        planned = schedule_of(queries_of(config, n=len(texts), epsilon=2.0, delta=1e-5))
         assert call.mechanism.scale == planned.noise_multiplier * charged_sensitivity(0.7)
         assert len(call.query) == 3
         assert torch.equal(released.stacked, torch.stack([call.output[name] for name in sorted(call.output)]))
@@ -166,7 +166,7 @@ def test_noise_has_the_planned_scale(make_base, make_gateway, label_names):
     noised = release(base, label_names, make_gateway, config, epsilon=1.0).stacked
     exact = release(base, label_names, make_gateway, config).stacked
     noise = (noised - exact).flatten()
-    scale = plan(config, n=14, epsilon=1.0, delta=1e-5).noise_multiplier * charged_sensitivity(0.5)
+    scale = schedule_of(queries_of(config, n=14, epsilon=1.0, delta=1e-5)).noise_multiplier * charged_sensitivity(0.5)
     assert float(noise.std()) == pytest.approx(scale, rel=0.01)
     assert abs(float(noise.mean())) < 5 * scale / math.sqrt(len(noise))
 
@@ -260,9 +260,9 @@ def test_what_does_not_fit_is_refused_before_the_gateway(make_base, make_gateway
     base, config = make_base("gpt2"), make_config("head")
     recording = Recording()
     texts, labels = rows()
-    planned = plan(config, n=len(texts), epsilon=math.inf, delta=1e-5)
+    planned = schedule_of(queries_of(config, n=len(texts), epsilon=math.inf, delta=1e-5))
     gateway = make_gateway(planned, recording)
-    good = {"label_names": label_names, "config": config, "plan": planned, "gateway": gateway, "base": base}
+    good = {"label_names": label_names, "config": config, "schedule": planned, "gateway": gateway, "base": base}
     wrong = [
         ("clip norm or length differ", texts, labels, {"config": make_config("head", clip=0.3)}),
         ("clip norm or length differ", texts, labels, {"config": make_config("head", length="as_in_data")}),

@@ -6,7 +6,7 @@ import pytest
 
 from understudy.errors import InputError
 from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
-from understudy.methods.preference_optimization.queries import Plan, plan
+from understudy.methods.preference_optimization.queries import QuerySchedule, queries_of, schedule_of
 from understudy.privacy.accounting import epsilon_pld
 from understudy.privacy.queries import (
     Query,
@@ -16,6 +16,12 @@ from understudy.privacy.queries import (
     queries_from_json,
     queries_to_json,
 )
+
+
+def scheduled(config, **options):
+    """The list of queries of a config, as the method reads it."""
+    return schedule_of(queries_of(config, **options))
+
 
 DELTA = 1e-4
 N = 300
@@ -34,7 +40,7 @@ def cache(tmp_path_factory):
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("probability", [1.0, 0.25])
 def test_the_list_of_queries_is_one_series_of_scores(masked, probability):
-    planned = plan(make_config(masked=masked, probability=probability), n=N, epsilon=math.inf, delta=DELTA)
+    planned = scheduled(make_config(masked=masked, probability=probability), n=N, epsilon=math.inf, delta=DELTA)
     planned = planned.model_copy(update={"noise_multiplier": 1.5})
     expected = Query(
         kind="masked_sum" if masked else "gaussian_sum",
@@ -47,25 +53,24 @@ def test_the_list_of_queries_is_one_series_of_scores(masked, probability):
         sampling_probability=probability,
     )
     assert planned.queries == (expected,)
-    assert event_of(planned.queries) == planned.event
     assert queries_from_json(queries_to_json(planned.queries)) == planned.queries
-    assert Plan.model_validate_json(planned.model_dump_json()) == planned
+    assert QuerySchedule.model_validate_json(planned.model_dump_json()) == planned
 
 
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("probability", [1.0, 0.25])
 def test_the_list_costs_what_was_asked_for(cache, masked, probability):
     config = make_config(masked=masked, probability=probability)
-    planned = plan(config, n=N, epsilon=2.0, delta=DELTA, cache=cache)
+    planned = scheduled(config, n=N, epsilon=2.0, delta=DELTA, cache=cache)
     check_epsilon_of(planned.queries, epsilon=2.0, delta=DELTA)
     left = event_delta(planned.queries, epsilon=2.0, delta=DELTA)
     assert left < DELTA if masked else left == DELTA
-    assert 0.99 * 2.0 < epsilon_pld(planned.event, left) <= 2.0
+    assert 0.99 * 2.0 < epsilon_pld(event_of(planned.queries), left) <= 2.0
 
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_infinite_epsilon_means_no_noise(masked):
-    planned = plan(make_config(masked=masked), n=N, epsilon=math.inf, delta=DELTA)
+    planned = scheduled(make_config(masked=masked), n=N, epsilon=math.inf, delta=DELTA)
     assert planned.noise_multiplier == 0
     assert planned.queries[0].noise_multiplier == 0
 
@@ -73,4 +78,4 @@ def test_infinite_epsilon_means_no_noise(masked):
 @pytest.mark.parametrize("wrong", [{"epsilon": 0.0}, {"epsilon": math.nan}, {"delta": 0.0}, {"n": 0}])
 def test_values_out_of_range_are_refused(wrong):
     with pytest.raises(InputError):
-        plan(make_config(), **{"n": N, "epsilon": 2.0, "delta": DELTA, **wrong})
+        scheduled(make_config(), **{"n": N, "epsilon": 2.0, "delta": DELTA, **wrong})

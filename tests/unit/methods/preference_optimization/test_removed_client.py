@@ -13,9 +13,10 @@ from understudy.methods.preference_optimization.pool import build_pool, load_poo
 from understudy.methods.preference_optimization.release import scores_without_noise
 from understudy.models.loading import load_model
 from understudy.privacy.sampling import poisson_mask_of
-from understudy.runs.plan import describe_plan
-from understudy.runs.registration import admit, check
+from understudy.runs.registration import registered
 from understudy.runs.request import Budget, RunRequest
+from understudy.runs.run_plan import dry_run_of
+from understudy.runs.validation import validate
 
 CLIENTS = 300
 DIMENSION = 16
@@ -51,7 +52,7 @@ def ask(home, tmp_path):
 
 def pool_of(request: RunRequest):
     """Admitted as a run would be, and embedded."""
-    run = admit(request, METHOD)
+    run = registered(request, METHOD)
     return run, build_pool(
         read_table(run.train),
         config=run.config,
@@ -77,7 +78,7 @@ def test_a_removed_client_moves_no_other(gone, ask):
     fewer, other = pool_of(neighbour)
     refs = {"train": None, "test": None}
     assert fewer.model_copy(update=refs) == run.model_copy(update=refs), "everything public, n and the plan's input"
-    assert describe_plan(check(neighbour, METHOD)) == describe_plan(check(asked, METHOD))
+    assert dry_run_of(validate(neighbour, METHOD).plan) == dry_run_of(validate(asked, METHOD).plan)
 
     name = f"client-{gone:03d}"
     sides = [{ref: set(read_table(getattr(one, ref))["client_id"].to_pylist()) for ref in refs} for one in (run, fewer)]
@@ -141,6 +142,6 @@ def test_the_order_of_the_file_moves_nothing(ask):
 
 
 def test_a_client_more_than_registered_is_refused(ask):
-    admit(ask(documents(0), units=CLIENTS - 1), METHOD)
+    registered(ask(documents(0), units=CLIENTS - 1), METHOD)
     with pytest.raises(InputError, match="300 clients: source 'diaries' is registered with at most 299"):
-        admit(ask(documents()), METHOD)
+        registered(ask(documents()), METHOD)

@@ -1,0 +1,82 @@
+"""More text from what a run exported: post-processing, so nothing is charged and no private row is read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from understudy.errors import InputError
+from understudy.lazy import load
+from understudy.methods import registry
+from understudy.runs.folders import EXPORT, INTERNAL, RUN_FILE, further_file, write_further
+
+# Streams of the run's own draw are named by its public seed; further draws start at a seed of their own.
+_SEED_STEP = 1_000_003
+
+
+class FurtherRows(Protocol):
+    """What a method gives: draws rows from an exported folder."""
+
+    def __call__(self, folder: Path, record: dict[str, Any] | None, *, samples: int, seed_step: int) -> pa.Table:
+        """The rows, labels by name.
+
+        Args:
+            folder: the export folder.
+            record: `internal/run.json` of the run, where it is at hand.
+            samples: rows wanted.
+            seed_step: to be added to the run's public seed.
+
+        Raises:
+            InputError: there is nothing to draw from, or the record is needed.
+        """
+        ...
+
+
+def generate_more(origin: Path, *, samples: int, out: Path | None = None, draw: int = 1) -> tuple[Path, int]:
+    """Draw further rows from DIR/export.
+
+    Args:
+        origin: the --out folder of a run, or its export folder, wherever it was taken.
+        samples: rows wanted.
+        out: Parquet file; default `synthetic-SAMPLES-DRAW.parquet` beside the exported one.
+        draw: number of this further draw: another number gives other texts, the same number the same texts; 0 is the
+            run's own.
+
+    Returns:
+        The file, and how many rows it holds.
+
+    Raises:
+        InputError: when nothing was exported, the method releases nothing to draw from, or the file exists.
+    """
+    folder = origin / EXPORT if (origin / EXPORT).is_dir() else origin
+    record = _read(folder.absolute().parent / INTERNAL / RUN_FILE)
+    named = record or _read(folder / "statement.json")
+    if named is None or not isinstance(named.get("method"), str):
+        raise InputError(
+            f"--from {origin}: expected the --out folder of a finished run, or its {EXPORT}/ with statement.json, "
+            "found neither"
+        )
+    method = registry.get(named["method"])
+    if not method.generate:
+        raise InputError(
+            f"--from {origin}: a run of {method.name} releases a {method.releases} and no model to draw from; for "
+            f"more texts repeat its `understudy run` command with a larger --samples: the {method.releases} is kept, "
+            "so that charges nothing"
+        )
+    path = further_file(folder, samples=samples, draw=draw, out=out)
+    further: FurtherRows = load(method.generate)
+    table = further(folder, record, samples=samples, seed_step=draw * _SEED_STEP)
+    write_further(path, table)
+    return path, table.num_rows
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """A JSON object; one that is missing or broken says nothing, and whoever needs it refuses."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None

@@ -1,0 +1,164 @@
+"""The run plan: everything public about a run, made once, before anything is charged.
+
+It carries the list of queries, the settings with the base model's digest, what the statement will say and references to
+the checked rows to whatever needs them. Nothing in it is derived a second time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import pyarrow as pa
+from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny
+
+from understudy.artifacts.access import ArtifactRef
+from understudy.data import tables
+from understudy.data.tables import RowKind
+from understudy.errors import UnderstudyError
+from understudy.methods.method import Description, Promise
+from understudy.privacy.accounting import epsilon_pld, epsilon_rdp
+from understudy.privacy.labels import Relation, Unit
+from understudy.privacy.ledger.ledger import Ledger
+from understudy.privacy.queries import Queries, event_delta, event_of
+from understudy.runs.request import Budget, RunRequest
+
+C = TypeVar("C", bound=BaseModel)
+
+
+class RunPlan(BaseModel):
+    """What is public about a validated run, and references to its private rows."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+    method: str
+    releases: str = Field(description="Kind of the artifact that the charge pays for.")
+    rows: RowKind
+    source: str
+    budget: Budget = Field(description="Of the source, over all its runs.")
+    unit: Unit
+    relation: Relation
+    n: int = Field(description="Declared number of units, an upper bound of those there are; public.")
+    label_names: tuple[str, ...]
+    labels_from_data: bool = Field(
+        default=False, description="The label list was read from private rows and is published without any guarantee."
+    )
+    epsilon: float
+    delta: float
+    config: SerializeAsAny[BaseModel] = Field(description="The method's settings, with the base model's digest.")
+    charged: SerializeAsAny[BaseModel] = Field(description="Those of them that private rows meet (ADR 0005).")
+    queries: Queries = Field(description="Everything that private rows are asked.")
+    description: Description
+    report_facts: dict[str, str]
+    sections: str = Field(default="", description="Where the method's own sections of the report are.")
+    notes: tuple[str, ...] = Field(default=(), description="What was assumed or handled; shown to the user.")
+    model_notes: tuple[str, ...] = Field(default=(), description="Those of them that are about the base model.")
+    train: ArtifactRef | None = Field(default=None, description="Set by registration.")
+    test: ArtifactRef | None = Field(default=None, description="Set by registration; for measuring only.")
+
+    @property
+    def promise(self) -> Promise:
+        """What the run is charged for."""
+        return Promise(self.queries, self.n, self.epsilon, self.delta, self.label_names)
+
+    @property
+    def model_name(self) -> str:
+        """The base model, as asked for."""
+        return str(getattr(self.config, "model", ""))
+
+    @property
+    def model_digest(self) -> str:
+        """Of the base model's files."""
+        return str(getattr(self.config, "model_digest", ""))
+
+    @property
+    def stored_rows(self) -> tuple[ArtifactRef, ArtifactRef]:
+        """The checked rows to train on and those to measure with.
+
+        Raises:
+            UnderstudyError: the run is not registered yet.
+        """
+        if self.train is None or self.test is None:
+            raise UnderstudyError("expected the stored rows of a registered run; register the run first")
+        return self.train, self.test
+
+    def settings(self, kind: type[C]) -> C:
+        """The settings, of the method's own type.
+
+        Raises:
+            UnderstudyError: the run is another method's.
+        """
+        return _of_type(self.config, kind)
+
+    def charged_settings(self, kind: type[C]) -> C:
+        """Those of the settings that private rows meet, of the method's own type.
+
+        Raises:
+            UnderstudyError: the run is another method's.
+        """
+        return _of_type(self.charged, kind)
+
+
+def _of_type(config: BaseModel, kind: type[C]) -> C:
+    if not isinstance(config, kind):
+        raise UnderstudyError(f"expected settings of type {kind.__name__}, found {type(config).__name__}")
+    return config
+
+
+def run_key(request: RunRequest, plan: RunPlan) -> str:
+    """Names the run in MLflow: the same request on the same rows has the same."""
+    rows, test_rows = plan.stored_rows
+    return hashlib.sha256(f"{request.model_dump_json()} {rows.id} {test_rows.id}".encode()).hexdigest()
+
+
+def request_key(
+    ledger: Ledger,
+    train: pa.Table,
+    *,
+    method: str,
+    source: str,
+    promised: tuple[float, float, int, tuple[str, ...]],
+    charged: BaseModel,
+) -> str:
+    """What makes two runs one charge (ADR 0005), as a keyed digest: it says nothing without the ledger's key.
+
+    Args:
+        ledger: gives the key.
+        train: the checked rows that are trained on, private.
+        method: name of the method.
+        source: name of the source.
+        promised: epsilon, delta, n and the label names.
+        charged: the settings that private rows meet.
+    """
+    return ledger.request_key(method, source, tables.canonical_digest(train), repr(promised), charged.model_dump_json())
+
+
+def key_of(ledger: Ledger, plan: RunPlan, train: pa.Table) -> str:
+    """`request_key` of a run plan."""
+    promised = (plan.epsilon, plan.delta, plan.n, plan.label_names)
+    return request_key(ledger, train, method=plan.method, source=plan.source, promised=promised, charged=plan.charged)
+
+
+def dry_run_of(plan: RunPlan) -> Mapping[str, Any]:
+    """What the run will charge and how it spends it; public values only."""
+    event, delta = event_of(plan.queries), event_delta(plan.queries, epsilon=plan.epsilon, delta=plan.delta)
+    private = math.isinf(plan.epsilon)
+    return {
+        "source": plan.source,
+        "unit": f"{plan.unit} ({plan.relation}, n and label list public)",
+        "units": plan.n,
+        "epsilon_pld": None if private else epsilon_pld(event, delta),
+        "epsilon_rdp": None if private else epsilon_rdp(event, delta),
+        "delta": plan.delta,
+        "budget": f"{plan.budget.epsilon:g}, {plan.budget.delta:g}",
+        "model": plan.model_name,
+        **plan.description.dry_run,
+        "mechanisms": [
+            f"{m.name}: {m.noise}, noise multiplier {m.noise_multiplier:.4g}, {m.steps} steps, "
+            f"sampling probability {m.sampling_probability:.4g}, grid 2^{round(math.log2(m.grid))}"
+            for m in plan.description.mechanisms
+        ],
+        "output": "private: epsilon is infinite, nothing will be exported" if private else "released, may be exported",
+    }

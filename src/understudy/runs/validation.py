@@ -1,0 +1,222 @@
+"""Validation: everything that can be refused is refused here, before Prefect starts and before anything is charged.
+
+`validate` reads the request and its file once, checks both, and makes the run plan. It stores, registers and charges
+nothing; what it read goes on to `registration` in memory.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from understudy.artifacts.access import exchange_store, private_store
+from understudy.data import tables
+from understudy.errors import InputError
+from understudy.methods import registry
+from understudy.methods.method import Method, Promise, Protected
+from understudy.models.folders import folder_digest, model_folder
+from understudy.privacy.accounting import default_delta
+from understudy.privacy.ledger.budget import Cost
+from understudy.privacy.ledger.budget import admit as admit_cost
+from understudy.privacy.ledger.ledger import Ledger, SourceRecord
+from understudy.privacy.queries import check_epsilon_of
+from understudy.runs import finished_plans
+from understudy.runs.checks import before_charge
+from understudy.runs.folders import check_folder
+from understudy.runs.overrides import apply_overrides
+from understudy.runs.request import Budget, RunRequest, check_delta, check_epsilon
+from understudy.runs.run_plan import RunPlan, request_key
+from understudy.runs.split import SplitRows, load_and_split
+
+
+@dataclass(frozen=True)
+class Validated:
+    """A run plan, and the private tables behind it, which go to registration and nowhere else."""
+
+    plan: RunPlan
+    record: SourceRecord
+    rows: SplitRows = field(repr=False)
+    row_digests: list[bytes] = field(repr=False)
+    client_digests: list[bytes] = field(repr=False)
+
+
+def configure(request: RunRequest, method: str) -> Any:
+    """The method's settings: profile, then --model and --samples, then each --set.
+
+    Raises:
+        InputError: when there is no such method, or an override names an unknown setting or a value out of bounds.
+    """
+    shortcuts = [f"model={request.model}"] if request.model else []
+    shortcuts += [f"samples={request.samples}"] if request.samples is not None else []
+    plain = registry.get(method).config(profile=request.profile)
+    return apply_overrides(plain, [*shortcuts, *request.overrides])
+
+
+def validate(request: RunRequest, method: str) -> Validated:
+    """Check a request; stores, registers and charges nothing.
+
+    Raises:
+        InputError: the user's input is wrong; the message says what was expected and how to fix it.
+        BudgetRefused: the source's budget does not allow the charge.
+    """
+    epsilon, out = check_epsilon(request.epsilon), Path(request.out).expanduser()
+    check_folder(out, exports=math.isfinite(epsilon))
+    chosen, config, ledger = registry.get(method), configure(request, method), Ledger.open()
+    for store in (private_store(), exchange_store()):
+        store.check_writable()
+    known = next((record for record in ledger.sources() if record.name == request.source), None)
+    guarded = chosen.protects(config)
+    _check_unit(known, guarded)
+    rows = load_and_split(request, guarded.rows, known, keyed_hash=partial(ledger.keyed_hash, request.source))
+    delta = check_delta(request.delta if request.delta is not None else default_delta(rows.units), n=rows.units)
+    promised = (epsilon, delta, rows.units, rows.label_names)
+    asked = _asked(chosen, config, ledger, promised, known, request, rows)
+    record, budget_note = _source_record(request, known, rows, guarded, epsilon=epsilon, delta=delta)
+    row_digests, client_digests = tables.row_digests(rows.whole), tables.client_digests(rows.whole)
+    ledger.check_rows(request.source, row_digests, client_digests)
+    plan = RunPlan(
+        method=method,
+        releases=chosen.releases,
+        rows=guarded.rows,
+        source=record.name,
+        budget=Budget(epsilon=record.epsilon, delta=record.delta),
+        unit=guarded.unit,
+        relation=guarded.relation,
+        n=rows.units,
+        label_names=rows.label_names,
+        labels_from_data=rows.labels_from_data,
+        epsilon=epsilon,
+        delta=delta,
+        config=asked.config,
+        charged=asked.charged,
+        queries=asked.promise.queries,
+        description=asked.description,
+        report_facts=chosen.report_facts(asked.config),
+        sections=chosen.sections,
+        notes=(*rows.notes, *asked.notes, *budget_note),
+        model_notes=asked.notes,
+    )
+    if not asked.is_charged or request.accept_new_charge:
+        _check_budget(ledger, record, known is not None, plan)
+    return Validated(plan, record, rows, row_digests, client_digests)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What the method says of the run."""
+
+    config: Any
+    charged: Any
+    promise: Promise
+    description: Any
+    notes: tuple[str, ...]
+    is_charged: bool
+
+
+def _asked(
+    method: Method[Any],
+    config: Any,
+    ledger: Ledger,
+    promised: tuple[float, float, int, tuple[str, ...]],
+    known: SourceRecord | None,
+    request: RunRequest,
+    rows: SplitRows,
+) -> _Asked:
+    """Settings, queries and description; of a run whose charge is released already, as they were when it was planned.
+
+    Nothing can be refused any more of what is paid for and finished, so its model is not loaded again.
+    """
+    epsilon, delta, n, label_names = promised
+    named = config.model_copy(update={"model_digest": folder_digest(model_folder(config.model))})
+    charged = method.charged_settings(named)
+    key = (
+        request_key(ledger, rows.train, method=method.name, source=request.source, promised=promised, charged=charged)
+        if known
+        else ""
+    )
+    paid = [charge for charge in ledger.charges(request.source) if charge.request_key == key] if known else []
+    if paid and not request.accept_new_charge and all(charge.status == "released" for charge in paid):
+        earlier = finished_plans.recall(key, named)
+        if earlier is not None:
+            return _Asked(
+                named,
+                charged,
+                Promise(earlier.queries, n, epsilon, delta, label_names),
+                earlier.description,
+                earlier.notes,
+                True,
+            )
+    base = method.check_model(config.model_copy(update={"model_digest": ""}), label_names)
+    before_charge(Path(request.out).expanduser(), base)
+    queries = method.queries(named, n=n, epsilon=epsilon, delta=delta)
+    check_epsilon_of(queries, epsilon=epsilon, delta=delta)
+    promise = Promise(queries, n, epsilon, delta, label_names)
+    return _Asked(named, charged, promise, method.describe(named, promise), base.notes, bool(paid))
+
+
+def _check_unit(known: SourceRecord | None, guarded: Protected) -> None:
+    """Refuse a run whose promise is about other units than the source's."""
+    if known is not None and (known.unit, known.relation) != (guarded.unit, guarded.relation):
+        raise InputError(
+            f"source {known.name!r} is registered per {known.unit} ({known.relation}), this run protects each "
+            f"{guarded.unit} ({guarded.relation}), and neither promise implies the other; use a method or variant "
+            f"that protects each {known.unit}"
+        )
+
+
+def _source_record(
+    request: RunRequest,
+    known: SourceRecord | None,
+    found: SplitRows,
+    guarded: Protected,
+    *,
+    epsilon: float,
+    delta: float,
+) -> tuple[SourceRecord, list[str]]:
+    """The source as registered, or as it will be on this first use."""
+    if known is not None:
+        if request.budget is not None and (request.budget.epsilon, request.budget.delta) != (
+            known.epsilon,
+            known.delta,
+        ):
+            raise InputError(
+                f"--budget {request.budget.epsilon:g},{request.budget.delta:g}: source {known.name!r} is registered "
+                f"with {known.epsilon:g},{known.delta:g}, which cannot be changed; leave --budget out"
+            )
+        return known, []
+    budget, notes = request.budget, []
+    if budget is None:
+        if epsilon == float("inf"):
+            raise InputError("--epsilon inf on a new source: expected --budget E,D, for inf cannot be a budget")
+        budget = Budget(epsilon=epsilon, delta=delta)
+        notes = [
+            f"first use of {request.source!r}: this run's epsilon={epsilon:g}, delta={delta:.3g} become its budget"
+        ]
+    try:
+        record = SourceRecord(
+            name=request.source,
+            unit=guarded.unit,
+            relation=guarded.relation,
+            epsilon=budget.epsilon,
+            delta=budget.delta,
+            n=found.units,
+            # Read from the rows, the list is a disclosure of this run, not a declaration for every later one.
+            label_names=None if found.labels_from_data else found.label_names or None,
+        )
+    except ValidationError as error:
+        raise InputError(f"source {request.source!r}: {error.errors()[0]['msg']}") from None
+    return record, notes
+
+
+def _check_budget(ledger: Ledger, record: SourceRecord, known: bool, plan: RunPlan) -> None:
+    """Refuse now what the ledger would refuse later; the ledger's own check is the one that counts."""
+    if math.isinf(plan.epsilon):
+        return
+    costs = [Cost(*ledger.spent(record.name))] if known else []
+    if record.composition == "sum":
+        admit_cost(record, costs, Cost(plan.epsilon, plan.delta))
