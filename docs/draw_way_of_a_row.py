@@ -60,7 +60,9 @@ def main() -> None:
     axes.text(
         54.5, row(5) + HEIGHT / 2, crosses, ha="center", va="center", fontsize=8.5, bbox={"fc": SERVER, "ec": "none"}
     )
-    every = "Every task also leaves its result (references and public values) in the private root, and a run in MLflow."
+    every = (
+        "A cached task also keeps its result (references, public values) in the private root. MLflow records all tasks."
+    )
     axes.text(51, -2.6, every, ha="center", fontsize=9)
     figure.savefig(
         Path(__file__).with_name("way-of-a-row.svg"),
