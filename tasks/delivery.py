@@ -24,6 +24,7 @@ from understudy.privacy.statement import (
     render_markdown,
 )
 from understudy.reporting.report import About, BudgetUse, build_report
+from understudy.runs import finished_plans
 from understudy.runs.finished_folders import remember
 from understudy.runs.folders import RunRecord, write_export, write_internal
 from understudy.runs.run_plan import RunPlan
@@ -79,6 +80,8 @@ def deliver(
     internal = write_internal(
         folder, record, lambda inner: _write_report(inner, run, ledger, paid, synthetic, metrics, statement)
     )
+    if paid.status == "released":
+        finished_plans.remember(paid.request_key, run)
     return Delivered(
         export=str(export) if export else None,
         report=str(internal / "report.html"),

@@ -9,8 +9,10 @@ that a method is cheap to look up.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict
 
 from understudy.privacy.labels import Relation, Unit
 from understudy.privacy.queries import Queries
@@ -87,8 +89,7 @@ class Promise:
     label_names: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Description:
+class Description(BaseModel):
     """What a method says of one run in its privacy statement and dry run; public values only.
 
     Attributes:
@@ -107,13 +108,15 @@ class Description:
         floating_point: what floats do to the proof.
     """
 
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
     mechanisms: tuple[MechanismFacts, ...]
     contributions: str
     released: tuple[str, ...]
     accesses: tuple[Access, ...]
     choices: str
-    declared_public: Mapping[str, Any]
-    dry_run: Mapping[str, Any] = field(default_factory=dict)
+    declared_public: dict[str, Any]
+    dry_run: dict[str, Any] = {}
     warnings: tuple[str, ...] = ()
     heuristics: tuple[str, ...] = ()
     evaluations: tuple[str, ...] = ("evaluate",)
