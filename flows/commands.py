@@ -58,9 +58,17 @@ def run(*, method: str, options: Mapping[str, Any], dry_run: bool, as_json: bool
         markup=False,
         highlight=False,
     )
-    hand_over(request, register(validated))
-    result = load(chosen.flow)(request)
-    show(result.model_dump(mode="json"), as_json=as_json, title=f"{method}: done")
+    if validated.is_finished:
+        from understudy.runs.exported import read_exported
+
+        result, ended = (
+            read_exported(Path(request.out).expanduser().absolute()),
+            "finished before, nothing was computed",
+        )
+    else:
+        hand_over(request, register(validated))
+        result, ended = load(chosen.flow)(request), "done"
+    show(result.model_dump(mode="json"), as_json=as_json, title=f"{method}: {ended}")
 
 
 def request_from(options: Mapping[str, Any]) -> RunRequest:

@@ -10,12 +10,12 @@ from prefect import flow
 
 from understudy.evaluation.config import EvaluationConfig
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
+from understudy.runs.exported import Exported
 from understudy.runs.registration import registered
 from understudy.runs.request import RunRequest
-from understudy.runs.run_plan import run_key
 from understudy.tasks.charging import charge, environment_digest, settle
 from understudy.tasks.conditional_generation import generate, prompt_only, train
-from understudy.tasks.delivery import Delivered, deliver
+from understudy.tasks.delivery import deliver
 from understudy.tasks.engine.runtime import code_digest
 from understudy.tasks.engine.tracking import parent_run
 from understudy.tasks.evaluation import evaluate
@@ -24,11 +24,11 @@ METHOD = "conditional-generation"
 
 
 @flow(name=METHOD, persist_result=True)
-def conditional_generation(request: RunRequest) -> Delivered:
+def conditional_generation(request: RunRequest) -> Exported:
     """Private labelled texts in, synthetic labelled texts with their privacy statement out."""
     plan = registered(request, METHOD)
     config, names, (rows, test_rows) = plan.settings(ConditionalGenerationConfig), plan.label_names, plan.stored_rows
-    with parent_run(run_key(request, plan), METHOD, parameters={"request": request, "config": config}):
+    with parent_run(plan.key, METHOD, parameters={"request": request, "config": config}):
         code = environment_digest(code_digest(train.fn))
         ticket = charge(plan, code=code, accept_new=request.accept_new_charge)
         model = settle(

@@ -12,12 +12,12 @@ from understudy.evaluation.config import EvaluationConfig, MatchingEvaluationCon
 from understudy.generation.config import SamplingConfig
 from understudy.methods.gradient_matching.config import GradientMatchingConfig
 from understudy.methods.gradient_matching.synthesis import matching_settings, shards
+from understudy.runs.exported import Exported
 from understudy.runs.registration import registered
 from understudy.runs.request import RunRequest
-from understudy.runs.run_plan import run_key
 from understudy.tasks.baselines import zero_shot
 from understudy.tasks.charging import charge, environment_digest, settle
-from understudy.tasks.delivery import Delivered, deliver
+from understudy.tasks.delivery import deliver
 from understudy.tasks.engine.runtime import code_digest
 from understudy.tasks.engine.tracking import parent_run
 from understudy.tasks.evaluation import evaluate, evaluate_matching, merge_metrics
@@ -27,11 +27,11 @@ METHOD = "gradient-matching"
 
 
 @flow(name=METHOD, persist_result=True)
-def gradient_matching(request: RunRequest) -> Delivered:
+def gradient_matching(request: RunRequest) -> Exported:
     """Private labelled texts in, synthetic labelled texts with their privacy statement out."""
     plan = registered(request, METHOD)
     config, names, (rows, test_rows) = plan.settings(GradientMatchingConfig), plan.label_names, plan.stored_rows
-    with parent_run(run_key(request, plan), METHOD, parameters={"request": request, "config": config}):
+    with parent_run(plan.key, METHOD, parameters={"request": request, "config": config}):
         code = environment_digest(code_digest(release.fn))
         ticket = charge(plan, code=code, accept_new=request.accept_new_charge)
         target = settle(

@@ -16,11 +16,11 @@ from prefect import flow
 from understudy.artifacts.access import ArtifactRef
 from understudy.flows.server_side import Prefer, Propose, Publish, WriteTexts, in_zone
 from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
+from understudy.runs.exported import Exported
 from understudy.runs.registration import registered
 from understudy.runs.request import RunRequest
-from understudy.runs.run_plan import run_key
 from understudy.tasks.charging import charge, environment_digest, settle
-from understudy.tasks.delivery import Delivered, deliver
+from understudy.tasks.delivery import deliver
 from understudy.tasks.engine.runtime import Zone
 from understudy.tasks.engine.tracking import parent_run
 from understudy.tasks.preference_optimization import (
@@ -35,13 +35,13 @@ METHOD = "preference-optimization"
 
 
 @flow(name=METHOD, persist_result=True)
-def preference_optimization(request: RunRequest) -> Delivered:
+def preference_optimization(request: RunRequest) -> Exported:
     """Texts of private clients in, synthetic texts and the model that wrote them out, with their statement."""
     plan = registered(request, METHOD)
     config, names, (rows, test_rows) = plan.settings(PreferenceOptimizationConfig), plan.label_names, plan.stored_rows
     fixed = plan.charged_settings(PreferenceOptimizationConfig)
     zone: Zone = "server" if math.isfinite(plan.epsilon) else "client"
-    with parent_run(run_key(request, plan), METHOD, parameters={"request": request, "config": config}):
+    with parent_run(plan.key, METHOD, parameters={"request": request, "config": config}):
         code = environment_digest(*charged_code(zone))
         ticket = charge(plan, code=code, accept_new=request.accept_new_charge)
         pool = embed_clients(rows, fixed, names, plan.n)

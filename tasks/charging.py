@@ -31,7 +31,7 @@ def environment_digest(*code: str) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-@task(name="charge", cache=False)
+@task(name="charge", cache=False, computes=False)
 def charge(plan: RunPlan, *, code: str, accept_new: bool) -> Ticket:
     """Charge the run's one event, or find the charge that this very run made before.
 
@@ -66,7 +66,7 @@ def charge(plan: RunPlan, *, code: str, accept_new: bool) -> Ticket:
     return Ticket(charge_id=found.id, source=found.source, label=found.label())
 
 
-@task(name="settle", cache=False)
+@task(name="settle", cache=False, computes=False)
 def settle(ticket: Ticket, released: ArtifactRef) -> ArtifactRef:
     """Close the charge after its last draw is stored: the salt of its noise is erased, then its journal."""
     if released.label != ticket.label:

@@ -7,8 +7,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
 from understudy.artifacts.access import ArtifactRef, read_json, read_table
 from understudy.data.tables import named_labels
 from understudy.evaluation.metrics import Metrics
@@ -25,6 +23,7 @@ from understudy.privacy.statement import (
 )
 from understudy.reporting.report import About, BudgetUse, build_report
 from understudy.runs import finished_plans
+from understudy.runs.exported import Exported, exported
 from understudy.runs.finished_folders import remember
 from understudy.runs.folders import RunRecord, write_export, write_internal
 from understudy.runs.run_plan import RunPlan
@@ -33,19 +32,7 @@ from understudy.tasks.engine.runtime import task
 from understudy.tasks.ticket import Ticket
 
 
-class Delivered(BaseModel):
-    """Where a run's results are, and what they cost."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    export: str | None
-    report: str
-    statement: dict[str, Any]
-    released: str
-    synthetic: str
-
-
-@task(name="deliver", cache=False)
+@task(name="deliver", cache=False, computes=False)
 def deliver(
     run: RunPlan,
     ticket: Ticket,
@@ -54,7 +41,7 @@ def deliver(
     metrics: ArtifactRef,
     *,
     out: str,
-) -> Delivered:
+) -> Exported:
     """Write DIR/export and DIR/internal; the same inputs give the same files but for the statement's time."""
     ledger = Ledger.open()
     paid = ledger.charge(ticket.charge_id)
@@ -75,20 +62,13 @@ def deliver(
         metrics=metrics,
     )
     folder = Path(out).expanduser().absolute()
-    export = write_export(folder, record, statement, render_markdown(statement)) if paid.exportable else None
+    if paid.exportable:
+        write_export(folder, record, statement, render_markdown(statement))
     remember(folder, source=run.source)
-    internal = write_internal(
-        folder, record, lambda inner: _write_report(inner, run, ledger, paid, synthetic, metrics, statement)
-    )
+    write_internal(folder, record, lambda inner: _write_report(inner, run, ledger, paid, synthetic, metrics, statement))
     if paid.status == "released":
-        finished_plans.remember(paid.request_key, run)
-    return Delivered(
-        export=str(export) if export else None,
-        report=str(internal / "report.html"),
-        statement={key: statement[key] for key in ("epsilon", "epsilon_rdp", "delta", "unit", "relation", "verdict")},
-        released=released.id,
-        synthetic=synthetic.id,
-    )
+        finished_plans.remember(paid.request_key, run, folder)
+    return exported(folder, record, statement)
 
 
 def _lost(ledger: Ledger) -> tuple[str, ...]:

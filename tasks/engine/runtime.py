@@ -16,6 +16,7 @@ import functools
 import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,6 +56,7 @@ class _Spec:
     name: str
     zone: Zone
     cache: bool
+    computes: bool
     ignore: tuple[str, ...]
     function: Callable[..., Any]
 
@@ -99,6 +101,7 @@ def task(
     name: str,
     zone: Zone = "client",
     cache: bool = True,
+    computes: bool = True,
     retries: int = 3,
     retry_delays: Sequence[float] = (1.0, 5.0, 25.0),
     ignore: tuple[str, ...] = (),
@@ -114,6 +117,8 @@ def task(
         zone: where it may run; a server-zone task refuses private references before reading a byte.
         cache: whether an earlier result with the same key is taken; False for tasks with an effect of their
             own.
+        computes: whether it computes with tensors; a task that does not takes neither threads nor a GPU, and loads no
+            torch.
         retries: attempts after the first for faults that can pass; none for errors of the user.
         retry_delays: seconds before each further attempt, the last one repeated.
         ignore: names of arguments that do not change the result.
@@ -123,7 +128,7 @@ def task(
     """
 
     def decorate(function: Callable[P, R]) -> Task[P, R]:
-        spec = _Spec(name, zone, cache, ignore, function)
+        spec = _Spec(name, zone, cache, computes, ignore, function)
 
         @functools.wraps(function)
         def body(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -227,7 +232,7 @@ def _run(spec: _Spec, arguments: dict[str, Any]) -> Any:
 def _compute(spec: _Spec, run: _Run, arguments: dict[str, Any], *, inside: bool) -> Any:
     token = _current.set(run)
     try:
-        with prepared(spec.function, inside=inside):
+        with prepared(spec.function, inside=inside) if spec.computes else nullcontext():
             call = functools.partial(_call, spec.function, arguments)
             result = closed_up(spec.name, call) if inside else call()
     finally:

@@ -20,7 +20,8 @@ from understudy.methods.preference_optimization import pool, rounds
 from understudy.methods.preference_optimization import release as scores_release
 from understudy.privacy import mechanisms
 from understudy.privacy.dpsgd import training as dp_training
-from understudy.privacy.grid import from_steps, grid_of
+from understudy.privacy.grid import grid_of
+from understudy.privacy.grid_sum import from_steps
 from understudy.privacy.mechanisms import Gateway
 from understudy.runs import split
 from understudy.tasks import conditional_generation as generation_tasks

@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 
 from understudy.errors import UnderstudyError
-from understudy.privacy.grid import MOST_NUMBERS, charged_sensitivity, from_steps, grid_of, to_steps
+from understudy.privacy.grid import MOST_NUMBERS, charged_sensitivity, grid_of
+from understudy.privacy.grid_sum import from_steps, to_steps
 from understudy.privacy.noise import derive_key, discrete_gaussian, query_digest
 from understudy.privacy.permits import check_mask, check_query
 from understudy.privacy.rounded_gaussian import rounded_gaussian

@@ -13,14 +13,16 @@ import hmac
 import math
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import torch
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES256
 from cryptography.hazmat.primitives.ciphers.modes import CTR
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import torch
 
 _AES_BLOCK_BYTES: Final = 16
 
@@ -57,6 +59,8 @@ def query_digest(tensors: Mapping[str, torch.Tensor]) -> bytes:
 
     It is a digest of private values: it may key noise and is never written anywhere.
     """
+    import torch  # what is charged and stated needs keys and no tensors
+
     digest = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
@@ -102,6 +106,8 @@ def discrete_gaussian(key: bytes, size: int, *, scale: float) -> torch.Tensor:
     Raises:
         ValueError: when the key, size or scale is out of range.
     """
+    import torch
+
     if not 0 <= scale < math.inf or size < 0 or len(key) != 32:
         raise ValueError(f"expected 32 bytes, size >= 0, scale >= 0, found {len(key)}, {size=}, {scale=}")
     if scale == 0:

@@ -7,6 +7,7 @@ public values only. It is asked for only when that charge is released, so that n
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 
@@ -20,26 +21,46 @@ from understudy.settings import private_directory, settings
 
 
 class FinishedPlan(BaseModel):
-    """The part of a run plan that takes a model or a calibration to make."""
+    """The part of a run plan that takes a model or a calibration to make, and what the run left.
+
+    Attributes:
+        queries: everything that private rows were asked.
+        description: what the run said about itself.
+        notes: about the base model.
+        key: of the run plan.
+        folder: where the results were put.
+        files: path in it -> sha256, of every file of the results.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     queries: Queries
     description: Description
     notes: tuple[str, ...]
+    key: str
+    folder: str
+    files: dict[str, str]
 
 
 _ADAPTER = TypeAdapter(FinishedPlan)
 
 
-def remember(key: str, plan: RunPlan) -> None:
-    """Keep the plan of a run whose charge is released.
+def remember(key: str, plan: RunPlan, folder: Path) -> None:
+    """Keep the plan of a run whose charge is released and whose results are written.
 
     Args:
         key: `run_plan.key_of`.
         plan: of the run.
+        folder: the run's results.
     """
-    kept = FinishedPlan(queries=plan.queries, description=plan.description, notes=plan.model_notes)
+    kept = FinishedPlan(
+        queries=plan.queries,
+        description=plan.description,
+        notes=plan.model_notes,
+        key=plan.key,
+        folder=str(folder),
+        files=_digests(folder),
+    )
     path = _place(key, plan.config)
     temporary = path.with_name(f".{path.name}.new")
     temporary.touch(mode=0o600)
@@ -58,6 +79,20 @@ def recall(key: str, config: BaseModel) -> FinishedPlan | None:
         return _ADAPTER.validate_json(_place(key, config).read_bytes())
     except (OSError, ValidationError):
         return None
+
+
+def is_intact(plan: FinishedPlan, key: str, folder: Path) -> bool:
+    """Whether the run of this key left its results in this folder and every file is there as it was written."""
+    known = (plan.key, plan.folder) == (key, str(folder)) and bool(plan.files)
+    return known and _digests(folder, only=plan.files) == plan.files
+
+
+def _digests(folder: Path, *, only: Iterable[str] | None = None) -> dict[str, str]:
+    """Path in the folder -> sha256; a file that is not there is left out."""
+    found = [path for path in folder.rglob("*") if path.is_file()] if only is None else [folder / name for name in only]
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in found if path.is_file()
+    }
 
 
 def _place(key: str, config: BaseModel) -> Path:

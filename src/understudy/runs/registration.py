@@ -9,11 +9,10 @@ from __future__ import annotations
 import pyarrow as pa
 
 from understudy.artifacts.access import ArtifactRef, private_store, write_table
-from understudy.data import tables
 from understudy.privacy import labels
 from understudy.privacy.ledger.ledger import Ledger
 from understudy.runs.request import RunRequest
-from understudy.runs.run_plan import RunPlan
+from understudy.runs.run_plan import RunPlan, match_of, run_key
 from understudy.runs.validation import Validated, validate
 
 # Run plans that this process registered for a flow it is about to start.
@@ -33,7 +32,8 @@ def register(validated: Validated) -> RunPlan:
         _store_rows(ledger, source, kind, table)
         for kind, table in (("rows", validated.rows.train), ("test-rows", validated.rows.test))
     )
-    return validated.plan.model_copy(update={"train": train, "test": test})
+    key = run_key(validated.request, train, test)
+    return validated.plan.model_copy(update={"train": train, "test": test, "key": key})
 
 
 def hand_over(request: RunRequest, plan: RunPlan) -> None:
@@ -54,6 +54,6 @@ def registered(request: RunRequest, method: str) -> RunPlan:
 
 def _store_rows(ledger: Ledger, source: str, kind: str, table: pa.Table) -> ArtifactRef:
     """Store checked rows, or find them: same content, same source, same random id."""
-    match = ledger.hmac(source, kind.encode() + b"\0" + tables.canonical_digest(table))
+    match = match_of(ledger, source, kind, table)
     known = private_store().find_match(match)
     return known or write_table(table, kind=kind, label=labels.private(source), match=match)

@@ -55,6 +55,7 @@ class RunPlan(BaseModel):
     sections: str = Field(default="", description="Where the method's own sections of the report are.")
     notes: tuple[str, ...] = Field(default=(), description="What was assumed or handled; shown to the user.")
     model_notes: tuple[str, ...] = Field(default=(), description="Those of them that are about the base model.")
+    key: str = Field(default="", description="Names the run in MLflow: see `run_key`; set by registration.")
     train: ArtifactRef | None = Field(default=None, description="Set by registration.")
     test: ArtifactRef | None = Field(default=None, description="Set by registration; for measuring only.")
 
@@ -107,10 +108,21 @@ def _of_type(config: BaseModel, kind: type[C]) -> C:
     return config
 
 
-def run_key(request: RunRequest, plan: RunPlan) -> str:
-    """Names the run in MLflow: the same request on the same rows has the same."""
-    rows, test_rows = plan.stored_rows
-    return hashlib.sha256(f"{request.model_dump_json()} {rows.id} {test_rows.id}".encode()).hexdigest()
+def run_key(request: RunRequest, train: ArtifactRef, test: ArtifactRef) -> str:
+    """Names a run: the same request on the same rows has the same."""
+    return hashlib.sha256(f"{request.model_dump_json()} {train.id} {test.id}".encode()).hexdigest()
+
+
+def match_of(ledger: Ledger, source: str, kind: str, table: pa.Table) -> bytes:
+    """What finds a stored table of private rows again: a keyed digest of its content.
+
+    Args:
+        ledger: gives the key of the source.
+        source: name of a registered source.
+        kind: of the artifact: `rows` or `test-rows`.
+        table: checked rows, private.
+    """
+    return ledger.hmac(source, kind.encode() + b"\0" + tables.canonical_digest(table))
 
 
 def request_key(

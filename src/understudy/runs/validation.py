@@ -30,7 +30,7 @@ from understudy.runs.checks import before_charge
 from understudy.runs.folders import check_folder
 from understudy.runs.overrides import apply_overrides
 from understudy.runs.request import Budget, RunRequest, check_delta, check_epsilon
-from understudy.runs.run_plan import RunPlan, request_key
+from understudy.runs.run_plan import RunPlan, match_of, request_key, run_key
 from understudy.runs.split import SplitRows, load_and_split
 
 
@@ -38,11 +38,13 @@ from understudy.runs.split import SplitRows, load_and_split
 class Validated:
     """A run plan, and the private tables behind it, which go to registration and nowhere else."""
 
+    request: RunRequest
     plan: RunPlan
     record: SourceRecord
     rows: SplitRows = field(repr=False)
     row_digests: list[bytes] = field(repr=False)
     client_digests: list[bytes] = field(repr=False)
+    is_finished: bool = False
 
 
 def configure(request: RunRequest, method: str) -> Any:
@@ -103,7 +105,8 @@ def validate(request: RunRequest, method: str) -> Validated:
     )
     if not asked.is_charged or request.accept_new_charge:
         _check_budget(ledger, record, known is not None, plan)
-    return Validated(plan, record, rows, row_digests, client_digests)
+    finished = asked.finished is not None and _is_finished(asked.finished, ledger, request, rows)
+    return Validated(request, plan, record, rows, row_digests, client_digests, finished)
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,7 @@ class _Asked:
     description: Any
     notes: tuple[str, ...]
     is_charged: bool
+    finished: finished_plans.FinishedPlan | None = None
 
 
 def _asked(
@@ -149,7 +153,8 @@ def _asked(
                 Promise(earlier.queries, n, epsilon, delta, label_names),
                 earlier.description,
                 earlier.notes,
-                True,
+                is_charged=True,
+                finished=earlier,
             )
     base = method.check_model(config.model_copy(update={"model_digest": ""}), label_names)
     before_charge(Path(request.out).expanduser(), base)
@@ -157,6 +162,18 @@ def _asked(
     check_epsilon_of(queries, epsilon=epsilon, delta=delta)
     promise = Promise(queries, n, epsilon, delta, label_names)
     return _Asked(named, charged, promise, method.describe(named, promise), base.notes, bool(paid))
+
+
+def _is_finished(plan: finished_plans.FinishedPlan, ledger: Ledger, request: RunRequest, rows: SplitRows) -> bool:
+    """Whether this very request, on these very rows, has left its results where it is to leave them."""
+    store = private_store()
+    train, test = (
+        store.find_match(match_of(ledger, request.source, kind, table))
+        for kind, table in (("rows", rows.train), ("test-rows", rows.test))
+    )
+    if train is None or test is None:
+        return False
+    return finished_plans.is_intact(plan, run_key(request, train, test), Path(request.out).expanduser().absolute())
 
 
 def _check_unit(known: SourceRecord | None, guarded: Protected) -> None:

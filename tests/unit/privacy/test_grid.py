@@ -8,15 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy.errors import UnderstudyError
-from understudy.privacy.grid import (
-    ALLOWANCE,
-    MOST_NUMBERS,
-    GridSum,
-    charged_sensitivity,
-    from_steps,
-    grid_of,
-    to_steps,
-)
+from understudy.privacy.grid import ALLOWANCE, MOST_NUMBERS, charged_sensitivity, grid_of
+from understudy.privacy.grid_sum import GridSum, from_steps, to_steps
 
 sensitivities = st.floats(1e-6, 1e6)
 

@@ -25,7 +25,7 @@ from understudy.methods.gradient_matching.queries import LENGTH, LENGTH_SENSITIV
 from understudy.methods.gradient_matching.targets import TargetSpace, clipped_sum, factors, target_space
 from understudy.methods.gradient_matching.verbalizer import RowTokens, Verbalizer, build_verbalizer, encode_rows
 from understudy.models.loading import LoadedModel, load_base
-from understudy.privacy.grid import GridSum
+from understudy.privacy.grid_sum import GridSum
 from understudy.privacy.mechanisms import Gateway
 from understudy.tensor_files import load_tensors, save_tensors, write_atomically
 

@@ -23,7 +23,7 @@ from torch.utils import deterministic
 
 from understudy.errors import InputError
 from understudy.privacy.dpsgd.per_example import Batch, LossFunction, clipped_gradient_sum
-from understudy.privacy.grid import GridSum
+from understudy.privacy.grid_sum import GridSum
 from understudy.privacy.mechanisms import Gateway
 from understudy.privacy.queries import Queries, Query, event_of
 

@@ -14,7 +14,8 @@ from understudy.methods.preference_optimization.client_vectors import candidate_
 from understudy.methods.preference_optimization.clients import client_means
 from understudy.methods.preference_optimization.histogram import histogram_sum, histogram_vectors, nearest_candidates
 from understudy.methods.preference_optimization.scoring import as_query, exact_sum, unclipped_mean
-from understudy.privacy.grid import charged_sensitivity, grid_of, to_steps
+from understudy.privacy.grid import charged_sensitivity, grid_of
+from understudy.privacy.grid_sum import to_steps
 
 WAYS = [{"normalise": n, "over": o} for n, o in itertools.product(("standardise", "none"), ("within", "prompt", "all"))]
 
