@@ -1,0 +1,115 @@
+"""Methods that another package installs: found by their entry points, run, charged, stated, reported, replayed."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+PLUGIN = Path(__file__).resolve().parents[1] / "plugin"
+INSTALLED = "[understudy.methods]\nbag-of-words = bag_of_words:METHOD\nvoted-texts = voted_texts:METHOD\n"
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory):
+    """The folder of tests as an installed distribution: its modules and its entry points, as pip leaves them."""
+    site = tmp_path_factory.mktemp("site-packages")
+    for module in PLUGIN.glob("*.py"):
+        shutil.copy(module, site)
+    info = site / "understudy_examples-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: understudy-examples\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(INSTALLED)
+    return site
+
+
+@pytest.fixture
+def on_path(installed, monkeypatch):
+    from understudy.methods import registry
+
+    monkeypatch.syspath_prepend(str(installed))
+    registry._places.cache_clear()
+    yield installed
+    registry._places.cache_clear()
+
+
+def test_help_names_the_installed_methods(installed):
+    paths = os.pathsep.join([str(installed), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", "understudy.flows.cli", "run", "--help"]
+    said = subprocess.run(command, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True, check=True)
+    assert "bag-of-words" in said.stdout.replace("\n", "")
+    assert "voted-texts" in said.stdout.replace("\n", "")
+
+
+RUNS = {
+    "bag-of-words": ("--data", "sample:reviews", "--source", "bags", "--samples", 30),
+    "voted-texts": ("--data", "sample:clients", "--source", "votes", "--samples", 5),
+}
+
+
+@pytest.mark.parametrize("method", RUNS)
+def test_an_installed_method_is_run_charged_stated_reported_and_traced(
+    method, on_path, prefect_server, in_home, call, tmp_path
+):
+    from understudy.privacy.ledger.ledger import Ledger
+
+    out = tmp_path / "out"
+    words = ("run", method, *RUNS[method], "--epsilon", 3, "--budget", "8,1e-2", "--out", out)
+    with in_home(tmp_path / "home"):
+        code, said = call(*words, "--dry-run", "--json")
+        assert code == 0, said
+        code, said = call(*words)
+        assert code == 0, said
+        (charge,) = Ledger.open().charges()
+        assert charge.status == "released"
+        code, said = call("lineage", out, "--json")
+        assert code == 0, said
+        assert charge.id in said
+        code, said = call("report", out)
+        assert code == 0, said
+        code, said = call("generate", "--from", out, "--samples", 3)
+        assert code == 2
+        assert method in said
+        # Finished work is answered; the same work for another folder is all cache hits under the same charge.
+        assert call(*words)[0] == 0
+        assert call(*words[:-1], tmp_path / "again")[0] == 0
+        assert [one.id for one in Ledger.open().charges()] == [charge.id]
+    statement = json.loads((out / "export/statement.json").read_text())
+    assert (statement["method"], statement["epsilon"]) == (method, 3.0)
+    assert statement["mechanisms"][0]["noise_multiplier"] > 0
+    table = pq.read_table(out / "export/synthetic.parquet")
+    assert 0 < table.num_rows <= RUNS[method][-1]
+    assert pq.read_table(tmp_path / "again/export/synthetic.parquet").equals(table)
+    page = (out / "internal/report.html").read_text()
+    assert ("Token counts" in page) == (method == "bag-of-words")
+
+
+def test_the_code_of_an_installed_method_is_followed_and_no_other_methods(on_path):
+    import bag_of_words_flow
+
+    from understudy.tasks.engine.code_digest import reached_code
+
+    reached = reached_code(bag_of_words_flow.count_tokens.fn).modules
+    assert "bag_of_words" in reached
+    assert not any(name.startswith("understudy.methods.") and name != "understudy.methods.method" for name in reached)
+    assert "understudy.methods.registry" not in reached
+
+
+def test_an_entry_point_that_names_no_method_is_refused_by_name(on_path, monkeypatch):
+    from understudy.errors import UnderstudyError
+    from understudy.methods import registry
+
+    (on_path / "understudy_examples-1.0.dist-info/entry_points.txt").write_text(
+        INSTALLED + "odd = bag_of_words:COUNTS\nconditional-generation = bag_of_words:METHOD\n"
+    )
+    try:
+        registry._places.cache_clear()
+        with pytest.raises(UnderstudyError, match=r"bag_of_words:COUNTS.*'odd'"):
+            registry.get("odd")
+        assert registry.get("conditional-generation").flow.startswith("understudy.flows"), "not taken over"
+    finally:
+        (on_path / "understudy_examples-1.0.dist-info/entry_points.txt").write_text(INSTALLED)

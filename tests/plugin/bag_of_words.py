@@ -1,0 +1,80 @@
+"""A method in sixty lines: one noised count of tokens per label, and texts drawn from it.
+
+Each text is its vector of token counts, scaled to norm 1, in the row of its label: one text moves the whole sum by at
+most 1. Drawing from the noised sum is post-processing.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from pydantic import Field
+
+from understudy.frozen import Frozen, Profile
+from understudy.methods.method import LABELLED_EXAMPLES, Description, Method, Promise
+from understudy.privacy.accounting import analytic_gaussian_sigma
+from understudy.privacy.queries import Queries, Query
+from understudy.privacy.statement import Access, mechanism_facts
+
+COUNTS = "token-counts"
+
+
+class BagOfWordsConfig(Frozen):
+    """Texts of independent tokens; the base model lends its tokenizer, which is the public vocabulary."""
+
+    method: Literal["bag-of-words"] = "bag-of-words"
+    profile: Profile = "tiny"
+    model: str = "tiny-llama"
+    model_digest: str = ""
+    samples: int = Field(default=100, ge=1, description="Texts in all, equally many per label.")
+    length: int = Field(default=12, ge=1, description="Tokens of a text.")
+    public_seed: int = 0
+
+
+def charged_settings(config: BagOfWordsConfig) -> BagOfWordsConfig:
+    """Private rows meet the tokenizer alone: more texts, or longer ones, charge nothing."""
+    return BagOfWordsConfig(profile=config.profile, model=config.model, model_digest=config.model_digest)
+
+
+def check_model(config, label_names):
+    """The base model, loaded."""
+    from understudy.models.loading import load_base
+
+    return load_base(config)
+
+
+def queries(config: BagOfWordsConfig, *, n: int, epsilon: float, delta: float) -> Queries:
+    """One Gaussian sum over all rows."""
+    noise = 0.0 if math.isinf(epsilon) else analytic_gaussian_sigma(epsilon=epsilon, delta=delta, sensitivity=1.0)
+    return (Query(kind="gaussian_sum", name=COUNTS, units=n, sensitivity=1.0, noise_multiplier=noise),)
+
+
+def describe(config: BagOfWordsConfig, promise: Promise) -> Description:
+    """What the run says about itself."""
+    (query,) = promise.queries
+    return Description(
+        mechanisms=(mechanism_facts(query, asks="token counts of each label, every text scaled to norm 1"),),
+        contributions="One example is one row; its counts are scaled to norm 1 and added once.",
+        released=("any number of texts drawn from it",),
+        accesses=(Access(task="count-tokens", reads="the rows", through="one Gaussian sum"),),
+        choices="Settings were fixed before the run.",
+        declared_public={"vocabulary": "the base model's tokenizer"},
+    )
+
+
+METHOD = Method(
+    name="bag-of-words",
+    summary="texts of independent tokens, drawn from noised counts",
+    config=BagOfWordsConfig,
+    flow="bag_of_words_flow:bag_of_words",
+    releases="counts",
+    protects=lambda _: LABELLED_EXAMPLES,
+    charged_settings=charged_settings,
+    check_model=check_model,
+    queries=queries,
+    describe=describe,
+    estimate=lambda config, promise: {"expected_minutes": 0.1},
+    report_facts=lambda config: {"length": str(config.length)},
+    sections="bag_of_words_flow:sections",
+)
