@@ -3,10 +3,9 @@
     python benchmarks/preference_defaults.py --data ../shared/data
 
 DPO: the candidates of 32 prompts of 6 texts are ranked, without noise, by their cosine to the mean of 150 public
-responses; a setting is good if that cosine rises over three rounds and the texts stay distinct. Clients' updates: the
-norms of what 40 made-up clients of four public responses send, for several local step sizes; a clip norm belongs near
-their median. Scoring: the share of 64 prompts whose chosen text is still nearer to the clients than the rejected one
-when scores are noised, 20 draws, by how scores are standardised. One seed; about eleven minutes of one core.
+responses; a setting is good if that cosine rises over three rounds and the texts stay distinct. Scoring: the share of
+64 prompts whose chosen text is still nearer to the clients than the rejected one when scores are noised, 20 draws, by
+how scores are standardised. One seed; at most eleven minutes of one core.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import torch
 
-from understudy.baselines.client_updates import LocalConfig, clipped_update_sum, encode_clients, trained_model
 from understudy.evaluation.encoder import embed, load_encoder
 from understudy.generation.config import SamplingConfig
 from understudy.methods.preference_optimization.candidates import continue_prompts, round_prompts
@@ -43,7 +41,6 @@ WAYS = (
     {"normalise": "none", "over": "all"},
     *({"normalise": "standardise", "over": over} for over in ("all", "within", "prompt")),
 )
-STEPS, CLIENTS, SAMPLES = (0.05, 0.1, 0.5, 1.0, 2.0), 40, 4
 
 
 def main() -> None:
@@ -53,10 +50,6 @@ def main() -> None:
     torch.set_num_threads(1)
     seeds = pq.read_table(options.data / "public_text" / "train.parquet")["text"].to_pylist()
     responses = pq.read_table(options.data / "public_instructions" / "train.parquet")["response"].to_pylist()
-    print("| local step | 10 % | median | 90 % of clients' update norms |\n|---|---|---|---|")
-    for step in STEPS:
-        low, middle, high = np.percentile(update_norms(responses, step), [10, 50, 90])
-        print(f"| {step:g} | {low:.2f} | {middle:.2f} | {high:.2f} |", flush=True)
     encoder = load_encoder()
     survival(seeds, responses, encoder)
     wanted = embed([" ".join(text.split()[:WORDS]) for text in responses[:RESPONSES]], encoder)
@@ -67,21 +60,6 @@ def main() -> None:
         cosines, distinct = rounds(config, seeds, wanted.mean(0), encoder)
         shown = ", ".join(f"{value:.3f}" for value in cosines)
         print(f"| {rate:g} | {epochs} | {shown} | {distinct} of {PROMPTS * PER_PROMPT} |", flush=True)
-
-
-def update_norms(responses: list[str], step: float) -> list[float]:
-    """What each made-up client sends, before clipping."""
-    long = [text for text in responses if len(text.split()) > 20]
-    clients = [long[start : start + SAMPLES] for start in range(0, CLIENTS * SAMPLES, SAMPLES)]
-    config = LocalConfig(learning_rate=step, l2_clip_norm=1e6)
-    loaded = load_model(config.base)
-    tokens = encode_clients(loaded.tokenizer, clients, length=config.sample_tokens)
-    model, weights = trained_model(loaded, config, public_seed=0)
-    sums = (
-        clipped_update_sum(model, weights, tokens, [slot], config=config, public_seed=0, round=0)
-        for slot in range(CLIENTS)
-    )
-    return [float(torch.sqrt(sum((value**2).sum() for value in found.values()))) for found in sums]
 
 
 def survival(seeds: list[str], responses: list[str], encoder: object) -> None:
