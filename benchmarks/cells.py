@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -112,6 +112,14 @@ def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
     options.cache.mkdir(parents=True, exist_ok=True)
     options.figures = options.figures or options.cache / f"{Path(sys.argv[0]).stem}-figures.json"
     return options
+
+
+def settings_from(kind: type[Any], options: argparse.Namespace, **changes: Any) -> Any:
+    """A dataclass of settings from the options of the same names; lists become tuples."""
+    named = {one.name: getattr(options, one.name) for one in fields(kind) if hasattr(options, one.name)}
+    return kind(
+        **{name: tuple(value) if isinstance(value, list) else value for name, value in (named | changes).items()}
+    )
 
 
 def complete(benchmark: Benchmark, cells: Sequence[Any], options: argparse.Namespace) -> dict[Any, Value]:

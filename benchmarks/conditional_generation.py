@@ -24,7 +24,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from cells import Benchmark, Call, Value, arguments, complete, parse
+from cells import Benchmark, Call, Value, arguments, complete, parse, settings_from
 from tables import Row, interval_text, print_table, write_figures
 
 ARMS: dict[str, dict[str, Any]] = {
@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=1000)
     parser.add_argument("--transformer", action="store_true", help="also fine-tune the transformer for seed 0")
     options = parse(parser)
-    settings = Settings(options.data, options.cache, options.model, options.samples, options.transformer)
+    settings = settings_from(Settings, options)
     benchmark = Benchmark(settings, figures, shared=shared)
     found = complete(benchmark, wanted(options), options)
     rows = table_rows(list(found.values()))

@@ -5,9 +5,9 @@
 Measured on real reviews and tweets, in three tables. `main`: 40 synthetic rows matched to 5, 20 and 50 real rows
 without noise, and to the full training set at epsilon inf, 8 and 0.05, beside zero-shot and few-shot text, herding,
 k-center, random rows and all real rows. `targets`: the three targets at epsilon inf, 8 and 1, from 50 real rows and
-from all, and from 50 at an epsilon so small that little but noise is left. `retokenised`: the matching loss of the emitted
-strings, tokenised again, against zero-shot text and the best of as many plain samples as the same number of forward
-passes buys.
+from all, and from 50 at an epsilon so small that little but noise is left. `retokenised`: the matching loss of the
+emitted strings, tokenised again, against zero-shot text and the best of as many plain samples as the same number of
+forward passes buys.
 
 Accuracy is that of a shipped model fine-tuned on the rows (`evaluation.transfer`: 200 steps, last checkpoint) on real
 test rows, with bootstrap intervals over test rows and seeds. One cell serves every table that names it, and a cell that
@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
 from itertools import product
 
-from cells import Benchmark, Call, Value, arguments, complete, parse
+from cells import Benchmark, Call, Value, arguments, complete, parse, settings_from
 from gradient_matching_data import DATASETS, NOISE_ALONE, Cell, Settings, digest_of
 
 TABLES = ("main", "targets", "retokenised")
@@ -36,17 +36,7 @@ KINDS = ("sketch", "label_rows", "head")
 
 def main() -> None:
     options = parse_options()
-    settings = Settings(
-        data=options.data,
-        cache=options.cache,
-        samples=options.samples,
-        rounds=options.rounds,
-        inner_steps=options.inner_steps,
-        oversample=options.oversample,
-        overrides=tuple(options.overrides),
-        compared=options.compared,
-        full_reports=options.full_reports and not options.print,
-    )
+    settings = settings_from(Settings, options, full_reports=options.full_reports and not options.print)
     benchmark = Benchmark(settings, figures, digest=digest_of, shared=shared, whole=has_reports)
     found = complete(benchmark, list(wanted(options)), options)
     from gradient_matching_tables import print_tables

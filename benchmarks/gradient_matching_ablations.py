@@ -19,7 +19,7 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from cells import Benchmark, Call, Value, arguments, complete, parse
+from cells import Benchmark, Call, Value, arguments, complete, parse, settings_from
 from gradient_matching_data import DATASETS, Settings, configure, digest_of, read, subset, taken
 from gradient_matching_data import Cell as MatchedCell
 from tables import Row, print_table, write_figures
@@ -74,9 +74,7 @@ def main() -> None:
     parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
     parser.add_argument("--samples", type=int, default=40, help="texts matched per variant")
     options = parse(parser)
-    settings = Settings(
-        data=options.data, cache=options.cache, samples=options.samples, oversample=1.0, models=("tiny-llama",)
-    )
+    settings = settings_from(Settings, options, oversample=1.0, models=("tiny-llama",))
     every = [Cell(*chosen, seed=seed) for *chosen, seed in product(options.datasets, options.variants, options.seeds)]
     found = complete(Benchmark(settings, figures, digest=digest, shared=shared), every, options)
     tables = {"variants": variant_rows(found), "filters": filter_rows(found)}

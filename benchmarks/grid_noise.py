@@ -1,7 +1,7 @@
-"""What the grid costs: noise on a public grid against float noise, by itself and within the steps that draw it.
+"""Claim: noise on the grid takes under a second for 2.6 million values, and a step or release at most 1.1 times floats.
 
-Claims: 2.6 million values are noised in under a second of one core; a DP training step and a target release take at
-most 1.1 times what they take with float sums and float noise. The float side is what this project did before:
+All on one core; a DP training step and a target release are compared with the same on float sums and float noise. The
+float side is what this project did before:
 Box-Muller on 53-bit uniforms in float64, cast to float32 and added to a float32 sum; it tells neighbours apart (see
 tests/contract/test_float_attack.py) and lives on here only to be compared with. Both sides alternate in one process.
 
@@ -26,6 +26,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+from measuring import write_result
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -225,7 +226,7 @@ def main() -> None:
             json.dumps(value) if isinstance(value, dict) else f"{value:.3g} of the clip norm, {options.batch} rows",
         )
     print(f"targets: {TARGETS}")
-    options.out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    write_result(options.out, found)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 
-from cells import Benchmark, Call, Value, arguments, complete, parse
+from cells import Benchmark, Call, Value, arguments, complete, parse, settings_from
 from preference_optimization_data import Cell, Settings, digest_of
 
 ARMS = ("popri", "popri-shuffled", "recovery", "prompt-only", "epsilon-0", "pe", "pe+sft", "real")
@@ -39,7 +39,7 @@ MINUTES = {"popri": 15.0, "popri-shuffled": 15.0, "recovery": 0.5, "pe": 8.0, "p
 
 def main() -> None:
     options = parse_options()
-    settings = settings_of(options)
+    settings = settings_from(Settings, options)
     benchmark = Benchmark(
         settings, figures, digest=digest_of, shared=shared, chains=chains, after=drop_rounds, minutes=MINUTES
     )
@@ -65,22 +65,6 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=2, help="of the downstream model")
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="PATH=VALUE")
     return parse(parser)
-
-
-def settings_of(options: argparse.Namespace) -> Settings:
-    return Settings(
-        data=options.data,
-        cache=options.cache,
-        clients=options.clients,
-        prompts=options.prompts,
-        per_prompt=options.per_prompt,
-        rounds=options.rounds,
-        tokens=options.tokens,
-        rejected_rank=options.rejected_rank,
-        samples=options.samples,
-        epochs=options.epochs,
-        overrides=tuple(options.overrides),
-    )
 
 
 def wanted(options: argparse.Namespace) -> Iterator[Cell]:

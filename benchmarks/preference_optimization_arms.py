@@ -42,6 +42,8 @@ from understudy.methods.preference_optimization.preferences import preference_pa
 from understudy.methods.preference_optimization.queries import signal_to_noise
 from understudy.methods.preference_optimization.release import release_scores
 from understudy.methods.preference_optimization.scoring import unclipped_mean
+from understudy.methods.preference_optimization.stored import Candidates
+from understudy.models.loading import LoadedModel
 
 _ADAPTER, _FACTS = "adapter.safetensors", "facts.json"
 
@@ -69,10 +71,7 @@ def figures(settings: Settings, cell: Cell) -> dict[str, Any]:
 
 
 def popri(settings: Settings, cell: Cell) -> tuple[list[str], dict[str, Any]]:
-    """T rounds of candidates, noisy scores and DPO; a killed cell goes on after its last whole round.
-
-    The shuffled control permutes each prompt's scores, so that its pairs are of the same texts in random order.
-    """
+    """T rounds of candidates, noisy scores and DPO; a killed cell goes on after its last whole round."""
     config, plan = configure(settings, cell), planned(settings, cell)
     gateway = charged(settings, cell, queries=plan.queries, what="scores")
     pool = population_pool(settings, cell.population, cell.seed, samples=config.scoring.scorer == "histogram")
@@ -82,31 +81,11 @@ def popri(settings: Settings, cell: Cell) -> tuple[list[str], dict[str, Any]]:
     for number in range(config.rounds):
         kept = folder / str(number)
         if not kept.exists():
-            policy = load_policy(base, adapter, alpha=config.preferences.lora_alpha)
-            candidates = first_candidates(settings, cell)
-            if number:
-                candidates = rounds.propose(
-                    policy,
-                    seed_texts(settings),
-                    config=config,
-                    label_names=(),
-                    round=number,
-                    encode=encoder().encode,
-                )
+            candidates = proposed(settings, cell, base, adapter, number)
             scores = release_scores(
                 pool, candidates.embeddings, labels=None, config=config, plan=plan, gateway=gateway, round=number
             )
-            if cell.arm == "popri-shuffled":
-                scores = shuffled(scores, per_prompt=config.candidates.per_prompt, seed=[cell.seed, number])
-            facts = round_facts(settings, cell, pool, candidates.embeddings, scores)
-            with temporary(kept, folder=True) as part:
-                trainer = part / "trainer"
-                adapter, pairs = rounds.prefer(
-                    base, adapter, candidates, scores, config=config, round=number, folder=trainer
-                )
-                shutil.rmtree(trainer, ignore_errors=True)
-                save_adapter(part / _ADAPTER, adapter)
-                (part / _FACTS).write_text(json.dumps(facts | pairs) + "\n")
+            keep_round(settings, cell, kept, base, adapter, candidates, pool=pool, scores=scores)
         adapter = load_adapter(kept / _ADAPTER)
         found.append(json.loads((kept / _FACTS).read_text()))
     texts = final_texts(settings, cell, load_policy(base, adapter, alpha=config.preferences.lora_alpha))
@@ -116,6 +95,44 @@ def popri(settings: Settings, cell: Cell) -> tuple[list[str], dict[str, Any]]:
         "noise_multiplier": plan.noise_multiplier,
         **noise_facts(plan.event, n=cell.population, epsilon=cell.epsilon),
     }
+
+
+def proposed(settings: Settings, cell: Cell, base: LoadedModel, adapter: Adapter | None, number: int) -> Candidates:
+    """The candidates of a round."""
+    if number == 0:
+        return first_candidates(settings, cell)
+    config = configure(settings, cell)
+    policy = load_policy(base, adapter, alpha=config.preferences.lora_alpha)
+    return rounds.propose(
+        policy, seed_texts(settings), config=config, label_names=(), round=number, encode=encoder().encode
+    )
+
+
+def keep_round(
+    settings: Settings,
+    cell: Cell,
+    kept: Path,
+    base: LoadedModel,
+    adapter: Adapter | None,
+    candidates: Candidates,
+    *,
+    pool: ClientPool,
+    scores: torch.Tensor,
+) -> None:
+    """DPO on a round's scores; its adapter and facts in a folder that is whole or not there.
+
+    The shuffled control permutes each prompt's scores, so that its pairs are of the same texts in random order.
+    """
+    config, number = configure(settings, cell), int(kept.name)
+    if cell.arm == "popri-shuffled":
+        scores = shuffled(scores, per_prompt=config.candidates.per_prompt, seed=[cell.seed, number])
+    facts = round_facts(settings, cell, pool, candidates.embeddings, scores)
+    with temporary(kept, folder=True) as part:
+        trainer = part / "trainer"
+        adapter, pairs = rounds.prefer(base, adapter, candidates, scores, config=config, round=number, folder=trainer)
+        shutil.rmtree(trainer, ignore_errors=True)
+        save_adapter(part / _ADAPTER, adapter)
+        (part / _FACTS).write_text(json.dumps(facts | pairs) + "\n")
 
 
 def rounds_folder(settings: Settings, cell: Cell) -> Path:
