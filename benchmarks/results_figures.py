@@ -112,7 +112,7 @@ def conditional_generation(figure: Figure) -> None:
     axes.set_ylim(len(order) - 0.5, -0.5)
     axes.grid(axis="x")
     axes.set_xlabel("accuracy of a probe on real test rows, 95 %")
-    axes.legend(loc="lower right", frameon=False)
+    axes.legend(loc="upper right", frameon=False)
 
 
 def gradient_matching(figure: Figure) -> None:
@@ -164,7 +164,7 @@ def privacy(figure: Figure) -> None:
     intervals(axes, [row[0] for row in rows], [point(row[1]) for row in rows], colours=[OURS] * len(rows), shift=0.0)
     axes.axvline(1.0, color="black", linewidth=0.8)
     axes.axvline(1.1, color=REAL, linestyle="--", label="wanted at most")
-    axes.set_xlabel("processor time on the grid over processor time in floats; median, least and most")
+    axes.set_xlabel("processor time, grid over floats: median, least and most")
     axes.legend(loc="upper right", frameon=False)
 
 
