@@ -24,10 +24,11 @@ from understudy.methods.conditional_generation.config import ConditionalGenerati
 from understudy.methods.conditional_generation.encode import encode
 from understudy.methods.conditional_generation.fitting import train_on_table
 from understudy.methods.conditional_generation.losses import lm_loss
-from understudy.methods.conditional_generation.queries import plan
+from understudy.methods.conditional_generation.queries import queries_of, schedule_of
 from understudy.methods.conditional_generation.states import label_log_probabilities
 from understudy.methods.conditional_generation.synthesis import synthesize_stored, synthesize_untrained
 from understudy.privacy.accounting import default_delta, epsilon_rdp
+from understudy.privacy.queries import event_of
 
 if TYPE_CHECKING:
     from conditional_generation import Cell, Settings
@@ -82,25 +83,26 @@ def synthesize(settings: Settings, cell: Cell, arms: Mapping[str, Mapping[str, A
         made = synthesize_untrained(config, LABELS, rows=settings.samples)
         return made.table["text"].to_pylist(), made.table["label"].to_pylist(), made.report()
     n, delta = len(texts), default_delta(len(texts))
-    planned = plan(config, n=n, epsilon=cell.epsilon, delta=delta, cache=settings.cache / "calibrations")
+    queries = queries_of(config, n=n, epsilon=cell.epsilon, delta=delta, cache=settings.cache / "calibrations")
+    schedule = schedule_of(queries)
     gateway = charge(
         "benchmark",
         unit="example",
         n=n,
         epsilon=cell.epsilon,
-        queries=planned.queries,
+        queries=queries,
         request=(str((cell.arm, cell.epsilon, cell.seed)), config.model_dump_json()),
     )
     began = time.perf_counter()
-    stored = train_on_table(texts, labels, label_names=LABELS, config=config, plan=planned, gateway=gateway)
+    stored = train_on_table(texts, labels, label_names=LABELS, config=config, schedule=schedule, gateway=gateway)
     trained = time.perf_counter() - began
     made = synthesize_stored(stored, config)
     facts = made.report() | {
         "training_seconds": trained,
         "generation_seconds": time.perf_counter() - began - trained,
-        "steps": planned.steps,
-        **noise_facts(planned.event, n=n, epsilon=cell.epsilon),
-        "epsilon_rdp": epsilon_rdp(planned.event, delta) if cell.epsilon != float("inf") else None,
+        "steps": schedule.steps,
+        **noise_facts(queries, n=n, epsilon=cell.epsilon),
+        "epsilon_rdp": epsilon_rdp(event_of(queries), delta) if cell.epsilon != float("inf") else None,
         "test_loss": test_loss(settings, stored, config),
         "discriminator_accuracy": head_accuracy(settings, stored, config),
     }

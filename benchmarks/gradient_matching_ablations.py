@@ -131,7 +131,8 @@ def matched_texts(settings: Settings, cell: Cell) -> dict[str, list[Any]]:
     from simulation import model_of
 
     from understudy.methods.gradient_matching.matched import match_shard
-    from understudy.methods.gradient_matching.method import calibrated_plan, charged_settings
+    from understudy.methods.gradient_matching.method import charged_settings, queries
+    from understudy.methods.gradient_matching.queries import schedule_of
     from understudy.methods.gradient_matching.release import release_target
     from understudy.methods.gradient_matching.synthesis import shards
     from understudy.privacy.accounting import default_delta
@@ -139,15 +140,15 @@ def matched_texts(settings: Settings, cell: Cell) -> dict[str, list[Any]]:
     one, config = cell.matched, configure(settings, cell.matched)
     rows = subset(read(settings.data, cell.dataset, "train"), taken(settings, one))
     names, base = DATASETS[cell.dataset].label_names, model_of(config.model)
-    planned = calibrated_plan(config, n=len(rows.texts), epsilon=cell.epsilon, delta=default_delta(len(rows.texts)))
+    asked = queries(config, n=len(rows.texts), epsilon=cell.epsilon, delta=default_delta(len(rows.texts)))
     register_source(settings, one)
     target = release_target(
         rows.texts,
         rows.labels.tolist(),
         label_names=names,
         config=charged_settings(config),
-        plan=planned,
-        gateway=charged(settings, one, config, planned, cell.arm),
+        schedule=schedule_of(asked),
+        gateway=charged(settings, one, config, asked, cell.arm),
         base=base,
     )
     parts = [

@@ -16,12 +16,14 @@ from simulation import charge, model_of, noise_facts, register
 from torch import Tensor
 
 from understudy.methods.gradient_matching.config import GradientMatchingConfig
-from understudy.methods.gradient_matching.method import calibrated_plan, charged_settings
-from understudy.methods.gradient_matching.queries import Plan, signal_to_noise_bound
+from understudy.methods.gradient_matching.method import charged_settings
+from understudy.methods.gradient_matching.method import queries as queries_of
+from understudy.methods.gradient_matching.queries import schedule_of, signal_to_noise_bound
 from understudy.methods.gradient_matching.release import Target
 from understudy.methods.gradient_matching.targets import clipped_sum, factors
 from understudy.privacy.accounting import default_delta
 from understudy.privacy.mechanisms import Gateway
+from understudy.privacy.queries import Queries
 
 _ROWS_AT_A_TIME = 256
 
@@ -54,23 +56,23 @@ def yardstick(settings: Settings, cell: Cell) -> Target:
 def release(settings: Settings, cell: Cell, config: GradientMatchingConfig) -> tuple[Target, dict[str, Any]]:
     """Charge a simulation and release the target through the interface, as `release_target` does; with its facts."""
     n = len(taken(settings, cell))
-    planned = calibrated_plan(config, n=n, epsilon=cell.epsilon, delta=default_delta(n))
-    gateway = charged(settings, cell, config, planned)
+    queries = queries_of(config, n=n, epsilon=cell.epsilon, delta=default_delta(n))
+    schedule, gateway = schedule_of(queries), charged(settings, cell, config, queries)
     exact = exact_sums(settings, cell, config)
     released = gateway.gaussian_sum(
         {f"label-{index:04d}": part for index, part in enumerate(exact)},
-        sensitivity=planned.l2_clip_norm,
-        noise_multiplier=planned.noise_multiplier,
+        sensitivity=schedule.l2_clip_norm,
+        noise_multiplier=schedule.noise_multiplier,
         step=0,
         purpose="target",
     )
     noised = torch.stack(list(released.values()))
     dimension = space_of(config, cell.dataset, seed=config.public_seed).dimension
-    bound = signal_to_noise_bound(noise_multiplier=planned.noise_multiplier, n=n, dimension=dimension)
+    bound = signal_to_noise_bound(noise_multiplier=schedule.noise_multiplier, n=n, dimension=dimension)
     cosines = torch.nn.functional.cosine_similarity(exact.flatten(1), noised.flatten(1), dim=1)
     facts = {
-        **noise_facts(planned.event, n=n, epsilon=cell.epsilon),
-        "noise_multiplier": planned.noise_multiplier,
+        **noise_facts(queries, n=n, epsilon=cell.epsilon),
+        "noise_multiplier": schedule.noise_multiplier,
         "target_dimension": dimension,
         "signal_to_noise_bound": bound if math.isfinite(cell.epsilon) else None,
         "target_cosines": cosines.tolist(),  # released with exact, per label; internal
@@ -78,14 +80,14 @@ def release(settings: Settings, cell: Cell, config: GradientMatchingConfig) -> t
     return as_target(noised, config, cell.dataset), facts
 
 
-def charged(settings: Settings, cell: Cell, config: GradientMatchingConfig, planned: Plan, *words: str) -> Gateway:
-    """Charge a simulation of a plan; further words tell requests of one cell apart."""
+def charged(settings: Settings, cell: Cell, config: GradientMatchingConfig, queries: Queries, *words: str) -> Gateway:
+    """Charge a simulation of a list of queries; further words tell requests of one cell apart."""
     return charge(
         source_name(cell),
         unit="example",
         n=len(taken(settings, cell)),
         epsilon=cell.epsilon,
-        queries=planned.queries,
+        queries=queries,
         request=(cell.name, *words, charged_settings(config).model_dump_json()),
     )
 

@@ -32,7 +32,7 @@ from torch.nn import functional
 
 from understudy.methods.gradient_matching import release
 from understudy.methods.gradient_matching.config import GradientMatchingConfig
-from understudy.methods.gradient_matching.queries import plan as plan_target
+from understudy.methods.gradient_matching.queries import queries_of, schedule_of
 from understudy.models import lora
 from understudy.models.loading import load_model
 from understudy.privacy.dpsgd import training
@@ -142,7 +142,7 @@ def target_release(kind: str, options: argparse.Namespace) -> Callable[[type[Gat
     """One release of the target of two labels."""
     config = GradientMatchingConfig.model_validate({"target": {"kind": kind}, "max_length": options.length})
     texts = [f"row {row} of the benchmark says nothing of note" for row in range(options.rows)]
-    plan, base = plan_target(config, n=len(texts), epsilon=1.0, delta=1e-5), load_model("tiny-llama")
+    queries, base = queries_of(config, n=len(texts), epsilon=1.0, delta=1e-5), load_model("tiny-llama")
 
     def once(gateway: type[Gateway]) -> None:
         release.release_target(
@@ -150,8 +150,8 @@ def target_release(kind: str, options: argparse.Namespace) -> Callable[[type[Gat
             [row % 2 for row in range(len(texts))],
             label_names=("negative", "positive"),
             config=config,
-            plan=plan,
-            gateway=gateway.live(material(plan.queries)),
+            schedule=schedule_of(queries),
+            gateway=gateway.live(material(queries)),
             base=base,
         )
 

@@ -36,7 +36,7 @@ from understudy.methods.preference_optimization.config import (
 )
 from understudy.methods.preference_optimization.dpo import Pairs, train_round
 from understudy.methods.preference_optimization.policy import load_policy
-from understudy.methods.preference_optimization.queries import plan
+from understudy.methods.preference_optimization.queries import queries_of, schedule_of
 from understudy.methods.preference_optimization.scoring import exact_sum
 from understudy.privacy.accounting import default_delta
 
@@ -164,7 +164,8 @@ def survival(settings: Settings, cell: Cell) -> Value:
     owned, texts = everyone(settings, cell.arm), candidates(settings, cell.seed)
     means = owned[np.random.default_rng(cell.seed).permutation(len(owned))[: cell.clients]]
     config = PreferenceOptimizationConfig(rounds=6)
-    noise = plan(config, n=cell.clients, epsilon=cell.epsilon, delta=default_delta(cell.clients)).noise_multiplier
+    asked = queries_of(config, n=cell.clients, epsilon=cell.epsilon, delta=default_delta(cell.clients))
+    noise = schedule_of(asked).noise_multiplier
     return {"shares": {name: survivors(means, texts, way, noise) for name, way in WAYS.items()}}
 
 

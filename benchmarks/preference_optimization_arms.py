@@ -72,8 +72,8 @@ def figures(settings: Settings, cell: Cell) -> dict[str, Any]:
 
 def popri(settings: Settings, cell: Cell) -> tuple[list[str], dict[str, Any]]:
     """T rounds of candidates, noisy scores and DPO; a killed cell goes on after its last whole round."""
-    config, plan = configure(settings, cell), planned(settings, cell)
-    gateway = charged(settings, cell, queries=plan.queries, what="scores")
+    config, schedule = configure(settings, cell), planned(settings, cell)
+    gateway = charged(settings, cell, queries=schedule.queries, what="scores")
     pool = population_pool(settings, cell.population, cell.seed, samples=config.scoring.scorer == "histogram")
     base, folder = model_of(config.model), rounds_folder(settings, cell)
     adapter: Adapter | None = None
@@ -83,7 +83,13 @@ def popri(settings: Settings, cell: Cell) -> tuple[list[str], dict[str, Any]]:
         if not kept.exists():
             candidates = proposed(settings, cell, base, adapter, number)
             scores = release_scores(
-                pool, candidates.embeddings, labels=None, config=config, plan=plan, gateway=gateway, round=number
+                pool,
+                candidates.embeddings,
+                labels=None,
+                config=config,
+                schedule=schedule,
+                gateway=gateway,
+                round=number,
             )
             keep_round(settings, cell, kept, base, adapter, candidates, pool=pool, scores=scores)
         adapter = load_adapter(kept / _ADAPTER)
@@ -91,9 +97,9 @@ def popri(settings: Settings, cell: Cell) -> tuple[list[str], dict[str, Any]]:
     texts = final_texts(settings, cell, load_policy(base, adapter, alpha=config.preferences.lora_alpha))
     return texts, {
         "rounds": found,
-        "signal_to_noise_bound": str(signal_to_noise(plan, candidates=settings.prompts * settings.per_prompt)),
-        "noise_multiplier": plan.noise_multiplier,
-        **noise_facts(plan.event, n=cell.population, epsilon=cell.epsilon),
+        "signal_to_noise_bound": str(signal_to_noise(schedule, candidates=settings.prompts * settings.per_prompt)),
+        "noise_multiplier": schedule.noise_multiplier,
+        **noise_facts(schedule.queries, n=cell.population, epsilon=cell.epsilon),
     }
 
 

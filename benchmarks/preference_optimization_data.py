@@ -25,9 +25,9 @@ from understudy.baselines.supervised import SupervisedConfig
 from understudy.evaluation.next_token import NextTokenConfig
 from understudy.methods.preference_optimization.clients import Clients, build_clients
 from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
-from understudy.methods.preference_optimization.method import calibrated_plan
+from understudy.methods.preference_optimization.method import queries as queries_of
 from understudy.methods.preference_optimization.pool import ClientPool, build_pool, load_pool, save_pool
-from understudy.methods.preference_optimization.queries import Plan
+from understudy.methods.preference_optimization.queries import QuerySchedule, schedule_of
 from understudy.methods.preference_optimization.rounds import propose
 from understudy.methods.preference_optimization.stored import Candidates, load_candidates, save_candidates
 from understudy.privacy.accounting import default_delta
@@ -268,8 +268,8 @@ def charged(settings: Settings, cell: Cell, *, queries: Queries, what: str) -> G
     )
 
 
-def planned(settings: Settings, cell: Cell, *, rounds: int | None = None) -> Plan:
-    """The method's plan of a cell, for another number of rounds if given."""
+def planned(settings: Settings, cell: Cell, *, rounds: int | None = None) -> QuerySchedule:
+    """The method's list of queries for a cell, for another number of rounds if given."""
     config, n = configure(settings, cell), cell.population
     config = config.model_copy(update={"rounds": rounds or config.rounds})
-    return calibrated_plan(config, n=n, epsilon=cell.epsilon, delta=default_delta(n))
+    return schedule_of(queries_of(config, n=n, epsilon=cell.epsilon, delta=default_delta(n)))

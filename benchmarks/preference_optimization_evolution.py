@@ -97,7 +97,7 @@ def evolved(settings: Settings, cell: Cell) -> tuple[private_evolution.Generatio
                 for generation, embeddings in zip(history, seen, strict=True)
             ],
             "noise_multiplier": plan.streams[0].noise_multiplier,
-            **noise_facts(plan.event, n=shared.population, epsilon=shared.epsilon),
+            **noise_facts(plan.queries, n=shared.population, epsilon=shared.epsilon),
         }
         last = history[-1]
         write(path, {"texts": last.texts, "probabilities": last.probabilities.tolist(), "facts": facts})

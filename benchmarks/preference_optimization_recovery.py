@@ -22,7 +22,7 @@ from simulation import noise_facts
 
 from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
 from understudy.methods.preference_optimization.preferences import preference_pairs, recovery_rate
-from understudy.methods.preference_optimization.queries import SENSITIVITY, Plan, signal_to_noise
+from understudy.methods.preference_optimization.queries import SENSITIVITY, QuerySchedule, signal_to_noise
 from understudy.methods.preference_optimization.release import scores_without_noise
 from understudy.methods.preference_optimization.scoring import as_query, unclipped_mean
 from understudy.privacy.mechanisms import Gateway
@@ -35,14 +35,14 @@ def recovery(settings: Settings, cell: Cell) -> dict[str, Any]:
     the same prompts as if among the paper's 1800 in 20 rounds. Standardised, a client's say is shared out equally over
     prompts, so that its scores of these are exactly sqrt(K / 1800) times what they are among K.
     """
-    plan = planned(settings, cell)
+    schedule = planned(settings, cell)
     pool = population_pool(settings, cell.population, cell.seed)
     embeddings = first_candidates(settings, cell).embeddings
-    bound = signal_to_noise(plan, candidates=settings.prompts * settings.per_prompt)
+    bound = signal_to_noise(schedule, candidates=settings.prompts * settings.per_prompt)
     facts: dict[str, Any] = {
         "signal_to_noise_bound": str(bound),
-        "noise_multiplier": plan.noise_multiplier,
-        **noise_facts(plan.event, n=cell.population, epsilon=cell.epsilon),
+        "noise_multiplier": schedule.noise_multiplier,
+        **noise_facts(schedule.queries, n=cell.population, epsilon=cell.epsilon),
     }
     for name, normalise in (("standardise", "standardise"), ("none", "none"), ("paper", "standardise")):
         config = configure(settings, cell)
@@ -51,14 +51,14 @@ def recovery(settings: Settings, cell: Cell) -> dict[str, Any]:
         exact = scores_without_noise(
             pool, embeddings, everyone, labels=None, config=config.model_copy(update={"scoring": scoring})
         )
-        used = plan
+        used = schedule
         if name == "paper":
             used = planned(settings, cell, rounds=PAPER_ROUNDS)
             exact = exact * np.sqrt(settings.prompts / PAPER_PROMPTS)
         query = as_query(exact, slots=cell.population)
         wanted = unclipped_mean(pool.means, embeddings, everyone)
         gateway = charged(settings, cell, queries=used.queries, what=f"recovery {name}")
-        facts[name] = survivors(query, wanted, plan=used, gateway=gateway, config=config)
+        facts[name] = survivors(query, wanted, schedule=used, gateway=gateway, config=config)
     return facts
 
 
@@ -66,17 +66,17 @@ def survivors(
     query: FloatArray,
     wanted: np.ndarray[Any, np.dtype[np.float64]],
     *,
-    plan: Plan,
+    schedule: QuerySchedule,
     gateway: Gateway,
     config: PreferenceOptimizationConfig,
 ) -> dict[str, Any]:
     """Recovery rates against the unclipped scores, and against the query itself, once per round of noise."""
     rates, own = [], []
-    for step in range(plan.rounds):
+    for step in range(schedule.rounds):
         noisy = gateway.gaussian_sum(
             {"scores": torch.from_numpy(query)},
             sensitivity=SENSITIVITY,
-            noise_multiplier=plan.noise_multiplier,
+            noise_multiplier=schedule.noise_multiplier,
             step=step,
             purpose="scores",
         )["scores"].numpy()
@@ -86,4 +86,4 @@ def survivors(
         rates.append(recovery_rate(pairs, wanted))
         own.append(recovery_rate(pairs, query))
     norm = float(np.linalg.norm(query))
-    return {"recovery": rates, "own_recovery": own, "norm": norm, "noise_multiplier": plan.noise_multiplier}
+    return {"recovery": rates, "own_recovery": own, "norm": norm, "noise_multiplier": schedule.noise_multiplier}

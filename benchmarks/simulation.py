@@ -65,7 +65,7 @@ def charge(
     return Gateway.live(ledger.material(charged.id))
 
 
-def noise_facts(event: Any, *, n: int, epsilon: float) -> dict[str, Any]:
+def noise_facts(queries: Queries, *, n: int, epsilon: float) -> dict[str, Any]:
     """What a cell says about its privacy."""
     delta = default_delta(n)
-    return {"delta": delta, "epsilon_pld": epsilon_pld(event, delta) if math.isfinite(epsilon) else None}
+    return {"delta": delta, "epsilon_pld": epsilon_pld(event_of(queries), delta) if math.isfinite(epsilon) else None}
