@@ -1,4 +1,4 @@
-"""Why truer labels buy so little accuracy: what text, labels and their number each cost the probe.
+"""Claim: the labels of synthetic rows, not their texts, are what a probe trained on them lacks.
 
     python benchmarks/conditional_generation_causes.py --data ../shared/data/rotten_tomatoes --cache out/benchmark
 
@@ -17,17 +17,20 @@ from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
+from tables import print_table, write_figures
 
 from understudy.evaluation import utility
 from understudy.evaluation.encoder import embed, load_encoder
 
 ROWS, DRAWS = 1000, 5
+COLUMNS = ("rows", "label fidelity", "as labelled", "labelled by the judge", "real texts, as many labels wrong")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder with train.parquet and test.parquet")
     parser.add_argument("--cache", type=Path, required=True, help="folder of finished cells with their rows")
+    parser.add_argument("--figures", type=Path, help="JSON file of the table; default: in the cache")
     options = parser.parse_args()
     real, test = (np.load(options.cache / f"{split}-embedded.npy") for split in ("train", "test"))
     labels, truth = (
@@ -38,10 +41,9 @@ def main() -> None:
     def accuracy(rows: np.ndarray[Any, Any], given: np.ndarray[Any, Any]) -> float:
         return float(utility.score(utility.fit_probe(rows, given.tolist())(test), truth.tolist()).correct.mean())
 
-    print("| rows | label fidelity | as labelled | labelled by the judge | real texts, as many labels wrong |")
-    print("|---|---|---|---|---|")
     chosen = [np.random.default_rng(draw).permutation(len(real))[:ROWS] for draw in range(DRAWS)]
-    print(f"| real | | {np.mean([accuracy(real[rows], labels[rows]) for rows in chosen]):.3f} | | |")
+    own = np.mean([accuracy(real[rows], labels[rows]) for rows in chosen])
+    table = [{**dict.fromkeys(COLUMNS, ""), "rows": "real", "as labelled": f"{own:.3f}"}]
     for path in sorted(options.cache.glob("*.json")):
         cell = json.loads(path.read_text())
         if "label_fidelity" not in cell or "texts" not in cell:
@@ -54,7 +56,10 @@ def main() -> None:
             wrong.append(accuracy(real[rows], np.where(turned, 1 - labels[rows], labels[rows])))
         name = f"{cell['arm']}, epsilon {cell['epsilon']}, seed {cell['seed']}"
         figures = (cell["label_fidelity"], accuracy(mine, given), accuracy(mine, judge(mine)), float(np.mean(wrong)))
-        print(f"| {name} | " + " | ".join(f"{figure:.3f}" for figure in figures) + " |", flush=True)
+        shown = (f"{figure:.3f}" for figure in figures)
+        table.append(dict(zip(COLUMNS, (name, *shown), strict=True)))
+    print_table(table)
+    write_figures(options.figures or options.cache / "conditional_generation_causes-figures.json", {"rows": table})
 
 
 if __name__ == "__main__":

@@ -1,28 +1,23 @@
-"""One step of DP training against the same step without privacy: throughput and peak memory, as ratios.
+"""Claim: a DP step with LoRA has at least 0.8 times the throughput and at most 1.25 times the memory of a plain step.
 
-Claim: for LoRA a DP step has at least 0.8 times the throughput and at most 1.25 times the peak memory of the same
-step without privacy (PRIVACY, "DP training"). The DP side is the shipped trainer with mask, clipping, noise and Adam;
-the plain side is ordinary peft training with AdamW over the same micro-batches. Timings alternate within one
-process, so that a busy machine slows both; memory is the peak minus what was resident after loading, each side in
-a fresh process.
+Both are ratios to the same step without privacy. The DP side is the shipped trainer with mask, clipping, noise and
+Adam; the plain side is ordinary peft training with AdamW over the same micro-batches. Timings alternate within one
+process, so that a busy machine slows both; memory is the peak minus what was resident after loading, each side in a
+fresh process.
 
-    python benchmarks/dp_step.py dp_step.json
+    python benchmarks/dp_step.py --out dp_step.json
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import json
-import re
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import torch
+from measuring import arguments, chosen, in_fresh_process, parse_side, peak_memory, write_result
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -32,6 +27,7 @@ from understudy.privacy.dpsgd.training import DpSgdPlan, Objective, Stream, trai
 from understudy.privacy.ledger.records import KeyMaterial
 from understudy.privacy.mechanisms import Gateway
 
+SETTINGS = ("model", "batch", "length", "micro_batch", "threads")
 TARGETS = {"throughput": 0.8, "memory": 1.25}
 CLIP, NOISE, LEARNING_RATE = 0.1, 1.0, 1e-4
 
@@ -122,37 +118,24 @@ def time_ratio(options: argparse.Namespace) -> dict[str, float]:
     return found
 
 
-def peak_memory(options: argparse.Namespace) -> float:
+def memory_of_side(options: argparse.Namespace) -> float:
     """MiB that the steps of one side need beyond what is resident after loading, in this fresh process."""
     data, model = rows(options), build(options)
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    before = memory("VmRSS")
     if options.side == "dp":
-        dp_steps(model, data, options, lambda: None)
-    else:
+        return peak_memory(lambda: dp_steps(model, data, options, lambda: None))
+
+    def steps() -> None:
         step = plain_step(model, data, options.micro_batch)
         for _ in range(options.steps):
             step()
-    return memory("VmHWM") - before
 
-
-def memory(field: str) -> float:
-    status = Path("/proc/self/status").read_text(encoding="ascii")
-    found = re.search(rf"{field}:\s+(\d+) kB", status)
-    if found is None:
-        raise SystemExit(f"expected {field} in /proc/self/status: memory is measured on Linux only")
-    return int(found[1]) / 1024
+    return peak_memory(steps)
 
 
 def measure(options: argparse.Namespace, rank: int) -> dict[str, float]:
     options.rank = rank
-    command = [sys.executable, __file__, "--rank", str(rank)]
-    for name in ("model", "batch", "length", "micro_batch", "threads"):
-        command += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
-    peaks = {}
-    for side in ("plain", "dp"):
-        done = subprocess.run([*command, "--steps", "3", "--side", side], check=True, capture_output=True, text=True)
-        peaks[side] = float(done.stdout)
+    same = chosen(options, SETTINGS) | {"rank": rank, "steps": 3}
+    peaks = {side: in_fresh_process(__file__, same | {"side": side}) for side in ("plain", "dp")}
     found = time_ratio(options)
     return {
         **found,
@@ -162,27 +145,14 @@ def measure(options: argparse.Namespace, rank: int) -> dict[str, float]:
     }
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Throughput and memory of a DP step, as ratios.")
-    parser.add_argument("output", nargs="?", type=Path, help="where to write the JSON")
-    parser.add_argument("--model", default="tiny-llama")
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--length", type=int, default=128)
-    parser.add_argument("--micro-batch", type=int, default=16)
-    parser.add_argument("--rank", type=int, default=8, help="of the adapters; 0 trains all weights")
-    parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--threads", type=int, default=1)
+def parse() -> argparse.Namespace:
+    parser = arguments(__doc__, batch=64, length=128, micro_batch=16, rank=8, steps=8)
     parser.add_argument("--full", action="store_true", help="also measure full fine-tuning (no target)")
-    parser.add_argument("--side", choices=["plain", "dp"], help=argparse.SUPPRESS)
-    return parser.parse_args()
+    return parse_side(parser, ("plain", "dp"), memory_of_side)
 
 
 def main() -> None:
-    options = arguments()
-    torch.set_num_threads(options.threads)
-    if options.side:
-        print(peak_memory(options))
-        return
+    options = parse()
     results = {f"lora r{options.rank}" if options.rank else "full": measure(options, options.rank)}
     if options.full:
         results["full"] = measure(options, 0)
@@ -191,10 +161,7 @@ def main() -> None:
     for name, found in results.items():
         ratios = f"{found['throughput_ratio']:>12.3f}{found['wall_ratio']:>10.3f}{found['memory_ratio']:>10.3f}"
         print(f"{name:<12}{ratios}")
-    if options.output:
-        settings = {name: getattr(options, name) for name in ("model", "batch", "length", "micro_batch", "threads")}
-        content = {"settings": settings, "targets": TARGETS, "results": results}
-        options.output.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    write_result(options.out, {"settings": chosen(options, SETTINGS), "targets": TARGETS, "results": results})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What each part of gradient matching buys: the gradient, the projection, the swaps, and each filter in turn.
+"""Claim: swaps lower the matching loss, the language model's projection keeps texts readable, each filter lowers loss.
 
     python benchmarks/gradient_matching_ablations.py --data ../shared/data --cache out/gradient-matching
 
@@ -11,36 +11,22 @@ what they are worth. Accuracy reads real rows: internal. Charges are simulations
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
+import math
 import time
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import torch
-from finished_cells import write
-from gradient_matching_data import DATASETS, Cell, Settings, configure, model_of, read, subset, taken
-from gradient_matching_measures import losses, tune, verdicts
-from gradient_matching_release import register, source_name, yardstick
+from cells import Benchmark, Call, Value, arguments, complete, parse, settings_from
+from gradient_matching_data import DATASETS, Settings, configure, digest_of, read, subset, taken
+from gradient_matching_data import Cell as MatchedCell
+from tables import Row, print_table, write_figures
 
-from understudy.evaluation.nearest import log_perplexities
-from understudy.evaluation.rows import LabelledTexts
-from understudy.methods.gradient_matching.filters import filter_texts
-from understudy.methods.gradient_matching.matched import match_shard
-from understudy.methods.gradient_matching.method import calibrated_plan, charged_settings
-from understudy.methods.gradient_matching.release import release_target
-from understudy.methods.gradient_matching.synthesis import shards
-from understudy.methods.gradient_matching.verbalizer import build_verbalizer
-from understudy.privacy.accounting import default_delta
-from understudy.privacy.ledger.ledger import Ledger
-from understudy.privacy.mechanisms import Gateway
-from understudy.privacy.queries import queries_to_json
-
+OWN = "as it is"
 VARIANTS = {
-    "as it is": (),
+    OWN: (),
     "without swaps": ("matching.swap_sweeps=0",),
     "L2 projection, without swaps": ("projection.kind=l2", "matching.swap_sweeps=0"),
     "full gradient, without swaps": ("matching.gradient=full", "matching.swap_sweeps=0"),
@@ -53,102 +39,116 @@ FILTERS = {
 }
 
 
+@dataclass(frozen=True)
+class Cell:
+    """A variant on one data set.
+
+    Attributes:
+        dataset: of `DATASETS`.
+        arm: of `VARIANTS`.
+        epsilon: always infinite.
+        seed: of everything public, and of which real rows are taken.
+    """
+
+    dataset: str
+    arm: str
+    epsilon: float = math.inf
+    seed: int = 0
+
+    @property
+    def matched(self) -> MatchedCell:
+        """The same as a cell of the benchmark of gradient matching."""
+        return MatchedCell(self.dataset, "ablation", 50, target="sketch", seed=self.seed)
+
+    @property
+    def name(self) -> str:
+        """A file name."""
+        words = "-".join("".join(c if c.isalnum() else " " for c in self.arm).split())
+        return f"{self.matched.name}-{words}"
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder with one folder per data set")
-    parser.add_argument("--cache", type=Path, required=True, help="folder of what the cells share")
+    parser = arguments(__doc__)
+    parser.set_defaults(seeds=[0])
     parser.add_argument("--datasets", nargs="+", choices=list(DATASETS), default=list(DATASETS))
     parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
     parser.add_argument("--samples", type=int, default=40, help="texts matched per variant")
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    home = (options.cache / "home").absolute()
-    home.mkdir(parents=True, mode=0o700, exist_ok=True)
-    os.environ["UNDERSTUDY_HOME"] = str(home)
-    torch.set_num_threads(1)
-    print("| data | variant | texts | loss | accuracy | log-perplexity | CPU seconds |\n|---|---|---|---|---|---|---|")
-    for dataset in options.datasets:
-        for variant in options.variants:
-            print(line(options, dataset, variant), flush=True)
-    if "as it is" in options.variants:
-        print("\n| data | filters | left | loss | accuracy |\n|---|---|---|---|---|")
-        for dataset in options.datasets:
-            for name in FILTERS:
-                print(filtered(options, dataset, name), flush=True)
+    options = parse(parser)
+    settings = settings_from(Settings, options, oversample=1.0, models=("tiny-llama",))
+    every = [Cell(*chosen, seed=seed) for *chosen, seed in product(options.datasets, options.variants, options.seeds)]
+    found = complete(Benchmark(settings, figures, digest=digest, shared=shared), every, options)
+    tables = {"variants": variant_rows(found), "filters": filter_rows(found)}
+    print_table(tables["variants"])
+    print_table(tables["filters"], "Filters, one more at a time")
+    write_figures(options.figures, tables)
 
 
-def settings_of(options: argparse.Namespace, variant: str) -> Settings:
-    return Settings(
-        data=options.data,
-        cache=options.cache,
-        samples=options.samples,
-        oversample=1.0,
-        overrides=VARIANTS[variant],
-        models=("tiny-llama",),
-    )
+def of_variant(settings: Settings, cell: Cell) -> Settings:
+    """Settings of the method with what the variant changes."""
+    return replace(settings, overrides=VARIANTS[cell.arm])
 
 
-def line(options: argparse.Namespace, dataset: str, variant: str) -> str:
-    """One variant."""
-    settings, cell = settings_of(options, variant), cell_of(options, dataset)
-    found = texts_of(settings, cell, variant)
-    rows = kept(dataset, found, [i for i, text in enumerate(found["text"]) if text.strip()])
-    fluency = log_perplexities(model_of(settings.models[0]), {"rows": list(rows.texts)})["rows"]
-    return f"| {dataset} | {variant} | {measured(settings, cell, rows)} | {fluency:.2f} | {found['cpu_seconds']:.0f} |"
+def digest(settings: Settings, cell: Cell) -> str:
+    """Of every setting that a variant's figures depend on."""
+    return digest_of(of_variant(settings, cell), cell.matched)
 
 
-def filtered(options: argparse.Namespace, dataset: str, name: str) -> str:
-    """One more filter on the texts of the method's own settings."""
-    settings, cell = settings_of(options, "as it is"), cell_of(options, dataset)
-    config, found = configure(settings, cell), texts_of(settings, cell, "as it is")
-    base = model_of(config.model)
-    chosen = filter_texts(
-        found["text"],
-        np.asarray(found["loss"]),
-        found["label"],
-        base=base,
-        verbalizer=build_verbalizer(base.tokenizer, DATASETS[dataset].label_names, config.verbalizer),
-        config=config.filter.model_copy(update=FILTERS[name]),
-        max_length=config.max_length,
-    )
-    return f"| {dataset} | {name} | {measured(settings, cell, kept(dataset, found, chosen.rows.tolist()))} |"
+def shared(settings: Settings, cells: Sequence[Cell]) -> list[list[Call]]:
+    """The exact gradient of every data set, which needs its states."""
+    return [[partial(share, settings, name) for name in dict.fromkeys(cell.dataset for cell in cells)]]
 
 
-def cell_of(options: argparse.Namespace, dataset: str) -> Cell:
-    return Cell(dataset, "ablation", 50, target="sketch", seed=options.seed)
+def share(settings: Settings, dataset: str) -> None:
+    """One data set's exact gradient."""
+    from gradient_matching_release import yardstick
+
+    yardstick(settings, MatchedCell(dataset, "shared", None))
 
 
-def texts_of(settings: Settings, cell: Cell, variant: str) -> dict[str, Any]:
-    """Matched texts of a variant, with labels and losses to their own target; from the cache or now."""
-    config = configure(settings, cell)
-    words = "-".join("".join(c if c.isalnum() else " " for c in variant).split())
-    path = settings.cache / f"{cell.name}-{words}-{settings.samples}.json"
-    if path.exists():
-        return dict(json.loads(path.read_text()))
-    began, rows = time.process_time(), subset(read(settings.data, cell.dataset, "train"), taken(settings, cell))
+def figures(settings: Settings, cell: Cell) -> Value:
+    """What a variant's texts are worth and how they read; of the method's own settings also what each filter leaves."""
+    from simulation import model_of
+
+    from understudy.evaluation.nearest import log_perplexities
+
+    settings = of_variant(settings, cell)
+    began = time.process_time()
+    found = matched_texts(settings, cell)
+    spent = time.process_time() - began
+    rows = [i for i, text in enumerate(found["text"]) if text.strip()]
+    result = worth(settings, cell, found, rows) | {"matching_cpu_seconds": spent}
+    shown = [found["text"][row] for row in rows]
+    result["log_perplexity"] = log_perplexities(model_of(settings.models[0]), {"rows": shown})["rows"]
+    if cell.arm == OWN:
+        result["filters"] = {name: worth(settings, cell, found, kept(settings, cell, found, name)) for name in FILTERS}
+    return result | {"texts": [[label, text] for label, text in zip(found["label"], found["text"], strict=True)]}
+
+
+def matched_texts(settings: Settings, cell: Cell) -> dict[str, list[Any]]:
+    """Matched texts of a variant, with labels and losses to their own target."""
+    import pyarrow as pa
+    from gradient_matching_release import charged, register_source
+    from simulation import model_of
+
+    from understudy.methods.gradient_matching.matched import match_shard
+    from understudy.methods.gradient_matching.method import charged_settings, queries
+    from understudy.methods.gradient_matching.queries import schedule_of
+    from understudy.methods.gradient_matching.release import release_target
+    from understudy.methods.gradient_matching.synthesis import shards
+    from understudy.privacy.accounting import default_delta
+
+    one, config = cell.matched, configure(settings, cell.matched)
+    rows = subset(read(settings.data, cell.dataset, "train"), taken(settings, one))
     names, base = DATASETS[cell.dataset].label_names, model_of(config.model)
-    plan = calibrated_plan(config, n=len(rows.texts), epsilon=cell.epsilon, delta=default_delta(len(rows.texts)))
-    register(settings, cell)
-    ledger = Ledger.open()
-    charge = ledger.reserve(
-        source=source_name(cell),
-        request_key=ledger.request_key(cell.name, variant, charged_settings(config).model_dump_json()),
-        queries=queries_to_json(plan.queries),
-        epsilon=cell.epsilon,
-        delta=default_delta(len(rows.texts)),
-        epsilon_rdp=cell.epsilon,
-        unit="example",
-        relation="replace_special",
-        code_digest="benchmark",
-        simulation=True,
-    )
+    asked = queries(config, n=len(rows.texts), epsilon=cell.epsilon, delta=default_delta(len(rows.texts)))
+    register_source(settings, one)
     target = release_target(
         rows.texts,
         rows.labels.tolist(),
         label_names=names,
         config=charged_settings(config),
-        plan=plan,
-        gateway=Gateway.live(ledger.material(charge.id)),
+        schedule=schedule_of(asked),
+        gateway=charged(settings, one, config, asked, cell.arm),
         base=base,
     )
     parts = [
@@ -156,30 +156,83 @@ def texts_of(settings: Settings, cell: Cell, variant: str) -> dict[str, Any]:
         for part in shards(config, len(names))
     ]
     table = pa.concat_tables(parts)
-    found = {
-        "text": table["text"].to_pylist(),
-        "label": table["label"].to_pylist(),
-        "loss": table["emitted_loss"].to_pylist(),
-        "cpu_seconds": time.process_time() - began,
-    }
-    write(path, found)
-    return found
+    columns = {"text": "text", "label": "label", "loss": "emitted_loss"}
+    return {name: table[column].to_pylist() for name, column in columns.items()}
 
 
-def kept(dataset: str, found: dict[str, Any], rows: list[int]) -> LabelledTexts:
-    labels = np.asarray(found["label"], np.int64)[rows]
-    return LabelledTexts([found["text"][row] for row in rows], labels, DATASETS[dataset].label_names)
+def kept(settings: Settings, cell: Cell, found: Mapping[str, Any], name: str) -> list[int]:
+    """Numbers of the texts that a filter leaves."""
+    import numpy as np
+    from simulation import model_of
+
+    from understudy.methods.gradient_matching.filters import filter_texts
+    from understudy.methods.gradient_matching.verbalizer import build_verbalizer
+
+    config = configure(settings, cell.matched)
+    base = model_of(config.model)
+    chosen = filter_texts(
+        found["text"],
+        np.asarray(found["loss"]),
+        found["label"],
+        base=base,
+        verbalizer=build_verbalizer(base.tokenizer, DATASETS[cell.dataset].label_names, config.verbalizer),
+        config=config.filter.model_copy(update=FILTERS[name]),
+        max_length=config.max_length,
+    )
+    numbers: list[int] = chosen.rows.tolist()
+    return numbers
 
 
-def measured(settings: Settings, cell: Cell, rows: LabelledTexts) -> str:
-    """Number, median loss to the common yardstick, accuracy after tuning on them."""
-    if not rows.texts:
-        return "0 | | "
+def worth(settings: Settings, cell: Cell, found: Mapping[str, Any], rows: Sequence[int]) -> Value:
+    """Number of some texts, median loss to the common yardstick, accuracy after tuning on them."""
+    import numpy as np
+    from gradient_matching_measures import losses, tune, verdicts
+    from gradient_matching_release import yardstick
+
+    from understudy.evaluation.rows import LabelledTexts
+
+    if not rows:
+        return {"rows": 0}
+    labels = np.asarray(found["label"], np.int64)[list(rows)]
+    chosen = LabelledTexts([found["text"][row] for row in rows], labels, DATASETS[cell.dataset].label_names)
     (model,) = settings.models
-    right = verdicts(settings, cell.dataset, model, tune(cell, model, rows)).correct
-    error = (right.mean() * (1 - right.mean()) / len(right)) ** 0.5
-    loss = np.median(losses(yardstick(settings, cell), rows))
-    return f"{len(rows.texts)} | {loss:.4f} | {right.mean():.3f} ± {error:.3f}"
+    right = verdicts(settings, cell.dataset, model, tune(cell.matched, model, chosen)).correct
+    return {
+        "rows": len(rows),
+        "loss": float(np.median(losses(yardstick(settings, cell.matched), chosen))),
+        "accuracy": float(right.mean()),
+        "standard_error": float((right.mean() * (1 - right.mean()) / len(right)) ** 0.5),
+    }
+
+
+def variant_rows(found: Mapping[Cell, Value]) -> list[Row]:
+    """One row per variant."""
+    return [
+        {
+            "data": cell.dataset,
+            "variant": cell.arm,
+            **worth_text(value),
+            "log-perplexity": f"{value['log_perplexity']:.2f}",
+            "CPU seconds": f"{value['matching_cpu_seconds']:.0f}",
+        }
+        for cell, value in found.items()
+    ]
+
+
+def filter_rows(found: Mapping[Cell, Value]) -> list[Row]:
+    """One row per filter."""
+    return [
+        {"data": cell.dataset, "filters": name, **worth_text(left)}
+        for cell, value in found.items()
+        for name, left in value.get("filters", {}).items()
+    ]
+
+
+def worth_text(found: Mapping[str, Any]) -> Row:
+    if not found["rows"]:
+        return {"texts": "0"}
+    accuracy = f"{found['accuracy']:.3f} ± {found['standard_error']:.3f}"
+    return {"texts": str(found["rows"]), "loss": f"{found['loss']:.4f}", "accuracy": accuracy}
 
 
 if __name__ == "__main__":

@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import finished_cells
 import numpy as np
-from finished_cells import write
+from cells import read as read_cell
+from cells import write
 from gradient_matching_data import (
     DATASETS,
     Cell,
@@ -20,13 +20,13 @@ from gradient_matching_data import (
     configure,
     digest_of,
     embeddings,
-    model_of,
     read,
     subset,
     taken,
 )
 from gradient_matching_measures import full_reports, losses, tune, verdicts
-from gradient_matching_release import register, release, yardstick
+from gradient_matching_release import register_source, release, yardstick
+from simulation import model_of
 
 from understudy.baselines import prompting, selection
 from understudy.errors import InputError
@@ -45,7 +45,7 @@ _LONGEST = 64  # tokens of a prompted text, as in the flow
 def figures(settings: Settings, cell: Cell) -> dict[str, Any]:
     """All figures of a cell, or the reports that a finished one lacks; `texts` holds its rows, never published."""
     began = time.process_time()
-    earlier = finished_cells.read(cell.name, settings.cache, digest=digest_of(settings, cell))
+    earlier = read_cell(cell.name, settings.cache, digest=digest_of(settings, cell))
     if settings.full_reports and earlier is not None and "texts" in earlier:
         return earlier | {"reports": reports_of(settings, cell, earlier["texts"])}
     rows, facts = make(settings, cell)
@@ -98,7 +98,7 @@ def make(settings: Settings, cell: Cell) -> Made:
 def matched(settings: Settings, cell: Cell) -> Made:
     """Release, match, select: the flow's steps, the target from cached states."""
     config = configure(settings, cell)
-    register(settings, cell)
+    register_source(settings, cell)
     target, facts = release(settings, cell, config)
     base, names = model_of(config.model), DATASETS[cell.dataset].label_names
     parts = [
@@ -171,7 +171,7 @@ def chosen_rows(settings: Settings, cell: Cell) -> np.ndarray[Any, np.dtype[np.i
 def plain_samples(settings: Settings, cell: Cell) -> dict[str, Any]:
     """The losses of zero-shot text and of the best of as many plain samples as one matched text's passes buy."""
     config = configure(settings, cell)
-    register(settings, cell)
+    register_source(settings, cell)
     target, facts = release(settings, cell, config)
     counts = samples_bought(config)
     most, rows = max(counts.values()), settings.compared

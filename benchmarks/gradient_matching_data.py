@@ -5,7 +5,6 @@ The embeddings and states of real rows in the cache are internal: nothing made h
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Sequence
@@ -16,7 +15,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from finished_cells import aside
+from cells import short_digest, temporary
+from simulation import model_of
 from torch import Tensor
 
 from understudy.evaluation.label_model import LabelModel, encode_rows, last_states
@@ -25,7 +25,6 @@ from understudy.evaluation.transfer import TransferConfig, WordsOf
 from understudy.methods.gradient_matching.config import GradientMatchingConfig, VerbalizerConfig
 from understudy.methods.gradient_matching.targets import TargetSpace, target_space
 from understudy.methods.gradient_matching.verbalizer import build_verbalizer
-from understudy.models.loading import LoadedModel, load_model
 from understudy.runs.overrides import apply_overrides
 
 # An epsilon at which 50 rows together hardly change what comes out: what matching to noise looks like.
@@ -150,15 +149,7 @@ def digest_of(settings: Settings, cell: Cell) -> str:
         "models": [model_of(model).digest for model in settings.models],
         "dataset": asdict(DATASETS[cell.dataset]),
     }
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
-
-
-@lru_cache(maxsize=4)
-def model_of(name: str) -> LoadedModel:
-    """A shipped model, frozen; `fine_tune` loads copies of its own."""
-    loaded = load_model(name)
-    loaded.model.requires_grad_(False)
-    return loaded
+    return short_digest(facts)
 
 
 @lru_cache(maxsize=8)
@@ -240,5 +231,5 @@ def dataset_of(label_names: Sequence[str]) -> str:
 
 def save(path: Path, values: np.ndarray[Any, Any]) -> None:
     """Write an array, whole or not at all."""
-    with aside(path) as part, part.open("wb") as file:
+    with temporary(path) as part, part.open("wb") as file:
         np.save(file, values)

@@ -12,13 +12,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from finished_cells import write
+from cells import write
 from gradient_matching_data import (
     Cell,
     Settings,
     dataset_of,
     embeddings,
-    model_of,
     read,
     space_of,
     subset,
@@ -26,6 +25,7 @@ from gradient_matching_data import (
     transfer_config,
     words_of,
 )
+from simulation import model_of
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 

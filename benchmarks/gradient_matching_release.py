@@ -11,18 +11,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from gradient_matching_data import DATASETS, Cell, Settings, configure, model_of, read, save, space_of, states, taken
+from gradient_matching_data import DATASETS, Cell, Settings, configure, read, save, space_of, states, taken
+from simulation import charge, model_of, noise_facts, register
 from torch import Tensor
 
 from understudy.methods.gradient_matching.config import GradientMatchingConfig
-from understudy.methods.gradient_matching.method import calibrated_plan, charged_settings
-from understudy.methods.gradient_matching.queries import signal_to_noise_bound
+from understudy.methods.gradient_matching.method import charged_settings
+from understudy.methods.gradient_matching.method import queries as queries_of
+from understudy.methods.gradient_matching.queries import schedule_of, signal_to_noise_bound
 from understudy.methods.gradient_matching.release import Target
 from understudy.methods.gradient_matching.targets import clipped_sum, factors
-from understudy.privacy.accounting import default_delta, epsilon_pld, epsilon_rdp
-from understudy.privacy.ledger.ledger import Ledger, SourceRecord
+from understudy.privacy.accounting import default_delta
 from understudy.privacy.mechanisms import Gateway
-from understudy.privacy.queries import queries_to_json
+from understudy.privacy.queries import Queries
 
 _ROWS_AT_A_TIME = 256
 
@@ -53,44 +54,42 @@ def yardstick(settings: Settings, cell: Cell) -> Target:
 
 
 def release(settings: Settings, cell: Cell, config: GradientMatchingConfig) -> tuple[Target, dict[str, Any]]:
-    """Charge a simulation and release the target through the gateway, as `release_target` does; with its facts."""
+    """Charge a simulation and release the target through the interface, as `release_target` does; with its facts."""
     n = len(taken(settings, cell))
-    delta, finite = default_delta(n), math.isfinite(cell.epsilon)
-    planned = calibrated_plan(config, n=n, epsilon=cell.epsilon, delta=delta)
-    ledger = Ledger.open()
-    charge = ledger.reserve(
-        source=source_name(cell),
-        request_key=ledger.request_key(cell.name, charged_settings(config).model_dump_json()),
-        queries=queries_to_json(planned.queries),
-        epsilon=cell.epsilon,
-        delta=delta,
-        epsilon_rdp=epsilon_rdp(planned.event, delta) if finite else cell.epsilon,
-        unit="example",
-        relation="replace_special",
-        code_digest="benchmark",
-        simulation=True,
-    )
+    queries = queries_of(config, n=n, epsilon=cell.epsilon, delta=default_delta(n))
+    schedule, gateway = schedule_of(queries), charged(settings, cell, config, queries)
     exact = exact_sums(settings, cell, config)
-    released = Gateway.live(ledger.material(charge.id)).gaussian_sum(
+    released = gateway.gaussian_sum(
         {f"label-{index:04d}": part for index, part in enumerate(exact)},
-        sensitivity=planned.l2_clip_norm,
-        noise_multiplier=planned.noise_multiplier,
+        sensitivity=schedule.l2_clip_norm,
+        noise_multiplier=schedule.noise_multiplier,
         step=0,
         purpose="target",
     )
     noised = torch.stack(list(released.values()))
     dimension = space_of(config, cell.dataset, seed=config.public_seed).dimension
-    bound = signal_to_noise_bound(noise_multiplier=planned.noise_multiplier, n=n, dimension=dimension)
+    bound = signal_to_noise_bound(noise_multiplier=schedule.noise_multiplier, n=n, dimension=dimension)
     cosines = torch.nn.functional.cosine_similarity(exact.flatten(1), noised.flatten(1), dim=1)
     facts = {
-        "delta": delta,
-        "noise_multiplier": planned.noise_multiplier,
-        "epsilon_pld": epsilon_pld(planned.event, delta) if finite else None,
+        **noise_facts(queries, n=n, epsilon=cell.epsilon),
+        "noise_multiplier": schedule.noise_multiplier,
         "target_dimension": dimension,
-        "signal_to_noise_bound": bound if finite else None,
+        "signal_to_noise_bound": bound if math.isfinite(cell.epsilon) else None,
         "target_cosines": cosines.tolist(),  # released with exact, per label; internal
     }
     return as_target(noised, config, cell.dataset), facts
+
+
+def charged(settings: Settings, cell: Cell, config: GradientMatchingConfig, queries: Queries, *words: str) -> Gateway:
+    """Charge a simulation of a list of queries; further words tell requests of one cell apart."""
+    return charge(
+        source_name(cell),
+        unit="example",
+        n=len(taken(settings, cell)),
+        epsilon=cell.epsilon,
+        queries=queries,
+        request=(cell.name, *words, charged_settings(config).model_dump_json()),
+    )
 
 
 def as_target(stacked: Tensor, config: GradientMatchingConfig, dataset: str) -> Target:
@@ -109,17 +108,7 @@ def source_name(cell: Cell) -> str:
     return f"benchmark-{cell.dataset}-{'all' if cell.real is None else cell.real}"
 
 
-def register(settings: Settings, cell: Cell) -> None:
-    """Register a cell's source; again is no error."""
+def register_source(settings: Settings, cell: Cell) -> None:
+    """The cell's source as the ledger knows it."""
     n = len(taken(settings, cell))
-    Ledger.open().register(
-        SourceRecord(
-            name=source_name(cell),
-            unit="example",
-            relation="replace_special",
-            epsilon=1000.0,
-            delta=0.9 / n,
-            n=n,
-            label_names=DATASETS[cell.dataset].label_names,
-        )
-    )
+    register(source_name(cell), unit="example", n=n, label_names=DATASETS[cell.dataset].label_names)

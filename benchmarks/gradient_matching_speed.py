@@ -1,7 +1,6 @@
-"""Gradient matching's closed form against double backward over the head: time and peak memory, as ratios.
+"""Claim: the matching loss in closed form is at least 5 times as fast as by double backward, in a tenth of its memory.
 
-Claim: one evaluation of the matching loss with its gradient by the text's embeddings is at least 5 times faster in
-closed form and needs at most a tenth of the peak memory (METHODS, section 2). `double_backward` is what autograd does
+One evaluation gives the loss and its gradient by the text's embeddings. `double_backward` is what autograd does
 with the logits that a model of transformers gives, one row per position: each text's gradient of the head, V x d, is
 formed with a graph, and the cosine with the target is differentiated through it. `lean_double_backward` is the same
 with the head applied at the last position only, text by text: the least that double backward can cost, of which the
@@ -17,17 +16,13 @@ disturb no side alone. Memory is the peak minus what was resident after loading 
 from __future__ import annotations
 
 import argparse
-import json
-import re
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
+from measuring import arguments, chosen, in_fresh_process, parse_side, peak_memory, write_result
 from torch import Tensor
 from torch.nn import functional
 
@@ -136,35 +131,18 @@ def seconds(options: argparse.Namespace) -> tuple[dict[str, dict[str, float]], d
     return fastest, {side: float((slope - own).norm() / own.norm()) for side, slope in slopes.items()}
 
 
-def peak_memory(options: argparse.Namespace) -> float:
+def memory_of_side(options: argparse.Namespace) -> float:
     """MiB that one side needs beyond what is resident after loading, in this fresh process."""
     setting = build(options.model)
     evaluation(setting, options.side, batch=1, length=1)()
     step = evaluation(setting, options.side, batch=options.batch, length=options.length)
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    before = memory("VmRSS")
-    for _ in range(3):
-        step()
-    return memory("VmHWM") - before
-
-
-def memory(field: str) -> float:
-    status = Path("/proc/self/status").read_text(encoding="ascii")
-    found = re.search(rf"{field}:\s+(\d+) kB", status)
-    if found is None:
-        raise SystemExit(f"expected {field} in /proc/self/status: memory is measured on Linux only")
-    return int(found[1]) / 1024
+    return peak_memory(lambda: [step() for _ in range(3)])
 
 
 def measure_objective(options: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Every side, and its ratios to the closed form."""
-    command = [sys.executable, __file__]
-    for name in ("model", "batch", "length", "threads"):
-        command += [f"--{name}", str(getattr(options, name))]
-    peaks = {}
-    for side in SIDES:
-        done = subprocess.run([*command, "--side", side], check=True, capture_output=True, text=True)
-        peaks[side] = float(done.stdout)
+    same = chosen(options, ("model", "batch", "length", "threads"))
+    peaks = {side: in_fresh_process(__file__, same | {"side": side}) for side in SIDES}
     fastest, differences = seconds(options)
     ours = fastest["closed_form"]
     return {
@@ -187,31 +165,13 @@ def print_objective(found: dict[str, dict[str, float]]) -> None:
         print(f"{side:<22}{''.join(f'{values[name]:>14.3f}' for name in columns)}")
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Time and memory of gradient matching's parts, as ratios.")
-    parser.add_argument("--out", type=Path, help="where to write the JSON")
-    parser.add_argument("--model", default="tiny-llama")
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--length", type=int, default=32, help="tokens of a text, without beginning and template")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--side", choices=list(SIDES), help=argparse.SUPPRESS)
-    return parser.parse_args()
-
-
 def main() -> None:
-    options = arguments()
-    torch.set_num_threads(options.threads)
-    if options.side:
-        print(peak_memory(options))
-        return
+    options = parse_side(arguments(__doc__, batch=16, length=32, repeats=5), tuple(SIDES), memory_of_side)
     results = {"objective": measure_objective(options)}
     print(f"{options.model}, batch {options.batch}, length {options.length}, {options.threads} thread(s)")
     print_objective(results["objective"])
-    if options.out:
-        settings = {name: getattr(options, name) for name in ("model", "batch", "length", "repeats", "threads")}
-        content = {"settings": settings, "targets": TARGETS, "results": results}
-        options.out.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    settings = chosen(options, ("model", "batch", "length", "repeats", "threads"))
+    write_result(options.out, {"settings": settings, "targets": TARGETS, "results": results})
 
 
 if __name__ == "__main__":

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from gradient_matching_data import NOISE_ALONE, Cell
+from tables import interval_text, print_table, write_figures
 
 Found = Mapping[Cell, dict[str, Any]]
 Row = dict[str, Any]
@@ -20,22 +19,22 @@ Seeds = Sequence[tuple[Cell, dict[str, Any]]]  # the cells of one line with thei
 _ORDER = ("untuned", "zero-shot", "few-shot", "gradient matching", "random", "herding", "k-center", "real rows")
 
 
-def print_tables(tables: Sequence[str], found: Found, *, default: str, models: Sequence[str], folder: Path) -> None:
-    """Print as markdown what the cells give, and write it to `tables.json`."""
+def print_tables(tables: Sequence[str], found: Found, *, default: str, models: Sequence[str], path: Path) -> None:
+    """Print as markdown what the cells give, and write it as JSON."""
     made: dict[str, list[Row]] = {}
     if "main" in tables:
         made["main"] = main_rows(found, default=default, models=models)
-        report("Arms", made["main"])
+        print_table(made["main"], "Arms")
     if "targets" in tables:
         made["targets"] = target_rows(found, models=models)
-        report("Targets", made["targets"])
+        print_table(made["targets"], "Targets")
     if "retokenised" in tables:
         made["retokenised"] = retokenised_rows(found)
-        report("Loss of the emitted string, tokenised again", made["retokenised"])
+        print_table(made["retokenised"], "Loss of the emitted string, tokenised again")
     if any("reports" in value for value in found.values()):
         made["reports"] = report_rows(found)
-        report("Reports of the first seed", made["reports"])
-    (folder / "tables.json").write_text(json.dumps({"command": sys.argv, **made}, indent=1) + "\n")
+        print_table(made["reports"], "Reports of the first seed")
+    write_figures(path, made)
 
 
 def grouped(found: Found) -> dict[Cell, list[tuple[Cell, dict[str, Any]]]]:
@@ -271,20 +270,3 @@ def seeds_text(values: list[tuple[Cell, dict[str, Any]]]) -> str:
 
 def number(value: float | None, digits: int) -> str:
     return "" if value is None else f"{value:.{digits}g}"
-
-
-def interval_text(found: Sequence[float]) -> str:
-    return f"{found[0]:.3f} [{found[1]:.3f}, {found[2]:.3f}]"
-
-
-def report(title: str, rows: list[Row]) -> None:
-    """Print rows as a markdown table, without columns that are empty in all of them."""
-    print(f"\n### {title}\n")
-    names = [name for name in (rows[0] if rows else {}) if any(row[name] for row in rows)]
-    if not names:
-        print("Nothing finished yet.")
-        return
-    print("| " + " | ".join(names) + " |")
-    print("|---" * len(names) + "|")
-    for row in rows:
-        print("| " + " | ".join(row[name] for name in names) + " |")

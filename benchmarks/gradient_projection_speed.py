@@ -1,23 +1,21 @@
-"""Top-k projection of a batch with a key/value cache against the plain loop: the same tokens, many times sooner.
+"""Claim: batched top-k projection with a key/value cache is at least 10 times as fast as the loop, with equal tokens.
 
-Claim: at 16 examples of 32 tokens the projection of gradient matching is at least 10 times as fast as one example after
-the other with the whole prefix read anew for every token. The loop is not handicapped: like the batched way it takes
-logits at the last position only and looks at k proposals. Both run in one process, in turn; the figure is a ratio of
-minima of processor time, which other users of the machine disturb least, with wall time beside it. Sums over another
-batch size move a logit by rounding, which may flip a token, so equal rows are counted and nine in ten required.
+The loop takes one of 16 examples of 32 tokens after the other, with the whole prefix read anew for every token. It is
+not handicapped: like the batched way it takes logits at the last position only and looks at k proposals. Both run in
+one process, in turn; the figure is a ratio of minima of processor time, which other users of the machine disturb least,
+with wall time beside it. Sums over another batch size move a logit by rounding, which may flip a token, so equal rows
+are counted and nine in ten required.
 
     python benchmarks/gradient_projection_speed.py --out gradient_projection_speed.json
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import time
-from pathlib import Path
 
 import torch
+from measuring import arguments, chosen, write_result
 from torch import Tensor
 
 from understudy.generation.sampling import backbone, head
@@ -70,20 +68,8 @@ def minima(seconds: list[Seconds]) -> Seconds:
     return min(cpu for cpu, _ in seconds), min(wall for _, wall in seconds)
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="JSON file to write")
-    parser.add_argument("--model", default="tiny-llama")
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--length", type=int, default=32)
-    parser.add_argument("--k", type=int, default=200)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=1)
-    return parser.parse_args()
-
-
 def main() -> int:
-    options = arguments()
+    options = arguments(__doc__, batch=16, length=32, k=200, repeats=3).parse_args()
     torch.set_num_threads(options.threads)
     loaded = load_model(options.model)
     allowed = allowed_tokens(loaded.tokenizer, "printable")
@@ -107,7 +93,7 @@ def main() -> int:
     ratio, wall_ratio = slow[0] / fast[0], slow[1] / fast[1]
     met = ratio >= TARGET and equal >= MOST_ROWS * options.batch
     result = {
-        **{name: getattr(options, name) for name in ("model", "batch", "length", "k", "repeats", "threads")},
+        **chosen(options, ("model", "batch", "length", "k", "repeats", "threads")),
         "cached_seconds": round(fast[0], 3),
         "loop_seconds": round(slow[0], 3),
         "speed_up": round(ratio, 1),
@@ -121,8 +107,7 @@ def main() -> int:
         print(f"{name:<16}{cpu:>8.3f}{wall:>8.3f}{1000 * cpu / rows[..., 0].numel():>18.2f}")
     print(f"speed-up {ratio:.1f}x (wall {wall_ratio:.1f}x), equal rows {equal}/{options.batch}")
     print(f"target {TARGET:g}x: {'met' if met else 'missed'}")
-    if options.out:
-        options.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    write_result(options.out, result)
     return 0 if met else 1
 
 

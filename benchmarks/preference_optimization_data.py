@@ -6,7 +6,6 @@ The embeddings of real clients in the cache are internal: nothing made here is e
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -18,23 +17,22 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from finished_cells import aside
+from cells import short_digest, temporary
+from simulation import charge, model_of, register
 
 from understudy.baselines.private_evolution import EvolutionConfig
 from understudy.baselines.supervised import SupervisedConfig
 from understudy.evaluation.next_token import NextTokenConfig
 from understudy.methods.preference_optimization.clients import Clients, build_clients
 from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
-from understudy.methods.preference_optimization.method import calibrated_plan
+from understudy.methods.preference_optimization.method import queries as queries_of
 from understudy.methods.preference_optimization.pool import ClientPool, build_pool, load_pool, save_pool
-from understudy.methods.preference_optimization.queries import Plan
+from understudy.methods.preference_optimization.queries import QuerySchedule, schedule_of
 from understudy.methods.preference_optimization.rounds import propose
 from understudy.methods.preference_optimization.stored import Candidates, load_candidates, save_candidates
-from understudy.models.loading import LoadedModel, load_model
-from understudy.privacy.accounting import default_delta, epsilon_pld, epsilon_rdp
-from understudy.privacy.ledger.ledger import Ledger, SourceRecord
+from understudy.privacy.accounting import default_delta
 from understudy.privacy.mechanisms import Gateway
-from understudy.privacy.queries import Queries, event_of, queries_to_json
+from understudy.privacy.queries import Queries
 from understudy.runs.overrides import apply_overrides
 
 FloatArray = npt.NDArray[np.float32]
@@ -146,15 +144,7 @@ def digest_of(settings: Settings, cell: Cell) -> str:
         "clients": settings.clients,
         "models": [model_of(config.model).digest, model_of(downstream.base).digest],
     }
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
-
-
-@lru_cache(maxsize=4)
-def model_of(name: str) -> LoadedModel:
-    """A shipped model, frozen; whoever trains loads a copy of its own."""
-    loaded = load_model(name)
-    loaded.model.requires_grad_(False)
-    return loaded
+    return short_digest(facts)
 
 
 @lru_cache(maxsize=1)
@@ -203,7 +193,7 @@ def real_pool(settings: Settings) -> ClientPool:
             encode=encoder().encode,
             dimension=encoder().dimension,
         )
-        with aside(folder, folder=True) as part:
+        with temporary(folder, folder=True) as part:
             save_pool(pool, part)
     return load_pool(folder)
 
@@ -239,7 +229,7 @@ def unseen(settings: Settings) -> FloatArray:
     path = settings.cache / f"unseen-{settings.clients}.npy"
     if not path.exists():
         found = encoder().encode(clients_of(settings, "test").samples)
-        with aside(path) as part, part.open("wb") as file:
+        with temporary(path) as part, part.open("wb") as file:
             np.save(file, found)
     loaded: FloatArray = np.load(path)
     return loaded
@@ -259,43 +249,27 @@ def first_candidates(settings: Settings, cell: Cell) -> Candidates:
             round=0,
             encode=encoder().encode,
         )
-        with aside(folder, folder=True) as part:
+        with temporary(folder, folder=True) as part:
             save_candidates(found, part)
     return load_candidates(folder)
 
 
-def charge(settings: Settings, cell: Cell, *, queries: Queries, what: str) -> Gateway:
-    """Charge a simulation and open the gateway: recorded in the ledger, not counted, and nothing leaves."""
-    n, finite = cell.population, math.isfinite(cell.epsilon)
-    ledger, delta = Ledger.open(), default_delta(n)
-    source = f"benchmark-{n}"
-    ledger.register(
-        SourceRecord(name=source, unit="client", relation="add_or_remove_one", epsilon=1000.0, delta=0.9 / n, n=n)
-    )
-    charged = ledger.reserve(
-        source=source,
-        request_key=ledger.request_key(f"{what} {cell.name}", digest_of(settings, cell)),
-        queries=queries_to_json(queries),
-        epsilon=cell.epsilon,
-        delta=delta,
-        epsilon_rdp=epsilon_rdp(event_of(queries), delta) if finite else cell.epsilon,
+def charged(settings: Settings, cell: Cell, *, queries: Queries, what: str) -> Gateway:
+    """Charge a simulation: one source for each number of clients."""
+    n = cell.population
+    register(f"benchmark-{n}", unit="client", n=n)
+    return charge(
+        f"benchmark-{n}",
         unit="client",
-        relation="add_or_remove_one",
-        code_digest="benchmark",
-        simulation=True,
+        n=n,
+        epsilon=cell.epsilon,
+        queries=queries,
+        request=(f"{what} {cell.name}", digest_of(settings, cell)),
     )
-    return Gateway.live(ledger.material(charged.id))
 
 
-def planned(settings: Settings, cell: Cell, *, rounds: int | None = None) -> Plan:
-    """The method's plan of a cell, for another number of rounds if given."""
+def planned(settings: Settings, cell: Cell, *, rounds: int | None = None) -> QuerySchedule:
+    """The method's list of queries for a cell, for another number of rounds if given."""
     config, n = configure(settings, cell), cell.population
     config = config.model_copy(update={"rounds": rounds or config.rounds})
-    return calibrated_plan(config, n=n, epsilon=cell.epsilon, delta=default_delta(n))
-
-
-def noise_facts(cell: Cell, event: Any, noise_multiplier: float) -> dict[str, Any]:
-    """What a cell says about its noise."""
-    delta = default_delta(cell.population)
-    found = epsilon_pld(event, delta) if math.isfinite(cell.epsilon) else None
-    return {"delta": delta, "noise_multiplier": noise_multiplier, "epsilon_pld": found}
+    return schedule_of(queries_of(config, n=n, epsilon=cell.epsilon, delta=default_delta(n)))

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import math
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from preference_optimization_data import Cell, Settings
+from tables import Row, print_table, write_figures
 
 Value = dict[str, Any]
 Found = Mapping[Cell, Value]
-Row = dict[str, str]
 
 _RECOVERED = {"standardise": "standardised", "none": "raw", "paper": "among 1800 prompts, 20 rounds"}
 _ORDER = ("epsilon-0", "prompt-only", "popri", "popri-shuffled", "pe", "pe+sft", "real")
 
 
-def print_tables(found: Found, *, settings: Settings, folder: Path) -> None:
-    """Print as markdown what the cells give, and write it to `table.json`."""
+def print_tables(found: Found, *, settings: Settings, path: Path) -> None:
+    """Print as markdown what the cells give, and write it as JSON."""
     said = (
         f"{settings.clients} clients, K {settings.prompts}, J {settings.per_prompt}, T {settings.rounds}, "
         f"rejected rank {settings.rejected_rank}, {settings.tokens} tokens, {settings.samples} texts, downstream model "
@@ -35,11 +33,11 @@ def print_tables(found: Found, *, settings: Settings, folder: Path) -> None:
         "recovery": recovery_rows(lines),
         "next token": token_rows(lines),
     }
-    report("Frechet distance to held-out samples, per round", made["rounds"])
-    report("Round T against round 1 and against the shuffled control", made["fell"])
-    report("First round's preferences that noise leaves as they are", made["recovery"])
-    report("Next-token accuracy on held-out clients", made["next token"])
-    (folder / "table.json").write_text(json.dumps({"command": sys.argv, "settings": said, **made}, indent=1) + "\n")
+    print_table(made["rounds"], "Frechet distance to held-out samples, per round")
+    print_table(made["fell"], "Round T against round 1 and against the shuffled control")
+    print_table(made["recovery"], "First round's preferences that noise leaves as they are")
+    print_table(made["next token"], "Next-token accuracy on held-out clients")
+    write_figures(path, made, settings=said)
 
 
 def grouped(found: Found) -> dict[Cell, list[Value]]:
@@ -116,11 +114,7 @@ def recovery_rows(lines: Mapping[Cell, list[Value]]) -> list[Row]:
         row["noise multiplier"] = f"{values[0]['noise_multiplier']:.3g}"
         bound = float(values[0]["signal_to_noise_bound"])
         row["SNR bound"] = "infinite" if math.isinf(bound) else f"{bound:.3g}"
-        for name, words in (
-            ("standardise", "standardised"),
-            ("none", "raw"),
-            ("paper", "among 1800 prompts, 20 rounds"),
-        ):
+        for name, words in _RECOVERED.items():
             rates = [rate for value in values for rate in value[name]["recovery"]]
             row[words] = f"{np.mean(rates):.1%} ± {np.std(rates):.1%}"
         rows.append(row)
@@ -199,17 +193,3 @@ def each(found: Sequence[float]) -> str:
 
 def mean(found: Iterable[Any]) -> float:
     return float(np.mean([float(one) for one in found]))
-
-
-def report(title: str, rows: list[Row]) -> None:
-    """Print rows as a markdown table, without columns that are empty in all of them."""
-    print(f"\n### {title}\n")
-    every = dict.fromkeys(name for row in rows for name in row)
-    names = [name for name in every if any(row.get(name) for row in rows)]
-    if not rows:
-        print("Nothing finished yet.")
-        return
-    print("| " + " | ".join(names) + " |")
-    print("|---" * len(names) + "|")
-    for row in rows:
-        print("| " + " | ".join(row.get(name, "") for name in names) + " |")

@@ -1,4 +1,4 @@
-"""What the texts of the preference-optimisation benchmark are like, beside how useful they are.
+"""Claim: preferences make texts longer and less varied than those of any other arm, and hardly less likely.
 
     python benchmarks/preference_optimization_texts.py --data ../shared/data --cache out/preference-optimization
 
@@ -10,14 +10,17 @@ the downstream model before it is tuned, and the median cosine of a text to its 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
 
 import numpy as np
-from preference_optimization_data import Cell, Settings, clients_of, downstream_config, encoder, model_of, seed_texts
+from cells import read
+from preference_optimization_data import Cell, Settings, clients_of, downstream_config, encoder, seed_texts
+from simulation import model_of
+from tables import Row, print_table, write_figures
 
 from understudy.evaluation.diversity import distinct_n, lengths
 from understudy.evaluation.nearest import log_perplexities
@@ -30,27 +33,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder with one folder per data set")
     parser.add_argument("--cache", type=Path, required=True, help="folder of finished cells with their texts")
+    parser.add_argument("--figures", type=Path, help="JSON file of the table; default: in the cache")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     options = parser.parse_args()
     settings = Settings(data=options.data, cache=options.cache)
-    print("| arm | seed | words, median | distinct pairs | nats per token | cosine to the nearest seed |")
-    print("|---|---|---|---|---|---|")
-    print(f"| real, held out | | {described(settings, clients_of(settings, 'test').samples)} |", flush=True)
-    for arm in ARMS:
-        for seed in options.seeds:
-            cell = Cell(arm, 0.0 if arm == "prompt-only" else math.inf, settings.clients, seed)
-            path = options.cache / f"{cell.name}.json"
-            texts = json.loads(path.read_text()).get("texts") if path.exists() else None
-            if texts:
-                print(f"| {arm} | {seed} | {described(settings, texts)} |", flush=True)
+    table = [{"arm": "real, held out", "seed": "", **described(settings, clients_of(settings, "test").samples)}]
+    for arm, seed in product(ARMS, options.seeds):
+        cell = Cell(arm, 0.0 if arm == "prompt-only" else math.inf, settings.clients, seed)
+        texts = (read(cell.name, options.cache) or {}).get("texts")
+        if texts:
+            table.append({"arm": arm, "seed": str(seed), **described(settings, texts)})
+    print_table(table)
+    write_figures(options.figures or options.cache / "preference_optimization_texts-figures.json", {"rows": table})
 
 
-def described(settings: Settings, texts: Sequence[str]) -> str:
+def described(settings: Settings, texts: Sequence[str]) -> Row:
     """The four figures of the first texts; an equal number for every arm, for two of them depend on it."""
     some = list(texts)[:ROWS]
     nats = log_perplexities(model_of(downstream_config(settings).base), {"texts": some})["texts"]
     near = (encoder().encode(some) @ seeds(settings).T).max(axis=1)
-    return f"{np.median(lengths(some)):.0f} | {distinct_n(some, 2):.3f} | {nats:.2f} | {np.median(near):.3f}"
+    return {
+        "words, median": f"{np.median(lengths(some)):.0f}",
+        "distinct pairs": f"{distinct_n(some, 2):.3f}",
+        "nats per token": f"{nats:.2f}",
+        "cosine to the nearest seed": f"{np.median(near):.3f}",
+    }
 
 
 @lru_cache(maxsize=1)

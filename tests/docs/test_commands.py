@@ -15,7 +15,7 @@ import pytest
 from understudy.flows import cli
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "results").glob("*.md"))]
 # Run by tests/flows/test_worker.py, against a server of their own.
 BY_THE_WORKER_TEST = {
     "prefect server",

@@ -9,7 +9,6 @@ from understudy.privacy.accounting import (
     epsilon_rdp,
     sgd_event,
 )
-from understudy.privacy.tree_accounting import calibrate_tree_noise, tree_event
 
 DELTA = 3e-6
 ROUNDS = 20
@@ -37,16 +36,3 @@ def test_calibrating_by_pld_needs_less_noise(epsilon, paper, expected):
     assert found == pytest.approx(expected, rel=2e-3)
     assert exact <= found <= exact * 1.002
     assert found < 0.95 * paper
-
-
-# Table 3, footnote b: DP-FTRL at full participation, one round per epoch and so one block per tree.
-@pytest.mark.parametrize(("z", "by_rdp"), [(19.5, 0.986), (3.35, 6.96)])
-def test_the_paper_s_multipliers_for_dp_ftrl(z, by_rdp):
-    event = tree_event(noise_multiplier=z, rounds=1, epochs=ROUNDS)
-    assert epsilon_rdp(event, DELTA) == pytest.approx(by_rdp, abs=5e-3)
-
-
-@pytest.mark.parametrize(("epsilon", "expected"), [(1.0, 19.26), (7.0, 3.335)])
-def test_dp_ftrl_is_calibrated_by_rdp(epsilon, expected):
-    found = calibrate_tree_noise(rounds=1, epochs=ROUNDS, epsilon=epsilon, delta=DELTA)
-    assert found == pytest.approx(expected, rel=1e-3)

@@ -36,10 +36,6 @@ _KINDS: Final[Mapping[str, tuple[type, Mapping[str, type]]]] = {
     "poisson_sampled": (dp.PoissonSampledDpEvent, {"sampling_probability": float, "event": dp.DpEvent}),
     "self_composed": (dp.SelfComposedDpEvent, {"count": int, "event": dp.DpEvent}),
     "composed": (dp.ComposedDpEvent, {"events": list}),
-    "tree_aggregation": (
-        dp.SingleEpochTreeAggregationDpEvent,
-        {"noise_multiplier": float, "step_counts": int},
-    ),
 }
 
 

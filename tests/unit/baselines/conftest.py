@@ -1,4 +1,4 @@
-"""A gateway for a plan, a random base model on disk, and clients made up for the purpose."""
+"""A gateway for a plan, and a random base model on disk."""
 
 import pytest
 import torch
@@ -31,18 +31,3 @@ def make_gateway():
         return Gateway(KeyMaterial(b"s" * 32, charge, b"t" * 32, plan.queries), recorder=recorder)
 
     return make
-
-
-@pytest.fixture
-def clients():
-    """Seven slots with none to four samples; two of them are null."""
-    words = ["rain", "in", "the", "morning", "fog", "heron", "river", "path", "mill", "wind"]
-    found = []
-    for client in range(7):
-        samples = [
-            " ".join(words[(client * 3 + i * (j + 1)) % 10] for i in range(3 + (client + j) % 6))
-            for j in range(client % 5)
-        ]
-        found.append(samples)
-    found[2] = None
-    return found

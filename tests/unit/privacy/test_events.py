@@ -30,7 +30,6 @@ leaves = st.one_of(
         steps=st.integers(1, 10**6),
     ),
     st.just(dp.NonPrivateDpEvent()),
-    st.builds(dp.SingleEpochTreeAggregationDpEvent, multipliers, st.integers(1, 1000)),
 )
 events = st.recursive(
     leaves,

@@ -1,0 +1,154 @@
+"""How the arms of the conditional-generation benchmark make their rows, and what is measured of them.
+
+The embeddings of real rows in the cache are internal: nothing made here is exported.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import torch
+from cells import temporary
+from simulation import charge, noise_facts, register
+
+from understudy.evaluation import fidelity, utility
+from understudy.evaluation.config import ClassifierConfig
+from understudy.evaluation.encoder import embed, load_encoder
+from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
+from understudy.methods.conditional_generation.encode import encode
+from understudy.methods.conditional_generation.fitting import train_on_table
+from understudy.methods.conditional_generation.losses import lm_loss
+from understudy.methods.conditional_generation.queries import queries_of, schedule_of
+from understudy.methods.conditional_generation.states import label_log_probabilities
+from understudy.methods.conditional_generation.synthesis import synthesize_stored, synthesize_untrained
+from understudy.privacy.accounting import default_delta, epsilon_rdp
+from understudy.privacy.queries import event_of
+
+if TYPE_CHECKING:
+    from conditional_generation import Cell, Settings
+
+LABELS = ("negative", "positive")
+Made = tuple[list[str], list[int], dict[str, Any]]  # texts, labels, and public facts of how they were made
+
+
+@lru_cache(maxsize=2)
+def read(data: Path, split: str) -> tuple[list[str], list[int]]:
+    """Texts and labels of a split."""
+    table = pq.read_table(data / f"{split}.parquet")
+    return table["text"].to_pylist(), table["label"].to_pylist()
+
+
+def register_source(settings: Settings) -> None:
+    """The training table as the ledger knows it."""
+    n = len(read(settings.data, "train")[0])
+    register("benchmark", unit="example", n=n, label_names=LABELS, share=0.5)
+
+
+def embedded(settings: Settings, split: str) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Sentence embeddings of a split, from the cache or now."""
+    path = settings.cache / f"{split}-embedded.npy"
+    if not path.exists():
+        with temporary(path) as part, part.open("wb") as file:
+            np.save(file, embed(read(settings.data, split)[0], load_encoder()))
+    found: np.ndarray[Any, np.dtype[np.float32]] = np.load(path)
+    return found
+
+
+def configure(settings: Settings, cell: Cell, arms: Mapping[str, Mapping[str, Any]]) -> ConditionalGenerationConfig:
+    """The method's settings of an arm."""
+    given = dict(arms.get(cell.arm, arms["naive"]))
+    steered = given.pop("steered", True)
+    if settings.model:
+        given["model"] = settings.model
+    config = ConditionalGenerationConfig(**given, samples=settings.samples, public_seed=cell.seed)
+    if not steered:
+        steering = config.generate.steering.model_copy(update={"steer": "none"})
+        config = config.model_copy(update={"generate": config.generate.model_copy(update={"steering": steering})})
+    return config
+
+
+def synthesize(settings: Settings, cell: Cell, arms: Mapping[str, Mapping[str, Any]]) -> Made:
+    """The rows of one arm."""
+    texts, labels = read(settings.data, "train")
+    if cell.arm == "real":
+        return texts, labels, {}
+    config = configure(settings, cell, arms)
+    if cell.arm == "prompt-only":
+        made = synthesize_untrained(config, LABELS, rows=settings.samples)
+        return made.table["text"].to_pylist(), made.table["label"].to_pylist(), made.report()
+    n, delta = len(texts), default_delta(len(texts))
+    queries = queries_of(config, n=n, epsilon=cell.epsilon, delta=delta, cache=settings.cache / "calibrations")
+    schedule = schedule_of(queries)
+    gateway = charge(
+        "benchmark",
+        unit="example",
+        n=n,
+        epsilon=cell.epsilon,
+        queries=queries,
+        request=(str((cell.arm, cell.epsilon, cell.seed)), config.model_dump_json()),
+    )
+    began = time.perf_counter()
+    stored = train_on_table(texts, labels, label_names=LABELS, config=config, schedule=schedule, gateway=gateway)
+    trained = time.perf_counter() - began
+    made = synthesize_stored(stored, config)
+    facts = made.report() | {
+        "training_seconds": trained,
+        "generation_seconds": time.perf_counter() - began - trained,
+        "steps": schedule.steps,
+        **noise_facts(queries, n=n, epsilon=cell.epsilon),
+        "epsilon_rdp": epsilon_rdp(event_of(queries), delta) if cell.epsilon != float("inf") else None,
+        "test_loss": test_loss(settings, stored, config),
+        "discriminator_accuracy": head_accuracy(settings, stored, config),
+    }
+    return made.table["text"].to_pylist(), made.table["label"].to_pylist(), facts
+
+
+def test_loss(settings: Settings, stored: Any, config: ConditionalGenerationConfig) -> float:
+    """Nats per token of test texts under their own prompt (the paper's Table 4)."""
+    texts, labels = read(settings.data, "test")
+    rows = encode(texts, labels, label_names=LABELS, tokenizer=stored.trained.tokenizer, config=config)
+    total = tokens = 0.0
+    with torch.no_grad():
+        for start in range(0, len(texts), 64):
+            part = slice(start, start + 64)
+            batch = {k: getattr(rows, k)[part] for k in ("input_ids", "attention_mask", "loss_mask", "label", "valid")}
+            counts = batch["loss_mask"].sum(1)
+            total += float((lm_loss(stored.trained.model, batch, prompts=rows.prompts) * counts).sum())
+            tokens += float(counts.sum())
+    return total / tokens
+
+
+def head_accuracy(settings: Settings, stored: Any, config: ConditionalGenerationConfig) -> float | None:
+    """How often the steering head or the filter is right about real test texts; None where there is none."""
+    if stored.trained.model.classifier is None:
+        return None
+    texts, labels = read(settings.data, "test")
+    found = label_log_probabilities(stored.trained, texts, config=config).argmax(-1).tolist()
+    return sum(a == b for a, b in zip(found, labels, strict=True)) / len(labels)
+
+
+def measure(settings: Settings, cell: Cell, made: Made) -> dict[str, Any]:
+    """What the rows are worth and how near they are to real ones."""
+    texts, labels, facts = made
+    test_texts, test_labels = read(settings.data, "test")
+    real, test = embedded(settings, "train"), embedded(settings, "test")
+    mine = real if cell.arm == "real" else embed(texts, load_encoder())
+    correct = utility.score(utility.fit_probe(mine, labels)(test), test_labels).correct
+    result: dict[str, Any] = facts | {"correct": correct.astype(int).tolist(), "rows": len(texts)}
+    if cell.arm != "real":
+        judge = utility.fit_probe(real, read(settings.data, "train")[1])
+        result["label_fidelity"] = float(utility.label_fidelity(mine, labels, judge).share)
+        result["mauve"] = float(fidelity.mauve(mine[: len(test)], test, seed=0))
+        result["texts"] = [[label, text] for text, label in zip(texts, labels, strict=True)]
+    if settings.transformer and cell.seed == 0:
+        scored = utility.transformer_accuracy(
+            texts, labels, test_texts, test_labels, classes=2, config=ClassifierConfig(profile="tiny"), seed=0
+        )
+        result["transformer_accuracy"] = float(scored.accuracy)
+    return result

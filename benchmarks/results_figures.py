@@ -1,0 +1,214 @@
+"""Claim: every figure of docs/results is drawn from the numbers that its page publishes, and from nothing else.
+
+    python benchmarks/results_figures.py
+
+A method's figure is drawn from the JSON beside its page; those of the privacy and engine pages from the pages' own
+tables. The same numbers give the same bytes under one version of matplotlib.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+
+FOLDER = Path(__file__).resolve().parents[1] / "docs" / "results"
+OURS, OTHER, REAL = "#1b6ca8", "#8a8f98", "#b5651d"
+STYLE = {
+    "svg.hashsalt": "understudy",
+    "svg.fonttype": "none",
+    "font.family": ["DejaVu Sans", "sans-serif"],
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "grid.color": "#dddddd",
+}
+Point = tuple[float, float, float]  # value, lower end, upper end
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the figures; default: docs/results")
+    options = parser.parse_args()
+    for name, (size, paint) in FIGURES.items():
+        draw(options.out / f"{name}.svg", size, paint)
+        print(options.out / f"{name}.svg")
+
+
+def draw(path: Path, size: tuple[float, float], paint: Callable[[Figure], None]) -> None:
+    """Write one figure as SVG, without a date."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=size, layout="constrained")
+        paint(figure)
+        FigureCanvasSVG(figure).print_svg(str(path), metadata={"Date": None, "Creator": None})
+
+
+def published(name: str) -> dict[str, Any]:
+    """The numbers beside a page."""
+    found: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text())
+    return found
+
+
+def table(name: str, heading: str) -> list[list[str]]:
+    """The cells of the first table of a page's section, without its header."""
+    section = (FOLDER / f"{name}.md").read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    lines = re.search(r"(?:^\|.*\n)+", section, flags=re.M)
+    if lines is None:
+        raise SystemExit(f"{name}.md: expected a table under the heading {heading}, found none")
+    return [[cell.strip() for cell in line.strip("| \n").split("|")] for line in lines[0].splitlines()[2:]]
+
+
+def point(text: str) -> Point:
+    """A figure with its interval, as tables print it."""
+    value, low, high = (float(number) for number in re.findall(r"-?\d+\.\d+", text)[:3])
+    return value, low, high
+
+
+def intervals(
+    axes: Any, names: Sequence[str], points: Sequence[Point], *, colours: Sequence[str], shift: float
+) -> None:
+    """One line per name: the value and its interval."""
+    for place, (one, colour) in enumerate(zip(points, colours, strict=True)):
+        value, low, high = one
+        error = [[value - low], [high - value]]
+        axes.errorbar(value, place + shift, xerr=error, fmt="o", color=colour, markersize=4, capsize=2)
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.grid(axis="x")
+
+
+def conditional_generation(figure: Figure) -> None:
+    """Accuracy of the probe per arm, at both epsilons."""
+    rows = published("conditional-generation")["rows"]
+    names = list(dict.fromkeys(row["arm"] for row in rows))
+    order = ["prompt-only", *(name for name in names if name not in ("real", "prompt-only")), "real"]
+    axes = figure.subplots()
+    for epsilon, shift, colour in (("3.0", -0.14, OURS), ("inf", 0.14, OTHER)):
+        found = {row["arm"]: row["probe_accuracy"] for row in rows if row["epsilon"] == epsilon}
+        for place, name in enumerate(order):
+            if name in found:
+                ends = name in ("prompt-only", "real")
+                value, low, high = found[name]
+                axes.errorbar(
+                    value,
+                    place + (0 if ends else shift),
+                    xerr=[[value - low], [high - value]],
+                    fmt="o",
+                    color=REAL if ends else colour,
+                    markersize=4,
+                    capsize=2,
+                    label=f"epsilon {epsilon.removesuffix('.0')}" if name == "naive" else None,
+                )
+    axes.set_yticks(range(len(order)), order)
+    axes.set_ylim(len(order) - 0.5, -0.5)
+    axes.grid(axis="x")
+    axes.set_xlabel("accuracy of a probe on real test rows, 95 %")
+    axes.legend(loc="upper right", frameon=False)
+
+
+def gradient_matching(figure: Figure) -> None:
+    """Accuracy of tiny-llama per arm on both data sets."""
+    every = published("gradient-matching")["main"]
+    datasets = list(dict.fromkeys(row["data"] for row in every))
+    for axes, dataset in zip(figure.subplots(1, 2), datasets, strict=True):
+        rows = [row for row in every if row["data"] == dataset]
+        names = [arm_name(row) for row in rows]
+        ours = [OURS if row["arm"] == "gradient matching" else REAL for row in rows]
+        prompted = ("zero-shot", "few-shot", "untuned")
+        colours = [OTHER if row["arm"] in prompted else colour for row, colour in zip(rows, ours, strict=True)]
+        intervals(axes, names, [point(row["tiny-llama"]) for row in rows], colours=colours, shift=0.0)
+        axes.set_title(dataset, fontsize=9)
+        axes.set_xlabel("accuracy on real test rows, 95 %")
+        if axes.get_subplotspec().colspan.start:
+            axes.set_yticklabels([])
+
+
+def arm_name(row: dict[str, str]) -> str:
+    """An arm with its real rows and its epsilon."""
+    if row["arm"] in ("untuned", "zero-shot"):
+        return row["arm"]
+    epsilon = f", epsilon {row['epsilon']}" if row["epsilon"] else ""
+    return f"{row['arm']}, {row['real rows']} rows{epsilon}"
+
+
+def preference_optimization(figure: Figure) -> None:
+    """Distance to held-out text, round by round."""
+    rows = published("preference-optimization")["rounds"]
+    axes = figure.subplots()
+    names = {"popri": ("POPri", OURS), "popri-shuffled": ("POPri, shuffled preferences", OTHER)}
+    for row in rows:
+        rounds = [float(value) for name, value in row.items() if re.fullmatch(r"round \d+", name)]
+        label, colour = names.get(row["arm"], ("Private Evolution", REAL))
+        axes.plot(range(1, len(rounds) + 1), rounds, "o-", color=colour, markersize=4, label=f"{label}")
+    axes.axhline(float(rows[0]["real to real"]), color="black", linestyle=":", label="real text to real text")
+    axes.set_xlabel("round")
+    axes.set_ylabel("Fréchet distance to held-out text")
+    axes.set_ylim(0)
+    axes.grid(axis="y")
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 0.3), frameon=False)
+
+
+def privacy(figure: Figure) -> None:
+    """What the grid costs, beside the wanted bound."""
+    rows = [row for row in table("privacy", "What the grid costs") if re.match(r"\d+\.\d+ \(", row[1])]
+    axes = figure.subplots()
+    intervals(axes, [row[0] for row in rows], [point(row[1]) for row in rows], colours=[OURS] * len(rows), shift=0.0)
+    axes.axvline(1.0, color="black", linewidth=0.8)
+    axes.axvline(1.1, color=REAL, linestyle="--", label="wanted at most")
+    axes.set_xlabel("processor time, grid over floats: median, least and most")
+    axes.legend(loc="upper right", frameon=False)
+
+
+def engine(figure: Figure) -> None:
+    """What was found over what was wanted; a bar to the right of 1 is more than wanted."""
+    names, ratios = [], []
+    for claim, _, target, found in table("engine", "Claims"):
+        wanted = re.search(r"(>=|<=|<) ([\d.]+)", target)
+        if wanted is None:
+            continue
+        for name, value in measurements(claim, found):
+            names.append(name)
+            margin = value / float(wanted[2])
+            ratios.append(margin if wanted[1] == ">=" else 1 / margin)
+    axes = figure.subplots()
+    axes.barh(range(len(names)), [math.log2(one) for one in ratios], color=[OURS if r >= 1 else REAL for r in ratios])
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    ticks = (0.8, 1, 1.25, 1.5, 2)
+    axes.set_xticks([math.log2(tick) for tick in ticks], [f"{tick:g}" for tick in ticks])
+    axes.axvline(0, color="black", linewidth=0.8)
+    axes.set_xlabel("how many times better than wanted; below 1 the claim is missed")
+    axes.grid(axis="x")
+
+
+def measurements(claim: str, found: str) -> list[tuple[str, float]]:
+    """The figures of one line of the table of claims: several where it measured several things or times."""
+    said = {"DP LoRA step": "DP step: throughput", "the same": "DP step: peak memory", "overhead": "a task's overhead"}
+    name = next((short for start, short in said.items() if claim.startswith(start)), claim)
+    if claim.startswith("batched PPLM"):
+        return [(f"batched PPLM: {way}", float(value)) for way, value in re.findall(r"([a-z_]+) (\d+\.\d+)", found)]
+    if "runs" in found:
+        return [(f"{name}, run {i}", float(v)) for i, v in enumerate(re.findall(r"\d+", found.split(" ms")[0]), 1)]
+    return [(name, float(re.findall(r"\d+\.\d+", found)[0]))]
+
+
+FIGURES: dict[str, tuple[tuple[float, float], Callable[[Figure], None]]] = {
+    "conditional-generation": ((6.5, 3.2), conditional_generation),
+    "gradient-matching": ((8.5, 4.6), gradient_matching),
+    "preference-optimization": ((6.0, 3.4), preference_optimization),
+    "privacy": ((6.5, 2.4), privacy),
+    "engine": ((6.5, 2.8), engine),
+}
+
+
+if __name__ == "__main__":
+    main()
