@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -15,6 +15,9 @@ from rich.tree import Tree
 from understudy.errors import InputError, UnderstudyError
 from understudy.lazy import load
 from understudy.runs.request import Budget, RunRequest, parse_budget, request_of
+
+if TYPE_CHECKING:
+    from understudy.reporting.view import SectionsOf
 
 console = Console()
 notes = Console(stderr=True)
@@ -126,9 +129,16 @@ def report(*, folder: Path, as_json: bool) -> None:
     from understudy.reporting.report import rebuild_report
     from understudy.runs.folders import INTERNAL, close_folder
 
-    files = rebuild_report(folder / INTERNAL)
+    files = rebuild_report(folder / INTERNAL, _sections_of)
     close_folder(folder / INTERNAL)  # one that an earlier version left open
     show({"report": str(files.html), "figures": str(files.json)}, as_json=as_json)
+
+
+def _sections_of(method: str) -> SectionsOf | None:  # until the registry
+    from understudy.methods.gradient_matching.report import sections as matching
+    from understudy.methods.preference_optimization.report import sections as preferences
+
+    return {"gradient-matching": matching, "preference-optimization": preferences}.get(method)
 
 
 def lineage(*, what: str, as_json: bool) -> None:

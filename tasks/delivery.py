@@ -24,6 +24,7 @@ from understudy.privacy.statement import (
     render_markdown,
 )
 from understudy.reporting.report import About, BudgetUse, build_report
+from understudy.reporting.view import SectionsOf
 from understudy.runs import finished_plans
 from understudy.runs.finished_folders import remember
 from understudy.runs.folders import RunRecord, write_export, write_internal
@@ -89,6 +90,13 @@ def deliver(
         released=released.id,
         synthetic=synthetic.id,
     )
+
+
+def _sections_of(method: str) -> SectionsOf | None:  # until the registry
+    from understudy.methods.gradient_matching.report import sections as matching
+    from understudy.methods.preference_optimization.report import sections as preferences
+
+    return {"gradient-matching": matching, "preference-optimization": preferences}.get(method)
 
 
 def _lost(ledger: Ledger) -> tuple[str, ...]:
@@ -163,6 +171,8 @@ def _write_report(
         folder,
         title=f"Synthetic stand-in for {run.source}",
         metrics=Metrics.model_validate(read_json(metrics)),
+        method=run.config.method,
+        sections=_sections_of(run.config.method),
         statement=statement,
         samples=table.to_pylist(),
         budget=BudgetUse(

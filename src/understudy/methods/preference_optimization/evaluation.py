@@ -32,6 +32,7 @@ from understudy.evaluation.next_token import (
 )
 from understudy.methods.preference_optimization.clients import Clients, build_clients, build_texts
 from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
+from understudy.methods.preference_optimization.metric_names import METRIC_NAMES
 from understudy.methods.preference_optimization.pool import ClientPool
 from understudy.methods.preference_optimization.preferences import preference_pairs, recovery_rate
 from understudy.methods.preference_optimization.scoring import unclipped_mean
@@ -174,7 +175,7 @@ def measure_rounds(
         values[f"rounds.frechet.round_{number}"] = found.value
         values["rounds.frechet_floor"] = found.reference
     missing = () if len(unseen) >= _FEWEST else (f"Frechet distance of rounds: {len(unseen)} held-out samples",)
-    return Metrics(values=values, missing=missing)
+    return Metrics(values=values, missing=missing, declared=METRIC_NAMES)
 
 
 def _samples(table: pa.Table, config: PreferenceOptimizationConfig, tokenizer: Any) -> Clients:
