@@ -10,7 +10,7 @@ checkpoint on an evaluation set; noise is calibrated by PLD.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -34,9 +34,8 @@ from understudy.models.loading import LoadedModel, load_model
 from understudy.privacy.accounting import calibrate_noise_multiplier, sgd_event
 from understudy.privacy.dpsgd.training import CheckpointSink, DpSgdPlan, Stream
 from understudy.privacy.mechanisms import Gateway
+from understudy.progress import Progress
 from understudy.runs.overrides import fill_from_profile
-
-Progress = Callable[[int, int], None]
 
 NAME = "dp-fedavg"
 STREAM = "updates"

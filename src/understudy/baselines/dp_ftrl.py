@@ -16,7 +16,7 @@ sampling is claimed: the figure holds against those who see who took part too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -43,9 +43,8 @@ from understudy.privacy.dpsgd.training import CheckpointSink
 from understudy.privacy.mechanisms import Gateway
 from understudy.privacy.queries import Queries, Query
 from understudy.privacy.tree_accounting import calibrate_tree_noise, tree_event
+from understudy.progress import Progress
 from understudy.runs.overrides import fill_from_profile
-
-Progress = Callable[[int, int], None]
 
 NAME = "dp-ftrl"
 _FROZEN = ConfigDict(frozen=True, extra="forbid")

@@ -32,7 +32,6 @@ from understudy.runs.overrides import fill_from_profile
 Generate = Callable[[Sequence[str], int, int], Sequence[str]]  # (prompts, texts per prompt, round) -> texts
 Embed = Callable[[Sequence[str]], Vectors]
 ToPrompt = Callable[[Sequence[str]], str]
-Progress = Callable[[int, int], None]
 
 NAME = "private-evolution"
 STREAM = "votes"

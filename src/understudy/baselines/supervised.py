@@ -11,7 +11,7 @@ end of generation: public seeds and a public model only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -27,9 +27,8 @@ from understudy.generation.prompts import row_seeds, special_ids
 from understudy.generation.sampling import sample
 from understudy.models.loading import LoadedModel
 from understudy.models.lora import attach, trainable_parameters
+from understudy.progress import Progress
 from understudy.runs.overrides import fill_from_profile
-
-Progress = Callable[[int, int], None]
 
 _BATCH = 32
 _PROFILES: dict[str, dict[str, Any]] = {

@@ -13,7 +13,7 @@ Scores are computed on real text: they are internal and choose nothing that is e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -28,9 +28,9 @@ from understudy.errors import InputError
 from understudy.evaluation.language_model import encode_texts, pad, pad_token_of
 from understudy.evaluation.utility import Interval
 from understudy.models.loading import LoadedModel, load_model
+from understudy.progress import Progress
 from understudy.runs.overrides import fill_from_profile
 
-Progress = Callable[[int, int], None]
 Counts = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 

@@ -32,6 +32,7 @@ from understudy.methods.gradient_matching.evaluation_config import MatchingEvalu
 from understudy.methods.gradient_matching.metric_names import METRIC_NAMES
 from understudy.methods.gradient_matching.transfer import measure_transfer, sample_rows
 from understudy.models.loading import LoadedModel
+from understudy.progress import Progress
 
 __all__ = [
     "Instruments",
@@ -48,7 +49,6 @@ __all__ = [
 Embedder = Callable[[Sequence[str]], FloatArray]
 Labels = Sequence[int] | npt.NDArray[np.int64]
 Losses = npt.NDArray[np.float64]
-Progress = Callable[[int, int], None]
 
 _BINS = 24
 _NOTHING: Losses = np.zeros(0)

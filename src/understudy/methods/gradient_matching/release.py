@@ -9,7 +9,7 @@ the texts' mean length is public or paid for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,9 +27,8 @@ from understudy.methods.gradient_matching.verbalizer import RowTokens, Verbalize
 from understudy.models.loading import LoadedModel, load_base
 from understudy.privacy.grid import GridSum
 from understudy.privacy.mechanisms import Gateway
+from understudy.progress import Progress
 from understudy.tensor_files import load_tensors, save_tensors, write_atomically
-
-Progress = Callable[[int, int], None]
 
 # Rows whose sum is held in float64 before it is rounded to the grid.
 _ROWS_IN_FLOATS = 1 << 15

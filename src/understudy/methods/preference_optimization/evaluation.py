@@ -8,7 +8,7 @@ checkpoint is chosen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -37,8 +37,7 @@ from understudy.methods.preference_optimization.pool import ClientPool
 from understudy.methods.preference_optimization.preferences import preference_pairs, recovery_rate
 from understudy.methods.preference_optimization.scoring import unclipped_mean
 from understudy.methods.preference_optimization.stored import Candidates
-
-Progress = Callable[[int, int], None]
+from understudy.progress import Progress
 
 # Fewer texts than this give no covariance worth a distance.
 _FEWEST = 4

@@ -10,7 +10,7 @@ only, and a run that was killed and resumed ends in the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -26,6 +26,7 @@ from understudy.privacy.dpsgd.per_example import Batch, LossFunction, clipped_gr
 from understudy.privacy.grid import GridSum
 from understudy.privacy.mechanisms import Gateway
 from understudy.privacy.queries import Queries, Query, event_of
+from understudy.progress import Progress
 
 __all__ = [
     "Batch",
@@ -147,7 +148,7 @@ def train(
     gateway: Gateway,
     micro_batch: int,
     checkpoint: CheckpointSink | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> None:
     """Train `model` in place under `plan`; resuming from a checkpoint changes no byte of the result.
 
