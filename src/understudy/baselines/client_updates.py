@@ -17,12 +17,13 @@ from typing import Any
 
 import torch
 from peft import PeftModel
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor, nn
 
 from understudy.errors import InputError
 from understudy.evaluation.language_model import encode_texts, pad_token_of
 from understudy.evaluation.next_token import next_token_loss
+from understudy.frozen import Frozen
 from understudy.generation.prompts import row_seeds
 from understudy.models.loading import LoadedModel
 from understudy.models.lora import attach, trainable_parameters
@@ -30,10 +31,8 @@ from understudy.models.lora import attach, trainable_parameters
 Weights = Mapping[str, nn.Parameter]
 
 
-class LocalConfig(BaseModel):
+class LocalConfig(Frozen):
     """The downstream model and what a client does with it; public values only."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     base: str = Field(
         default="tiny-gpt2",

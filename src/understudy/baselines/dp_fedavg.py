@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import ClassVar
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from understudy.baselines.client_updates import (
@@ -30,29 +30,27 @@ from understudy.baselines.client_updates import (
     trained_model,
 )
 from understudy.errors import InputError
+from understudy.frozen import Profile, Profiled, Profiles
 from understudy.models.loading import LoadedModel, load_model
 from understudy.privacy.accounting import calibrate_noise_multiplier, sgd_event
 from understudy.privacy.dpsgd.training import CheckpointSink, DpSgdPlan, Stream
 from understudy.privacy.mechanisms import Gateway
 from understudy.progress import Progress
-from understudy.runs.overrides import fill_from_profile
 
 NAME = "dp-fedavg"
 STREAM = "updates"
-_PROFILES: dict[str, dict[str, Any]] = {
+_PROFILES: Profiles = {
     "tiny": {},
     "paper": {"local": LOCAL_PAPER, "rounds": 20, "sampling_probability": 1.0},
 }
 
 
-class DpFedAvgConfig(BaseModel):
+class DpFedAvgConfig(Profiled):
     """Rounds, who takes part, and what the server does with the sum; public values only."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    profiles: ClassVar[Profiles] = _PROFILES
 
-    profile: Literal["tiny", "paper"] = Field(
-        default="tiny", description="Which column of defaults fills the fields not given."
-    )
+    profile: Profile = Field(default="tiny", description="Which column of defaults fills the fields not given.")
     local: LocalConfig = Field(default_factory=LocalConfig)
     rounds: int = Field(default=10, ge=1, le=10_000, description="T, at least 1. tiny 10, paper 20.")
     sampling_probability: float = Field(
@@ -61,11 +59,6 @@ class DpFedAvgConfig(BaseModel):
     server_learning_rate: float = Field(default=1.0, gt=0, le=1000, description="Factor of the mean update; paper 1.")
     momentum: float = Field(default=0.0, ge=0, lt=1, description="Of the server; paper 0.")
     public_seed: int = Field(default=0, ge=0, lt=2**63, description="Adapters' start values, order of samples.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_from_profile(cls, data: Any) -> Any:
-        return fill_from_profile(_PROFILES, data)
 
 
 def plan(config: DpFedAvgConfig, *, n: int, epsilon: float, delta: float, cache: Path | None = None) -> DpSgdPlan:

@@ -18,12 +18,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import ClassVar
 
 import numpy as np
 import torch
 from dp_accounting import DpEvent
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from understudy.baselines.client_updates import (
@@ -37,6 +37,7 @@ from understudy.baselines.client_updates import (
 )
 from understudy.baselines.tree_aggregation import Block, Estimator, Tree, Values, add_value, prefix_sum
 from understudy.errors import InputError
+from understudy.frozen import Frozen, Profile, Profiled, Profiles
 from understudy.generation.prompts import row_seeds
 from understudy.models.loading import LoadedModel, load_model
 from understudy.privacy.dpsgd.training import CheckpointSink
@@ -44,24 +45,20 @@ from understudy.privacy.mechanisms import Gateway
 from understudy.privacy.queries import Queries, Query
 from understudy.privacy.tree_accounting import calibrate_tree_noise, tree_event
 from understudy.progress import Progress
-from understudy.runs.overrides import fill_from_profile
 
 NAME = "dp-ftrl"
-_FROZEN = ConfigDict(frozen=True, extra="forbid")
-_PROFILES: dict[str, dict[str, Any]] = {
+_PROFILES: Profiles = {
     "tiny": {},
     "paper": {"local": LOCAL_PAPER, "epochs": 20, "rounds_per_epoch": 1},
 }
 
 
-class DpFtrlConfig(BaseModel):
+class DpFtrlConfig(Profiled):
     """Epochs, rounds, and what the server does with prefix sums; public values only."""
 
-    model_config = _FROZEN
+    profiles: ClassVar[Profiles] = _PROFILES
 
-    profile: Literal["tiny", "paper"] = Field(
-        default="tiny", description="Which column of defaults fills the fields not given."
-    )
+    profile: Profile = Field(default="tiny", description="Which column of defaults fills the fields not given.")
     local: LocalConfig = Field(default_factory=LocalConfig)
     epochs: int = Field(
         default=1,
@@ -83,16 +80,9 @@ class DpFtrlConfig(BaseModel):
         default=0, ge=0, lt=2**63, description="Who is in which round, adapters' start values, order of samples."
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_from_profile(cls, data: Any) -> Any:
-        return fill_from_profile(_PROFILES, data)
 
-
-class DpFtrlPlan(BaseModel):
+class DpFtrlPlan(Frozen):
     """The one owner of rounds, clip norm, noise multiplier and event; public values only."""
-
-    model_config = _FROZEN
 
     name: str = NAME
     n: int = Field(ge=1, description="Client slots, null ones included.")

@@ -7,11 +7,11 @@ few million parameters learns in seconds. A field given by the caller always win
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-Profile = Literal["tiny", "paper"]
+from understudy.frozen import Profile, Profiled, Profiles
 
 _TINY_CLASSIFIER: dict[str, Any] = {"epochs": 3, "learning_rate": 5e-4, "max_length": 64}
 _TINY_EVALUATION: dict[str, Any] = {
@@ -22,10 +22,10 @@ _TINY_EVALUATION: dict[str, Any] = {
 }
 
 
-class ClassifierConfig(BaseModel):
+class ClassifierConfig(Profiled):
     """The transformer that is fine-tuned to measure how useful a labelled table is."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    profiles: ClassVar[Profiles] = {"tiny": _TINY_CLASSIFIER}
 
     profile: Profile = Field(default="paper", description="Which column of defaults fills the fields not given.")
     base: str = Field(
@@ -47,16 +47,11 @@ class ClassifierConfig(BaseModel):
         default=0, ge=0, le=200, description="Last transformer layers that are not trained, 0 to 200."
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_from_profile(cls, data: Any) -> Any:
-        return {**_TINY_CLASSIFIER, **data} if isinstance(data, dict) and data.get("profile") == "tiny" else data
 
-
-class EvaluationConfig(BaseModel):
+class EvaluationConfig(Profiled):
     """What `evaluate_synthetic` computes and how."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    profiles: ClassVar[Profiles] = {"tiny": _TINY_EVALUATION}
 
     profile: Profile = Field(default="paper", description="Which column of defaults fills the fields not given.")
     classifier: ClassifierConfig = Field(default_factory=ClassifierConfig)
@@ -75,11 +70,6 @@ class EvaluationConfig(BaseModel):
         default=3, ge=1, le=100, description="Random splits averaged for each fidelity figure, 1 to 100."
     )
     public_seed: int = Field(default=0, ge=0, lt=2**32, description="Seed of subsampling, clustering and bootstrap.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_from_profile(cls, data: Any) -> Any:
-        return {**_TINY_EVALUATION, **data} if isinstance(data, dict) and data.get("profile") == "tiny" else data
 
     @model_validator(mode="after")
     def _check_seeds(self) -> EvaluationConfig:

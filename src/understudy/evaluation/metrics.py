@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import Field, model_validator
 
 from understudy.evaluation import names
 from understudy.evaluation.diversity import LengthHistogram
 from understudy.evaluation.names import MetricName
+from understudy.frozen import Frozen
 
 
-class Histogram(BaseModel):
+class Histogram(Frozen):
     """Shares of several sets per bin; bin i holds values from edges[i] up to edges[i + 1].
 
     Attributes:
@@ -23,8 +24,6 @@ class Histogram(BaseModel):
         shares: name of the set -> (bins,) shares, which add up to 1.
         counted: what is counted, in plain words.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     edges: tuple[float, ...]
     shares: dict[str, tuple[float, ...]]
@@ -39,7 +38,7 @@ class Histogram(BaseModel):
         return self
 
 
-class Metrics(BaseModel):
+class Metrics(Frozen):
     """Measured figures under stable dotted names.
 
     Attributes:
@@ -51,13 +50,11 @@ class Metrics(BaseModel):
         declared: the names, beside the common ones of `names.METRICS`, that this measurement may use.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    values: dict[str, float] = {}
-    intervals: dict[str, tuple[float, float]] = {}
+    values: dict[str, float] = Field(default_factory=dict)
+    intervals: dict[str, tuple[float, float]] = Field(default_factory=dict)
     missing: tuple[str, ...] = ()
     lengths: LengthHistogram | None = None
-    histograms: dict[str, Histogram] = {}
+    histograms: dict[str, Histogram] = Field(default_factory=dict)
     declared: tuple[MetricName, ...] = ()
 
     @model_validator(mode="after")

@@ -18,12 +18,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import Field, ValidationError
 
 from understudy.errors import InputError
 from understudy.evaluation.diversity import LengthHistogram
 from understudy.evaluation.metrics import Histogram, Metrics
 from understudy.evaluation.names import MetricName
+from understudy.frozen import Frozen
 from understudy.reporting import view, wording
 from understudy.reporting.budget import BudgetUse, budget_bar, budget_of
 from understudy.reporting.drawing import Drawing, inline
@@ -71,10 +72,8 @@ class ReportFiles:
     json: Path
 
 
-class Content(BaseModel):
+class Content(Frozen):
     """All that a report says: report.json is this object, report.html is a pure function of it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     format: Literal["understudy.report/1"] = "understudy.report/1"
     marker: Literal["internal, not private"] = MARKER
@@ -82,15 +81,15 @@ class Content(BaseModel):
     method: str = ""
     made: str = ""
     created: str = ""
-    facts: dict[str, str] = {}
+    facts: dict[str, str] = Field(default_factory=dict)
     label_names: tuple[str, ...] = ()
-    metrics: dict[str, float] = {}
-    intervals: dict[str, tuple[float, float]] = {}
+    metrics: dict[str, float] = Field(default_factory=dict)
+    intervals: dict[str, tuple[float, float]] = Field(default_factory=dict)
     missing: tuple[str, ...] = ()
     lengths: LengthHistogram | None = None
-    histograms: dict[str, Histogram] = {}
+    histograms: dict[str, Histogram] = Field(default_factory=dict)
     declared: tuple[MetricName, ...] = ()
-    statement: dict[str, Any] = {}
+    statement: dict[str, Any] = Field(default_factory=dict)
     budget: BudgetUse | None = None
     samples: tuple[dict[str, str], ...] = ()
     sample_count: int = 0

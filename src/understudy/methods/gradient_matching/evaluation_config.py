@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field
 
-from understudy.evaluation.config import Profile
+from understudy.frozen import Profile, Profiled, Profiles
 
 # 40 real rows seen sixteen times each: enough for the membership audit to catch its positive control, in seconds.
 _TINY_MATCHING: dict[str, Any] = {
@@ -25,14 +25,14 @@ _TINY_MATCHING: dict[str, Any] = {
 }
 
 
-class MatchingEvaluationConfig(BaseModel):
+class MatchingEvaluationConfig(Profiled):
     """What `measure_matching` computes and how: target models fine-tuned on small sets, and at most so many real rows.
 
     The paper's constants (section 5.1) are 200 steps of Adam, batch 16, learning rate 7e-6; `tiny` fine-tunes the
     upper layers of shipped models for fewer steps, so that everything together takes about a minute of one core.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    profiles: ClassVar[Profiles] = {"tiny": _TINY_MATCHING}
 
     profile: Profile = Field(default="paper", description="Which column of defaults fills the fields not given.")
     transfer_models: tuple[str, ...] = Field(
@@ -78,8 +78,3 @@ class MatchingEvaluationConfig(BaseModel):
     replicates: int = Field(default=2000, ge=100, le=100_000, description="Bootstrap replicates per interval.")
     level: float = Field(default=0.95, gt=0.5, lt=1, description="Confidence level, above 0.5 and below 1.")
     public_seed: int = Field(default=0, ge=0, lt=2**32, description="Seed of row order, subsampling and bootstrap.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_from_profile(cls, data: Any) -> Any:
-        return {**_TINY_MATCHING, **data} if isinstance(data, dict) and data.get("profile") == "tiny" else data

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 from torch import Tensor
 
 from understudy.errors import ArtifactDamaged, InputError
+from understudy.frozen import Frozen
 from understudy.methods.gradient_matching.config import GradientMatchingConfig
 from understudy.methods.gradient_matching.full_gradient import all_parameters, full_clipped_sum
 from understudy.methods.gradient_matching.matching import row_states
@@ -38,9 +39,7 @@ FACTS_FILE = "target.json"
 FULL = "full"
 
 
-class _Facts(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+class _Facts(Frozen):
     label_names: tuple[str, ...]
     length: int
     model_digest: str

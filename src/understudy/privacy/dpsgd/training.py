@@ -17,11 +17,12 @@ from typing import Literal, Protocol
 
 import torch
 from dp_accounting import DpEvent
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 from torch import Tensor, nn
 from torch.utils import deterministic
 
 from understudy.errors import InputError
+from understudy.frozen import Frozen
 from understudy.privacy.dpsgd.per_example import Batch, LossFunction, clipped_gradient_sum
 from understudy.privacy.grid import GridSum
 from understudy.privacy.mechanisms import Gateway
@@ -44,20 +45,16 @@ Schedule = Literal["constant", "linear"]
 _NAME = r"^[a-z0-9][a-z0-9_.-]*$"
 
 
-class Stream(BaseModel):
+class Stream(Frozen):
     """One clipped and noised sum of gradients per step; all values public."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(pattern=_NAME)
     l2_clip_norm: float = Field(gt=0, allow_inf_nan=False, description="Clip norm C of one example.")
     noise_multiplier: float = Field(ge=0, allow_inf_nan=False, description="Noise deviation / C; 0 is no DP.")
 
 
-class DpSgdPlan(BaseModel):
+class DpSgdPlan(Frozen):
     """The one owner of sampler, clip norms, noise multipliers and event of a training; all values public."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(default="train", pattern=_NAME, description="Tells trainings of one charge apart.")
     n: int = Field(ge=1, description="Number of slots, null ones included.")
