@@ -126,19 +126,17 @@ def evaluate(
 
 def report(*, folder: Path, as_json: bool) -> None:
     """`understudy report`."""
+    from understudy.methods import registry
     from understudy.reporting.report import rebuild_report
     from understudy.runs.folders import INTERNAL, close_folder
 
-    files = rebuild_report(folder / INTERNAL, _sections_of)
+    def sections_of(method: str) -> SectionsOf | None:
+        place = registry.get(method).sections
+        return load(place) if place else None
+
+    files = rebuild_report(folder / INTERNAL, sections_of)
     close_folder(folder / INTERNAL)  # one that an earlier version left open
     show({"report": str(files.html), "figures": str(files.json)}, as_json=as_json)
-
-
-def _sections_of(method: str) -> SectionsOf | None:  # until the registry
-    from understudy.methods.gradient_matching.report import sections as matching
-    from understudy.methods.preference_optimization.report import sections as preferences
-
-    return {"gradient-matching": matching, "preference-optimization": preferences}.get(method)
 
 
 def lineage(*, what: str, as_json: bool) -> None:

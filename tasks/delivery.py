@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict
 from understudy.artifacts.access import ArtifactRef, read_json, read_table
 from understudy.data.tables import named_labels
 from understudy.evaluation.metrics import Metrics
+from understudy.lazy import load
 from understudy.privacy.accounting import epsilon_pld
 from understudy.privacy.events import without_amplification
 from understudy.privacy.ledger.ledger import Charge, Ledger
@@ -24,7 +25,6 @@ from understudy.privacy.statement import (
     render_markdown,
 )
 from understudy.reporting.report import About, BudgetUse, build_report
-from understudy.reporting.view import SectionsOf
 from understudy.runs import finished_plans
 from understudy.runs.finished_folders import remember
 from understudy.runs.folders import RunRecord, write_export, write_internal
@@ -90,13 +90,6 @@ def deliver(
         released=released.id,
         synthetic=synthetic.id,
     )
-
-
-def _sections_of(method: str) -> SectionsOf | None:  # until the registry
-    from understudy.methods.gradient_matching.report import sections as matching
-    from understudy.methods.preference_optimization.report import sections as preferences
-
-    return {"gradient-matching": matching, "preference-optimization": preferences}.get(method)
 
 
 def _lost(ledger: Ledger) -> tuple[str, ...]:
@@ -171,8 +164,8 @@ def _write_report(
         folder,
         title=f"Synthetic stand-in for {run.source}",
         metrics=Metrics.model_validate(read_json(metrics)),
-        method=run.config.method,
-        sections=_sections_of(run.config.method),
+        method=run.method,
+        sections=load(run.sections) if run.sections else None,
         statement=statement,
         samples=table.to_pylist(),
         budget=BudgetUse(
