@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from understudy.evaluation.metrics import Metrics
-from understudy.reporting.drawing import MUTED, PROMPT, REAL, SYNTHETIC, Drawing, Mark, dots, draw, say
+from understudy.reporting.drawing import MUTED, PROMPT, REAL, SYNTHETIC, Drawing, dots, draw, say
+from understudy.reporting.figures import marks_of
 from understudy.reporting.view import MethodSections, Section, Table, range_of
 from understudy.reporting.wording import number, percent
 
@@ -29,11 +30,7 @@ def sections(metrics: Metrics, _statement: Mapping[str, Any]) -> MethodSections:
 def next_token_section(metrics: Metrics) -> Section | None:
     """Next-token accuracy on held-out clients by what a small language model was tuned on."""
     values = metrics.values
-    marks = [
-        Mark(label, values[name], colour, marker, metrics.intervals.get(name))
-        for arm, (label, colour, marker) in _ARMS.items()
-        if (name := f"utility.next_token.{arm}.accuracy") in values
-    ]
+    marks = marks_of(metrics, _ARMS, "utility.next_token.{}.accuracy")
     if "utility.next_token.synthetic.accuracy" not in values:
         return None
     lead = [
