@@ -7,12 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from understudy.evaluation import diversity
 from understudy.evaluation.encoder import Encoder, load_encoder
 from understudy.evaluation.metrics import Metrics
 from understudy.evaluation.rows import LabelledTexts
-from understudy.privacy.ledger.records import Charge, SourceRecord
+from understudy.privacy.ledger.records import Charge, KeyMaterial, SourceRecord
+from understudy.privacy.mechanisms import Gateway
 from understudy.privacy.queries import Query, queries_to_json
 from understudy.privacy.statement import Access, PretrainedModel, StatementFacts, build_statement, mechanism_facts
 
@@ -31,6 +33,25 @@ def reviews(n: int, *, seed: int, names: tuple[str, ...] = ("negative", "positiv
         one, other = generator.choice(THINGS, 2, replace=False)
         texts.append(f"the {one} is {first} and the {other} is {second} , take number {generator.integers(1000)}")
     return LabelledTexts(texts, labels, names)
+
+
+@pytest.fixture
+def one_thread():
+    """For tests of small tensors, where a second thread only waits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def make_gateway():
+    """Opened with the list of queries of the plan that is run, as a charge of it would."""
+
+    def make(plan, charge: str = "charge", recorder=None) -> Gateway:
+        return Gateway(KeyMaterial(b"s" * 32, charge, b"t" * 32, plan.queries), recorder=recorder)
+
+    return make
 
 
 @pytest.fixture(scope="session")

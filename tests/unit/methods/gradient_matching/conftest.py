@@ -21,20 +21,14 @@ from transformers import (
 from understudy.evaluation.metrics import Histogram, Metrics
 from understudy.methods.gradient_matching.metric_names import METRIC_NAMES
 from understudy.models.loading import LoadedModel, load_model
-from understudy.privacy.ledger.records import KeyMaterial
-from understudy.privacy.mechanisms import Gateway
 
 LABEL_NAMES = ("negative", "positive", "undecided")
 WIDTH = 16
 
 
 @pytest.fixture(autouse=True)
-def one_thread():
-    """Small tensors: a second thread only waits."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def small_tensors(one_thread):
+    """A second thread would only wait."""
 
 
 def _configured(family: str, vocabulary: int, tied: bool):
@@ -84,16 +78,6 @@ def make_base(tokenizer):
     def make(family: str = "llama", **changes) -> LoadedModel:
         model = build(family, vocabulary=len(tokenizer), **changes)
         return LoadedModel(model, tokenizer, digest="0" * 64, name=f"random-{family}", notes=())
-
-    return make
-
-
-@pytest.fixture
-def make_gateway():
-    """Opened with the list of queries of the plan that is run, as a charge of it would."""
-
-    def make(plan, recorder=None, charge: str = "charge") -> Gateway:
-        return Gateway(KeyMaterial(b"s" * 32, charge, b"t" * 32, plan.queries), recorder=recorder)
 
     return make
 
