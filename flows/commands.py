@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -15,6 +15,9 @@ from rich.tree import Tree
 from understudy.errors import InputError, UnderstudyError
 from understudy.lazy import load
 from understudy.runs.request import Budget, RunRequest, parse_budget, request_of
+
+if TYPE_CHECKING:
+    from understudy.reporting.view import SectionsOf
 
 console = Console()
 notes = Console(stderr=True)
@@ -131,10 +134,15 @@ def evaluate(
 
 def report(*, folder: Path, as_json: bool) -> None:
     """`understudy report`."""
+    from understudy.methods import registry
     from understudy.reporting.report import rebuild_report
     from understudy.runs.folders import INTERNAL, close_folder
 
-    files = rebuild_report(folder / INTERNAL)
+    def sections_of(method: str) -> SectionsOf | None:
+        place = registry.get(method).sections
+        return load(place) if place else None
+
+    files = rebuild_report(folder / INTERNAL, sections_of)
     close_folder(folder / INTERNAL)  # one that an earlier version left open
     show({"report": str(files.html), "figures": str(files.json)}, as_json=as_json)
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from prefect import flow, unmapped
 
-from understudy.evaluation.config import EvaluationConfig, MatchingEvaluationConfig
+from understudy.evaluation.config import EvaluationConfig
 from understudy.generation.config import SamplingConfig
 from understudy.methods.gradient_matching.config import GradientMatchingConfig
+from understudy.methods.gradient_matching.evaluation_config import MatchingEvaluationConfig
 from understudy.methods.gradient_matching.synthesis import matching_settings, shards
 from understudy.runs.exported import Exported
 from understudy.runs.registration import registered

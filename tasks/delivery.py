@@ -10,6 +10,7 @@ from typing import Any
 from understudy.artifacts.access import ArtifactRef, read_json, read_table
 from understudy.data.tables import named_labels
 from understudy.evaluation.metrics import Metrics
+from understudy.lazy import load
 from understudy.privacy.accounting import epsilon_pld
 from understudy.privacy.events import without_amplification
 from understudy.privacy.ledger.ledger import Charge, Ledger
@@ -143,6 +144,8 @@ def _write_report(
         folder,
         title=f"Synthetic stand-in for {run.source}",
         metrics=Metrics.model_validate(read_json(metrics)),
+        method=run.method,
+        sections=load(run.sections) if run.sections else None,
         statement=statement,
         samples=table.to_pylist(),
         budget=BudgetUse(

@@ -14,9 +14,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from understudy.artifacts.access import ArtifactRef, path_of, read_json, read_table, write_json
-from understudy.evaluation.config import EvaluationConfig, MatchingEvaluationConfig
+from understudy.evaluation.config import EvaluationConfig
 from understudy.evaluation.metrics import Metrics, merge
 from understudy.methods.gradient_matching.config import GradientMatchingConfig
+from understudy.methods.gradient_matching.evaluation_config import MatchingEvaluationConfig
 from understudy.privacy import labels
 from understudy.settings import private_directory, settings
 from understudy.tasks.engine.runtime import progress, task

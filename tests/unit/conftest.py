@@ -7,12 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from understudy.evaluation import diversity
 from understudy.evaluation.encoder import Encoder, load_encoder
-from understudy.evaluation.metrics import Histogram, Metrics, merge
+from understudy.evaluation.metrics import Metrics
 from understudy.evaluation.rows import LabelledTexts
-from understudy.privacy.ledger.records import Charge, SourceRecord
+from understudy.privacy.ledger.records import Charge, KeyMaterial, SourceRecord
+from understudy.privacy.mechanisms import Gateway
 from understudy.privacy.queries import Query, queries_to_json
 from understudy.privacy.statement import Access, PretrainedModel, StatementFacts, build_statement, mechanism_facts
 
@@ -31,6 +33,25 @@ def reviews(n: int, *, seed: int, names: tuple[str, ...] = ("negative", "positiv
         one, other = generator.choice(THINGS, 2, replace=False)
         texts.append(f"the {one} is {first} and the {other} is {second} , take number {generator.integers(1000)}")
     return LabelledTexts(texts, labels, names)
+
+
+@pytest.fixture
+def one_thread():
+    """For tests of small tensors, where a second thread only waits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def make_gateway():
+    """Opened with the list of queries of the plan that is run, as a charge of it would."""
+
+    def make(plan, charge: str = "charge", recorder=None) -> Gateway:
+        return Gateway(KeyMaterial(b"s" * 32, charge, b"t" * 32, plan.queries), recorder=recorder)
+
+    return make
 
 
 @pytest.fixture(scope="session")
@@ -91,60 +112,6 @@ def metrics() -> Metrics:
         for name, shape in (("synthetic", 5), ("real", 4))
     }
     return Metrics(values=values, intervals=intervals, lengths=diversity.length_histogram(texts))
-
-
-@pytest.fixture(scope="session")
-def matching_metrics() -> Metrics:
-    """What gradient matching adds, as its evaluation would have found it."""
-    values = {"matching.drawn": 80.0, "matching.kept": 26.0, "matching.shortfall": 14.0}
-    values |= {
-        "matching.dropped.wrong_label": 39.0,
-        "matching.dropped.unbalanced": 10.0,
-        "matching.dropped.surplus": 5.0,
-    }
-    values |= {"matching.loss.median": 0.138, "matching.loss.dropped_median": 0.213}
-    values |= {"matching.loss.prompt_only_median": 0.186, "matching.signal_to_noise_bound": 23.1}
-    intervals = {}
-    for model, accuracies in (
-        ("tiny-gpt2", (0.49, 0.53, 0.625)),
-        ("a-very-long-name-" * 3, (0.525, 0.62, 0.77)),
-    ):
-        for arm, accuracy in zip(("prompt_only", "synthetic", "real"), accuracies, strict=True):
-            name = f"utility.transfer.{model}.{arm}.accuracy"
-            values[name], intervals[name] = accuracy, (accuracy - 0.07, accuracy + 0.07)
-    values |= {"utility.transfer.real_rows": 40.0, "fidelity.train_frechet_rows": 26.0}
-    values |= {"fidelity.train_frechet": 1.149, "fidelity.prompt_only.train_frechet": 1.214}
-    values |= {"fidelity.few_real.train_frechet": 0.502}
-    for arm, loss in (("synthetic", 7.37), ("prompt_only", 4.22), ("real", 5.31)):
-        values[f"language_model.log_perplexity.{arm}"] = loss
-    for side, median in (("synthetic", 1.111), ("holdout", 0.659)):
-        values |= {f"memorization.nearest_median.{side}": median, f"memorization.nearest_least.{side}": median / 3}
-    values["memorization.nearest_share"] = 0.0
-    for side, errors in (("", (0.7, 1.2, 1.0)), ("prompt_only.", (0.52, 0.32, 0.37)), ("real.", (0.24, 0.29, 0.31))):
-        values |= {f"matching.gradient_error.{side}step_{50 * i}": error for i, error in enumerate(errors)}
-    for arm, value in (("", -0.05), ("positive_control.", 0.375), ("null_control.", 0.05)):
-        values |= {f"audit.mia.{arm}advantage": value, f"audit.mia.{arm}auc": 0.5 + value / 2}
-        intervals |= {f"audit.mia.{arm}advantage": (value - 0.225, value + 0.25)}
-        intervals |= {f"audit.mia.{arm}auc": (0.4 + value / 2, 0.6 + value / 2)}
-    values |= {"audit.mia.rows": 40.0, "audit.mia.detectable_epsilon": 0.484}
-    generator = np.random.default_rng(1)
-
-    def histogram(high: float, **means: float) -> Histogram:
-        edges = np.linspace(0, high, 25)
-        drawn = {name: np.histogram(generator.normal(mean, high / 9, 200), edges)[0] for name, mean in means.items()}
-        shares = {name: tuple((counts / counts.sum()).tolist()) for name, counts in drawn.items()}
-        return Histogram(edges=tuple(edges.tolist()), shares=shares)
-
-    histograms = {
-        "matching.loss": histogram(0.6, kept=0.15, dropped=0.3, prompt_only=0.25),
-        "memorization.nearest": histogram(1.5, synthetic=1.1, holdout=0.66),
-    }
-    return Metrics(values=values, intervals=intervals, histograms=histograms)
-
-
-@pytest.fixture(scope="session")
-def all_metrics(metrics, matching_metrics) -> Metrics:
-    return merge(metrics, matching_metrics)
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,14 @@
 """The layers hold: flows -> tasks -> core, one way; the rules that a linter cannot say."""
 
 import ast
+import re
 import tomllib
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+
+from understudy.evaluation.names import check_declared
 
 ROOT = Path(__file__).resolve().parents[2]
 CORE = ROOT / "src" / "understudy"
@@ -58,6 +62,37 @@ def test_methods_do_not_import_each_other():
         others = [f"understudy.methods.{other}" for other in METHODS - {method}]
         for path in python_files(CORE / "methods" / method):
             assert imports(path, *others) == set(), path
+
+
+@pytest.mark.parametrize("folder", ["evaluation", "reporting", "auditing"])
+def test_what_every_method_is_measured_with_names_no_method(folder):
+    separated = "|".join(name.replace("_", r"[\W_]*") for name in sorted(METHODS))
+    for path in sorted((CORE / folder).rglob("*")):
+        if path.is_file() and path.suffix != ".pyc":
+            text = code_of(path) if path.suffix == ".py" else path.read_text()
+            assert re.search(separated, text, re.IGNORECASE) is None, path
+            assert path.suffix != ".py" or imports(path, "understudy.methods") == set(), path
+
+
+def test_names_that_methods_declare_have_one_meaning_each():
+    declaring = sorted((CORE / "methods").glob("*/metric_names.py"))
+    declared = [
+        metric
+        for path in declaring
+        for metric in import_module(f"understudy.methods.{path.parent.name}.metric_names").METRIC_NAMES
+    ]
+    check_declared(declared)
+    assert declared
+
+
+def code_of(path: Path) -> str:
+    """What a module says to Python: no comment and no docstring is in it."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
+            node.body = [s for s in body if not (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant))]
+    return ast.unparse(tree)
 
 
 def test_no_module_loads_pickles_or_remote_code():

@@ -15,9 +15,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from understudy.errors import ArtifactDamaged, UnderstudyError, ZoneError
+from understudy.frozen import Frozen
 from understudy.privacy.labels import Label
 
 MANIFEST = "manifest.json"
@@ -30,19 +31,15 @@ _Signature = tuple[tuple[str, int, int, int], ...]
 _checked: dict[str, tuple[_Signature, "Manifest"]] = {}
 
 
-class FileEntry(BaseModel):
+class FileEntry(Frozen):
     """One file of an artifact."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     sha256: str
     size: int
 
 
-class Manifest(BaseModel):
+class Manifest(Frozen):
     """The description that completes an artifact; `match` is an HMAC and only private artifacts have one."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     format: Literal[1] = 1
     kind: str

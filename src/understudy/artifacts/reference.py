@@ -4,23 +4,22 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import unquote, urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from understudy.artifacts.manifest import CONTENT_ID, PRIVATE_ID, Manifest, check_parents, verify_directory
 from understudy.artifacts.object_stores import fetch, is_remote
 from understudy.errors import ArtifactDamaged, ZoneError
+from understudy.frozen import Frozen
 from understudy.privacy.labels import Label
 from understudy.settings import settings
 
 
-class ArtifactRef(BaseModel):
+class ArtifactRef(Frozen):
     """What is known of an artifact outside its store; equal content has equal ids, except private content.
 
     Loading a reference (from JSON, a cached result, a parameter) checks the stored files against the
     manifest, and the manifest against the reference. In the server zone a private one is never followed.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: str = Field(pattern=r"^[a-z][a-z0-9_-]*$", description="What it holds, say `model`.")
     id: str = Field(description="Content address, or a random id for a private artifact.")

@@ -16,40 +16,37 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import ClassVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field
 
 from understudy.baselines.votes import Floats, Samples, Vectors, release_votes, survival
 from understudy.errors import InputError
+from understudy.frozen import Profile, Profiled, Profiles
 from understudy.generation.prompts import row_seeds
 from understudy.privacy.accounting import calibrate_noise_multiplier, sgd_event
 from understudy.privacy.dpsgd.training import DpSgdPlan, Stream
 from understudy.privacy.mechanisms import Gateway
-from understudy.runs.overrides import fill_from_profile
 
 Generate = Callable[[Sequence[str], int, int], Sequence[str]]  # (prompts, texts per prompt, round) -> texts
 Embed = Callable[[Sequence[str]], Vectors]
 ToPrompt = Callable[[Sequence[str]], str]
-Progress = Callable[[int, int], None]
 
 NAME = "private-evolution"
 STREAM = "votes"
-_PROFILES: dict[str, dict[str, Any]] = {
+_PROFILES: Profiles = {
     "tiny": {},
     "paper": {"rounds": 20, "prompts": 128, "per_prompt": 8, "threshold_votes": 0.1626, "threshold_noise": 0.0},
 }
 
 
-class EvolutionConfig(BaseModel):
+class EvolutionConfig(Profiled):
     """Rounds, texts per round, and how survivors are told; public values only."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    profiles: ClassVar[Profiles] = _PROFILES
 
-    profile: Literal["tiny", "paper"] = Field(
-        default="tiny", description="Which column of defaults fills the fields not given."
-    )
+    profile: Profile = Field(default="tiny", description="Which column of defaults fills the fields not given.")
     rounds: int = Field(default=3, ge=1, le=10_000, description="T, at least 1. tiny 3, paper 20.")
     prompts: int = Field(default=16, ge=1, le=1_000_000, description="Prompts per round. tiny 16, paper 128.")
     per_prompt: int = Field(
@@ -66,11 +63,6 @@ class EvolutionConfig(BaseModel):
         default=1.0, ge=0, le=100, description="Likewise, in standard deviations of the noise. tiny 1, paper 0."
     )
     public_seed: int = Field(default=0, ge=0, lt=2**63, description="Which examples stand in which prompt.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_from_profile(cls, data: Any) -> Any:
-        return fill_from_profile(_PROFILES, data)
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ wanted label. A text ends at its first line break.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,8 +25,8 @@ from understudy.generation.config import SamplingConfig
 from understudy.generation.prompts import encode_text, row_seeds, special_ids
 from understudy.generation.sampling import sample
 from understudy.models.loading import LoadedModel
+from understudy.progress import Progress
 
-Progress = Callable[[int, int], None]
 Row = tuple[int, int]  # label index, number of the text among those of its label
 
 _BATCH = 32

@@ -11,41 +11,38 @@ end of generation: public seeds and a public model only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, ClassVar
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from understudy.errors import InputError
 from understudy.evaluation.language_model import pad
 from understudy.evaluation.next_token import next_token_loss
+from understudy.frozen import Profile, Profiled, Profiles
 from understudy.generation.config import SamplingConfig
 from understudy.generation.prompts import row_seeds, special_ids
 from understudy.generation.sampling import sample
 from understudy.models.loading import LoadedModel
 from understudy.models.lora import attach, trainable_parameters
-from understudy.runs.overrides import fill_from_profile
-
-Progress = Callable[[int, int], None]
+from understudy.progress import Progress
 
 _BATCH = 32
-_PROFILES: dict[str, dict[str, Any]] = {
+_PROFILES: Profiles = {
     "tiny": {},
     "paper": {"lora_rank": 4, "lora_alpha": 8, "learning_rate": 8e-7, "batch_size": 24},
 }
 
 
-class SupervisedConfig(BaseModel):
+class SupervisedConfig(Profiled):
     """How the generator is fine-tuned; public values only."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    profiles: ClassVar[Profiles] = _PROFILES
 
-    profile: Literal["tiny", "paper"] = Field(
-        default="tiny", description="Which column of defaults fills the fields not given."
-    )
+    profile: Profile = Field(default="tiny", description="Which column of defaults fills the fields not given.")
     lora_rank: int = Field(default=16, ge=1, le=4096, description="Rank of the adapter. tiny 16, paper 4.")
     lora_alpha: float = Field(default=32, gt=0, le=1e5, description="LoRA alpha. tiny 32, paper 8.")
     learning_rate: float = Field(default=5e-4, gt=0, le=1, description="AdamW. tiny 5e-4, paper 8e-7.")
@@ -54,11 +51,6 @@ class SupervisedConfig(BaseModel):
     max_text_tokens: int = Field(
         default=64, ge=1, le=100_000, description="A text is cut to so many tokens, without an end; paper 64."
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_from_profile(cls, data: Any) -> Any:
-        return fill_from_profile(_PROFILES, data)
 
 
 def fine_tune(

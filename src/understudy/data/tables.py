@@ -14,10 +14,11 @@ from typing import Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from understudy.data.readers import read_source
 from understudy.errors import InputError, RowError
+from understudy.frozen import Frozen
 
 # What the rows of a table are: labelled texts, bare texts, or the documents of clients.
 RowKind = Literal["labelled", "texts", "clients"]
@@ -64,10 +65,8 @@ INSTRUCTION_SCHEMA = pa.schema([("instruction", pa.string()), ("response", pa.st
 SYNTHETIC_SCHEMA = pa.schema([("text", pa.string()), ("label", pa.string())])
 
 
-class LabelledColumns(BaseModel):
+class LabelledColumns(Frozen):
     """Where text and label are, and the public list of labels."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     text: str = Field(default="text", description="Column with the text.")
     label: str = Field(default="label", description="Column with the label: strings or integers.")
@@ -76,19 +75,15 @@ class LabelledColumns(BaseModel):
     )
 
 
-class ClientColumns(BaseModel):
+class ClientColumns(Frozen):
     """Where the client's identifier and its text are."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     client: str = Field(default="client_id", description="Column that says whose row it is.")
     text: str = Field(default="text", description="Column with the text.")
 
 
-class InstructionColumns(BaseModel):
+class InstructionColumns(Frozen):
     """Where instruction and response are."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     instruction: str = Field(default="instruction", description="Column with the instruction.")
     response: str = Field(default="response", description="Column with the response.")

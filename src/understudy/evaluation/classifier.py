@@ -15,7 +15,7 @@ influence anything exported.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,7 @@ from understudy.evaluation.encoder import quietly
 from understudy.evaluation.language_model import encode_texts, pad, pad_token_of
 from understudy.models.folders import model_folder
 from understudy.models.loading import load_model
+from understudy.progress import Progress
 
 Labels = npt.NDArray[np.int64]
 
@@ -53,7 +54,7 @@ def fit_classifier(
     config: ClassifierConfig,
     seed: int,
     device: str = "cpu",
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> TextClassifier:
     """Fine-tune a fresh copy of the base on labelled texts.
 

@@ -7,11 +7,11 @@ few million parameters learns in seconds. A field given by the caller always win
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-Profile = Literal["tiny", "paper"]
+from understudy.frozen import Profile, Profiled, Profiles
 
 _TINY_CLASSIFIER: dict[str, Any] = {"epochs": 3, "learning_rate": 5e-4, "max_length": 64}
 _TINY_EVALUATION: dict[str, Any] = {
@@ -21,27 +21,11 @@ _TINY_EVALUATION: dict[str, Any] = {
     "replicates": 1000,
 }
 
-# 40 real rows seen sixteen times each: enough for the membership audit to catch its positive control, in seconds.
-_TINY_MATCHING: dict[str, Any] = {
-    "transfer_models": ("tiny-gpt2", "tiny-llama"),
-    "most_models": 2,
-    "steps": 80,
-    "batch_size": 8,
-    "learning_rate": 1e-3,
-    "max_length": 48,
-    "frozen_lower_layers": 3,
-    "measure_every": 20,
-    "test_rows": 200,
-    "real_rows": 40,
-    "gradient_rows": 64,
-    "replicates": 1000,
-}
 
-
-class ClassifierConfig(BaseModel):
+class ClassifierConfig(Profiled):
     """The transformer that is fine-tuned to measure how useful a labelled table is."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    profiles: ClassVar[Profiles] = {"tiny": _TINY_CLASSIFIER}
 
     profile: Profile = Field(default="paper", description="Which column of defaults fills the fields not given.")
     base: str = Field(
@@ -63,16 +47,11 @@ class ClassifierConfig(BaseModel):
         default=0, ge=0, le=200, description="Last transformer layers that are not trained, 0 to 200."
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_from_profile(cls, data: Any) -> Any:
-        return {**_TINY_CLASSIFIER, **data} if isinstance(data, dict) and data.get("profile") == "tiny" else data
 
-
-class EvaluationConfig(BaseModel):
+class EvaluationConfig(Profiled):
     """What `evaluate_synthetic` computes and how."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    profiles: ClassVar[Profiles] = {"tiny": _TINY_EVALUATION}
 
     profile: Profile = Field(default="paper", description="Which column of defaults fills the fields not given.")
     classifier: ClassifierConfig = Field(default_factory=ClassifierConfig)
@@ -92,73 +71,8 @@ class EvaluationConfig(BaseModel):
     )
     public_seed: int = Field(default=0, ge=0, lt=2**32, description="Seed of subsampling, clustering and bootstrap.")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_from_profile(cls, data: Any) -> Any:
-        return {**_TINY_EVALUATION, **data} if isinstance(data, dict) and data.get("profile") == "tiny" else data
-
     @model_validator(mode="after")
     def _check_seeds(self) -> EvaluationConfig:
         if len(set(self.seeds)) != len(self.seeds) or min(self.seeds) < 0:
             raise ValueError(f"expected distinct seeds >= 0, found seeds={self.seeds}")
         return self
-
-
-class MatchingEvaluationConfig(BaseModel):
-    """What `measure_matching` computes and how: target models fine-tuned on small sets, and at most so many real rows.
-
-    The paper's constants (section 5.1) are 200 steps of Adam, batch 16, learning rate 7e-6; `tiny` fine-tunes the
-    upper layers of shipped models for fewer steps, so that everything together takes about a minute of one core.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    profile: Profile = Field(default="paper", description="Which column of defaults fills the fields not given.")
-    transfer_models: tuple[str, ...] = Field(
-        default=(),
-        description="Target models after the run's own, in this order; none: the run's own only (the paper's OPT-1.3B "
-        "and Llama-3.2-1B would have to be downloaded). tiny: the shipped ones.",
-    )
-    most_models: int = Field(
-        default=3, ge=1, le=100, description="Target models in all, the run's own among them; tiny 2, paper 3."
-    )
-    steps: int = Field(default=200, ge=1, le=1_000_000, description="Adam steps per model, at least 1. Paper 200.")
-    batch_size: int = Field(default=16, ge=1, le=4096, description="Rows per step, 1 to 4096. Paper 16.")
-    learning_rate: float = Field(
-        default=7e-6, gt=0, le=1, description="First step size, falling linearly to 0; tiny 1e-3, paper 7e-6."
-    )
-    max_length: int = Field(
-        default=128, ge=1, le=100_000, description="Tokens of a text that are read; never more than the run reads."
-    )
-    frozen_lower_layers: int = Field(
-        default=0, ge=0, le=200, description="First layers left untrained, at most all but one. tiny 3, paper 0."
-    )
-    measure_every: int = Field(
-        default=50, ge=1, le=1_000_000, description="Steps between two gradient errors. tiny 20, paper 50."
-    )
-    full_gradient: bool = Field(
-        default=False, description="Also measure the error of the gradient of all weights, which costs far more."
-    )
-    test_rows: int = Field(default=1000, ge=2, le=1_000_000, description="Real test rows used, at least 2; tiny 200.")
-    real_rows: int = Field(
-        default=320,
-        ge=2,
-        le=1_000_000,
-        description="Real training rows of the real arm, which are the members of the audit, and as many non-members; "
-        "above about steps * batch_size / 10 its positive control sees each too seldom. tiny 40.",
-    )
-    gradient_rows: int = Field(
-        default=320, ge=1, le=1_000_000, description="Real rows whose mean gradient is the reference; tiny 64."
-    )
-    reference_rows: int = Field(
-        default=1000, ge=2, le=1_000_000, description="Real training rows that Frechet distances compare with."
-    )
-    splits: int = Field(default=3, ge=1, le=100, description="Random splits averaged for each Frechet distance.")
-    replicates: int = Field(default=2000, ge=100, le=100_000, description="Bootstrap replicates per interval.")
-    level: float = Field(default=0.95, gt=0.5, lt=1, description="Confidence level, above 0.5 and below 1.")
-    public_seed: int = Field(default=0, ge=0, lt=2**32, description="Seed of row order, subsampling and bootstrap.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_from_profile(cls, data: Any) -> Any:
-        return {**_TINY_MATCHING, **data} if isinstance(data, dict) and data.get("profile") == "tiny" else data

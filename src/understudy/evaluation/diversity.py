@@ -10,20 +10,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
 
 from understudy.evaluation.words import ngrams, words
+from understudy.frozen import Frozen
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
-class LengthHistogram(BaseModel):
+class LengthHistogram(Frozen):
     """Shares of texts per length bin; bin i holds lengths in [edges[i], edges[i + 1]).
 
     Texts as long as the last edge or longer are counted in the last bin.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     edges: tuple[float, ...]
     shares: dict[str, tuple[float, ...]]

@@ -8,24 +8,26 @@ from __future__ import annotations
 
 import math
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import Field, model_validator
 
 from understudy.evaluation import names
 from understudy.evaluation.diversity import LengthHistogram
+from understudy.evaluation.names import MetricName
+from understudy.frozen import Frozen
 
 
-class Histogram(BaseModel):
+class Histogram(Frozen):
     """Shares of several sets per bin; bin i holds values from edges[i] up to edges[i + 1].
 
     Attributes:
         edges: (bins + 1,) ascending.
         shares: name of the set -> (bins,) shares, which add up to 1.
+        counted: what is counted, in plain words.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     edges: tuple[float, ...]
     shares: dict[str, tuple[float, ...]]
+    counted: str
 
     @model_validator(mode="after")
     def _check(self) -> Histogram:
@@ -36,7 +38,7 @@ class Histogram(BaseModel):
         return self
 
 
-class Metrics(BaseModel):
+class Metrics(Frozen):
     """Measured figures under stable dotted names.
 
     Attributes:
@@ -44,37 +46,35 @@ class Metrics(BaseModel):
         intervals: name -> (low, high), for some of the names.
         missing: what was not measured and why, in plain words.
         lengths: histogram for the length figure.
-        histograms: further ones, under the names of `names.HISTOGRAMS`.
+        histograms: further ones, by dotted name.
+        declared: the names, beside the common ones of `names.METRICS`, that this measurement may use.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    values: dict[str, float] = {}
-    intervals: dict[str, tuple[float, float]] = {}
+    values: dict[str, float] = Field(default_factory=dict)
+    intervals: dict[str, tuple[float, float]] = Field(default_factory=dict)
     missing: tuple[str, ...] = ()
     lengths: LengthHistogram | None = None
-    histograms: dict[str, Histogram] = {}
+    histograms: dict[str, Histogram] = Field(default_factory=dict)
+    declared: tuple[MetricName, ...] = ()
 
     @model_validator(mode="after")
     def _check(self) -> Metrics:
-        names.check_names(self.values)
+        names.check_declared(self.declared)
+        names.check_names(self.values, self.declared)
         for name, value in self.values.items():
             if not math.isfinite(value):
                 raise ValueError(f"expected a finite value, found {name}={value}")
         stray = sorted(set(self.intervals) - set(self.values))
         if stray:
             raise ValueError(f"expected intervals of measured values only, found {stray}")
-        unknown = sorted(set(self.histograms) - set(names.HISTOGRAMS))
-        if unknown:
-            raise ValueError(f"expected histograms among {sorted(names.HISTOGRAMS)}, found {unknown}")
         return self
 
 
 def merge(*parts: Metrics) -> Metrics:
-    """One `Metrics` with everything in `parts`.
+    """One `Metrics` with everything in `parts`; what several parts declare alike is declared once.
 
     Raises:
-        ValueError: when two parts measured the same name.
+        ValueError: when two parts measured the same name, or declare one name with two meanings.
     """
     values: dict[str, float] = {}
     histograms: dict[str, Histogram] = {}
@@ -90,4 +90,5 @@ def merge(*parts: Metrics) -> Metrics:
         missing=tuple(dict.fromkeys(reason for part in parts for reason in part.missing)),
         lengths=next((part.lengths for part in parts if part.lengths is not None), None),
         histograms=histograms,
+        declared=tuple(dict.fromkeys(metric for part in parts for metric in part.declared)),
     )

@@ -1,15 +1,18 @@
-"""Every metric there is: its stable dotted name, what it means, and which way is better.
+"""The common metrics: the stable dotted name of each, what it means, and which way is better.
 
-Reports and flows refuse a name that is not here, so a figure cannot appear under two spellings. A name never
-changes its meaning; a new meaning gets a new name. All of them are computed on private members, holdouts or
-test rows and are internal.
+What only one method shows is named in that method's package (`metric_names.py`) and travels with the figures, in
+`Metrics.declared`. A name that is neither common nor declared is refused, so a figure cannot appear under two
+spellings. A name never changes its meaning; a new meaning gets a new name. All of them are computed on private members,
+holdouts or test rows and are internal.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from understudy.errors import InputError
@@ -23,13 +26,6 @@ ARM_WORDS = {
     "real": "real training text",
 }
 
-DROP_REASONS = {
-    "empty": "empty after decoding",
-    "wrong_label": "the public model did not confirm the label",
-    "high_loss": "not among the lowest losses of the label",
-    "unbalanced": "the label's mean loss exceeded the others'",
-    "surplus": "beyond the number asked for, highest losses first",
-}
 MIA_ARMS = {
     "": "synthetic text",
     "positive_control.": "the members themselves",
@@ -182,46 +178,6 @@ def _others() -> Iterable[MetricName]:
     )
 
 
-def _matching() -> Iterable[MetricName]:
-    """Gradient matching: its own texts and the losses that chose among them."""
-    for tail, whose in (
-        ("median", "the texts that were kept"),
-        ("dropped_median", "the texts that were dropped"),
-        ("prompt_only_median", "prompt-only texts"),
-    ):
-        meaning = f"Median matching loss (1 - cosine to the released target) of {whose}"
-        yield MetricName(f"matching.loss.{tail}", meaning, "score", "lower" if tail == "median" else "context")
-    yield MetricName("matching.drawn", "Texts matched, before any filter", "rows", "context")
-    yield MetricName("matching.kept", "Texts kept", "rows", "context")
-    yield MetricName("matching.shortfall", "Texts asked for but not reached", "rows", "lower")
-    for reason, words in DROP_REASONS.items():
-        yield MetricName(f"matching.dropped.{reason}", f"Texts dropped: {words}", "rows", "context")
-    yield MetricName(
-        "matching.label_check.agreement", "Share of the matched texts whose label the check confirms", "share", "higher"
-    )
-    yield MetricName("matching.label_check.chance", "The same of a check that guesses", "share", "context")
-    yield MetricName(
-        "matching.signal_to_noise_bound",
-        "The most that the target's exact norm can be over the norm of its noise; from public values",
-        "score",
-        "higher",
-    )
-    for side, whose in (("", "synthetic"), ("prompt_only.", "prompt-only"), ("real.", "as many other real")):
-        yield MetricName(
-            f"matching.gradient_error.{side}step_{{i}}",
-            f"Distance of {whose} rows' mean head gradient from real rows', over the latter's norm, after {{i}} steps "
-            "of fine-tuning on synthetic text",
-            "score",
-            "context" if side else "lower",
-        )
-    yield MetricName(
-        "matching.gradient_error.full.step_{i}",
-        "The same for synthetic rows and the gradient of all weights",
-        "score",
-        "lower",
-    )
-
-
 def _transfer() -> Iterable[MetricName]:
     for arm in ARMS:
         yield MetricName(
@@ -231,14 +187,6 @@ def _transfer() -> Iterable[MetricName]:
             "higher" if arm == "synthetic" else "context",
         )
     yield MetricName("utility.transfer.real_rows", "Real training rows of the transfer's real arm", "rows", "context")
-    for prefix, whose in (("", "synthetic text"), ("prompt_only.", "prompt-only text"), ("few_real.", "real rows")):
-        yield MetricName(
-            f"fidelity.{prefix}train_frechet",
-            f"Frechet distance of {whose} to the real training rows, all sets of equal size",
-            "distance",
-            "context" if prefix else "lower",
-        )
-    yield MetricName("fidelity.train_frechet_rows", "Rows per set compared with the training rows", "rows", "context")
     for arm in ARMS:
         yield MetricName(
             f"language_model.log_perplexity.{arm}",
@@ -284,7 +232,7 @@ def _membership() -> Iterable[MetricName]:
 
 
 def _next_token() -> Iterable[MetricName]:
-    """Preference optimisation: a small language model tuned on texts, tested on clients that took no part."""
+    """A small language model tuned on texts, tested on clients that took no part."""
     for arm, whose in {**ARM_WORDS, "public": "nothing further (epsilon 0)"}.items():
         better: Better = "higher" if arm == "synthetic" else "context"
         tail = f"of a small language model tuned on {whose}, on the text of held-out clients"
@@ -306,51 +254,22 @@ def _next_token() -> Iterable[MetricName]:
     yield MetricName("utility.next_token.clients", "Held-out clients behind the accuracies", "rows", "context")
 
 
-def _rounds() -> Iterable[MetricName]:
-    yield MetricName(
-        "rounds.frechet.round_{i}",
-        "Frechet distance of the candidates of round {i} to held-out samples, sets of equal size",
-        "distance",
-        "lower",
-    )
-    yield MetricName("rounds.frechet_floor", "The same of real samples to real samples", "distance", "context")
-    yield MetricName(
-        "rounds.medoid_distance.round_{i}",
-        "Median distance of the candidates of round {i} to their medoid, in the sentence embedding",
-        "distance",
-        "context",
-    )
-    yield MetricName(
-        "rounds.recovery.round_{i}",
-        "Share of the preferences of round {i} that hold without noise and clipping too",
-        "share",
-        "higher",
-    )
-
-
 METRICS: tuple[MetricName, ...] = (
     *_utility(),
     *_fidelity(),
     *_diversity(),
     *_memorization(),
     *_others(),
-    *_matching(),
     *_transfer(),
     *_nearest(),
     *_membership(),
     *_next_token(),
-    *_rounds(),
 )
-
-# Histograms that metrics may carry, name -> what is counted.
-HISTOGRAMS = {
-    "matching.loss": "matching losses of kept, dropped and prompt-only texts",
-    "memorization.nearest": "distances to the nearest private row, of synthetic texts and of rows never seen",
-}
 
 _PARTS = {"{i}": r"(?P<i>0|[1-9]\d{0,5})", "{model}": r"(?P<model>[A-Za-z0-9][A-Za-z0-9_-]{0,63})"}
 
 
+@lru_cache(maxsize=1024)
 def _compiled(pattern: str) -> re.Pattern[str]:
     escaped = re.escape(pattern)
     for part, expression in _PARTS.items():
@@ -358,11 +277,12 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(escaped)
 
 
-_COMPILED = [(_compiled(metric.pattern), metric) for metric in METRICS]
-
-
-def describe(name: str) -> MetricName:
+def describe(name: str, declared: Sequence[MetricName] = ()) -> MetricName:
     """The metric of a full name, its number or model filled in.
+
+    Args:
+        name: full name, such as `memorization.ngram_5.holdout`.
+        declared: further metrics that the measurement declares, beside the common ones.
 
     >>> describe("memorization.ngram_5.holdout").meaning
     "Share of the synthetic text's distinct 5-grams that stand in as many rows never seen"
@@ -370,16 +290,16 @@ def describe(name: str) -> MetricName:
     Raises:
         InputError: when there is no such metric.
     """
-    for pattern, metric in _COMPILED:
-        match = pattern.fullmatch(name)
+    for metric in (*METRICS, *declared):
+        match = _compiled(metric.pattern).fullmatch(name)
         if match:
             meaning = metric.meaning
             for part, found in match.groupdict().items():
                 meaning = meaning.replace(f"{{{part}}}", found)
             return MetricName(name, meaning, metric.unit, metric.better)
     raise InputError(
-        f"unknown metric name={name!r}: expected one of {', '.join(m.pattern for m in METRICS)}; "
-        "a new metric is declared in understudy.evaluation.names"
+        f"unknown metric name={name!r}: expected one of {', '.join(m.pattern for m in (*METRICS, *declared))}; "
+        "a measurement declares the names of its own in Metrics.declared"
     )
 
 
@@ -392,11 +312,23 @@ def short_name(model: str) -> str:
     return re.sub(r"[^A-Za-z0-9_-]", "-", model.rstrip("/").rpartition("/")[2]).lstrip("-_")[:64] or "model"
 
 
-def check_names(names: Iterable[str]) -> None:
+def check_names(names: Iterable[str], declared: Sequence[MetricName] = ()) -> None:
     """Refuse unknown names.
 
     Raises:
-        InputError: for the first name that is not declared.
+        InputError: for the first name that is neither common nor declared.
     """
     for name in names:
-        describe(name)
+        describe(name, declared)
+
+
+def check_declared(declared: Sequence[MetricName]) -> None:
+    """Refuse a declaration that gives one name two meanings.
+
+    Raises:
+        ValueError: when a pattern is declared twice, or is a common one.
+    """
+    counts = Counter(metric.pattern for metric in (*METRICS, *declared))
+    twice = sorted(pattern for pattern, count in counts.items() if count > 1)
+    if twice:
+        raise ValueError(f"expected each metric declared once and none of the common ones, found twice: {twice}")

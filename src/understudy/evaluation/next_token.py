@@ -13,42 +13,40 @@ Scores are computed on real text: they are internal and choose nothing that is e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
 from understudy.errors import InputError
 from understudy.evaluation.language_model import encode_texts, pad, pad_token_of
 from understudy.evaluation.utility import Interval
+from understudy.frozen import Profile, Profiled, Profiles
 from understudy.models.loading import LoadedModel, load_model
-from understudy.runs.overrides import fill_from_profile
+from understudy.progress import Progress
 
-Progress = Callable[[int, int], None]
 Counts = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 _CHUNK = 256  # bootstrap replicates at a time, to bound memory
-_PROFILES: dict[str, dict[str, Any]] = {
+_PROFILES: Profiles = {
     "tiny": {},
     "paper": {"base": "distilbert/distilgpt2", "epochs": 80, "batch_size": 160, "learning_rate": 2e-4},
 }
 
 
-class NextTokenConfig(BaseModel):
+class NextTokenConfig(Profiled):
     """The downstream model and how it is fine-tuned; public values only."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    profiles: ClassVar[Profiles] = _PROFILES
 
-    profile: Literal["tiny", "paper"] = Field(
-        default="tiny", description="Which column of defaults fills the fields not given."
-    )
+    profile: Profile = Field(default="tiny", description="Which column of defaults fills the fields not given.")
     base: str = Field(
         default="tiny-gpt2",
         min_length=1,
@@ -61,11 +59,6 @@ class NextTokenConfig(BaseModel):
     batch_size: int = Field(default=16, ge=1, le=100_000, description="Texts per step. tiny 16, paper 160.")
     learning_rate: float = Field(default=5e-4, gt=0, le=1, description="AdamW, constant. tiny 5e-4, paper 2e-4.")
     weight_decay: float = Field(default=0.01, ge=0, le=1, description="AdamW; 0.01 is torch's own.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_from_profile(cls, data: Any) -> Any:
-        return fill_from_profile(_PROFILES, data)
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,10 +17,10 @@ influence anything that is exported.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any, ClassVar
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -38,6 +38,7 @@ from understudy.evaluation.label_model import (
 )
 from understudy.evaluation.rows import LabelledTexts
 from understudy.evaluation.utility import Predictions, score
+from understudy.frozen import Profile, Profiled, Profiles
 from understudy.models.loading import load_model
 from understudy.models.upper_layers import entering_states, freeze_lower_layers, last_state
 
@@ -51,14 +52,12 @@ Callback = Callable[[int, LabelModel], None]  # (steps done, the model as it is)
 Sequences = list[list[int]]
 
 
-class TransferConfig(BaseModel):
+class TransferConfig(Profiled):
     """The target model and how it is fine-tuned; public values only."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    profiles: ClassVar[Profiles] = {"tiny": _TINY}
 
-    profile: Literal["tiny", "paper"] = Field(
-        default="paper", description="Which column of defaults fills the fields not given."
-    )
+    profile: Profile = Field(default="paper", description="Which column of defaults fills the fields not given.")
     base: str = Field(
         default="microsoft/phi-1_5",
         min_length=1,
@@ -93,11 +92,6 @@ class TransferConfig(BaseModel):
     measure_every: int = Field(
         default=50, ge=1, le=1_000_000, description="Steps between two calls of the callback, at least 1; paper 50."
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_from_profile(cls, data: Any) -> Any:
-        return {**_TINY, **data} if isinstance(data, dict) and data.get("profile") == "tiny" else data
 
 
 def load_label_model(*, label_words: WordsOf, config: TransferConfig, device: str = "cpu") -> LabelModel:

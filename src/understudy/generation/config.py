@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from understudy.frozen import Frozen
 
 
-class PromptFormat(BaseModel):
+class PromptFormat(Frozen):
     """The public text around a label: `BOS <before> <label> <separator> <text> EOS`.
 
     Every piece is encoded on its own, so that the label's tokens never merge with their neighbours. Label and text
     start with a space, which is how byte-level BPE writes a word inside a sentence.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     before: str = Field(
         default="",
@@ -33,10 +33,8 @@ class PromptFormat(BaseModel):
     )
 
 
-class SamplingConfig(BaseModel):
+class SamplingConfig(Frozen):
     """How the next token is drawn: temperature, then nucleus sampling (Holtzman et al. 2019); no top-k."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_new_tokens: int = Field(
         default=48,
@@ -57,10 +55,8 @@ class SamplingConfig(BaseModel):
     )
 
 
-class SteeringConfig(BaseModel):
+class SteeringConfig(Frozen):
     """PPLM: gradient steps on the model's state towards a label, then a fused next-token distribution."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     steer: Literal["key_value", "hidden", "none"] = Field(
         default="key_value",

@@ -19,6 +19,7 @@ import httpx
 
 from understudy.errors import InputError, UnderstudyError
 from understudy.generation.config import SamplingConfig
+from understudy.progress import Progress
 
 KEY_VARIABLE = "UNDERSTUDY_ENDPOINT_KEY"
 
@@ -27,8 +28,6 @@ _TRIES = 5
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 30.0
 _SHOWN = 200  # characters of a server's message
-
-Progress = Callable[[int, int], None]
 
 
 class Endpoint(Protocol):

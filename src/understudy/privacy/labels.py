@@ -12,16 +12,16 @@ import math
 from collections.abc import Iterable
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from understudy.frozen import Frozen
 
 Unit = Literal["example", "client"]
 Relation = Literal["replace_special", "add_or_remove_one"]
 
 
-class Guarantee(BaseModel):
+class Guarantee(Frozen):
     """What one charge of the ledger promises to one unit of one source."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     source: str = Field(min_length=1)
     charge_id: str = Field(min_length=1)
@@ -32,10 +32,8 @@ class Guarantee(BaseModel):
     accountant: str = Field(min_length=1)
 
 
-class Label(BaseModel):
+class Label(Frozen):
     """The label of one artifact; make it with `public`, `private` or `released`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["public", "private", "released"]
     sources: tuple[str, ...] = ()

@@ -14,9 +14,10 @@ from functools import lru_cache
 from typing import Final, Literal
 
 import dp_accounting as dp
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from understudy.errors import InputError, UnderstudyError
+from understudy.frozen import Frozen
 from understudy.privacy.accounting import epsilon_pld
 from understudy.privacy.events import (
     combined_noise_multiplier,
@@ -32,7 +33,7 @@ Kind = Literal["gaussian_sum", "histogram", "masked_sum"]
 NAME: Final = r"^[a-z0-9][a-z0-9_./-]*$"
 
 
-class Query(BaseModel):
+class Query(Frozen):
     """One query, or a series of `steps` queries of one kind; public values only.
 
     Attributes:
@@ -46,8 +47,6 @@ class Query(BaseModel):
             are one event.
         sampling_probability: of that mask; 1 without one.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Kind
     name: str = Field(pattern=NAME)

@@ -12,8 +12,9 @@ from collections.abc import Iterable, Mapping
 from decimal import ROUND_CEILING, Context, Decimal
 from typing import Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from understudy.frozen import Frozen
 from understudy.privacy.grid import charged_sensitivity, grid_of
 from understudy.privacy.ledger.records import Charge, SourceRecord
 from understudy.privacy.queries import Query, check_epsilon_of, queries_from_json
@@ -57,11 +58,7 @@ _RELATIONS: Final = {
 }
 
 
-class _Facts(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class MechanismFacts(_Facts):
+class MechanismFacts(Frozen):
     """One noised query, or one series of them, as planned and as run."""
 
     name: str
@@ -104,7 +101,7 @@ def mechanism_facts(query: Query, *, asks: str, grid: float | None = None) -> Me
     )
 
 
-class Access(_Facts):
+class Access(Frozen):
     """One access to private data along the lineage of what is released."""
 
     task: str
@@ -112,7 +109,7 @@ class Access(_Facts):
     through: str = Field(description="The mechanism, or why no mechanism is needed.")
 
 
-class PretrainedModel(_Facts):
+class PretrainedModel(Frozen):
     """A public model that the result builds on."""
 
     name: str
@@ -123,7 +120,7 @@ class PretrainedModel(_Facts):
     )
 
 
-class StatementFacts(_Facts):
+class StatementFacts(Frozen):
     """What the plan and the run say about themselves; public values only."""
 
     method: str = Field(default="", description="Name of the method that made what is released.")

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from understudy.frozen import Frozen
 from understudy.privacy.statement import round_up
 from understudy.reporting import wording
 
 
-class BudgetUse(BaseModel):
+class BudgetUse(Frozen):
     """What the source's budget is, and what was spent of it.
 
     Attributes:
@@ -25,8 +26,6 @@ class BudgetUse(BaseModel):
         epsilon_run: this run's charge; 0 when a stored result was used again.
         delta_run: likewise.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     epsilon: float = Field(gt=0, allow_inf_nan=False)
     delta: float = Field(gt=0, lt=1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from understudy.evaluation.metrics import Metrics
@@ -27,15 +27,26 @@ ARM_STYLE = {
 }
 
 
+def marks_of(metrics: Metrics, style: Mapping[str, tuple[str, str, str]], name: str) -> list[Mark]:
+    """A mark with its interval for each figure that was measured.
+
+    Args:
+        metrics: what was measured.
+        style: part of the name -> label, colour and shape, in the order of the marks.
+        name: of the figures, with `{}` for the part.
+    """
+    return [
+        Mark(label, metrics.values[full], colour, marker, metrics.intervals.get(full))
+        for part, (label, colour, marker) in style.items()
+        if (full := name.format(part)) in metrics.values
+    ]
+
+
 def utility_figure(metrics: Metrics) -> Drawing | None:
     """Accuracy on real rows by training set, with intervals; None where the synthetic accuracy is missing."""
     if "utility.synthetic.accuracy" not in metrics.values:
         return None
-    marks = [
-        Mark(label, metrics.values[name], colour, marker, metrics.intervals.get(name))
-        for arm, (label, colour, marker) in ARM_STYLE.items()
-        if (name := f"utility.{arm}.accuracy") in metrics.values
-    ]
+    marks = marks_of(metrics, ARM_STYLE, "utility.{}.accuracy")
     chance = metrics.values.get("utility.majority.accuracy")
 
     def paint(figure: Any) -> None:

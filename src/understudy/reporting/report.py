@@ -13,22 +13,22 @@ import math
 import os
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import Field, ValidationError
 
 from understudy.errors import InputError
 from understudy.evaluation.diversity import LengthHistogram
 from understudy.evaluation.metrics import Histogram, Metrics
-from understudy.methods.gradient_matching.report import matching_sections
-from understudy.methods.preference_optimization.report import rounds_sections
-from understudy.privacy.statement import round_up
+from understudy.evaluation.names import MetricName
+from understudy.frozen import Frozen
 from understudy.reporting import view, wording
 from understudy.reporting.budget import BudgetUse, budget_bar, budget_of
 from understudy.reporting.drawing import Drawing, inline
+from understudy.reporting.view import MethodSections, SectionsOf
 
 MARKER: Final = "internal, not private"
 MOST_SAMPLES = 16
@@ -43,9 +43,7 @@ __all__ = [
     "ReportFiles",
     "build_report",
     "choose_samples",
-    "headline",
     "rebuild_report",
-    "statement_rows",
 ]
 
 
@@ -74,24 +72,24 @@ class ReportFiles:
     json: Path
 
 
-class Content(BaseModel):
+class Content(Frozen):
     """All that a report says: report.json is this object, report.html is a pure function of it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     format: Literal["understudy.report/1"] = "understudy.report/1"
     marker: Literal["internal, not private"] = MARKER
     title: str
+    method: str = ""
     made: str = ""
     created: str = ""
-    facts: dict[str, str] = {}
+    facts: dict[str, str] = Field(default_factory=dict)
     label_names: tuple[str, ...] = ()
-    metrics: dict[str, float] = {}
-    intervals: dict[str, tuple[float, float]] = {}
+    metrics: dict[str, float] = Field(default_factory=dict)
+    intervals: dict[str, tuple[float, float]] = Field(default_factory=dict)
     missing: tuple[str, ...] = ()
     lengths: LengthHistogram | None = None
-    histograms: dict[str, Histogram] = {}
-    statement: dict[str, Any] = {}
+    histograms: dict[str, Histogram] = Field(default_factory=dict)
+    declared: tuple[MetricName, ...] = ()
+    statement: dict[str, Any] = Field(default_factory=dict)
     budget: BudgetUse | None = None
     samples: tuple[dict[str, str], ...] = ()
     sample_count: int = 0
@@ -105,10 +103,11 @@ class Content(BaseModel):
             missing=self.missing,
             lengths=self.lengths,
             histograms=self.histograms,
+            declared=self.declared,
         )
 
 
-def build_report(
+def build_report(  # noqa: PLR0913 - all that a page says, each part by name
     directory: Path,
     *,
     title: str,
@@ -118,13 +117,15 @@ def build_report(
     figures: Sequence[Drawing] = (),
     budget: BudgetUse | None = None,
     about: About | None = None,
+    method: str = "",
+    sections: SectionsOf | None = None,
 ) -> ReportFiles:
     """Write report.json and report.html, closed to others (0600); an existing report is replaced, each file at once.
 
     Args:
         directory: the run's internal folder; made when absent, closed to other users (0700).
         title: heading of the page.
-        metrics: what was measured; names outside `evaluation.names` are refused by `Metrics` itself.
+        metrics: what was measured; names that are neither common nor declared are refused by `Metrics` itself.
         statement: the privacy statement; keys may be absent and are then said to be.
         samples: synthetic rows in their order, `label` optional, the other keys are texts (`text`, or
             `instruction` and `response`). The first of each label in turn are shown, at most 16, never picked by
@@ -132,6 +133,8 @@ def build_report(
         figures: further figures, from `drawing.draw`.
         budget: of the source; None takes it from the statement, where that names it.
         about: what the report is about.
+        method: name of the method that ran, by which `rebuild_report` asks for its sections; empty for none.
+        sections: what the method adds to the page; None for nothing.
 
     Returns:
         The two files' paths.
@@ -139,6 +142,7 @@ def build_report(
     about = about or About()
     content = Content(
         title=title,
+        method=method,
         made=about.made,
         created=about.created,
         facts=dict(about.facts),
@@ -148,6 +152,7 @@ def build_report(
         missing=metrics.missing,
         lengths=metrics.lengths,
         histograms=metrics.histograms,
+        declared=metrics.declared,
         statement=_plain(statement),
         budget=budget or budget_of(statement),
         samples=tuple(dict(sample) for sample in choose_samples(samples)),
@@ -157,11 +162,15 @@ def build_report(
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     text = json.dumps(_plain(content.model_dump()), indent=2, ensure_ascii=False, allow_nan=False)
     _write(directory / "report.json", text + "\n")
-    return _write_page(directory, content)
+    return _write_page(directory, content, sections)
 
 
-def rebuild_report(directory: Path) -> ReportFiles:
+def rebuild_report(directory: Path, sections_of: Callable[[str], SectionsOf | None]) -> ReportFiles:
     """Write report.html anew from report.json, for example after an update of the program.
+
+    Args:
+        directory: the run's internal folder.
+        sections_of: name of a method -> what it adds to the page, or None; not asked where no method is named.
 
     Raises:
         InputError: when there is no report.json, or it is not one of this format.
@@ -170,12 +179,12 @@ def rebuild_report(directory: Path) -> ReportFiles:
     try:
         content = Content.model_validate_json(path.read_bytes())
         content.measured()
-    except (OSError, ValidationError) as error:
+    except (OSError, ValidationError, InputError) as error:
         raise InputError(
             f"{path}: expected a report.json of the format understudy.report/1, found {_trouble(error)}; "
-            "name the folder of a finished run"
+            "name the folder of a run that this version finished"
         ) from error
-    return _write_page(directory, content)
+    return _write_page(directory, content, sections_of(content.method) if content.method else None)
 
 
 def choose_samples(samples: Sequence[Sample], *, most: int = MOST_SAMPLES) -> list[Sample]:
@@ -193,58 +202,23 @@ def choose_samples(samples: Sequence[Sample], *, most: int = MOST_SAMPLES) -> li
     return turns[:most]
 
 
-def headline(statement: Mapping[str, Any]) -> dict[str, Any]:
-    """The guarantee's figures and what they mean."""
-    epsilon, delta = (wording.as_float(statement.get(key)) for key in ("epsilon", "delta"))
-    unit, relation = str(statement.get("unit") or ""), str(statement.get("relation") or "")
-    nothing = "none" if statement.get("verdict") == "none" else "not stated"
-    return {
-        "epsilon": nothing if epsilon is None else wording.number(round_up(epsilon)),
-        "delta": nothing if delta is None else wording.number(round_up(delta)),
-        "unit": wording.UNITS.get(unit, unit or "not stated"),
-        "relation": wording.RELATIONS.get(relation, relation or "not stated"),
-        "relation_meaning": wording.explain_relation(statement),
-        "accountant": wording.explain_accountant(statement),
-        "source": str(statement.get("source") or "not stated"),
-        "verdict": str(statement.get("verdict") or "not stated"),
-        "sentences": wording.explain_guarantee(statement),
-    }
-
-
-def statement_rows(statement: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """The statement's entries as (words, value), in its own order, nested keys made words too."""
-
-    def readable(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {wording.humanise(str(key)): readable(entry) for key, entry in value.items()}
-        if isinstance(value, list | tuple):
-            return [readable(entry) for entry in value]
-        if value is None or value == "":
-            return "not stated"
-        if isinstance(value, bool):
-            return "yes" if value else "no"
-        return wording.number(value, digits=6) if isinstance(value, int | float) else str(value)
-
-    return [(wording.humanise(str(key)), readable(value)) for key, value in statement.items()]
-
-
-def _write_page(directory: Path, content: Content) -> ReportFiles:
+def _write_page(directory: Path, content: Content, sections: SectionsOf | None) -> ReportFiles:
     metrics = content.measured()
-    rounds = rounds_sections(metrics)
+    added = sections(metrics, content.statement) if sections else MethodSections()
     page = _render(
         content=content,
         sections=[
-            *(rounds or [view.utility_section(metrics)]),
+            *(added.first or (view.utility_section(metrics),)),
             view.fidelity_section(metrics),
             view.memorization_section(metrics),
             view.diversity_section(metrics),
-            *([] if rounds and not content.label_names else [view.label_section(metrics, content.label_names)]),
-            *matching_sections(metrics, content.statement.get("warnings") or ()),
+            *([view.label_section(metrics, content.label_names)] if content.label_names else []),
+            *added.last,
         ],
         extra=[Drawing(**drawing) for drawing in content.figures],
-        headline=headline(content.statement),
+        headline=wording.headline(content.statement),
         samples=[_shown(sample) for sample in content.samples],
-        statement=statement_rows(content.statement),
+        statement=wording.statement_rows(content.statement),
         budget=budget_bar(content.budget) if content.budget else None,
         everything=view.all_figures(metrics),
     )
@@ -253,7 +227,9 @@ def _write_page(directory: Path, content: Content) -> ReportFiles:
     return files
 
 
-def _trouble(error: OSError | ValidationError) -> str:
+def _trouble(error: OSError | ValidationError | InputError) -> str:
+    if isinstance(error, InputError):
+        return str(error)
     if isinstance(error, OSError):
         return error.strerror or type(error).__name__
     first = error.errors(include_url=False, include_input=False)[0]

@@ -5,8 +5,9 @@ A section whose figures are missing says so and why; it is never an empty box.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from understudy.evaluation import names
 from understudy.evaluation.metrics import Metrics
@@ -44,6 +45,22 @@ class Section:
     table: Table | None = None
     note: str = ""
     missing: str = ""
+
+
+@dataclass(frozen=True)
+class MethodSections:
+    """What a method adds to the report of its runs.
+
+    Attributes:
+        first: stand in the place of the accuracy of a classifier; where there are none, that section stays.
+        last: come after the common sections.
+    """
+
+    first: tuple[Section, ...] = ()
+    last: tuple[Section, ...] = ()
+
+
+SectionsOf = Callable[[Metrics, Mapping[str, Any]], MethodSections]  # (figures, privacy statement) -> sections
 
 
 ARM_TITLES = {"prompt_only": "Prompt-only", "synthetic": "Synthetic", "real": "Real"}
@@ -193,7 +210,7 @@ def label_section(metrics: Metrics, label_names: Sequence[str]) -> Section:
 def all_figures(metrics: Metrics) -> Table:
     """Every measured value with its meaning."""
     rows = tuple(
-        (name, number(value), range_of(metrics, name, number), names.describe(name).meaning)
+        (name, number(value), range_of(metrics, name, number), names.describe(name, metrics.declared).meaning)
         for name, value in sorted(metrics.values.items())
     )
     return Table(("Name", "Value", "Interval", "Meaning"), rows)

@@ -10,6 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from understudy.privacy.statement import round_up
+
 NARROW_SPACE = "\u202f"
 MINUS = "\u2212"
 
@@ -133,6 +135,41 @@ def explain_accountant(statement: Mapping[str, Any]) -> str:
     """How epsilon was computed."""
     name = str(statement.get("accountant") or "")
     return ACCOUNTANTS.get(name.lower(), name) or "not stated"
+
+
+def headline(statement: Mapping[str, Any]) -> dict[str, Any]:
+    """The guarantee's figures and what they mean."""
+    epsilon, delta = (as_float(statement.get(key)) for key in ("epsilon", "delta"))
+    unit, relation = str(statement.get("unit") or ""), str(statement.get("relation") or "")
+    nothing = "none" if statement.get("verdict") == "none" else "not stated"
+    return {
+        "epsilon": nothing if epsilon is None else number(round_up(epsilon)),
+        "delta": nothing if delta is None else number(round_up(delta)),
+        "unit": UNITS.get(unit, unit or "not stated"),
+        "relation": RELATIONS.get(relation, relation or "not stated"),
+        "relation_meaning": explain_relation(statement),
+        "accountant": explain_accountant(statement),
+        "source": str(statement.get("source") or "not stated"),
+        "verdict": str(statement.get("verdict") or "not stated"),
+        "sentences": explain_guarantee(statement),
+    }
+
+
+def statement_rows(statement: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """The statement's entries as (words, value), in its own order, nested keys made words too."""
+
+    def readable(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {humanise(str(key)): readable(entry) for key, entry in value.items()}
+        if isinstance(value, list | tuple):
+            return [readable(entry) for entry in value]
+        if value is None or value == "":
+            return "not stated"
+        if isinstance(value, bool):
+            return "yes" if value else "no"
+        return number(value, digits=6) if isinstance(value, int | float) else str(value)
+
+    return [(humanise(str(key)), readable(value)) for key, value in statement.items()]
 
 
 def humanise(key: str) -> str:

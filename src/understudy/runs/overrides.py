@@ -1,9 +1,9 @@
-"""Settings over settings: a profile's values below what is given, `section.key=value` texts above it."""
+"""Settings over settings: `section.key=value` texts above what a config says."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -11,13 +11,6 @@ from pydantic import BaseModel, ValidationError
 from understudy.errors import InputError
 
 Config = TypeVar("Config", bound=BaseModel)
-
-
-def fill_from_profile(profiles: Mapping[str, dict[str, Any]], data: Any) -> Any:
-    """`data` over the values of the profile that it names (`tiny` if none); for a validator of mode `before`."""
-    if not isinstance(data, dict):
-        return data
-    return _merge(profiles.get(str(data.get("profile", "tiny")), {}), data)
 
 
 def apply_overrides(config: Config, overrides: Sequence[str]) -> Config:
@@ -65,12 +58,3 @@ def _set(data: dict[str, Any], name: str, value: Any) -> None:
         known = sorted(inner if isinstance(inner, dict) else data)
         raise InputError(f"--set {name}: no such setting; expected one of {', '.join(known)}")
     inner[key] = value
-
-
-def _merge(defaults: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """`given` over `defaults`, section by section."""
-    merged = dict(defaults)
-    for key, value in given.items():
-        default = defaults.get(key)
-        merged[key] = _merge(default, value) if isinstance(default, dict) and isinstance(value, dict) else value
-    return merged

@@ -52,9 +52,5 @@ def tiny_llama() -> LoadedModel:
 
 
 @pytest.fixture(autouse=True)
-def one_thread():
-    """Small tensors: a second thread only waits."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def small_tensors(one_thread):
+    """A second thread would only wait."""

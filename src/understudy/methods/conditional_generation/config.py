@@ -7,12 +7,12 @@ silent (PPLM's constants, the nucleus, the head), the values were measured on pu
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from understudy.frozen import Frozen, Profile, Profiled, Profiles
 from understudy.generation.config import PromptFormat, SamplingConfig, SteeringConfig
-from understudy.runs.overrides import apply_overrides, fill_from_profile
 
 __all__ = [
     "ConditionalGenerationConfig",
@@ -23,19 +23,13 @@ __all__ = [
     "Profile",
     "TrainConfig",
     "Variant",
-    "apply_overrides",
 ]
 
-Profile = Literal["tiny", "paper"]
 Variant = Literal["multitask", "naive", "naive_filter", "naive_pplm"]
 
-_FROZEN = ConfigDict(frozen=True, extra="forbid")
 
-
-class LoraConfig(BaseModel):
+class LoraConfig(Frozen):
     """Which weights of the language model are trained."""
-
-    model_config = _FROZEN
 
     rank: int = Field(
         default=8,
@@ -50,10 +44,8 @@ class LoraConfig(BaseModel):
     )
 
 
-class DiscriminatorConfig(BaseModel):
+class DiscriminatorConfig(Frozen):
     """The head that models p(label | prefix): an MLP on the last hidden states."""
-
-    model_config = _FROZEN
 
     width: int = Field(
         default=64, ge=1, le=65536, description="Hidden units of the MLP, at least 1. tiny 64, paper 256."
@@ -76,10 +68,8 @@ class DiscriminatorConfig(BaseModel):
     )
 
 
-class TrainConfig(BaseModel):
+class TrainConfig(Frozen):
     """DP-Adam: everything the privacy event and the update depend on."""
-
-    model_config = _FROZEN
 
     max_length: int = Field(
         default=48,
@@ -131,10 +121,8 @@ class TrainConfig(BaseModel):
     checkpoint_every: int = Field(default=20, ge=1, le=1_000_000, description="Steps between checkpoints, at least 1.")
 
 
-class FilterConfig(BaseModel):
+class FilterConfig(Frozen):
     """Keep a sample only if p(label | text) exceeds a threshold (the paper's baseline 1)."""
-
-    model_config = _FROZEN
 
     enabled: bool = Field(default=False, description="Filter samples; always on for variant=naive_filter.")
     threshold: float = Field(
@@ -151,10 +139,8 @@ class FilterConfig(BaseModel):
     )
 
 
-class GenerateConfig(BaseModel):
+class GenerateConfig(Frozen):
     """How the synthetic rows are drawn."""
-
-    model_config = _FROZEN
 
     batch_size: int = Field(default=64, ge=1, le=4096, description="Rows generated at a time, at least 1; speed only.")
     redraws: int = Field(default=3, ge=0, le=100, description="How often an empty text is drawn again, 0 to 100.")
@@ -162,7 +148,7 @@ class GenerateConfig(BaseModel):
     steering: SteeringConfig = Field(default_factory=SteeringConfig)
 
 
-_PROFILES: dict[str, dict[str, Any]] = {
+_PROFILES: Profiles = {
     "tiny": {},
     "paper": {
         "model": "distilgpt2",
@@ -183,10 +169,10 @@ _PROFILES: dict[str, dict[str, Any]] = {
 }
 
 
-class ConditionalGenerationConfig(BaseModel):
+class ConditionalGenerationConfig(Profiled):
     """Conditional generation: DP multitask fine-tuning, then PPLM-steered sampling."""
 
-    model_config = _FROZEN
+    profiles: ClassVar[Profiles] = _PROFILES
 
     method: Literal["conditional-generation"] = Field(
         default="conditional-generation", description="Which method these settings are of."
@@ -234,11 +220,6 @@ class ConditionalGenerationConfig(BaseModel):
     train: TrainConfig = Field(default_factory=TrainConfig)
     generate: GenerateConfig = Field(default_factory=GenerateConfig)
     filter: FilterConfig = Field(default_factory=FilterConfig)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_from_profile(cls, data: Any) -> Any:
-        return fill_from_profile(_PROFILES, data)
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:

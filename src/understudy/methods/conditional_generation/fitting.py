@@ -15,9 +15,10 @@ from understudy.methods.conditional_generation.encode import encode
 from understudy.methods.conditional_generation.model import build_model
 from understudy.methods.conditional_generation.queries import CLASS_SIZES, QuerySchedule
 from understudy.methods.conditional_generation.storage import StoredModel
-from understudy.methods.conditional_generation.train import Checkpoints, Progress, check_trainable, fit
+from understudy.methods.conditional_generation.train import Checkpoints, check_trainable, fit
 from understudy.models.loading import LoadedModel, load_base
 from understudy.privacy.mechanisms import Gateway
+from understudy.progress import Progress
 
 
 def train_on_table(  # noqa: PLR0913 - rows, public settings, and what a resumable task brings along

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,8 +22,7 @@ from understudy.generation.steering import steer_towards
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
 from understudy.methods.conditional_generation.filter import keep_reasons
 from understudy.methods.conditional_generation.model import TrainedModel
-
-Progress = Callable[[int, int], None]
+from understudy.progress import Progress
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 from torch import Tensor, nn
 
 from understudy.errors import InputError
+from understudy.frozen import Frozen
 from understudy.generation.prompts import build_prompts
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
 from understudy.methods.conditional_generation.model import Classifier, Discriminator, MultitaskModel, TrainedModel
@@ -29,9 +30,7 @@ SETTINGS_FILE = "understudy.json"
 HEADS_FILE = "heads.safetensors"
 
 
-class _Description(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+class _Description(Frozen):
     settings: ConditionalGenerationConfig
     label_names: tuple[str, ...]
     class_counts: tuple[int, ...] | None

@@ -12,10 +12,11 @@ from understudy.errors import InputError
 from understudy.generation.prompts import build_prompts
 from understudy.methods.conditional_generation.class_sizes import public_sizes, released_sizes, share_out
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
-from understudy.methods.conditional_generation.generate import Progress, Synthesis, synthesize
+from understudy.methods.conditional_generation.generate import Synthesis, synthesize
 from understudy.methods.conditional_generation.model import MultitaskModel, TrainedModel
 from understudy.methods.conditional_generation.storage import StoredModel
 from understudy.models.loading import load_base
+from understudy.progress import Progress
 
 
 def synthesize_stored(

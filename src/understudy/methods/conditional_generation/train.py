@@ -32,8 +32,8 @@ from understudy.models.lora import trainable_parameters
 from understudy.privacy.dpsgd.layers import rules_of
 from understudy.privacy.dpsgd.training import Batch, CheckpointSink, Objective, Schedule, train
 from understudy.privacy.mechanisms import Gateway
+from understudy.progress import Progress
 
-Progress = Callable[[int, int], None]
 Checkpoints = Callable[[str], CheckpointSink]
 
 

@@ -30,10 +30,10 @@ from torch import Tensor
 from understudy.methods.gradient_matching.config import MatchingConfig
 from understudy.methods.gradient_matching.projection import Projected
 from understudy.privacy.dpsgd.training import CheckpointSink
+from understudy.progress import Progress
 
 Objective = Callable[[Tensor], Tensor]  # (batch, length, d) -> (batch,), row b of row b only
 Project = Callable[[Tensor], Projected]  # (batch, length, d) -> tokens and their embeddings
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ length, clipping of the inner steps, how many texts the filters choose from), th
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from understudy.runs.overrides import apply_overrides, fill_from_profile
+from understudy.frozen import Frozen, Profile, Profiled, Profiles
 
 __all__ = [
     "FilterConfig",
@@ -21,20 +21,14 @@ __all__ = [
     "ProjectionConfig",
     "TargetConfig",
     "VerbalizerConfig",
-    "apply_overrides",
 ]
 
-Profile = Literal["tiny", "paper"]
 Count = Annotated[int, Field(ge=1, le=1_000_000, strict=True)]
 Share = Annotated[float, Field(gt=0, le=1, strict=True)]
 
-_FROZEN = ConfigDict(frozen=True, extra="forbid")
 
-
-class VerbalizerConfig(BaseModel):
+class VerbalizerConfig(Frozen):
     """How a label becomes one token: `BOS <text> <template>`, then the first token of the label's word."""
-
-    model_config = _FROZEN
 
     template: str = Field(
         default=" It was",
@@ -47,10 +41,8 @@ class VerbalizerConfig(BaseModel):
     )
 
 
-class TargetConfig(BaseModel):
+class TargetConfig(Frozen):
     """Which gradient of the real rows is released, and with which noise."""
-
-    model_config = _FROZEN
 
     kind: Literal["head", "label_rows", "sketch"] = Field(
         default="sketch",
@@ -73,10 +65,8 @@ class TargetConfig(BaseModel):
     micro_batch: int = Field(default=32, ge=1, le=65536, description="Rows per forward pass, at least 1; memory only.")
 
 
-class MatchingConfig(BaseModel):
+class MatchingConfig(Frozen):
     """ADMM: how the embeddings of a synthetic text are moved towards the target."""
-
-    model_config = _FROZEN
 
     gradient: Literal["closed_form", "full"] = Field(
         default="closed_form",
@@ -119,10 +109,8 @@ class MatchingConfig(BaseModel):
     )
 
 
-class ProjectionConfig(BaseModel):
+class ProjectionConfig(Frozen):
     """How embeddings become tokens."""
-
-    model_config = _FROZEN
 
     kind: Literal["top_k", "l2"] = Field(
         default="top_k",
@@ -142,10 +130,8 @@ class ProjectionConfig(BaseModel):
     )
 
 
-class FilterConfig(BaseModel):
+class FilterConfig(Frozen):
     """Which synthetic texts are kept (paper, section 4.4), in this order; all of it post-processing."""
-
-    model_config = _FROZEN
 
     oversample: float = Field(
         default=2.0,
@@ -170,7 +156,7 @@ class FilterConfig(BaseModel):
     )
 
 
-_PROFILES: dict[str, dict[str, Any]] = {
+_PROFILES: Profiles = {
     "tiny": {},
     "paper": {
         "model": "microsoft/phi-1_5",
@@ -189,10 +175,10 @@ _PROFILES: dict[str, dict[str, Any]] = {
 }
 
 
-class GradientMatchingConfig(BaseModel):
+class GradientMatchingConfig(Profiled):
     """Gradient matching: one noised gradient per label, then texts whose gradient points the same way."""
 
-    model_config = _FROZEN
+    profiles: ClassVar[Profiles] = _PROFILES
 
     method: Literal["gradient-matching"] = Field(
         default="gradient-matching", description="Which method these settings are of."
@@ -235,11 +221,6 @@ class GradientMatchingConfig(BaseModel):
     matching: MatchingConfig = Field(default_factory=MatchingConfig)
     projection: ProjectionConfig = Field(default_factory=ProjectionConfig)
     filter: FilterConfig = Field(default_factory=FilterConfig)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_from_profile(cls, data: Any) -> Any:
-        return fill_from_profile(_PROFILES, data)
 
     @model_validator(mode="after")
     def _check_length(self) -> Self:

@@ -22,15 +22,17 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import binomtest
 
-from understudy.evaluation.config import MatchingEvaluationConfig
 from understudy.evaluation.encoder import FloatArray
 from understudy.evaluation.fidelity import frechet_distance
 from understudy.evaluation.metrics import Histogram, Metrics, merge
 from understudy.evaluation.nearest import log_perplexities, nearest_real
 from understudy.evaluation.rows import Arms, LabelledTexts
 from understudy.evaluation.transfer import WordsOf
+from understudy.methods.gradient_matching.evaluation_config import MatchingEvaluationConfig
+from understudy.methods.gradient_matching.metric_names import METRIC_NAMES
 from understudy.methods.gradient_matching.transfer import measure_transfer, sample_rows
 from understudy.models.loading import LoadedModel
+from understudy.progress import Progress
 
 __all__ = [
     "Instruments",
@@ -47,7 +49,6 @@ __all__ = [
 Embedder = Callable[[Sequence[str]], FloatArray]
 Labels = Sequence[int] | npt.NDArray[np.int64]
 Losses = npt.NDArray[np.float64]
-Progress = Callable[[int, int], None]
 
 _BINS = 24
 _NOTHING: Losses = np.zeros(0)
@@ -61,7 +62,7 @@ class MatchedLosses:
         kept: (k,) matching losses, 1 - cosine in [0, 2], of the texts that were kept.
         dropped: (m,) of those that were dropped.
         prompt_only: (p,) of prompt-only texts under the same target; empty where there are none.
-        reasons: why -> how many were dropped; names of `names.DROP_REASONS`.
+        reasons: why -> how many were dropped; names of `metric_names.DROP_REASONS`.
         labels: how many there are; what guessing gets right follows from it.
         shortfall: rows asked for but not reached.
         signal_to_noise: bound of the target; None or infinite where it has no noise.
@@ -190,7 +191,7 @@ def measure_losses(losses: MatchedLosses) -> Metrics:
         limits = agreed.proportion_ci(0.95, method="exact")
         intervals["matching.label_check.agreement"] = (float(limits.low), float(limits.high))
     histograms = {"matching.loss": _histogram(present)} if present else {}
-    return Metrics(values=values, intervals=intervals, histograms=histograms)
+    return Metrics(values=values, intervals=intervals, histograms=histograms, declared=METRIC_NAMES)
 
 
 def measure_frechet(embedded: Mapping[str, FloatArray], *, config: MatchingEvaluationConfig) -> Metrics:
@@ -219,7 +220,7 @@ def measure_frechet(embedded: Mapping[str, FloatArray], *, config: MatchingEvalu
             found.setdefault(name, []).append(frechet_distance(drawn, reference))
     prefixes = {name: "" if name == "synthetic" else f"{name}." for name in found}
     values = {f"fidelity.{prefixes[name]}train_frechet": float(np.mean(each)) for name, each in found.items()}
-    return Metrics(values={**values, "fidelity.train_frechet_rows": float(rows)})
+    return Metrics(values={**values, "fidelity.train_frechet_rows": float(rows)}, declared=METRIC_NAMES)
 
 
 def measure_nearest(synthetic: FloatArray, real: FloatArray, holdout: FloatArray) -> Metrics:
@@ -231,7 +232,8 @@ def measure_nearest(synthetic: FloatArray, real: FloatArray, holdout: FloatArray
     values["memorization.nearest_share"] = found.closer_than_holdout()
     counts = (found.synthetic_counts, found.holdout_counts)
     shares = {side: _shares(count) for side, count in zip(sides, counts, strict=True)}
-    histogram = Histogram(edges=tuple(found.edges.tolist()), shares=shares)
+    counted = "distances to the nearest private row, of synthetic texts and of rows never seen"
+    histogram = Histogram(edges=tuple(found.edges.tolist()), shares=shares, counted=counted)
     return Metrics(values=values, histograms={"memorization.nearest": histogram})
 
 
@@ -251,7 +253,8 @@ def _histogram(sets: Mapping[str, Losses]) -> Histogram:
     low, high = float(whole.min()), float(whole.max())
     edges = np.linspace(low, high if high > low else low + 1e-3, _BINS + 1)
     shares = {name: _shares(np.histogram(values, edges)[0]) for name, values in sets.items()}
-    return Histogram(edges=tuple(edges.tolist()), shares=shares)
+    counted = "matching losses of kept, dropped and prompt-only texts"
+    return Histogram(edges=tuple(edges.tolist()), shares=shares, counted=counted)
 
 
 def _shares(counts: npt.NDArray[Any]) -> tuple[float, ...]:

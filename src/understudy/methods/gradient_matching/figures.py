@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from understudy.evaluation.metrics import Histogram, Metrics
+from understudy.evaluation.metrics import Metrics
 from understudy.evaluation.names import MIA_ARMS
 from understudy.reporting.drawing import MUTED, PROMPT, REAL, SYNTHETIC, Drawing, Mark, dots, draw, percent_axis, say
-from understudy.reporting.figures import ARM_STYLE
+from understudy.reporting.figures import ARM_STYLE, marks_of
 
 _DASHES = (0, (4, 2))
 # Name of a set -> legend, and how it is drawn: filled, or a line whose dashes tell it from the others without colour.
@@ -32,35 +32,28 @@ _MIA_STYLE = {
 
 def loss_figure(metrics: Metrics) -> Drawing | None:
     """Matching losses of kept, dropped and prompt-only texts."""
-    medians = {
-        "kept": metrics.values.get("matching.loss.median"),
-        "dropped": metrics.values.get("matching.loss.dropped_median"),
-        "prompt_only": metrics.values.get("matching.loss.prompt_only_median"),
-    }
+    medians = {"kept": "median", "dropped": "dropped_median", "prompt_only": "prompt_only_median"}
     return _histogram(
-        metrics.histograms.get("matching.loss"),
+        metrics,
         _LOSS_STYLE,
+        {name: f"matching.loss.{tail}" for name, tail in medians.items()},
+        of="matching.loss",
         key="matching",
         title="Share of texts by matching loss",
         across="1 − cosine to the target of the label",
-        alt=", ".join(
-            f"{_LOSS_STYLE[name][0]} median {value:.3f}" for name, value in medians.items() if value is not None
-        ),
     )
 
 
 def nearest_figure(metrics: Metrics) -> Drawing | None:
     """Distances to the nearest private row."""
-    medians = {side: metrics.values.get(f"memorization.nearest_median.{side}") for side in _NEAREST_STYLE}
     return _histogram(
-        metrics.histograms.get("memorization.nearest"),
+        metrics,
         _NEAREST_STYLE,
+        {side: f"memorization.nearest_median.{side}" for side in _NEAREST_STYLE},
+        of="memorization.nearest",
         key="nearest",
         title="Share of texts by distance to the nearest private row",
         across="L2 distance of sentence embeddings",
-        alt=", ".join(
-            f"{_NEAREST_STYLE[side][0]} median {value:.3f}" for side, value in medians.items() if value is not None
-        ),
     )
 
 
@@ -135,11 +128,7 @@ def error_figure(metrics: Metrics) -> Drawing | None:
 
 def membership_figure(metrics: Metrics) -> Drawing | None:
     """Advantage of the loss attack between its controls; None unless all three were measured."""
-    marks = [
-        Mark(label, metrics.values[name], colour, marker, metrics.intervals.get(name))
-        for arm, (label, colour, marker) in _MIA_STYLE.items()
-        if (name := f"audit.mia.{arm}advantage") in metrics.values
-    ]
+    marks = marks_of(metrics, _MIA_STYLE, "audit.mia.{}advantage")
     if len(marks) < len(MIA_ARMS):
         return None
 
@@ -172,23 +161,31 @@ def error_line(metrics: Metrics, side: str) -> list[tuple[int, float]]:
 
 
 def _transfer_marks(metrics: Metrics, model: str) -> list[Mark]:
-    return [
-        Mark(label, metrics.values[name], colour, marker, metrics.intervals.get(name))
-        for arm, (label, colour, marker) in ARM_STYLE.items()
-        if (name := f"utility.transfer.{model}.{arm}.accuracy") in metrics.values
-    ]
+    return marks_of(metrics, ARM_STYLE, f"utility.transfer.{model}.{{}}.accuracy")
 
 
 def _histogram(
-    histogram: Histogram | None,
+    metrics: Metrics,
     style: Mapping[str, tuple[str, dict[str, Any]]],
+    medians: Mapping[str, str],
     *,
+    of: str,
     key: str,
     title: str,
     across: str,
-    alt: str,
 ) -> Drawing | None:
-    """Shares of several sets over common bins."""
+    """Shares of several sets over common bins.
+
+    Args:
+        metrics: what was measured.
+        style: name of a set -> legend, and how it is drawn.
+        medians: name of a set -> name of its median, which is said in words.
+        of: name of the histogram.
+        key: of the drawing.
+        title: of the figure.
+        across: what the bins are of.
+    """
+    histogram = metrics.histograms.get(of)
     if histogram is None or not histogram.shares:
         return None
 
@@ -206,4 +203,9 @@ def _histogram(
         axes.set_xlabel(across)
         axes.legend(frameon=False, loc="upper right")
 
-    return draw(key, title=title, alt=alt or across, height=250, paint=paint)
+    said = [
+        f"{style[name][0]} median {metrics.values[full]:.3f}"
+        for name, full in medians.items()
+        if full in metrics.values
+    ]
+    return draw(key, title=title, alt=", ".join(said) or across, height=250, paint=paint)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from understudy.errors import InputError
 from understudy.generation.prompts import encode_text, row_seeds, special_ids
-from understudy.methods.gradient_matching.admm import AdmmState, Objective, Progress, Project, admm
+from understudy.methods.gradient_matching.admm import AdmmState, Objective, Project, admm
 from understudy.methods.gradient_matching.config import GradientMatchingConfig, ProjectionConfig
 from understudy.methods.gradient_matching.full_gradient import full_objective
 from understudy.methods.gradient_matching.matching import embed, objective
@@ -37,6 +37,7 @@ from understudy.methods.gradient_matching.targets import target_space
 from understudy.methods.gradient_matching.verbalizer import build_verbalizer
 from understudy.models.loading import LoadedModel
 from understudy.privacy.dpsgd.training import CheckpointSink
+from understudy.progress import Progress
 
 Checkpoints = Callable[[str], CheckpointSink]
 Example = tuple[int, int]  # label index, number of the example among those of its label

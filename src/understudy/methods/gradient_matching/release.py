@@ -9,15 +9,16 @@ the texts' mean length is public or paid for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 from torch import Tensor
 
 from understudy.errors import ArtifactDamaged, InputError
+from understudy.frozen import Frozen
 from understudy.methods.gradient_matching.config import GradientMatchingConfig
 from understudy.methods.gradient_matching.full_gradient import all_parameters, full_clipped_sum
 from understudy.methods.gradient_matching.matching import row_states
@@ -27,9 +28,8 @@ from understudy.methods.gradient_matching.verbalizer import RowTokens, Verbalize
 from understudy.models.loading import LoadedModel, load_base
 from understudy.privacy.grid_sum import GridSum
 from understudy.privacy.mechanisms import Gateway
+from understudy.progress import Progress
 from understudy.tensor_files import load_tensors, save_tensors, write_atomically
-
-Progress = Callable[[int, int], None]
 
 # Rows whose sum is held in float64 before it is rounded to the grid.
 _ROWS_IN_FLOATS = 1 << 15
@@ -39,9 +39,7 @@ FACTS_FILE = "target.json"
 FULL = "full"
 
 
-class _Facts(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+class _Facts(Frozen):
     label_names: tuple[str, ...]
     length: int
     model_digest: str

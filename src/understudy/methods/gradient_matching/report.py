@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from understudy.evaluation import names
 from understudy.evaluation.metrics import Metrics
 from understudy.methods.gradient_matching import figures
-from understudy.reporting.view import ARM_TITLES, Section, Table, range_of
+from understudy.methods.gradient_matching.metric_names import DROP_REASONS
+from understudy.reporting.view import ARM_TITLES, MethodSections, Section, Table, range_of
 from understudy.reporting.wording import number, percent
 
 _SIGNAL = "signal-to-noise"
 
 
-def matching_sections(metrics: Metrics, warnings: Sequence[str] = ()) -> list[Section]:
-    """The sections of a gradient matching run; none for another method's.
+def sections(metrics: Metrics, statement: Mapping[str, Any]) -> MethodSections:
+    """The sections of a run, after the common ones.
 
     Args:
         metrics: what was measured.
-        warnings: of the privacy statement.
+        statement: the privacy statement, of which the warnings are read.
     """
     found = (
-        matching_section(metrics, warnings),
+        matching_section(metrics, statement.get("warnings") or ()),
         transfer_section(metrics),
         nearest_section(metrics),
         error_section(metrics),
         membership_section(metrics),
     )
-    return [section for section in found if section is not None]
+    return MethodSections(last=tuple(section for section in found if section is not None))
 
 
 def matching_section(metrics: Metrics, warnings: Sequence[str] = ()) -> Section | None:
@@ -220,7 +222,7 @@ def _counts_table(values: dict[str, float]) -> Table:
     rows = [("Matched", number(values.get("matching.drawn", 0.0)))]
     rows += [
         (f"Dropped: {words}", number(values[name]))
-        for reason, words in names.DROP_REASONS.items()
+        for reason, words in DROP_REASONS.items()
         if (name := f"matching.dropped.{reason}") in values
     ]
     rows.append(("Kept", number(values.get("matching.kept", 0.0))))

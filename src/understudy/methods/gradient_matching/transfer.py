@@ -21,14 +21,15 @@ from transformers import AutoConfig
 
 from understudy.auditing.membership import Attack, loss_attack, membership_scores
 from understudy.errors import InputError
-from understudy.evaluation.config import MatchingEvaluationConfig
 from understudy.evaluation.label_model import LabelModel, predict
 from understudy.evaluation.metrics import Metrics, merge
 from understudy.evaluation.names import MIA_ARMS, short_name
 from understudy.evaluation.rows import Arms, LabelledTexts
 from understudy.evaluation.transfer import Callback, TransferConfig, WordsOf, fine_tune, load_label_model
 from understudy.evaluation.utility import Interval, accuracy_interval, score
+from understudy.methods.gradient_matching.evaluation_config import MatchingEvaluationConfig
 from understudy.methods.gradient_matching.gradients import all_gradients, head_gradient, relative_distance
+from understudy.methods.gradient_matching.metric_names import METRIC_NAMES
 from understudy.models.folders import model_folder
 
 Named = dict[str, float]
@@ -77,7 +78,7 @@ def measure_transfer(
         found.append(_accuracies(name, tuned, tested, config))
         if errors is not None:
             untuned = load_label_model(label_words=label_words, config=settings, device=device)
-            found += [Metrics(values=errors), _membership(tuned, untuned, members, test, config)]
+            found += [Metrics(values=errors, declared=METRIC_NAMES), _membership(tuned, untuned, members, test, config)]
     return merge(*found)
 
 

@@ -25,8 +25,7 @@ from understudy.generation.prompts import row_seeds, special_ids
 from understudy.generation.sampling import Step, StepHook, backbone, head, sample
 from understudy.methods.preference_optimization.config import CandidateConfig
 from understudy.models.loading import LoadedModel
-
-Progress = Callable[[int, int], None]
+from understudy.progress import Progress
 
 _HEADING = "A list of different texts:"
 _ROWS = 64

@@ -6,23 +6,18 @@ code; `tiny` shrinks prompts, rounds and texts so that a run takes minutes on tw
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from understudy.frozen import Frozen, Profile, Profiled, Profiles
 from understudy.generation.config import SamplingConfig
-from understudy.runs.overrides import fill_from_profile
 
-Profile = Literal["tiny", "paper"]
 Variant = Literal["federated", "central", "central_conditional"]
 
-_FROZEN = ConfigDict(frozen=True, extra="forbid")
 
-
-class ClientConfig(BaseModel):
+class ClientConfig(Frozen):
     """How documents become clients and samples, and who takes part in a round."""
-
-    model_config = _FROZEN
 
     sample_tokens: int = Field(
         default=64, ge=2, le=100_000, description="Tokens of one sample of a client's text, at least 2; paper 64."
@@ -35,10 +30,8 @@ class ClientConfig(BaseModel):
     )
 
 
-class CandidateConfig(BaseModel):
+class CandidateConfig(Frozen):
     """The texts that clients score: K prompts with J continuations each."""
-
-    model_config = _FROZEN
 
     prompts: int = Field(default=16, ge=1, le=1_000_000, description="K, at least 1. tiny 16, paper 1800.")
     per_prompt: int = Field(default=6, ge=2, le=10_000, description="J, at least 2. tiny 6, paper 10.")
@@ -58,10 +51,8 @@ class CandidateConfig(BaseModel):
     )
 
 
-class ScoringConfig(BaseModel):
+class ScoringConfig(Frozen):
     """What one client says about the candidates: a vector of L2 norm at most 1."""
-
-    model_config = _FROZEN
 
     scorer: Literal["cosine", "histogram"] = Field(
         default="cosine",
@@ -100,10 +91,8 @@ class ScoringConfig(BaseModel):
     )
 
 
-class PreferenceConfig(BaseModel):
+class PreferenceConfig(Frozen):
     """Pairs and Direct Preference Optimization (Rafailov et al. 2023)."""
-
-    model_config = _FROZEN
 
     rejected_rank: int = Field(
         default=4, ge=2, le=10_000, description="l: rank of the rejected text of a prompt, 2 to J. tiny 4, paper 5."
@@ -124,10 +113,8 @@ class PreferenceConfig(BaseModel):
     batch_size: int = Field(default=16, ge=1, le=100_000, description="Pairs per step. tiny 16, paper 24.")
 
 
-class EndpointConfig(BaseModel):
+class EndpointConfig(Frozen):
     """Where the policy is served, if not in this process."""
-
-    model_config = _FROZEN
 
     url: str | None = Field(
         default=None,
@@ -142,7 +129,7 @@ class EndpointConfig(BaseModel):
     timeout_seconds: float = Field(default=60.0, gt=0, le=3600, description="Of one request.")
 
 
-_PROFILES: dict[str, dict[str, Any]] = {
+_PROFILES: Profiles = {
     "tiny": {},
     "paper": {
         "model": "meta-llama/Meta-Llama-3-8B",
@@ -167,10 +154,10 @@ _PROFILES: dict[str, dict[str, Any]] = {
 }
 
 
-class PreferenceOptimizationConfig(BaseModel):
+class PreferenceOptimizationConfig(Profiled):
     """Preference optimisation: clients score texts, noise is added to the sum, DPO trains the generator on it."""
 
-    model_config = _FROZEN
+    profiles: ClassVar[Profiles] = _PROFILES
 
     method: Literal["preference-optimization"] = Field(
         default="preference-optimization", description="Which method these settings are of."
@@ -201,11 +188,6 @@ class PreferenceOptimizationConfig(BaseModel):
     scoring: ScoringConfig = Field(default_factory=ScoringConfig)
     preferences: PreferenceConfig = Field(default_factory=PreferenceConfig)
     endpoint: EndpointConfig = Field(default_factory=EndpointConfig)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_from_profile(cls, data: Any) -> Any:
-        return fill_from_profile(_PROFILES, data)
 
     @model_validator(mode="after")
     def _check_ranks(self) -> Self:

@@ -8,7 +8,7 @@ checkpoint is chosen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -32,12 +32,12 @@ from understudy.evaluation.next_token import (
 )
 from understudy.methods.preference_optimization.clients import Clients, build_clients, build_texts
 from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
+from understudy.methods.preference_optimization.metric_names import METRIC_NAMES
 from understudy.methods.preference_optimization.pool import ClientPool
 from understudy.methods.preference_optimization.preferences import preference_pairs, recovery_rate
 from understudy.methods.preference_optimization.scoring import unclipped_mean
 from understudy.methods.preference_optimization.stored import Candidates
-
-Progress = Callable[[int, int], None]
+from understudy.progress import Progress
 
 # Fewer texts than this give no covariance worth a distance.
 _FEWEST = 4
@@ -174,7 +174,7 @@ def measure_rounds(
         values[f"rounds.frechet.round_{number}"] = found.value
         values["rounds.frechet_floor"] = found.reference
     missing = () if len(unseen) >= _FEWEST else (f"Frechet distance of rounds: {len(unseen)} held-out samples",)
-    return Metrics(values=values, missing=missing)
+    return Metrics(values=values, missing=missing, declared=METRIC_NAMES)
 
 
 def _samples(table: pa.Table, config: PreferenceOptimizationConfig, tokenizer: Any) -> Clients:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from understudy.evaluation.metrics import Metrics
-from understudy.reporting.drawing import MUTED, PROMPT, REAL, SYNTHETIC, Drawing, Mark, dots, draw, say
-from understudy.reporting.view import Section, Table, range_of
+from understudy.reporting.drawing import MUTED, PROMPT, REAL, SYNTHETIC, Drawing, dots, draw, say
+from understudy.reporting.figures import marks_of
+from understudy.reporting.view import MethodSections, Section, Table, range_of
 from understudy.reporting.wording import number, percent
 
 _ARMS = {
@@ -19,20 +21,16 @@ _ARMS = {
 _SERIES = {"recovery": "Preferences that hold", "frechet": "Fréchet distance", "medoid_distance": "Distance to medoid"}
 
 
-def rounds_sections(metrics: Metrics) -> list[Section]:
-    """The sections of a preference optimisation run; none for another method's."""
+def sections(metrics: Metrics, _statement: Mapping[str, Any]) -> MethodSections:
+    """The sections of a run, in the place of the accuracy of a classifier."""
     found = (next_token_section(metrics), rounds_section(metrics))
-    return [section for section in found if section is not None]
+    return MethodSections(first=tuple(section for section in found if section is not None))
 
 
 def next_token_section(metrics: Metrics) -> Section | None:
     """Next-token accuracy on held-out clients by what a small language model was tuned on."""
     values = metrics.values
-    marks = [
-        Mark(label, values[name], colour, marker, metrics.intervals.get(name))
-        for arm, (label, colour, marker) in _ARMS.items()
-        if (name := f"utility.next_token.{arm}.accuracy") in values
-    ]
+    marks = marks_of(metrics, _ARMS, "utility.next_token.{}.accuracy")
     if "utility.next_token.synthetic.accuracy" not in values:
         return None
     lead = [

@@ -23,8 +23,8 @@ from understudy.methods.preference_optimization.policy import Adapter
 from understudy.methods.preference_optimization.preferences import drop_identical, preference_pairs
 from understudy.methods.preference_optimization.stored import CANDIDATE_SCHEMA, Candidates
 from understudy.models.loading import LoadedModel
+from understudy.progress import Progress
 
-Progress = Callable[[int, int], None]
 FloatArray = npt.NDArray[np.float32]
 
 _REDRAWS = 3

@@ -10,22 +10,24 @@ only, and a run that was killed and resumed ends in the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import torch
 from dp_accounting import DpEvent
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 from torch import Tensor, nn
 from torch.utils import deterministic
 
 from understudy.errors import InputError
+from understudy.frozen import Frozen
 from understudy.privacy.dpsgd.per_example import Batch, LossFunction, clipped_gradient_sum
 from understudy.privacy.grid_sum import GridSum
 from understudy.privacy.mechanisms import Gateway
 from understudy.privacy.queries import Queries, Query, event_of
+from understudy.progress import Progress
 
 __all__ = [
     "Batch",
@@ -43,20 +45,16 @@ Schedule = Literal["constant", "linear"]
 _NAME = r"^[a-z0-9][a-z0-9_.-]*$"
 
 
-class Stream(BaseModel):
+class Stream(Frozen):
     """One clipped and noised sum of gradients per step; all values public."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(pattern=_NAME)
     l2_clip_norm: float = Field(gt=0, allow_inf_nan=False, description="Clip norm C of one example.")
     noise_multiplier: float = Field(ge=0, allow_inf_nan=False, description="Noise deviation / C; 0 is no DP.")
 
 
-class DpSgdPlan(BaseModel):
+class DpSgdPlan(Frozen):
     """The one owner of sampler, clip norms, noise multipliers and event of a training; all values public."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(default="train", pattern=_NAME, description="Tells trainings of one charge apart.")
     n: int = Field(ge=1, description="Number of slots, null ones included.")
@@ -147,7 +145,7 @@ def train(
     gateway: Gateway,
     micro_batch: int,
     checkpoint: CheckpointSink | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> None:
     """Train `model` in place under `plan`; resuming from a checkpoint changes no byte of the result.
 

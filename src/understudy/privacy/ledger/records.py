@@ -7,9 +7,10 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, NotRequired, Self, TypedDict
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from understudy.errors import InputError, UnderstudyError
+from understudy.frozen import Frozen
 from understudy.privacy.labels import Guarantee, Label, Relation, Unit, private, released
 
 if TYPE_CHECKING:
@@ -22,10 +23,8 @@ RENYI_ORDERS: Final = (2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
-class SourceRecord(BaseModel):
+class SourceRecord(Frozen):
     """A source: its name, what it protects, its budget, and what is public about it. Registered once."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(description="Letters, digits, . _ -; at most 100.")
     unit: Unit
@@ -78,10 +77,8 @@ class ChargeFields(TypedDict):
     simulation: NotRequired[bool]
 
 
-class ChargeRequest(BaseModel):
+class ChargeRequest(Frozen):
     """What a run asks the ledger for, before it reads its first private byte."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     source: str
     request_key: str = Field(min_length=1)
@@ -121,10 +118,10 @@ class ChargeRequest(BaseModel):
         return math.isfinite(self.epsilon) and not self.simulation
 
 
-class Charge(BaseModel):
+class Charge(Frozen):
     """One charge of the ledger. It never holds the salt."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+    model_config = ConfigDict(ser_json_inf_nan="strings")
 
     id: str
     source: str

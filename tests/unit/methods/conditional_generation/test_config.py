@@ -5,7 +5,8 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from understudy.errors import InputError
-from understudy.methods.conditional_generation.config import ConditionalGenerationConfig, apply_overrides
+from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
+from understudy.runs.overrides import apply_overrides
 
 
 def test_paper_profile_is_the_papers_table_2():

@@ -5,7 +5,8 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from understudy.errors import InputError
-from understudy.methods.gradient_matching.config import FilterConfig, GradientMatchingConfig, apply_overrides
+from understudy.methods.gradient_matching.config import FilterConfig, GradientMatchingConfig
+from understudy.runs.overrides import apply_overrides
 
 
 def test_the_paper_profile_is_section_5_1():

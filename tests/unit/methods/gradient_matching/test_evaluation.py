@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import beta
 
-from understudy.evaluation.config import MatchingEvaluationConfig
 from understudy.evaluation.language_model import language_model_loss_of_texts
 from understudy.evaluation.rows import Arms, LabelledTexts
 from understudy.methods.gradient_matching import evaluation
@@ -20,6 +19,7 @@ from understudy.methods.gradient_matching.evaluation import (
     measure_nearest,
     split_losses,
 )
+from understudy.methods.gradient_matching.evaluation_config import MatchingEvaluationConfig
 from understudy.models.loading import load_model
 
 CONFIG = MatchingEvaluationConfig(profile="tiny", splits=2)

@@ -1,15 +1,21 @@
 """What the report says and draws of gradient matching."""
 
+import json
 from xml.etree import ElementTree
 
 import pytest
+from report_pages import ABOUT, Outline, assert_every_figure_is_drawn, assert_nothing_overflows
 
-from understudy.evaluation.metrics import Metrics
+from understudy.evaluation.metrics import Metrics, merge
 from understudy.methods.gradient_matching import figures
 from understudy.methods.gradient_matching import report as view
-from understudy.methods.gradient_matching.report import matching_section, matching_sections, membership_section
+from understudy.methods.gradient_matching.metric_names import METRIC_NAMES
+from understudy.methods.gradient_matching.report import matching_section, membership_section
+from understudy.reporting.report import Content, build_report, rebuild_report
+from understudy.reporting.view import MethodSections
 from understudy.reporting.wording import MINUS, NARROW_SPACE
 
+METHOD = "gradient-matching"
 FIGURES = (
     figures.loss_figure,
     figures.transfer_figure,
@@ -21,7 +27,18 @@ FIGURES = (
 
 @pytest.fixture(scope="module")
 def sections(matching_metrics):
-    return matching_sections(matching_metrics)
+    return view.sections(matching_metrics, {}).last
+
+
+@pytest.fixture(scope="module")
+def page_of_all(tmp_path_factory, metrics, matching_metrics, statement, samples):
+    """A report of gradient matching: every figure there is."""
+
+    warned = {**statement, "warnings": ["signal-to-noise ratio of the target at most 0.3: too little", "beware"]}
+    everything = {"metrics": merge(metrics, matching_metrics), "statement": warned, "samples": samples, "about": ABOUT}
+    folder = tmp_path_factory.mktemp("matching")
+    files = build_report(folder, title="Reviews", **everything, method=METHOD, sections=view.sections)
+    return files, files.html.read_text(), json.loads(files.json.read_text())
 
 
 def plain(text):
@@ -38,17 +55,48 @@ def without(metrics, *prefixes):
     def keep(found):
         return {name: value for name, value in found.items() if not name.startswith(prefixes)}
 
-    return Metrics(values=keep(metrics.values), intervals=keep(metrics.intervals), histograms=keep(metrics.histograms))
+    kept = {field: keep(getattr(metrics, field)) for field in ("values", "intervals", "histograms")}
+    return Metrics(**kept, declared=METRIC_NAMES)
 
 
-def test_another_methods_report_has_no_such_section(metrics):
-    assert matching_sections(metrics) == []
+def test_there_is_no_section_without_its_figures(metrics):
+    assert view.sections(metrics, {}) == MethodSections()
     assert [figure(metrics) for figure in FIGURES] == [None] * 5
 
 
 def test_the_sections_have_an_order_and_a_finding_each(sections):
     assert [section.key for section in sections] == ["matching", "transfer", "nearest", "gradient-error", "membership"]
     assert all(section.lead and section.drawing and section.note for section in sections)
+
+
+def test_the_sections_come_after_the_common_ones(page_of_all):
+    outline = Outline(page_of_all[1])
+    assert outline.headings == [
+        "Reviews", "Utility", "Fidelity", "Memorisation", "Length and diversity", "Label fidelity", "Matching",
+        "Transfer to target models", "Distance to the private rows", "Gradient error", "Membership inference",
+        "Synthetic samples", "Privacy statement", "Budget of the source", "Passing an audit does not prove privacy",
+        "Everything measured",
+    ]  # fmt: skip
+    assert outline.tags.count("svg") == 10
+    assert "Signal-to-noise ratio of the target at most 0.3: too little." in page_of_all[1]
+
+
+def test_the_page_is_built_again_from_the_json(page_of_all, tmp_path, metrics, matching_metrics):
+    files, page, data = page_of_all
+    assert set(data["histograms"]) == {"matching.loss", "memorization.nearest"}
+    assert Content.model_validate(data).measured() == merge(metrics, matching_metrics)
+    (tmp_path / "report.json").write_bytes(files.json.read_bytes())
+    assert rebuild_report(tmp_path, {METHOD: view.sections}.get).html.read_text() == page
+
+
+@pytest.mark.parametrize("width", [1280, 420])
+def test_nothing_overflows_in_a_browser(page_of_all, tmp_path, browse, width):
+    assert_nothing_overflows(page_of_all[1], tmp_path, browse, width=width, figures=10)
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_every_figure_is_drawn_in_light_and_dark(page_of_all, tmp_path, browse, dark):
+    assert_every_figure_is_drawn(page_of_all[1], tmp_path, browse, dark=dark, figures=10)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +174,7 @@ def test_a_label_check_that_may_as_well_guess_is_named(matching_metrics, low, gu
 
 def test_no_noise_and_nothing_kept_are_said(matching_metrics):
     values = {"matching.drawn": 4.0, "matching.loss.dropped_median": 0.5}
-    found = Metrics(values=values, histograms={"matching.loss": matching_metrics.histograms["matching.loss"]})
+    found = Metrics(values=values, histograms=matching_metrics.histograms, declared=METRIC_NAMES)
     assert matching_section(found).lead == ("No matched text was kept.", "The target carries no noise.")
 
 
@@ -136,7 +184,7 @@ def test_an_attack_that_misses_its_control_says_nothing(matching_metrics):
     assert "It catches the positive control: +0.38 (+0.15 to +0.62)." in caught
     assert "no epsilon below 0.48" in caught
     weak = dict(matching_metrics.intervals) | {"audit.mia.positive_control.advantage": (-0.01, 0.7)}
-    missed = Metrics(values=matching_metrics.values, intervals=weak, histograms=matching_metrics.histograms)
+    missed = matching_metrics.model_copy(update={"intervals": weak})
     lead = plain(" ".join(membership_section(missed).lead))
     assert "does not even catch the positive control" in lead
     assert "It catches" not in lead
@@ -144,7 +192,7 @@ def test_an_attack_that_misses_its_control_says_nothing(matching_metrics):
 
 def test_the_gradient_errors_are_ordered_by_steps_and_the_last_ones_said(matching_metrics, sections):
     values = matching_metrics.values | {"matching.gradient_error.step_1000": 0.9}
-    line = figures.error_line(Metrics(values=values), "")
+    line = figures.error_line(Metrics(values=values, declared=METRIC_NAMES), "")
     assert line == [(0, 0.7), (50, 1.2), (100, 1.0), (1000, 0.9)]
     lead = sections[3].lead[0]
     assert "After 100 steps the error of the synthetic text is 1.00; of prompt-only text 0.37" in lead

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests_support import write_random_model
 
 from understudy.auditing.membership import MembershipScores, membership_audit
-from understudy.evaluation.config import EvaluationConfig, MatchingEvaluationConfig
+from understudy.evaluation.config import EvaluationConfig
 from understudy.evaluation.measure import evaluate_synthetic, merge
 from understudy.evaluation.rows import Arms, LabelledTexts
 from understudy.evaluation.transfer import TransferConfig, load_label_model, transfer_accuracy
@@ -18,6 +18,7 @@ from understudy.evaluation.utility import Interval
 from understudy.methods.gradient_matching import transfer
 from understudy.methods.gradient_matching.config import VerbalizerConfig
 from understudy.methods.gradient_matching.evaluation import Instruments, MatchedLosses, measure_matching
+from understudy.methods.gradient_matching.evaluation_config import MatchingEvaluationConfig
 from understudy.methods.gradient_matching.gradients import gradient_error
 from understudy.methods.gradient_matching.transfer import (
     detectable_epsilon,

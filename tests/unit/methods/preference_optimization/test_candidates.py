@@ -23,12 +23,7 @@ SEEDS = [f"seed text number {number} about the weather" for number in range(30)]
 SMALL = CandidateConfig(prompts=8, per_prompt=3, seed_tokens=12, sampling=SamplingConfig(max_new_tokens=10, top_p=1.0))
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

@@ -42,12 +42,7 @@ def small_model(family: str) -> LoadedModel:
     return replace(shipped, model=model.eval(), name=family)
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module", params=["llama", "gpt2"])

@@ -1,8 +1,12 @@
 """Sections of preference optimisation: shown where measured, and saying what was measured."""
 
+from report_pages import Outline
+
 from understudy.evaluation.metrics import Metrics
-from understudy.methods.preference_optimization.report import next_token_section, rounds_section, rounds_sections
-from understudy.reporting.report import About, build_report
+from understudy.methods.preference_optimization.metric_names import METRIC_NAMES
+from understudy.methods.preference_optimization.report import next_token_section, rounds_section, sections
+from understudy.reporting.report import build_report, rebuild_report
+from understudy.reporting.view import MethodSections
 
 VALUES = {
     "utility.next_token.public.accuracy": 0.16,
@@ -24,7 +28,7 @@ INTERVALS = {
 
 
 def test_the_figures_are_said_in_words():
-    metrics = Metrics(values=VALUES, intervals=INTERVALS)
+    metrics = Metrics(values=VALUES, intervals=INTERVALS, declared=METRIC_NAMES)
     tokens, rounds = next_token_section(metrics), rounds_section(metrics)
     assert "24.0" in tokens.lead[0]
     assert "+5.0 points (+3.0 to +7.0)" in tokens.lead[1]
@@ -37,24 +41,32 @@ def test_the_figures_are_said_in_words():
 
 
 def test_other_runs_have_no_such_sections(metrics):
-    assert rounds_sections(metrics) == []
+    assert sections(metrics, {}) == MethodSections()
 
 
 def test_too_few_held_out_samples_leave_the_distance_out():
     values = {name: value for name, value in VALUES.items() if "frechet" not in name}
-    section = rounds_section(Metrics(values=values))
+    section = rounds_section(Metrics(values=values, declared=METRIC_NAMES))
     assert section.drawing is None
     assert len(section.lead) == 1
     assert section.table.rows[0] == ("1", "0.900", "", "1.200")
 
 
 def test_the_report_shows_them_in_the_place_of_a_classifier_s_accuracy(tmp_path):
-    metrics = Metrics(values=VALUES, intervals=INTERVALS)
+    metrics = Metrics(values=VALUES, intervals=INTERVALS, declared=METRIC_NAMES)
     files = build_report(
-        tmp_path, title="Texts", metrics=metrics, statement={}, samples=[{"text": "a"}], about=About(made="1 text")
+        tmp_path,
+        title="Texts",
+        metrics=metrics,
+        statement={},
+        samples=[{"text": "a"}],
+        method="preference-optimization",
+        sections=sections,
     )
     page = files.html.read_text()
-    assert "Next-token accuracy" in page
-    assert "Rounds" in page
+    assert Outline(page).headings[:6] == [
+        "Texts", "Next-token accuracy", "Rounds", "Fidelity", "Memorisation", "Length and diversity"
+    ]  # fmt: skip
     assert "no labelled real test rows" not in page
     assert "Label fidelity" not in page
+    assert rebuild_report(tmp_path, {"preference-optimization": sections}.get).html.read_text() == page

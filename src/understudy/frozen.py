@@ -1,0 +1,52 @@
+"""Bases of the models that hold values, for their settings only: frozen, and filled from a profile.
+
+Imports nothing of ours. No model inherits a field or a method of its own from another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+Profile = Literal["tiny", "paper"]
+Profiles = Mapping[str, Mapping[str, Any]]  # profile -> the values that it gives, section by section
+
+
+class Frozen(BaseModel):
+    """A value: it cannot be changed, and a field that it does not know is refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Profiled(Frozen):
+    """Settings with a field `profile`, which names the values of the fields that are not given.
+
+    >>> class Sizes(Profiled):
+    ...     profiles: ClassVar[Profiles] = {"paper": {"width": 256}}
+    ...     profile: Profile = "tiny"
+    ...     width: int = 8
+    ...     depth: int = 2
+    >>> Sizes(profile="paper", depth=6)
+    Sizes(profile='paper', width=256, depth=6)
+    """
+
+    profiles: ClassVar[Profiles] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_from_profile(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        profile = data.get("profile", cls.model_fields["profile"].default)
+        return _merge(cls.profiles.get(str(profile), {}), data)
+
+
+def _merge(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """`given` over `defaults`, section by section."""
+    merged = dict(defaults)
+    for key, value in given.items():
+        default = defaults.get(key)
+        merged[key] = _merge(default, value) if isinstance(default, Mapping) and isinstance(value, Mapping) else value
+    return merged
