@@ -85,7 +85,7 @@ def synthesize(settings: Settings, cell: Cell, arms: Mapping[str, Mapping[str, A
     n, delta = len(texts), default_delta(len(texts))
     queries = queries_of(config, n=n, epsilon=cell.epsilon, delta=delta, cache=settings.cache / "calibrations")
     schedule = schedule_of(queries)
-    gateway = charge(
+    mechanisms = charge(
         "benchmark",
         unit="example",
         n=n,
@@ -94,7 +94,7 @@ def synthesize(settings: Settings, cell: Cell, arms: Mapping[str, Mapping[str, A
         request=(str((cell.arm, cell.epsilon, cell.seed)), config.model_dump_json()),
     )
     began = time.perf_counter()
-    stored = train_on_table(texts, labels, label_names=LABELS, config=config, schedule=schedule, gateway=gateway)
+    stored = train_on_table(texts, labels, label_names=LABELS, config=config, schedule=schedule, mechanisms=mechanisms)
     trained = time.perf_counter() - began
     made = synthesize_stored(stored, config)
     facts = made.report() | {

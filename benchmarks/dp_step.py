@@ -25,7 +25,7 @@ from understudy.models import lora
 from understudy.models.loading import load_model
 from understudy.privacy.dpsgd.training import DpSgdPlan, Objective, Stream, train
 from understudy.privacy.ledger.records import KeyMaterial
-from understudy.privacy.mechanisms import Gateway
+from understudy.privacy.mechanisms import Mechanisms
 
 SETTINGS = ("model", "batch", "length", "micro_batch", "threads")
 TARGETS = {"throughput": 0.8, "memory": 1.25}
@@ -79,7 +79,7 @@ def dp_steps(
         plan=plan,
         objectives={"lm": Objective(losses, lora.trainable_parameters(model), LEARNING_RATE)},
         data=data,
-        gateway=Gateway.live(KeyMaterial(b"benchmark", "none", b"", plan.queries)),
+        mechanisms=Mechanisms.live(KeyMaterial(b"benchmark", "none", b"", plan.queries)),
         micro_batch=options.micro_batch,
         progress=lambda done, steps: after_each(),
     )

@@ -130,8 +130,8 @@ def matched_texts(settings: Settings, cell: Cell) -> dict[str, list[Any]]:
     from gradient_matching_release import charged, register_source
     from simulation import model_of
 
-    from understudy.methods.gradient_matching.matched import match_shard
     from understudy.methods.gradient_matching.method import charged_settings, queries
+    from understudy.methods.gradient_matching.optimise import match_shard
     from understudy.methods.gradient_matching.queries import schedule_of
     from understudy.methods.gradient_matching.release import release_target
     from understudy.methods.gradient_matching.synthesis import shards
@@ -148,7 +148,7 @@ def matched_texts(settings: Settings, cell: Cell) -> dict[str, list[Any]]:
         label_names=names,
         config=charged_settings(config),
         schedule=schedule_of(asked),
-        gateway=charged(settings, one, config, asked, cell.arm),
+        mechanisms=charged(settings, one, config, asked, cell.arm),
         base=base,
     )
     parts = [

@@ -33,7 +33,7 @@ from understudy.errors import InputError
 from understudy.evaluation.rows import LabelledTexts, labelled_texts
 from understudy.generation.config import SamplingConfig
 from understudy.methods.gradient_matching.config import GradientMatchingConfig
-from understudy.methods.gradient_matching.matched import match_shard
+from understudy.methods.gradient_matching.optimise import match_shard
 from understudy.methods.gradient_matching.synthesis import select_texts, shards
 
 Made = tuple[LabelledTexts | None, dict[str, Any]]  # rows to fine-tune on, and what is known of them

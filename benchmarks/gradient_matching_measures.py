@@ -33,7 +33,7 @@ from understudy.evaluation.label_model import LabelModel, encode_rows, padded
 from understudy.evaluation.rows import LabelledTexts
 from understudy.evaluation.transfer import fine_tune, load_label_model
 from understudy.evaluation.utility import Predictions, score
-from understudy.methods.gradient_matching.matching import text_losses
+from understudy.methods.gradient_matching.loss import text_losses
 from understudy.methods.gradient_matching.release import Target
 from understudy.models.upper_layers import entering_states, last_state
 

@@ -1,4 +1,4 @@
-"""Targets for the gradient-matching benchmark: released through the gateway under a simulated charge, or exact.
+"""Targets for the gradient-matching benchmark: noised under a simulated charge, or exact.
 
 The text is public and nothing made here is exported: a simulation is recorded in the ledger, not counted. Exact sums,
 and what compares with them, read real rows that no mechanism stands before: internal.
@@ -22,7 +22,7 @@ from understudy.methods.gradient_matching.queries import schedule_of, signal_to_
 from understudy.methods.gradient_matching.release import Target
 from understudy.methods.gradient_matching.targets import clipped_sum, factors
 from understudy.privacy.accounting import default_delta
-from understudy.privacy.mechanisms import Gateway
+from understudy.privacy.mechanisms import Mechanisms
 from understudy.privacy.queries import Queries
 
 _ROWS_AT_A_TIME = 256
@@ -57,9 +57,9 @@ def release(settings: Settings, cell: Cell, config: GradientMatchingConfig) -> t
     """Charge a simulation and release the target through the interface, as `release_target` does; with its facts."""
     n = len(taken(settings, cell))
     queries = queries_of(config, n=n, epsilon=cell.epsilon, delta=default_delta(n))
-    schedule, gateway = schedule_of(queries), charged(settings, cell, config, queries)
+    schedule, mechanisms = schedule_of(queries), charged(settings, cell, config, queries)
     exact = exact_sums(settings, cell, config)
-    released = gateway.gaussian_sum(
+    released = mechanisms.gaussian_sum(
         {f"label-{index:04d}": part for index, part in enumerate(exact)},
         sensitivity=schedule.l2_clip_norm,
         noise_multiplier=schedule.noise_multiplier,
@@ -80,7 +80,9 @@ def release(settings: Settings, cell: Cell, config: GradientMatchingConfig) -> t
     return as_target(noised, config, cell.dataset), facts
 
 
-def charged(settings: Settings, cell: Cell, config: GradientMatchingConfig, queries: Queries, *words: str) -> Gateway:
+def charged(
+    settings: Settings, cell: Cell, config: GradientMatchingConfig, queries: Queries, *words: str
+) -> Mechanisms:
     """Charge a simulation of a list of queries; further words tell requests of one cell apart."""
     return charge(
         source_name(cell),

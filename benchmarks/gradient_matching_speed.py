@@ -28,7 +28,7 @@ from torch.nn import functional
 
 from understudy.generation.sampling import backbone, head
 from understudy.methods.gradient_matching.config import TargetConfig, VerbalizerConfig
-from understudy.methods.gradient_matching.matching import Objective, last_state, objective, surround
+from understudy.methods.gradient_matching.loss import Objective, last_state, objective, surround
 from understudy.methods.gradient_matching.targets import TargetSpace, target_space
 from understudy.methods.gradient_matching.verbalizer import Verbalizer, build_verbalizer
 from understudy.models.loading import load_model

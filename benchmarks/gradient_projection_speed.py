@@ -20,7 +20,7 @@ from torch import Tensor
 
 from understudy.generation.sampling import backbone, head
 from understudy.methods.gradient_matching.config import ProjectionConfig
-from understudy.methods.gradient_matching.matched import instruction_prompts
+from understudy.methods.gradient_matching.optimise import instruction_prompts
 from understudy.methods.gradient_matching.projection import allowed_tokens, top_k_projection, top_tokens
 from understudy.models.loading import LoadedModel, load_model
 

@@ -38,7 +38,7 @@ from understudy.models.loading import load_model
 from understudy.privacy.dpsgd import training
 from understudy.privacy.dpsgd.training import DpSgdPlan, Objective, Stream, clipped_gradient_sum, train
 from understudy.privacy.ledger.records import KeyMaterial
-from understudy.privacy.mechanisms import Gateway
+from understudy.privacy.mechanisms import Mechanisms
 from understudy.privacy.noise import query_digest, uniform_words
 from understudy.privacy.queries import Queries
 from understudy.privacy.rounded_gaussian import rounded_gaussian
@@ -61,8 +61,8 @@ def float_noise(key: bytes, size: int, *, scale: float) -> Tensor:
     return torch.from_numpy(out)
 
 
-class FloatGateway(Gateway):
-    """A gateway that adds float noise to float sums; everything else is the shipped one's."""
+class FloatGateway(Mechanisms):
+    """A mechanism interface that adds float noise to float sums; everything else is the shipped one's."""
 
     def gaussian_sum(self, query: Any, **options: Any) -> dict[str, Tensor]:
         """The query in float32 plus noise in float32."""
@@ -119,51 +119,51 @@ def build(rank: int) -> nn.Module:
     return lora.attach(model, rank=rank, alpha=16, generator=torch.Generator().manual_seed(0)) if rank else model
 
 
-def training_step(rank: int, options: argparse.Namespace) -> Callable[[type[Gateway]], None]:
-    """One step over every row, with a gateway of the given class."""
+def training_step(rank: int, options: argparse.Namespace) -> Callable[[type[Mechanisms]], None]:
+    """One step over every row, with a mechanism interface of the given class."""
     model, data = build(rank), rows(options.batch, options.length)
     stream = Stream(name="lm", l2_clip_norm=CLIP, noise_multiplier=1.0)
     plan = DpSgdPlan(n=options.batch, sampling_probability=1.0, steps=1, streams=(stream,))
 
-    def step(gateway: type[Gateway]) -> None:
+    def step(mechanisms: type[Mechanisms]) -> None:
         train(
             model,
             plan=plan,
             objectives={"lm": Objective(losses, lora.trainable_parameters(model), 1e-4)},
             data=data,
-            gateway=gateway.live(material(plan.queries)),
+            mechanisms=mechanisms.live(material(plan.queries)),
             micro_batch=16,
         )
 
     return step
 
 
-def target_release(kind: str, options: argparse.Namespace) -> Callable[[type[Gateway]], None]:
+def target_release(kind: str, options: argparse.Namespace) -> Callable[[type[Mechanisms]], None]:
     """One release of the target of two labels."""
     config = GradientMatchingConfig.model_validate({"target": {"kind": kind}, "max_length": options.length})
     texts = [f"row {row} of the benchmark says nothing of note" for row in range(options.rows)]
     queries, base = queries_of(config, n=len(texts), epsilon=1.0, delta=1e-5), load_model("tiny-llama")
 
-    def once(gateway: type[Gateway]) -> None:
+    def once(mechanisms: type[Mechanisms]) -> None:
         release.release_target(
             texts,
             [row % 2 for row in range(len(texts))],
             label_names=("negative", "positive"),
             config=config,
             schedule=schedule_of(queries),
-            gateway=gateway.live(material(queries)),
+            mechanisms=mechanisms.live(material(queries)),
             base=base,
         )
 
     return once
 
 
-def ratio(work: Callable[[type[Gateway]], None], repeats: int) -> dict[str, float]:
+def ratio(work: Callable[[type[Mechanisms]], None], repeats: int) -> dict[str, float]:
     """Median over pairs of processor time on the grid over processor time in floats; the first pair warms up."""
     pairs = []
     for _ in range(repeats + 1):
         began = time.process_time()
-        work(Gateway)
+        work(Mechanisms)
         middle = time.process_time()
         with in_floats():
             work(FloatGateway)

@@ -73,7 +73,7 @@ def figures(settings: Settings, cell: Cell) -> dict[str, Any]:
 def popri(settings: Settings, cell: Cell) -> tuple[list[str], dict[str, Any]]:
     """T rounds of candidates, noisy scores and DPO; a killed cell goes on after its last whole round."""
     config, schedule = configure(settings, cell), planned(settings, cell)
-    gateway = charged(settings, cell, queries=schedule.queries, what="scores")
+    mechanisms = charged(settings, cell, queries=schedule.queries, what="scores")
     pool = population_pool(settings, cell.population, cell.seed, samples=config.scoring.scorer == "histogram")
     base, folder = model_of(config.model), rounds_folder(settings, cell)
     adapter: Adapter | None = None
@@ -88,7 +88,7 @@ def popri(settings: Settings, cell: Cell) -> tuple[list[str], dict[str, Any]]:
                 labels=None,
                 config=config,
                 schedule=schedule,
-                gateway=gateway,
+                mechanisms=mechanisms,
                 round=number,
             )
             keep_round(settings, cell, kept, base, adapter, candidates, pool=pool, scores=scores)

@@ -31,7 +31,7 @@ from understudy.methods.preference_optimization.queries import QuerySchedule, sc
 from understudy.methods.preference_optimization.rounds import propose
 from understudy.methods.preference_optimization.stored import Candidates, load_candidates, save_candidates
 from understudy.privacy.accounting import default_delta
-from understudy.privacy.mechanisms import Gateway
+from understudy.privacy.mechanisms import Mechanisms
 from understudy.privacy.queries import Queries
 from understudy.runs.overrides import apply_overrides
 
@@ -254,7 +254,7 @@ def first_candidates(settings: Settings, cell: Cell) -> Candidates:
     return load_candidates(folder)
 
 
-def charged(settings: Settings, cell: Cell, *, queries: Queries, what: str) -> Gateway:
+def charged(settings: Settings, cell: Cell, *, queries: Queries, what: str) -> Mechanisms:
     """Charge a simulation: one source for each number of clients."""
     n = cell.population
     register(f"benchmark-{n}", unit="client", n=n)

@@ -85,7 +85,7 @@ def evolved(settings: Settings, cell: Cell) -> tuple[private_evolution.Generatio
             seed_texts(settings),
             config=config,
             plan=plan,
-            gateway=charged(settings, shared, queries=plan.queries, what="votes"),
+            mechanisms=charged(settings, shared, queries=plan.queries, what="votes"),
             generate=lambda prompts, count, number: generate(settings, shared, prompts, count, number),
             embed=embed,
             to_prompt=lambda examples: prompt_of(settings, shared, examples),

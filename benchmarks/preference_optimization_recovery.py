@@ -25,7 +25,7 @@ from understudy.methods.preference_optimization.preferences import preference_pa
 from understudy.methods.preference_optimization.queries import SENSITIVITY, QuerySchedule, signal_to_noise
 from understudy.methods.preference_optimization.release import scores_without_noise
 from understudy.methods.preference_optimization.scoring import as_query, unclipped_mean
-from understudy.privacy.mechanisms import Gateway
+from understudy.privacy.mechanisms import Mechanisms
 
 
 def recovery(settings: Settings, cell: Cell) -> dict[str, Any]:
@@ -57,8 +57,8 @@ def recovery(settings: Settings, cell: Cell) -> dict[str, Any]:
             exact = exact * np.sqrt(settings.prompts / PAPER_PROMPTS)
         query = as_query(exact, slots=cell.population)
         wanted = unclipped_mean(pool.means, embeddings, everyone)
-        gateway = charged(settings, cell, queries=used.queries, what=f"recovery {name}")
-        facts[name] = survivors(query, wanted, schedule=used, gateway=gateway, config=config)
+        mechanisms = charged(settings, cell, queries=used.queries, what=f"recovery {name}")
+        facts[name] = survivors(query, wanted, schedule=used, mechanisms=mechanisms, config=config)
     return facts
 
 
@@ -67,13 +67,13 @@ def survivors(
     wanted: np.ndarray[Any, np.dtype[np.float64]],
     *,
     schedule: QuerySchedule,
-    gateway: Gateway,
+    mechanisms: Mechanisms,
     config: PreferenceOptimizationConfig,
 ) -> dict[str, Any]:
     """Recovery rates against the unclipped scores, and against the query itself, once per round of noise."""
     rates, own = [], []
     for step in range(schedule.rounds):
-        noisy = gateway.gaussian_sum(
+        noisy = mechanisms.gaussian_sum(
             {"scores": torch.from_numpy(query)},
             sensitivity=SENSITIVITY,
             noise_multiplier=schedule.noise_multiplier,

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from understudy.models.loading import LoadedModel, load_model
 from understudy.privacy.accounting import default_delta, epsilon_pld, epsilon_rdp
 from understudy.privacy.ledger.ledger import Ledger, SourceRecord
-from understudy.privacy.mechanisms import Gateway
+from understudy.privacy.mechanisms import Mechanisms
 from understudy.privacy.queries import Queries, event_of, queries_to_json
 
 
@@ -47,7 +47,7 @@ def charge(
     epsilon: float,
     queries: Queries,
     request: Sequence[str],
-) -> Gateway:
+) -> Mechanisms:
     """Charge a simulation at the default delta and open the interface that noise comes from."""
     ledger, delta = Ledger.open(), default_delta(n)
     charged = ledger.reserve(
@@ -62,7 +62,7 @@ def charge(
         code_digest="benchmark",
         simulation=True,
     )
-    return Gateway.live(ledger.material(charged.id))
+    return Mechanisms.live(ledger.material(charged.id))
 
 
 def noise_facts(queries: Queries, *, n: int, epsilon: float) -> dict[str, Any]:

@@ -17,11 +17,11 @@ from understudy.runs.exported import Exported
 from understudy.runs.registration import registered
 from understudy.runs.request import RunRequest
 from understudy.tasks.baselines import zero_shot
-from understudy.tasks.charging import charge, environment_digest, settle
-from understudy.tasks.delivery import deliver
+from understudy.tasks.charging import charge, environment_digest, finalize
 from understudy.tasks.engine.runtime import code_digest
 from understudy.tasks.engine.tracking import parent_run
 from understudy.tasks.evaluation import evaluate, evaluate_matching, merge_metrics
+from understudy.tasks.export import export
 from understudy.tasks.gradient_matching import match, release, select
 
 METHOD = "gradient-matching"
@@ -34,9 +34,9 @@ def gradient_matching(request: RunRequest) -> Exported:
     config, names, (rows, test_rows) = plan.settings(GradientMatchingConfig), plan.label_names, plan.stored_rows
     with parent_run(plan.key, METHOD, parameters={"request": request, "config": config}):
         code = environment_digest(code_digest(release.fn))
-        ticket = charge(plan, code=code, accept_new=request.accept_new_charge)
-        target = settle(
-            ticket, release(rows, ticket, plan.charged_settings(GradientMatchingConfig), names, plan.queries)
+        receipt = charge(plan, code=code, accept_new=request.accept_new_charge)
+        target = finalize(
+            receipt, release(rows, receipt, plan.charged_settings(GradientMatchingConfig), names, plan.queries)
         )
         parts = shards(config, len(names))
         matched = match.map(unmapped(target), unmapped(matching_settings(config)), [tuple(part) for part in parts])
@@ -51,4 +51,4 @@ def gradient_matching(request: RunRequest) -> Exported:
         sizes = MatchingEvaluationConfig(profile=request.profile)
         tables = {"synthetic": synthetic, "train": rows, "test": test_rows, "prompt_only": baseline}
         own = evaluate_matching(tables, matched.result(), target, names, config, bound, sizes)
-        return deliver(plan, ticket, target, synthetic, merge_metrics([metrics, own]), out=request.out)
+        return export(plan, receipt, target, synthetic, merge_metrics([metrics, own]), out=request.out)

@@ -19,15 +19,15 @@ from understudy.methods.preference_optimization.config import PreferenceOptimiza
 from understudy.runs.exported import Exported
 from understudy.runs.registration import registered
 from understudy.runs.request import RunRequest
-from understudy.tasks.charging import charge, environment_digest, settle
-from understudy.tasks.delivery import deliver
+from understudy.tasks.charging import charge, environment_digest, finalize
 from understudy.tasks.engine.runtime import Zone
 from understudy.tasks.engine.tracking import parent_run
+from understudy.tasks.export import export
 from understudy.tasks.preference_optimization import (
-    Evidence,
+    EvaluationRefs,
     charged_code,
     embed_clients,
-    judge,
+    evaluate_rounds,
     score,
 )
 
@@ -43,7 +43,7 @@ def preference_optimization(request: RunRequest) -> Exported:
     zone: Zone = "server" if math.isfinite(plan.epsilon) else "client"
     with parent_run(plan.key, METHOD, parameters={"request": request, "config": config}):
         code = environment_digest(*charged_code(zone))
-        ticket = charge(plan, code=code, accept_new=request.accept_new_charge)
+        receipt = charge(plan, code=code, accept_new=request.accept_new_charge)
         pool = embed_clients(rows, fixed, names, plan.n)
         adapters: list[ArtifactRef] = []
         proposed: list[ArtifactRef] = []
@@ -51,16 +51,16 @@ def preference_optimization(request: RunRequest) -> Exported:
         for number in range(config.rounds):
             last = adapters[-1] if adapters else None
             proposed.append(in_zone(zone, Propose(adapter=last, config=fixed, label_names=names, number=number)))
-            scored.append(score(pool, proposed[-1], ticket, fixed, plan.queries, number))
+            scored.append(score(pool, proposed[-1], receipt, fixed, plan.queries, number))
             learnt = Prefer(candidates=proposed[-1], scores=scored[-1], adapter=last, config=fixed, number=number)
             adapters.append(in_zone(zone, learnt))
-        model = settle(ticket, in_zone(zone, Publish(adapter=adapters[-1], config=fixed)))
+        model = finalize(receipt, in_zone(zone, Publish(adapter=adapters[-1], config=fixed)))
         wanted = fixed.model_copy(update={"samples": config.samples})
         synthetic, public = (
             in_zone(zone, WriteTexts(adapter=adapter, config=wanted, label_names=names))
             for adapter in (adapters[-1], None)
         )
-        evidence = Evidence(
+        inputs = EvaluationRefs(
             synthetic=synthetic,
             prompt_only=public,
             train=rows,
@@ -69,5 +69,5 @@ def preference_optimization(request: RunRequest) -> Exported:
             candidates=tuple(proposed),
             scores=tuple(scored),
         )
-        metrics = judge(evidence, fixed, request.profile)
-        return deliver(plan, ticket, model, synthetic, metrics, out=request.out)
+        metrics = evaluate_rounds(inputs, fixed, request.profile)
+        return export(plan, receipt, model, synthetic, metrics, out=request.out)

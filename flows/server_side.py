@@ -34,7 +34,7 @@ from understudy.tasks.preference_optimization import prefer, propose, publish, w
 NAME = "preference-optimization-server"
 DEPLOYMENT = f"{NAME}/default"
 
-_MEND = (
+_FIX = (
     "it was not followed: see that both zones have the same version of Understudy and the same UNDERSTUDY_EXCHANGE, "
     "and run the same command again, which goes on here without a further charge"
 )
@@ -132,7 +132,7 @@ def in_zone(zone: Zone, step: Step) -> ArtifactRef:
     if state is None or not state.is_completed() or not state.message:
         found = "no state" if state is None else f"{state.name}: {state.message}"
         raise UnderstudyError(
-            f"{name}: expected flow run {ended.id} of the server zone to complete, found {found}; mend it there and "
+            f"{name}: expected flow run {ended.id} of the server zone to complete, found {found}; fix it there and "
             "run the same command again, which goes on here without a further charge"
         )
     return came_back(state.message, step)
@@ -147,19 +147,19 @@ def came_back(message: str, step: Step) -> ArtifactRef:
     place = uri_in(message)
     if not exchange_store().is_place(place):
         found = f"one at {place!r}" if place else f"{message[:80]!r}"
-        raise ZoneError(f"{step.step}: expected an artifact of the exchange store, found {found}; {_MEND}")
+        raise ZoneError(f"{step.step}: expected an artifact of the exchange store, found {found}; {_FIX}")
     try:
         made = ArtifactRef.model_validate_json(message)
     except ValidationError as error:
         found = error.errors()[0]["msg"]
-        raise ZoneError(f"{step.step}: expected a whole artifact at {place}, found: {found}; {_MEND}") from None
+        raise ZoneError(f"{step.step}: expected a whole artifact at {place}, found: {found}; {_FIX}") from None
     inputs = list(references(step))
     expected = labels.post_process(labels.join(*(ref.label for ref in inputs)))
     parents = {ref.id for ref in inputs}
     if made.kind not in step.makes or made.label != expected or set(made.parents) != parents:
         raise ZoneError(
             f"{step.step}: expected {' or '.join(step.makes)}, {expected}, made of {sorted(parents)}; the server zone "
-            f"gave back {made.kind} {made.id}, {made.label}, made of {sorted(made.parents)}; {_MEND}"
+            f"gave back {made.kind} {made.id}, {made.label}, made of {sorted(made.parents)}; {_FIX}"
         )
     return made
 

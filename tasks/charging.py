@@ -12,8 +12,8 @@ from understudy.privacy.ledger.ledger import Charge, ChargeFields, Ledger
 from understudy.privacy.queries import event_delta, event_of, queries_to_json
 from understudy.runs.run_plan import RunPlan, key_of
 from understudy.settings import settings
+from understudy.tasks.charge_receipt import ChargeReceipt, drop_release_log
 from understudy.tasks.engine.runtime import task
-from understudy.tasks.ticket import Ticket, drop_journal
 
 # What the bytes of a query depend on besides code: a resumed charge must find them unchanged.
 PACKAGES = ("torch", "transformers", "peft", "numpy")
@@ -32,7 +32,7 @@ def environment_digest(*code: str) -> str:
 
 
 @task(name="charge", cache=False, computes=False)
-def charge(plan: RunPlan, *, code: str, accept_new: bool) -> Ticket:
+def charge(plan: RunPlan, *, code: str, accept_new: bool) -> ChargeReceipt:
     """Charge the run's one event, or find the charge that this very run made before.
 
     Args:
@@ -63,16 +63,16 @@ def charge(plan: RunPlan, *, code: str, accept_new: bool) -> Ticket:
             )
         found = ledger.reserve(accept_new=True, **asked)
     ledger.bind_environment(found.id, code)
-    return Ticket(charge_id=found.id, source=found.source, label=found.label())
+    return ChargeReceipt(charge_id=found.id, source=found.source, label=found.label())
 
 
-@task(name="settle", cache=False, computes=False)
-def settle(ticket: Ticket, released: ArtifactRef) -> ArtifactRef:
-    """Close the charge after its last draw is stored: the salt of its noise is erased, then its journal."""
-    if released.label != ticket.label:
-        raise UnderstudyError(f"expected an artifact labelled {ticket.label}, found {released.label}")
-    Ledger.open().release(ticket.charge_id)
-    drop_journal(ticket.charge_id)
+@task(name="finalize", cache=False, computes=False)
+def finalize(receipt: ChargeReceipt, released: ArtifactRef) -> ArtifactRef:
+    """Close the charge after its last draw is stored: the salt of its noise is erased, then its release log."""
+    if released.label != receipt.label:
+        raise UnderstudyError(f"expected an artifact labelled {receipt.label}, found {released.label}")
+    Ledger.open().release(receipt.charge_id)
+    drop_release_log(receipt.charge_id)
     return released
 
 

@@ -6,14 +6,14 @@ from understudy.artifacts.access import ArtifactRef, path_of, read_table, store_
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
 from understudy.privacy import labels
 from understudy.privacy.queries import Queries
+from understudy.tasks.charge_receipt import ChargeReceipt, release_log
 from understudy.tasks.engine.runtime import checkpoint_directory, progress, task
-from understudy.tasks.ticket import Ticket, journal
 
 
 @task(name="train")
 def train(
     rows: ArtifactRef,
-    ticket: Ticket,
+    receipt: ChargeReceipt,
     config: ConditionalGenerationConfig,
     label_names: tuple[str, ...],
     queries: Queries,
@@ -22,7 +22,7 @@ def train(
 
     Args:
         rows: checked private rows.
-        ticket: the charge; its label is the result's.
+        receipt: the charge; its label is the result's.
         config: the charged settings only (ADR 0005).
         label_names: every label, public.
         queries: of the run plan, as charged.
@@ -32,7 +32,7 @@ def train(
     from understudy.methods.conditional_generation.storage import save_trained
     from understudy.models.checkpoints import TrainingCheckpoint
     from understudy.privacy.ledger.ledger import Ledger
-    from understudy.privacy.mechanisms import Gateway
+    from understudy.privacy.mechanisms import Mechanisms
 
     table = read_table(rows)
     folder = checkpoint_directory()
@@ -42,12 +42,14 @@ def train(
         label_names=label_names,
         config=config,
         schedule=schedule_of(queries),
-        gateway=Gateway.live(Ledger.open().material(ticket.charge_id), journal=journal(ticket.charge_id)),
+        mechanisms=Mechanisms.live(
+            Ledger.open().material(receipt.charge_id), release_log=release_log(receipt.charge_id)
+        ),
         checkpoints=lambda name: TrainingCheckpoint(folder / name, every=config.train.checkpoint_every),
         progress=progress,
     )
-    parents = [f"source:{ticket.source}@{ticket.charge_id}"]
-    with store_for(ticket.label).write(kind="model", label=ticket.label, parents=parents) as draft:
+    parents = [f"source:{receipt.source}@{receipt.charge_id}"]
+    with store_for(receipt.label).write(kind="model", label=receipt.label, parents=parents) as draft:
         save_trained(stored, draft.path)
     return draft.ref
 

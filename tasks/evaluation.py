@@ -87,18 +87,18 @@ def evaluate_matching(
         sizes: of the evaluation.
     """
     from understudy.evaluation.encoder import embed, load_encoder
-    from understudy.evaluation.rows import Arms
-    from understudy.methods.gradient_matching.evaluation import Instruments, measure_matching
+    from understudy.evaluation.rows import Conditions
+    from understudy.methods.gradient_matching.evaluation import EvaluationModels, measure_matching
     from understudy.methods.gradient_matching.verbalizer import build_verbalizer
     from understudy.models.loading import load_base
 
     rows = {name: _rows(ref, label_names=label_names) for name, ref in tables.items()}
     base, cache = load_base(config), private_directory(settings().private_root / "embeddings")
     metrics = measure_matching(
-        Arms(rows["synthetic"], rows["train"], rows["prompt_only"]),
+        Conditions(rows["synthetic"], rows["train"], rows["prompt_only"]),
         rows["test"],
         _matched_losses(tables["synthetic"], rows, matched, target, base, signal_to_noise),
-        instruments=Instruments(
+        evaluation_models=EvaluationModels(
             base=base,
             own=config.model,
             label_words=partial(build_verbalizer, label_names=label_names, config=config.verbalizer),
@@ -164,7 +164,7 @@ def _losses(target: ArtifactRef, base: LoadedModel, rows: LabelledTexts) -> npt.
     """Matching losses of texts that were not matched."""
     import torch
 
-    from understudy.methods.gradient_matching.matching import text_losses
+    from understudy.methods.gradient_matching.loss import text_losses
     from understudy.methods.gradient_matching.release import load_target
     from understudy.methods.gradient_matching.targets import target_space
     from understudy.methods.gradient_matching.verbalizer import build_verbalizer

@@ -8,14 +8,14 @@ from understudy.artifacts.access import ArtifactRef, path_of, read_table, store_
 from understudy.methods.gradient_matching.config import GradientMatchingConfig
 from understudy.privacy import labels
 from understudy.privacy.queries import Queries
+from understudy.tasks.charge_receipt import ChargeReceipt, release_log
 from understudy.tasks.engine.runtime import checkpoint_directory, progress, task
-from understudy.tasks.ticket import Ticket, journal
 
 
 @task(name="release-target")
 def release(
     rows: ArtifactRef,
-    ticket: Ticket,
+    receipt: ChargeReceipt,
     config: GradientMatchingConfig,
     label_names: tuple[str, ...],
     queries: Queries,
@@ -24,7 +24,7 @@ def release(
 
     Args:
         rows: checked private rows.
-        ticket: the charge; its label is the result's.
+        receipt: the charge; its label is the result's.
         config: the charged settings only (ADR 0005).
         label_names: every label, public.
         queries: of the run plan, as charged.
@@ -32,7 +32,7 @@ def release(
     from understudy.methods.gradient_matching.queries import schedule_of
     from understudy.methods.gradient_matching.release import release_target, save_target
     from understudy.privacy.ledger.ledger import Ledger
-    from understudy.privacy.mechanisms import Gateway
+    from understudy.privacy.mechanisms import Mechanisms
 
     table = read_table(rows)
     target = release_target(
@@ -41,11 +41,13 @@ def release(
         label_names=label_names,
         config=config,
         schedule=schedule_of(queries),
-        gateway=Gateway.live(Ledger.open().material(ticket.charge_id), journal=journal(ticket.charge_id)),
+        mechanisms=Mechanisms.live(
+            Ledger.open().material(receipt.charge_id), release_log=release_log(receipt.charge_id)
+        ),
         progress=progress,
     )
-    parents = [f"source:{ticket.source}@{ticket.charge_id}"]
-    with store_for(ticket.label).write(kind="target", label=ticket.label, parents=parents) as draft:
+    parents = [f"source:{receipt.source}@{receipt.charge_id}"]
+    with store_for(receipt.label).write(kind="target", label=receipt.label, parents=parents) as draft:
         save_target(target, draft.path)
     return draft.ref
 
@@ -59,7 +61,7 @@ def match(target: ArtifactRef, config: GradientMatchingConfig, examples: tuple[t
         config: `matching_settings` of the run's.
         examples: (label index, number of the text among those of its label).
     """
-    from understudy.methods.gradient_matching.matched import match_shard
+    from understudy.methods.gradient_matching.optimise import match_shard
     from understudy.methods.gradient_matching.release import load_target
     from understudy.models.checkpoints import TrainingCheckpoint
     from understudy.models.loading import load_base

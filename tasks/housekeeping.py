@@ -14,8 +14,8 @@ from understudy.artifacts.manifest import CONTENT_ID
 from understudy.privacy.ledger.ledger import Ledger
 from understudy.runs.finished_folders import remove_internal
 from understudy.settings import Settings, private_directory, settings
+from understudy.tasks.charge_receipt import drop_release_log
 from understudy.tasks.engine import leases, tracking
-from understudy.tasks.ticket import drop_journal
 
 # Caches under the private root that hold content of private rows and can be computed again.
 CACHES = ("embeddings", "datasets", "tmp", "failures")
@@ -62,7 +62,7 @@ def purge_source(source: str, *, forget_rows: bool = False) -> dict[str, Any]:
     folders = remove_internal(source)
     ledger.purge(source, forget_rows=forget_rows)
     for made in ledger.charges(source):
-        drop_journal(made.id)
+        drop_release_log(made.id)
     # Last, for a server may be away; private artifacts are not named there.
     recorded = tracking.mark_purged(name for name in unwanted if CONTENT_ID.fullmatch(name))
     note.unlink()
@@ -83,10 +83,10 @@ def _unfinished(now: Settings, source: str) -> tuple[Path, set[str]]:
     note = private_directory(now.private_root / "purges") / f"{name}.json"
     earlier = json.loads(note.read_text()) if note.exists() else []
     found = {*earlier, *private_store().derived_from(source), *exchange_store().derived_from(source)}
-    aside = note.with_suffix(".new")
-    aside.touch(mode=0o600)
-    aside.write_text(json.dumps(sorted(found)))
-    aside.replace(note)
+    temporary = note.with_suffix(".new")
+    temporary.touch(mode=0o600)
+    temporary.write_text(json.dumps(sorted(found)))
+    temporary.replace(note)
     return note, found
 
 

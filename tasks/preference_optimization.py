@@ -19,8 +19,8 @@ from understudy.privacy import labels
 from understudy.privacy.labels import Label
 from understudy.privacy.queries import Queries
 from understudy.runs.request import Profile
+from understudy.tasks.charge_receipt import ChargeReceipt, release_log
 from understudy.tasks.engine.runtime import Zone, checkpoint_directory, code_digest, progress, task
-from understudy.tasks.ticket import Ticket, journal
 
 if TYPE_CHECKING:
     from understudy.models.loading import LoadedModel
@@ -48,7 +48,7 @@ def embed_clients(
         rows: checked private rows.
         config: the charged settings; the variant and the tokens of a sample count.
         label_names: every label, public; empty without.
-        n: declared number of units, as admitted.
+        n: declared number of units, as validated.
     """
     from understudy.evaluation.encoder import load_encoder
     from understudy.methods.preference_optimization.pool import build_pool, save_pool
@@ -104,7 +104,7 @@ def propose(
 def score(
     pool: ArtifactRef,
     candidates: ArtifactRef,
-    ticket: Ticket,
+    receipt: ChargeReceipt,
     config: PreferenceOptimizationConfig,
     queries: Queries,
     number: int,
@@ -114,7 +114,7 @@ def score(
     Args:
         pool: of `embed_clients`.
         candidates: of `propose`.
-        ticket: the charge; its label is the result's.
+        receipt: the charge; its label is the result's.
         config: the charged settings.
         queries: of the run plan, as charged; a pool of another number of units is refused.
         number: of the round.
@@ -124,7 +124,7 @@ def score(
     from understudy.methods.preference_optimization.release import release_scores
     from understudy.methods.preference_optimization.stored import SCORES_FILE, load_candidates
     from understudy.privacy.ledger.ledger import Ledger
-    from understudy.privacy.mechanisms import Gateway
+    from understudy.privacy.mechanisms import Mechanisms
     from understudy.tensor_files import save_tensors
 
     clients, texts = load_pool(path_of(pool)), load_candidates(path_of(candidates))
@@ -134,11 +134,13 @@ def score(
         labels=texts.labels,
         config=config,
         schedule=schedule_of(queries),
-        gateway=Gateway.live(Ledger.open().material(ticket.charge_id, part=number), journal=journal(ticket.charge_id)),
+        mechanisms=Mechanisms.live(
+            Ledger.open().material(receipt.charge_id, part=number), release_log=release_log(receipt.charge_id)
+        ),
         round=number,
     )
-    parents: list[ArtifactRef | str] = [f"source:{ticket.source}@{ticket.charge_id}", candidates]
-    with store_for(ticket.label).write(kind="scores", label=ticket.label, parents=parents) as draft:
+    parents: list[ArtifactRef | str] = [f"source:{receipt.source}@{receipt.charge_id}", candidates]
+    with store_for(receipt.label).write(kind="scores", label=receipt.label, parents=parents) as draft:
         save_tensors(draft.path / SCORES_FILE, {"scores": noisy})
     return draft.ref
 
@@ -227,7 +229,7 @@ def write_texts(
     return draft.ref
 
 
-class Evidence(BaseModel):
+class EvaluationRefs(BaseModel):
     """What a finished run is judged by."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -241,25 +243,25 @@ class Evidence(BaseModel):
     scores: tuple[ArtifactRef, ...]
 
 
-@task(name="judge")
-def judge(evidence: Evidence, config: PreferenceOptimizationConfig, profile: Profile) -> ArtifactRef:
+@task(name="evaluate-rounds")
+def evaluate_rounds(inputs: EvaluationRefs, config: PreferenceOptimizationConfig, profile: Profile) -> ArtifactRef:
     """Measure the texts, and the rounds that led to them; the figures read private texts and are private."""
     from understudy.evaluation.encoder import load_encoder
     from understudy.methods.preference_optimization import stored
-    from understudy.methods.preference_optimization.evaluation import Judged, judge_run
+    from understudy.methods.preference_optimization.evaluation import EvaluationInputs, evaluate_run
     from understudy.methods.preference_optimization.pool import load_pool
     from understudy.models.loading import load_base
     from understudy.tensor_files import load_tensors
 
-    metrics = judge_run(
-        Judged(
-            synthetic=read_table(evidence.synthetic)["text"].to_pylist(),
-            prompt_only=read_table(evidence.prompt_only)["text"].to_pylist(),
-            train=read_table(evidence.train),
-            test=read_table(evidence.test),
-            pool=load_pool(path_of(evidence.pool)),
-            candidates=[stored.load_candidates(path_of(ref)) for ref in evidence.candidates],
-            scores=[load_tensors(path_of(ref) / stored.SCORES_FILE)["scores"] for ref in evidence.scores],
+    metrics = evaluate_run(
+        EvaluationInputs(
+            synthetic=read_table(inputs.synthetic)["text"].to_pylist(),
+            prompt_only=read_table(inputs.prompt_only)["text"].to_pylist(),
+            train=read_table(inputs.train),
+            test=read_table(inputs.test),
+            pool=load_pool(path_of(inputs.pool)),
+            candidates=[stored.load_candidates(path_of(ref)) for ref in inputs.candidates],
+            scores=[load_tensors(path_of(ref) / stored.SCORES_FILE)["scores"] for ref in inputs.scores],
         ),
         config=config,
         profile=profile,
@@ -267,8 +269,14 @@ def judge(evidence: Evidence, config: PreferenceOptimizationConfig, profile: Pro
         encoder=load_encoder(),
         progress=progress,
     )
-    one = [evidence.synthetic, evidence.prompt_only, evidence.train, evidence.test, evidence.pool]
-    refs = [*one, *evidence.candidates, *evidence.scores]
+    one = [
+        inputs.synthetic,
+        inputs.prompt_only,
+        inputs.train,
+        inputs.test,
+        inputs.pool,
+    ]
+    refs = [*one, *inputs.candidates, *inputs.scores]
     sources = labels.join(*(ref.label for ref in refs)).sources
     return write_json(metrics.model_dump(mode="json"), kind="metrics", label=labels.private(*sources), parents=refs)
 

@@ -11,7 +11,7 @@ __all__ = ["Result", "load_result", "synthesize"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the Python door only when it is used, so that the command line's help stays quick."""
+    """Import the Python API only when it is used, so that the command line's help stays quick."""
     if name in __all__:
         from understudy import api
 

@@ -1,4 +1,4 @@
-"""The Python door: the same flows as the command line, with tables in and tables out.
+"""The Python API: the same flows as the command line, with tables in and tables out.
 
 >>> import understudy                                     # doctest: +SKIP
 >>> result = understudy.synthesize(table, source="reviews", epsilon=3, out="out", budget=(8, 1e-5))  # doctest: +SKIP

@@ -1,4 +1,4 @@
-"""Errors that reach the user; each message says what was expected, what was found and how to mend it.
+"""Errors that reach the user; each message says what was expected, what was found and how to fix it.
 
 No message ever holds a private text: a private row is named by its index.
 """

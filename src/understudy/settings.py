@@ -254,7 +254,7 @@ def _home_directory(home: Path) -> None:
 def _unusable(path: Path, found: str) -> str:
     return (
         f"expected a writable directory, found {path}: {found}; "
-        "set UNDERSTUDY_HOME to a directory that you own, or mend its permissions"
+        "set UNDERSTUDY_HOME to a directory that you own, or fix its permissions"
     )
 
 

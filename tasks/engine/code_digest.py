@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 # What runs tasks decides nothing that a task computes.
-_HOUSE = "understudy.tasks.engine"
+_ENGINE = "understudy.tasks.engine"
 
 
 _PARSING = threading.Lock()
@@ -72,7 +72,7 @@ def reached_code(function: Callable[..., Any]) -> ReachedCode:
         if name.partition(".")[0] not in roots:
             foreign.add(name.partition(".")[0])
             continue
-        if (name, whole) in followed or name.startswith(_HOUSE) or name == bare.__module__:
+        if (name, whole) in followed or name.startswith(_ENGINE) or name == bare.__module__:
             continue
         followed.add((name, whole))
         parsed = _parse_module(name)

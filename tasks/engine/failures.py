@@ -17,7 +17,7 @@ from understudy.settings import private_directory, settings
 
 R = TypeVar("R")
 
-# Errors of the file system that no waiting mends.
+# Errors of the file system that no waiting fixes.
 _LASTING = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError, FileExistsError)
 
 

@@ -246,8 +246,8 @@ def _read_lease(place: Path) -> dict[str, Any] | None:
 
 def _write(path: Path, content: bytes) -> None:
     """Write aside and rename, so that a reader sees the old content or the new."""
-    aside = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
-    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)
-    aside.rename(path)
+    temporary.rename(path)

@@ -81,7 +81,7 @@ class _Run:
 _current: ContextVar[_Run | None] = ContextVar("understudy-task", default=None)
 
 
-class HousedTask(Task[P, R]):
+class UnderstudyTask(Task[P, R]):
     """A Prefect task whose results are kept where the settings say at the time it runs."""
 
     @property
@@ -135,11 +135,11 @@ def task(
             result: R = _run(spec, spec.bind(args, kwargs))
             return result
 
-        def settle(_: Task[Any, Any], task_run: TaskRun, state: State[Any]) -> None:
+        def finalize(_: Task[Any, Any], task_run: TaskRun, state: State[Any]) -> None:
             _after_commit(spec, task_run, state)
 
         policy = CacheKeyFnPolicy(cache_key_fn=lambda _, arguments: _cache_key(spec, arguments))
-        return HousedTask(
+        return UnderstudyTask(
             fn=body,
             name=name,
             task_run_name=name,
@@ -151,7 +151,7 @@ def task(
             retries=retries,
             retry_delay_seconds=list(retry_delays),
             retry_condition_fn=_may_retry,
-            on_completion=[settle] if cache else None,
+            on_completion=[finalize] if cache else None,
         )
 
     return decorate

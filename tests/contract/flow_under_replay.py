@@ -40,12 +40,12 @@ from understudy.methods.preference_optimization import evaluation
 from understudy.privacy import accounting
 from understudy.privacy.ledger import ledger, stored_secrets
 from understudy.privacy.ledger.ledger import Ledger
-from understudy.privacy.mechanisms import Gateway, Mechanism
+from understudy.privacy.mechanisms import Mechanism, Mechanisms
 from understudy.privacy.queries import Query, queries_from_json
-from understudy.privacy.testing.replay import GatewayFactory, Observation, recording, replay_check
+from understudy.privacy.testing.replay import MechanismsFactory, Observation, recording, replay_check
 from understudy.runs import split
 from understudy.runs.request import RunRequest
-from understudy.tasks import delivery
+from understudy.tasks import export as export_task
 from understudy.tasks.engine import tracking
 from understudy.tasks.engine.progress import Reporter
 
@@ -88,7 +88,7 @@ class FlowRun:
     seen: list[str] = field(default_factory=list)
     _count: int = 0
 
-    def __call__(self, rows: pa.Table, make_gateway: GatewayFactory) -> Observation:
+    def __call__(self, rows: pa.Table, make_mechanisms: MechanismsFactory) -> Observation:
         """Run the flow once."""
         root, calls, progress = self._fresh_home(), [], []
         pq.write_table(rows, root / "data" / "rows.parquet")
@@ -98,7 +98,7 @@ class FlowRun:
             stack.enter_context(redirect_stdout(printed))
             stack.enter_context(redirect_stderr(printed))
             stack.enter_context(_listening(logged))
-            stack.enter_context(recording(lambda material: _noting(make_gateway(material), calls)))
+            stack.enter_context(recording(lambda material: _noting(make_mechanisms(material), calls)))
             written = stack.enter_context(written_places())
             flow_run = self._run_flow(root)
         visible = {
@@ -228,10 +228,10 @@ def without_evaluation(patch: pytest.MonkeyPatch) -> None:
     for module, name in (
         (measure, "evaluate_synthetic"),
         (matching_evaluation, "measure_matching"),
-        (evaluation, "judge_run"),
+        (evaluation, "evaluate_run"),
     ):
         patch.setattr(module, name, lambda *_, **__: Metrics())
-    patch.setattr(delivery, "build_report", lambda folder, **_: (folder / "report.html").write_text(""))
+    patch.setattr(export_task, "build_report", lambda folder, **_: (folder / "report.html").write_text(""))
 
 
 def remember_epsilons(patch: pytest.MonkeyPatch) -> None:
@@ -265,9 +265,9 @@ class _Noting:
         return draw() if self.inner is None else self.inner.observe(mechanism, query, draw)
 
 
-def _noting(gateway: Gateway, calls: list[Mechanism]) -> Gateway:
-    gateway.recorder = _Noting(gateway.recorder, calls)
-    return gateway
+def _noting(mechanisms: Mechanisms, calls: list[Mechanism]) -> Mechanisms:
+    mechanisms.recorder = _Noting(mechanisms.recorder, calls)
+    return mechanisms
 
 
 def unasked(calls: list[Mechanism], queries: tuple[Query, ...]) -> list[str]:

@@ -15,14 +15,14 @@ from contract import preference_rows
 from safetensors.torch import save_file
 
 from understudy.methods.conditional_generation import train as training
-from understudy.methods.gradient_matching import matched, release, synthesis
+from understudy.methods.gradient_matching import optimise, release, synthesis
 from understudy.methods.preference_optimization import pool, rounds
 from understudy.methods.preference_optimization import release as scores_release
-from understudy.privacy import mechanisms
+from understudy.privacy import mechanisms as mechanisms_module
 from understudy.privacy.dpsgd import training as dp_training
 from understudy.privacy.grid import grid_of
 from understudy.privacy.grid_sum import from_steps
-from understudy.privacy.mechanisms import Gateway
+from understudy.privacy.mechanisms import Mechanisms
 from understudy.runs import split
 from understudy.tasks import conditional_generation as generation_tasks
 
@@ -33,7 +33,7 @@ Patch = pytest.MonkeyPatch
 
 
 def divided_by_the_drawn_batch(patch: Patch) -> None:
-    poisson, update, drawn = Gateway.poisson, dp_training._State.update, []
+    poisson, update, drawn = Mechanisms.poisson, dp_training._State.update, []
 
     def noting(self, **options):
         drawn.append(poisson(self, **options))
@@ -42,12 +42,12 @@ def divided_by_the_drawn_batch(patch: Patch) -> None:
     def divided(self, stream, gradient, *, learning_rate, divisor):
         update(self, stream, gradient, learning_rate=learning_rate, divisor=max(1, int(drawn[-1].sum())))
 
-    patch.setattr(Gateway, "poisson", noting)
+    patch.setattr(Mechanisms, "poisson", noting)
     patch.setattr(dp_training._State, "update", divided)
 
 
 def empty_batch_skipped(patch: Patch) -> None:
-    exact, asked, empty = dp_training._clipped_sum, Gateway.gaussian_sum, []
+    exact, asked, empty = dp_training._clipped_sum, Mechanisms.gaussian_sum, []
 
     def noting(model, objective, batches, clip):
         empty.append(not batches)
@@ -59,11 +59,11 @@ def empty_batch_skipped(patch: Patch) -> None:
         return asked(self, query, **options)
 
     patch.setattr(dp_training, "_clipped_sum", noting)
-    patch.setattr(Gateway, "gaussian_sum", skipping)
+    patch.setattr(Mechanisms, "gaussian_sum", skipping)
 
 
 def head_without_noise(patch: Patch) -> None:
-    exact = Gateway.gaussian_sum
+    exact = Mechanisms.gaussian_sum
 
     def unused(self, query, *, sensitivity, purpose, **options):
         noised = exact(self, query, sensitivity=sensitivity, purpose=purpose, **options)
@@ -71,7 +71,7 @@ def head_without_noise(patch: Patch) -> None:
             return noised
         return {name: from_steps(steps, grid=grid_of(sensitivity)) for name, steps in query.items()}
 
-    patch.setattr(Gateway, "gaussian_sum", unused)
+    patch.setattr(Mechanisms, "gaussian_sum", unused)
 
 
 def clip_of_training_removed(patch: Patch) -> None:
@@ -107,13 +107,13 @@ def checkpoint_chosen_on_private_loss(patch: Patch) -> None:
 
 
 def class_count_read(patch: Patch) -> None:
-    exact = Gateway.histogram
+    exact = Mechanisms.histogram
 
     def unused(self, counts, **options):
         exact(self, counts, **options)
         return counts
 
-    patch.setattr(Gateway, "histogram", unused)
+    patch.setattr(Mechanisms, "histogram", unused)
 
 
 def null_row_dropped(patch: Patch) -> None:
@@ -151,21 +151,23 @@ def length_taken_from_the_rows(patch: Patch) -> None:
 
 
 def noise_not_drawn(patch: Patch) -> None:
-    patch.setattr(mechanisms, "rounded_gaussian", lambda key, size, *, scale: torch.zeros(size, dtype=torch.int64))
+    patch.setattr(
+        mechanisms_module, "rounded_gaussian", lambda key, size, *, scale: torch.zeros(size, dtype=torch.int64)
+    )
 
 
 def noise_times(factor: float):
     def plant(patch: Patch) -> None:
-        exact = mechanisms.rounded_gaussian
+        exact = mechanisms_module.rounded_gaussian
         patch.setattr(
-            mechanisms, "rounded_gaussian", lambda key, size, *, scale: exact(key, size, scale=factor * scale)
+            mechanisms_module, "rounded_gaussian", lambda key, size, *, scale: exact(key, size, scale=factor * scale)
         )
 
     return plant
 
 
 def noised_but_not_used(patch: Patch) -> None:
-    exact = Gateway.gaussian_sum
+    exact = Mechanisms.gaussian_sum
 
     def unused(self, query, *, sensitivity, **options):
         exact(self, query, sensitivity=sensitivity, **options)
@@ -174,7 +176,7 @@ def noised_but_not_used(patch: Patch) -> None:
             for name, value in query.items()
         }
 
-    patch.setattr(Gateway, "gaussian_sum", unused)
+    patch.setattr(Mechanisms, "gaussian_sum", unused)
 
 
 def _exact_sums(patch: Patch) -> list[torch.Tensor]:
@@ -259,7 +261,7 @@ def texts_begin_at_a_real_row(patch: Patch) -> None:
         return choices[ids % len(choices)].expand(len(examples), -1)
 
     patch.setattr(release, "release_target", held)
-    patch.setattr(matched, "starting_tokens", start)
+    patch.setattr(optimise, "starting_tokens", start)
 
 
 # In the scores of clients
@@ -307,8 +309,8 @@ def absent_client_has_no_slot(patch: Patch) -> None:
 
 
 def clients_take_part_by_their_place(patch: Patch) -> None:
-    exact = Gateway.poisson
-    patch.setattr(Gateway, "poisson", lambda self, *, unit_ids, **options: exact(self, **options))
+    exact = Mechanisms.poisson
+    patch.setattr(Mechanisms, "poisson", lambda self, *, unit_ids, **options: exact(self, **options))
 
 
 def clients_held_out_by_their_place(patch: Patch) -> None:

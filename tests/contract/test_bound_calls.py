@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from understudy.errors import UnderstudyError
-from understudy.privacy import mechanisms
+from understudy.privacy import mechanisms as mechanisms_module
 from understudy.privacy.accounting import epsilon_pld
 from understudy.privacy.ledger.ledger import Ledger, SourceRecord
-from understudy.privacy.mechanisms import Gateway
+from understudy.privacy.mechanisms import Mechanisms
 from understudy.privacy.queries import Query, event_delta, event_of, queries_to_json
 from understudy.privacy.secure_aggregation.round import SecureSettings
 
@@ -48,27 +48,27 @@ def charged(tmp_path):
     return ledger, charge.id
 
 
-def mask(gateway, **changes):
-    return gateway.poisson(**{"step": 1, "n": 60, "probability": 0.25, "purpose": "train", **changes})
+def mask(mechanisms, **changes):
+    return mechanisms.poisson(**{"step": 1, "n": 60, "probability": 0.25, "purpose": "train", **changes})
 
 
-def gradient(gateway, **changes):
-    mask(gateway)
+def gradient(mechanisms, **changes):
+    mask(mechanisms)
     plain = {"sensitivity": 0.5, "noise_multiplier": 2.0, "step": 1, "purpose": "train/lm"}
-    return gateway.gaussian_sum({"w": torch.zeros(3)}, **{**plain, **changes})
+    return mechanisms.gaussian_sum({"w": torch.zeros(3)}, **{**plain, **changes})
 
 
-def target(gateway, **changes):
+def target(mechanisms, **changes):
     plain = {"sensitivity": 1.0, "noise_multiplier": 4.0, "step": 0, "purpose": "target"}
-    return gateway.gaussian_sum({"w": torch.zeros(3)}, **{**plain, **changes})
+    return mechanisms.gaussian_sum({"w": torch.zeros(3)}, **{**plain, **changes})
 
 
-def counts(gateway, **changes):
-    return gateway.histogram(torch.tensor([4, 5]), **{"sigma": 8.0, "purpose": "class-sizes", **changes})
+def counts(mechanisms, **changes):
+    return mechanisms.histogram(torch.tensor([4, 5]), **{"sigma": 8.0, "purpose": "class-sizes", **changes})
 
 
-def scores(gateway, units=5, settings=SECURE, **changes):
-    return gateway.masked_sum(
+def scores(mechanisms, units=5, settings=SECURE, **changes):
+    return mechanisms.masked_sum(
         torch.zeros(units, 4, dtype=torch.float64),
         SecureSettings(**settings),
         participating=torch.ones(units, dtype=torch.bool),
@@ -76,20 +76,22 @@ def scores(gateway, units=5, settings=SECURE, **changes):
     )
 
 
-def without_its_mask(gateway):
-    return gateway.gaussian_sum(
+def without_its_mask(mechanisms):
+    return mechanisms.gaussian_sum(
         {"w": torch.zeros(3)}, sensitivity=0.5, noise_multiplier=2.0, step=1, purpose="train/lm"
     )
 
 
-def on_the_mask_of_another_step(gateway):
-    mask(gateway, step=2)
-    return without_its_mask(gateway)
+def on_the_mask_of_another_step(mechanisms):
+    mask(mechanisms, step=2)
+    return without_its_mask(mechanisms)
 
 
-def one_call_more(gateway):
-    target(gateway)
-    return gateway.gaussian_sum({"w": torch.ones(3)}, sensitivity=1.0, noise_multiplier=4.0, step=0, purpose="target")
+def one_call_more(mechanisms):
+    target(mechanisms)
+    return mechanisms.gaussian_sum(
+        {"w": torch.ones(3)}, sensitivity=1.0, noise_multiplier=4.0, step=0, purpose="target"
+    )
 
 
 ATTACKS = {
@@ -135,40 +137,40 @@ def test_there_are_thirty_attacks():
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=list(ATTACKS))
 def test_a_call_that_differs_in_one_field_is_refused_before_anything_is_drawn(charged, attack, monkeypatch):
     ledger, charge_id = charged
-    derived, plain = [], mechanisms.derive_key
+    derived, plain = [], mechanisms_module.derive_key
 
     def spy(*args, **options):
         derived.append((options["purpose"], options["step"]))
         return plain(*args, **options)
 
-    monkeypatch.setattr(mechanisms, "derive_key", spy)
-    gateway = Gateway.live(ledger.material(charge_id))
+    monkeypatch.setattr(mechanisms_module, "derive_key", spy)
+    mechanisms = Mechanisms.live(ledger.material(charge_id))
     with pytest.raises(UnderstudyError, match=r"nothing was drawn|two different"):
-        attack(gateway)
+        attack(mechanisms)
     # What leads up to some attacks is on the list and was answered; nothing was derived for the attack itself.
     assert len(derived) <= 1
 
 
 def test_the_charged_calls_pass(charged):
     ledger, charge_id = charged
-    gateway = Gateway.live(ledger.material(charge_id))
+    mechanisms = Mechanisms.live(ledger.material(charge_id))
     for step in range(4):
-        assert mask(gateway, step=step).shape == (60,)
-    assert gradient(gateway)["w"].shape == (3,)
-    assert gradient(gateway, purpose="train/head", noise_multiplier=3.0)["w"].shape == (3,)
-    assert target(gateway)["w"].shape == (3,)
-    assert counts(gateway).shape == (2,)
-    assert scores(gateway).shape == (4,)
+        assert mask(mechanisms, step=step).shape == (60,)
+    assert gradient(mechanisms)["w"].shape == (3,)
+    assert gradient(mechanisms, purpose="train/head", noise_multiplier=3.0)["w"].shape == (3,)
+    assert target(mechanisms)["w"].shape == (3,)
+    assert counts(mechanisms).shape == (2,)
+    assert scores(mechanisms).shape == (4,)
 
 
 def test_the_mask_by_identifier_is_bound_like_any_other(charged):
     ledger, charge_id = charged
     identifiers = np.random.default_rng(0).integers(0, 256, (60, 16), dtype=np.uint8)
-    gateway = Gateway.live(ledger.material(charge_id))
-    whole = mask(gateway, unit_ids=identifiers)
+    mechanisms = Mechanisms.live(ledger.material(charge_id))
+    whole = mask(mechanisms, unit_ids=identifiers)
     # Who else is there, and in which order, changes nobody's part.
     order = np.random.default_rng(1).permutation(60)
-    again = Gateway.live(ledger.material(charge_id))
+    again = Mechanisms.live(ledger.material(charge_id))
     assert torch.equal(mask(again, unit_ids=identifiers[order]), whole[torch.from_numpy(order)])
     assert 0 < int(whole.sum()) < 60
     with pytest.raises(UnderstudyError, match="nothing was drawn"):

@@ -19,7 +19,7 @@ from understudy.models.loading import load_model
 from understudy.privacy.accounting import analytic_gaussian_sigma
 from understudy.privacy.grid import grid_of
 from understudy.privacy.ledger.records import KeyMaterial
-from understudy.privacy.mechanisms import Gateway
+from understudy.privacy.mechanisms import Mechanisms
 from understudy.privacy.queries import Query
 from understudy.privacy.secure_aggregation.round import SecureSettings
 from understudy.privacy.testing.replay import Recording
@@ -46,10 +46,10 @@ def exact_target(model, kind, texts):
     )
     planned = schedule_of(queries_of(config, n=len(texts), epsilon=0.05, delta=1e-4))
     recording = Recording()
-    gateway = Gateway(material(0, *planned.queries), recorder=recording)
+    mechanisms = Mechanisms(material(0, *planned.queries), recorder=recording)
     rows = [row % 2 for row in range(len(texts))]
     release_target(
-        texts, rows, label_names=LABELS, config=config, schedule=planned, gateway=gateway, base=load_model(name)
+        texts, rows, label_names=LABELS, config=config, schedule=planned, mechanisms=mechanisms, base=load_model(name)
     )
     target, length = planned.queries
     wanted = length if kind == "length" else target
@@ -98,16 +98,18 @@ def candidates_of(kind, model):
 
 def release(query, exact, charge):
     """One release through the mechanism, under a charge of its own."""
-    gateway = Gateway.live(material(charge, query))
+    mechanisms = Mechanisms.live(material(charge, query))
     if query.kind == "histogram":
-        return {"counts": gateway.histogram(exact["counts"], sigma=query.noise_multiplier, purpose=query.name).float()}
+        return {
+            "counts": mechanisms.histogram(exact["counts"], sigma=query.noise_multiplier, purpose=query.name).float()
+        }
     if query.kind == "masked_sum":
         settings = SecureSettings(bits=20, noise_multiplier=query.noise_multiplier, smallest_surviving=4)
         everyone = torch.ones(len(exact["vectors"]), dtype=torch.bool)
-        found = gateway.masked_sum(exact["vectors"], settings, participating=everyone, step=0, purpose=query.name)
+        found = mechanisms.masked_sum(exact["vectors"], settings, participating=everyone, step=0, purpose=query.name)
         return {"sum": found}
     options = {"sensitivity": query.sensitivity, "noise_multiplier": query.noise_multiplier, "step": 0}
-    return gateway.gaussian_sum(exact, purpose=query.name, **options)
+    return mechanisms.gaussian_sum(exact, purpose=query.name, **options)
 
 
 def release_in_floats(query, exact, charge):

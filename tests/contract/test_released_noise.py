@@ -17,7 +17,7 @@ from understudy.methods.preference_optimization.queries import QuerySchedule
 from understudy.methods.preference_optimization.release import release_scores, secure_settings
 from understudy.models.loading import load_model
 from understudy.privacy.ledger.records import KeyMaterial
-from understudy.privacy.mechanisms import Gateway
+from understudy.privacy.mechanisms import Mechanisms
 from understudy.privacy.testing.replay import Recording
 from understudy.privacy.testing.statistics import Call, noise_faults
 
@@ -42,7 +42,7 @@ def check_scale(calls):
 
 def opened(number, queries):
     recording = Recording()
-    return recording, Gateway(KeyMaterial(b"s" * 32, f"charge-{number}", b"t" * 32, queries), recorder=recording)
+    return recording, Mechanisms(KeyMaterial(b"s" * 32, f"charge-{number}", b"t" * 32, queries), recorder=recording)
 
 
 def test_target_and_length(random_model_folder):
@@ -55,8 +55,8 @@ def test_target_and_length(random_model_folder):
     planned = schedule_of(queries_of(config, n=4, epsilon=8.0, delta=1e-3))
     names, calls = tuple(NAMES.values()), []
     for number in range(120):
-        recording, gateway = opened(number, planned.queries)
-        options = {"label_names": names, "config": config, "schedule": planned, "gateway": gateway, "base": base}
+        recording, mechanisms = opened(number, planned.queries)
+        options = {"label_names": names, "config": config, "schedule": planned, "mechanisms": mechanisms, "base": base}
         release_target(TEXTS, LABELS, **options)
         calls += recording.calls
     stated = {"target": planned.noise_multiplier * 0.1, "length": planned.length_noise_multiplier * 2**0.5}
@@ -82,9 +82,9 @@ def release_often(config, *, charges, candidates=24, n=12):
     )
     calls = []
     for number in range(charges):
-        recording, gateway = opened(number, planned.queries)
+        recording, mechanisms = opened(number, planned.queries)
         for step in range(2):
-            options = {"labels": None, "config": config, "schedule": planned, "gateway": gateway, "round": step}
+            options = {"labels": None, "config": config, "schedule": planned, "mechanisms": mechanisms, "round": step}
             released = release_scores(pool, shown, **options)
             assert torch.equal(released, next(iter(recording.calls[-1].output.values())))
         calls += recording.calls

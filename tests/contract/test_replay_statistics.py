@@ -16,7 +16,7 @@ def histogram_call(noise, sigma):
     return Call(Mechanism("histogram", 0, "sizes", sigma, 1.0), {"counts": counts}, {"counts": counts + noise})
 
 
-def judged(noise, sigma, significance):
+def inputs(noise, sigma, significance):
     return noise_faults([histogram_call(noise, sigma)], significance=significance, noiseless=False)
 
 
@@ -30,7 +30,7 @@ def test_correct_noise_fails_no_more_often_than_it_may_and_not_much_less(sigma, 
         noise = values[list(places)]
         squares = int(noise @ noise)
         if squares not in verdicts:
-            verdicts[squares] = bool(judged(torch.from_numpy(noise), sigma, 1e-2))
+            verdicts[squares] = bool(inputs(torch.from_numpy(noise), sigma, 1e-2))
         refused += verdicts[squares] * weights[list(places)].prod()
     assert refused <= 1e-2
     if sigma >= 2:
@@ -39,19 +39,19 @@ def test_correct_noise_fails_no_more_often_than_it_may_and_not_much_less(sigma, 
 
 def test_three_classes_without_noise_by_chance_are_no_fault():
     """The likeliest outcome of all: 0.8 % of the draws at sigma 2."""
-    assert judged(torch.zeros(3, dtype=torch.int64), 2.0, 1e-6) == []
+    assert inputs(torch.zeros(3, dtype=torch.int64), 2.0, 1e-6) == []
 
 
 def test_one_count_without_noise_by_chance_is_no_fault_where_noise_is_wide():
     """One draw in 2500 at sigma 1000, where sums of squares are too many to count."""
-    assert judged(torch.zeros(1, dtype=torch.int64), 1000.0, 1e-6) == []
-    assert judged(torch.tensor([6000]), 1000.0, 1e-6) != []
+    assert inputs(torch.zeros(1, dtype=torch.int64), 1000.0, 1e-6) == []
+    assert inputs(torch.tensor([6000]), 1000.0, 1e-6) != []
 
 
 @pytest.mark.parametrize("sigma", [2.0, 20.0])
 def test_another_scale_is_refused_where_there_are_classes_enough(sigma):
     key = derive_key(b"s" * 32, charge_id="c", salt=b"t" * 32, step=0, purpose="histogram/sizes")
     draws = {factor: discrete_gaussian(key, 500, scale=factor * sigma) for factor in (2 / 3, 1, 3 / 2)}
-    assert judged(draws[1], sigma, 1e-6) == []
+    assert inputs(draws[1], sigma, 1e-6) == []
     for wrong in (draws[2 / 3], draws[3 / 2], torch.zeros(500, dtype=torch.int64)):
-        assert any("times what was declared" in fault for fault in judged(wrong, sigma, 1e-6))
+        assert any("times what was declared" in fault for fault in inputs(wrong, sigma, 1e-6))

@@ -24,7 +24,7 @@ from understudy.methods.preference_optimization.pool import ClientPool
 from understudy.methods.preference_optimization.queries import QuerySchedule
 from understudy.models import checkpoints
 from understudy.privacy.ledger.records import KeyMaterial
-from understudy.privacy.mechanisms import Gateway
+from understudy.privacy.mechanisms import Mechanisms
 from understudy.privacy.secure_aggregation.fixed_point import encode
 from understudy.privacy.testing.replay import Recording
 from understudy.tasks.engine.cache_key import references
@@ -78,7 +78,7 @@ def files_under(folder):
 
 
 def noisy_sum_alone(name, output, parents, label):
-    """The one folder that a gateway output and public values determine."""
+    """The one folder that a mechanism interface output and public values determine."""
     content = save({"scores": output})
     described = {SCORES_FILE: FileEntry(sha256=hashlib.sha256(content).hexdigest(), size=len(content))}
     identity = content_id(name, described, label=label, parents=parents)
@@ -93,10 +93,10 @@ def test_the_server_receives_the_noisy_sums_and_nothing_else(
     without_evaluation(monkeypatch)
     recording, again = Recording(), Recording()
     # In one place first: what the server makes there, it makes without the client's files too.
-    together = run(clients(), lambda material: Gateway(material, recorder=again))
+    together = run(clients(), lambda material: Mechanisms(material, recorder=again))
     received, left = two_machines(tmp_path / "run", monkeypatch)
     proposed, preferred = watch_rounds(monkeypatch)
-    apart = run(clients(), lambda material: Gateway(material, recorder=recording))
+    apart = run(clients(), lambda material: Mechanisms(material, recorder=recording))
     stored = [{n: b for n, b in one.visible.items() if n.startswith(("out", "exchange"))} for one in (together, apart)]
     assert stored[0] == stored[1]
 
@@ -159,7 +159,7 @@ def test_a_file_beside_the_scores_would_be_noticed(random_model_folder, tmp_path
     without_evaluation(monkeypatch)
     monkeypatch.setattr(checkpoints, "save_tensors", beside)
     _, left = two_machines(tmp_path / "run", monkeypatch)
-    run(clients(), lambda material: Gateway(material))
+    run(clients(), lambda material: Mechanisms(material))
     assert sorted(name.rpartition("/")[2] for name in left[1][1]) == ["manifest.json", "more", "scores.safetensors"]
 
 
@@ -173,7 +173,7 @@ def test_the_server_cannot_read_what_the_client_keeps(random_model_folder, tmp_p
     monkeypatch.setattr(rounds, "propose", curious)
     two_machines(tmp_path / "run", monkeypatch)
     with pytest.raises(TaskFailed, match="'propose' failed with FileNotFoundError"):
-        run(clients(), lambda material: Gateway(material))
+        run(clients(), lambda material: Mechanisms(material))
 
 
 @pytest.mark.parametrize("aggregation", ["masked", "trusted"])
@@ -214,7 +214,7 @@ def test_no_step_of_a_masked_release_holds_the_exact_sum(aggregation):
             labels=None,
             config=config,
             schedule=planned,
-            gateway=Gateway.live(KeyMaterial(b"s" * 32, "charge", b"t" * 32, planned.queries)),
+            mechanisms=Mechanisms.live(KeyMaterial(b"s" * 32, "charge", b"t" * 32, planned.queries)),
             round=0,
         )
     finally:

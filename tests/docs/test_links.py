@@ -1,4 +1,4 @@
-"""Every link between the pages leads to a file and a heading that are there, and each page of results shows a figure."""
+"""Every link between the pages leads to a file and a heading that are there; each page of results shows a figure."""
 
 import re
 from pathlib import Path

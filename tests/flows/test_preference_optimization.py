@@ -34,7 +34,7 @@ from understudy.tasks.engine.cache_key import references
 
 METHOD = "preference-optimization"
 SETTINGS = ("rounds=2", *SMALL_ROUND, "clients.sampling_probability=0.5")
-COMPUTED = {"embed-clients", "propose", "score", "prefer", "publish", "write-texts", "judge"}
+COMPUTED = {"embed-clients", "propose", "score", "prefer", "publish", "write-texts", "evaluate-rounds"}
 SERVER = {"propose", "prefer", "publish", "write-texts"}
 
 
@@ -232,7 +232,7 @@ def test_the_report_measures_rounds_and_the_next_token(ended, in_home):
 def test_the_server_zone_is_handed_noisy_scores_and_nothing_private(ended):
     zones = {task.name: task.zone for task in ended.tasks}
     assert {name for name, zone in zones.items() if zone == "server"} == SERVER
-    assert {"embed-clients", "score", "judge"} <= {name for name, zone in zones.items() if zone == "client"}
+    assert {"embed-clients", "score", "evaluate-rounds"} <= {name for name, zone in zones.items() if zone == "client"}
     handed = [ref for task in ended.tasks if task.zone == "server" for ref in references(task.arguments)]
     assert {ref.kind for ref in handed} == {"candidates", "scores", "adapter"}
     assert {ref.label.kind for ref in handed if ref.kind in ("scores", "adapter")} == {"released"}
@@ -262,7 +262,7 @@ def test_a_second_run_and_more_texts_charge_nothing_and_one_other_text_charges(
         assert digests(tmp_path / "again") == digests(ended.out)
 
         more, states = run(request(tmp_path / "more", random_model_folder, samples=11))
-        assert {states[name] for name in COMPUTED - {"write-texts", "judge"}} == {"Cached"}
+        assert {states[name] for name in COMPUTED - {"write-texts", "evaluate-rounds"}} == {"Cached"}
         assert states["write-texts"] == "Completed"
         assert Ledger.open().spent("diaries") == before
         assert more.released == again.released
@@ -353,34 +353,34 @@ def test_a_scored_round_is_asked_nothing_else_under_its_charge(few_clients, rand
     """Should candidates come out differently when a run is resumed, the clients are not asked a second time."""
     from understudy.runs.registration import registered
     from understudy.tasks import preference_optimization as steps
+    from understudy.tasks.charge_receipt import release_log
     from understudy.tasks.charging import charge
     from understudy.tasks.housekeeping import collect_garbage, purge_source
-    from understudy.tasks.ticket import journal
 
     with in_home(tmp_path / "home"):
         prepare_environment()
         run = registered(request(tmp_path / "out", random_model_folder, data=str(few_clients)), METHOD)
         fixed = run.charged
-        ticket = charge.fn(run, code="0" * 64, accept_new=False)
+        receipt = charge.fn(run, code="0" * 64, accept_new=False)
         pool = steps.embed_clients.fn(run.train, fixed, (), run.n)
         candidates = steps.propose["server"].fn(None, fixed, (), 0)
         others = steps.propose["server"].fn(None, fixed.model_copy(update={"public_seed": 7}), (), 0)
         assert others.id != candidates.id
 
         def score(what):
-            return steps.score.fn(pool, what, ticket, fixed, run.queries, 0)
+            return steps.score.fn(pool, what, receipt, fixed, run.queries, 0)
 
         first = score(candidates)
         collect_garbage()
         assert score(candidates).id == first.id
         with pytest.raises(UnderstudyError, match="second release that nobody paid for"):
             score(others)
-        kept = journal(ticket.charge_id)
+        kept = release_log(receipt.charge_id)
         assert len(list(kept.iterdir())) == 1
         purge_source(run.source)
         assert not kept.exists()
         with pytest.raises(UnderstudyError, match="purged"):
-            Ledger.open().material(ticket.charge_id)
+            Ledger.open().material(receipt.charge_id)
 
 
 def test_a_run_killed_between_scoring_and_training_goes_on_with_the_same_noisy_scores(

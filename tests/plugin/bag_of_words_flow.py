@@ -42,11 +42,11 @@ def count_tokens(
         if text is not None:  # a null row keeps its slot and adds nothing
             own = torch.bincount(torch.tensor(tokenizer(text)["input_ids"]), minlength=len(tokenizer)).double()
             counts[label] += own / own.norm().clamp(min=1.0)
-    mechanisms = Mechanisms.live(
-        Ledger.open().material(receipt.charge_id), release_log=release_log(receipt.charge_id)
-    )
+    mechanisms = Mechanisms.live(Ledger.open().material(receipt.charge_id), release_log=release_log(receipt.charge_id))
     noise = queries[0].noise_multiplier
-    noised = mechanisms.gaussian_sum({"counts": counts}, sensitivity=1.0, noise_multiplier=noise, step=0, purpose=COUNTS)
+    noised = mechanisms.gaussian_sum(
+        {"counts": counts}, sensitivity=1.0, noise_multiplier=noise, step=0, purpose=COUNTS
+    )
     with store_for(receipt.label).write(
         kind="counts", label=receipt.label, parents=[f"source:{receipt.source}@{receipt.charge_id}"]
     ) as draft:

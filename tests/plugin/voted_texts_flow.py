@@ -60,9 +60,7 @@ def vote(rows: ArtifactRef, receipt: ChargeReceipt, config: VotedTextsConfig, qu
     slots: dict[bytes, int] = {}
     owners = [slots.setdefault(unit, len(slots)) for unit in table["unit_id"].to_pylist()]
     samples = Samples(encode(table["text"].to_pylist()), np.array(owners, np.int64), queries[0].units)
-    mechanisms = Mechanisms.live(
-        Ledger.open().material(receipt.charge_id), release_log=release_log(receipt.charge_id)
-    )
+    mechanisms = Mechanisms.live(Ledger.open().material(receipt.charge_id), release_log=release_log(receipt.charge_id))
     plan = votes_plan_of(queries)
     votes = release_votes(samples, encode(candidates(config)), plan=plan, mechanisms=mechanisms, round=0)
     parents = [f"source:{receipt.source}@{receipt.charge_id}"]

@@ -13,11 +13,11 @@ from torch.nn import functional
 
 from understudy.models import lora
 from understudy.models.loading import load_model
-from understudy.privacy import mechanisms
+from understudy.privacy import mechanisms as mechanisms_module
 from understudy.privacy.dpsgd.training import DpSgdPlan, Objective, Stream, clipped_gradient_sum, train
 from understudy.privacy.grid import charged_sensitivity
 from understudy.privacy.ledger.records import KeyMaterial
-from understudy.privacy.mechanisms import Gateway
+from understudy.privacy.mechanisms import Mechanisms
 from understudy.privacy.queries import Query
 from understudy.privacy.testing.replay import Recording
 from understudy.privacy.testing.statistics import Call, mask_faults, noise_faults
@@ -35,9 +35,9 @@ TEXTS = (
 LENGTH = 20
 
 
-def gateway(queries, number=0, recorder=None):
+def mechanisms(queries, number=0, recorder=None):
     """Opened with the queries that a charge paid for."""
-    return Gateway(KeyMaterial(b"statistical test", f"charge-{number}", b"fixed", queries), recorder=recorder)
+    return Mechanisms(KeyMaterial(b"statistical test", f"charge-{number}", b"fixed", queries), recorder=recorder)
 
 
 def one_sum(name, **changes):
@@ -79,7 +79,7 @@ def fit(model, data, *, steps=4, noise=0.0, learning_rate=1e-3, probability=1.0,
         plan=plan,
         objectives={"lm": Objective(lm_loss, lora.trainable_parameters(model), learning_rate)},
         data=data,
-        gateway=gateway(plan.queries, recorder=recorder),
+        mechanisms=mechanisms(plan.queries, recorder=recorder),
         micro_batch=4,
     )
 
@@ -104,12 +104,14 @@ def test_clipped_signal_moves_every_trainable_tensor_and_lowers_the_loss(name, r
 
 @pytest.mark.parametrize("factor", [2 / 3, 1.0, 3 / 2])
 def test_noise_of_the_gateway_has_the_declared_scale(monkeypatch, factor):
-    exact = mechanisms.rounded_gaussian
-    monkeypatch.setattr(mechanisms, "rounded_gaussian", lambda key, size, scale: exact(key, size, scale=scale * factor))
+    exact = mechanisms_module.rounded_gaussian
+    monkeypatch.setattr(
+        mechanisms_module, "rounded_gaussian", lambda key, size, scale: exact(key, size, scale=scale * factor)
+    )
     streams = {"lm": 0.1, "discriminator": 2.0}
     queries = [one_sum(name, steps=20, sensitivity=c, noise_multiplier=0.7) for name, c in streams.items()]
     recording = Recording()
-    door = gateway(tuple(queries), recorder=recording)
+    door = mechanisms(tuple(queries), recorder=recording)
     for step in range(20):
         query = {"a": torch.full((50,), float(step)), "b": torch.zeros(10, 10)}
         for stream, sensitivity in streams.items():
@@ -120,15 +122,17 @@ def test_noise_of_the_gateway_has_the_declared_scale(monkeypatch, factor):
 @pytest.mark.parametrize("factor", [2 / 3, 1.0, 3 / 2])
 def test_neighbours_are_as_hard_to_tell_apart_as_the_accounting_says(monkeypatch, factor):
     """The best test between two queries one sensitivity apart has AUC Phi(1 / (z sqrt 2)), whatever the rest."""
-    exact, noise, runs = mechanisms.rounded_gaussian, 1.5, 800
-    monkeypatch.setattr(mechanisms, "rounded_gaussian", lambda key, size, scale: exact(key, size, scale=scale * factor))
+    exact, noise, runs = mechanisms_module.rounded_gaussian, 1.5, 800
+    monkeypatch.setattr(
+        mechanisms_module, "rounded_gaussian", lambda key, size, scale: exact(key, size, scale=scale * factor)
+    )
     asked = one_sum("lm", sensitivity=0.4, noise_multiplier=noise)
     direction = torch.randn(12, generator=torch.Generator().manual_seed(3))
     direction /= direction.norm()
 
     def scores(query, first):
         for number in range(first, first + runs):
-            output = gateway((asked,), number).gaussian_sum(
+            output = mechanisms((asked,), number).gaussian_sum(
                 {"q": query}, sensitivity=0.4, noise_multiplier=noise, step=0, purpose="lm"
             )
             yield float(output["q"] @ direction)
@@ -147,11 +151,11 @@ def test_batches_are_drawn_at_the_accounted_rate(factor):
     recording, accounted = Recording(), 0.1
     sampled = {"batch": "train", "sampling_probability": accounted * factor}
     asked = one_sum("lm", units=400, steps=60, noise_multiplier=1.0, **sampled)
-    door = gateway((asked,), recorder=recording)
+    door = mechanisms((asked,), recorder=recording)
     for step in range(60):
         door.poisson(step=step, n=400, probability=accounted * factor, purpose="train")
     calls = [
-        Call(mechanisms.Mechanism("poisson", step, "train", accounted, 0.0), call.query, call.output)
+        Call(mechanisms_module.Mechanism("poisson", step, "train", accounted, 0.0), call.query, call.output)
         for step, call in enumerate(recording.calls)
     ]
     assert bool(mask_faults(calls, significance=1e-6)) == (factor != 1.0)
@@ -178,7 +182,7 @@ def test_noise_of_two_charges_is_independent():
     asked = one_sum("lm", noise_multiplier=1.0)
     for number in range(8):
         recording = Recording()
-        gateway((asked,), number, recording).gaussian_sum(
+        mechanisms((asked,), number, recording).gaussian_sum(
             {"q": torch.zeros(3000)}, sensitivity=1.0, noise_multiplier=1.0, step=0, purpose="lm"
         )
         recordings += recording.calls

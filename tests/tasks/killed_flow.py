@@ -43,8 +43,8 @@ def chain(start: ArtifactRef, config: Config) -> ArtifactRef:
         with STEPS_RUN.open("a") as log:
             log.write(f"{step} ")
         value = hashlib.sha256(value.encode()).hexdigest()
-        (directory / "aside").write_text(value)
-        (directory / "aside").rename(directory / f"step-{step}")
+        (directory / "temporary").write_text(value)
+        (directory / "temporary").rename(directory / f"step-{step}")
         progress(step + 1, config.steps)
         die_if(f"step {step}")
     return write_json({"value": value}, kind="chain", label=public(), parents=[start])
@@ -57,7 +57,7 @@ def killed(value: str) -> str:
 
 
 def kill_after(module: object, name: str, where: str) -> None:
-    """Die right after a function of the house has done its work for the task `chain`."""
+    """Die right after a function of the package has done its work for the task `chain`."""
     before = getattr(module, name)
 
     def patched(*args, **kwargs):

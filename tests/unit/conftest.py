@@ -14,7 +14,7 @@ from understudy.evaluation.encoder import Encoder, load_encoder
 from understudy.evaluation.metrics import Metrics
 from understudy.evaluation.rows import LabelledTexts
 from understudy.privacy.ledger.records import Charge, KeyMaterial, SourceRecord
-from understudy.privacy.mechanisms import Gateway
+from understudy.privacy.mechanisms import Mechanisms
 from understudy.privacy.queries import Query, queries_to_json
 from understudy.privacy.statement import Access, PretrainedModel, StatementFacts, build_statement, mechanism_facts
 
@@ -45,11 +45,11 @@ def one_thread():
 
 
 @pytest.fixture
-def make_gateway():
+def make_mechanisms():
     """Opened with the list of queries of the plan that is run, as a charge of it would."""
 
-    def make(plan, charge: str = "charge", recorder=None) -> Gateway:
-        return Gateway(KeyMaterial(b"s" * 32, charge, b"t" * 32, plan.queries), recorder=recorder)
+    def make(plan, charge: str = "charge", recorder=None) -> Mechanisms:
+        return Mechanisms(KeyMaterial(b"s" * 32, charge, b"t" * 32, plan.queries), recorder=recorder)
 
     return make
 

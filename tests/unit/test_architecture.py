@@ -19,7 +19,7 @@ METHODS = {
     "knowledge_distillation",
     "trajectory_matching",
 }
-# The Python door calls the flows that the command line calls (docs/decisions/0002).
+# The Python API calls the flows that the command line calls (docs/decisions/0002).
 MAY_IMPORT_FLOWS = {CORE / "api.py"}
 
 

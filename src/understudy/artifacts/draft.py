@@ -45,7 +45,7 @@ def sweep(root: Path) -> None:
         os.close(descriptor)
 
 
-def settle(directory: Path, *, private: bool) -> None:
+def finalize(directory: Path, *, private: bool) -> None:
     """Bring every file and directory to the disk, closed to other users when private."""
     for parent, folders, names in os.walk(directory, topdown=False):
         for name in names:

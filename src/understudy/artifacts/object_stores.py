@@ -84,7 +84,7 @@ def try_writing(root: str) -> None:
     except Exception as error:
         raise InputError(
             f"UNDERSTUDY_EXCHANGE: expected a store that answers and can be written, found {type(error).__name__}: "
-            f"{' '.join(str(error).split())[:200]}; mend its address or credentials"
+            f"{' '.join(str(error).split())[:200]}; fix its address or credentials"
         ) from None
 
 

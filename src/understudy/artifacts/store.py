@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from understudy.artifacts import object_stores
-from understudy.artifacts.draft import new_name, open_draft, settle, sweep, sync
+from understudy.artifacts.draft import finalize, new_name, open_draft, sweep, sync
 from understudy.artifacts.manifest import (
     MANIFEST,
     FileEntry,
@@ -164,7 +164,7 @@ class ArtifactStore:
         """Make the root if it is not there, and write a draft into it, which is removed.
 
         Raises:
-            InputError: when it cannot be made or written; the message says how to mend it.
+            InputError: when it cannot be made or written; the message says how to fix it.
         """
         self._make_root()
         try:
@@ -193,12 +193,12 @@ class ArtifactStore:
             return InputError(f"expected a private store that can be written, found {self._local}: {found}")
         return InputError(
             f"expected an exchange store that can be written, found {self.root}: {found}; "
-            "mend its permissions or set UNDERSTUDY_EXCHANGE to another directory or URL"
+            "fix its permissions or set UNDERSTUDY_EXCHANGE to another directory or URL"
         )
 
     def _commit(self, draft: Path, manifest: Manifest) -> ArtifactRef:
         (draft / MANIFEST).write_bytes(manifest.to_bytes())
-        settle(draft, private=self.zone_kind == "private")
+        finalize(draft, private=self.zone_kind == "private")
         if self.zone_kind == "private":
             with locked(self._local / ".lock"):
                 known = self._same_private(manifest)

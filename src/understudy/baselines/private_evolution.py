@@ -27,7 +27,7 @@ from understudy.frozen import Profile, Profiled, Profiles
 from understudy.generation.prompts import row_seeds
 from understudy.privacy.accounting import calibrate_noise_multiplier, sgd_event
 from understudy.privacy.dpsgd.training import DpSgdPlan, Stream
-from understudy.privacy.mechanisms import Gateway
+from understudy.privacy.mechanisms import Mechanisms
 
 Generate = Callable[[Sequence[str], int, int], Sequence[str]]  # (prompts, texts per prompt, round) -> texts
 Embed = Callable[[Sequence[str]], Vectors]
@@ -121,7 +121,7 @@ def evolve(
     *,
     config: EvolutionConfig,
     plan: DpSgdPlan,
-    gateway: Gateway,
+    mechanisms: Mechanisms,
     generate: Generate,
     embed: Embed,
     to_prompt: ToPrompt | None = None,
@@ -136,7 +136,7 @@ def evolve(
         seeds: Public texts, the examples of the first prompts.
         config: The charged settings.
         plan: What was charged.
-        gateway: Of the charge.
+        mechanisms: Of the charge.
         generate: (prompts, per_prompt, round) -> len(prompts) * per_prompt texts, prompt by prompt.
         embed: Texts -> (texts, d), in the space of `samples.vectors`.
         to_prompt: Examples -> prompt; None writes `list_prompt`.
@@ -156,7 +156,7 @@ def evolve(
         if len(texts) != len(prompts) * config.per_prompt:
             wanted = len(prompts) * config.per_prompt
             raise InputError(f"round {round}: expected {wanted} texts from the generator, found {len(texts)}")
-        votes = release_votes(samples, embed(texts), plan=plan, gateway=gateway, round=round)
+        votes = release_votes(samples, embed(texts), plan=plan, mechanisms=mechanisms, round=round)
         history.append(Generation(texts, survival(votes, threshold=threshold(config, plan))))
     return history
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from understudy.privacy.dpsgd.training import DpSgdPlan
-from understudy.privacy.mechanisms import Gateway
+from understudy.privacy.mechanisms import Mechanisms
 
 Vectors = npt.NDArray[np.floating[Any]]
 Indices = npt.NDArray[np.int64]
@@ -39,7 +39,7 @@ class Samples:
 
 
 def release_votes(
-    samples: Samples, candidates: Vectors, *, plan: DpSgdPlan, gateway: Gateway, round: int
+    samples: Samples, candidates: Vectors, *, plan: DpSgdPlan, mechanisms: Mechanisms, round: int
 ) -> npt.NDArray[np.float32]:
     """The noised histogram of one round.
 
@@ -50,16 +50,16 @@ def release_votes(
         samples: Of the clients; private.
         candidates: (m, d) embeddings.
         plan: Sampling and noise.
-        gateway: Of the charge.
+        mechanisms: Of the charge.
         round: Logical step.
 
     Returns:
         (m,) float32.
     """
     (stream,) = plan.streams
-    mask = gateway.poisson(step=round, n=plan.n, probability=plan.sampling_probability, purpose=plan.name)
+    mask = mechanisms.poisson(step=round, n=plan.n, probability=plan.sampling_probability, purpose=plan.name)
     exact = vote_sum(nearest(samples.vectors, candidates), samples.owners, mask.numpy(), candidates=len(candidates))
-    released = gateway.gaussian_sum(
+    released = mechanisms.gaussian_sum(
         {"votes": torch.from_numpy(exact)},
         sensitivity=stream.l2_clip_norm,
         noise_multiplier=stream.noise_multiplier,

@@ -23,10 +23,10 @@ from understudy.evaluation import diversity, fidelity, utility
 from understudy.evaluation.config import EvaluationConfig
 from understudy.evaluation.encoder import FloatArray
 from understudy.evaluation.metrics import Metrics, merge
-from understudy.evaluation.rows import Arms, LabelledTexts
+from understudy.evaluation.rows import Conditions, LabelledTexts
 
 __all__ = [
-    "Arms",
+    "Conditions",
     "Embedder",
     "LabelledTexts",
     "Metrics",
@@ -68,15 +68,15 @@ def evaluate_synthetic(
     Raises:
         InputError: when a set is empty or the sets declare different labels.
     """
-    arms = Arms(synthetic, real_train, prompt_only)
-    _check_sets(arms, real_test)
+    conditions = Conditions(synthetic, real_train, prompt_only)
+    _check_sets(conditions, real_test)
     unseen = [*real_test.texts, *(holdout or ())]
-    embedded = {name: embedder(rows.texts) for name, rows in arms.named().items()}
+    embedded = {name: embedder(rows.texts) for name, rows in conditions.named().items()}
     test_embedded = embedder(real_test.texts)
     unseen_embedded = np.concatenate([test_embedded, embedder(holdout)]) if holdout else test_embedded
     return merge(
-        measure_utility(arms, real_test, embedded, test_embedded, config=config, device=device),
-        measure_label_fidelity(arms, real_test, embedded, test_embedded),
+        measure_utility(conditions, real_test, embedded, test_embedded, config=config, device=device),
+        measure_label_fidelity(conditions, real_test, embedded, test_embedded),
         measure_fidelity(embedded["synthetic"], unseen_embedded, embedded.get("prompt_only"), config=config),
         measure_diversity(synthetic.texts, unseen, seed=config.public_seed),
         measure_memorization(synthetic.texts, real_train.texts, holdout or real_test.texts, seed=config.public_seed),
@@ -84,7 +84,7 @@ def evaluate_synthetic(
 
 
 def measure_utility(
-    arms: Arms,
+    conditions: Conditions,
     test: LabelledTexts,
     embedded: Mapping[str, FloatArray],
     test_embedded: FloatArray,
@@ -95,16 +95,16 @@ def measure_utility(
     """Accuracy on real test rows of classifiers trained on each arm, with intervals and paired differences.
 
     Args:
-        arms: training sets.
+        conditions: training sets.
         test: real test rows.
         embedded: arm -> (n, d) embeddings.
         test_embedded: (m, d).
         config: public settings; `headline="probe"` skips the transformer.
         device: of the transformer.
     """
-    correct = {"probe": _probe_correct(arms, test, embedded, test_embedded)}
+    correct = {"probe": _probe_correct(conditions, test, embedded, test_embedded)}
     if config.headline == "transformer":
-        correct["transformer"] = _transformer_correct(arms, test, config, device)
+        correct["transformer"] = _transformer_correct(conditions, test, config, device)
     values: dict[str, float] = {
         "utility.test_rows": float(len(test.texts)),
         "utility.confidence_level": config.level,
@@ -128,17 +128,17 @@ def measure_utility(
         if other in headline:
             found = utility.paired_bootstrap(headline["synthetic"], headline[other], **bootstrap)
             _put(values, intervals, f"utility.synthetic_minus_{other}.accuracy", found)
-    missing = () if arms.prompt_only else ("prompt-only accuracy: no prompt-only text was given",)
+    missing = () if conditions.prompt_only else ("prompt-only accuracy: no prompt-only text was given",)
     return Metrics(values=values, intervals=intervals, missing=missing)
 
 
 def measure_label_fidelity(
-    arms: Arms, test: LabelledTexts, embedded: Mapping[str, FloatArray], test_embedded: FloatArray
+    conditions: Conditions, test: LabelledTexts, embedded: Mapping[str, FloatArray], test_embedded: FloatArray
 ) -> Metrics:
     """Agreement of the declared labels with a probe trained on real rows, which is not the steering head."""
-    probe = utility.fit_probe(embedded["real"], arms.real.labels)
+    probe = utility.fit_probe(embedded["real"], conditions.real.labels)
     values = {"label_fidelity.real": utility.score(probe(test_embedded), test.labels).accuracy}
-    for arm, rows in arms.named().items():
+    for arm, rows in conditions.named().items():
         if arm == "real":
             continue
         found = utility.label_fidelity(embedded[arm], rows.labels, probe)
@@ -220,8 +220,8 @@ def measure_memorization(
     return Metrics(values=values)
 
 
-def _check_sets(arms: Arms, test: LabelledTexts) -> None:
-    sets = {**arms.named(), "test": test}
+def _check_sets(conditions: Conditions, test: LabelledTexts) -> None:
+    sets = {**conditions.named(), "test": test}
     declared = tuple(test.label_names)
     for name, rows in sets.items():
         if len(rows.texts) == 0 or len(rows.texts) != len(rows.labels):
@@ -236,16 +236,16 @@ def _check_sets(arms: Arms, test: LabelledTexts) -> None:
 
 
 def _probe_correct(
-    arms: Arms, test: LabelledTexts, embedded: Mapping[str, FloatArray], test_embedded: FloatArray
+    conditions: Conditions, test: LabelledTexts, embedded: Mapping[str, FloatArray], test_embedded: FloatArray
 ) -> dict[str, utility.Correct]:
     return {
         arm: utility.score(utility.fit_probe(embedded[arm], rows.labels)(test_embedded), test.labels).correct[None]
-        for arm, rows in arms.named().items()
+        for arm, rows in conditions.named().items()
     }
 
 
 def _transformer_correct(
-    arms: Arms, test: LabelledTexts, config: EvaluationConfig, device: str
+    conditions: Conditions, test: LabelledTexts, config: EvaluationConfig, device: str
 ) -> dict[str, utility.Correct]:
     return {
         arm: np.stack(
@@ -263,7 +263,7 @@ def _transformer_correct(
                 for seed in config.seeds
             ]
         )
-        for arm, rows in arms.named().items()
+        for arm, rows in conditions.named().items()
     }
 
 

@@ -44,7 +44,7 @@ def labelled_texts(table: pa.Table, label_names: Sequence[str]) -> LabelledTexts
 
 
 @dataclass(frozen=True)
-class Arms:
+class Conditions:
     """The training sets whose usefulness is compared; `None` where there is none."""
 
     synthetic: LabelledTexts

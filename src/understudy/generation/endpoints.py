@@ -143,14 +143,14 @@ def _address(url: str | None) -> httpx.URL:
     try:
         base = httpx.URL(url.rstrip("/"))
     except httpx.InvalidURL as error:
-        raise InputError("endpoint.url: expected http://host:port/v1, found no URL; mend it") from error
+        raise InputError("endpoint.url: expected http://host:port/v1, found no URL; fix it") from error
     if base.userinfo or base.query:
         raise InputError(
             "endpoint.url: expected no password and no query in it, for it is kept with the run's settings; "
             f"put the key into the environment variable {KEY_VARIABLE}"
         )
     if base.scheme not in ("http", "https") or not base.host:
-        raise InputError(f"endpoint.url={url!r}: expected http:// or https:// and a host; mend it")
+        raise InputError(f"endpoint.url={url!r}: expected http:// or https:// and a host; fix it")
     return base if base.path.endswith("/completions") else base.copy_with(path=base.path.rstrip("/") + "/completions")
 
 

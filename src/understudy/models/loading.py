@@ -46,7 +46,7 @@ class LoadedModel:
         tokenizer: has bos, eos and pad tokens.
         digest: sha256 (hex) over configuration, weights and tokenizer files as stored.
         name: the name the caller gave; a path is shortened to its last part.
-        notes: what had to be mended, in plain words, to be shown to the user.
+        notes: what had to be fixed, in plain words, to be shown to the user.
     """
 
     model: PreTrainedModel
@@ -123,7 +123,7 @@ def load_model(
             "transformers knows"
         ) from error
     check_weights(model, loading, name=name, digest=found)
-    notes = _mend_tokenizer(model, tokenizer)
+    notes = _fix_tokenizer(model, tokenizer)
     model.eval()
     return LoadedModel(model=model, tokenizer=tokenizer, digest=found, name=name, notes=notes)
 
@@ -189,7 +189,7 @@ def _silence_dropout(config: Any) -> None:
             setattr(config, key, 0.0)
 
 
-def _mend_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
+def _fix_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
     """Give the tokenizer the eos, bos and pad tokens it lacks; returns what was done."""
     notes = []
     if tokenizer.eos_token is None:

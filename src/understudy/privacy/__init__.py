@@ -1,1 +1,1 @@
-"""Differential privacy: labels, ledger, accounting, noise, the gateway and the DP trainer."""
+"""Differential privacy: labels, ledger, accounting, noise, the mechanism interface and the DP trainer."""

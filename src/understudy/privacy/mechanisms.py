@@ -1,11 +1,11 @@
-"""The one gateway: private rows influence anything only through the four functions of `Gateway`.
+"""The one mechanism interface: private rows influence anything only through the four functions of `Mechanisms`.
 
 Each takes the exact value of a query, with what its caller holds to be its sensitivity, noise and sampling, and returns
 the noised value. The charge's list of queries (`queries`) says what may be asked: a call that is not on it, or differs
 from it in any of these, is refused before anything is drawn. Every noised value is whole steps of a public grid
 (`grid`). Noise and masks are functions of the charge's key material, so a step that is computed again gives the same
-bytes. What a release of the once kind returned is kept in the charge's journal before it is used: the same query gets
-it back, also from another process, and another query in its place is refused.
+bytes. What a release of the once kind returned is kept in the charge's release log before it is used: the same query
+gets it back, also from another process, and another query in its place is refused.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ Kind = Literal["poisson", "gaussian_sum", "histogram", "masked_sum"]
 Values = Mapping[str, Tensor]
 
 _PURPOSE = re.compile(r"[a-z0-9][a-z0-9_./-]*")
-# Name of the tensor of a journal's file that tells which query it answered.
-_TAG = "journal.tag"
+# Name of the tensor of a release log's file that tells which query it answered.
+_TAG = "release log.tag"
 
 
 @dataclass(frozen=True)
 class Mechanism:
-    """What is public about one call of the gateway.
+    """What is public about one call of the mechanism interface.
 
     Attributes:
         kind: which function.
@@ -78,26 +78,26 @@ class Recorder(Protocol):
 
 
 @dataclass
-class Gateway:
-    """The only door for private influence; make it with `Gateway.live` from a charge's key material."""
+class Mechanisms:
+    """The only door for private influence; make it with `Mechanisms.live` from a charge's key material."""
 
     material: KeyMaterial = field(repr=False)
     recorder: Recorder | None = field(default=None, repr=False)
-    journal: Path | None = field(default=None, repr=False)
+    release_log: Path | None = field(default=None, repr=False)
     _seen: dict[tuple[str, int, str], bytes] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
-    def live(cls, material: KeyMaterial, journal: Path | None = None) -> Gateway:
-        """A gateway that draws, for real use.
+    def live(cls, material: KeyMaterial, release_log: Path | None = None) -> Mechanisms:
+        """A mechanism interface that draws, for real use.
 
         Args:
             material: of the reserved charge that pays for every call.
-            journal: directory under the private root, one per charge, that keeps what was released once; needed
+            release_log: directory under the private root, one per charge, that keeps what was released once; needed
                 wherever a run may be resumed. It must last as long as the charge's salt.
         """
         if _opened_by is not None:
-            return replace(_opened_by(material), journal=journal)
-        return cls(material, journal=journal)
+            return replace(_opened_by(material), release_log=release_log)
+        return cls(material, release_log=release_log)
 
     def poisson(
         self,
@@ -166,7 +166,7 @@ class Gateway:
             noise_multiplier: >= 0; 0 gives the query on the grid, whose label is private.
             step: logical step.
             purpose: names the query; `Query.name`.
-            once: keep the result in the journal. For a query made of what other tasks computed: should they compute
+            once: keep the result in the release log. For a query made of what other tasks computed: should they compute
                 something else when a run is resumed, this one query must not be noised a second time. A training
                 does without, as its queries follow from rows, masks and the code that the charge is bound to.
 
@@ -175,7 +175,7 @@ class Gateway:
 
         Raises:
             UnderstudyError: when the charge did not pay for this very query, its mask was not drawn, or another one was
-                noised under the same step and purpose before: by this gateway, or with `once` by any gateway of the
+                noised under the same step and purpose before: by this interface, or with `once` by any interface of the
                 charge.
         """
         grid = grid_of(sensitivity)
@@ -224,8 +224,8 @@ class Gateway:
         call = Mechanism("histogram", 0, purpose, scale=sigma, sensitivity=1.0, grid=1.0)
         self._check_paid(call, sensitivity=1.0, noise_multiplier=sigma)
         digest = query_digest(query)
-        # With a journal the first release answers every later query.
-        self._claim(call, digest if self.journal is None else b"")
+        # With a release log the first release answers every later query.
+        self._claim(call, digest if self.release_log is None else b"")
 
         def draw() -> dict[str, Tensor]:
             noise = discrete_gaussian(self._key(call, digest), len(counts), scale=sigma)
@@ -262,7 +262,7 @@ class Gateway:
 
         Raises:
             UnderstudyError: when fewer clients answer than the settings allow, or when other vectors were summed under
-                the same step and purpose before, by any gateway of the charge.
+                the same step and purpose before, by any interface of the charge.
         """
         (n, d), silent = vectors.shape, dict(silent_from or {})
         answering = [client for client in range(n) if silent.get(client, "unmask") == "unmask"]
@@ -322,19 +322,19 @@ class Gateway:
 
     def _tag(self, call: Mechanism, digest: bytes) -> bytes:
         """Tells queries apart without saying anything about them: it is keyed."""
-        return hashlib.sha256(b"understudy/journal/1" + self._key(call, digest)).digest()
+        return hashlib.sha256(b"understudy/release log/1" + self._key(call, digest)).digest()
 
     def _once(self, call: Mechanism, draw: Callable[[], dict[str, Tensor]], tag: bytes = b"") -> dict[str, Tensor]:
-        """The released value from the journal, drawn and written first where it is not there yet.
+        """The released value from the release log, drawn and written first where it is not there yet.
 
         Args:
             call: which release.
             draw: makes it.
             tag: of the query; empty where the first release answers every later query.
         """
-        if self.journal is None:
+        if self.release_log is None:
             return draw()
-        path = self.journal / f"{call.kind}.{call.step}.{call.purpose.replace('/', '+')}.safetensors"
+        path = self.release_log / f"{call.kind}.{call.step}.{call.purpose.replace('/', '+')}.safetensors"
         if not path.exists():
             tagged = {_TAG: torch.tensor(list(tag), dtype=torch.uint8)} if tag else {}
             write_tensors_once(path, draw() | tagged)
@@ -351,7 +351,7 @@ class Gateway:
 
 
 # Set by `replay.recording` alone: no setting and no variable of the environment reaches it.
-_opened_by: Callable[[KeyMaterial], Gateway] | None = None
+_opened_by: Callable[[KeyMaterial], Mechanisms] | None = None
 
 
 def _steps(value: Tensor, grid: float) -> Tensor:

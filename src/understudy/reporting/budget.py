@@ -12,7 +12,7 @@ from pydantic import Field
 
 from understudy.frozen import Frozen
 from understudy.privacy.statement import round_up
-from understudy.reporting import wording
+from understudy.reporting import text_formatting
 
 
 class BudgetUse(Frozen):
@@ -41,7 +41,7 @@ def budget_of(statement: Mapping[str, Any]) -> BudgetUse | None:
     if not isinstance(budget, Mapping) or not isinstance(run, Mapping):
         return None
     total, spent, this = (
-        [wording.as_float(of.get(f"{prefix}{key}")) for key in ("epsilon", "delta")]
+        [text_formatting.as_float(of.get(f"{prefix}{key}")) for key in ("epsilon", "delta")]
         for of, prefix in ((budget, ""), (budget, "spent_"), (run, ""))
     )
     # A run that promises nothing (no epsilon) spent nothing either.
@@ -66,8 +66,8 @@ def budget_bar(budget: BudgetUse) -> dict[str, Any]:
             "name": name,
             "key": key,
             "share": round(100 * max(0.0, min(1.0, epsilon / budget.epsilon)), 3),
-            "epsilon": wording.number(epsilon),
-            "delta": wording.number(delta),
+            "epsilon": text_formatting.number(epsilon),
+            "delta": text_formatting.number(delta),
         }
 
     # Never flattering: what is spent is rounded up, what is left is rounded down.
@@ -79,8 +79,8 @@ def budget_bar(budget: BudgetUse) -> dict[str, Any]:
             part("This run", "run", round_up(budget.epsilon_run), round_up(budget.delta_run)),
             part("Left", "left", _rounded_down(left), _rounded_down(delta_left)),
         ],
-        "epsilon": wording.number(budget.epsilon),
-        "delta": wording.number(budget.delta),
+        "epsilon": text_formatting.number(budget.epsilon),
+        "delta": text_formatting.number(budget.delta),
     }
 
 

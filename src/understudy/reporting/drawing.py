@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 from markupsafe import Markup
 
 from understudy.errors import InputError
-from understudy.reporting.wording import MINUS, percent
+from understudy.reporting.text_formatting import MINUS, percent
 
 WIDTH = 400
 

@@ -18,7 +18,7 @@ from understudy.reporting.drawing import (
     percent_axis,
     say,
 )
-from understudy.reporting.wording import percent
+from understudy.reporting.text_formatting import percent
 
 ARM_STYLE = {
     "prompt_only": ("Prompt-only", PROMPT, "D"),

@@ -25,7 +25,7 @@ from understudy.evaluation.diversity import LengthHistogram
 from understudy.evaluation.metrics import Histogram, Metrics
 from understudy.evaluation.names import MetricName
 from understudy.frozen import Frozen
-from understudy.reporting import view, wording
+from understudy.reporting import text_formatting, view
 from understudy.reporting.budget import BudgetUse, budget_bar, budget_of
 from understudy.reporting.drawing import Drawing, inline
 from understudy.reporting.view import MethodSections, SectionsOf
@@ -216,9 +216,9 @@ def _write_page(directory: Path, content: Content, sections: SectionsOf | None) 
             *added.last,
         ],
         extra=[Drawing(**drawing) for drawing in content.figures],
-        headline=wording.headline(content.statement),
+        headline=text_formatting.headline(content.statement),
         samples=[_shown(sample) for sample in content.samples],
-        statement=wording.statement_rows(content.statement),
+        statement=text_formatting.statement_rows(content.statement),
         budget=budget_bar(content.budget) if content.budget else None,
         everything=view.all_figures(metrics),
     )
@@ -237,7 +237,7 @@ def _trouble(error: OSError | ValidationError | InputError) -> str:
 
 
 def _shown(sample: Sample) -> dict[str, Any]:
-    parts = [(wording.humanise(key), text) for key, text in sample.items() if key != "label"]
+    parts = [(text_formatting.humanise(key), text) for key, text in sample.items() if key != "label"]
     return {"label": sample.get("label"), "parts": parts, "single": len(parts) == 1}
 
 

@@ -13,7 +13,7 @@ from understudy.evaluation import names
 from understudy.evaluation.metrics import Metrics
 from understudy.reporting import figures
 from understudy.reporting.drawing import Drawing
-from understudy.reporting.wording import number, percent, points
+from understudy.reporting.text_formatting import number, percent, points
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """What a run needs around it, looked at before anything is charged; `understudy doctor` looks at the same list.
 
 Each check is a plain function that does the thing on a small scale - writes a file, asks a server, draws two texts -
-and returns in words what it found, or raises an `InputError` that says what was expected and how to mend it. Nothing
+and returns in words what it found, or raises an `InputError` that says what was expected and how to fix it. Nothing
 private is written, and what a check makes it takes away again. No check waits longer than `PATIENCE_S` for an answer.
 """
 
@@ -96,7 +96,7 @@ def prefect_server() -> str:
     if answer.status_code in (401, 403) or answer.status_code >= 500:
         raise InputError(
             f"PREFECT_API_URL={_public(url)}: expected a Prefect server that lets us in, found status "
-            f"{answer.status_code}; correct PREFECT_API_KEY or PREFECT_API_AUTH_STRING, or mend the server"
+            f"{answer.status_code}; correct PREFECT_API_KEY or PREFECT_API_AUTH_STRING, or fix the server"
         )
     return f"server {_public(url)}"
 
@@ -127,7 +127,7 @@ def generation(base: LoadedModel) -> str:
         except Exception as error:
             raise InputError(
                 f"model={base.name!r}: expected a model that can generate, found {type(error).__name__} when two texts "
-                f"were drawn: {' '.join(str(error).split())[:200]}; mend its config.json or choose another model"
+                f"were drawn: {' '.join(str(error).split())[:200]}; fix its config.json or choose another model"
             ) from error
         _GENERATED.add(base.digest)
     return f"{base.name} draws texts"
@@ -199,7 +199,7 @@ def _tracking_file(path: Path, name: str) -> None:
             connection.close()
     except (OSError, sqlite3.Error) as error:
         raise InputError(
-            f"{name}=sqlite:///{path}: expected a database that MLflow can write, found: {_said(error)}; mend it or "
+            f"{name}=sqlite:///{path}: expected a database that MLflow can write, found: {_said(error)}; fix it or "
             f"correct {name}"
         ) from None
 
@@ -279,7 +279,7 @@ def _within(seconds: float, call: Callable[[], R], what: str) -> R:
     thread.start()
     thread.join(seconds)
     if not ended:
-        raise InputError(f"{what} gave no answer within {seconds:g} seconds; mend it or name another")
+        raise InputError(f"{what} gave no answer within {seconds:g} seconds; fix it or name another")
     result, error = ended[0]
     if error is not None:
         raise error

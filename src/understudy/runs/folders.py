@@ -55,7 +55,7 @@ def check_folder(out: Path, *, exports: bool) -> None:
         exports: whether the run will write an export, in the place of an earlier one.
 
     Raises:
-        InputError: naming the folder and how to mend it.
+        InputError: naming the folder and how to fix it.
     """
     if out.exists() and not out.is_dir():
         raise InputError(f"--out {out}: expected a folder, found a file; choose another place")
@@ -88,7 +88,7 @@ def try_folder(out: Path) -> str:
     except OSError as error:
         raise InputError(
             f"--out {_short(out)}: expected a folder that can be made and written, found: "
-            f"{error.strerror or type(error).__name__}; choose another place or mend its permissions"
+            f"{error.strerror or type(error).__name__}; choose another place or fix its permissions"
         ) from None
     if not closed:
         raise InputError(
@@ -218,9 +218,9 @@ def further_file(folder: Path, *, samples: int, draw: int, out: Path | None) -> 
 
 def write_further(path: Path, table: pa.Table) -> None:
     """Write further texts, whole or not at all."""
-    aside = path.with_name(f".{path.name}.part")
-    pq.write_table(table, aside)
-    aside.replace(path)
+    temporary = path.with_name(f".{path.name}.part")
+    pq.write_table(table, temporary)
+    temporary.replace(path)
 
 
 def _further_draws(out: Path, record: RunRecord) -> list[Path]:

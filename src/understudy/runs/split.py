@@ -73,7 +73,7 @@ def load_and_split(
         keyed_hash: (purpose, data) -> at least 16 bytes, under a key of the source: `Ledger.keyed_hash`.
 
     Raises:
-        InputError: the table is not of this kind, too small, or larger than declared; the message says how to mend it.
+        InputError: the table is not of this kind, too small, or larger than declared; the message says how to fix it.
         RowError: one row is wrong; with its index, never its text.
     """
     table = tables.read_source(request.data)
@@ -90,7 +90,7 @@ def load_and_split(
         held = _held_out(whole, identifiers, kind, found=found, units=units, keyed_hash=keyed_hash)
         test = _present(whole.filter(held))
         split_note = hold_out_note(kind, units)
-    _check_spoken(test)
+    _check_not_empty(test)
     train = _slotted(whole, held, units) if identifiers is None else _by_id(whole, held, keyed_hash)
     _check_trained(train, kind)
     return SplitRows(
@@ -171,7 +171,7 @@ def _texts(table: pa.Table) -> set[str]:
     return {tables.normalise(text) for text in table["text"].to_pylist() if text is not None}
 
 
-def _check_spoken(test: pa.Table) -> None:
+def _check_not_empty(test: pa.Table) -> None:
     """Refuse, before anything is charged, held-out rows that nothing could be measured on."""
     if not any(text.strip() for text in test["text"].to_pylist()):
         raise InputError(

@@ -270,7 +270,7 @@ def test_links_out_of_the_artifact_are_refused(tmp_path):
 def test_a_store_that_cannot_be_written(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("x")
     monkeypatch.setenv("UNDERSTUDY_EXCHANGE", str(tmp_path / "file" / "exchange"))
-    with pytest.raises(InputError, match="mend its permissions or set UNDERSTUDY_EXCHANGE"):
+    with pytest.raises(InputError, match="fix its permissions or set UNDERSTUDY_EXCHANGE"):
         write_public()
     monkeypatch.setenv("UNDERSTUDY_EXCHANGE", "nosuchprotocol://bucket")
     with pytest.raises(InputError, match="an installed fsspec driver"):
@@ -429,7 +429,7 @@ def test_the_manifest_decides_behind_a_url(bucket, home):
     memory = fsspec.filesystem("memory")
     remote = ref.uri.removeprefix("memory:/")
     memory.pipe_file(f"{remote}/folder/file.txt", b"rEmote")
-    # The local copy is still good; without it the damage shows, and the next writer mends it.
+    # The local copy is still good; without it the damage shows, and the next writer fixes it.
     reload(ref)
     shutil.rmtree(home / "cache")
     with pytest.raises(ValidationError, match=r"file 'folder/file\.txt' is changed"):

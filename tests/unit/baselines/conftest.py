@@ -1,11 +1,11 @@
-"""A gateway for a plan, and a random base model on disk."""
+"""A mechanism interface for a plan, and a random base model on disk."""
 
 import pytest
 import torch
 from tests_support import write_random_model
 
 from understudy.privacy.ledger.records import KeyMaterial
-from understudy.privacy.mechanisms import Gateway
+from understudy.privacy.mechanisms import Mechanisms
 
 
 @pytest.fixture(autouse=True)
@@ -24,10 +24,10 @@ def base(tmp_path_factory) -> str:
 
 
 @pytest.fixture
-def make_gateway():
+def make_mechanisms():
     """Opened with the list of queries of the plan that is run, as a charge of it would."""
 
-    def make(plan, recorder=None, charge: str = "charge") -> Gateway:
-        return Gateway(KeyMaterial(b"s" * 32, charge, b"t" * 32, plan.queries), recorder=recorder)
+    def make(plan, recorder=None, charge: str = "charge") -> Mechanisms:
+        return Mechanisms(KeyMaterial(b"s" * 32, charge, b"t" * 32, plan.queries), recorder=recorder)
 
     return make

@@ -99,13 +99,13 @@ def make_samples(by_client, directions):
     return Samples(directions[choices], owners, n=len(by_client))
 
 
-def test_one_round_is_a_mask_and_one_query_of_sensitivity_1(make_gateway):
+def test_one_round_is_a_mask_and_one_query_of_sensitivity_1(make_mechanisms):
     config = EvolutionConfig(rounds=4, sampling_probability=0.5)
     planned = planned_with(config, 4, 1.7)
     recording = Recording()
     directions = np.eye(5)
     samples = make_samples([[0, 0, 1], [], [4], [2, 2]], directions)
-    released = release_votes(samples, directions, plan=planned, gateway=make_gateway(planned, recording), round=2)
+    released = release_votes(samples, directions, plan=planned, mechanisms=make_mechanisms(planned, recording), round=2)
     mask, votes = recording.calls
     assert (mask.mechanism.kind, mask.mechanism.scale, mask.mechanism.step) == ("poisson", 0.5, 2)
     assert (votes.mechanism.kind, votes.mechanism.step) == ("gaussian_sum", 2)
@@ -117,12 +117,12 @@ def test_one_round_is_a_mask_and_one_query_of_sensitivity_1(make_gateway):
     assert released.tolist() == votes.output["votes"].tolist()
 
 
-def test_the_noise_has_the_planned_scale(make_gateway):
+def test_the_noise_has_the_planned_scale(make_mechanisms):
     config = EvolutionConfig(rounds=1)
     planned = planned_with(config, 3, 6.5)
     directions = np.random.default_rng(0).normal(size=(20_000, 3))
     samples = Samples(directions[:3], np.arange(3), n=3)
-    released = release_votes(samples, directions, plan=planned, gateway=make_gateway(planned), round=0)
+    released = release_votes(samples, directions, plan=planned, mechanisms=make_mechanisms(planned), round=0)
     assert float(released.std()) == pytest.approx(planned.streams[0].noise_multiplier, rel=0.02)
 
 
@@ -189,7 +189,7 @@ def vary(prompts, per_prompt, round):
     ]
 
 
-def run_toy(make_gateway, recorder=None, *, rounds=8, z=0.0, at=2.5, without=None):
+def run_toy(make_mechanisms, recorder=None, *, rounds=8, z=0.0, at=2.5, without=None):
     generator = np.random.default_rng(1)
     angles = at + 0.1 * generator.normal(size=60)
     owners = np.arange(60) % 20
@@ -198,12 +198,12 @@ def run_toy(make_gateway, recorder=None, *, rounds=8, z=0.0, at=2.5, without=Non
     config = EvolutionConfig(rounds=rounds, prompts=8, per_prompt=4, threshold_noise=0.0)
     planned = planned_with(config, 20, z)
     seeds = [str(a) for a in (-0.4, -0.2, 0.0, 0.2, 0.4)]
-    options = {"config": config, "plan": planned, "gateway": make_gateway(planned, recorder)}
+    options = {"config": config, "plan": planned, "mechanisms": make_mechanisms(planned, recorder)}
     return evolve(samples, seeds, generate=vary, embed=embed_angles, to_prompt="|".join, **options)
 
 
-def test_without_noise_texts_move_towards_the_clients(make_gateway):
-    history = run_toy(make_gateway)
+def test_without_noise_texts_move_towards_the_clients(make_mechanisms):
+    history = run_toy(make_mechanisms)
     distances = [np.mean([abs(float(text) - 2.5) for text in generation.texts]) for generation in history]
     assert len(history) == 8
     assert distances[0] > 2.0
@@ -211,25 +211,25 @@ def test_without_noise_texts_move_towards_the_clients(make_gateway):
     assert all(0.9 < generation.probabilities.sum() < 1.1 for generation in history)
 
 
-def test_a_run_repeats_and_drowns_in_noise(make_gateway):
-    first, second = run_toy(make_gateway, rounds=3, z=1.0), run_toy(make_gateway, rounds=3, z=1.0)
+def test_a_run_repeats_and_drowns_in_noise(make_mechanisms):
+    first, second = run_toy(make_mechanisms, rounds=3, z=1.0), run_toy(make_mechanisms, rounds=3, z=1.0)
     assert [g.texts for g in first] == [g.texts for g in second]
-    lost = run_toy(make_gateway, z=500.0)
+    lost = run_toy(make_mechanisms, z=500.0)
     assert np.mean([abs(float(text) - 2.5) for text in lost[-1].texts]) > 1.0
 
 
-def test_only_masks_and_votes_pass_the_gateway(make_gateway):
+def test_only_masks_and_votes_pass_the_gateway(make_mechanisms):
     recording = Recording()
-    run_toy(make_gateway, recording, rounds=3, z=1.0)
+    run_toy(make_mechanisms, recording, rounds=3, z=1.0)
     kinds = [(call.mechanism.kind, call.mechanism.step) for call in recording.calls]
     assert kinds == [(kind, step) for step in range(3) for kind in ("poisson", "gaussian_sum")]
 
 
-def test_a_replayed_neighbour_gives_the_same_texts_and_queries_within_1(make_gateway):
+def test_a_replayed_neighbour_gives_the_same_texts_and_queries_within_1(make_mechanisms):
     recording = Recording()
-    first = run_toy(make_gateway, recording, rounds=3, z=1.0)
+    first = run_toy(make_mechanisms, recording, rounds=3, z=1.0)
     replaying = Replaying(recording.calls)
-    second = run_toy(make_gateway, replaying, rounds=3, z=1.0, without=7)
+    second = run_toy(make_mechanisms, replaying, rounds=3, z=1.0, without=7)
     assert [g.texts for g in first] == [g.texts for g in second]
     moved = [
         float((call.query["votes"] - query["votes"]).norm())
@@ -239,14 +239,14 @@ def test_a_replayed_neighbour_gives_the_same_texts_and_queries_within_1(make_gat
     assert all(0.5 < distance <= 1 + 1e-5 for distance in moved)
 
 
-def test_what_does_not_fit_is_refused_before_the_gateway(make_gateway):
+def test_what_does_not_fit_is_refused_before_the_gateway(make_mechanisms):
     config = EvolutionConfig(rounds=2, prompts=2, per_prompt=2)
     planned = plan(config, n=3, **NO_NOISE)
     samples = Samples(np.eye(3), np.arange(3), n=3)
     recording = Recording()
 
     def run(*, of=samples, seeds=("0",), **changes):
-        options = {"config": config, "plan": planned, "gateway": make_gateway(planned, recording), **changes}
+        options = {"config": config, "plan": planned, "mechanisms": make_mechanisms(planned, recording), **changes}
         evolve(of, list(seeds), generate=lambda *_: ["0"] * 3, embed=embed_angles, **options)
 
     with pytest.raises(InputError, match="plan again"):

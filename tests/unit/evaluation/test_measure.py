@@ -7,7 +7,7 @@ from understudy.errors import InputError
 from understudy.evaluation import measure, names
 from understudy.evaluation.config import EvaluationConfig
 from understudy.evaluation.encoder import embed
-from understudy.evaluation.rows import Arms, LabelledTexts
+from understudy.evaluation.rows import Conditions, LabelledTexts
 
 CONFIG = EvaluationConfig(profile="tiny", replicates=200, floor_splits=1)
 
@@ -114,10 +114,10 @@ def test_transformer_headline_carries_every_seed(data, embedder):
         profile="tiny", headline="transformer", seeds=(0, 1), replicates=100,
         classifier={"profile": "tiny", "base": "tiny-gpt2", "epochs": 1, "max_length": 16},
     )  # fmt: skip
-    arms = Arms(data["good"], data["train"])
-    embedded = {name: embedder(rows.texts) for name, rows in arms.named().items()}
+    conditions = Conditions(data["good"], data["train"])
+    embedded = {name: embedder(rows.texts) for name, rows in conditions.named().items()}
     test = LabelledTexts(data["test"].texts[:8], data["test"].labels[:8], data["test"].label_names)
-    metrics = measure.measure_utility(arms, test, embedded, embedder(test.texts), config=config)
+    metrics = measure.measure_utility(conditions, test, embedded, embedder(test.texts), config=config)
     headline = metrics.values["utility.synthetic.accuracy"]
     assert headline == metrics.values["utility.transformer.synthetic.accuracy"]
     assert (headline * 16) % 1 == pytest.approx(0)  # two seeds of eight rows

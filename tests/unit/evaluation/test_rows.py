@@ -2,7 +2,7 @@ import pyarrow as pa
 import pytest
 
 from understudy.errors import InputError
-from understudy.evaluation.rows import Arms, LabelledTexts, labelled_texts
+from understudy.evaluation.rows import Conditions, LabelledTexts, labelled_texts
 
 
 @pytest.mark.parametrize("labels", [["good", "bad"], [1, 0]])
@@ -22,5 +22,5 @@ def test_an_undeclared_label_is_named_by_its_row_only(labels):
 
 def test_arms_come_in_the_reports_order_without_the_absent():
     rows = LabelledTexts(["a"], [0], ("x",))
-    assert list(Arms(rows, rows).named()) == ["synthetic", "real"]
-    assert list(Arms(rows, rows, rows).named()) == ["prompt_only", "synthetic", "real"]
+    assert list(Conditions(rows, rows).named()) == ["synthetic", "real"]
+    assert list(Conditions(rows, rows, rows).named()) == ["prompt_only", "synthetic", "real"]

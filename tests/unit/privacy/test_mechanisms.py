@@ -1,4 +1,4 @@
-"""The gateway: keyed, recorded, one query per purpose; one-off releases are read back, never drawn again."""
+"""The mechanism interface: keyed, recorded, one query per purpose; one-off releases are read back, not drawn again."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from understudy.errors import UnderstudyError
 from understudy.privacy.grid import charged_sensitivity, grid_of
 from understudy.privacy.ledger.records import KeyMaterial
-from understudy.privacy.mechanisms import Gateway, Mechanism
+from understudy.privacy.mechanisms import Mechanism, Mechanisms
 from understudy.privacy.queries import Query
 from understudy.privacy.secure_aggregation.round import SecureSettings
 from understudy.tensor_files import load_tensors, save_tensors
@@ -51,8 +51,8 @@ CHARGED = (
 MATERIAL = material(*CHARGED)
 
 
-def noised(gateway, query=QUERY, **changes):
-    return gateway.gaussian_sum(query, **{**ASKED, **changes})
+def noised(mechanisms, query=QUERY, **changes):
+    return mechanisms.gaussian_sum(query, **{**ASKED, **changes})
 
 
 def steps_of(values, sensitivity=0.5):
@@ -67,7 +67,7 @@ def flat(values):
 
 
 def test_same_charge_step_and_query_give_the_same_bytes():
-    first, again = noised(Gateway.live(MATERIAL)), noised(Gateway.live(MATERIAL))
+    first, again = noised(Mechanisms.live(MATERIAL)), noised(Mechanisms.live(MATERIAL))
     assert first.keys() == QUERY.keys()
     assert all(torch.equal(first[name], again[name]) for name in QUERY)
     assert all(first[name].shape == QUERY[name].shape for name in QUERY)
@@ -84,8 +84,8 @@ def test_same_charge_step_and_query_give_the_same_bytes():
     ],
 )
 def test_any_other_step_purpose_or_query_gives_other_noise(changes):
-    first = flat(noised(Gateway.live(MATERIAL))) - flat(QUERY)
-    other = flat(noised(Gateway.live(MATERIAL), **changes)) - flat(changes.get("query", QUERY))
+    first = flat(noised(Mechanisms.live(MATERIAL))) - flat(QUERY)
+    other = flat(noised(Mechanisms.live(MATERIAL), **changes)) - flat(changes.get("query", QUERY))
     assert not bool((first == other).any())
 
 
@@ -98,23 +98,23 @@ def test_any_other_step_purpose_or_query_gives_other_noise(changes):
     ],
 )
 def test_any_other_key_gives_other_noise_and_masks(other):
-    assert not bool((flat(noised(Gateway.live(MATERIAL))) == flat(noised(Gateway.live(other)))).any())
-    one = Gateway.live(MATERIAL).poisson(step=0, n=200, probability=0.5)
-    two = Gateway.live(other).poisson(step=0, n=200, probability=0.5)
+    assert not bool((flat(noised(Mechanisms.live(MATERIAL))) == flat(noised(Mechanisms.live(other)))).any())
+    one = Mechanisms.live(MATERIAL).poisson(step=0, n=200, probability=0.5)
+    two = Mechanisms.live(other).poisson(step=0, n=200, probability=0.5)
     assert not torch.equal(one, two)
 
 
 def test_noise_scale_is_multiplier_times_sensitivity():
     query = {"a": torch.zeros(20_000)}
     for sensitivity, multiplier in ((0.5, 2.0), (4.0, 0.25), (1.0, 3.0)):
-        gateway = Gateway.live(material(gaussian("lm", sensitivity=sensitivity, noise_multiplier=multiplier)))
-        noise = noised(gateway, query, sensitivity=sensitivity, noise_multiplier=multiplier)
+        mechanisms = Mechanisms.live(material(gaussian("lm", sensitivity=sensitivity, noise_multiplier=multiplier)))
+        noise = noised(mechanisms, query, sensitivity=sensitivity, noise_multiplier=multiplier)
         assert noise["a"].std().item() == pytest.approx(sensitivity * multiplier, rel=0.03)
 
 
 def test_zero_noise_is_a_copy_on_the_grid():
     query = {"a": torch.tensor([0.0, 0.1, -7.3])}
-    found = noised(Gateway.live(material(gaussian("lm", noise_multiplier=0.0))), query, noise_multiplier=0.0)
+    found = noised(Mechanisms.live(material(gaussian("lm", noise_multiplier=0.0))), query, noise_multiplier=0.0)
     assert float((found["a"] - query["a"]).abs().max()) <= grid_of(0.5) / 2
     found["a"].add_(1.0)
     assert query["a"][0] == 0
@@ -124,7 +124,7 @@ def test_what_is_released_is_whole_steps_of_the_grid_and_so_are_both_of_its_part
     spy = Spy()
     generator = torch.Generator().manual_seed(0)
     query = {"a": torch.randn(500, generator=generator, dtype=torch.float64)}
-    released = noised(Gateway(MATERIAL, recorder=spy), query)
+    released = noised(Mechanisms(MATERIAL, recorder=spy), query)
     (call,) = spy.calls
     assert call[0].grid == grid_of(0.5) == 2.0**-27
     exact, out = steps_of(call[1]), steps_of(released)
@@ -137,27 +137,27 @@ def test_what_is_released_is_whole_steps_of_the_grid_and_so_are_both_of_its_part
 def test_steps_of_the_grid_pass_as_they_are():
     steps = {"a": torch.tensor([1, -2, 3 << 40])}
     as_floats = {"a": steps["a"].double() * grid_of(0.5)}
-    one, other = noised(Gateway.live(MATERIAL), steps), noised(Gateway.live(MATERIAL), as_floats)
+    one, other = noised(Mechanisms.live(MATERIAL), steps), noised(Mechanisms.live(MATERIAL), as_floats)
     assert torch.equal(one["a"], other["a"])
 
 
 def test_a_second_query_under_one_purpose_is_refused():
-    gateway = Gateway.live(MATERIAL)
-    noised(gateway)
-    noised(gateway)  # the same query again: the same bytes, no new release
+    mechanisms = Mechanisms.live(MATERIAL)
+    noised(mechanisms)
+    noised(mechanisms)  # the same query again: the same bytes, no new release
     with pytest.raises(UnderstudyError, match="step=3, purpose='lm'"):
-        noised(gateway, {**QUERY, "a": torch.ones(5)})
+        noised(mechanisms, {**QUERY, "a": torch.ones(5)})
     identifiers = np.zeros((200, 16), dtype=np.uint8)
-    gateway.poisson(step=0, n=200, probability=0.5)
+    mechanisms.poisson(step=0, n=200, probability=0.5)
     with pytest.raises(UnderstudyError, match="poisson"):
-        gateway.poisson(step=0, n=200, probability=0.5, unit_ids=identifiers)
+        mechanisms.poisson(step=0, n=200, probability=0.5, unit_ids=identifiers)
 
 
 def test_masks_of_two_trainings_differ():
-    gateway = Gateway.live(MATERIAL)
-    first = gateway.poisson(step=0, n=200, probability=0.5, purpose="train")
-    assert not torch.equal(first, gateway.poisson(step=0, n=200, probability=0.5, purpose="filter"))
-    assert torch.equal(first, gateway.poisson(step=0, n=200, probability=0.5, purpose="train"))
+    mechanisms = Mechanisms.live(MATERIAL)
+    first = mechanisms.poisson(step=0, n=200, probability=0.5, purpose="train")
+    assert not torch.equal(first, mechanisms.poisson(step=0, n=200, probability=0.5, purpose="filter"))
+    assert torch.equal(first, mechanisms.poisson(step=0, n=200, probability=0.5, purpose="train"))
 
 
 @pytest.mark.parametrize(
@@ -176,57 +176,57 @@ def test_masks_of_two_trainings_differ():
 )
 def test_senseless_calls_are_refused(changes):
     with pytest.raises((ValueError, UnderstudyError), match=r"expected|nothing was drawn"):
-        noised(Gateway.live(MATERIAL), **changes)
+        noised(Mechanisms.live(MATERIAL), **changes)
 
 
 @given(st.lists(st.integers(-50, 10**12), min_size=1, max_size=6), st.sampled_from([0.0, 0.3, 5.0]))
 def test_histogram_is_whole_numbers_near_the_counts(counts, sigma):
     exact = torch.tensor(counts)
-    found = Gateway.live(material(histogram("sizes", sigma))).histogram(exact, sigma=sigma, purpose="sizes")
+    found = Mechanisms.live(material(histogram("sizes", sigma))).histogram(exact, sigma=sigma, purpose="sizes")
     assert found.dtype == torch.int64
     assert int((found - exact).abs().max()) <= 12 * sigma
 
 
 def test_histogram_is_written_before_use_and_read_back_ever_after(tmp_path):
     counts = torch.tensor([40, 2, 17])
-    journal, charged = tmp_path / "journal", material(histogram("class_sizes", 4.0), histogram("other", 4.0))
-    first = Gateway.live(charged, journal).histogram(counts, sigma=4.0, purpose="class_sizes")
-    (file,) = journal.iterdir()
+    release_log, charged = tmp_path / "release_log", material(histogram("class_sizes", 4.0), histogram("other", 4.0))
+    first = Mechanisms.live(charged, release_log).histogram(counts, sigma=4.0, purpose="class_sizes")
+    (file,) = release_log.iterdir()
     assert file.stat().st_mode & 0o777 == 0o600
     assert torch.equal(load_tensors(file)["counts"], first)
     # even if the counts were to change, the released value stands: it is one release
-    later = Gateway.live(charged, journal).histogram(counts + 5, sigma=4.0, purpose="class_sizes")
+    later = Mechanisms.live(charged, release_log).histogram(counts + 5, sigma=4.0, purpose="class_sizes")
     assert torch.equal(later, first)
-    other = Gateway.live(charged, journal).histogram(counts, sigma=4.0, purpose="other")
+    other = Mechanisms.live(charged, release_log).histogram(counts, sigma=4.0, purpose="other")
     assert not torch.equal(other, first)
 
 
 def test_without_a_journal_a_second_histogram_is_refused():
-    gateway = Gateway.live(material(histogram("sizes", 1.0)))
-    gateway.histogram(torch.tensor([1, 2]), sigma=1.0, purpose="sizes")
+    mechanisms = Mechanisms.live(material(histogram("sizes", 1.0)))
+    mechanisms.histogram(torch.tensor([1, 2]), sigma=1.0, purpose="sizes")
     with pytest.raises(UnderstudyError, match="histogram"):
-        gateway.histogram(torch.tensor([2, 2]), sigma=1.0, purpose="sizes")
+        mechanisms.histogram(torch.tensor([2, 2]), sigma=1.0, purpose="sizes")
 
 
 @pytest.mark.parametrize("kind", ["gaussian_sum", "masked_sum"])
 def test_a_query_released_once_is_read_back_and_another_in_its_place_refused(kind, tmp_path):
-    journal = tmp_path / "journals" / "charge-1"
+    release_log = tmp_path / "release-logs" / "charge-1"
     settings = SecureSettings(bits=20, noise_multiplier=1.0, smallest_surviving=4)
 
     def released(value, purpose="scores"):
-        """By a gateway of its own each time, as in another process."""
+        """By a mechanism interface of its own each time, as in another process."""
         summed = {"kind": "masked_sum", "units": 4, "steps": 3, "sensitivity": 1.0, "noise_multiplier": 1.0}
         masked = (Query(name=name, **summed) for name in ("scores", "other"))
-        gateway = Gateway.live(MATERIAL if kind == "gaussian_sum" else material(*masked), journal)
+        mechanisms = Mechanisms.live(MATERIAL if kind == "gaussian_sum" else material(*masked), release_log)
         if kind == "gaussian_sum":
-            return noised(gateway, {"a": torch.full((3,), value)}, purpose=purpose, once=True)["a"]
+            return noised(mechanisms, {"a": torch.full((3,), value)}, purpose=purpose, once=True)["a"]
         vectors = torch.full((4, 3), value, dtype=torch.float64)
-        return gateway.masked_sum(
+        return mechanisms.masked_sum(
             vectors, settings, participating=torch.ones(4, dtype=torch.bool), step=2, purpose=purpose
         )
 
     first = released(0.25)
-    (file,) = journal.iterdir()
+    (file,) = release_log.iterdir()
     assert file.stat().st_mode & 0o777 == 0o600
     content = file.read_bytes()
     assert torch.equal(released(0.25), first)
@@ -237,31 +237,31 @@ def test_a_query_released_once_is_read_back_and_another_in_its_place_refused(kin
 
 
 def test_what_is_read_back_is_what_was_written(tmp_path):
-    noised(Gateway.live(MATERIAL, tmp_path), once=True)
+    noised(Mechanisms.live(MATERIAL, tmp_path), once=True)
     (file,) = tmp_path.iterdir()
     kept = load_tensors(file)
     write = {name: value + 1 for name, value in kept.items() if name in QUERY}
     save_tensors(file, kept | write)
-    found = noised(Gateway.live(MATERIAL, tmp_path), once=True)
+    found = noised(Mechanisms.live(MATERIAL, tmp_path), once=True)
     assert found.keys() == QUERY.keys()
     assert all(torch.equal(found[name], write[name]) for name in QUERY)
 
 
 def test_a_journal_says_nothing_of_its_query_without_the_key(tmp_path):
     one, two = (
-        Gateway.live(material(*CHARGED, secret=secret), tmp_path / name)
+        Mechanisms.live(material(*CHARGED, secret=secret), tmp_path / name)
         for name, secret in (("one", b"s"), ("two", b"t"))
     )
     tags = []
-    for gateway in (one, two):
-        noised(gateway, once=True)
-        (file,) = gateway.journal.iterdir()
-        tags.append(load_tensors(file)["journal.tag"])
+    for mechanisms in (one, two):
+        noised(mechanisms, once=True)
+        (file,) = mechanisms.release_log.iterdir()
+        tags.append(load_tensors(file)["release log.tag"])
     assert not torch.equal(*tags)
 
 
 def test_nothing_secret_in_the_repr():
-    text = repr(Gateway.live(MATERIAL))
+    text = repr(Mechanisms.live(MATERIAL))
     assert "salt" not in text
     assert "ssss" not in text
 
@@ -279,10 +279,10 @@ class Spy:
 def test_every_call_passes_the_recorder():
     spy = Spy()
     charged = material(gaussian("lm"), histogram("sizes", 1.5), on_mask("train", 7, 0.25))
-    gateway = Gateway(charged, recorder=spy)
-    mask = gateway.poisson(step=1, n=7, probability=0.25, purpose="train")
-    sums = noised(gateway)
-    counts = gateway.histogram(torch.tensor([1, 2]), sigma=1.5, purpose="sizes")
+    mechanisms = Mechanisms(charged, recorder=spy)
+    mask = mechanisms.poisson(step=1, n=7, probability=0.25, purpose="train")
+    sums = noised(mechanisms)
+    counts = mechanisms.histogram(torch.tensor([1, 2]), sigma=1.5, purpose="sizes")
     assert [call[0] for call in spy.calls] == [
         Mechanism("poisson", 1, "train", scale=0.25, sensitivity=0.0),
         Mechanism("gaussian_sum", 3, "lm", 2.0 * charged_sensitivity(0.5), charged_sensitivity(0.5), 2.0**-27),

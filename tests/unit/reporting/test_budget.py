@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from understudy.reporting.budget import BudgetUse, budget_bar, budget_of
-from understudy.reporting.wording import NARROW_SPACE
+from understudy.reporting.text_formatting import NARROW_SPACE
 
 
 def test_parts_fill_the_bar():

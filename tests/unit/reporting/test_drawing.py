@@ -5,7 +5,7 @@ import pytest
 
 from understudy.errors import InputError
 from understudy.reporting.drawing import Drawing, Mark, dots, draw, inline, percent_axis, say
-from understudy.reporting.wording import NARROW_SPACE
+from understudy.reporting.text_formatting import NARROW_SPACE
 
 
 def one(key="k", name="Synthetic", title="T", alt="A"):

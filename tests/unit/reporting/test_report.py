@@ -18,7 +18,7 @@ from understudy.reporting.report import (
     choose_samples,
     rebuild_report,
 )
-from understudy.reporting.wording import NARROW_SPACE, headline, statement_rows
+from understudy.reporting.text_formatting import NARROW_SPACE, headline, statement_rows
 
 NO_METHOD = {}.get
 EVIL = "<script>document.title='owned'</script><img src=x onerror=alert(1)>\"'&"

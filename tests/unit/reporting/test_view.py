@@ -2,7 +2,7 @@ import pytest
 
 from understudy.evaluation.metrics import Metrics
 from understudy.reporting import view
-from understudy.reporting.wording import MINUS, NARROW_SPACE
+from understudy.reporting.text_formatting import MINUS, NARROW_SPACE
 
 SECTIONS = (view.utility_section, view.fidelity_section, view.memorization_section, view.diversity_section,
             lambda m: view.label_section(m, ("negative", "positive")))  # fmt: skip

@@ -84,8 +84,8 @@ def test_a_delivery_that_fails_leaves_the_old_folder(tmp_path):
 
 
 def test_an_old_folder_that_a_crash_put_aside_comes_back_before_anything_else_is_tried(tmp_path):
-    target, aside = tmp_path / "internal", tmp_path / ".internal.old"
-    replace_folder(aside, fill_with("old"))
+    target, temporary = tmp_path / "internal", tmp_path / ".internal.old"
+    replace_folder(temporary, fill_with("old"))
 
     def fail(_: Path) -> None:
         raise InputError("no")

@@ -1,7 +1,7 @@
 """How many rows of each label to draw (METHODS: class sizes).
 
 The sizes are given, equal, or as in the data. The last is a look at private labels: the histogram goes through the
-gateway's discrete Gaussian and belongs to the run's one charge.
+mechanism interface's discrete Gaussian and belongs to the run's one charge.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Everything of this method that private rows meet: encoding, the class histogram, DP training.
 
-What goes in is private rows and a charged gateway, what comes out is a function of gateway outputs and public values;
-the record-and-replay proof wraps this one function.
+What goes in is private rows and a charged mechanism interface, what comes out is a function of the mechanisms' outputs
+and public values; the record-and-replay proof wraps this one function.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from understudy.methods.conditional_generation.queries import CLASS_SIZES, Query
 from understudy.methods.conditional_generation.storage import StoredModel
 from understudy.methods.conditional_generation.train import Checkpoints, check_trainable, fit
 from understudy.models.loading import LoadedModel, load_base
-from understudy.privacy.mechanisms import Gateway
+from understudy.privacy.mechanisms import Mechanisms
 from understudy.progress import Progress
 
 
@@ -28,7 +28,7 @@ def train_on_table(  # noqa: PLR0913 - rows, public settings, and what a resumab
     label_names: Sequence[str],
     config: ConditionalGenerationConfig,
     schedule: QuerySchedule,
-    gateway: Gateway,
+    mechanisms: Mechanisms,
     base: LoadedModel | None = None,
     checkpoints: Checkpoints | None = None,
     progress: Progress | None = None,
@@ -44,7 +44,7 @@ def train_on_table(  # noqa: PLR0913 - rows, public settings, and what a resumab
         label_names: every label, public.
         config: the charged settings.
         schedule: what was charged.
-        gateway: of the charge.
+        mechanisms: of the charge.
         base: public base model, changed in place; None loads `config.model`.
         checkpoints: training name -> sink of its state, under the private root.
         progress: called with (steps done, steps in all).
@@ -54,7 +54,7 @@ def train_on_table(  # noqa: PLR0913 - rows, public settings, and what a resumab
     counts = None
     if schedule.histogram_sigma is not None:
         exact = count_labels(rows.label, rows.valid, len(label_names))
-        released = gateway.histogram(exact, sigma=schedule.histogram_sigma, purpose=CLASS_SIZES)
+        released = mechanisms.histogram(exact, sigma=schedule.histogram_sigma, purpose=CLASS_SIZES)
         counts = tuple(int(count) for count in released)
     trained = fit(
         loaded,
@@ -62,7 +62,7 @@ def train_on_table(  # noqa: PLR0913 - rows, public settings, and what a resumab
         label_names=label_names,
         config=config,
         schedule=schedule,
-        gateway=gateway,
+        mechanisms=mechanisms,
         checkpoints=checkpoints,
         progress=progress,
     )

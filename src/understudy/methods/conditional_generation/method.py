@@ -70,7 +70,9 @@ def describe(config: ConditionalGenerationConfig, promise: Promise) -> Descripti
             "any number of texts generated from it",
             *(("the noised class histogram",) if schedule.histogram_sigma is not None else ()),
         ),
-        accesses=(Access(task="train", reads="the rows", through="the gateway's Poisson sampling and Gaussian sums"),),
+        accesses=(
+            Access(task="train", reads="the rows", through="the mechanisms' Poisson sampling and Gaussian sums"),
+        ),
         choices="Settings and defaults were fixed before the run; no checkpoint was chosen, the last one is used.",
         declared_public={"padded length in tokens": config.train.max_length},
         dry_run={"steps": schedule.steps},
@@ -94,13 +96,13 @@ def estimate(config: ConditionalGenerationConfig, promise: Promise) -> dict[str,
     """Expected time and memory, measured on a few steps with made-up rows of the run's public shape."""
     from understudy.methods.conditional_generation.fitting import train_on_table
     from understudy.privacy.ledger.records import KeyMaterial
-    from understudy.privacy.mechanisms import Gateway
+    from understudy.privacy.mechanisms import Mechanisms
 
     whole = schedule_of(promise.queries)
     few = tuple(t.model_copy(update={"steps": min(t.steps, _TIMED_STEPS)}) for t in whole.trainings)
     short = whole.model_copy(update={"trainings": few})
     # Keys of no charge: what this trains on is made up, and the result is thrown away.
-    gateway = Gateway.live(KeyMaterial(b"estimate" * 4, "estimate", b"estimate" * 4, short.queries))
+    mechanisms = Mechanisms.live(KeyMaterial(b"estimate" * 4, "estimate", b"estimate" * 4, short.queries))
     text = "a text of the padded length " * config.train.max_length
     marks: list[float] = [time.perf_counter()]
     train_on_table(
@@ -109,7 +111,7 @@ def estimate(config: ConditionalGenerationConfig, promise: Promise) -> dict[str,
         label_names=promise.label_names,
         config=config,
         schedule=short,
-        gateway=gateway,
+        mechanisms=mechanisms,
         progress=lambda _step, _total: marks.append(time.perf_counter()),
     )
     # The first interval also holds loading and encoding, so it counts only where it is the only one.

@@ -31,7 +31,7 @@ from understudy.models.loading import LoadedModel
 from understudy.models.lora import trainable_parameters
 from understudy.privacy.dpsgd.layers import rules_of
 from understudy.privacy.dpsgd.training import Batch, CheckpointSink, Objective, Schedule, train
-from understudy.privacy.mechanisms import Gateway
+from understudy.privacy.mechanisms import Mechanisms
 from understudy.progress import Progress
 
 Checkpoints = Callable[[str], CheckpointSink]
@@ -44,14 +44,14 @@ def fit(
     label_names: Sequence[str],
     config: ConditionalGenerationConfig,
     schedule: QuerySchedule,
-    gateway: Gateway,
+    mechanisms: Mechanisms,
     checkpoints: Checkpoints | None = None,
     progress: Progress | None = None,
 ) -> TrainedModel:
     """Fine-tune a base model and train its heads under `schedule`.
 
-    *Guarantee*: the result is a function of gateway outputs alone, whose queries are part of `schedule.queries` (unit
-    example, relation replace_special).
+    *Guarantee*: the result is a function of the mechanisms' outputs alone, whose queries are part of `schedule.queries`
+    (unit example, relation replace_special).
 
     Args:
         base: Public base model; changed in place.
@@ -59,7 +59,7 @@ def fit(
         label_names: Every label, public.
         config: The config that gave `schedule`.
         schedule: What was charged.
-        gateway: Of the charge.
+        mechanisms: Of the charge.
         checkpoints: Training name -> sink of its state.
         progress: Called with (steps done, steps in all).
 
@@ -85,7 +85,7 @@ def fit(
             plan=training,
             objectives={stream.name: objectives[stream.name] for stream in training.streams},
             data=data,
-            gateway=gateway,
+            mechanisms=mechanisms,
             micro_batch=config.train.micro_batch,
             checkpoint=None if checkpoints is None else checkpoints(training.name),
             progress=None if progress is None else partial(_report, progress, done, schedule.steps),

@@ -26,7 +26,7 @@ from understudy.evaluation.encoder import FloatArray
 from understudy.evaluation.fidelity import frechet_distance
 from understudy.evaluation.metrics import Histogram, Metrics, merge
 from understudy.evaluation.nearest import log_perplexities, nearest_real
-from understudy.evaluation.rows import Arms, LabelledTexts
+from understudy.evaluation.rows import Conditions, LabelledTexts
 from understudy.evaluation.transfer import WordsOf
 from understudy.methods.gradient_matching.evaluation_config import MatchingEvaluationConfig
 from understudy.methods.gradient_matching.metric_names import METRIC_NAMES
@@ -35,7 +35,7 @@ from understudy.models.loading import LoadedModel
 from understudy.progress import Progress
 
 __all__ = [
-    "Instruments",
+    "EvaluationModels",
     "MatchedLosses",
     "measure_frechet",
     "measure_log_perplexity",
@@ -78,7 +78,7 @@ class MatchedLosses:
 
 
 @dataclass(frozen=True)
-class Instruments:
+class EvaluationModels:
     """What is measured with; public.
 
     Attributes:
@@ -97,21 +97,21 @@ class Instruments:
 
 
 def measure_matching(
-    arms: Arms,
+    conditions: Conditions,
     test: LabelledTexts,
     losses: MatchedLosses,
     *,
-    instruments: Instruments,
+    evaluation_models: EvaluationModels,
     config: MatchingEvaluationConfig,
     progress: Progress | None = None,
 ) -> Metrics:
     """All of it; internal. Names are disjoint from those of `measure.evaluate_synthetic`, so `merge` joins the two.
 
     Args:
-        arms: synthetic rows, the private rows they were made from, prompt-only rows or None.
+        conditions: synthetic rows, the private rows they were made from, prompt-only rows or None.
         test: real rows that the method never saw; for measuring only.
         losses: of the matching.
-        instruments: models and encoder.
+        evaluation_models: models and encoder.
         config: sizes and constants, public.
         progress: called with (parts done, parts in all).
 
@@ -121,18 +121,18 @@ def measure_matching(
     Raises:
         InputError: when another set is empty or a label is out of range.
     """
-    if not arms.synthetic.texts:
+    if not conditions.synthetic.texts:
         why = "distance, fluency and transfer of the synthetic rows: none was kept"
         return merge(measure_losses(losses), Metrics(missing=(why,)))
-    use = instruments
-    embedded = {name: use.embedder(rows.texts) for name, rows in arms.named().items()}
+    use = evaluation_models
+    embedded = {name: use.embedder(rows.texts) for name, rows in conditions.named().items()}
     parts: list[Callable[[], Metrics]] = [
         lambda: measure_losses(losses),
         lambda: measure_frechet(embedded, config=config),
         lambda: measure_nearest(embedded["synthetic"], embedded["real"], use.embedder(test.texts)),
-        lambda: measure_log_perplexity(use.base, arms, test, config=config),
+        lambda: measure_log_perplexity(use.base, conditions, test, config=config),
         lambda: measure_transfer(
-            arms, test, own=use.own, label_words=use.label_words, config=config, device=use.device
+            conditions, test, own=use.own, label_words=use.label_words, config=config, device=use.device
         ),
     ]
     found: list[Metrics] = []
@@ -238,10 +238,10 @@ def measure_nearest(synthetic: FloatArray, real: FloatArray, holdout: FloatArray
 
 
 def measure_log_perplexity(
-    base: LoadedModel, arms: Arms, test: LabelledTexts, *, config: MatchingEvaluationConfig
+    base: LoadedModel, conditions: Conditions, test: LabelledTexts, *, config: MatchingEvaluationConfig
 ) -> Metrics:
     """Loss per token of each arm's texts under the public base model; `real` are test rows."""
-    sets = {name: rows.texts for name, rows in arms.named().items() if name != "real"}
+    sets = {name: rows.texts for name, rows in conditions.named().items() if name != "real"}
     sets["real"] = sample_rows(test, config.test_rows, seed=config.public_seed).texts
     found = log_perplexities(base, sets, max_length=config.max_length)
     return Metrics(values={f"language_model.log_perplexity.{name}": loss for name, loss in found.items()})

@@ -19,7 +19,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from understudy.generation.sampling import backbone, head
-from understudy.methods.gradient_matching.matching import Objective, embed, surround, target_norms
+from understudy.methods.gradient_matching.loss import Objective, embed, surround, target_norms
 from understudy.methods.gradient_matching.targets import TargetSpace, label_loss
 from understudy.methods.gradient_matching.verbalizer import Verbalizer
 from understudy.privacy.dpsgd.per_example import Batch, clipped_gradient_sum

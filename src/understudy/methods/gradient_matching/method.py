@@ -59,7 +59,7 @@ def check_model(config: GradientMatchingConfig, label_names: Sequence[str]) -> L
             instruction or the label check's examples, or fewer tokens are allowed than k.
     """
     from understudy.methods.gradient_matching.filters import exemplars_of, few_shot_labels
-    from understudy.methods.gradient_matching.matched import check_matching
+    from understudy.methods.gradient_matching.optimise import check_matching
     from understudy.methods.gradient_matching.release import check_context
     from understudy.methods.gradient_matching.targets import check_head
     from understudy.methods.gradient_matching.verbalizer import build_verbalizer
@@ -80,7 +80,7 @@ def check_model(config: GradientMatchingConfig, label_names: Sequence[str]) -> L
 
 def _check_prompted(base: LoadedModel, label_names: Sequence[str], config: GradientMatchingConfig) -> None:
     """Refuse an instruction after which the baseline's texts, as long as real ones may be, do not fit."""
-    from understudy.methods.gradient_matching.matched import instruction_prompts
+    from understudy.methods.gradient_matching.optimise import instruction_prompts
 
     width = instruction_prompts(base.tokenizer, label_names, config.projection.instruction)[0].shape[1]
     context = getattr(base.model.config, "max_position_embeddings", None)
@@ -123,7 +123,7 @@ def describe(config: GradientMatchingConfig, promise: Promise) -> Description:
             + (" It counts once, with its length, in the noised length." if charged_length else "")
         ),
         released=("any number of texts matched to it", *(("the noised mean length",) if charged_length else ())),
-        accesses=(Access(task="release-target", reads="the rows", through="the gateway's Gaussian sums"),),
+        accesses=(Access(task="release-target", reads="the rows", through="the mechanisms' Gaussian sums"),),
         choices="Settings and defaults were fixed before the run; the last round's texts are used, none was chosen "
         "by a private score.",
         declared_public={
@@ -170,16 +170,16 @@ def report_facts(config: GradientMatchingConfig) -> dict[str, str]:
 
 def estimate(config: GradientMatchingConfig, promise: Promise) -> dict[str, Any]:
     """Expected time and memory, measured on made-up rows of the padded length and one batch of texts, one round."""
-    from understudy.methods.gradient_matching.matched import match_shard
+    from understudy.methods.gradient_matching.optimise import match_shard
     from understudy.methods.gradient_matching.release import release_target
     from understudy.models.loading import load_base
     from understudy.privacy.ledger.records import KeyMaterial
-    from understudy.privacy.mechanisms import Gateway
+    from understudy.privacy.mechanisms import Mechanisms
 
     label_names, rows = promise.label_names, min(promise.n, _TIMED_ROWS)
     few = schedule_of(promise.queries).model_copy(update={"n": rows})
     # Keys of no charge: the rows are made up, and the result is thrown away.
-    gateway = Gateway.live(KeyMaterial(b"estimate" * 4, "estimate", b"estimate" * 4, few.queries))
+    mechanisms = Mechanisms.live(KeyMaterial(b"estimate" * 4, "estimate", b"estimate" * 4, few.queries))
     base = load_base(config)
     text = "a text of the padded length " * config.max_length
     began = time.perf_counter()
@@ -189,7 +189,7 @@ def estimate(config: GradientMatchingConfig, promise: Promise) -> dict[str, Any]
         label_names=label_names,
         config=charged_settings(config),
         schedule=few,
-        gateway=gateway,
+        mechanisms=mechanisms,
         base=base,
     )
     released = time.perf_counter()

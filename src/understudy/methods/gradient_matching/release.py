@@ -1,7 +1,8 @@
 """Everything of this method that private rows meet: tokens, clipped gradients, two Gaussian queries at most.
 
-What goes in is private rows and a charged gateway, what comes out is a function of gateway outputs and public values:
-one target per label, released once and reused for every synthetic text. The record-and-replay proof wraps this.
+What goes in is private rows and a charged mechanism interface, what comes out is a function of the mechanisms' outputs
+and public values: one target per label, released once and reused for every synthetic text. The record-and-replay proof
+wraps this.
 
 Deviations from GRADMM (section 4.5): the sum is noised, not the mean, so no class size is needed; noise is drawn once;
 the texts' mean length is public or paid for.
@@ -21,13 +22,13 @@ from understudy.errors import ArtifactDamaged, InputError
 from understudy.frozen import Frozen
 from understudy.methods.gradient_matching.config import GradientMatchingConfig
 from understudy.methods.gradient_matching.full_gradient import all_parameters, full_clipped_sum
-from understudy.methods.gradient_matching.matching import row_states
+from understudy.methods.gradient_matching.loss import row_states
 from understudy.methods.gradient_matching.queries import LENGTH, LENGTH_SENSITIVITY, TARGET, QuerySchedule
 from understudy.methods.gradient_matching.targets import TargetSpace, clipped_sum, factors, target_space
 from understudy.methods.gradient_matching.verbalizer import RowTokens, Verbalizer, build_verbalizer, encode_rows
 from understudy.models.loading import LoadedModel, load_base
 from understudy.privacy.grid_sum import GridSum
-from understudy.privacy.mechanisms import Gateway
+from understudy.privacy.mechanisms import Mechanisms
 from understudy.progress import Progress
 from understudy.tensor_files import load_tensors, save_tensors, write_atomically
 
@@ -85,7 +86,7 @@ def release_target(
     label_names: Sequence[str],
     config: GradientMatchingConfig,
     schedule: QuerySchedule,
-    gateway: Gateway,
+    mechanisms: Mechanisms,
     base: LoadedModel | None = None,
     progress: Progress | None = None,
 ) -> Target:
@@ -100,7 +101,7 @@ def release_target(
         label_names: Every label, public.
         config: The charged settings.
         schedule: What was charged.
-        gateway: Of the charge.
+        mechanisms: Of the charge.
         base: Public base model; None loads `config.model`.
         progress: Called with (rows done, rows in all).
 
@@ -120,7 +121,7 @@ def release_target(
         max_length=config.max_length,
     )
     sums = _class_sums(loaded, space, rows, labels, valid, config=config, progress=progress)
-    released = gateway.gaussian_sum(
+    released = mechanisms.gaussian_sum(
         {f"label-{index:04d}": sums[index] for index in range(len(label_names))},
         sensitivity=schedule.l2_clip_norm,
         noise_multiplier=schedule.noise_multiplier,
@@ -130,7 +131,7 @@ def release_target(
     )
     return Target(
         tensors={name: released[f"label-{index:04d}"] for index, name in enumerate(label_names)},
-        length=_release_length(rows.text_tokens, valid, config=config, schedule=schedule, gateway=gateway),
+        length=_release_length(rows.text_tokens, valid, config=config, schedule=schedule, mechanisms=mechanisms),
         model_digest=loaded.digest,
         settings=config,
     )
@@ -247,7 +248,12 @@ def _class_sums(
 
 
 def _release_length(
-    text_tokens: Tensor, valid: Tensor, *, config: GradientMatchingConfig, schedule: QuerySchedule, gateway: Gateway
+    text_tokens: Tensor,
+    valid: Tensor,
+    *,
+    config: GradientMatchingConfig,
+    schedule: QuerySchedule,
+    mechanisms: Mechanisms,
 ) -> int:
     """Tokens of a synthetic text: as configured, or the noised mean of the real ones.
 
@@ -262,7 +268,7 @@ def _release_length(
         "length": (text_tokens.double() * counted).sum()[None] / config.max_length,
         "count": counted.sum()[None],
     }
-    released = gateway.gaussian_sum(
+    released = mechanisms.gaussian_sum(
         query,
         sensitivity=LENGTH_SENSITIVITY,
         noise_multiplier=schedule.length_noise_multiplier,

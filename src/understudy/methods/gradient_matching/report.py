@@ -9,8 +9,8 @@ from understudy.evaluation import names
 from understudy.evaluation.metrics import Metrics
 from understudy.methods.gradient_matching import figures
 from understudy.methods.gradient_matching.metric_names import DROP_REASONS
+from understudy.reporting.text_formatting import number, percent
 from understudy.reporting.view import ARM_TITLES, MethodSections, Section, Table, range_of
-from understudy.reporting.wording import number, percent
 
 _SIGNAL = "signal-to-noise"
 

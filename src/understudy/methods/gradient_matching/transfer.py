@@ -24,7 +24,7 @@ from understudy.errors import InputError
 from understudy.evaluation.label_model import LabelModel, predict
 from understudy.evaluation.metrics import Metrics, merge
 from understudy.evaluation.names import MIA_ARMS, short_name
-from understudy.evaluation.rows import Arms, LabelledTexts
+from understudy.evaluation.rows import Conditions, LabelledTexts
 from understudy.evaluation.transfer import Callback, TransferConfig, WordsOf, fine_tune, load_label_model
 from understudy.evaluation.utility import Interval, accuracy_interval, score
 from understudy.methods.gradient_matching.evaluation_config import MatchingEvaluationConfig
@@ -37,7 +37,7 @@ Intervals = dict[str, tuple[float, float]]
 
 
 def measure_transfer(
-    arms: Arms,
+    conditions: Conditions,
     test: LabelledTexts,
     *,
     own: str,
@@ -48,7 +48,7 @@ def measure_transfer(
     """Fine-tune the run's own model and further ones on each arm, test on real rows; attack and compare the own one.
 
     Args:
-        arms: synthetic rows, private rows, prompt-only rows or None.
+        conditions: synthetic rows, private rows, prompt-only rows or None.
         test: real rows that the method never saw.
         own: name or folder of the run's base model.
         label_words: builds the verbaliser for a tokenizer.
@@ -58,8 +58,8 @@ def measure_transfer(
     Returns:
         Figures of every target model that can be used; of one that cannot, why.
     """
-    members, *_ = disjoint_rows(arms.real, config.real_rows, seed=config.public_seed)
-    small = Arms(arms.synthetic, members, arms.prompt_only)
+    members, *_ = disjoint_rows(conditions.real, config.real_rows, seed=config.public_seed)
+    small = Conditions(conditions.synthetic, members, conditions.prompt_only)
     tested = sample_rows(test, config.test_rows, seed=config.public_seed)
     found = [Metrics(values={"utility.transfer.real_rows": float(len(members.texts))})]
     seen: set[str] = set()
@@ -69,7 +69,7 @@ def measure_transfer(
             if name in seen:
                 raise InputError(f"another target model is called {name!r} too")
             settings = _settings(model, config)
-            callback, errors = _record_errors(arms, config) if number == 0 else (None, None)
+            callback, errors = _record_errors(conditions, config) if number == 0 else (None, None)
             tuned = _tuned(small, label_words, settings, callback, device=device, seed=config.public_seed)
         except InputError as error:
             found.append(Metrics(missing=(f"accuracy of the target model {name}: {error}",)))
@@ -112,11 +112,11 @@ def detectable_epsilon(null: Interval) -> float | None:
     return math.log((1 + half) / (1 - half)) if half < 1 else None
 
 
-def _record_errors(arms: Arms, config: MatchingEvaluationConfig) -> tuple[Callback, Named]:
+def _record_errors(conditions: Conditions, config: MatchingEvaluationConfig) -> tuple[Callback, Named]:
     """A callback for `fine_tune` that compares gradients with real rows' on the way, and what it found; internal."""
-    sizes = (config.gradient_rows, len(arms.synthetic.texts))
-    real, others = disjoint_rows(arms.real, *sizes, seed=config.public_seed)
-    sides = {"": arms.synthetic, "prompt_only.": arms.prompt_only, "real.": others}
+    sizes = (config.gradient_rows, len(conditions.synthetic.texts))
+    real, others = disjoint_rows(conditions.real, *sizes, seed=config.public_seed)
+    sides = {"": conditions.synthetic, "prompt_only.": conditions.prompt_only, "real.": others}
     values: Named = {}
 
     def callback(step: int, target: LabelModel) -> None:
@@ -127,7 +127,7 @@ def _record_errors(arms: Arms, config: MatchingEvaluationConfig) -> tuple[Callba
             if rows is not None and len(rows.texts)
         }
         if config.full_gradient:
-            gradients = (all_gradients(target, rows) for rows in (arms.synthetic, real))
+            gradients = (all_gradients(target, rows) for rows in (conditions.synthetic, real))
             found["full."] = relative_distance(*gradients)
         # Infinite where the real rows are fitted so well that their gradient vanishes.
         values.update(
@@ -152,7 +152,13 @@ def _settings(model: str, config: MatchingEvaluationConfig) -> TransferConfig:
 
 
 def _tuned(
-    arms: Arms, label_words: WordsOf, settings: TransferConfig, callback: Callback | None, *, device: str, seed: int
+    conditions: Conditions,
+    label_words: WordsOf,
+    settings: TransferConfig,
+    callback: Callback | None,
+    *,
+    device: str,
+    seed: int,
 ) -> dict[str, LabelModel]:
     """Arm -> the model tuned on it; the callback follows the synthetic one."""
     return {
@@ -164,7 +170,7 @@ def _tuned(
             device=device,
             callback=callback if arm == "synthetic" else None,
         )
-        for arm, rows in arms.named().items()
+        for arm, rows in conditions.named().items()
     }
 
 

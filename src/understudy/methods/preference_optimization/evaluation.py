@@ -44,7 +44,7 @@ _FEWEST = 4
 
 
 @dataclass(frozen=True)
-class Judged:
+class EvaluationInputs:
     """Everything that is looked at; private but for the texts and scores.
 
     Attributes:
@@ -66,8 +66,8 @@ class Judged:
     scores: Sequence[Tensor]
 
 
-def judge_run(
-    judged: Judged,
+def evaluate_run(
+    inputs: EvaluationInputs,
     *,
     config: PreferenceOptimizationConfig,
     profile: Literal["tiny", "paper"],
@@ -78,7 +78,7 @@ def judge_run(
     """All figures of a run. Internal.
 
     Args:
-        judged: texts, rows and rounds.
+        inputs: texts, rows and rounds.
         config: the run's settings.
         profile: sizes of the evaluation.
         tokenizer: of the base model, for cutting clients' documents into samples.
@@ -89,25 +89,25 @@ def judge_run(
         Every figure; without a synthetic text only those of the rounds, because the charge is paid by then.
     """
     measuring = EvaluationConfig(profile=profile)
-    train, test = (_samples(table, config, tokenizer) for table in (judged.train, judged.test))
+    train, test = (_samples(table, config, tokenizer) for table in (inputs.train, inputs.test))
     seed = measuring.public_seed
     unseen = encoder.encode(test.samples)
-    if not judged.synthetic:
-        rounds = measure_rounds(judged, unseen, config=config, measuring=measuring)
+    if not inputs.synthetic:
+        rounds = measure_rounds(inputs, unseen, config=config, measuring=measuring)
         return merge(rounds, Metrics(missing=("everything about the synthetic texts: none was kept",)))
     return merge(
-        measure_next_token(judged, train, test, profile=profile, seed=seed, progress=progress),
+        measure_next_token(inputs, train, test, profile=profile, seed=seed, progress=progress),
         measure_fidelity(
-            encoder.encode(judged.synthetic), unseen, encoder.encode(judged.prompt_only), config=measuring
+            encoder.encode(inputs.synthetic), unseen, encoder.encode(inputs.prompt_only), config=measuring
         ),
-        measure_diversity(judged.synthetic, test.samples, seed=seed),
-        measure_memorization(judged.synthetic, train.samples, test.samples, seed=seed),
-        measure_rounds(judged, unseen, config=config, measuring=measuring),
+        measure_diversity(inputs.synthetic, test.samples, seed=seed),
+        measure_memorization(inputs.synthetic, train.samples, test.samples, seed=seed),
+        measure_rounds(inputs, unseen, config=config, measuring=measuring),
     )
 
 
 def measure_next_token(
-    judged: Judged,
+    inputs: EvaluationInputs,
     train: Clients,
     test: Clients,
     *,
@@ -118,18 +118,18 @@ def measure_next_token(
     """Accuracy of the downstream model on held-out units: as it is, and tuned on each set of texts."""
     config = NextTokenConfig(profile=profile)
     held_out = [samples for _, samples in test.by_slot()]
-    arms: dict[str, Sequence[str]] = {
-        "prompt_only": judged.prompt_only,
-        "synthetic": judged.synthetic,
+    conditions: dict[str, Sequence[str]] = {
+        "prompt_only": inputs.prompt_only,
+        "synthetic": inputs.synthetic,
         "real": train.samples,
     }
     scores = {}
-    for done, (arm, texts) in enumerate(arms.items(), start=1):
+    for done, (arm, texts) in enumerate(conditions.items(), start=1):
         tuned = fine_tune(texts, config=config, seed=seed)
         scores[arm] = score_clients(tuned, held_out, max_length=config.max_length)
         if progress is not None:
-            progress(done, len(arms) + 1)
-    public = fine_tune(judged.synthetic, config=config.model_copy(update={"epochs": 0}), seed=seed)
+            progress(done, len(conditions) + 1)
+    public = fine_tune(inputs.synthetic, config=config.model_copy(update={"epochs": 0}), seed=seed)
     scores["public"] = score_clients(public, held_out, max_length=config.max_length)
     values: dict[str, float] = {"utility.next_token.clients": float(len(held_out))}
     intervals: dict[str, tuple[float, float]] = {}
@@ -148,18 +148,18 @@ def measure_next_token(
 
 
 def measure_rounds(
-    judged: Judged, unseen: Any, *, config: PreferenceOptimizationConfig, measuring: EvaluationConfig
+    inputs: EvaluationInputs, unseen: Any, *, config: PreferenceOptimizationConfig, measuring: EvaluationConfig
 ) -> Metrics:
     """Per round: how near the candidates come, how far they spread, and how many preferences survive the noise."""
     values: dict[str, float] = {}
-    everyone = np.ones(judged.pool.slots, dtype=bool)
-    for number, (candidates, scores) in enumerate(zip(judged.candidates, judged.scores, strict=True), start=1):
+    everyone = np.ones(inputs.pool.slots, dtype=bool)
+    for number, (candidates, scores) in enumerate(zip(inputs.candidates, inputs.scores, strict=True), start=1):
         pairs = preference_pairs(
             scores.numpy(),
             per_prompt=config.candidates.per_prompt,
             rejected_rank=config.preferences.rejected_rank,
         )
-        noiseless = unclipped_mean(judged.pool.means, candidates.embeddings, everyone, labels=candidates.labels)
+        noiseless = unclipped_mean(inputs.pool.means, candidates.embeddings, everyone, labels=candidates.labels)
         values[f"rounds.recovery.round_{number}"] = recovery_rate(pairs, noiseless)
         values[f"rounds.medoid_distance.round_{number}"] = median_distance_to_medoid(candidates.embeddings)
         if len(unseen) < _FEWEST:

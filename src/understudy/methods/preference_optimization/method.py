@@ -90,7 +90,7 @@ def describe(config: PreferenceOptimizationConfig, promise: Promise) -> Descript
         ),
         accesses=(
             Access(task="embed-clients", reads="the texts", through="none: embeddings stay in the client zone"),
-            Access(task="score", reads="the embeddings", through="the gateway, once per round"),
+            Access(task="score", reads="the embeddings", through="the mechanism interface, once per round"),
         ),
         choices="Settings and defaults were fixed before the run; the last round's policy is used, none was chosen by "
         "a private score.",
@@ -106,7 +106,7 @@ def describe(config: PreferenceOptimizationConfig, promise: Promise) -> Descript
             **by_rdp,
         },
         warnings=warnings,
-        evaluations=("judge",),
+        evaluations=("evaluate-rounds",),
         trust=_TRUST[config.scoring.aggregation],
         against=_AGAINST,
     )

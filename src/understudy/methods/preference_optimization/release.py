@@ -1,7 +1,7 @@
 """Everything of this method that private texts meet: one noised sum of score vectors per round.
 
-What goes in is a pool of client embeddings, public candidates and a charged gateway; what comes out is a function of
-gateway outputs and public values. The record-and-replay proof wraps this.
+What goes in is a pool of client embeddings, public candidates and a charged mechanism interface; what comes out is a
+function of the mechanisms' outputs and public values. The record-and-replay proof wraps this.
 
 Paper: POPri, algorithms 1 to 5. Deviations: `client_vectors` and `scoring` name those of a client's vector; here, noise
 is added to the sum and never divided by a number of clients that only the data know.
@@ -30,7 +30,7 @@ from understudy.methods.preference_optimization.histogram import histogram_sum, 
 from understudy.methods.preference_optimization.pool import ClientPool
 from understudy.methods.preference_optimization.queries import PARTICIPATION, SCORES, SENSITIVITY, QuerySchedule
 from understudy.methods.preference_optimization.scoring import as_query, exact_sum
-from understudy.privacy.mechanisms import Gateway
+from understudy.privacy.mechanisms import Mechanisms
 from understudy.privacy.secure_aggregation.round import SecureSettings
 
 _FEWEST_SURVIVORS = 4
@@ -43,7 +43,7 @@ def release_scores(
     labels: IntArray | None,
     config: PreferenceOptimizationConfig,
     schedule: QuerySchedule,
-    gateway: Gateway,
+    mechanisms: Mechanisms,
     round: int,
 ) -> Tensor:
     """The noisy sum of the clipped score vectors of the units that take part in a round.
@@ -57,7 +57,7 @@ def release_scores(
         labels: (M,) label of each candidate; None without labels.
         config: the charged settings.
         schedule: what was charged.
-        gateway: of the charge.
+        mechanisms: of the charge.
         round: 0 to schedule.rounds - 1; each is one release.
 
     Returns:
@@ -72,7 +72,7 @@ def release_scores(
         )
     mask = np.ones(schedule.n, dtype=bool)
     if schedule.sampling_probability < 1:
-        drawn = gateway.poisson(
+        drawn = mechanisms.poisson(
             step=round,
             n=schedule.n,
             probability=schedule.sampling_probability,
@@ -81,7 +81,7 @@ def release_scores(
         )
         mask = drawn.numpy()
     if config.scoring.aggregation == "masked":
-        return gateway.masked_sum(
+        return mechanisms.masked_sum(
             torch.from_numpy(_every_vector(pool, candidates, labels=labels, config=config)),
             secure_settings(config, schedule),
             participating=torch.from_numpy(mask),
@@ -89,7 +89,7 @@ def release_scores(
             purpose=SCORES,
         )
     query = as_query(scores_without_noise(pool, candidates, mask, labels=labels, config=config), slots=schedule.n)
-    released = gateway.gaussian_sum(
+    released = mechanisms.gaussian_sum(
         {"scores": torch.from_numpy(query)},
         sensitivity=SENSITIVITY,
         noise_multiplier=schedule.noise_multiplier,

@@ -9,8 +9,8 @@ from typing import Any
 from understudy.evaluation.metrics import Metrics
 from understudy.reporting.drawing import MUTED, PROMPT, REAL, SYNTHETIC, Drawing, dots, draw, say
 from understudy.reporting.figures import marks_of
+from understudy.reporting.text_formatting import number, percent
 from understudy.reporting.view import MethodSections, Section, Table, range_of
-from understudy.reporting.wording import number, percent
 
 _ARMS = {
     "public": ("Nothing (epsilon 0)", MUTED, "^"),

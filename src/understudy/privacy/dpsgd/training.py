@@ -25,7 +25,7 @@ from understudy.errors import InputError
 from understudy.frozen import Frozen
 from understudy.privacy.dpsgd.per_example import Batch, LossFunction, clipped_gradient_sum
 from understudy.privacy.grid_sum import GridSum
-from understudy.privacy.mechanisms import Gateway
+from understudy.privacy.mechanisms import Mechanisms
 from understudy.privacy.queries import Queries, Query, event_of
 from understudy.progress import Progress
 
@@ -142,14 +142,14 @@ def train(
     plan: DpSgdPlan,
     objectives: Mapping[str, Objective],
     data: Mapping[str, Tensor],
-    gateway: Gateway,
+    mechanisms: Mechanisms,
     micro_batch: int,
     checkpoint: CheckpointSink | None = None,
     progress: Progress | None = None,
 ) -> None:
     """Train `model` in place under `plan`; resuming from a checkpoint changes no byte of the result.
 
-    *Guarantee*: every update is a function of `gateway` outputs alone; all of them together are `plan.event`
+    *Guarantee*: every update is a function of `mechanisms` outputs alone; all of them together are `plan.event`
     (unit example, relation replace_special), for losses in which row b depends on row b only.
 
     Args:
@@ -158,7 +158,7 @@ def train(
         objectives: stream name -> objective. The gradients of all streams are taken at the same weights and
             applied in the plan's order.
         data: tensors of n rows, private, of fixed shapes; `valid` bool (n,) is false for null rows.
-        gateway: of the charge that paid for `plan.event`.
+        mechanisms: of the charge that paid for `plan.event`.
         micro_batch: rows per forward pass, public; the last one of a step is filled with rows that do not
             count.
         checkpoint: state is saved each `checkpoint.every` steps and after the last.
@@ -173,12 +173,12 @@ def train(
     start = state.restore(checkpoint)
     with _deterministic(device):
         for step in range(start, plan.steps):
-            mask = gateway.poisson(step=step, n=plan.n, probability=plan.sampling_probability, purpose=plan.name)
+            mask = mechanisms.poisson(step=step, n=plan.n, probability=plan.sampling_probability, purpose=plan.name)
             batches = list(_micro_batches(data, mask, step, size=micro_batch, device=device))
             gradients = {}
             for stream in plan.streams:
                 query = _clipped_sum(model, objectives[stream.name], batches, stream.l2_clip_norm)
-                gradients[stream.name] = gateway.gaussian_sum(
+                gradients[stream.name] = mechanisms.gaussian_sum(
                     query,
                     sensitivity=stream.l2_clip_norm,
                     noise_multiplier=stream.noise_multiplier,

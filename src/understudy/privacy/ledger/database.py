@@ -1,6 +1,6 @@
 """The ledger's tables and the one way to touch them: short transactions, each serial to all others.
 
-SQLite: rollback journal, `synchronous=EXTRA` (as FULL, and the journal's removal is flushed too, so that a
+SQLite: rollback release log, `synchronous=EXTRA` (as FULL, and the release log's removal is flushed too, so that a
 committed charge survives a power cut), `secure_delete`, `BEGIN IMMEDIATE`. PostgreSQL: SERIALIZABLE with
 retry, behind a table lock taken before the snapshot, so that retries are rare. There, erased values stay in
 dead row versions and in the log until the server recycles them; they are of no use without the secret.
@@ -170,7 +170,7 @@ def prepare_sqlite_file(path: Path) -> None:
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     except OSError as error:
-        raise InputError(f"the ledger {path} cannot be written: {error.strerror}; mend it") from None
+        raise InputError(f"the ledger {path} cannot be written: {error.strerror}; fix it") from None
 
 
 def file_system_type(directory: Path, mounts: Path) -> str:
@@ -269,6 +269,6 @@ def _unusable(engine: sa.Engine, error: SQLAlchemyError) -> UnderstudyError:
     words = str(error.orig) if isinstance(error, DBAPIError) else type(error).__name__
     url = engine.url.render_as_string(hide_password=True)
     return UnderstudyError(
-        f"the ledger {url} cannot be used: {words.strip()}. Mend it and run again: the same request is never "
+        f"the ledger {url} cannot be used: {words.strip()}. Fix it and run again: the same request is never "
         "charged twice"
     )

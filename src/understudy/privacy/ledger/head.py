@@ -66,7 +66,7 @@ class Head:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise UnderstudyError(f"the ledger's head {self.path} cannot be read: {error.strerror}; mend it") from None
+            raise UnderstudyError(f"the ledger's head {self.path} cannot be read: {error.strerror}; fix it") from None
         except (ValueError, KeyError, TypeError):
             raise UnderstudyError(
                 f"expected the number of entries and an HMAC in {self.path}, found something else: restore it from a "
@@ -136,11 +136,11 @@ class Head:
         return self.path.with_name(f"{self.path.name}.lock")
 
     def _write(self, tip: Tip) -> None:
-        aside = self.path.with_name(f"{self.path.name}.{secrets.token_hex(4)}.tmp")
-        descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        temporary = self.path.with_name(f"{self.path.name}.{secrets.token_hex(4)}.tmp")
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "w") as file:
             json.dump({"entries": tip.entries, "mac": tip.mac}, file)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(aside, self.path)
+        os.replace(temporary, self.path)
         sync_directory(self.path.parent)

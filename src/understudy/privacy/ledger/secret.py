@@ -77,7 +77,7 @@ def read_secret(path: Path) -> bytes | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise InputError(f"the secret {path} cannot be read: {error.strerror}; mend its permissions") from None
+        raise InputError(f"the secret {path} cannot be read: {error.strerror}; fix its permissions") from None
     with os.fdopen(descriptor, "rb") as file:
         mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
         if mode & 0o077:

@@ -66,7 +66,7 @@ class Answers:
         except OSError as error:
             raise UnderstudyError(
                 f"client {self.index}: what it sends cannot be recorded in {self.folder} ({error.strerror}), so "
-                "nothing is sent; mend it and run again"
+                "nothing is sent; fix it and run again"
             ) from None
         if not hmac.compare_digest(found[:_TAG_BYTES], tag):
             raise UnderstudyError(
@@ -87,8 +87,8 @@ def _read(path: Path) -> bytes | None:
 def _write_first(path: Path, content: bytes) -> bytes:
     """Write a record to the disk, unless another process was first; gives the one that is there."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    aside = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
-    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
@@ -96,8 +96,8 @@ def _write_first(path: Path, content: bytes) -> bytes:
             os.fsync(file.fileno())
         # A hard link appears with its whole content, and fails if another process was first.
         with suppress(FileExistsError):
-            os.link(aside, path)
+            os.link(temporary, path)
     finally:
-        aside.unlink()
+        temporary.unlink()
     sync_directory(path.parent)
     return path.read_bytes()

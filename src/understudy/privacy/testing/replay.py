@@ -1,4 +1,4 @@
-"""Record and replay: a test that a method's outputs depend on private rows through the gateway alone.
+"""Record and replay: a test that a method's outputs depend on private rows through the mechanism interface alone.
 
 A whole method runs on data D while every mechanism's output is recorded; then it runs on a neighbour D' and
 gets the recorded outputs back. Whatever differs in what anyone can see has not come through a mechanism;
@@ -24,13 +24,13 @@ import torch
 from torch import Tensor
 
 from understudy.errors import UnderstudyError
-from understudy.privacy import mechanisms
+from understudy.privacy import mechanisms as mechanisms_module
 from understudy.privacy.ledger.records import KeyMaterial
-from understudy.privacy.mechanisms import Gateway, Mechanism, Values
+from understudy.privacy.mechanisms import Mechanism, Mechanisms, Values
 from understudy.privacy.testing.statistics import Call, mask_faults, noise_faults
 
 Data = TypeVar("Data")
-GatewayFactory = Callable[[KeyMaterial], Gateway]
+MechanismsFactory = Callable[[KeyMaterial], Mechanisms]
 Forced = Sequence[int] | Literal["every"]
 Draw = Callable[[], dict[str, Tensor]]
 
@@ -39,19 +39,19 @@ EMPTY_STEP = 1
 
 
 @contextmanager
-def recording(make_gateway: GatewayFactory) -> Iterator[None]:
-    """Every `Gateway.live` of this process is opened by `make_gateway` meanwhile: for tests of whole flows.
+def recording(make_mechanisms: MechanismsFactory) -> Iterator[None]:
+    """Every `Mechanisms.live` of this process is opened by `make_mechanisms` meanwhile: for tests of whole flows.
 
     Raises:
         RuntimeError: inside of another `recording`.
     """
-    if mechanisms._opened_by is not None:
+    if mechanisms_module._opened_by is not None:
         raise RuntimeError("expected one recording at a time")
-    mechanisms._opened_by = make_gateway
+    mechanisms_module._opened_by = make_mechanisms
     try:
         yield
     finally:
-        mechanisms._opened_by = None
+        mechanisms_module._opened_by = None
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ class ReplayReport:
 
 
 def replay_check(
-    run: Callable[[Data, GatewayFactory], Observation],
+    run: Callable[[Data, MechanismsFactory], Observation],
     *,
     data: Data,
     neighbour: Data,
@@ -196,7 +196,7 @@ def replay_check(
     """Run a method on `data` and, with the recorded mechanism outputs, on `neighbour`; compare.
 
     Args:
-        run: the whole method: gets the private data and a function that makes its gateway from key
+        run: the whole method: gets the private data and a function that makes its mechanism interface from key
             material, and returns what can be seen. It must be deterministic, with random ids pinned by the
             caller.
         data: one data set.
@@ -213,12 +213,12 @@ def replay_check(
         The report; `report.faults` is empty when nothing was found.
     """
     recorder = Recording(empty=(EMPTY_STEP,))
-    first = run(data, lambda material: Gateway(material, recorder=recorder))
+    first = run(data, lambda material: Mechanisms(material, recorder=recorder))
     real = _replay(run, neighbour, first, Replaying(recorder.calls, own_masks=True), recorder.calls)
     passes = [real]
     if forced:
         every = Recording(forced)
-        with_it = run(data, lambda material: Gateway(material, recorder=every))
+        with_it = run(data, lambda material: Mechanisms(material, recorder=every))
         passes.append(_replay(run, neighbour, with_it, Replaying(every.calls), every.calls))
     if unrelated is not None:
         far = _replay(run, unrelated, first, Replaying(recorder.calls), recorder.calls)
@@ -243,7 +243,7 @@ class _Pass:
 
 
 def _replay(
-    run: Callable[[Data, GatewayFactory], Observation],
+    run: Callable[[Data, MechanismsFactory], Observation],
     data: Data,
     first: Observation,
     replaying: Replaying,
@@ -251,7 +251,7 @@ def _replay(
 ) -> _Pass:
     charges: list[str] = []
     try:
-        second = run(data, lambda material: Gateway(material, recorder=replaying))
+        second = run(data, lambda material: Mechanisms(material, recorder=replaying))
     except Exception as error:
         # A run that ends on these data alone says something about a private row: a finding, not a failure.
         differences = [f"the run on the neighbour ended with {type(error).__name__}: {error}"]

@@ -10,7 +10,7 @@ from understudy.methods.conditional_generation.encode import encode
 from understudy.methods.conditional_generation.model import Discriminator, MultitaskModel, TrainedModel
 from understudy.models.loading import LoadedModel, load_model
 from understudy.privacy.ledger.records import KeyMaterial
-from understudy.privacy.mechanisms import Gateway
+from understudy.privacy.mechanisms import Mechanisms
 
 LABEL_NAMES = ("negative", "positive", "rather undecided")
 
@@ -79,9 +79,9 @@ def _rows(count: int = 40) -> tuple[list[str | None], list[int | None]]:
     return texts, labels
 
 
-def _gateway(plan, charge: str = "charge", recorder=None) -> Gateway:
+def _mechanisms(plan, charge: str = "charge", recorder=None) -> Mechanisms:
     """Opened with the list of queries of the plan that is run, as a charge of it would."""
-    return Gateway(KeyMaterial(b"s" * 32, charge, b"t" * 32, plan.queries), recorder=recorder)
+    return Mechanisms(KeyMaterial(b"s" * 32, charge, b"t" * 32, plan.queries), recorder=recorder)
 
 
 @pytest.fixture
@@ -100,8 +100,8 @@ def make_rows():
 
 
 @pytest.fixture
-def make_gateway():
-    return _gateway
+def make_mechanisms():
+    return _mechanisms
 
 
 @pytest.fixture

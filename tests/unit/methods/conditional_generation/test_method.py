@@ -24,21 +24,21 @@ def cache(tmp_path_factory):
 
 
 @pytest.fixture
-def synthetic(make_base, make_config, make_rows, make_gateway, label_names, cache):
+def synthetic(make_base, make_config, make_rows, make_mechanisms, label_names, cache):
     def synthetic(name: str):
         base_kind, changes = CASES[name]
         config, base = make_config(**changes), make_base(base_kind)
         texts, labels = make_rows()
         planned = schedule_of(queries_of(config, n=len(texts), epsilon=8.0, delta=1e-3, cache=cache))
         rows = encode(texts, labels, label_names=label_names, tokenizer=base.tokenizer, config=config)
-        gateway = make_gateway(planned)
+        mechanisms = make_mechanisms(planned)
         sizes = public_sizes(config, label_names)
         if sizes is None:
-            counts = gateway.histogram(
+            counts = mechanisms.histogram(
                 count_labels(rows.label, rows.valid, 3), sigma=planned.histogram_sigma, purpose="class-sizes"
             )
             sizes = released_sizes(counts.tolist(), label_names, samples=config.samples)
-        trained = fit(base, rows, label_names=label_names, config=config, schedule=planned, gateway=gateway)
+        trained = fit(base, rows, label_names=label_names, config=config, schedule=planned, mechanisms=mechanisms)
         return sizes, synthesize(trained, sizes, config=config)
 
     return synthetic

@@ -24,7 +24,7 @@ VARIANTS = {
 
 
 @pytest.fixture
-def run(make_base, make_gateway, label_names, encoded):
+def run(make_base, make_mechanisms, label_names, encoded):
     """Fit a small model with a fixed noise multiplier (calibrating one takes seconds)."""
 
     def run(config, *, rows=encoded, base="llama", noise=0.0, charge="charge", recorder=None, **arguments):
@@ -35,7 +35,7 @@ def run(make_base, make_gateway, label_names, encoded):
             label_names=label_names,
             config=config,
             schedule=planned,
-            gateway=make_gateway(planned, charge, recorder),
+            mechanisms=make_mechanisms(planned, charge, recorder),
             **arguments,
         )
 
@@ -118,7 +118,7 @@ def test_learning_lowers_both_losses(run, make_base, make_config, make_rows, tok
 
 
 class Recorder:
-    """Keeps what every call of the gateway was about."""
+    """Keeps what every call of the mechanism interface was about."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Mechanism, set[str]]] = []
@@ -177,7 +177,7 @@ def test_progress_counts_all_trainings(run, make_config):
     assert seen == [(step, 8) for step in range(1, 9)]
 
 
-def test_a_schedule_for_other_rows_is_refused(make_base, make_gateway, make_config, label_names, encoded):
+def test_a_schedule_for_other_rows_is_refused(make_base, make_mechanisms, make_config, label_names, encoded):
     config = make_config()
     planned = schedule_of(queries_of(config, n=41, epsilon=math.inf, delta=1e-3))
     with pytest.raises(InputError, match="n=41"):
@@ -187,7 +187,7 @@ def test_a_schedule_for_other_rows_is_refused(make_base, make_gateway, make_conf
             label_names=label_names,
             config=config,
             schedule=planned,
-            gateway=make_gateway(planned),
+            mechanisms=make_mechanisms(planned),
         )
 
 

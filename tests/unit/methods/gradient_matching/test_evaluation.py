@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import beta
 
 from understudy.evaluation.language_model import language_model_loss_of_texts
-from understudy.evaluation.rows import Arms, LabelledTexts
+from understudy.evaluation.rows import Conditions, LabelledTexts
 from understudy.methods.gradient_matching import evaluation
 from understudy.methods.gradient_matching.evaluation import (
     MatchedLosses,
@@ -53,8 +53,10 @@ def test_a_kept_text_that_was_never_matched_is_refused():
 def test_when_no_text_was_kept_the_losses_remain_and_the_rest_is_said_to_be_missing(make_reviews):
     losses = MatchedLosses(kept=np.zeros(0), dropped=np.array([0.9, 1.1]), reasons={"wrong_label": 2}, shortfall=2)
     nothing = LabelledTexts([], [], ("negative", "positive"))
-    arms = Arms(nothing, make_reviews(8, seed=1), None)
-    found = evaluation.measure_matching(arms, make_reviews(8, seed=2), losses, instruments=None, config=CONFIG)
+    conditions = Conditions(nothing, make_reviews(8, seed=1), None)
+    found = evaluation.measure_matching(
+        conditions, make_reviews(8, seed=2), losses, evaluation_models=None, config=CONFIG
+    )
     assert found.values["matching.kept"] == 0
     assert found.values["matching.loss.dropped_median"] == pytest.approx(1.0)
     assert len(found.missing) == 1
@@ -157,7 +159,7 @@ def test_copies_of_private_rows_are_near_and_others_are_not():
 
 def test_log_perplexity_of_real_text_is_that_of_test_rows(make_reviews):
     base, synthetic, test = load_model("tiny-gpt2"), make_reviews(4, seed=1), make_reviews(5, seed=2)
-    values = measure_log_perplexity(base, Arms(synthetic, make_reviews(6, seed=3)), test, config=CONFIG).values
+    values = measure_log_perplexity(base, Conditions(synthetic, make_reviews(6, seed=3)), test, config=CONFIG).values
     for arm, rows in (("synthetic", synthetic), ("real", test)):
         wanted = language_model_loss_of_texts(base.model, base.tokenizer, rows.texts, max_length=CONFIG.max_length)
         assert values[f"language_model.log_perplexity.{arm}"] == pytest.approx(wanted, rel=1e-5)

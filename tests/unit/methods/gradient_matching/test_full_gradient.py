@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from understudy.methods.gradient_matching.config import TargetConfig
 from understudy.methods.gradient_matching.full_gradient import all_parameters, full_objective, text_gradient
-from understudy.methods.gradient_matching.matching import objective, surround
+from understudy.methods.gradient_matching.loss import objective, surround
 from understudy.methods.gradient_matching.targets import target_space
 from understudy.methods.gradient_matching.verbalizer import Verbalizer
 

@@ -40,7 +40,7 @@ def make_config(kind="head", *, micro_batch=5, clip=1.0, **changes):
     return GradientMatchingConfig.model_validate(data)
 
 
-def release(base, label_names, make_gateway, config, *, data=None, epsilon=math.inf, recorder=None, **options):
+def release(base, label_names, make_mechanisms, config, *, data=None, epsilon=math.inf, recorder=None, **options):
     texts, labels = data or rows()
     planned = schedule_of(queries_of(config, n=len(texts), epsilon=epsilon, delta=1e-5))
     return release_target(
@@ -49,7 +49,7 @@ def release(base, label_names, make_gateway, config, *, data=None, epsilon=math.
         label_names=label_names,
         config=config,
         schedule=planned,
-        gateway=make_gateway(planned, recorder),
+        mechanisms=make_mechanisms(planned, recorder),
         base=base,
         **options,
     )
@@ -98,10 +98,10 @@ CASES = [(family, kind) for family in FAMILIES for kind in KINDS if kind != "ful
 
 
 @pytest.mark.parametrize(("family", "kind"), CASES)
-def test_without_noise_the_target_is_a_loop_over_single_examples(make_base, make_gateway, label_names, family, kind):
+def test_without_noise_the_target_is_a_loop_over_single_examples(make_base, make_mechanisms, label_names, family, kind):
     base = make_base(family, bias=family == "phi", tied=family != "opt")
     config = make_config(kind, clip=0.5)
-    found = release(base, label_names, make_gateway, config)
+    found = release(base, label_names, make_mechanisms, config)
     expected = by_a_loop(base, label_names, config)
     assert found.kind == kind
     assert found.label_names == label_names
@@ -112,33 +112,33 @@ def test_without_noise_the_target_is_a_loop_over_single_examples(make_base, make
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_sum_does_not_depend_on_the_micro_batch(make_base, make_gateway, label_names, kind):
+def test_the_sum_does_not_depend_on_the_micro_batch(make_base, make_mechanisms, label_names, kind):
     base = make_base("gpt2")
     one, other = (
-        release(base, label_names, make_gateway, make_config(kind, micro_batch=size)).stacked for size in (3, 64)
+        release(base, label_names, make_mechanisms, make_config(kind, micro_batch=size)).stacked for size in (3, 64)
     )
     assert float((one - other).norm() / one.norm()) < 1e-5
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_null_rows_add_nothing_whatever_they_hold(make_base, make_gateway, label_names, kind):
+def test_null_rows_add_nothing_whatever_they_hold(make_base, make_mechanisms, label_names, kind):
     base, config = make_base("llama"), make_config(kind)
-    with_nulls = release(base, label_names, make_gateway, config)
+    with_nulls = release(base, label_names, make_mechanisms, config)
     texts, labels = rows()
     texts[NULLS[1]] = "a text without a label"
     texts[NULLS[0]], labels[NULLS[0]] = None, 2
-    again = release(base, label_names, make_gateway, config, data=(texts, labels))
+    again = release(base, label_names, make_mechanisms, config, data=(texts, labels))
     assert torch.equal(with_nulls.stacked, again.stacked)
     kept = [i for i in range(len(texts)) if i not in NULLS]
     data = [texts[i] for i in kept], [labels[i] for i in kept]
-    without = release(base, label_names, make_gateway, config, data=data)
+    without = release(base, label_names, make_mechanisms, config, data=data)
     torch.testing.assert_close(with_nulls.stacked, without.stacked, rtol=1e-4, atol=1e-6)
-    nothing = release(base, label_names, make_gateway, config, data=([None] * 4, [None] * 4))
+    nothing = release(base, label_names, make_mechanisms, config, data=([None] * 4, [None] * 4))
     assert not nothing.stacked.any()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_there_is_one_query_whose_neighbours_are_at_most_c_apart(make_base, make_gateway, label_names, kind):
+def test_there_is_one_query_whose_neighbours_are_at_most_c_apart(make_base, make_mechanisms, label_names, kind):
     base, config = make_base("gpt2"), make_config(kind, clip=0.7)
     texts, labels = rows()
     queries = []
@@ -146,7 +146,7 @@ def test_there_is_one_query_whose_neighbours_are_at_most_c_apart(make_base, make
         texts_now = [None if i == null else text for i, text in enumerate(texts)]
         recording = Recording()
         released = release(
-            base, label_names, make_gateway, config, data=(texts_now, labels), epsilon=2.0, recorder=recording
+            base, label_names, make_mechanisms, config, data=(texts_now, labels), epsilon=2.0, recorder=recording
         )
         (call,) = recording.calls
         assert (call.mechanism.kind, call.mechanism.purpose, call.mechanism.step) == ("gaussian_sum", "target", 0)
@@ -161,17 +161,17 @@ def test_there_is_one_query_whose_neighbours_are_at_most_c_apart(make_base, make
     assert distance > 0.69, "the example is one that clipping shortens"
 
 
-def test_noise_has_the_planned_scale(make_base, make_gateway, label_names):
+def test_noise_has_the_planned_scale(make_base, make_mechanisms, label_names):
     base, config = make_base("gpt2"), make_config("head", clip=0.5)
-    noised = release(base, label_names, make_gateway, config, epsilon=1.0).stacked
-    exact = release(base, label_names, make_gateway, config).stacked
+    noised = release(base, label_names, make_mechanisms, config, epsilon=1.0).stacked
+    exact = release(base, label_names, make_mechanisms, config).stacked
     noise = (noised - exact).flatten()
     scale = schedule_of(queries_of(config, n=14, epsilon=1.0, delta=1e-5)).noise_multiplier * charged_sensitivity(0.5)
     assert float(noise.std()) == pytest.approx(scale, rel=0.01)
     assert abs(float(noise.mean())) < 5 * scale / math.sqrt(len(noise))
 
 
-def test_the_mean_length_is_one_query_of_two_numbers(make_base, make_gateway, label_names):
+def test_the_mean_length_is_one_query_of_two_numbers(make_base, make_mechanisms, label_names):
     base, config = make_base("llama"), make_config("label_rows", length="as_in_data")
     texts, labels = rows()
     counts = [
@@ -180,7 +180,7 @@ def test_the_mean_length_is_one_query_of_two_numbers(make_base, make_gateway, la
         if text is not None and label is not None
     ]
     recording = Recording()
-    found = release(base, label_names, make_gateway, config, recorder=recording)
+    found = release(base, label_names, make_mechanisms, config, recorder=recording)
     target, length = recording.calls
     assert (target.mechanism.purpose, length.mechanism.purpose) == ("target", "length")
     assert length.mechanism.sensitivity == charged_sensitivity(math.sqrt(2))
@@ -193,13 +193,13 @@ def test_the_mean_length_is_one_query_of_two_numbers(make_base, make_gateway, la
     longest = counts.index(MAX_LENGTH)
     slot = [i for i in range(len(texts)) if i not in NULLS][longest]
     texts[slot] = None
-    release(base, label_names, make_gateway, config, data=(texts, labels), recorder=neighbour)
+    release(base, label_names, make_mechanisms, config, data=(texts, labels), recorder=neighbour)
     moved = [length.query[name] - neighbour.calls[1].query[name] for name in ("length", "count")]
     assert math.hypot(*(float(part) for part in moved)) == pytest.approx(math.sqrt(2), rel=1e-5)
 
 
 @pytest.mark.parametrize(("noise", "expected"), [((-1e6, 0.0), 1), ((1e6, 0.0), MAX_LENGTH), ((0.0, -1e6), MAX_LENGTH)])
-def test_a_length_lost_in_noise_stays_within_bounds(make_base, make_gateway, label_names, noise, expected):
+def test_a_length_lost_in_noise_stays_within_bounds(make_base, make_mechanisms, label_names, noise, expected):
     class Shifted:
         def observe(self, mechanism, query, draw):
             output = draw()
@@ -208,38 +208,38 @@ def test_a_length_lost_in_noise_stays_within_bounds(make_base, make_gateway, lab
             return output
 
     config = make_config("label_rows", length="as_in_data")
-    found = release(make_base("llama"), label_names, make_gateway, config, recorder=Shifted())
+    found = release(make_base("llama"), label_names, make_mechanisms, config, recorder=Shifted())
     assert found.length == expected
 
 
-def test_progress_counts_rows_and_the_null_ones_too(make_base, make_gateway, label_names):
+def test_progress_counts_rows_and_the_null_ones_too(make_base, make_mechanisms, label_names):
     seen = []
     release(
         make_base("gpt2"),
         label_names,
-        make_gateway,
+        make_mechanisms,
         make_config("sketch", micro_batch=6),
         progress=lambda *step: seen.append(step),
     )
     assert seen == [(6, 14), (12, 14), (14, 14)]
 
 
-def test_a_model_that_overflows_adds_nothing_instead_of_poisoning_the_sum(make_base, make_gateway, label_names):
+def test_a_model_that_overflows_adds_nothing_instead_of_poisoning_the_sum(make_base, make_mechanisms, label_names):
     base = make_base("llama", tied=False)
     token = base.tokenizer.encode(" plot", add_special_tokens=False)[0]
     base.model.get_input_embeddings().weight.data[token] = math.inf
     texts, labels = ["a good film", "the plot"], [0, 0]
     config = make_config("sketch")
-    both = release(base, label_names, make_gateway, config, data=(texts, labels)).stacked
-    first = release(base, label_names, make_gateway, config, data=(["a good film", None], [0, None])).stacked
+    both = release(base, label_names, make_mechanisms, config, data=(texts, labels)).stacked
+    first = release(base, label_names, make_mechanisms, config, data=(["a good film", None], [0, None])).stacked
     assert both.isfinite().all()
     assert torch.equal(both, first)
     assert first.any()
 
 
-def test_saved_targets_are_read_back_and_have_one_form(make_base, make_gateway, label_names, tmp_path):
+def test_saved_targets_are_read_back_and_have_one_form(make_base, make_mechanisms, label_names, tmp_path):
     config = make_config("sketch", length="as_in_data")
-    found = release(make_base("gpt2"), label_names, make_gateway, config, epsilon=3.0)
+    found = release(make_base("gpt2"), label_names, make_mechanisms, config, epsilon=3.0)
     for folder in ("one", "two"):
         save_target(found, tmp_path / folder)
     files = [{p.name: p.read_bytes() for p in (tmp_path / folder).iterdir()} for folder in ("one", "two")]
@@ -256,13 +256,13 @@ def test_saved_targets_are_read_back_and_have_one_form(make_base, make_gateway, 
             load_target(tmp_path / folder)
 
 
-def test_what_does_not_fit_is_refused_before_the_gateway(make_base, make_gateway, label_names):
+def test_what_does_not_fit_is_refused_before_the_gateway(make_base, make_mechanisms, label_names):
     base, config = make_base("gpt2"), make_config("head")
     recording = Recording()
     texts, labels = rows()
     planned = schedule_of(queries_of(config, n=len(texts), epsilon=math.inf, delta=1e-5))
-    gateway = make_gateway(planned, recording)
-    good = {"label_names": label_names, "config": config, "schedule": planned, "gateway": gateway, "base": base}
+    mechanisms = make_mechanisms(planned, recording)
+    good = {"label_names": label_names, "config": config, "schedule": planned, "mechanisms": mechanisms, "base": base}
     wrong = [
         ("clip norm or length differ", texts, labels, {"config": make_config("head", clip=0.3)}),
         ("clip norm or length differ", texts, labels, {"config": make_config("head", length="as_in_data")}),
@@ -278,9 +278,9 @@ def test_what_does_not_fit_is_refused_before_the_gateway(make_base, make_gateway
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_dimension_for_the_bound_is_that_of_the_tensors(make_base, make_gateway, label_names, kind):
+def test_the_dimension_for_the_bound_is_that_of_the_tensors(make_base, make_mechanisms, label_names, kind):
     base, config = make_base("llama", tied=False, bias=True), make_config(kind)
-    found = release(base, label_names, make_gateway, config)
+    found = release(base, label_names, make_mechanisms, config)
     words = build_verbalizer(base.tokenizer, label_names, config.verbalizer)
     space = target_space(base.model, words, config.target, public_seed=0)
     assert target_dimension(base.model, space, config) == found.stacked[0].numel()

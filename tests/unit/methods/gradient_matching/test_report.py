@@ -12,8 +12,8 @@ from understudy.methods.gradient_matching import report as view
 from understudy.methods.gradient_matching.metric_names import METRIC_NAMES
 from understudy.methods.gradient_matching.report import matching_section, membership_section
 from understudy.reporting.report import Content, build_report, rebuild_report
+from understudy.reporting.text_formatting import MINUS, NARROW_SPACE
 from understudy.reporting.view import MethodSections
-from understudy.reporting.wording import MINUS, NARROW_SPACE
 
 METHOD = "gradient-matching"
 FIGURES = (

@@ -12,12 +12,12 @@ from tests_support import write_random_model
 from understudy.auditing.membership import MembershipScores, membership_audit
 from understudy.evaluation.config import EvaluationConfig
 from understudy.evaluation.measure import evaluate_synthetic, merge
-from understudy.evaluation.rows import Arms, LabelledTexts
+from understudy.evaluation.rows import Conditions, LabelledTexts
 from understudy.evaluation.transfer import TransferConfig, load_label_model, transfer_accuracy
 from understudy.evaluation.utility import Interval
 from understudy.methods.gradient_matching import transfer
 from understudy.methods.gradient_matching.config import VerbalizerConfig
-from understudy.methods.gradient_matching.evaluation import Instruments, MatchedLosses, measure_matching
+from understudy.methods.gradient_matching.evaluation import EvaluationModels, MatchedLosses, measure_matching
 from understudy.methods.gradient_matching.evaluation_config import MatchingEvaluationConfig
 from understudy.methods.gradient_matching.gradients import gradient_error
 from understudy.methods.gradient_matching.transfer import (
@@ -49,8 +49,8 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def sets(make_reviews):
-    arms = Arms(make_reviews(8, seed=1), make_reviews(40, seed=2), make_reviews(6, seed=3))
-    return arms, make_reviews(20, seed=4)
+    conditions = Conditions(make_reviews(8, seed=1), make_reviews(40, seed=2), make_reviews(6, seed=3))
+    return conditions, make_reviews(20, seed=4)
 
 
 @pytest.fixture(scope="module")
@@ -89,11 +89,11 @@ def test_an_interval_as_wide_as_everything_detects_nothing():
 
 
 def test_accuracies_are_those_of_fine_tuning_each_arm_alone(found, folder, sets):
-    arms, test = sets
+    conditions, test = sets
     tested = disjoint_rows(test, 15, seed=0)[0]
-    members = disjoint_rows(arms.real, 10, seed=0)[0]
+    members = disjoint_rows(conditions.real, 10, seed=0)[0]
     config = SAME.model_copy(update={"base": folder})
-    for arm, rows in (("synthetic", arms.synthetic), ("prompt_only", arms.prompt_only), ("real", members)):
+    for arm, rows in (("synthetic", conditions.synthetic), ("prompt_only", conditions.prompt_only), ("real", members)):
         wanted = transfer_accuracy(rows, tested, label_words=WORDS, config=config, seed=0).accuracy
         name = f"utility.transfer.my-model.{arm}.accuracy"
         assert found.values[name] == pytest.approx(wanted)
@@ -103,11 +103,11 @@ def test_accuracies_are_those_of_fine_tuning_each_arm_alone(found, folder, sets)
 
 
 def test_gradient_errors_follow_the_synthetic_fine_tuning(found, folder, sets):
-    arms, _ = sets
+    conditions, _ = sets
     config = SAME.model_copy(update={"base": folder})
     untuned = load_label_model(label_words=WORDS, config=config)
-    real, others = disjoint_rows(arms.real, 12, 8, seed=0)
-    for side, rows in (("", arms.synthetic), ("prompt_only.", arms.prompt_only), ("real.", others)):
+    real, others = disjoint_rows(conditions.real, 12, 8, seed=0)
+    for side, rows in (("", conditions.synthetic), ("prompt_only.", conditions.prompt_only), ("real.", others)):
         steps = {name for name in found.values if name.startswith(f"matching.gradient_error.{side}step_")}
         assert steps == {f"matching.gradient_error.{side}step_{step}" for step in (0, 2, 4, 5)}
         wanted = gradient_error(untuned, rows, real).last_layer
@@ -116,13 +116,13 @@ def test_gradient_errors_follow_the_synthetic_fine_tuning(found, folder, sets):
 
 
 def test_the_attack_and_its_positive_control_are_those_of_the_audit(found, folder, sets):
-    arms, test = sets
-    members, others = disjoint_rows(arms.real, 10, seed=0)[0], disjoint_rows(test, 10, seed=0)[0]
+    conditions, test = sets
+    members, others = disjoint_rows(conditions.real, 10, seed=0)[0], disjoint_rows(test, 10, seed=0)[0]
     config = SAME.model_copy(update={"base": folder})
     # The measuring shuffles the members once more; the attack's splits see them in that order.
     members = disjoint_rows(members, 10, seed=0)[0]
-    control = disjoint_rows(arms.real, 10, seed=0)[0]
-    audit = membership_audit(arms.synthetic, members, others, label_words=WORDS, config=config, seed=0)
+    control = disjoint_rows(conditions.real, 10, seed=0)[0]
+    audit = membership_audit(conditions.synthetic, members, others, label_words=WORDS, config=config, seed=0)
     assert found.values["audit.mia.advantage"] == pytest.approx(audit.synthetic.advantage.value)
     assert found.values["audit.mia.auc"] == pytest.approx(audit.synthetic.auc.value)
     assert found.intervals["audit.mia.auc"] == pytest.approx((audit.synthetic.auc.low, audit.synthetic.auc.high))
@@ -135,7 +135,7 @@ def test_the_attack_and_its_positive_control_are_those_of_the_audit(found, folde
 
 def test_each_control_is_the_attack_on_its_own_model(folder, sets, monkeypatch):
     """Scripted losses: the model tuned on members knows all of them, the synthetic one half, the null control none."""
-    arms, test = sets
+    conditions, test = sets
     known = {8: 0.5, 6: 0.0, 10: 1.0}  # rows that a model was tuned on -> share of members that it knows
 
     def scripted(tuned, members, others):
@@ -147,7 +147,7 @@ def test_each_control_is_the_attack_on_its_own_model(folder, sets, monkeypatch):
     monkeypatch.setattr(transfer, "fine_tune", lambda rows, **_: len(rows.texts))
     monkeypatch.setattr(transfer, "predict", lambda _, texts: np.zeros(len(texts), np.int64))
     monkeypatch.setattr(transfer, "membership_scores", scripted)
-    found = measure_transfer(arms, test, own=folder, label_words=WORDS, config=CONFIG)
+    found = measure_transfer(conditions, test, own=folder, label_words=WORDS, config=CONFIG)
     assert found.values["audit.mia.positive_control.auc"] == 1
     # Half of the members lie below every other row, the other half are the upper half of those.
     assert found.values["audit.mia.auc"] == pytest.approx(0.5 + 0.5 * 0.25)
@@ -156,9 +156,11 @@ def test_each_control_is_the_attack_on_its_own_model(folder, sets, monkeypatch):
 
 
 def test_without_prompt_only_text_the_null_control_is_the_untuned_model(folder, sets):
-    arms, test = sets
+    conditions, test = sets
     config = CONFIG.model_copy(update={"steps": 1, "measure_every": 1, "full_gradient": True})
-    found = measure_transfer(Arms(arms.synthetic, arms.real), test, own=folder, label_words=WORDS, config=config)
+    found = measure_transfer(
+        Conditions(conditions.synthetic, conditions.real), test, own=folder, label_words=WORDS, config=config
+    )
     assert "audit.mia.null_control.advantage" in found.values
     assert not any("prompt_only" in name for name in found.values)
     full = [found.values[f"matching.gradient_error.full.step_{step}"] for step in (0, 1)]
@@ -186,24 +188,24 @@ def test_labels_that_collide_in_a_tokenizer_do_not_end_the_run(folder, sets):
 
 
 def test_everything_together_joins_what_every_table_is_judged_by(folder, sets):
-    arms, test = sets
+    conditions, test = sets
 
     def embedder(texts):
         return np.array([np.random.default_rng(len(text)).normal(size=6) for text in texts], np.float32)
 
     done = []
     own = measure_matching(
-        arms,
+        conditions,
         test,
         MatchedLosses(kept=np.full(8, 0.4), dropped=np.full(8, 0.8), reasons={"surplus": 8}),
-        instruments=Instruments(base=load_model(folder), own=folder, label_words=WORDS, embedder=embedder),
+        evaluation_models=EvaluationModels(base=load_model(folder), own=folder, label_words=WORDS, embedder=embedder),
         config=CONFIG,
         progress=lambda step, total: done.append((step, total)),
     )
     assert done == [(step, 5) for step in range(1, 6)]
     common = evaluate_synthetic(
-        arms.synthetic, arms.real, test, prompt_only=arms.prompt_only, config=EvaluationConfig(profile="tiny"),
-        embedder=embedder,
+        conditions.synthetic, conditions.real, test, prompt_only=conditions.prompt_only,
+        config=EvaluationConfig(profile="tiny"), embedder=embedder,
     )  # fmt: skip
     merged = merge(common, own)
     assert len(merged.values) == len(common.values) + len(own.values)

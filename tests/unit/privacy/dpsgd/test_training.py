@@ -18,7 +18,7 @@ from understudy.models import lora
 from understudy.models.checkpoints import TrainingCheckpoint
 from understudy.privacy.dpsgd.training import DpSgdPlan, Objective, Stream, train
 from understudy.privacy.ledger.records import KeyMaterial
-from understudy.privacy.mechanisms import Gateway
+from understudy.privacy.mechanisms import Mechanisms
 from understudy.privacy.queries import Query, event_of
 from understudy.privacy.testing.replay import Recording
 from understudy.tensor_files import load_tensors
@@ -98,7 +98,7 @@ def run(plan=None, *, micro_batch=3, checkpoint=None, progress=None, secret=b"s"
         plan=plan,
         objectives=chosen,
         data=data(plan.n),
-        gateway=Gateway.live(material(plan, secret)),
+        mechanisms=Mechanisms.live(material(plan, secret)),
         micro_batch=micro_batch,
         checkpoint=checkpoint,
         progress=progress,
@@ -112,13 +112,13 @@ def equal(one, two):
 
 def plain_reimplementation(plan):
     """Algorithm 1 written out with plain autograd and one optimizer per stream."""
-    model, rows, gateway = Model(), data(), Gateway.live(material(plan))
+    model, rows, mechanisms = Model(), data(), Mechanisms.live(material(plan))
     parts = objectives(model)
     optimizers = {
         name: torch.optim.Adam(part.parameters.values(), lr=part.learning_rate) for name, part in parts.items()
     }
     for step in range(plan.steps):
-        mask = gateway.poisson(step=step, n=plan.n, probability=plan.sampling_probability, purpose=plan.name)
+        mask = mechanisms.poisson(step=step, n=plan.n, probability=plan.sampling_probability, purpose=plan.name)
         updates = {}
         for stream in plan.streams:
             part = parts[stream.name]
@@ -190,7 +190,7 @@ def test_global_random_state_is_neither_read_nor_changed():
         before = torch.random.get_rng_state()
         train(
             model, plan=make_plan(), objectives=objectives(model), data=data(),
-            gateway=Gateway.live(material(make_plan())), micro_batch=3,
+            mechanisms=Mechanisms.live(material(make_plan())), micro_batch=3,
         )  # fmt: skip
         assert torch.equal(torch.random.get_rng_state(), before)
         results.append(dict(model.named_parameters()))
@@ -233,7 +233,7 @@ from torch import nn
 from understudy.models.checkpoints import TrainingCheckpoint
 from understudy.privacy.dpsgd.training import DpSgdPlan, Objective, Stream, train
 from understudy.privacy.ledger.records import KeyMaterial
-from understudy.privacy.mechanisms import Gateway
+from understudy.privacy.mechanisms import Mechanisms
 
 folder, pause = Path(sys.argv[1]), float(sys.argv[2])
 generator = torch.Generator().manual_seed(0)
@@ -260,7 +260,7 @@ train(
         "b": Objective(lambda m, b: m(b["x"])[:, 0], parameters, 0.02),
     },
     data=data,
-    gateway=Gateway.live(KeyMaterial(b"s" * 32, "charge-1", b"0" * 16, plan.queries)),
+    mechanisms=Mechanisms.live(KeyMaterial(b"s" * 32, "charge-1", b"0" * 16, plan.queries)),
     micro_batch=4,
     checkpoint=TrainingCheckpoint(folder, every=1),
     progress=progress,
@@ -322,7 +322,7 @@ def test_empty_batches_are_steps_of_noise():
         plan=plan,
         objectives={"lm": objective},
         data=data(),
-        gateway=Gateway.live(material(plan)),
+        mechanisms=Mechanisms.live(material(plan)),
         micro_batch=4,
     )
     assert calls == []
@@ -346,7 +346,7 @@ def test_the_loss_sees_fixed_shapes_slot_and_step():
         plan=plan,
         objectives={"lm": objective},
         data=data(),
-        gateway=Gateway.live(material(plan)),
+        mechanisms=Mechanisms.live(material(plan)),
         micro_batch=5,
     )
     assert seen
@@ -376,7 +376,7 @@ def test_gradients_of_all_streams_are_taken_at_the_same_weights():
         plan=plan,
         objectives={"a": objective, "b": objective},
         data=data(),
-        gateway=Gateway(material(plan), recorder=Spy()),
+        mechanisms=Mechanisms(material(plan), recorder=Spy()),
         micro_batch=4,
     )
     assert equal(seen[0], seen[1])
@@ -428,7 +428,7 @@ def test_a_training_that_was_not_charged_stops_before_it_draws_what_differs(chan
             plan=plan,
             objectives={stream.name: parts[stream.name] for stream in plan.streams},
             data=data(plan.n),
-            gateway=Gateway(material(make_plan()), recorder=recording),
+            mechanisms=Mechanisms(material(make_plan()), recorder=recording),
             micro_batch=3,
         )
     assert [call.mechanism.kind for call in recording.calls] == drawn
@@ -452,7 +452,7 @@ def test_senseless_plans_are_refused(changes):
 
 def test_parts_that_do_not_fit_are_refused_before_anything_is_drawn():
     model, plan = Model(), make_plan()
-    options = {"plan": plan, "gateway": Gateway.live(material(plan)), "micro_batch": 4}
+    options = {"plan": plan, "mechanisms": Mechanisms.live(material(plan)), "micro_batch": 4}
     with pytest.raises(InputError, match="streams"):
         train(model, objectives={"lm": objectives(model)["lm"]}, data=data(), **options)
     with pytest.raises(InputError, match="n=12"):

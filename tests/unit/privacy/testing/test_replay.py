@@ -7,11 +7,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from understudy.privacy import mechanisms
+from understudy.privacy import mechanisms as mechanisms_module
 from understudy.privacy.dpsgd import training
 from understudy.privacy.dpsgd.training import DpSgdPlan, Objective, Stream
 from understudy.privacy.ledger.records import KeyMaterial
-from understudy.privacy.mechanisms import Gateway
+from understudy.privacy.mechanisms import Mechanisms
 from understudy.privacy.queries import Query, queries_to_json
 from understudy.privacy.testing.replay import (
     Observation,
@@ -80,10 +80,10 @@ def rows():
     return {"input_ids": ids, "attention_mask": mask, "label": label, "valid": torch.ones(N, dtype=torch.bool)}
 
 
-def method(data, make_gateway, *, fault="", keep=()):
+def method(data, make_mechanisms, *, fault="", keep=()):
     """Train, take class sizes, write text: a small method with all its outputs, and faults to plant."""
     queries = (*PLAN.queries, histogram("sizes"))
-    gateway, model, log = make_gateway(material(*queries)), Net(), []
+    mechanisms, model, log = make_mechanisms(material(*queries)), Net(), []
     if fault == "dropped invalid row":
         data = {name: values[data["valid"]] for name, values in data.items()}
         log.append(f"rows={len(data['valid'])}")
@@ -105,14 +105,14 @@ def method(data, make_gateway, *, fault="", keep=()):
             "discriminator": Objective(head_loss, {k: named[k] for k in ("embedding.weight", "head.weight")}, 0.05),
         },
         data=data,
-        gateway=gateway,
+        mechanisms=mechanisms,
         micro_batch=N,
         progress=progress,
     )
     if candidates:
         model.load_state_dict(min(candidates, key=lambda pair: pair[0])[1])
     counts = torch.bincount(data["label"][data["valid"]], minlength=LABELS)
-    sizes = counts if fault == "class count read" else gateway.histogram(counts, sigma=2.0, purpose="sizes")
+    sizes = counts if fault == "class count read" else mechanisms.histogram(counts, sigma=2.0, purpose="sizes")
     length = int(data["attention_mask"].sum(1).max()) if fault == "length taken from rows" else LENGTH
     with torch.no_grad():
         text = [int(size) % VOCABULARY for size in sizes]
@@ -134,7 +134,7 @@ def method(data, make_gateway, *, fault="", keep=()):
 
 def check(pair, *, fault=""):
     return replay_check(
-        lambda data, make_gateway: method(data, make_gateway, fault=fault),
+        lambda data, make_mechanisms: method(data, make_mechanisms, fault=fault),
         data=pair.data,
         neighbour=pair.neighbour,
         forced=(pair.slot,),
@@ -195,8 +195,8 @@ def test_a_removed_clip_is_caught_in_the_forced_pass_even_if_the_slot_is_never_d
 
 
 def drawn(slot):
-    gateway = mechanisms.Gateway.live(material(*PLAN.queries))
-    masks = [gateway.poisson(step=step, n=N, probability=0.5, purpose="train") for step in range(PLAN.steps)]
+    mechanisms = mechanisms_module.Mechanisms.live(material(*PLAN.queries))
+    masks = [mechanisms.poisson(step=step, n=N, probability=0.5, purpose="train") for step in range(PLAN.steps)]
     return sum(bool(mask[slot]) for mask in masks)
 
 
@@ -225,33 +225,35 @@ def test_a_null_row_that_still_counts_is_caught(monkeypatch):
 
 @pytest.mark.parametrize("factor", [0.0, 2 / 3, 3 / 2])
 def test_wrong_noise_is_caught(monkeypatch, factor):
-    exact = mechanisms.rounded_gaussian
-    monkeypatch.setattr(mechanisms, "rounded_gaussian", lambda key, size, scale: exact(key, size, scale=scale * factor))
+    exact = mechanisms_module.rounded_gaussian
+    monkeypatch.setattr(
+        mechanisms_module, "rounded_gaussian", lambda key, size, scale: exact(key, size, scale=scale * factor)
+    )
     (pair,) = pairs(kinds=("plain",))
     assert any("times what was declared" in fault for fault in check(pair).faults)
 
 
 def test_noise_skipped_in_one_step_is_caught(monkeypatch):
-    exact, calls = mechanisms.rounded_gaussian, []
+    exact, calls = mechanisms_module.rounded_gaussian, []
 
     def skipping(key, size, scale):
         calls.append(size)
         return exact(key, size, scale=scale) * (len(calls) != 5)
 
-    monkeypatch.setattr(mechanisms, "rounded_gaussian", skipping)
+    monkeypatch.setattr(mechanisms_module, "rounded_gaussian", skipping)
     (pair,) = pairs(kinds=("plain",))
     assert any("step=2 purpose='train/lm': noise is 0 times" in fault for fault in check(pair).faults)
 
 
 def test_noise_skipped_by_the_caller_is_caught(monkeypatch):
-    """The gateway is asked, but the exact sum is used."""
-    exact = mechanisms.Gateway.gaussian_sum
+    """The mechanism interface is asked, but the exact sum is used."""
+    exact = mechanisms_module.Mechanisms.gaussian_sum
 
     def ignored(self, query, **options):
         exact(self, query, **options)
         return query
 
-    monkeypatch.setattr(mechanisms.Gateway, "gaussian_sum", ignored)
+    monkeypatch.setattr(mechanisms_module.Mechanisms, "gaussian_sum", ignored)
     (pair,) = pairs(kinds=("extreme",))
     assert any("'model' differs" in fault for fault in check(pair).faults)
 
@@ -267,22 +269,22 @@ def test_zero_noise_is_said_unless_expected(monkeypatch):
 
 @pytest.mark.parametrize("shared", ["step", "purpose"])
 def test_noise_shared_between_steps_or_streams_is_caught(monkeypatch, shared):
-    exact = mechanisms.derive_key
+    exact = mechanisms_module.derive_key
 
     def forgetful(secret, **parts):
         if "gaussian" in parts["purpose"]:
             parts = {**parts, shared: 0 if shared == "step" else "gaussian_sum", "query_digest": b""}
         return exact(secret, **parts)
 
-    monkeypatch.setattr(mechanisms, "derive_key", forgetful)
+    monkeypatch.setattr(mechanisms_module, "derive_key", forgetful)
     (pair,) = pairs(kinds=("plain",))
     assert any("the noise is dependent" in fault for fault in check(pair).faults)
 
 
 def test_noise_that_depends_on_the_query_is_caught(monkeypatch):
-    exact = mechanisms._add
+    exact = mechanisms_module._add
     monkeypatch.setattr(
-        mechanisms, "_add", lambda query, noise: exact({k: v * 19 // 10 for k, v in query.items()}, noise)
+        mechanisms_module, "_add", lambda query, noise: exact({k: v * 19 // 10 for k, v in query.items()}, noise)
     )
     (pair,) = pairs(kinds=("plain",))
     assert any("depends on the query" in fault for fault in check(pair).faults)
@@ -298,9 +300,9 @@ def test_noise_that_depends_on_the_query_is_caught(monkeypatch):
     ids=["the same every step", "too many", "a fixed batch size"],
 )
 def test_sampling_that_is_not_poisson_is_caught(monkeypatch, fault, expected):
-    exact = mechanisms.poisson_mask
+    exact = mechanisms_module.poisson_mask
     monkeypatch.setattr(
-        mechanisms, "poisson_mask", lambda key, n, probability: fault(exact(key, n, probability=probability), n)
+        mechanisms_module, "poisson_mask", lambda key, n, probability: fault(exact(key, n, probability=probability), n)
     )
     torch.manual_seed(0)
     monkeypatch.setitem(globals(), "PLAN", PLAN.model_copy(update={"steps": 30}))
@@ -309,10 +311,10 @@ def test_sampling_that_is_not_poisson_is_caught(monkeypatch, fault, expected):
 
 
 def test_a_run_that_fails_on_the_neighbour_alone_is_a_finding():
-    def run(data, make_gateway):
+    def run(data, make_mechanisms):
         if not bool(data["valid"].all()):
             raise ZeroDivisionError("row 4")
-        return method(data, make_gateway)
+        return method(data, make_mechanisms)
 
     (pair,) = pairs(kinds=("plain",))
     report = replay_check(run, data=pair.data, neighbour=pair.neighbour, forced=(pair.slot,))
@@ -320,11 +322,11 @@ def test_a_run_that_fails_on_the_neighbour_alone_is_a_finding():
 
 
 def test_other_mechanism_calls_are_a_finding():
-    def run(data, make_gateway):
-        gateway = make_gateway(material(histogram("extra", sigma=1.0), histogram("sizes", sigma=1.0)))
+    def run(data, make_mechanisms):
+        mechanisms = make_mechanisms(material(histogram("extra", sigma=1.0), histogram("sizes", sigma=1.0)))
         if bool(data["valid"].all()):
-            gateway.histogram(torch.tensor([1]), sigma=1.0, purpose="extra")
-        gateway.histogram(torch.tensor([1, 2]), sigma=1.0, purpose="sizes")
+            mechanisms.histogram(torch.tensor([1]), sigma=1.0, purpose="extra")
+        mechanisms.histogram(torch.tensor([1, 2]), sigma=1.0, purpose="sizes")
         return Observation(visible={}, charges=("one",))
 
     (pair,) = pairs(kinds=("plain",))
@@ -334,11 +336,11 @@ def test_other_mechanism_calls_are_a_finding():
 
 
 def test_fewer_calls_and_two_charges_are_findings():
-    def run(data, make_gateway):
-        gateway = make_gateway(material(histogram("sizes", sigma=1.0), histogram("again", sigma=1.0)))
-        gateway.histogram(torch.tensor([1, 2]), sigma=1.0, purpose="sizes")
+    def run(data, make_mechanisms):
+        mechanisms = make_mechanisms(material(histogram("sizes", sigma=1.0), histogram("again", sigma=1.0)))
+        mechanisms.histogram(torch.tensor([1, 2]), sigma=1.0, purpose="sizes")
         if bool(data["valid"].all()):
-            gateway.histogram(torch.tensor([1, 2]), sigma=1.0, purpose="again")
+            mechanisms.histogram(torch.tensor([1, 2]), sigma=1.0, purpose="again")
         return Observation(visible={}, charges=("one", "two"))
 
     (pair,) = pairs(kinds=("plain",))
@@ -364,7 +366,7 @@ def test_neighbours_differ_in_their_slot_alone():
 
 def test_an_update_divided_by_the_drawn_batch_is_caught(monkeypatch):
     """Only masks of the neighbour's own show it: with the recorded ones both runs divide by the same."""
-    poisson, update, drawn = mechanisms.Gateway.poisson, training._State.update, []
+    poisson, update, drawn = mechanisms_module.Mechanisms.poisson, training._State.update, []
 
     def noting(self, **options):
         drawn.append(poisson(self, **options))
@@ -373,7 +375,7 @@ def test_an_update_divided_by_the_drawn_batch_is_caught(monkeypatch):
     def divided(self, stream, gradient, *, learning_rate, divisor):
         update(self, stream, gradient, learning_rate=learning_rate, divisor=max(1, int(drawn[-1].sum())))
 
-    monkeypatch.setattr(mechanisms.Gateway, "poisson", noting)
+    monkeypatch.setattr(mechanisms_module.Mechanisms, "poisson", noting)
     monkeypatch.setattr(training._State, "update", divided)
     (pair,) = pairs(kinds=("plain",))
     assert any("'model' differs" in fault for fault in check(pair).faults)
@@ -382,19 +384,19 @@ def test_an_update_divided_by_the_drawn_batch_is_caught(monkeypatch):
 def test_a_whole_flow_is_recorded_through_the_gateways_that_it_opens_and_only_meanwhile():
     recorder = Recording()
     paid = material(histogram("sizes"))
-    with recording(lambda found: Gateway(found, recorder=recorder)):
-        Gateway.live(paid).histogram(torch.tensor([1, 2]), sigma=2.0, purpose="sizes")
-        with pytest.raises(RuntimeError, match="one recording at a time"), recording(Gateway):
+    with recording(lambda found: Mechanisms(found, recorder=recorder)):
+        Mechanisms.live(paid).histogram(torch.tensor([1, 2]), sigma=2.0, purpose="sizes")
+        with pytest.raises(RuntimeError, match="one recording at a time"), recording(Mechanisms):
             pass
     assert [call.mechanism.purpose for call in recorder.calls] == ["sizes"]
-    with pytest.raises(ZeroDivisionError), recording(Gateway):
+    with pytest.raises(ZeroDivisionError), recording(Mechanisms):
         raise ZeroDivisionError
-    assert Gateway.live(paid).recorder is None
+    assert Mechanisms.live(paid).recorder is None
 
 
 def test_a_recorded_flow_keeps_its_release_log(tmp_path):
-    with recording(lambda found: Gateway(found, recorder=Recording())):
-        Gateway.live(material(histogram("sizes")), tmp_path).histogram(torch.tensor([1]), sigma=2.0, purpose="sizes")
+    with recording(lambda found: Mechanisms(found, recorder=Recording())):
+        Mechanisms.live(material(histogram("sizes")), tmp_path).histogram(torch.tensor([1]), sigma=2.0, purpose="sizes")
     assert [path.name for path in tmp_path.iterdir()] == ["histogram.0.sizes.safetensors"]
 
 
@@ -402,9 +404,9 @@ def test_everyone_nobody_and_the_neighbours_own_masks():
     """Forced, every slot takes part; one recorded step is empty; the neighbour's own odd masks are the contrary."""
     seen = []
 
-    def run(data, make_gateway):
-        gateway = make_gateway(material(*PLAN.queries))
-        masks = [gateway.poisson(step=step, n=N, probability=0.5, purpose="train") for step in range(4)]
+    def run(data, make_mechanisms):
+        mechanisms = make_mechanisms(material(*PLAN.queries))
+        masks = [mechanisms.poisson(step=step, n=N, probability=0.5, purpose="train") for step in range(4)]
         seen.append([int(mask.sum()) for mask in masks])
         return Observation(visible={}, charges=("one",))
 

@@ -29,14 +29,14 @@ from understudy.runs.finished_folders import remember
 from understudy.runs.folders import RunRecord, write_export, write_internal
 from understudy.runs.run_plan import RunPlan
 from understudy.runs.split import LABELS_DISCLOSED, hold_out_note
+from understudy.tasks.charge_receipt import ChargeReceipt
 from understudy.tasks.engine.runtime import task
-from understudy.tasks.ticket import Ticket
 
 
-@task(name="deliver", cache=False, computes=False)
-def deliver(
+@task(name="export", cache=False, computes=False)
+def export(
     run: RunPlan,
-    ticket: Ticket,
+    receipt: ChargeReceipt,
     released: ArtifactRef,
     synthetic: ArtifactRef,
     metrics: ArtifactRef,
@@ -45,7 +45,7 @@ def deliver(
 ) -> Exported:
     """Write DIR/export and DIR/internal; the same inputs give the same files but for the statement's time."""
     ledger = Ledger.open()
-    paid = ledger.charge(ticket.charge_id)
+    paid = ledger.charge(receipt.charge_id)
     statement = build_statement(
         statement_facts(run, paid, released, restarts=ledger.restarts(paid.id), lost=_lost(ledger)),
         charge=paid,
@@ -55,7 +55,7 @@ def deliver(
     record = RunRecord(
         method=run.method,
         source=run.source,
-        charge_id=ticket.charge_id,
+        charge_id=receipt.charge_id,
         label_names=run.label_names,
         config=run.config.model_dump(mode="json"),
         released=released,

@@ -11,7 +11,7 @@ from understudy.privacy.labels import Label
 from understudy.settings import private_directory, settings
 
 
-class Ticket(BaseModel):
+class ChargeReceipt(BaseModel):
     """Proof that a run is paid for: passed to every task that draws noise, so that its key holds the charge."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -21,17 +21,17 @@ class Ticket(BaseModel):
     label: Label = Field(description="Label of what the mechanisms put out under this charge.")
 
 
-def journal(charge_id: str) -> Path:
-    """Where a charge's gateway keeps what it released once; it stays until the charge's salt is erased.
+def release_log(charge_id: str) -> Path:
+    """Where a charge's mechanism interface keeps what it released once; it stays until the charge's salt is erased.
 
     Apart from the tasks' checkpoints: those go when a task ends or is abandoned, and a query that was released would
     then be noised again if its inputs came out differently.
     """
-    return private_directory(settings().private_root / "journals") / charge_id
+    return private_directory(settings().private_root / "release-logs") / charge_id
 
 
-def drop_journal(charge_id: str) -> None:
+def drop_release_log(charge_id: str) -> None:
     """Remove it: only after the salt is erased, for until then it keeps a query from being noised twice."""
-    folder = journal(charge_id)
+    folder = release_log(charge_id)
     if folder.exists():
         shutil.rmtree(folder)

@@ -9,7 +9,7 @@ from torch.nn import functional
 from understudy.errors import InputError
 from understudy.generation.sampling import backbone, head
 from understudy.methods.gradient_matching.config import TargetConfig
-from understudy.methods.gradient_matching.matching import (
+from understudy.methods.gradient_matching.loss import (
     last_state,
     matching_loss,
     objective,

@@ -24,7 +24,7 @@ from understudy.generation.prompts import encode_text, row_seeds, special_ids
 from understudy.methods.gradient_matching.admm import AdmmState, Objective, Project, admm
 from understudy.methods.gradient_matching.config import GradientMatchingConfig, ProjectionConfig
 from understudy.methods.gradient_matching.full_gradient import full_objective
-from understudy.methods.gradient_matching.matching import embed, objective
+from understudy.methods.gradient_matching.loss import embed, objective
 from understudy.methods.gradient_matching.projection import (
     allowed_tokens,
     check_projection,

@@ -7,7 +7,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from understudy.errors import InputError
 from understudy.methods.gradient_matching.config import GradientMatchingConfig
-from understudy.methods.gradient_matching.matched import (
+from understudy.methods.gradient_matching.optimise import (
     SCHEMA,
     check_matching,
     instruction_prompts,
