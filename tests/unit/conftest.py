@@ -48,7 +48,7 @@ def one_thread():
 def make_mechanisms():
     """Opened with the list of queries of the plan that is run, as a charge of it would."""
 
-    def make(plan, charge: str = "charge", recorder=None) -> Mechanisms:
+    def make(plan, recorder=None, charge: str = "charge") -> Mechanisms:
         return Mechanisms(KeyMaterial(b"s" * 32, charge, b"t" * 32, plan.queries), recorder=recorder)
 
     return make

@@ -4,9 +4,6 @@ import pytest
 import torch
 from tests_support import write_random_model
 
-from understudy.privacy.ledger.records import KeyMaterial
-from understudy.privacy.mechanisms import Mechanisms
-
 
 @pytest.fixture(autouse=True)
 def one_thread():
@@ -21,13 +18,3 @@ def one_thread():
 def base(tmp_path_factory) -> str:
     """Folder of a GPT-2 of two layers, 16 wide, random weights."""
     return str(write_random_model(tmp_path_factory.mktemp("models") / "random-gpt2"))
-
-
-@pytest.fixture
-def make_mechanisms():
-    """Opened with the list of queries of the plan that is run, as a charge of it would."""
-
-    def make(plan, recorder=None, charge: str = "charge") -> Mechanisms:
-        return Mechanisms(KeyMaterial(b"s" * 32, charge, b"t" * 32, plan.queries), recorder=recorder)
-
-    return make

@@ -9,8 +9,6 @@ from understudy.methods.conditional_generation.config import ConditionalGenerati
 from understudy.methods.conditional_generation.encode import encode
 from understudy.methods.conditional_generation.model import Discriminator, MultitaskModel, TrainedModel
 from understudy.models.loading import LoadedModel, load_model
-from understudy.privacy.ledger.records import KeyMaterial
-from understudy.privacy.mechanisms import Mechanisms
 
 LABEL_NAMES = ("negative", "positive", "rather undecided")
 
@@ -79,11 +77,6 @@ def _rows(count: int = 40) -> tuple[list[str | None], list[int | None]]:
     return texts, labels
 
 
-def _mechanisms(plan, charge: str = "charge", recorder=None) -> Mechanisms:
-    """Opened with the list of queries of the plan that is run, as a charge of it would."""
-    return Mechanisms(KeyMaterial(b"s" * 32, charge, b"t" * 32, plan.queries), recorder=recorder)
-
-
 @pytest.fixture
 def label_names() -> tuple[str, ...]:
     return LABEL_NAMES
@@ -97,11 +90,6 @@ def make_config():
 @pytest.fixture
 def make_rows():
     return _rows
-
-
-@pytest.fixture
-def make_mechanisms():
-    return _mechanisms
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ def run(make_base, make_mechanisms, label_names, encoded):
             label_names=label_names,
             config=config,
             schedule=planned,
-            mechanisms=make_mechanisms(planned, charge, recorder),
+            mechanisms=make_mechanisms(planned, recorder, charge),
             **arguments,
         )
 
