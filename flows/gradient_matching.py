@@ -20,9 +20,9 @@ from understudy.tasks.baselines import zero_shot
 from understudy.tasks.charging import charge, environment_digest, finalize
 from understudy.tasks.engine.runtime import code_digest
 from understudy.tasks.engine.tracking import parent_run
-from understudy.tasks.evaluation import evaluate, evaluate_matching, merge_metrics
+from understudy.tasks.evaluation import evaluate, merge_metrics
 from understudy.tasks.export import export
-from understudy.tasks.gradient_matching import match, release, select
+from understudy.tasks.gradient_matching import evaluate_matching, match, release, select
 
 METHOD = "gradient-matching"
 
