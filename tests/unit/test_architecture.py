@@ -115,3 +115,64 @@ def test_every_package_is_in_the_wheel():
 def test_method_package_names_are_the_designed_ones():
     packages = {p.name for p in (CORE / "methods").iterdir() if (p / "__init__.py").exists()}
     assert METHODS & packages, "no method package found: the checks above would be vacuous"
+
+
+# From the bottom up, as docs/architecture.md lists them; a module imports its own line and those above it.
+LAYERS = (
+    ("frozen", "errors", "lazy", "locks", "progress", "settings", "shipped", "tensor_files"),
+    ("data",),
+    ("privacy",),
+    ("artifacts",),
+    ("models",),
+    ("generation",),
+    ("evaluation", "auditing", "reporting", "baselines"),
+    ("methods",),
+    ("runs",),
+    ("tasks/engine",),
+    ("tasks",),
+    ("flows", "api"),
+)
+RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+
+
+def place_of(module: str) -> str:
+    """The folder, or the file at the top, that a module of the package lies in."""
+    parts = module.split(".")[1:]
+    if not parts:
+        return "frozen"
+    return "tasks/engine" if parts[:2] == ["tasks", "engine"] else parts[0]
+
+
+def edges() -> set[tuple[str, str, str]]:
+    """(importing module, its place, the place that it imports) of every import of the package, wherever it stands."""
+    found = set()
+    for folder, name in (
+        (CORE, "understudy"),
+        (ROOT / "tasks", "understudy.tasks"),
+        (ROOT / "flows", "understudy.flows"),
+    ):
+        for path in folder.rglob("*.py"):
+            if path == CORE / "__init__.py":
+                continue
+            module = ".".join((name, *path.relative_to(folder).with_suffix("").parts))
+            for imported in imports(path, "understudy"):
+                found.add((module, place_of(module), place_of(imported)))
+    return found
+
+
+def test_no_module_imports_upwards():
+    wrong = sorted(edge for edge in edges() if RANK[edge[1]] < RANK[edge[2]])
+    assert wrong == [], "a lower layer imports a higher one"
+    assert len({place for _, place, _ in edges()}) > 15, "places were not found: the check would be vacuous"
+
+
+def test_the_longest_chain_of_imports_between_folders_is_short():
+    folders: dict[str, set[str]] = {}
+    for _, place, imported in edges():
+        if RANK[imported] < RANK[place] and RANK[imported] > 0:
+            folders.setdefault(place, set()).add(imported)
+
+    def length(place: str) -> int:
+        return 1 + max((length(below) for below in folders.get(place, ())), default=0)
+
+    assert 4 < max(map(length, folders)) <= 8

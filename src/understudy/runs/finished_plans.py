@@ -13,7 +13,6 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-import understudy
 from understudy.methods.method import Description
 from understudy.privacy.queries import Queries
 from understudy.runs.run_plan import RunPlan
@@ -104,6 +103,6 @@ def _place(key: str, config: BaseModel) -> Path:
 def _program() -> str:
     """Digest of the package's own files: another version may say something else of the same run."""
     whole = hashlib.sha256()
-    for path in sorted(Path(understudy.__file__).parent.rglob("*.py")):
+    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
         whole.update(hashlib.sha256(path.read_bytes()).digest())
     return whole.hexdigest()
