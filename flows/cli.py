@@ -29,9 +29,6 @@ app.add_typer(ledger_app, name="ledger")
 app.add_typer(secret_app, name="secret")
 
 
-Method = StrEnum("Method", {name.replace("-", "_"): name for name in names()})  # type: ignore[misc]  # known when it runs
-
-
 class Profile(StrEnum):
     """Sizes: `tiny` for two cores, `paper` for the paper's."""
 
@@ -50,7 +47,9 @@ def command(name: str) -> Any:
 
 @app.command()
 def run(  # noqa: PLR0913 - one parameter per option of the command
-    method: Annotated[Method, typer.Argument(help="How the synthetic text is made.", show_default=False)],
+    method: Annotated[
+        str, typer.Argument(help="How the synthetic text is made.", metavar="|".join(names()), show_default=False)
+    ],
     data: Annotated[str, typer.Option(help="CSV, JSONL or Parquet file, hub id, or sample:NAME.")],
     out: Annotated[str, typer.Option(help="Folder for export/ and internal/.")],
     epsilon: Annotated[float, typer.Option(help="Epsilon of this run, 1e-4 to 100; inf stays private.")],
@@ -78,7 +77,7 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
 ) -> None:
     """Make a synthetic table from a private one."""
     command("run")(
-        method=method.value,
+        method=method,
         options={
             "data": data,
             "out": out,

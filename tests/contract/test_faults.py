@@ -131,7 +131,7 @@ def found_by(fault, model, folder, places, patch):
     run = fault.method.flow(fault.variant, model, folder, places, patch, *fault.settings)
     without_evaluation(patch)
     if fault.method is preferences:
-        unit = run.trained_client(3)
+        unit = run.first_client()
         data, neighbour, far = client_of(fault.kind, unit), clients(unit), unrelated_clients()
     else:
         unit = run.trained_slot(3)

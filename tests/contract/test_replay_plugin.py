@@ -16,10 +16,10 @@ from understudy.runs.request import Budget
 def bag_of_words(monkeypatch):
     """The example of docs/adding-a-method.md, as an installed package names it."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "plugin"))
-    places = {**registry.BUILT_IN, "bag-of-words": "bag_of_words:METHOD"}
+    places = {**registry.BUILT_IN, "bag-of-words": "bag_of_words.method:METHOD"}
     monkeypatch.setattr(registry, "_places", lambda: places)
     yield "bag-of-words"
-    for module in ("bag_of_words", "bag_of_words_flow"):
+    for module in ("bag_of_words.flow", "bag_of_words.method", "bag_of_words"):
         sys.modules.pop(module, None)
 
 

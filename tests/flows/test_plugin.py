@@ -11,15 +11,15 @@ import pyarrow.parquet as pq
 import pytest
 
 PLUGIN = Path(__file__).resolve().parents[1] / "plugin"
-INSTALLED = "[understudy.methods]\nbag-of-words = bag_of_words:METHOD\nvoted-texts = voted_texts:METHOD\n"
+INSTALLED = "[understudy.methods]\nbag-of-words = bag_of_words.method:METHOD\nvoted-texts = voted_texts.method:METHOD\n"
 
 
 @pytest.fixture(scope="session")
 def installed(tmp_path_factory):
     """The folder of tests as an installed distribution: its modules and its entry points, as pip leaves them."""
     site = tmp_path_factory.mktemp("site-packages")
-    for module in PLUGIN.glob("*.py"):
-        shutil.copy(module, site)
+    for package in ("bag_of_words", "voted_texts"):
+        shutil.copytree(PLUGIN / package, site / package, ignore=shutil.ignore_patterns("__pycache__"))
     info = site / "understudy_examples-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: understudy-examples\nVersion: 1.0\n")
@@ -46,8 +46,8 @@ def test_help_names_the_installed_methods(installed):
 
 
 RUNS = {
-    "bag-of-words": ("--data", "sample:reviews", "--source", "bags", "--samples", 30),
-    "voted-texts": ("--data", "sample:clients", "--source", "votes", "--samples", 5),
+    "bag-of-words": ("--data", "sample:reviews", "--source", "bags", "--budget", "8,1e-3", "--samples", 30),
+    "voted-texts": ("--data", "sample:clients", "--source", "votes", "--budget", "8,1e-2", "--samples", 5),
 }
 
 
@@ -58,7 +58,7 @@ def test_an_installed_method_is_run_charged_stated_reported_and_traced(
     from understudy.privacy.ledger.ledger import Ledger
 
     out = tmp_path / "out"
-    words = ("run", method, *RUNS[method], "--epsilon", 3, "--budget", "8,1e-2", "--out", out)
+    words = ("run", method, *RUNS[method], "--epsilon", 3, "--out", out)
     with in_home(tmp_path / "home"):
         code, said = call(*words, "--dry-run", "--json")
         assert code == 0, said
@@ -89,12 +89,12 @@ def test_an_installed_method_is_run_charged_stated_reported_and_traced(
 
 
 def test_the_code_of_an_installed_method_is_followed_and_no_other_methods(on_path):
-    import bag_of_words_flow
+    from bag_of_words.flow import count_tokens
 
     from understudy.tasks.engine.code_digest import reached_code
 
-    reached = reached_code(bag_of_words_flow.count_tokens.fn).modules
-    assert "bag_of_words" in reached
+    reached = reached_code(count_tokens.fn).modules
+    assert "bag_of_words.method" in reached
     assert not any(name.startswith("understudy.methods.") and name != "understudy.methods.method" for name in reached)
     assert "understudy.methods.registry" not in reached
 
@@ -104,11 +104,11 @@ def test_an_entry_point_that_names_no_method_is_refused_by_name(on_path, monkeyp
     from understudy.methods import registry
 
     (on_path / "understudy_examples-1.0.dist-info/entry_points.txt").write_text(
-        INSTALLED + "odd = bag_of_words:COUNTS\nconditional-generation = bag_of_words:METHOD\n"
+        INSTALLED + "odd = bag_of_words.method:COUNTS\nconditional-generation = bag_of_words.method:METHOD\n"
     )
     try:
         registry._places.cache_clear()
-        with pytest.raises(UnderstudyError, match=r"bag_of_words:COUNTS.*'odd'"):
+        with pytest.raises(UnderstudyError, match=r"bag_of_words.method:COUNTS.*'odd'"):
             registry.get("odd")
         assert registry.get("conditional-generation").flow.startswith("understudy.flows"), "not taken over"
     finally:

@@ -8,7 +8,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from prefect import flow
-from voted_texts import VotedTextsConfig
 
 from understudy.artifacts.access import TABLE, VALUE, ArtifactRef, path_of, read_table, store_for, write_json
 from understudy.baselines.private_evolution import threshold
@@ -25,6 +24,7 @@ from understudy.tasks.charging import charge, environment_digest, finalize
 from understudy.tasks.engine.runtime import code_digest, task
 from understudy.tasks.engine.tracking import parent_run
 from understudy.tasks.export import export
+from voted_texts.method import VotedTextsConfig
 
 
 def candidates(config: VotedTextsConfig) -> list[str]:

@@ -6,9 +6,9 @@ import json
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from bag_of_words import COUNTS, BagOfWordsConfig
 from prefect import flow
 
+from bag_of_words.method import COUNTS, BagOfWordsConfig
 from understudy.artifacts.access import TABLE, VALUE, ArtifactRef, path_of, read_table, store_for
 from understudy.evaluation.config import EvaluationConfig
 from understudy.privacy import labels
@@ -40,7 +40,9 @@ def count_tokens(
     counts = torch.zeros(len(names), len(tokenizer), dtype=torch.float64)
     for text, label in zip(table["text"].to_pylist(), table["label"].to_pylist(), strict=True):
         if text is not None:  # a null row keeps its slot and adds nothing
-            own = torch.bincount(torch.tensor(tokenizer(text)["input_ids"]), minlength=len(tokenizer)).double()
+            # Cut: of a longer text the tokenizer would say how long it is, in the log.
+            ids = tokenizer(text, truncation=True, max_length=256)["input_ids"]
+            own = torch.bincount(torch.tensor(ids, dtype=torch.int64), minlength=len(tokenizer)).double()
             counts[label] += own / own.norm().clamp(min=1.0)
     mechanisms = Mechanisms.live(Ledger.open().material(receipt.charge_id), release_log=release_log(receipt.charge_id))
     noise = queries[0].noise_multiplier

@@ -67,7 +67,7 @@ METHOD = Method(
     name="bag-of-words",
     summary="texts of independent tokens, drawn from noised counts",
     config=BagOfWordsConfig,
-    flow="bag_of_words_flow:bag_of_words",
+    flow="bag_of_words.flow:bag_of_words",
     releases="counts",
     protects=lambda _: LABELLED_EXAMPLES,
     charged_settings=charged_settings,
@@ -76,5 +76,5 @@ METHOD = Method(
     describe=describe,
     estimate=lambda config, promise: {"expected_minutes": 0.1},
     report_facts=lambda config: {"length": str(config.length)},
-    sections="bag_of_words_flow:sections",
+    sections="bag_of_words.flow:sections",
 )

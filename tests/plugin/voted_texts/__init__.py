@@ -1,0 +1,1 @@
+"""A method of an installed package; see method.py."""
