@@ -61,7 +61,7 @@ def float_noise(key: bytes, size: int, *, scale: float) -> Tensor:
     return torch.from_numpy(out)
 
 
-class FloatGateway(Mechanisms):
+class FloatMechanisms(Mechanisms):
     """A mechanism interface that adds float noise to float sums; everything else is the shipped one's."""
 
     def gaussian_sum(self, query: Any, **options: Any) -> dict[str, Tensor]:
@@ -166,7 +166,7 @@ def ratio(work: Callable[[type[Mechanisms]], None], repeats: int) -> dict[str, f
         work(Mechanisms)
         middle = time.process_time()
         with in_floats():
-            work(FloatGateway)
+            work(FloatMechanisms)
         pairs.append((middle - began, time.process_time() - middle))
     grid, floats = zip(*pairs[1:], strict=True)
     each = sorted(one / other for one, other in pairs[1:])
