@@ -1,6 +1,7 @@
 """Every link between the pages leads to a file and a heading that are there; each page of results shows a figure."""
 
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -40,3 +41,10 @@ def test_tables_of_results_have_as_many_cells_in_every_line():
     for page in RESULTS:
         for table in re.findall(r"(?:^\|.*\n)+", page.read_text(), flags=re.M):
             assert len({line.count("|") for line in table.splitlines()}) == 1, f"{page.name}: {table.splitlines()[0]}"
+
+
+def test_the_example_of_a_method_is_the_one_that_is_installed_and_run():
+    page = textwrap.dedent((ROOT / "docs/adding-a-method.md").read_text())
+    for name in ("method", "flow"):
+        code = (ROOT / f"tests/plugin/bag_of_words/{name}.py").read_text()
+        assert textwrap.indent(code, "    ") in page, f"{name}.py has changed: bring docs/adding-a-method.md up to date"
