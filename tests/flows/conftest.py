@@ -3,6 +3,7 @@
 import contextlib
 import io
 import re
+import shutil
 import sqlite3
 import sys
 import time
@@ -81,11 +82,14 @@ def request_of(tmp_path, data, random_model_folder):
 
 
 @pytest.fixture(scope="session")
-def in_home():
+def in_home(empty_tracking_store):
     """A context with a home of its own, for what outlives one test or moves between homes."""
 
     @contextlib.contextmanager
     def enter(root: Path):
+        root.mkdir(mode=0o700, exist_ok=True)
+        if not (root / "mlflow.db").exists():
+            shutil.copy(empty_tracking_store, root / "mlflow.db")
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("UNDERSTUDY_HOME", str(root))
             patch.setenv("UNDERSTUDY_EXCHANGE", str(root / "exchange"))
