@@ -135,34 +135,37 @@ def test_a_worker_makes_the_artifacts_of_the_command_line(server, request_of, tm
     assert len(Ledger.open().charges("ward")) == 1
 
 
+def ask(place: str, body: object = None) -> object:
+    """What the server's API answers: to a question with a body, or to a plain one."""
+    data = None if body is None else json.dumps(body).encode()
+    asked = urllib.request.Request(place, data=data, headers={"Content-Type": "application/json"})
+    with urllib.request.urlopen(asked, timeout=60) as answer:
+        return json.load(answer)
+
+
 def scheduled_run(api: str, server_log: Path, within: float = 120) -> dict:
     """The next flow run that the server's scheduler has made by itself."""
-    question = json.dumps({"flow_runs": {"state": {"type": {"any_": ["SCHEDULED"]}}}}).encode()
-    asked = urllib.request.Request(
-        f"{api}/flow_runs/filter", data=question, headers={"Content-Type": "application/json"}, method="POST"
-    )
+    question = {"flow_runs": {"state": {"type": {"any_": ["SCHEDULED"]}}}}
     deadline = time.monotonic() + within
     while time.monotonic() < deadline:
-        with urllib.request.urlopen(asked, timeout=10) as answer:
-            found = [run for run in json.load(answer) if run["auto_scheduled"]]
+        found = [run for run in ask(f"{api}/flow_runs/filter", question) if run["auto_scheduled"]]
         if found:
             return min(found, key=lambda run: run["expected_start_time"])
-        time.sleep(0.5)
+        time.sleep(0.2)
     pytest.fail(f"expected a scheduled run within {within:g} s: {server_log.read_text()[-3000:]}")
 
 
 def test_a_schedule_starts_a_run_that_completes(server, request_of, tmp_path):
     """SQLAlchemy 2.1 made every tick of the server's scheduler raise, and no scheduled run ever started."""
-    parameters = json.dumps({"request": request_of(samples=8).model_dump(mode="json")})
-    log = Path(server["PREFECT_HOME"]) / "server.log"
+    api, log = server["PREFECT_API_URL"], Path(server["PREFECT_HOME"]) / "server.log"
+    deployment = ask(f"{api}/deployments/name/conditional-generation/default")["id"]
     soon = (datetime.now(UTC) + timedelta(seconds=20)).isoformat()
-    flow = "understudy.flows.conditional_generation.conditional_generation"
-    schedule = ("--interval", "86400", "--anchor-date", soon, "--params", parameters)
-    prefect(server, "--no-prompt", "deploy", flow, "--name", "daily", "--pool", "client", *schedule)
-    made = scheduled_run(server["PREFECT_API_URL"], log)
+    schedule = {"schedule": {"interval": 86400, "anchor_date": soon}, "active": True}
+    parameters = {"request": request_of(samples=8).model_dump(mode="json")}
+    ask(f"{api}/deployments/{deployment}/schedules", [schedule | {"parameters": parameters}])
+    made = scheduled_run(api, log)
     prefect(server, "worker", "start", "--pool", "client", "--run-once")
-    with urllib.request.urlopen(f"{server['PREFECT_API_URL']}/flow_runs/{made['id']}", timeout=10) as answer:
-        ended = json.load(answer)
+    ended = ask(f"{api}/flow_runs/{made['id']}")
     assert ended["state"]["type"] == "COMPLETED", ended["state"]
     assert ended["start_time"] >= made["expected_start_time"], "the run waits for its time"
     assert read_record(tmp_path / "out").source == "ward"
