@@ -1,6 +1,7 @@
 """A small private table, a random base model, the request that every flow test runs, and what they all look at."""
 
 import contextlib
+import functools
 import io
 import re
 import shutil
@@ -40,6 +41,18 @@ def random_model_folder(tmp_path_factory):
 @pytest.fixture(scope="session")
 def small_matching():
     return SMALL_MATCHING
+
+
+@pytest.fixture(scope="module")
+def small_measures():
+    """Gradient matching is measured with target models that are tuned for a step: their worth is measured elsewhere."""
+    from understudy.flows import gradient_matching
+
+    sizes = {"steps": 1, "most_models": 1, "replicates": 100, "test_rows": 4, "real_rows": 4, "gradient_rows": 4}
+    with pytest.MonkeyPatch.context() as patch:
+        small = functools.partial(gradient_matching.MatchingEvaluationConfig, **sizes)
+        patch.setattr(gradient_matching, "MatchingEvaluationConfig", small)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -192,7 +192,9 @@ def test_twenty_kills_at_random_moments(method, tmp_path, command_of, in_home):
     check_kills(command_of(method), moments, tmp_path, in_home)
 
 
-def test_a_run_killed_amid_its_rounds_goes_on_after_the_last_of_them(prefect_server, tmp_path, command_of, in_home):
+def test_a_run_killed_amid_its_rounds_goes_on_after_the_last_of_them(
+    prefect_server, small_measures, tmp_path, command_of, in_home
+):
     from prefect.settings import PREFECT_API_URL
 
     # One shard of one batch, so that there is one count of rounds.
