@@ -1,6 +1,8 @@
 """What every test shares: a home of its own, no telemetry, and one Prefect server per session if asked for."""
 
+import functools
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,8 +57,11 @@ def confined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An isolated home, exchange store and MLflow database, one thread and the CPU, for each test."""
+def home(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An isolated home, exchange store and MLflow database, one thread and the CPU, for each test.
+
+    Where flows run, the MLflow database has its tables already: a session makes them once.
+    """
     for name in [name for name in os.environ if name.startswith("UNDERSTUDY_")]:
         monkeypatch.delenv(name)
     root = tmp_path / "understudy-home"
@@ -66,6 +71,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("UNDERSTUDY_THREADS", "1")
     monkeypatch.setenv("UNDERSTUDY_DEVICE", "cpu")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(root / "datasets"))
+    if "prefect_server" in request.fixturenames:
+        root.mkdir(mode=0o700)
+        shutil.copy(request.getfixturevalue("empty_tracking_store"), root / "mlflow.db")
+        request.getfixturevalue("one_encoder")
     return root
 
 
@@ -76,3 +85,23 @@ def prefect_server() -> Iterator[None]:
 
     with prefect_test_harness(server_startup_timeout=120):
         yield
+
+
+@pytest.fixture(scope="session")
+def one_encoder() -> Iterator[None]:
+    """The sentence encoder is read from the disk once in a session, not in every task that embeds."""
+    from understudy.evaluation import encoder
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(encoder, "load_encoder", functools.cache(encoder.load_encoder))
+        yield
+
+
+@pytest.fixture(scope="session")
+def empty_tracking_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An MLflow database with its tables and the experiment, made once: that takes seconds."""
+    from understudy.tasks.engine import tracking
+
+    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    tracking._connect(f"sqlite:///{path}").client._tracking_client.store.engine.dispose()
+    return path

@@ -1,7 +1,9 @@
-"""Digests of what a run exported, to compare a killed and resumed run with one that nobody killed."""
+"""What tests of killed runs share: a charge without a run, and digests of what two runs exported."""
 
 import hashlib
 from pathlib import Path
+
+from understudy.runs.request import RunRequest
 
 
 def digests(out: Path) -> dict[str, str]:
@@ -11,3 +13,18 @@ def digests(out: Path) -> dict[str, str]:
         for path in sorted((out / "export").rglob("*"))
         if path.is_file() and not path.name.startswith("statement")
     }
+
+
+def reserve(request: RunRequest, method: str) -> None:
+    """Charge a run and compute nothing: every copy of the home then draws the same noise."""
+    from understudy.runs.registration import registered
+    from understudy.tasks import conditional_generation, gradient_matching, preference_optimization
+    from understudy.tasks.charging import charge, environment_digest
+    from understudy.tasks.engine.runtime import code_digest
+
+    code = {
+        "conditional-generation": lambda: [code_digest(conditional_generation.train.fn)],
+        "gradient-matching": lambda: [code_digest(gradient_matching.release.fn)],
+        "preference-optimization": lambda: preference_optimization.charged_code("server"),
+    }
+    charge.fn(registered(request, method), code=environment_digest(*code[method]()), accept_new=False)

@@ -18,8 +18,8 @@ def calibrations(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def places(tmp_path_factory: pytest.TempPathFactory, prefect_server: None, calibrations: Path):
+def places(prefect_server: None, calibrations: Path, empty_tracking_store: Path):
     """What all runs of real flows share: a Prefect server, calibrations, an empty tracking store."""
-    from contract.flow_under_replay import Places, empty_tracking_store
+    from contract.flow_under_replay import Places
 
-    return Places(calibrations=calibrations, tracking=empty_tracking_store(tmp_path_factory.mktemp("mlflow")))
+    return Places(calibrations=calibrations, tracking=empty_tracking_store)

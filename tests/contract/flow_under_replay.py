@@ -12,7 +12,6 @@ import logging
 import re
 import shutil
 import sqlite3
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -37,7 +36,6 @@ from understudy.evaluation import encoder, measure
 from understudy.evaluation.metrics import Metrics
 from understudy.methods.gradient_matching import evaluation as matching_evaluation
 from understudy.methods.preference_optimization import evaluation
-from understudy.privacy import accounting
 from understudy.privacy.ledger import ledger, stored_secrets
 from understudy.privacy.ledger.ledger import Ledger
 from understudy.privacy.mechanisms import Mechanism, Mechanisms
@@ -46,7 +44,6 @@ from understudy.privacy.testing.replay import MechanismsFactory, Observation, re
 from understudy.runs import split
 from understudy.runs.request import RunRequest
 from understudy.tasks import export as export_task
-from understudy.tasks.engine import tracking
 from understudy.tasks.engine.progress import Reporter
 
 _TIME = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00")
@@ -224,7 +221,6 @@ def smaller(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(gradient_matching, "MatchingEvaluationConfig", matching)
     downstream = functools.partial(evaluation.NextTokenConfig, epochs=1, max_length=8, batch_size=64)
     patch.setattr(evaluation, "NextTokenConfig", downstream)
-    remember_epsilons(patch)
     # It collects garbage after every training, which takes longer than the training.
     patch.setattr("accelerate.utils.memory.clear_device_cache", lambda **_: None)
 
@@ -238,25 +234,6 @@ def without_evaluation(patch: pytest.MonkeyPatch) -> None:
     ):
         patch.setattr(module, name, lambda *_, **__: Metrics())
     patch.setattr(export_task, "build_report", lambda folder, **_: (folder / "report.html").write_text(""))
-
-
-def remember_epsilons(patch: pytest.MonkeyPatch) -> None:
-    """Each event's epsilon is computed once in a session, wherever the functions were imported to."""
-    for name in ("epsilon_pld", "epsilon_rdp"):
-        exact = getattr(accounting, name)
-        for place, module in list(sys.modules.items()):
-            if place.startswith("understudy.") and getattr(module, name, None) is exact:
-                patch.setattr(module, name, functools.partial(_remembered, exact))
-
-
-_known: dict[tuple, float] = {}
-
-
-def _remembered(exact, event, *args, **options):
-    key = (exact, repr(event), args, tuple(options.items()))
-    if key not in _known:
-        _known[key] = exact(event, *args, **options)
-    return _known[key]
 
 
 @dataclass(frozen=True)
@@ -402,10 +379,3 @@ def _loggers_that_end_a_chain() -> list[logging.Logger]:
     """The root logger and every logger that keeps its records from it, as those of transformers and Prefect do."""
     known = [logger for logger in logging.Logger.manager.loggerDict.values() if isinstance(logger, logging.Logger)]
     return [logging.getLogger(), *(logger for logger in known if not logger.propagate)]
-
-
-def empty_tracking_store(folder: Path) -> Path:
-    """An MLflow database with its tables and the experiment, made once: that takes seconds."""
-    path = folder / "mlflow.db"
-    tracking._connect(f"sqlite:///{path}").client._tracking_client.store.engine.dispose()
-    return path

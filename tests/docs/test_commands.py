@@ -1,5 +1,6 @@
 """Every command in README and docs runs: in order, in one home, from an otherwise empty folder."""
 
+import functools
 import json
 import math
 import re
@@ -11,7 +12,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from contract.flow_under_replay import smaller
 
+import understudy
 from understudy.flows import cli
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,6 +26,27 @@ BY_THE_WORKER_TEST = {
     "prefect --no-prompt",
     "prefect worker",
     "prefect deployment",
+}
+# What the texts and figures are worth is measured elsewhere: each step of a run is taken, none is taken often.
+FEWER = {
+    "conditional-generation": (
+        "train.epochs=0.2",
+        "train.max_length=24",
+        "generate.sampling.max_new_tokens=6",
+    ),
+    "gradient-matching": (
+        "max_length=24",
+        "length=8",
+        "matching.rounds=1",
+        "matching.inner_steps=1",
+        "matching.swap_sweeps=1",
+    ),
+    "preference-optimization": (
+        "rounds=1",
+        "candidates.prompts=4",
+        "candidates.sampling.max_new_tokens=8",
+        "preferences.epochs=1",
+    ),
 }
 
 
@@ -49,6 +73,7 @@ def test_the_pages_hold_commands():
 
 def test_every_understudy_command_runs(tmp_path, monkeypatch, capsys, prefect_server):
     monkeypatch.chdir(tmp_path)
+    smaller(monkeypatch)
     n = 120_000  # 1e-5 must be below 1/n: the budget of the README fits tables up to that size
     assert 1 / (n - 1) * 1.3 > 1e-5
     texts = [f"{'a joy' if i % 2 else 'a bore'} from start to finish, take {i}" for i in range(60)]
@@ -59,12 +84,9 @@ def test_every_understudy_command_runs(tmp_path, monkeypatch, capsys, prefect_se
         if "train.parquet" in words:
             # So few rows need a delta of their own; everything else is as printed.
             words[words.index("8,1e-5")] = "8,1e-2"
-        if "gradient-matching" in words:
-            # The texts need not be good here: a tenth of the rounds and steps.
-            words += ["--set", "matching.rounds=1", "--set", "matching.inner_steps=1"]
-            words += ["--set", "matching.swap_sweeps=1"]
-        if "preference-optimization" in words:
-            words += ["--set", "rounds=1", "--set", "candidates.prompts=4", "--set", "preferences.epochs=1"]
+        words += [
+            word for method in FEWER if method in words for setting in FEWER[method] for word in ("--set", setting)
+        ]
         monkeypatch.setattr(sys, "argv", words)
         with pytest.raises(SystemExit) as stop:
             cli.main()
@@ -87,6 +109,9 @@ def test_the_python_lines_of_the_readme_run(tmp_path, monkeypatch, prefect_serve
     texts = [f"answer {i}: {'very' if i % 2 else 'not'} satisfied" for i in range(40)]
     table = pa.table({"text": texts, "label": ["high" if i % 2 else "low" for i in range(40)]})
     names = {"table": table}
+    fewer = functools.partial(understudy.synthesize, overrides=FEWER["conditional-generation"])
+    monkeypatch.setattr(understudy, "synthesize", fewer)
+    smaller(monkeypatch)
     exec(code.replace("1e-5", "1e-2"), names)
     assert names["result"].synthetic.num_rows == 100
     assert names["result"].statement["epsilon"] <= 3

@@ -1,8 +1,10 @@
 """A small private table, a random base model, the request that every flow test runs, and what they all look at."""
 
 import contextlib
+import functools
 import io
 import re
+import shutil
 import sqlite3
 import sys
 import time
@@ -39,6 +41,18 @@ def random_model_folder(tmp_path_factory):
 @pytest.fixture(scope="session")
 def small_matching():
     return SMALL_MATCHING
+
+
+@pytest.fixture(scope="module")
+def small_measures():
+    """Gradient matching is measured with target models that are tuned for a step: their worth is measured elsewhere."""
+    from understudy.flows import gradient_matching
+
+    sizes = {"steps": 1, "most_models": 1, "replicates": 100, "test_rows": 4, "real_rows": 4, "gradient_rows": 4}
+    with pytest.MonkeyPatch.context() as patch:
+        small = functools.partial(gradient_matching.MatchingEvaluationConfig, **sizes)
+        patch.setattr(gradient_matching, "MatchingEvaluationConfig", small)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -81,11 +95,14 @@ def request_of(tmp_path, data, random_model_folder):
 
 
 @pytest.fixture(scope="session")
-def in_home():
+def in_home(empty_tracking_store):
     """A context with a home of its own, for what outlives one test or moves between homes."""
 
     @contextlib.contextmanager
     def enter(root: Path):
+        root.mkdir(mode=0o700, exist_ok=True)
+        if not (root / "mlflow.db").exists():
+            shutil.copy(empty_tracking_store, root / "mlflow.db")
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("UNDERSTUDY_HOME", str(root))
             patch.setenv("UNDERSTUDY_EXCHANGE", str(root / "exchange"))

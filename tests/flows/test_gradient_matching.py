@@ -21,7 +21,7 @@ LABELS = ("bad", "good")
 
 
 @pytest.fixture(autouse=True)
-def with_server(prefect_server):
+def with_server(prefect_server, small_measures):
     prepare_environment()
 
 
@@ -129,7 +129,9 @@ def with_bad_rows(rows: pa.Table, count: int) -> pa.Table:
 
 
 @pytest.fixture(scope="module")
-def scarce(prefect_server, tmp_path_factory, in_home, call, private_rows, random_model_folder, small_matching):
+def scarce(
+    prefect_server, small_measures, tmp_path_factory, in_home, call, private_rows, random_model_folder, small_matching
+):
     """Runs at epsilon 0.05 on rows of which one, or none, has the label `bad`: number of such rows -> what was left."""
     ended = {}
     for count in (1, 0):

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from kill_and_resume import digests
+from kill_and_resume import digests, reserve
 from tests_support import SMALL
 
 from understudy.privacy.ledger.ledger import Ledger
 from understudy.runs.request import Budget, RunRequest
 from understudy.settings import prepare_environment
 
-ROUNDS = 60
+ROUNDS = 20
 
 
 @dataclass(frozen=True)
@@ -162,9 +162,24 @@ def check_kills(command: Command, moments: list[float], tmp_path: Path, in_home)
     assert landed > 0, "no kill landed before the end of its run"
 
 
-def test_a_killed_run_ends_in_the_same_bytes(tmp_path, command_of, in_home):
-    # Halfway a calm run has trained and is generating or measuring.
-    check_kills(command_of("conditional-generation"), [0.5], tmp_path, in_home)
+def test_a_killed_run_ends_in_the_same_bytes(prefect_server, tmp_path, command_of, in_home):
+    """The command of the shell, with a Prefect server of its own, killed once it has trained."""
+    command = command_of("conditional-generation")
+    calm, killed = charged_twice(command, tmp_path, in_home)
+    process = start(command, killed, tmp_path / "killed-out")
+    while not trained_models(killed):
+        assert process.poll() is None, process.communicate()[1][-3000:]
+        time.sleep(0.02)
+    kill(process)
+    assert len(trained_models(killed)) == 1
+    assert not (tmp_path / "killed-out").exists()
+
+    for home in (calm, killed):
+        finish_here(command, home, tmp_path / f"{home.name}-out", in_home)
+    assert trained_models(killed) == trained_models(calm)
+    expected = digests(tmp_path / "calm-out")
+    assert {"export/synthetic.parquet", "export/model/model.safetensors"} <= expected.keys()
+    assert digests(tmp_path / "killed-out") == expected
 
 
 @pytest.mark.slow
@@ -177,19 +192,15 @@ def test_twenty_kills_at_random_moments(method, tmp_path, command_of, in_home):
     check_kills(command_of(method), moments, tmp_path, in_home)
 
 
-def test_a_run_killed_amid_its_rounds_goes_on_after_the_last_of_them(prefect_server, tmp_path, command_of, in_home):
+def test_a_run_killed_amid_its_rounds_goes_on_after_the_last_of_them(
+    prefect_server, small_measures, tmp_path, command_of, in_home
+):
     from prefect.settings import PREFECT_API_URL
 
     # One shard of one batch, so that there is one count of rounds.
     sizes = ("matching.shard_size=32", "matching.batch_size=32")
     command = command_of("gradient-matching", f"matching.rounds={ROUNDS}", *sizes)
-    with in_home(tmp_path / "charged"):
-        prepare_environment()
-        reserve(command.request(tmp_path / "nowhere"))
-    calm, killed = tmp_path / "calm", tmp_path / "killed"
-    for home in (calm, killed):
-        shutil.copytree(tmp_path / "charged", home)
-
+    calm, killed = charged_twice(command, tmp_path, in_home)
     process = start(command, killed, tmp_path / "killed-out", api=PREFECT_API_URL.value())
     while rounds_kept(killed) < 2:
         assert process.poll() is None, process.communicate()[1][-3000:]
@@ -201,10 +212,8 @@ def test_a_run_killed_amid_its_rounds_goes_on_after_the_last_of_them(prefect_ser
 
     done = {}
     for home in (calm, killed):
-        with in_home(home), rounds_counted() as counted:
-            run_here(command.request(tmp_path / f"{home.name}-out"))
-            assert [charge.status for charge in Ledger.open().charges("ward")] == ["released"]
-            assert Ledger.open().spent("ward")[0] == 3.0
+        with rounds_counted() as counted:
+            finish_here(command, home, tmp_path / f"{home.name}-out", in_home)
         done[home] = counted
     assert done[calm] == ["warm start", *range(ROUNDS)]
     assert done[killed] == list(range(reached, ROUNDS))
@@ -213,21 +222,32 @@ def test_a_run_killed_amid_its_rounds_goes_on_after_the_last_of_them(prefect_ser
     assert digests(tmp_path / "killed-out") == expected
 
 
-def reserve(request: RunRequest) -> None:
-    """Charge a run of gradient matching and compute nothing: every copy of the home then draws the same noise."""
-    from understudy.runs.registration import registered
-    from understudy.tasks.charging import charge, environment_digest
-    from understudy.tasks.engine.runtime import code_digest
-    from understudy.tasks.gradient_matching import release
+def charged_twice(command: Command, folder: Path, in_home) -> list[Path]:
+    """Two homes with one charge and nothing computed: both draw the same noise."""
+    with in_home(folder / "charged"):
+        prepare_environment()
+        reserve(command.request(folder / "nowhere"), command.method)
+    homes = [folder / "calm", folder / "killed"]
+    for home in homes:
+        shutil.copytree(folder / "charged", home)
+    return homes
 
-    run = registered(request, "gradient-matching")
-    charge.fn(run, code=environment_digest(code_digest(release.fn)), accept_new=False)
+
+def finish_here(command: Command, home: Path, out: Path, in_home) -> None:
+    """The same command in this process; it ends with one charge."""
+    from understudy.lazy import load
+    from understudy.methods import registry
+
+    with in_home(home):
+        load(registry.get(command.method).flow)(command.request(out))
+        assert [charge.status for charge in Ledger.open().charges("ward")] == ["released"]
+        assert Ledger.open().spent("ward")[0] == 3.0
 
 
-def run_here(request: RunRequest) -> None:
-    from understudy.flows.gradient_matching import gradient_matching
-
-    gradient_matching(request)
+def trained_models(home: Path) -> set[str]:
+    """Ids of the released models that are whole."""
+    found = (path.parent for path in (home / "exchange").glob("[0-9a-f]*/model.safetensors"))
+    return {folder.name for folder in found if (folder / "manifest.json").is_file()}
 
 
 def rounds_kept(home: Path) -> int:

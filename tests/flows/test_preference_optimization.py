@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from kill_and_resume import digests
+from kill_and_resume import digests, reserve
 from safetensors.torch import load_file
 from tests_support import SMALL_ROUND
 
@@ -340,15 +340,6 @@ def stored(home: Path, name: str) -> dict[str, bytes]:
     return {path.parent.name: path.read_bytes() for path in found if (path.parent / "manifest.json").is_file()}
 
 
-def reserve(asked: RunRequest) -> None:
-    """Charge a run and compute nothing: every copy of the home then draws the same noise."""
-    from understudy.runs.registration import registered
-    from understudy.tasks.charging import charge, environment_digest
-    from understudy.tasks.preference_optimization import charged_code
-
-    charge.fn(registered(asked, METHOD), code=environment_digest(*charged_code("server")), accept_new=False)
-
-
 def test_a_scored_round_is_asked_nothing_else_under_its_charge(few_clients, random_model_folder, in_home, tmp_path):
     """Should candidates come out differently when a run is resumed, the clients are not asked a second time."""
     from understudy.runs.registration import registered
@@ -393,7 +384,7 @@ def test_a_run_killed_between_scoring_and_training_goes_on_with_the_same_noisy_s
     calm, killed = tmp_path / "calm", tmp_path / "killed"
     with in_home(tmp_path / "charged"):
         prepare_environment()
-        reserve(request(tmp_path / "nowhere", random_model_folder, data=str(few_clients)))
+        reserve(request(tmp_path / "nowhere", random_model_folder, data=str(few_clients)), METHOD)
     for home in (calm, killed):
         shutil.copytree(tmp_path / "charged", home)
 

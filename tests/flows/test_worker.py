@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -31,14 +32,19 @@ ROUNDS = ("rounds=1", *SMALL_ROUND)
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture
-def server(tmp_path):
-    """A Prefect server on a free port of this machine; gives the environment of its clients."""
+@pytest.fixture(scope="module")
+def deployed(tmp_path_factory):
+    """A Prefect server on a free port of this machine, with all pools and deployments; the environment of its clients.
+
+    Its log lies in its home, `PREFECT_HOME`.
+    """
+    home = tmp_path_factory.mktemp("prefect")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")} | {
-        "PREFECT_HOME": str(tmp_path / "prefect"),
+    outside = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "UNDERSTUDY_"))}
+    environment = outside | {
+        "PREFECT_HOME": str(home),
         "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "2",
@@ -48,14 +54,23 @@ def server(tmp_path):
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
-    with (tmp_path / "server.log").open("w") as log:
+    with (home / "server.log").open("w") as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
         try:
-            wait_for(f"http://127.0.0.1:{port}/api/health", process, tmp_path / "server.log")
+            wait_for(f"http://127.0.0.1:{port}/api/health", process, home / "server.log")
+            for pool in ("client", "server"):
+                prefect(environment, "work-pool", "create", pool, "--type", "process")
+            prefect(environment, "--no-prompt", "deploy", "--all")
             yield environment
         finally:
             process.terminate()
             process.wait(timeout=60)
+
+
+@pytest.fixture
+def server(deployed, home, prefect_server):
+    """The environment of the server's clients, with the settings of this test."""
+    return deployed | {name: value for name, value in os.environ.items() if name.startswith("UNDERSTUDY_")}
 
 
 def wait_for(url: str, process: subprocess.Popen, log: Path) -> None:
@@ -85,12 +100,6 @@ def prefect(environment: dict[str, str], *words: str, within: float = 500) -> st
     return done.stdout
 
 
-def deploy(environment: dict[str, str]) -> None:
-    for pool in ("client", "server"):
-        prefect(environment, "work-pool", "create", pool, "--type", "process")
-    prefect(environment, "--no-prompt", "deploy", "--all")
-
-
 def test_every_method_of_the_command_line_has_a_deployment_that_imports():
     deployments = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
     flows = {}
@@ -108,9 +117,8 @@ def test_every_method_of_the_command_line_has_a_deployment_that_imports():
     assert {tuple(flow.parameters.properties) for flow in flows.values()} == {("request",)}
 
 
-def test_a_worker_makes_the_artifacts_of_the_command_line(server, request_of, tmp_path, prefect_server):
+def test_a_worker_makes_the_artifacts_of_the_command_line(server, request_of, tmp_path):
     request = request_of(out=str(tmp_path / "worker-out"))
-    deploy(server)
     parameters = json.dumps({"request": request.model_dump(mode="json")})
     prefect(server, "deployment", "run", "conditional-generation/default", "--params", parameters)
     prefect(server, "worker", "start", "--pool", "client", "--run-once")
@@ -127,42 +135,45 @@ def test_a_worker_makes_the_artifacts_of_the_command_line(server, request_of, tm
     assert len(Ledger.open().charges("ward")) == 1
 
 
+def ask(place: str, body: object = None) -> object:
+    """What the server's API answers: to a question with a body, or to a plain one."""
+    data = None if body is None else json.dumps(body).encode()
+    asked = urllib.request.Request(place, data=data, headers={"Content-Type": "application/json"})
+    with urllib.request.urlopen(asked, timeout=60) as answer:
+        return json.load(answer)
+
+
 def scheduled_run(api: str, server_log: Path, within: float = 120) -> dict:
     """The next flow run that the server's scheduler has made by itself."""
-    question = json.dumps({"flow_runs": {"state": {"type": {"any_": ["SCHEDULED"]}}}}).encode()
-    asked = urllib.request.Request(
-        f"{api}/flow_runs/filter", data=question, headers={"Content-Type": "application/json"}, method="POST"
-    )
+    question = {"flow_runs": {"state": {"type": {"any_": ["SCHEDULED"]}}}}
     deadline = time.monotonic() + within
     while time.monotonic() < deadline:
-        with urllib.request.urlopen(asked, timeout=10) as answer:
-            found = [run for run in json.load(answer) if run["auto_scheduled"]]
+        found = [run for run in ask(f"{api}/flow_runs/filter", question) if run["auto_scheduled"]]
         if found:
             return min(found, key=lambda run: run["expected_start_time"])
-        time.sleep(0.5)
+        time.sleep(0.2)
     pytest.fail(f"expected a scheduled run within {within:g} s: {server_log.read_text()[-3000:]}")
 
 
-def test_a_schedule_starts_a_run_that_completes(server, request_of, tmp_path, prefect_server):
+def test_a_schedule_starts_a_run_that_completes(server, request_of, tmp_path):
     """SQLAlchemy 2.1 made every tick of the server's scheduler raise, and no scheduled run ever started."""
-    parameters = json.dumps({"request": request_of(samples=8).model_dump(mode="json")})
-    prefect(server, "work-pool", "create", "client", "--type", "process")
+    api, log = server["PREFECT_API_URL"], Path(server["PREFECT_HOME"]) / "server.log"
+    deployment = ask(f"{api}/deployments/name/conditional-generation/default")["id"]
     soon = (datetime.now(UTC) + timedelta(seconds=20)).isoformat()
-    flow = "understudy.flows.conditional_generation.conditional_generation"
-    schedule = ("--interval", "86400", "--anchor-date", soon, "--params", parameters)
-    prefect(server, "--no-prompt", "deploy", flow, "--name", "daily", "--pool", "client", *schedule)
-    made = scheduled_run(server["PREFECT_API_URL"], tmp_path / "server.log")
+    schedule = {"schedule": {"interval": 86400, "anchor_date": soon}, "active": True}
+    parameters = {"request": request_of(samples=8).model_dump(mode="json")}
+    ask(f"{api}/deployments/{deployment}/schedules", [schedule | {"parameters": parameters}])
+    made = scheduled_run(api, log)
     prefect(server, "worker", "start", "--pool", "client", "--run-once")
-    with urllib.request.urlopen(f"{server['PREFECT_API_URL']}/flow_runs/{made['id']}", timeout=10) as answer:
-        ended = json.load(answer)
+    ended = ask(f"{api}/flow_runs/{made['id']}")
     assert ended["state"]["type"] == "COMPLETED", ended["state"]
     assert ended["start_time"] >= made["expected_start_time"], "the run waits for its time"
     assert read_record(tmp_path / "out").source == "ward"
-    assert "Traceback" not in (tmp_path / "server.log").read_text()
+    assert "Traceback" not in log.read_text()
 
 
 @contextmanager
-def worker_of_the_server_zone(environment: dict[str, str], home: Path):
+def worker_of_the_server_zone(environment: dict[str, str], home: Path, tracking: Path):
     """A worker with a home of its own, as on another machine; only the exchange store is shared."""
     here = environment | {
         "UNDERSTUDY_ZONE": "server",
@@ -172,6 +183,7 @@ def worker_of_the_server_zone(environment: dict[str, str], home: Path):
         "PREFECT_WORKER_QUERY_SECONDS": "1",
     }
     home.mkdir(mode=0o700)
+    shutil.copy(tracking, home / "mlflow.db")
     command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", "server"]
     with (home / "worker.log").open("w") as log:
         process = subprocess.Popen(command, env=here, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
@@ -193,16 +205,15 @@ def holding(folder: Path, texts: list[str]) -> list[Path]:
 # Six flow runs, each in a process of its own, one after the other.
 @pytest.mark.timeout(1800)
 def test_two_zones_make_the_artifacts_of_one_and_the_server_sees_no_private_text(
-    server, request_of, tmp_path, prefect_server
+    server, request_of, tmp_path, empty_tracking_store
 ):
     rows = generate("clients")
     given = {"data": "sample:clients", "samples": 8, "delta": 1e-3, "budget": Budget(epsilon=8, delta=0.02)}
     request = request_of(**given, overrides=ROUNDS, out=str(tmp_path / "apart-out"))
-    deploy(server)
     parameters = json.dumps({"request": request.model_dump(mode="json")})
     prefect(server, "deployment", "run", "preference-optimization/default", "--params", parameters)
     there = tmp_path / "server-home"
-    with worker_of_the_server_zone(server, there):
+    with worker_of_the_server_zone(server, there, empty_tracking_store):
         prefect(
             server | {"UNDERSTUDY_ZONE": "client"}, "worker", "start", "--pool", "client", "--run-once", within=1500
         )

@@ -113,7 +113,7 @@ def epsilon_pld(
         UnderstudyError: when PLD does not know the event; whoever then headlines RDP must say so.
     """
     _check_delta(delta)
-    return _pld_epsilon(event, delta, relation=relation, interval=interval)
+    return _remembered(_pld_epsilon, event, delta, relation, interval)
 
 
 def epsilon_rdp(event: dp.DpEvent, delta: float, relation: dp.NeighboringRelation = RELATION) -> float:
@@ -124,7 +124,7 @@ def epsilon_rdp(event: dp.DpEvent, delta: float, relation: dp.NeighboringRelatio
         UnderstudyError: when RDP does not know the event under the relation.
     """
     _check_delta(delta)
-    return float(_rdp_accountant(event, relation, None).get_epsilon(delta))
+    return _remembered(_rdp_epsilon, event, delta, relation)
 
 
 def renyi_curve(
@@ -228,13 +228,19 @@ def _check_delta(delta: float) -> None:
         raise InputError(f"expected 0 < delta < 1, found delta={delta}")
 
 
-def _pld_epsilon(
-    event: dp.DpEvent,
-    delta: float,
-    *,
-    relation: dp.NeighboringRelation = RELATION,
-    interval: float = 1e-4,
-) -> float:
+# (accountant, event and values written out) -> epsilon. A run asks the same again, and an answer may take seconds.
+_ANSWERS: Final[dict[tuple[object, ...], float]] = {}
+
+
+def _remembered(accountant: Callable[..., float], event: dp.DpEvent, *given: object) -> float:
+    """What the accountant, a function of public values alone, says of the event."""
+    asked = (accountant.__name__, repr(event), *given)
+    if asked not in _ANSWERS:
+        _ANSWERS[asked] = accountant(event, *given)
+    return _ANSWERS[asked]
+
+
+def _pld_epsilon(event: dp.DpEvent, delta: float, relation: dp.NeighboringRelation, interval: float) -> float:
     """Epsilon by PLD with losses rounded up to multiples of `interval`: coarser is faster, looser."""
     try:
         # Far too little noise overflows on the way to infinity.
@@ -242,6 +248,10 @@ def _pld_epsilon(
             return float(_PldAccountant(relation, interval).compose(event).get_epsilon(delta))
     except dp.UnsupportedEventError as error:
         raise UnderstudyError(f"PLD accounting does not know this event: {event}") from error
+
+
+def _rdp_epsilon(event: dp.DpEvent, delta: float, relation: dp.NeighboringRelation) -> float:
+    return float(_rdp_accountant(event, relation, None).get_epsilon(delta))
 
 
 def _rdp_accountant(event: dp.DpEvent, relation: dp.NeighboringRelation, orders: tuple[float, ...] | None) -> Any:
@@ -287,7 +297,7 @@ def _search_start(make_event: Callable[[float], dp.DpEvent], *, epsilon: float, 
     guess = max(1.0, 1.0 / epsilon)
     stages = (
         (lambda z: epsilon_rdp(make_event(z), delta), 1.02, 1.15),
-        (lambda z: _pld_epsilon(make_event(z), delta, interval=_COARSE_INTERVAL), 0.9993, 0.9999),
+        (lambda z: epsilon_pld(make_event(z), delta, interval=_COARSE_INTERVAL), 0.9993, 0.9999),
     )
     for estimate, low, high in stages:
         with contextlib.suppress(InputError):

@@ -85,10 +85,33 @@ def test_targets_out_of_range_are_refused(epsilon, delta):
 def test_cache_spares_the_search_and_gives_the_same(tmp_path, monkeypatch):
     ask = {"epsilon": 2.0, "delta": 1e-5, "cache": tmp_path / "calibration"}
     first = calibrate_noise_multiplier(short_run, **ask)
-    monkeypatch.setattr(accounting, "_pld_epsilon", None)  # any evaluation would now fail
+
+    def evaluated(*_):
+        raise LookupError("an epsilon was asked for")
+
+    monkeypatch.setattr(accounting, "_remembered", evaluated)
     assert calibrate_noise_multiplier(short_run, **ask) == first
-    with pytest.raises(TypeError):
+    with pytest.raises(LookupError):
         calibrate_noise_multiplier(short_run, **(ask | {"epsilon": 2.1}))
+
+
+def test_an_answer_is_kept_for_exactly_what_was_asked(monkeypatch):
+    """Another event, delta, relation, interval or accountant is another question."""
+    monkeypatch.setattr(accounting, "_ANSWERS", {})
+    removed = dp.NeighboringRelation.ADD_OR_REMOVE_ONE
+    questions = [
+        lambda: epsilon_pld(one_shot(2.0), 1e-5),
+        lambda: epsilon_pld(one_shot(2.0000000000000004), 1e-5),
+        lambda: epsilon_pld(one_shot(2.0), 2e-5),
+        lambda: epsilon_pld(one_shot(2.0), 1e-5, removed),
+        lambda: epsilon_pld(one_shot(2.0), 1e-5, interval=1e-2),
+        lambda: epsilon_rdp(one_shot(2.0), 1e-5),
+        lambda: epsilon_pld(composed_event(one_shot(2.0), one_shot(3.0)), 1e-5),
+    ]
+    first = [ask() for ask in questions]
+    assert len(accounting._ANSWERS) == len(questions)
+    assert [ask() for ask in questions] == first
+    assert len(accounting._ANSWERS) == len(questions)
 
 
 @pytest.mark.parametrize("damage", ["", "{", '{"noise_multiplier": 0.3}', "[]", "other event", "negative"])

@@ -1,10 +1,9 @@
 """The DP trainer: equal to a plain reimplementation, exact resume, empty batches, streams, refusals."""
 
-import os
+import contextlib
 import signal
-import subprocess
-import sys
 
+import forked
 import pytest
 import torch
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
@@ -226,8 +225,7 @@ def test_a_finished_training_is_not_computed_again(tmp_path):
 
 
 SMALL_TRAINING = """
-import sys, time
-from pathlib import Path
+import time
 import torch
 from torch import nn
 from understudy.models.checkpoints import TrainingCheckpoint
@@ -235,7 +233,6 @@ from understudy.privacy.dpsgd.training import DpSgdPlan, Objective, Stream, trai
 from understudy.privacy.ledger.records import KeyMaterial
 from understudy.privacy.mechanisms import Mechanisms
 
-folder, pause = Path(sys.argv[1]), float(sys.argv[2])
 generator = torch.Generator().manual_seed(0)
 model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
 with torch.no_grad():
@@ -245,7 +242,7 @@ parameters = dict(model.named_parameters())
 data = {"x": torch.randn(20, 6, generator=generator), "valid": torch.ones(20, dtype=torch.bool)}
 
 def progress(done, steps):
-    print(done, flush=True)
+    pipe.send(done)
     time.sleep(pause)
 
 plan = DpSgdPlan(
@@ -271,24 +268,26 @@ train(
 def test_killed_process_resumes_to_the_same_bytes(tmp_path):
     """SIGKILL in the middle of training, then a new process: same checkpoint bytes as without the kill."""
 
-    def start(folder, pause):
-        return subprocess.Popen(
-            [sys.executable, "-c", SMALL_TRAINING, str(folder), str(pause)],
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
+    def start(folder, pause=0):
+        return forked.start(SMALL_TRAINING, folder=folder, pause=pause)
 
-    killed, whole = start(tmp_path / "killed", 0.1), start(tmp_path / "whole", 0)
-    while int(killed.stdout.readline()) < 5:
+    def steps_of(process, pipe):
+        steps = []
+        with contextlib.suppress(EOFError):
+            while True:
+                steps.append(pipe.recv())
+        process.join(60)
+        assert process.exitcode == 0
+        return steps
+
+    (killed, pipe), whole = start(tmp_path / "killed", pause=0.1), start(tmp_path / "whole")
+    while pipe.recv() < 5:
         pass
-    killed.send_signal(signal.SIGKILL)
-    killed.communicate()
-    assert killed.returncode == -signal.SIGKILL
+    killed.kill()
+    killed.join(60)
+    assert killed.exitcode == -signal.SIGKILL
     assert 5 <= TrainingCheckpoint(tmp_path / "killed").load()[0] < 30
-    resumed = start(tmp_path / "killed", 0)
-    steps = [process.communicate()[0].split() for process in (whole, resumed)]
-    assert whole.returncode == resumed.returncode == 0
+    steps = [steps_of(*whole), steps_of(*start(tmp_path / "killed"))]
     assert len(steps[0]) == 30
     assert len(steps[1]) < 30
     final = "step-000000030.safetensors"

@@ -1,13 +1,11 @@
 """A ledger that was deleted, shortened or changed by hand is refused; one that was killed is not."""
 
-import os
 import shutil
 import signal
 import stat
-import subprocess
-import sys
 import threading
 
+import forked
 import pytest
 from unit.privacy.ledger.ledger_requests import asked, one_sum
 
@@ -231,27 +229,22 @@ def test_rotation_and_purge_keep_the_chain(ledger, url, head):
 
 
 KILLED = """
-import os, signal, sys
-from pathlib import Path
-from unit.privacy.ledger.ledger_requests import asked
+import os, signal
 from understudy.privacy.ledger.ledger import Ledger
-from understudy.privacy.ledger.head import Head
 
 def die(step):
-    if step == sys.argv[3]:
+    if step == deadly:
         os.kill(os.getpid(), signal.SIGKILL)
 
-head = Head(Path(sys.argv[2]), required=True)
-ledger = Ledger(sys.argv[1], secret=sys.argv[4].encode(), head=head, on_step=die)
-ledger.reserve(**asked(request_key="killed"))
+Ledger(url, secret=secret, head=head, on_step=die).reserve(**asked)
 """
 
 
 def killed(url, head, step):
-    command = [sys.executable, "-c", KILLED, url, str(head.path), step, SECRET.decode()]
-    paths = os.pathsep.join([*sys.path])
-    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": paths}, check=False)
-    assert done.returncode == -signal.SIGKILL
+    asks = asked(request_key="killed")
+    process, _ = forked.start(KILLED, url=url, secret=SECRET, head=head, deadly=step, asked=asks)
+    process.join(120)
+    assert process.exitcode == -signal.SIGKILL
 
 
 def test_a_kill_between_the_database_and_the_head_is_healed(ledger, url, head):

@@ -1,11 +1,8 @@
 """The ledger under many processes and under kill -9: nothing is lost, nothing is spent twice."""
 
-import json
-import os
 import signal
-import subprocess
-import sys
 
+import forked
 import pytest
 from unit.privacy.ledger.ledger_requests import asked
 
@@ -17,31 +14,29 @@ SECRET = b"the client zone's secret, for tests"
 
 # What each process runs: open the ledger, wait for the starting signal, then reserve as told.
 WORKER = """
-import json, os, pathlib, signal, sys, time
+import os, pathlib, signal
 from understudy.errors import BudgetRefused
 from understudy.privacy.ledger.ledger import Ledger
 from understudy.privacy.ledger.head import Head
-
-job = json.loads(sys.argv[1])
 
 def kill_at(step):
     if step == job.get("kill_at"):
         os.kill(os.getpid(), signal.SIGKILL)
 
 head = Head(pathlib.Path(job["head"]), required=True) if "head" in job else None
-ledger = Ledger(job["url"], secret=job["secret"].encode(), on_step=kill_at, head=head)
-print("ready", flush=True)
-sys.stdin.readline()
+ledger = Ledger(job["url"], secret=job["secret"], on_step=kill_at, head=head)
+pipe.send("ready")
+pipe.recv()
 results = []
 for request_key in job["request_keys"]:
     try:
         charge = ledger.reserve(**job["asked"] | {"request_key": request_key})
-        results.append([charge.id, charge.new])
+        results.append((charge.id, charge.new))
         if job.get("release"):
             ledger.release(charge.id)
     except BudgetRefused:
         results.append("refused")
-print(json.dumps(results), flush=True)
+pipe.send(results)
 """
 
 
@@ -55,29 +50,22 @@ def ledger(url):
 
 
 def start(url, *, epsilon=0.1, **job):
-    fixed = {"url": url, "secret": SECRET.decode(), "asked": asked(epsilon=epsilon)}
-    job = fixed | {"request_keys": ["request"]} | job
-    return subprocess.Popen(
-        [sys.executable, "-c", WORKER, json.dumps(job)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
+    fixed = {"url": url, "secret": SECRET, "asked": asked(epsilon=epsilon), "request_keys": ["request"]}
+    return forked.start(WORKER, job=fixed | job)
 
 
 def run_together(processes):
     """Lets all go at once and gives what each found."""
-    for process in processes:
-        assert process.stdout.readline() == "ready\n"
-    for process in processes:
-        process.stdin.write("go\n")
-        process.stdin.flush()
+    for _, pipe in processes:
+        assert pipe.recv() == "ready"
+    for _, pipe in processes:
+        pipe.send("go")
     results = []
-    for process in processes:
-        out, _ = process.communicate(timeout=300)
-        assert process.returncode == 0
-        results.append(json.loads(out))
+    for process, pipe in processes:
+        assert pipe.poll(300)
+        results.append(pipe.recv())
+        process.join(60)
+        assert process.exitcode == 0
     return results
 
 
@@ -112,10 +100,11 @@ def test_identical_requests_at_once_share_one_charge(ledger, url):
 
 
 def kill_at(url, step, **job):
-    process = start(url, kill_at=step, **job)
-    assert process.stdout.readline() == "ready\n"
-    process.communicate("go\n", timeout=120)
-    assert process.returncode == -signal.SIGKILL
+    process, pipe = start(url, kill_at=step, **job)
+    assert pipe.recv() == "ready"
+    pipe.send("go")
+    process.join(120)
+    assert process.exitcode == -signal.SIGKILL
 
 
 @pytest.mark.parametrize(("step", "charged"), [("begun", 0), ("written", 0), ("committed", 1)])
