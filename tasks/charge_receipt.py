@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from understudy.privacy.labels import Label
 from understudy.settings import private_directory, settings
+
+if TYPE_CHECKING:
+    from understudy.privacy.mechanisms import Mechanisms
 
 
 class ChargeReceipt(BaseModel):
@@ -19,6 +23,21 @@ class ChargeReceipt(BaseModel):
     charge_id: str
     source: str
     label: Label = Field(description="Label of what the mechanisms put out under this charge.")
+
+
+def open_mechanisms(receipt: ChargeReceipt, *, part: int = 0) -> Mechanisms:
+    """The mechanisms that a charge pays for: they answer its queries, with its keys, and keep its release log.
+
+    Args:
+        receipt: of the charge.
+        part: of a charge whose queries are asked by several tasks, the number of this one.
+    """
+    from understudy.privacy.ledger.ledger import Ledger
+    from understudy.privacy.mechanisms import Mechanisms
+
+    return Mechanisms.live(
+        Ledger.open().material(receipt.charge_id, part=part), release_log=release_log(receipt.charge_id)
+    )
 
 
 def release_log(charge_id: str) -> Path:

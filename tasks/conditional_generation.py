@@ -6,7 +6,7 @@ from understudy.artifacts.access import ArtifactRef, path_of, read_table, store_
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
 from understudy.privacy import labels
 from understudy.privacy.queries import Queries
-from understudy.tasks.charge_receipt import ChargeReceipt, release_log
+from understudy.tasks.charge_receipt import ChargeReceipt, open_mechanisms
 from understudy.tasks.engine.runtime import checkpoint_directory, progress, task
 
 
@@ -31,8 +31,6 @@ def train(
     from understudy.methods.conditional_generation.queries import schedule_of
     from understudy.methods.conditional_generation.storage import save_trained
     from understudy.models.checkpoints import TrainingCheckpoint
-    from understudy.privacy.ledger.ledger import Ledger
-    from understudy.privacy.mechanisms import Mechanisms
 
     table = read_table(rows)
     folder = checkpoint_directory()
@@ -42,9 +40,7 @@ def train(
         label_names=label_names,
         config=config,
         schedule=schedule_of(queries),
-        mechanisms=Mechanisms.live(
-            Ledger.open().material(receipt.charge_id), release_log=release_log(receipt.charge_id)
-        ),
+        mechanisms=open_mechanisms(receipt),
         checkpoints=lambda name: TrainingCheckpoint(folder / name, every=config.train.checkpoint_every),
         progress=progress,
     )

@@ -17,7 +17,7 @@ from understudy.methods.gradient_matching.evaluation_config import MatchingEvalu
 from understudy.privacy import labels
 from understudy.privacy.queries import Queries
 from understudy.settings import private_directory, settings
-from understudy.tasks.charge_receipt import ChargeReceipt, release_log
+from understudy.tasks.charge_receipt import ChargeReceipt, open_mechanisms
 from understudy.tasks.engine.runtime import checkpoint_directory, progress, task
 from understudy.tasks.evaluation import labelled_rows
 
@@ -48,8 +48,6 @@ def release(
     """
     from understudy.methods.gradient_matching.queries import schedule_of
     from understudy.methods.gradient_matching.release import release_target, save_target
-    from understudy.privacy.ledger.ledger import Ledger
-    from understudy.privacy.mechanisms import Mechanisms
 
     table = read_table(rows)
     target = release_target(
@@ -58,9 +56,7 @@ def release(
         label_names=label_names,
         config=config,
         schedule=schedule_of(queries),
-        mechanisms=Mechanisms.live(
-            Ledger.open().material(receipt.charge_id), release_log=release_log(receipt.charge_id)
-        ),
+        mechanisms=open_mechanisms(receipt),
         progress=progress,
     )
     parents = [f"source:{receipt.source}@{receipt.charge_id}"]

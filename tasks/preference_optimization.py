@@ -19,7 +19,7 @@ from understudy.privacy import labels
 from understudy.privacy.labels import Label
 from understudy.privacy.queries import Queries
 from understudy.runs.request import Profile
-from understudy.tasks.charge_receipt import ChargeReceipt, release_log
+from understudy.tasks.charge_receipt import ChargeReceipt, open_mechanisms
 from understudy.tasks.engine.runtime import Zone, checkpoint_directory, code_digest, progress, task
 
 if TYPE_CHECKING:
@@ -123,8 +123,6 @@ def score(
     from understudy.methods.preference_optimization.queries import schedule_of
     from understudy.methods.preference_optimization.release import release_scores
     from understudy.methods.preference_optimization.stored import SCORES_FILE, load_candidates
-    from understudy.privacy.ledger.ledger import Ledger
-    from understudy.privacy.mechanisms import Mechanisms
     from understudy.tensor_files import save_tensors
 
     clients, texts = load_pool(path_of(pool)), load_candidates(path_of(candidates))
@@ -134,9 +132,7 @@ def score(
         labels=texts.labels,
         config=config,
         schedule=schedule_of(queries),
-        mechanisms=Mechanisms.live(
-            Ledger.open().material(receipt.charge_id, part=number), release_log=release_log(receipt.charge_id)
-        ),
+        mechanisms=open_mechanisms(receipt, part=number),
         round=number,
     )
     parents: list[ArtifactRef | str] = [f"source:{receipt.source}@{receipt.charge_id}", candidates]

@@ -16,7 +16,7 @@ from understudy.privacy.queries import Queries
 from understudy.runs.exported import Exported
 from understudy.runs.registration import registered
 from understudy.runs.request import RunRequest
-from understudy.tasks.charge_receipt import ChargeReceipt, release_log
+from understudy.tasks.charge_receipt import ChargeReceipt, open_mechanisms
 from understudy.tasks.charging import charge, environment_digest, finalize
 from understudy.tasks.engine.runtime import code_digest, progress, task
 from understudy.tasks.engine.tracking import parent_run
@@ -32,8 +32,6 @@ def count_tokens(
     import torch
 
     from understudy.models.loading import load_base
-    from understudy.privacy.ledger.ledger import Ledger
-    from understudy.privacy.mechanisms import Mechanisms
     from understudy.tensor_files import save_tensors
 
     tokenizer, table = load_base(config).tokenizer, read_table(rows)
@@ -44,7 +42,7 @@ def count_tokens(
             ids = tokenizer(text, truncation=True, max_length=256)["input_ids"]
             own = torch.bincount(torch.tensor(ids, dtype=torch.int64), minlength=len(tokenizer)).double()
             counts[label] += own / own.norm().clamp(min=1.0)
-    mechanisms = Mechanisms.live(Ledger.open().material(receipt.charge_id), release_log=release_log(receipt.charge_id))
+    mechanisms = open_mechanisms(receipt)
     noise = queries[0].noise_multiplier
     noised = mechanisms.gaussian_sum(
         {"counts": counts}, sensitivity=1.0, noise_multiplier=noise, step=0, purpose=COUNTS

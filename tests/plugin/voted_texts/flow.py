@@ -19,7 +19,7 @@ from understudy.privacy.queries import Queries
 from understudy.runs.exported import Exported
 from understudy.runs.registration import registered
 from understudy.runs.request import RunRequest
-from understudy.tasks.charge_receipt import ChargeReceipt, release_log
+from understudy.tasks.charge_receipt import ChargeReceipt, open_mechanisms
 from understudy.tasks.charging import charge, environment_digest, finalize
 from understudy.tasks.engine.runtime import code_digest, task
 from understudy.tasks.engine.tracking import parent_run
@@ -52,15 +52,13 @@ def vote(rows: ArtifactRef, receipt: ChargeReceipt, config: VotedTextsConfig, qu
     import torch
 
     from understudy.evaluation.encoder import load_encoder
-    from understudy.privacy.ledger.ledger import Ledger
-    from understudy.privacy.mechanisms import Mechanisms
     from understudy.tensor_files import save_tensors
 
     table, encode = read_table(rows), load_encoder().encode
     slots: dict[bytes, int] = {}
     owners = [slots.setdefault(unit, len(slots)) for unit in table["unit_id"].to_pylist()]
     samples = Samples(encode(table["text"].to_pylist()), np.array(owners, np.int64), queries[0].units)
-    mechanisms = Mechanisms.live(Ledger.open().material(receipt.charge_id), release_log=release_log(receipt.charge_id))
+    mechanisms = open_mechanisms(receipt)
     plan = votes_plan_of(queries)
     votes = release_votes(samples, encode(candidates(config)), plan=plan, mechanisms=mechanisms, round=0)
     parents = [f"source:{receipt.source}@{receipt.charge_id}"]
