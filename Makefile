@@ -47,7 +47,7 @@ typecheck: install
 	ln -s "$(CURDIR)/flows" build/typecheck/understudy/flows
 	ln -s "$(CURDIR)/tasks" build/typecheck/understudy/tasks
 	ln -s "$(CURDIR)/artifacts" build/typecheck/understudy/shipped
-	cd build/typecheck && MYPYPATH=. "$(abspath $(BIN))/mypy" --config-file "$(CURDIR)/pyproject.toml" -p understudy
+	cd build/typecheck && MYPYPATH=. "$(abspath $(BIN))/mypy" --cache-dir ../mypy --config-file "$(CURDIR)/pyproject.toml" -p understudy
 
 wheel: install
 	$(BIN)/python -m build --wheel --outdir dist .
