@@ -85,6 +85,10 @@ def check(variant, kind, number, model, folder, places, patch):
     report = replay_check(run, data=data, neighbour=neighbour, forced=forced)
     assert (*report.faults, *dict.fromkeys(run.seen)) == (), f"{variant}, {kind} unit {unit}"
     largest = report.distance_forced if forced else report.distance_real
+    if kind == "empty" and not variant.startswith("federated"):
+        # An empty text has no scores: its row is the null record already, and the query does not move.
+        assert largest == 0
+        return
     # A standardised vector has norm 1 whatever it is of: the query moves by all of its sensitivity, and no further.
     assert (0.1 if variant == "federated, as in the paper" else 0.99) < largest <= 1 + report.tolerance
 
