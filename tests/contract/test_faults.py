@@ -67,7 +67,7 @@ PLANTED = {
     "class count read": Planted(
         plant.class_count_read, generation, "differs", "multitask, alternating, steered", "rare class"
     ),
-    "null row dropped": Planted(plant.null_row_dropped, generation, "is not what charge", JOINT),
+    "null row dropped": Planted(plant.null_row_dropped, generation, "as charged, found", JOINT),
     "rows sorted by length before the split": Planted(
         plant.sorted_by_length_before_the_split, matching, MOVED, "sketch", settings=FAST
     ),

@@ -13,6 +13,7 @@ from contract.private_files import clients
 from contract.test_replay_preference_optimization import flow
 from safetensors.torch import save
 
+from understudy import tensor_files
 from understudy.artifacts.access import ArtifactRef
 from understudy.artifacts.manifest import FileEntry, content_id
 from understudy.errors import TaskFailed
@@ -22,7 +23,6 @@ from understudy.methods.preference_optimization import release, rounds
 from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
 from understudy.methods.preference_optimization.pool import ClientPool
 from understudy.methods.preference_optimization.queries import QuerySchedule
-from understudy.models import checkpoints
 from understudy.privacy.ledger.records import KeyMaterial
 from understudy.privacy.mechanisms import Mechanisms
 from understudy.privacy.secure_aggregation.fixed_point import encode
@@ -148,7 +148,7 @@ def watch_rounds(patch):
 
 
 def test_a_file_beside_the_scores_would_be_noticed(random_model_folder, tmp_path, places, monkeypatch):
-    exact = checkpoints.save_tensors
+    exact = tensor_files.save_tensors
 
     def beside(path, *args, **options):
         exact(path, *args, **options)
@@ -157,7 +157,7 @@ def test_a_file_beside_the_scores_would_be_noticed(random_model_folder, tmp_path
 
     run = flow("federated", random_model_folder, tmp_path, places, monkeypatch, "rounds=1")
     without_evaluation(monkeypatch)
-    monkeypatch.setattr(checkpoints, "save_tensors", beside)
+    monkeypatch.setattr(tensor_files, "save_tensors", beside)
     _, left = two_machines(tmp_path / "run", monkeypatch)
     run(clients(), lambda material: Mechanisms(material))
     assert sorted(name.rpartition("/")[2] for name in left[1][1]) == ["manifest.json", "more", "scores.safetensors"]

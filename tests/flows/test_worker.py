@@ -167,7 +167,8 @@ def test_a_schedule_starts_a_run_that_completes(server, request_of, tmp_path):
     prefect(server, "worker", "start", "--pool", "client", "--run-once")
     ended = ask(f"{api}/flow_runs/{made['id']}")
     assert ended["state"]["type"] == "COMPLETED", ended["state"]
-    assert ended["start_time"] >= made["expected_start_time"], "the run waits for its time"
+    began, due = (datetime.fromisoformat(moment) for moment in (ended["start_time"], made["expected_start_time"]))
+    assert began >= due - timedelta(seconds=2), "the run waits for its time, as exactly as the worker's clock ticks"
     assert read_record(tmp_path / "out").source == "ward"
     assert "Traceback" not in log.read_text()
 

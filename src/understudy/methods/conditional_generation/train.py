@@ -71,7 +71,7 @@ def fit(
     """
     if len(rows.valid) != schedule.trainings[0].n:
         raise InputError(
-            f"{len(rows.valid)} rows, but the queries were made for n={schedule.trainings[0].n}: make them again"
+            f"expected n={schedule.trainings[0].n} rows, as charged, found {len(rows.valid)}; null rows count"
         )
     model = build_model(base.model, label_names=label_names, config=config)
     data = {name: getattr(rows, name) for name in ("input_ids", "attention_mask", "loss_mask", "label", "valid")}
