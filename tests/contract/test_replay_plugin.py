@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from contract.flow_under_replay import FlowRun, smaller
-from contract.private_files import NAMES, ROWS, row_of, without_row
+from contract.private_files import CLIENTS, NAMES, ROWS, client_of, clients, row_of, without_row
 
 from understudy.methods import registry
 from understudy.privacy.testing.replay import replay_check
@@ -13,31 +13,46 @@ from understudy.runs.request import Budget
 
 
 @pytest.fixture
-def bag_of_words(monkeypatch):
-    """The example of docs/adding-a-method.md, as an installed package names it."""
+def installed(monkeypatch):
+    """The examples of tests/plugin, as installed packages name them."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "plugin"))
-    places = {**registry.BUILT_IN, "bag-of-words": "bag_of_words.method:METHOD"}
-    monkeypatch.setattr(registry, "_places", lambda: places)
-    yield "bag-of-words"
-    for module in ("bag_of_words.flow", "bag_of_words.method", "bag_of_words"):
-        sys.modules.pop(module, None)
+    own = {"bag-of-words": "bag_of_words.method:METHOD", "voted-texts": "voted_texts.method:METHOD"}
+    monkeypatch.setattr(registry, "_places", lambda: {**registry.BUILT_IN, **own})
+    yield
+    for module in [name for name in sys.modules if name.partition(".")[0] in ("bag_of_words", "voted_texts")]:
+        sys.modules.pop(module)
 
 
-@pytest.mark.parametrize("kind", ["plain", "extreme", "rare class"])
-def test_three_neighbours(kind, bag_of_words, random_model_folder, tmp_path, places, monkeypatch):
-    smaller(monkeypatch)
-    options = {
+def request_fields(model, **more):
+    return {
         "source": "replayed",
         "epsilon": 8.0,
         "delta": 1e-3,
         "budget": Budget(epsilon=8, delta=1e-3),
-        "label_names": NAMES,
-        "units": ROWS,
-        "model": str(random_model_folder),
+        "model": str(model),
         "samples": 3,
+        **more,
     }
-    run = FlowRun(bag_of_words, options, tmp_path, places, monkeypatch)
+
+
+@pytest.mark.parametrize("kind", ["plain", "extreme", "rare class"])
+def test_three_neighbours(kind, installed, random_model_folder, tmp_path, places, monkeypatch):
+    smaller(monkeypatch)
+    fields = request_fields(random_model_folder, label_names=NAMES, units=ROWS)
+    run = FlowRun("bag-of-words", fields, tmp_path, places, monkeypatch)
     slot = run.trained_slot(3)
     report = replay_check(run, data=row_of(kind, slot), neighbour=without_row(slot), forced="every")
+    assert (*report.faults, *dict.fromkeys(run.seen)) == ()
+    assert 0.01 < report.distance_forced <= 1 + report.tolerance
+
+
+@pytest.mark.parametrize("kind", ["plain", "extreme"])
+def test_two_neighbours_of_a_baseline_used_as_a_method(
+    kind, installed, random_model_folder, tmp_path, places, monkeypatch
+):
+    smaller(monkeypatch)
+    run = FlowRun("voted-texts", request_fields(random_model_folder, units=CLIENTS), tmp_path, places, monkeypatch)
+    client = run.trained_client(3)
+    report = replay_check(run, data=client_of(kind, client), neighbour=clients(client), forced="every")
     assert (*report.faults, *dict.fromkeys(run.seen)) == ()
     assert 0.01 < report.distance_forced <= 1 + report.tolerance
