@@ -14,7 +14,7 @@ $(VENV)/.installed: pyproject.toml setup.py constraints.txt
 	touch $@
 
 # The demo's texts are public, so its ledger lives in the checkout, and goes when the code that charged it has changed.
-SOURCES := $(shell find src tasks flows artifacts -name '*.py' -o -name '*.safetensors' -o -name '*.csv' -o -name '*.jsonl')
+SOURCES := $(shell find src tasks flows artifacts/models artifacts/samples -type f ! -path '*__pycache__*')
 out/home/.made: pyproject.toml constraints.txt $(SOURCES)
 	rm -rf out/home && mkdir -p -m 700 out/home && touch $@
 
