@@ -43,7 +43,7 @@ def run(*, method: str, options: Mapping[str, Any], dry_run: bool, as_json: bool
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
     prepare_environment()
     from understudy.methods import registry
-    from understudy.runs.registration import hand_over, register
+    from understudy.runs.registration import handed_over, register
     from understudy.runs.run_plan import dry_run_of
     from understudy.runs.validation import validate
 
@@ -55,12 +55,6 @@ def run(*, method: str, options: Mapping[str, Any], dry_run: bool, as_json: bool
         estimate = chosen.estimate(plan.config, plan.promise)
         show({**dry_run_of(plan), **estimate}, as_json=as_json, title=f"{method}, dry run: nothing charged")
         return
-    notes.print(
-        f"charges source {plan.source}: epsilon={plan.epsilon:g}, delta={plan.delta:.3g} "
-        f"(budget {plan.budget.epsilon:g}, {plan.budget.delta:g}); a repeated run is not charged again",
-        markup=False,
-        highlight=False,
-    )
     if validated.is_finished:
         from understudy.runs.exported import read_exported
 
@@ -69,8 +63,14 @@ def run(*, method: str, options: Mapping[str, Any], dry_run: bool, as_json: bool
             "finished before, nothing was computed",
         )
     else:
-        hand_over(request, register(validated))
-        result, ended = load(chosen.flow)(request), "done"
+        notes.print(
+            f"charges source {plan.source}: epsilon={plan.epsilon:g}, delta={plan.delta:.3g} "
+            f"(budget {plan.budget.epsilon:g}, {plan.budget.delta:g}); a repeated run is not charged again",
+            markup=False,
+            highlight=False,
+        )
+        with handed_over(request, register(validated)):
+            result, ended = load(chosen.flow)(request), "done"
     show(result.model_dump(mode="json"), as_json=as_json, title=f"{method}: {ended}")
 
 

@@ -12,6 +12,7 @@ from understudy.artifacts import access
 from understudy.artifacts.access import exchange_store, private_store
 from understudy.artifacts.manifest import CONTENT_ID
 from understudy.privacy.ledger.ledger import Ledger
+from understudy.runs import finished_plans
 from understudy.runs.finished_folders import remove_internal
 from understudy.settings import Settings, private_directory, settings
 from understudy.tasks.charge_receipt import drop_release_log
@@ -60,6 +61,7 @@ def purge_source(source: str, *, forget_rows: bool = False) -> dict[str, Any]:
     access.purge(source)
     caches = _drop_caches(now)
     folders = remove_internal(source)
+    plans = finished_plans.forget(source)
     ledger.purge(source, forget_rows=forget_rows)
     for made in ledger.charges(source):
         drop_release_log(made.id)
@@ -72,6 +74,7 @@ def purge_source(source: str, *, forget_rows: bool = False) -> dict[str, Any]:
         "checkpoints": checkpoints,
         "caches": caches,
         "internal_folders": folders,
+        "run_plans": plans,
         "tracked_runs_marked": recorded,
         "row_hashes": "erased" if forget_rows else "kept",
     }

@@ -58,6 +58,7 @@ def test_nothing_dangles_after_a_purge(finished, home, tmp_path, call, monkeypat
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (out / INTERNAL, *(out / INTERNAL).iterdir())}
     assert modes.pop("internal") == 0o700
     assert set(modes.values()) == {0o600}
+    assert len(list((settings().private_root / "plans").iterdir())) == 1
     places = (settings().private_root, home / "exchange", out / INTERNAL)
     assert len(files_naming(finished, *places)) > 10, "the search finds what is there"
 
@@ -75,6 +76,7 @@ def test_nothing_dangles_after_a_purge(finished, home, tmp_path, call, monkeypat
     assert told["tracked_runs_marked"] > 0
     assert unmarked_runs(home / "mlflow.db", gone) == []
     assert files_naming(gone, home, *places) == []
+    assert list((settings().private_root / "plans").iterdir()) == []
     assert not (out / INTERNAL).exists()
     assert (out / "export/synthetic.parquet").exists(), "what was released stands for itself"
     assert Ledger.open().spent("ward")[0] == 3.0

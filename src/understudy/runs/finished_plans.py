@@ -23,6 +23,7 @@ class FinishedPlan(BaseModel):
     """The part of a run plan that takes a model or a calibration to make, and what the run left.
 
     Attributes:
+        source: whose rows the run used.
         queries: everything that private rows were asked.
         description: what the run said about itself.
         notes: about the base model.
@@ -33,6 +34,7 @@ class FinishedPlan(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    source: str
     queries: Queries
     description: Description
     notes: tuple[str, ...]
@@ -53,6 +55,7 @@ def remember(key: str, plan: RunPlan, folder: Path) -> None:
         folder: the run's results.
     """
     kept = FinishedPlan(
+        source=plan.source,
         queries=plan.queries,
         description=plan.description,
         notes=plan.model_notes,
@@ -74,16 +77,28 @@ def recall(key: str, config: BaseModel) -> FinishedPlan | None:
         key: `run_plan.request_key`.
         config: the run's settings, with the base model's digest.
     """
-    try:
-        return _ADAPTER.validate_json(_place(key, config).read_bytes())
-    except (OSError, ValidationError):
-        return None
+    return _read(_place(key, config))
 
 
 def is_intact(plan: FinishedPlan, key: str, folder: Path) -> bool:
     """Whether the run of this key left its results in this folder and every file is there as it was written."""
     known = (plan.key, plan.folder) == (key, str(folder)) and bool(plan.files)
     return known and _digests(folder, only=plan.files) == plan.files
+
+
+def forget(source: str) -> int:
+    """Remove the plans of a source's runs, and those that no longer read; returns how many went."""
+    gone = [path for path in _root().glob("*.json") if (kept := _read(path)) is None or kept.source == source]
+    for path in gone:
+        path.unlink()
+    return len(gone)
+
+
+def _read(path: Path) -> FinishedPlan | None:
+    try:
+        return _ADAPTER.validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        return None
 
 
 def _digests(folder: Path, *, only: Iterable[str] | None = None) -> dict[str, str]:
@@ -96,7 +111,11 @@ def _digests(folder: Path, *, only: Iterable[str] | None = None) -> dict[str, st
 
 def _place(key: str, config: BaseModel) -> Path:
     name = hashlib.sha256(f"{key} {config.model_dump_json()} {_program()}".encode()).hexdigest()
-    return private_directory(settings().private_root / "plans") / f"{name}.json"
+    return _root() / f"{name}.json"
+
+
+def _root() -> Path:
+    return private_directory(settings().private_root / "plans")
 
 
 @lru_cache(maxsize=1)

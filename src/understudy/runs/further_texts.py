@@ -52,14 +52,19 @@ def generate_more(origin: Path, *, samples: int, out: Path | None = None, draw: 
         InputError: when nothing was exported, the method releases nothing to draw from, or the file exists.
     """
     folder = origin / EXPORT if (origin / EXPORT).is_dir() else origin
-    record = _read(folder.absolute().parent / INTERNAL / RUN_FILE)
-    named = record or _read(folder / "statement.json")
-    if named is None or not isinstance(named.get("method"), str):
+    statement = _read(folder / "statement.json")
+    if statement is None:
         raise InputError(
             f"--from {origin}: expected the --out folder of a finished run, or its {EXPORT}/ with statement.json, "
             "found neither"
         )
-    method = registry.get(named["method"])
+    if not isinstance(statement.get("method"), str):
+        raise InputError(
+            f"--from {origin}: {folder / 'statement.json'} names no method, as those of earlier versions; repeat the "
+            "`understudy run` command that made it, which writes the statement anew"
+        )
+    record = _record_of(statement, folder)
+    method = registry.get(statement["method"])
     if not method.generate:
         raise InputError(
             f"--from {origin}: a run of {method.name} releases a {method.releases} and no model to draw from; for "
@@ -71,6 +76,13 @@ def generate_more(origin: Path, *, samples: int, out: Path | None = None, draw: 
     table = further(folder, record, samples=samples, seed_step=draw * _SEED_STEP)
     write_further(path, table)
     return path, table.num_rows
+
+
+def _record_of(statement: dict[str, Any], folder: Path) -> dict[str, Any] | None:
+    """`internal/run.json` beside the export, if it is of the run that exported it."""
+    record = _read(folder.absolute().parent / INTERNAL / RUN_FILE)
+    charges = {entry.get("id") for entry in statement.get("ledger_entries", [])}
+    return record if record and record.get("charge_id") in charges else None
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -6,6 +6,9 @@ flow that Prefect started by itself validates and registers its request.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pyarrow as pa
 
 from understudy.artifacts.access import ArtifactRef, private_store, write_table
@@ -36,9 +39,15 @@ def register(validated: Validated) -> RunPlan:
     return validated.plan.model_copy(update={"train": train, "test": test, "key": key})
 
 
-def hand_over(request: RunRequest, plan: RunPlan) -> None:
-    """Keep a registered run plan for the flow that this process starts next with the same request."""
-    _HANDED_OVER[plan.method, request.model_dump_json()] = plan
+@contextmanager
+def handed_over(request: RunRequest, plan: RunPlan) -> Iterator[None]:
+    """Within it, a flow of this process with the same request takes this registered run plan, once."""
+    key = plan.method, request.model_dump_json()
+    _HANDED_OVER[key] = plan
+    try:
+        yield
+    finally:
+        _HANDED_OVER.pop(key, None)
 
 
 def registered(request: RunRequest, method: str) -> RunPlan:

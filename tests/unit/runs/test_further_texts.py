@@ -1,0 +1,43 @@
+"""Further texts are drawn from an export with the record of its own run, or with none."""
+
+import json
+
+import pytest
+
+from understudy.errors import InputError
+from understudy.runs.further_texts import generate_more
+
+
+@pytest.fixture
+def exported(tmp_path):
+    """An export of preference optimisation beside the record of another run, in the run's folder."""
+    (tmp_path / "export/model").mkdir(parents=True)
+    (tmp_path / "internal").mkdir()
+    statement = {"method": "preference-optimization", "ledger_entries": [{"id": "charge-1"}]}
+    (tmp_path / "export/statement.json").write_text(json.dumps(statement))
+    record = {"charge_id": "charge-2", "config": {}, "label_names": ["a", "b"]}
+    (tmp_path / "internal/run.json").write_text(json.dumps(record))
+    return tmp_path
+
+
+def test_the_record_of_another_run_is_not_used(exported):
+    with pytest.raises(InputError, match=r"internal/run\.json") as refused:
+        generate_more(exported, samples=2)
+    assert "--samples" in str(refused.value)
+    # That of its own run is: it is read, and refused only for what it lacks.
+    record = {"charge_id": "charge-1", "config": {"samples": "none"}, "label_names": ["a", "b"]}
+    (exported / "internal/run.json").write_text(json.dumps(record))
+    with pytest.raises(ValueError, match="samples"):
+        generate_more(exported, samples=2)
+
+
+def test_a_statement_of_an_earlier_version_is_named(exported):
+    (exported / "export/statement.json").write_text(json.dumps({"ledger_entries": []}))
+    with pytest.raises(InputError, match="names no method") as refused:
+        generate_more(exported, samples=2)
+    assert "understudy run" in str(refused.value)
+
+
+def test_a_folder_without_a_statement_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"statement\.json"):
+        generate_more(tmp_path, samples=2)
