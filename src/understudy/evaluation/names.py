@@ -64,12 +64,6 @@ def _utility() -> Iterable[MetricName]:
             "share",
             "higher",
         )
-    yield MetricName(
-        "utility.random_forest.accuracy",
-        "Random forest on the tuned model's mean hidden states, tested on real rows",
-        "share",
-        "higher",
-    )
     yield MetricName("utility.majority.accuracy", "Always answering the test rows' commonest label", "share", "context")
     yield MetricName("utility.confidence_level", "Confidence level of the intervals", "share", "context")
     yield MetricName("utility.test_rows", "Real test rows behind the accuracies", "rows", "context")
@@ -169,13 +163,6 @@ def _others() -> Iterable[MetricName]:
     )
     yield MetricName("label_fidelity.prompt_only", "The same for prompt-only text", "share", "context")
     yield MetricName("label_fidelity.real", "The judge on real test rows: the most it can confirm", "share", "context")
-    yield MetricName("language_model.test_loss", "Loss of the tuned model on real test text", "nats per token", "lower")
-    yield MetricName(
-        "language_model.base.test_loss",
-        "Loss of the base model on real test text",
-        "nats per token",
-        "context",
-    )
 
 
 def _transfer() -> Iterable[MetricName]:

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from understudy.evaluation.config import ClassifierConfig
-from understudy.evaluation.encoder import Encoder, FloatArray, embed
+from understudy.evaluation.encoder import Encoder, embed
 
 Labels = npt.NDArray[np.int64]
 Correct = npt.NDArray[np.bool_]
@@ -162,30 +162,6 @@ def transformer_accuracy(
         train_texts, train_labels, classes=classes, config=config, seed=seed, device=device
     )
     return score(classifier.predict(fitted, test_texts), test_labels)
-
-
-def random_forest_hidden(
-    features: FloatArray,
-    labels: Sequence[int] | Labels,
-    test_features: FloatArray,
-    test_labels: Sequence[int] | Labels,
-    *,
-    seed: int,
-) -> Predictions:
-    """Random forest on mean hidden states of a tuned language model (paper, Figure 2).
-
-    Args:
-        features: (n, d) from `language_model.mean_hidden_states` of training rows.
-        labels: (n,).
-        test_features: (m, d) of real test rows.
-        test_labels: (m,).
-        seed: of the forest.
-    """
-    from sklearn.ensemble import RandomForestClassifier
-
-    forest = RandomForestClassifier(n_estimators=100, random_state=seed, n_jobs=1)
-    forest.fit(features, np.asarray(labels, dtype=np.int64))
-    return score(np.asarray(forest.predict(test_features), dtype=np.int64), test_labels)
 
 
 def label_fidelity(texts: Inputs, labels: Sequence[int] | Labels, judge: Callable[[Inputs], Labels]) -> LabelFidelity:

@@ -40,17 +40,6 @@ def test_probe_repeats():
     assert (utility.fit_probe(features, labels)(test) == utility.fit_probe(features, labels, seed=9)(test)).all()
 
 
-def test_random_forest_learns_and_repeats():
-    generator = np.random.default_rng(0)
-    labels = np.arange(80) % 2
-    features = generator.normal(size=(80, 4)).astype(np.float32) + 2 * labels[:, None]
-    run = [
-        utility.random_forest_hidden(features[:60], labels[:60], features[60:], labels[60:], seed=1) for _ in range(2)
-    ]
-    assert run[0].accuracy > 0.85
-    assert (run[0].predicted == run[1].predicted).all()
-
-
 def test_label_fidelity_by_hand():
     verdicts = {"a": 0, "b": 1, "c": 1, "d": 0}
     found = utility.label_fidelity(

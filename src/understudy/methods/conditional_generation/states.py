@@ -128,11 +128,6 @@ def text_states(
     return {"last": torch.cat(ends), "mean": torch.cat(means)}
 
 
-def hidden_means(trained: TrainedModel, texts: Sequence[str], *, config: ConditionalGenerationConfig) -> Tensor:
-    """Mean last hidden state of each text, `(len(texts), d)`: the features of the paper's Figure 2."""
-    return text_states(trained.model.lm, texts, trained=trained, config=config)["mean"]
-
-
 def label_log_probabilities(
     trained: TrainedModel, texts: Sequence[str], *, config: ConditionalGenerationConfig
 ) -> Tensor:

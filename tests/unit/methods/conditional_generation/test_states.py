@@ -5,12 +5,12 @@ from understudy.errors import InputError
 from understudy.methods.conditional_generation.encode import encode
 from understudy.methods.conditional_generation.model import MultitaskModel, TrainedModel
 from understudy.methods.conditional_generation.states import (
-    hidden_means,
     hide_labels,
     label_log_probabilities,
     last_hidden,
     prefix_states,
     random_labels,
+    text_states,
 )
 
 TEXTS = ["a", "a good film", "the plot is slow and the film is bad", "word " * 50]
@@ -61,9 +61,9 @@ def test_prefix_means_by_hand():
     assert prefix_states(hidden, mask, "last") is hidden
 
 
-def test_hidden_means_are_means_over_each_text(untrained, make_config):
+def test_text_states_are_the_means_over_each_text_and_its_end(untrained, make_config):
     config = make_config()
-    means = hidden_means(untrained, TEXTS, config=config)
+    states = text_states(untrained.model.lm, TEXTS, trained=untrained, config=config)
     for row, text in enumerate(TEXTS):
         rows = encode([text], [0], label_names=untrained.label_names, tokenizer=untrained.tokenizer, config=config)
         labels = random_labels(rows.prompts, torch.tensor([0]), step=-1, seed=config.public_seed)
@@ -71,7 +71,8 @@ def test_hidden_means_are_means_over_each_text(untrained, make_config):
         real = mask[0].bool()
         with torch.no_grad():
             hidden = last_hidden(untrained.model.lm, ids[:, real], mask[:, real])[0, rows.text_start :]
-        assert torch.allclose(means[row], hidden.mean(0), atol=1e-5)
+        assert torch.allclose(states["mean"][row], hidden.mean(0), atol=1e-5)
+        assert torch.allclose(states["last"][row], hidden[-1], atol=1e-5)
 
 
 @pytest.mark.parametrize("representation", ["mean", "last"])
@@ -81,7 +82,7 @@ def test_label_probabilities_are_the_discriminators(untrained, make_config, repr
     assert torch.allclose(found.exp().sum(-1), torch.ones(4), atol=1e-5)
     assert (found[0] - found[2]).abs().max() > 1e-3
     if representation == "mean":
-        states = hidden_means(untrained, TEXTS, config=config)
+        states = text_states(untrained.model.lm, TEXTS, trained=untrained, config=config)["mean"]
         assert torch.allclose(found, untrained.model.discriminator(states).log_softmax(-1), atol=1e-5)
 
 
