@@ -18,6 +18,7 @@ from typing import Any, Literal
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from understudy.cores import THREADS_WAIT, available_cores
 from understudy.errors import InputError
 
 Zone = Literal["client", "server", "both"]
@@ -61,7 +62,12 @@ class Settings(BaseSettings):
         description="Secret of the client zone; else the file home/secret (0600).",
     )
     zone: Zone = Field(default="both", description="Which tasks this process may run.")
-    threads: int = Field(default=2, ge=1, le=1024, description="Threads of each torch operation.")
+    threads: int = Field(
+        default_factory=available_cores,
+        ge=1,
+        le=1024,
+        description="Threads of each torch operation; the default is what this process may use, at most 8.",
+    )
     device: Literal["auto", "cpu", "cuda"] = Field(
         default="auto",
         description="Device of the tasks; auto takes CUDA where it is there.",
@@ -192,6 +198,7 @@ def prepare_environment() -> None:
         "HF_DATASETS_CACHE": str(now.private_root / "datasets"),
         "TOKENIZERS_PARALLELISM": "false",
         "OMP_NUM_THREADS": str(now.threads),
+        **THREADS_WAIT,
         # Deterministic matrix products on CUDA need a fixed workspace, read when CUDA starts.
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
     }

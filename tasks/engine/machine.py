@@ -10,6 +10,7 @@ from typing import Any
 from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.concurrency.sync import concurrency
 
+from understudy.cores import let_threads_sleep
 from understudy.errors import UnderstudyError
 from understudy.locks import holder_of, locked_one
 from understudy.settings import DeviceType, device_locks, prefect_setting, settings
@@ -52,6 +53,7 @@ def prepare_torch(threads: int, device: DeviceType) -> None:
     Raises:
         UnderstudyError: when the device is not there.
     """
+    let_threads_sleep()
     # Read when CUDA starts; without it matrix products on CUDA are not deterministic.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     import torch

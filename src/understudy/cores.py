@@ -1,0 +1,83 @@
+"""The processor cores that this process may use, and how threads wait for each other on them."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+# Threads of OpenMP spin while they wait, for long where the cores are busy: two threads then cost many times the
+# processor time of one. Read once, when torch is imported.
+THREADS_WAIT = {"OMP_WAIT_POLICY": "PASSIVE"}
+
+# Small products gain nothing from more threads, and another machine repeats the bytes only with as many.
+_MOST = 8
+
+
+def available_cores(*, most: int = _MOST) -> int:
+    """Cores by the process's affinity and its control group's quota, at least one.
+
+    Args:
+        most: upper limit.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = cpu_quota()
+    if quota is not None:
+        cores = min(cores, max(1, math.floor(quota)))
+    return min(cores, most)
+
+
+def let_threads_sleep() -> None:
+    """Have OpenMP's threads sleep while they wait, unless the user has set how; call it before torch is imported."""
+    for name, value in THREADS_WAIT.items():
+        os.environ.setdefault(name, value)
+
+
+def cpu_quota(root: Path = Path("/sys/fs/cgroup"), groups: Path = Path("/proc/self/cgroup")) -> float | None:
+    """Processor time per second that the control groups above this process allow, in cores; None without a limit.
+
+    Args:
+        root: where control groups are mounted, version 2 or the `cpu` hierarchy of version 1.
+        groups: the list of the process's control groups.
+    """
+    found = [
+        quota
+        for folder in _folders(root, groups)
+        if (quota := _quota_v2(folder / "cpu.max") or _quota_v1(folder)) is not None
+    ]
+    return min(found, default=None)
+
+
+def _folders(root: Path, groups: Path) -> list[Path]:
+    """Every control group that holds this process, from its own up to the mounted root."""
+    try:
+        lines = groups.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return []
+    found: list[Path] = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        top = root if not controllers else root / "cpu"
+        own = Path(path.lstrip("/"))
+        found += [top / part for part in (own, *own.parents) if ".." not in part.parts]
+    return found
+
+
+def _quota_v2(path: Path) -> float | None:
+    try:
+        quota, period = path.read_text(encoding="ascii").split()
+    except (OSError, ValueError):
+        return None
+    return None if quota == "max" else int(quota) / int(period)
+
+
+def _quota_v1(folder: Path) -> float | None:
+    try:
+        quota, period = (
+            int((folder / f"cpu.cfs_{name}_us").read_text(encoding="ascii")) for name in ("quota", "period")
+        )
+    except (OSError, ValueError):
+        return None
+    return None if quota <= 0 else quota / period

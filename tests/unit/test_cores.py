@@ -1,0 +1,63 @@
+"""Threads: as many as the process may use, and they sleep while they wait."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from understudy.cores import available_cores, cpu_quota
+
+
+@pytest.fixture
+def control_group(tmp_path):
+    """Write a process's control groups, and the quotas of some folders."""
+
+    def write(groups, files):
+        for name, text in files.items():
+            path = tmp_path / "cgroup" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        (tmp_path / "groups").write_text(groups)
+        return cpu_quota(tmp_path / "cgroup", tmp_path / "groups")
+
+    return write
+
+
+def test_the_least_quota_on_the_way_up_counts(control_group):
+    files = {"cpu.max": "max 100000\n", "pod/cpu.max": "150000 100000\n", "pod/app/cpu.max": "800000 100000\n"}
+    assert control_group("0::/pod/app\n", files) == 1.5
+
+
+def test_no_quota_is_no_limit(control_group, tmp_path):
+    assert control_group("0::/\n", {"cpu.max": "max 100000\n"}) is None
+    assert cpu_quota(tmp_path / "nowhere", tmp_path / "nothing") is None
+
+
+def test_quotas_of_version_1_are_read(control_group):
+    files = {"cpu/job/cpu.cfs_quota_us": "300000\n", "cpu/job/cpu.cfs_period_us": "100000\n"}
+    assert control_group("4:cpu,cpuacct:/job\n5:memory:/job\n", files) == 3.0
+    files = {"cpu/job/cpu.cfs_quota_us": "-1\n", "cpu/job/cpu.cfs_period_us": "100000\n"}
+    assert control_group("4:cpu,cpuacct:/job\n", files) is None
+
+
+@pytest.mark.parametrize(("quota", "cores"), [(None, 4), (2.9, 2), (0.4, 1), (64.0, 4)])
+def test_cores_are_those_of_the_affinity_within_the_quota(monkeypatch, quota, cores):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
+    monkeypatch.setattr("understudy.cores.cpu_quota", lambda: quota)
+    assert available_cores() == cores
+    assert available_cores(most=1) == 1
+
+
+@pytest.mark.parametrize(("own", "expected"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_a_worker_that_imports_a_flow_sets_the_policy_before_torch(own, expected):
+    script = (
+        "import os, sys\n"
+        "import understudy.flows\n"
+        "assert 'torch' not in sys.modules\n"
+        "print(os.environ['OMP_WAIT_POLICY'])"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    environment |= {"OMP_WAIT_POLICY": own} if own else {}
+    found = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == expected
