@@ -1,10 +1,9 @@
 """What preference optimisation must refuse, through the command line: message, exit code, nothing changed."""
 
-import sqlite3
-
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from stored_state import state_of
 from tests_support import SMALL
 
 from understudy.data.tables import client_digests, row_digests
@@ -48,19 +47,6 @@ def options(tmp_path, random_model_folder):
         return [*words, *(word for setting in settings for word in ("--set", setting))]
 
     return make
-
-
-def state_of(home) -> tuple[list, list]:
-    """What ledger and stores hold."""
-    entries: list = []
-    if (home / "ledger.db").exists():
-        connection = sqlite3.connect(home / "ledger.db")
-        for (name,) in connection.execute("select name from sqlite_master where type = 'table'").fetchall():
-            if not name.endswith(("meta", "secrets", "chain")):
-                entries += connection.execute(f'select * from "{name}"').fetchall()
-        connection.close()
-    kept = [p.name for root in ("private/artifacts", "exchange") for p in (home / root).glob("*") if p.is_dir()]
-    return entries, kept
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import json
 import math
 import shutil
-import sqlite3
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from stored_state import state_of
 
 from understudy.errors import InputError
 
@@ -57,19 +57,6 @@ def write(tmp_path, table: dict) -> object:
     path = tmp_path / "bad.parquet"
     pq.write_table(pa.table(table), path)
     return path
-
-
-def state_of(home) -> tuple[list, list]:
-    """What ledger and stores hold."""
-    entries: list = []
-    if (home / "ledger.db").exists():
-        connection = sqlite3.connect(home / "ledger.db")
-        for (name,) in connection.execute("select name from sqlite_master where type = 'table'").fetchall():
-            if not name.endswith(("meta", "secrets", "chain")):
-                entries += connection.execute(f'select * from "{name}"').fetchall()
-        connection.close()
-    kept = [p.name for root in ("private/artifacts", "exchange") for p in (home / root).glob("*") if p.is_dir()]
-    return entries, kept
 
 
 GOOD = {"text": ["a fine text"] * 60, "label": ["good", "bad"] * 30}

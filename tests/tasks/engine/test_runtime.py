@@ -9,27 +9,19 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from guarantees import GUARANTEE
 from prefect import flow
 from pydantic import BaseModel
 
 from understudy.artifacts.access import ArtifactRef, path_of, read_table, write_json, write_table
 from understudy.errors import InputError, TaskFailed, UnderstudyError, ZoneError
-from understudy.privacy.labels import Guarantee, private, public, released
+from understudy.privacy.labels import private, public, released
 from understudy.runs import checks
 from understudy.settings import settings
 from understudy.tasks.engine import machine, runtime
 from understudy.tasks.engine.runtime import checkpoint_directory, progress, report_metrics, task
 
 SECRET = "the patient is Zibby"
-GUARANTEE = Guarantee(
-    source="reviews",
-    charge_id="c1",
-    unit="example",
-    relation="replace_special",
-    epsilon=1.0,
-    delta=1e-5,
-    accountant="PLD",
-)
 calls: list[str] = []
 # An audit hook cannot be removed, so there is one, and it records only while a list is in here.
 watchers: list[list[str]] = []

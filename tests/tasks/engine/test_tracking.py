@@ -4,6 +4,7 @@ import sqlite3
 
 import pyarrow as pa
 import pytest
+from guarantees import GUARANTEE
 from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.runtime import flow_run
@@ -14,22 +15,13 @@ from sqlalchemy.exc import OperationalError
 
 from understudy.artifacts.access import ArtifactRef, write_json, write_table
 from understudy.errors import InputError, TrackingFailed
-from understudy.privacy.labels import Guarantee, private, public, released
+from understudy.privacy.labels import private, public, released
 from understudy.tasks.engine import tracking
 from understudy.tasks.engine.lineage import LineageNode
 from understudy.tasks.engine.prefect_links import link_from_prefect
 from understudy.tasks.engine.run_record import TaskRecord, flatten, source_names
 from understudy.tasks.engine.runtime import report_metrics, task
 
-GUARANTEE = Guarantee(
-    source="reviews",
-    charge_id="c1",
-    unit="example",
-    relation="replace_special",
-    epsilon=1.0,
-    delta=1e-5,
-    accountant="PLD",
-)
 calls: list[str] = []
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import fsspec
 import pyarrow as pa
 import pytest
+from guarantees import GUARANTEE
 from pydantic import ValidationError
 
 from understudy.artifacts.access import (
@@ -27,17 +28,8 @@ from understudy.artifacts.access import (
     write_table,
 )
 from understudy.errors import ArtifactDamaged, InputError, UnderstudyError, ZoneError
-from understudy.privacy.labels import Guarantee, private, public, released
+from understudy.privacy.labels import private, public, released
 
-GUARANTEE = Guarantee(
-    source="reviews",
-    charge_id="c1",
-    unit="example",
-    relation="replace_special",
-    epsilon=1.0,
-    delta=1e-5,
-    accountant="PLD",
-)
 TABLE = pa.table({"text": ["one", "two"], "label": [0, 1]})
 
 

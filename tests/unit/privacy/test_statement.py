@@ -91,18 +91,8 @@ def statement(*, spent=(5.00001, 2e-5), **changes):
 def test_stable_keys_come_first_and_in_order():
     found = statement()
     assert tuple(found)[: len(STABLE_KEYS)] == STABLE_KEYS
-    assert list(found)[:10] == [
-        "epsilon",
-        "delta",
-        "unit",
-        "relation",
-        "accountant",
-        "epsilon_rdp",
-        "mechanisms",
-        "ledger_entries",
-        "source",
-        "verdict",
-    ]
+    written = "epsilon delta unit relation accountant epsilon_rdp mechanisms ledger_entries source verdict"
+    assert list(found)[:10] == written.split()
 
 
 def test_it_says_everything_that_privacy_asks_for():

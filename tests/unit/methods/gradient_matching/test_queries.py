@@ -5,8 +5,10 @@ import pytest
 from dp_accounting import ComposedDpEvent, GaussianDpEvent
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests_support import scheduled_by
 
 from understudy.errors import InputError
+from understudy.methods.gradient_matching import queries
 from understudy.methods.gradient_matching.config import GradientMatchingConfig
 from understudy.methods.gradient_matching.queries import (
     LENGTH,
@@ -14,20 +16,13 @@ from understudy.methods.gradient_matching.queries import (
     QuerySchedule,
     calibrations,
     paper_noise_multiplier,
-    queries_of,
-    schedule_of,
     signal_to_noise_bound,
     signal_to_noise_warning,
 )
 from understudy.privacy.accounting import combined_noise_multiplier, epsilon_pld, event_from_json, event_to_json
 from understudy.privacy.queries import event_of, queries_from_json, queries_to_json
 
-
-def scheduled(config, **options):
-    """The list of queries of a config, as the method reads it."""
-    return schedule_of(queries_of(config, **options))
-
-
+scheduled = scheduled_by(queries)
 DELTA = 1e-4
 
 

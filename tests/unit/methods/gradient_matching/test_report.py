@@ -4,7 +4,7 @@ import json
 from xml.etree import ElementTree
 
 import pytest
-from report_pages import ABOUT, Outline, assert_every_figure_is_drawn, assert_nothing_overflows
+from report_pages import ABOUT, LOOKS, Outline
 
 from understudy.evaluation.metrics import Metrics, merge
 from understudy.methods.gradient_matching import figures
@@ -89,14 +89,9 @@ def test_the_page_is_built_again_from_the_json(page_of_all, tmp_path, metrics, m
     assert rebuild_report(tmp_path, {METHOD: view.sections}.get).html.read_text() == page
 
 
-@pytest.mark.parametrize("width", [1280, 420])
-def test_nothing_overflows_in_a_browser(page_of_all, tmp_path, browse, width):
-    assert_nothing_overflows(page_of_all[1], tmp_path, browse, width=width, figures=10)
-
-
-@pytest.mark.parametrize("dark", [False, True])
-def test_every_figure_is_drawn_in_light_and_dark(page_of_all, tmp_path, browse, dark):
-    assert_every_figure_is_drawn(page_of_all[1], tmp_path, browse, dark=dark, figures=10)
+@pytest.mark.parametrize("look", LOOKS)
+def test_a_browser_shows_everything(page_of_all, tmp_path, browse, look):
+    LOOKS[look](page_of_all[1], tmp_path, browse, figures=10)
 
 
 @pytest.mark.parametrize(
