@@ -88,7 +88,7 @@ def test_labels_read_from_the_rows_take_the_guarantee_from_the_statement(run, re
     assert statement["declared_public"]["label list"] == ["bad", "good"]
     source = Ledger.open().source("ward")
     assert (source.n, source.label_names) == (70, None), "a later run declares labels itself, or discloses them again"
-    with pytest.raises(InputError, match="--label-names is missing"):
+    with pytest.raises(InputError, match="--label-names"):
         validate(request_of(data=str(path), label_names=None), "conditional-generation")
 
 

@@ -248,7 +248,7 @@ def test_content_is_no_argument(tracked, value):
     def takes_flow() -> int:
         return takes(value)
 
-    with pytest.raises(InputError, match=r"task argument 'value'.*store content as an artifact first"):
+    with pytest.raises(InputError, match=r"argument 'value'.*ArtifactRef.*as an artifact"):
         takes_flow()
     assert calls == []
 
@@ -262,7 +262,7 @@ def test_content_is_no_result(tracked):
     def gives_flow() -> object:
         return gives()
 
-    with pytest.raises(InputError, match=r"the result of task 'gives'.*found Table") as caught:
+    with pytest.raises(InputError, match=r"result of task 'gives'.*Table") as caught:
         gives_flow()
     assert "Zibby" not in str(caught.value)
 
@@ -284,7 +284,7 @@ def test_a_server_task_refuses_a_private_reference_before_reading_a_byte(tracked
         path_of(ref)
         assert [path for path in opened if ref.id in path], "the hook sees nothing"
         opened.clear()
-        with pytest.raises(ZoneError, match=r"argument 'rows' is private\(reviews\)"):
+        with pytest.raises(ZoneError, match=r"'rows' is private\(reviews\).*client zone"):
             remote_flow()
         assert opened
         assert not [path for path in opened if ref.id in path]
@@ -293,7 +293,7 @@ def test_a_server_task_refuses_a_private_reference_before_reading_a_byte(tracked
 
 def test_a_client_task_refuses_to_run_in_the_server_zone(tracked, monkeypatch):
     monkeypatch.setenv("UNDERSTUDY_ZONE", "server")
-    with pytest.raises(ZoneError, match="send the flow to a work pool of the client zone"):
+    with pytest.raises(ZoneError, match=r"UNDERSTUDY_ZONE=server; .*pool of the client zone"):
         load.fn("a")
 
 
@@ -352,7 +352,7 @@ def test_prefect_keeps_no_text_of_a_foreign_error(tracked):
     def leaks_flow() -> int:
         return leaks(load(SECRET))
 
-    with pytest.raises(TaskFailed, match=r"task 'leaks' failed with KeyError at test_runtime\.py"):
+    with pytest.raises(TaskFailed, match=r"'leaks'.*KeyError.*test_runtime\.py"):
         leaks_flow()
     with get_client(sync_client=True) as client:
         runs = [run for run in client.read_flow_runs() if run.state and run.state.is_failed()]
@@ -364,7 +364,7 @@ def test_prefect_keeps_no_text_of_a_foreign_error(tracked):
 
 def test_what_a_task_may_use_is_refused_outside_of_one():
     for use in (checkpoint_directory, lambda: progress(1, 2), lambda: report_metrics({})):
-        with pytest.raises(UnderstudyError, match="expected to be inside a task"):
+        with pytest.raises(UnderstudyError, match=r"inside a task.*@task"):
             use()
 
 
@@ -380,7 +380,7 @@ def test_the_bare_function_keeps_checks_and_checkpoints(home):
 
 
 def test_where_results_live_cannot_be_chosen():
-    with pytest.raises(UnderstudyError, match="results of tasks live under the private root"):
+    with pytest.raises(UnderstudyError, match="result_storage"):
         load.result_storage = "elsewhere"
 
 

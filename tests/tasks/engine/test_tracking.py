@@ -141,7 +141,7 @@ def test_lineage_goes_back_to_the_charge(tracked):
     assert {(parent.kind, parent.task) for parent in model.parents} == {("model", "base"), ("source", None)}
     assert "source:reviews@c1" in {parent.id for parent in model.parents}
     assert LineageNode.model_validate_json(node.model_dump_json()) == node
-    with pytest.raises(InputError, match="no recorded task made or read it"):
+    with pytest.raises(InputError, match=r"artifact 0{64}: .*id of a released artifact"):
         tracking.lineage("0" * 64)
 
 
@@ -195,7 +195,7 @@ def test_a_tracking_store_that_fails_fails_the_task_and_keeps_its_work(tracked, 
 
     with monkeypatch.context() as patch:
         patch.setattr(tracking.Log, "write_child", refuse)
-        with pytest.raises(TrackingFailed, match=r"task 'base' could not be recorded \(OSError\).*not computed again"):
+        with pytest.raises(TrackingFailed, match=r"'base'.*OSError.*UNDERSTUDY_MLFLOW_URI.*same command"):
             tracked_flow()
     assert attempts == ["base"] * 3
     assert calls == ["base"]

@@ -170,8 +170,8 @@ def test_a_model_that_cannot_be_used_is_said_and_the_others_are_measured(folder,
     found = measure_transfer(*sets, own=folder, label_words=SENTIMENT_WORDS, config=config)
     assert "utility.transfer.my-model.synthetic.accuracy" in found.values
     unknown, twice = found.missing
-    assert unknown.startswith("accuracy of the target model no-such-model: ")
-    assert twice == "accuracy of the target model my-model: another target model is called 'my-model' too"
+    assert " no-such-model: " in unknown
+    assert " my-model: " in twice
 
 
 def test_labels_that_collide_in_a_tokenizer_do_not_end_the_run(folder, sets):
@@ -179,7 +179,7 @@ def test_labels_that_collide_in_a_tokenizer_do_not_end_the_run(folder, sets):
         build_verbalizer, label_names=SENTIMENTS, config=VerbalizerConfig(words={"negative": "bad", "positive": "bad"})
     )
     found = measure_transfer(*sets, own=folder, label_words=collide, config=CONFIG)
-    assert "begin with the same token" in found.missing[0]
+    assert "same token" in found.missing[0]
     assert not any(name.startswith(("audit", "utility.transfer.my")) for name in found.values)
 
 
