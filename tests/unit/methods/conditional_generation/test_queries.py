@@ -31,7 +31,7 @@ def test_the_whole_event_meets_the_target(make_config, cache, name):
 @pytest.mark.parametrize(
     ("name", "streams"),
     [
-        ("multitask", [("fine-tuning", ["lm", "discriminator"])]),
+        ("alternating", [("fine-tuning", ["lm", "discriminator"])]),
         ("joint", [("fine-tuning", ["joint"])]),
         ("naive", [("fine-tuning", ["lm"])]),
         ("naive_filter", [("fine-tuning", ["lm", "filter"])]),
@@ -46,7 +46,7 @@ def test_streams_of_each_variant(make_config, cache, name, streams):
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("multitask", [("fine-tuning/lm", "fine-tuning"), ("fine-tuning/discriminator", "fine-tuning")]),
+        ("alternating", [("fine-tuning/lm", "fine-tuning"), ("fine-tuning/discriminator", "fine-tuning")]),
         ("naive_pplm", [("fine-tuning/lm", "fine-tuning"), ("head/discriminator", "head")]),
         ("histogram", [("class-sizes", None), ("fine-tuning/joint", "fine-tuning")]),
     ],
