@@ -14,19 +14,17 @@ ROOT = Path(__file__).resolve().parents[1]
 CACHES = frozenset(
     {".git", ".venv", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", "__pycache__", "build"}
 )
-_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-# Audit event -> which of its arguments are paths that change; `open` is looked at apart, for its flags.
-_CHANGES = {
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+# Audit event -> which of its arguments are paths that are made or filled; `open` is looked at apart, for its flags.
+MAKING = {
     "os.mkdir": (0,),
     "os.rename": (0, 1),
-    "os.remove": (0,),
-    "os.rmdir": (0,),
     "os.link": (1,),
     "os.symlink": (1,),
     "os.truncate": (0,),
-    "os.chmod": (0,),
     "sqlite3.connect": (0,),
 }
+_CHANGES = MAKING | dict.fromkeys(("os.remove", "os.rmdir", "os.chmod"), (0,))
 _LOOKED_AT = frozenset({"open", *_CHANGES})
 
 
@@ -59,7 +57,7 @@ class Confinement:
             return
         if event == "open":
             path, _, flags = arguments
-            places = (path,) if isinstance(flags, int) and flags & _WRITING else ()
+            places = (path,) if isinstance(flags, int) and flags & WRITING else ()
         else:
             places = tuple(arguments[index] for index in _CHANGES[event])
         for place in places:

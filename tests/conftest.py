@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from confinement import Confinement, files_of
+from homes import home_environment
 
 # Before anything imports Prefect, MLflow, torch or datasets.
 for _name, _value in {
@@ -65,12 +66,8 @@ def home(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     for name in [name for name in os.environ if name.startswith("UNDERSTUDY_")]:
         monkeypatch.delenv(name)
     root = tmp_path / "understudy-home"
-    monkeypatch.setenv("UNDERSTUDY_HOME", str(root))
-    monkeypatch.setenv("UNDERSTUDY_EXCHANGE", str(root / "exchange"))
-    monkeypatch.setenv("UNDERSTUDY_MLFLOW_URI", f"sqlite:///{root / 'mlflow.db'}")
-    monkeypatch.setenv("UNDERSTUDY_THREADS", "1")
-    monkeypatch.setenv("UNDERSTUDY_DEVICE", "cpu")
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(root / "datasets"))
+    for name, value in home_environment(root).items():
+        monkeypatch.setenv(name, value)
     if "prefect_server" in request.fixturenames:
         root.mkdir(mode=0o700)
         shutil.copy(request.getfixturevalue("empty_tracking_store"), root / "mlflow.db")

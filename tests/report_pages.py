@@ -3,6 +3,7 @@
 import html
 import json
 import re
+from functools import partial
 from html.parser import HTMLParser
 
 import numpy as np
@@ -99,3 +100,12 @@ def assert_every_figure_is_drawn(page, folder, browse, *, dark, figures):
         assert (np.abs(drawn - accent).sum(-1) < 150).sum() > 100, "no synthetic mark is drawn"
         _, counts = np.unique(drawn @ (65536, 256, 1), return_counts=True)
         assert (counts > 3).sum() > 20, "the figure is all but blank"
+
+
+# Each is called with a page, a folder, the fixture `browse` and the number of figures.
+LOOKS = {
+    "1280 pixels wide": partial(assert_nothing_overflows, width=1280),
+    "420 pixels wide": partial(assert_nothing_overflows, width=420),
+    "light": partial(assert_every_figure_is_drawn, dark=False),
+    "dark": partial(assert_every_figure_is_drawn, dark=True),
+}

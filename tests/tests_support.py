@@ -1,10 +1,16 @@
-"""What several test folders share: a random two-layer base model on disk."""
+"""What several test folders share: settings of short runs, words for two labels, a random base model on disk."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from understudy.methods.gradient_matching.config import VerbalizerConfig
+from understudy.methods.gradient_matching.verbalizer import build_verbalizer
 from understudy.models.checkpoints import export_model
 from understudy.models.loading import load_model
 
@@ -32,6 +38,21 @@ SMALL = (
     "generate.sampling.max_new_tokens=12",
 )
 
+# Of conditional generation: settings of each variant and of each way to update.
+VARIANTS = {
+    "alternating": {"variant": "multitask", "update": "alternating"},
+    "joint": {"variant": "multitask", "update": "joint"},
+    "naive": {"variant": "naive"},
+    "naive_filter": {"variant": "naive_filter"},
+    "naive_pplm": {"variant": "naive_pplm"},
+}
+
+SENTIMENTS = ("negative", "positive")
+# What a target model says for each of them, once there is a tokenizer.
+SENTIMENT_WORDS = partial(
+    build_verbalizer, label_names=SENTIMENTS, config=VerbalizerConfig(words={"negative": "bad", "positive": "great"})
+)
+
 
 def write_random_model(folder: Path) -> Path:
     """Save a GPT-2 of two layers, 16 wide, random weights, with the tokenizer of the shipped tiny-gpt2."""
@@ -52,3 +73,8 @@ def write_random_model(folder: Path) -> Path:
     folder.mkdir(parents=True)
     export_model(model, tokenizer, folder)
     return folder
+
+
+def scheduled_by(queries: ModuleType) -> Callable[..., Any]:
+    """Makes the list of queries of a config, as the method whose module `queries` this is reads it."""
+    return lambda config, **options: queries.schedule_of(queries.queries_of(config, **options))

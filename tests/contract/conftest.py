@@ -23,3 +23,9 @@ def places(prefect_server: None, calibrations: Path, empty_tracking_store: Path)
     from contract.flow_under_replay import Places
 
     return Places(calibrations=calibrations, tracking=empty_tracking_store)
+
+
+@pytest.fixture
+def surroundings(random_model_folder: Path, tmp_path: Path, places, monkeypatch: pytest.MonkeyPatch) -> tuple:
+    """What a flow under replay needs: base model, folder, what runs share, and the patches of the test."""
+    return random_model_folder, tmp_path, places, monkeypatch

@@ -1,11 +1,7 @@
 """Record and replay of gradient matching: the real flow, from a file to its export."""
 
 import pytest
-from contract.flow_under_replay import FlowRun, smaller
-from contract.private_files import NAMES, ROW_KINDS, ROWS, row_of, without_row
-
-from understudy.privacy.testing.replay import replay_check
-from understudy.runs.request import Budget
+from contract.labelled_flow import fifty, labelled_flow, replayed, three_and_fifty
 
 # Two rounds for seven texts in shards and batches that do not fill up.
 SMALL = (
@@ -41,42 +37,19 @@ VARIANTS = {
 
 
 def flow(variant, model, folder, places, patch, *settings):
-    smaller(patch)
-    options = {
-        "source": "replayed",
-        "epsilon": 8.0,
-        "delta": 1e-3,
-        "budget": Budget(epsilon=8, delta=1e-3),
-        "label_names": NAMES,
-        "units": ROWS,
-        "model": str(model),
-        "samples": 4,
-        "overrides": (*SMALL, *VARIANTS[variant], *settings),
-    }
-    return FlowRun("gradient-matching", options, folder, places, patch)
+    overrides = (*SMALL, *VARIANTS[variant], *settings)
+    return labelled_flow("gradient-matching", overrides, model, folder, places, patch, samples=4)
 
 
-def check(variant, kind, number, model, folder, places, patch):
-    run = flow(variant, model, folder, places, patch)
-    slot = run.trained_slot(number)
-    report = replay_check(run, data=row_of(kind, slot), neighbour=without_row(slot))
-    assert (*report.faults, *dict.fromkeys(run.seen)) == (), f"{variant}, {kind} row in slot {slot}"
+def check(variant, kind, number, *surroundings):
+    report = replayed(flow(variant, *surroundings), kind=kind, number=number)
     # Every row counts, so there is no mask that a slot could be forced into.
     assert 0.5 < report.distance_real <= 1 + report.tolerance
 
 
-@pytest.mark.parametrize(
-    ("variant", "kind"),
-    [("full gradient", "plain"), ("label rows, length as in data", "extreme"), ("sketch", "rare class")],
-)
-def test_three_neighbours(variant, kind, random_model_folder, tmp_path, places, monkeypatch):
-    check(variant, kind, 3, random_model_folder, tmp_path, places, monkeypatch)
+THREE = [("full gradient", "plain"), ("label rows, length as in data", "extreme"), ("sketch", "rare class")]
 
 
-FIFTY = [(list(VARIANTS)[i % len(VARIANTS)], ROW_KINDS[i % len(ROW_KINDS)], i // 4) for i in range(50)]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("variant", "kind", "number"), FIFTY)
-def test_fifty_neighbours(variant, kind, number, random_model_folder, tmp_path, places, monkeypatch):
-    check(variant, kind, number, random_model_folder, tmp_path, places, monkeypatch)
+@pytest.mark.parametrize(("variant", "kind", "number"), three_and_fifty(THREE, fifty(list(VARIANTS))))
+def test_neighbours(variant, kind, number, surroundings):
+    check(variant, kind, number, *surroundings)

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 from contract.flow_under_replay import FlowRun, smaller
+from contract.labelled_flow import OPTIONS
 from contract.private_files import CLIENTS, NAMES, ROWS, client_of, clients, row_of, without_row
 
 from understudy.methods import registry
 from understudy.privacy.testing.replay import replay_check
-from understudy.runs.request import Budget
 
 
 @pytest.fixture
@@ -25,10 +25,7 @@ def installed(monkeypatch):
 
 def request_fields(model, **more):
     return {
-        "source": "replayed",
-        "epsilon": 8.0,
-        "delta": 1e-3,
-        "budget": Budget(epsilon=8, delta=1e-3),
+        **OPTIONS,
         "model": str(model),
         "samples": 3,
         **more,

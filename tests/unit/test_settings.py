@@ -53,9 +53,9 @@ def test_empty_open_home_is_closed(tmp_path, monkeypatch):
 def test_home_that_cannot_be_a_directory(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("x")
     monkeypatch.setenv("UNDERSTUDY_HOME", str(tmp_path / "file" / "home"))
-    with pytest.raises(InputError, match="set UNDERSTUDY_HOME to a directory that you own"):
+    with pytest.raises(InputError, match=r"file/home.*set UNDERSTUDY_HOME"):
         settings()
-    with pytest.raises(InputError, match="expected a writable directory"):
+    with pytest.raises(InputError, match=r"file: .*set UNDERSTUDY_HOME"):
         private_directory(tmp_path / "file")
 
 
@@ -95,7 +95,7 @@ def test_relative_paths_become_absolute_and_urls_stay(tmp_path, monkeypatch):
 
 def test_wrong_value_names_the_variable_and_keeps_the_value_to_itself(monkeypatch):
     monkeypatch.setenv("UNDERSTUDY_ZONE", "swordfish")
-    with pytest.raises(InputError, match="UNDERSTUDY_ZONE: Input should be 'client', 'server' or 'both'") as caught:
+    with pytest.raises(InputError, match=r"UNDERSTUDY_ZONE: .*'client', 'server' or 'both'") as caught:
         settings()
     assert "swordfish" not in str(caught.value)
 

@@ -1,6 +1,6 @@
 """Loss-based membership inference against the model that is fine-tuned on synthetic text.
 
-Paper: gradient matching (GRADMM), section 5.3, after Shokri et al. 2017 in the form of Yeom et al. 2018: a row is
+Paper: GRADMM, section 5.3, after Shokri et al. 2017 in the form of Yeom et al. 2018: a row is
 called a member when its loss lies at or below a threshold; the advantage is 2 (accuracy - 1/2) on as many members as
 non-members, that is TPR - FPR.
 

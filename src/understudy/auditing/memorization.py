@@ -1,9 +1,9 @@
 """What of the private rows stands in the synthetic text word for word.
 
-n-gram overlap for n = 3..7 after the conditional-generation paper, section 6.1, Figures 3 and 4. Beside the
-paper: the same figure against a holdout of the same size that the generator never saw, without which an
-overlap cannot be read, since common phrases occur in any two sets; longest verbatim match; exact duplicates.
-Tokens are the words of `understudy.evaluation.words`.
+Paper: "Differentially Private Conditional Text Generation for Synthetic Data", section 6.1, Figures 3 and 4 (n-gram
+overlap for n = 3..7). Beside the paper: the same figure against a holdout of the same size that the generator never
+saw, without which an overlap cannot be read, since common phrases occur in any two sets; longest verbatim match; exact
+duplicates. Tokens are the words of `understudy.evaluation.words`.
 
 *A diagnostic, not a privacy proof.* Equal overlap with members and holdout does not show that nothing leaked:
 a rare secret, a paraphrase or a fact in other words leaves no trace here. Only the accounted guarantee says

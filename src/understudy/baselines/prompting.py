@@ -1,6 +1,6 @@
 """Text by prompting the same language model: the baselines that train nothing.
 
-Paper: gradient matching (GRADMM), section 5.1 and appendix B.1 (Figures 4 and 5), after Li et al. 2023. Usable beside
+Paper: GRADMM, section 5.1 and appendix B.1 (Figures 4 and 5), after Li et al. 2023. Usable beside
 any method.
 *Deviations*: the paper prompts an instruction-tuned model with a paragraph per data set; here the instruction is the
 caller's and public, with `{label}` where the label's name goes. In the few-shot prompt every example stands as the

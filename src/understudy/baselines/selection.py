@@ -1,6 +1,6 @@
 """Small subsets of real rows, chosen by their features: what synthetic text is compared with.
 
-Paper: gradient matching (GRADMM), section 5.1 (herding, k-center, random). Herding: Welling 2009 in the greedy form of
+Paper: GRADMM, section 5.1 (herding, k-center, random). Herding: Welling 2009 in the greedy form of
 Rebuffi et al. 2017 (iCaRL, Algorithm 4): each choice brings the mean of the chosen closest to the mean of all.
 k-center: Gonzalez 1985, farthest first; its radius is at most twice the best possible. *Deviation*: the papers leave
 the start of k-center open; here it is the row nearest to the class mean, so that nothing is random.

@@ -1,6 +1,6 @@
 """Texts by fine-tuning the generator on the survivors of Private Evolution (PE + SFT), or by not tuning it at all.
 
-Paper: preference optimisation (POPri), section 3 ("supervised fine-tuning") and Table 1: next-token loss on the texts
+Paper: POPri, section 3 ("supervised fine-tuning") and Table 1: next-token loss on the texts
 with the highest scores, as if each were a perfect answer to its prompt.
 *Deviations*: the paper gives no constants for it; here they are those of POPri's own DPO step, the rank of the adapter
 included. Prompts carry no loss.

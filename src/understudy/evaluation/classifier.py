@@ -1,7 +1,7 @@
 """A transformer fine-tuned as a text classifier: the instrument that measures utility.
 
-Paper: conditional generation with PPLM, section 6.2 and Table 5 (batch 32, 5 epochs, learning rate 1e-4,
-decaying). The classifier is the same for every training set, so only the data differ.
+Paper: "Differentially Private Conditional Text Generation for Synthetic Data", section 6.2 and Table 5 (batch 32, 5
+epochs, learning rate 1e-4, decaying). The classifier is the same for every training set, so only the data differ.
 *Deviations*: the paper fine-tunes DistilBERT with all six transformer layers frozen; here the base is a config
 value (a shipped tiny causal model by default; any hub id or folder, DistilBERT too), pooled over the text's
 tokens, and frozen layers are a parameter with default none: with six frozen, tiny-llama trained on 600 film

@@ -1,6 +1,6 @@
 """A causal language model that labels a text by the word it would write next: `BOS text template` -> label's word.
 
-Paper: gradient matching (GRADMM), section 3 (prompt and response) and 5.1. Its loss is the negative log-likelihood of
+Paper: GRADMM, section 3 (prompt and response) and 5.1. Its loss is the negative log-likelihood of
 the response, that is cross-entropy over the whole vocabulary at the template's last position (`loss="vocabulary"`);
 `loss="verbalizer"` normalises over the K label words alone. The verdict is the likeliest of the K label words, of
 which the paper says nothing. Every text begins after BOS, which the paper leaves open.

@@ -1,7 +1,7 @@
 """What a causal language model makes of given texts: loss per token, mean hidden states.
 
-Test loss per token is the conditional-generation paper's Table 4; mean hidden states feed the random forest
-of its Figure 2.
+Paper: "Differentially Private Conditional Text Generation for Synthetic Data", Table 4 (test loss per token) and Figure
+2 (mean hidden states feed its random forest).
 *Deviation*: the paper does not say how it pools hidden states; here the last layer is averaged over the
 text's tokens.
 

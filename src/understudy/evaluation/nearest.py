@@ -1,6 +1,6 @@
 """How near synthetic texts come to real ones, and how likely a public language model finds them.
 
-Paper: gradient matching (GRADMM), Figures 2(b) and 10 (histogram of the L2 distance from each synthetic text to the
+Paper: GRADMM, Figures 2(b) and 10 (histogram of the L2 distance from each synthetic text to the
 nearest real training text), Tables 1 and 4 (log-perplexity).
 Beside the paper: the same histogram for a holdout that the method never saw. Short texts of one task lie close to each
 other whether or not anything was copied, so a distance says something only next to that. The paper does not name its

@@ -1,6 +1,6 @@
 """How useful text is for a small language model: fine-tune it, then predict the next token of held-out clients.
 
-Paper: preference optimisation (POPri), section 4 and appendix B.1: DistilGPT2, 64 tokens, AdamW, accuracy of the next
+Paper: POPri, section 4 and appendix B.1: DistilGPT2, 64 tokens, AdamW, accuracy of the next
 token. Its epsilon 0 is the public model as it is, its epsilon infinity the same model tuned on all clients' text.
 
 *Deviations*. The LAST weights are evaluated; the paper picks the best checkpoint on a validation set, which is a look

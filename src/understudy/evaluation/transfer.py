@@ -1,6 +1,6 @@
 """How useful a small labelled table is: fine-tune a target model on it, test on real rows.
 
-Paper: gradient matching (GRADMM), section 5.1 (200 steps of Adam, batch 16, linear decay) and Tables 1 and 2 (models
+Paper: GRADMM, section 5.1 (200 steps of Adam, batch 16, linear decay) and Tables 1 and 2 (models
 of several families, "transfer"). Loss and verdict are those of `evaluation.label_model`; the default loss is the
 paper's.
 

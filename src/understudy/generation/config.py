@@ -1,7 +1,8 @@
 """What a prompt looks like and how the next token is drawn: public values only, no torch.
 
-PPLM is Dathathri et al. 2019 (arXiv 1912.02164). The conditional-generation paper gives none of its constants; the
-defaults here were measured on public reviews with the shipped tiny models.
+PPLM is Dathathri et al. 2019 (arXiv 1912.02164). "Differentially Private Conditional Text Generation for Synthetic
+Data", which steers with it, gives none of its constants; the defaults here were measured on public reviews with the
+shipped tiny models.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class About:
     """What the report is about, in the caller's words.
 
     Attributes:
-        made: what was made, such as `500 labelled texts in 2 classes, by conditional generation`.
+        made: what was made, such as `500 labelled texts in 2 classes, by METHOD`.
         label_names: declared labels in their order.
         created: time of the run, from the caller's clock, as it shall be shown.
         facts: further public facts, such as run ids; name -> value.

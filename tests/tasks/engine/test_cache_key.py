@@ -108,7 +108,7 @@ def test_ignored_arguments_are_not_in_the_key_but_are_checked():
     ],
 )
 def test_other_types_are_refused_and_named(value, where):
-    with pytest.raises(InputError, match=f"task argument {where}: expected an ArtifactRef.*store content") as caught:
+    with pytest.raises(InputError, match=f"argument {where}: .*ArtifactRef.*as an artifact") as caught:
         key(x=value)
     assert "swordfish" not in str(caught.value)
 
@@ -127,7 +127,7 @@ def test_a_server_task_refuses_private_references():
     ref = write_table(TABLE, kind="table", label=private("reviews"))
     check_zone("train", "client", {"rows": ref})
     check_zone("train", "server", {"rows": "text"})
-    with pytest.raises(ZoneError, match=r"argument 'rows' is private\(reviews\)"):
+    with pytest.raises(ZoneError, match=r"'rows' is private\(reviews\).*client zone"):
         check_zone("train", "server", {"config": 1, "rows": [{"a": ref}]})
 
 
@@ -135,5 +135,5 @@ def test_a_server_task_refuses_private_references():
 def test_a_process_of_the_other_zone_refuses(here, task_zone, monkeypatch):
     monkeypatch.setenv("UNDERSTUDY_ZONE", here)
     check_zone("train", here, {})
-    with pytest.raises(ZoneError, match=f"send the flow to a work pool of the {task_zone} zone"):
+    with pytest.raises(ZoneError, match=f"pool of the {task_zone} zone"):
         check_zone("train", task_zone, {})

@@ -51,7 +51,7 @@ def test_checkpoints_pass_from_holder_to_holder_under_a_new_name(root):
 def test_the_loser_waits_and_then_gets_the_checkpoints(root):
     first = leases.acquire(root, KEY)
     (first.directory() / "step-1").touch()
-    with pytest.raises(UnderstudyError, match=f"is held by process {os.getpid()} of machine"):
+    with pytest.raises(UnderstudyError, match=f"process {os.getpid()} "):
         leases.acquire(root, KEY, timeout_s=0.15)
     got = []
     waiter = threading.Thread(target=lambda: got.append(leases.acquire(root, KEY)))
@@ -79,7 +79,7 @@ def test_a_killed_holder_frees_its_key_at_once_on_the_same_machine(root):
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(root), KEY], stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None
     holder.stdout.readline()
-    with pytest.raises(UnderstudyError, match=f"held by process {holder.pid}"):
+    with pytest.raises(UnderstudyError, match=f"process {holder.pid} "):
         leases.acquire(root, KEY, timeout_s=0.1)
     holder.send_signal(signal.SIGKILL)
     holder.wait()
@@ -140,7 +140,7 @@ def test_a_zombie_finds_its_directory_gone_and_is_told(root):
     deadline = time.monotonic() + 5
     while not zombie._lost.is_set() and time.monotonic() < deadline:
         time.sleep(0.01)
-    with pytest.raises(LeaseLost, match="another worker has taken over"):
+    with pytest.raises(LeaseLost, match=f"another worker .*{KEY[:12]}"):
         zombie.check()
     with pytest.raises(LeaseLost):
         zombie.directory()

@@ -9,27 +9,19 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from guarantees import GUARANTEE
 from prefect import flow
 from pydantic import BaseModel
 
 from understudy.artifacts.access import ArtifactRef, path_of, read_table, write_json, write_table
 from understudy.errors import InputError, TaskFailed, UnderstudyError, ZoneError
-from understudy.privacy.labels import Guarantee, private, public, released
+from understudy.privacy.labels import private, public, released
 from understudy.runs import checks
 from understudy.settings import settings
 from understudy.tasks.engine import machine, runtime
 from understudy.tasks.engine.runtime import checkpoint_directory, progress, report_metrics, task
 
 SECRET = "the patient is Zibby"
-GUARANTEE = Guarantee(
-    source="reviews",
-    charge_id="c1",
-    unit="example",
-    relation="replace_special",
-    epsilon=1.0,
-    delta=1e-5,
-    accountant="PLD",
-)
 calls: list[str] = []
 # An audit hook cannot be removed, so there is one, and it records only while a list is in here.
 watchers: list[list[str]] = []
@@ -256,7 +248,7 @@ def test_content_is_no_argument(tracked, value):
     def takes_flow() -> int:
         return takes(value)
 
-    with pytest.raises(InputError, match=r"task argument 'value'.*store content as an artifact first"):
+    with pytest.raises(InputError, match=r"argument 'value'.*ArtifactRef.*as an artifact"):
         takes_flow()
     assert calls == []
 
@@ -270,7 +262,7 @@ def test_content_is_no_result(tracked):
     def gives_flow() -> object:
         return gives()
 
-    with pytest.raises(InputError, match=r"the result of task 'gives'.*found Table") as caught:
+    with pytest.raises(InputError, match=r"result of task 'gives'.*Table") as caught:
         gives_flow()
     assert "Zibby" not in str(caught.value)
 
@@ -292,7 +284,7 @@ def test_a_server_task_refuses_a_private_reference_before_reading_a_byte(tracked
         path_of(ref)
         assert [path for path in opened if ref.id in path], "the hook sees nothing"
         opened.clear()
-        with pytest.raises(ZoneError, match=r"argument 'rows' is private\(reviews\)"):
+        with pytest.raises(ZoneError, match=r"'rows' is private\(reviews\).*client zone"):
             remote_flow()
         assert opened
         assert not [path for path in opened if ref.id in path]
@@ -301,7 +293,7 @@ def test_a_server_task_refuses_a_private_reference_before_reading_a_byte(tracked
 
 def test_a_client_task_refuses_to_run_in_the_server_zone(tracked, monkeypatch):
     monkeypatch.setenv("UNDERSTUDY_ZONE", "server")
-    with pytest.raises(ZoneError, match="send the flow to a work pool of the client zone"):
+    with pytest.raises(ZoneError, match=r"UNDERSTUDY_ZONE=server; .*pool of the client zone"):
         load.fn("a")
 
 
@@ -360,7 +352,7 @@ def test_prefect_keeps_no_text_of_a_foreign_error(tracked):
     def leaks_flow() -> int:
         return leaks(load(SECRET))
 
-    with pytest.raises(TaskFailed, match=r"task 'leaks' failed with KeyError at test_runtime\.py"):
+    with pytest.raises(TaskFailed, match=r"'leaks'.*KeyError.*test_runtime\.py"):
         leaks_flow()
     with get_client(sync_client=True) as client:
         runs = [run for run in client.read_flow_runs() if run.state and run.state.is_failed()]
@@ -372,7 +364,7 @@ def test_prefect_keeps_no_text_of_a_foreign_error(tracked):
 
 def test_what_a_task_may_use_is_refused_outside_of_one():
     for use in (checkpoint_directory, lambda: progress(1, 2), lambda: report_metrics({})):
-        with pytest.raises(UnderstudyError, match="expected to be inside a task"):
+        with pytest.raises(UnderstudyError, match=r"inside a task.*@task"):
             use()
 
 
@@ -388,7 +380,7 @@ def test_the_bare_function_keeps_checks_and_checkpoints(home):
 
 
 def test_where_results_live_cannot_be_chosen():
-    with pytest.raises(UnderstudyError, match="results of tasks live under the private root"):
+    with pytest.raises(UnderstudyError, match="result_storage"):
         load.result_storage = "elsewhere"
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import fsspec
 import pyarrow as pa
 import pytest
+from guarantees import GUARANTEE
 from pydantic import ValidationError
 
 from understudy.artifacts.access import (
@@ -27,17 +28,8 @@ from understudy.artifacts.access import (
     write_table,
 )
 from understudy.errors import ArtifactDamaged, InputError, UnderstudyError, ZoneError
-from understudy.privacy.labels import Guarantee, private, public, released
+from understudy.privacy.labels import private, public, released
 
-GUARANTEE = Guarantee(
-    source="reviews",
-    charge_id="c1",
-    unit="example",
-    relation="replace_special",
-    epsilon=1.0,
-    delta=1e-5,
-    accountant="PLD",
-)
 TABLE = pa.table({"text": ["one", "two"], "label": [0, 1]})
 
 
@@ -110,7 +102,7 @@ def test_damage_is_found_on_load_and_on_use(write, damage):
 def test_a_reference_cannot_claim_another_label_kind_or_parent():
     ref = write_private()
     for field, value in [("kind", "model"), ("parents", ("p" + "0" * 32,)), ("label", private("other"))]:
-        with pytest.raises(ValidationError, match=f"the reference's {field} is not the one that is stored"):
+        with pytest.raises(ValidationError, match=f"{ref.id}: the reference's {field}"):
             ArtifactRef.model_validate({**ref.model_dump(), field: value})
     with pytest.raises(ValidationError, match="does not fit"):
         ArtifactRef.model_validate({**ref.model_dump(), "label": public()})
@@ -124,7 +116,7 @@ def test_a_manifest_cannot_claim_another_label():
     forged = json.loads(path.read_text())
     forged["label"] = released(GUARANTEE).model_dump(mode="json")
     path.write_text(json.dumps(forged))
-    with pytest.raises(ValidationError, match="its content has the address"):
+    with pytest.raises(ValidationError, match=f"{ref.id}: its content"):
         ArtifactRef.model_validate({**ref.model_dump(), "label": released(GUARANTEE)})
 
 
@@ -178,21 +170,21 @@ def test_private_files_are_closed_to_others():
 
 def test_label_and_store_must_fit():
     with (
-        pytest.raises(ZoneError, match="does not belong into the exchange store"),
+        pytest.raises(ZoneError, match=r"private\(reviews\).*exchange store"),
         exchange_store().write(kind="note", label=private("reviews")),
     ):
         pass
     with (
-        pytest.raises(ZoneError, match="does not belong into the private store"),
+        pytest.raises(ZoneError, match=r"public.*private store"),
         private_store().write(kind="note", label=public()),
     ):
         pass
     with (
-        pytest.raises(ZoneError, match="HMAC of private content"),
+        pytest.raises(ZoneError, match=r"match=.*exchange store"),
         exchange_store().write(kind="note", label=public(), match=b"m"),
     ):
         pass
-    with pytest.raises(ZoneError, match="only the private store"):
+    with pytest.raises(ZoneError, match="private store finds"):
         exchange_store().find_match(b"m")
 
 
@@ -200,7 +192,7 @@ def test_label_and_store_must_fit():
 def test_released_and_public_artifacts_refuse_private_parents(label):
     parent = write_private()
     for named in (parent, parent.id, "source:reviews@c2", "source:other@c1", "source:reviews"):
-        with pytest.raises(ZoneError, match="expected a content-addressed id"):
+        with pytest.raises(ZoneError, match=f"parent '{getattr(named, 'id', named)}'.*content-addressed"):
             write_table(TABLE, kind="table", label=label, parents=[named])
     assert entries(exchange_store().root) == [] if Path(exchange_store().root).exists() else True
 
@@ -226,9 +218,9 @@ def test_the_server_zone_never_touches_private_files(monkeypatch):
     monkeypatch.setenv("UNDERSTUDY_ZONE", "server")
     loaded = ArtifactRef.model_validate_json(text)
     assert loaded == ref
-    with pytest.raises(ZoneError, match="cannot be read in the server zone"):
+    with pytest.raises(ZoneError, match=r"private\(reviews\).*server zone"):
         path_of(loaded)
-    with pytest.raises(ZoneError, match="the private store is in the client zone"):
+    with pytest.raises(ZoneError, match=r"client zone.*UNDERSTUDY_ZONE=server"):
         private_store()
 
 
@@ -243,7 +235,7 @@ def test_a_draft_that_fails_leaves_nothing():
     with pytest.raises(RuntimeError, match="stop"):
         fail()
     assert entries(exchange_store().root) == []
-    with pytest.raises(UnderstudyError, match="read it after the block"):
+    with pytest.raises(UnderstudyError, match=r"draft\.ref.*after the block"):
         _ = drafts[0].ref
 
 
@@ -254,7 +246,7 @@ def test_a_draft_needs_files_of_its_own(name):
             if name:
                 (draft.path / name).write_text("x")
 
-    with pytest.raises(UnderstudyError, match="a draft needs files"):
+    with pytest.raises(UnderstudyError, match=r"needs files.*manifest\.json"):
         write_only(name)
 
 
@@ -270,10 +262,10 @@ def test_links_out_of_the_artifact_are_refused(tmp_path):
 def test_a_store_that_cannot_be_written(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("x")
     monkeypatch.setenv("UNDERSTUDY_EXCHANGE", str(tmp_path / "file" / "exchange"))
-    with pytest.raises(InputError, match="fix its permissions or set UNDERSTUDY_EXCHANGE"):
+    with pytest.raises(InputError, match="set UNDERSTUDY_EXCHANGE"):
         write_public()
     monkeypatch.setenv("UNDERSTUDY_EXCHANGE", "nosuchprotocol://bucket")
-    with pytest.raises(InputError, match="an installed fsspec driver"):
+    with pytest.raises(InputError, match=r"UNDERSTUDY_EXCHANGE=nosuchprotocol:.*fsspec"):
         write_public()
 
 
@@ -391,9 +383,9 @@ def test_tables_and_values_come_back():
     value = write_json({"a": [1.5, None], "b": "ü"}, kind="metrics", label=private("reviews"))
     assert read_table(table).equals(TABLE)
     assert read_json(value) == {"a": [1.5, None], "b": "ü"}
-    with pytest.raises(InputError, match="expected a table, found kind='metrics'"):
+    with pytest.raises(InputError, match=r"table.*kind='metrics'"):
         read_table(value)
-    with pytest.raises(InputError, match="expected a JSON value, found kind='table'"):
+    with pytest.raises(InputError, match=r"JSON.*kind='table'"):
         read_json(table)
 
 
@@ -451,5 +443,5 @@ def test_gc_and_purge_behind_a_url(bucket):
 
 
 def test_the_private_store_is_local():
-    with pytest.raises(InputError, match="must be a local directory"):
+    with pytest.raises(InputError, match=r"local directory.*memory://bucket"):
         ArtifactStore("memory://bucket", "private")

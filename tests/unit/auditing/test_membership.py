@@ -1,10 +1,9 @@
-from functools import partial
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
+from tests_support import SENTIMENT_WORDS, SENTIMENTS
 
 from understudy.auditing.membership import (
     Attack,
@@ -21,13 +20,6 @@ from understudy.evaluation.label_model import label_losses
 from understudy.evaluation.rows import LabelledTexts
 from understudy.evaluation.transfer import TransferConfig, load_label_model
 from understudy.evaluation.utility import Interval
-from understudy.methods.gradient_matching.config import VerbalizerConfig
-from understudy.methods.gradient_matching.verbalizer import build_verbalizer
-
-NAMES = ("negative", "positive")
-WORDS = partial(
-    build_verbalizer, label_names=NAMES, config=VerbalizerConfig(words={"negative": "bad", "positive": "great"})
-)
 
 
 def make_rows(n: int, *, seed: int) -> LabelledTexts:
@@ -35,7 +27,7 @@ def make_rows(n: int, *, seed: int) -> LabelledTexts:
     generator = np.random.default_rng(seed)
     words = ("film", "story", "cast", "music", "old", "green", "river", "paper", "dance", "dog", "city", "moon")
     texts = [" ".join(generator.choice(words, 6)) for _ in range(n)]
-    return LabelledTexts(texts, generator.integers(0, 2, n), NAMES)
+    return LabelledTexts(texts, generator.integers(0, 2, n), SENTIMENTS)
 
 
 # Losses on a grid, so that ties are common.
@@ -132,7 +124,7 @@ def test_the_seed_fixes_the_attack():
     ],
 )
 def test_too_few_or_broken_losses_are_refused(scores):
-    with pytest.raises(ValueError, match="at least 2 finite losses per side"):
+    with pytest.raises(ValueError, match="at least 2 finite losses"):
         loss_attack(scores, seed=0)
 
 
@@ -164,12 +156,12 @@ def audit_of_coin_flips(seed):
     config = TransferConfig(
         profile="tiny", base="tiny-gpt2", steps=80, learning_rate=2e-3, max_length=8, frozen_lower_layers=3
     )
-    return membership_audit(unrelated, members, others, label_words=WORDS, config=config, seed=seed)
+    return membership_audit(unrelated, members, others, label_words=SENTIMENT_WORDS, config=config, seed=seed)
 
 
 def test_scores_are_the_losses_of_each_side():
     config = TransferConfig(profile="tiny", base="tiny-gpt2", max_length=24)
-    target = load_label_model(label_words=WORDS, config=config)
+    target = load_label_model(label_words=SENTIMENT_WORDS, config=config)
     members, others = make_rows(5, seed=1), make_rows(3, seed=2)
     found = membership_scores(target, members, others)
     assert found.members.tolist() == label_losses(target, members.texts, members.labels).tolist()

@@ -55,20 +55,20 @@ def test_csv_columns_are_text_and_a_byte_order_mark_is_skipped(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.csv", b"", "expected a header line"),
+        ("a.csv", b"", "header line with column names"),
         ("a.csv", b"text,label\n", "expected at least one row"),
-        ("a.csv", b"text,text\na,b\n", "expected distinct column names"),
+        ("a.csv", b"text,text\na,b\n", r"distinct .*\['text', 'text'\]"),
         ("a.csv", b"text,label\nok,0\n" + SECRET.encode() + b",1,2\n", "row 1: expected 2 fields, found 3"),
         ("a.csv", b'text,label\nok,0\n"' + SECRET.encode(), "row 1: .*check the quotes"),
         ("a.csv", b"text,label\nok,0\n" + SECRET.encode() + b"\xe4,0\n", r"invalid byte at offset 36 \(line 3\)"),
         ("a.csv", b"text,label\nok\0,0\n", "NUL character in line 2"),
-        ("a.jsonl", b'{"text": "ok"}\n{"text": "the patient is Zibby\n', "row 1: expected one JSON object per line"),
-        ("a.jsonl", b'{"text": "ok"}\n["the patient is Zibby"]\n', "row 1: expected a JSON object, found list"),
+        ("a.jsonl", b'{"text": "ok"}\n{"text": "the patient is Zibby\n', "row 1: .*JSON object per line"),
+        ("a.jsonl", b'{"text": "ok"}\n["the patient is Zibby"]\n', "row 1: .*JSON object.*list"),
         ("a.jsonl", b'{"text": "the patient is Zibby"}\n{"text": 5}\n', "row 1: column 'text' holds int"),
-        ("a.jsonl", b'{"text": "ok"}\n{"text": "\\ud800"}\n', "row 1: column 'text' is not valid Unicode"),
+        ("a.jsonl", b'{"text": "ok"}\n{"text": "\\ud800"}\n', "row 1: column 'text' .*Unicode"),
         ("a.jsonl", b"\n", "expected at least one row"),
-        ("a.parquet", b"the patient is Zibby", "expected a Parquet file"),
-        ("a.txt", b"the patient is Zibby", "expected a file ending in .csv, .jsonl, .parquet, found '.txt'"),
+        ("a.parquet", b"the patient is Zibby", "Parquet"),
+        ("a.txt", b"the patient is Zibby", r"\.csv, \.jsonl, \.parquet, found '\.txt'"),
     ],
 )
 def test_broken_files_are_refused_without_their_text(tmp_path, name, content, message):
@@ -96,7 +96,7 @@ def test_unknown_sample_names_the_known_ones():
 
 
 def test_hub_id_that_cannot_be_reached(monkeypatch):
-    with pytest.raises(InputError, match=r"the hub could not give it .*save it as Parquet and pass the path"):
+    with pytest.raises(InputError, match=r"nobody/no-such-data-set: .*Parquet"):
         read_source("nobody/no-such-data-set")
 
 
@@ -158,9 +158,9 @@ def test_dictionary_columns_and_other_names():
         (labelled(text=[1, 2]), "column 'text', row 0: expected text, found int64"),
         (labelled(text=[None, 2.5]), "column 'text', row 1: expected text, found double"),
         (labelled(text=[b"ok", b"x"]), "column 'text', row 0: expected text, found binary"),
-        (labelled(label=["positive", SECRET]), "column 'label', row 1: expected one of the declared labels .*another"),
+        (labelled(label=["positive", SECRET]), r"column 'label', row 1: .*\['negative', 'positive'\].*--label-names"),
         (labelled(label=["positive", None]), "column 'label', row 1: .*found null"),
-        (labelled(label=[0, 7]), "column 'label', row 1: expected one of the declared labels"),
+        (labelled(label=[0, 7]), r"column 'label', row 1: .*\['0', '1'\].*--label-names"),
         (labelled(label=[0.0, 1.0]), "column 'label', row 0: expected text, found double"),
     ],
 )
@@ -173,19 +173,19 @@ def test_bad_rows_are_named_by_index(table, message):
 def test_bad_bytes_inside_a_parquet_text_column(tmp_path):
     broken = pa.Array.from_buffers(pa.string(), 2, pa.array([b"fine", b"\xff\xfe"], pa.binary()).buffers())
     pq.write_table(pa.table({"text": broken, "label": ["positive", "negative"]}), tmp_path / "a.parquet")
-    with pytest.raises(RowError, match="column 'text', row 1: expected UTF-8, found an invalid byte at offset 0"):
+    with pytest.raises(RowError, match=r"column 'text', row 1: .*UTF-8.*offset 0"):
         check_labelled(read_source(str(tmp_path / "a.parquet")), LabelledColumns(label_names=NAMES))
 
 
 @pytest.mark.parametrize("names", [(), ("only",), ("same", "same"), ("a", " "), {"0": "x", "1": "x"}])
 def test_fewer_than_two_distinct_labels_are_refused(names):
-    with pytest.raises(InputError, match="expected at least two distinct names"):
+    with pytest.raises(InputError, match=r"two distinct names.*--label-names"):
         check_labelled(labelled(), LabelledColumns(label_names=names))
 
 
 @pytest.mark.parametrize("text", ["0=negative,positive", "0=negative,0=positive"])
 def test_mixed_label_lists_are_refused(text):
-    with pytest.raises(InputError, match="expected VALUE=NAME for every label, each value once"):
+    with pytest.raises(InputError, match=f"--label-names {text}: .*VALUE=NAME"):
         parse_label_names(text)
 
 
@@ -201,7 +201,7 @@ def test_clients_keep_their_order_and_integers_become_strings():
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"client_id": ["a", "a"], "text": ["x", "y"]}, "expected at least two clients"),
+        ({"client_id": ["a", "a"], "text": ["x", "y"]}, "column 'client_id': .*two clients"),
         ({"client_id": ["a", None], "text": ["x", "y"]}, "column 'client_id', row 1: expected text, found null"),
         ({"client_id": [1, None], "text": ["x", "y"]}, "column 'client_id', row 1: expected text, found null"),
         ({"client_id": ["a", "b"], "text": ["x", None]}, "column 'text', row 1"),
@@ -229,7 +229,7 @@ LOOKALIKES = [
 def test_identifiers_that_differ_in_their_look_only_are_refused_not_merged(pair):
     """A client under two identifiers would be protected as two."""
     rows = {"client_id": ["other", pair[0], pair[0], pair[1]], "text": ["w", "x", "y", SECRET]}
-    with pytest.raises(RowError, match="row 3: duplicate client ids: expected the identifier of row 1 or") as caught:
+    with pytest.raises(RowError, match=r"row 3: duplicate client ids: .*row 1") as caught:
         check_clients(pa.table(rows))
     assert "Zibby" not in str(caught.value)
     assert not any(repr(name) in str(caught.value) for name in pair)
@@ -249,7 +249,7 @@ def test_identifiers_of_another_look_are_other_clients(names):
 
 def test_a_client_without_a_word_is_refused_and_one_with_a_blank_row_is_not():
     rows = {"client_id": ["a", "b", "a", "b"], "text": ["", " \n", "fine", "\t\u2003"]}
-    with pytest.raises(RowError, match="column 'text', row 1: expected a text of this client, found white space"):
+    with pytest.raises(RowError, match=r"column 'text', row 1: .*white space"):
         check_clients(pa.table(rows))
     rows["text"][3] = "fine too"
     assert check_clients(pa.table(rows)).table["text"].to_pylist() == rows["text"], "blank rows stay"

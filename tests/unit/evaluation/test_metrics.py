@@ -15,7 +15,7 @@ def test_unknown_names_and_values_without_meaning_are_refused():
         Metrics(values={"utility.magic": 1.0})
     with pytest.raises(ValueError, match="finite"):
         Metrics(values={"fidelity.mauve": float("nan")})
-    with pytest.raises(ValueError, match="intervals of measured values"):
+    with pytest.raises(ValueError, match=r"\['fidelity\.mauve'\]"):
         Metrics(intervals={"fidelity.mauve": (0.1, 0.2)})
 
 
@@ -72,5 +72,5 @@ def test_histograms_are_joined_and_none_is_measured_twice():
 
 @pytest.mark.parametrize("shares", [(0.5,), (0.5, float("nan")), (0.2, 0.3, 0.5)])
 def test_a_histogram_has_one_finite_share_per_bin(shares):
-    with pytest.raises(ValidationError, match="one finite share per bin"):
+    with pytest.raises(ValidationError, match="found 3 edges"):
         Histogram(edges=(0, 1, 2), shares={"kept": shares}, counted="losses")

@@ -5,6 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from tests_support import SENTIMENT_WORDS, SENTIMENTS
 from torch.nn import functional
 
 from understudy.errors import InputError
@@ -16,12 +17,6 @@ from understudy.evaluation.utility import paired_bootstrap
 from understudy.methods.gradient_matching.config import VerbalizerConfig
 from understudy.methods.gradient_matching.verbalizer import build_verbalizer
 
-NAMES = ("negative", "positive")
-WORDS = partial(
-    build_verbalizer,
-    label_names=NAMES,
-    config=VerbalizerConfig(words={"negative": "bad", "positive": "great"}),
-)
 SHORT = TransferConfig(profile="tiny", base="tiny-gpt2", steps=6, batch_size=4, max_length=20, frozen_lower_layers=2)
 TEXTS = ["the film was good", "bad", "", "a long and rather tedious story about nothing at all that never ends"]
 
@@ -32,7 +27,7 @@ def flat(target: LabelModel) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def base():
-    return load_label_model(label_words=WORDS, config=SHORT)
+    return load_label_model(label_words=SENTIMENT_WORDS, config=SHORT)
 
 
 def test_the_profiles_are_those_of_the_paper_and_of_two_cores():
@@ -77,8 +72,8 @@ def test_it_is_adam_on_a_model_whose_lower_layers_are_frozen(make_reviews, monke
     """An independent loop: whole forward passes, torch's Adam on the upper layers, the same order of rows."""
     monkeypatch.setattr(transfer, "_STATES_KEPT", kept)
     train = make_reviews(10, seed=1)
-    found = fine_tune(train, label_words=WORDS, config=SHORT, seed=3)
-    slow = load_label_model(label_words=WORDS, config=SHORT)
+    found = fine_tune(train, label_words=SENTIMENT_WORDS, config=SHORT, seed=3)
+    slow = load_label_model(label_words=SENTIMENT_WORDS, config=SHORT)
     upper = [p for layer in slow.model.transformer.h[2:] for p in layer.parameters()]
     upper += list(slow.model.transformer.ln_f.parameters())
     for parameter in upper:
@@ -96,7 +91,7 @@ def test_it_is_adam_on_a_model_whose_lower_layers_are_frozen(make_reviews, monke
         optimizer.zero_grad()
         torch.autograd.backward(torch.stack(losses).mean())
         optimizer.step()
-    before = load_label_model(label_words=WORDS, config=SHORT)
+    before = load_label_model(label_words=SENTIMENT_WORDS, config=SHORT)
     moved = (flat(slow) - flat(before)).norm()
     assert moved > 0.01
     assert (flat(found) - flat(slow)).norm() < 1e-2 * moved
@@ -104,10 +99,10 @@ def test_it_is_adam_on_a_model_whose_lower_layers_are_frozen(make_reviews, monke
 
 def test_frozen_layers_do_not_move_and_without_them_everything_does(make_reviews):
     train = make_reviews(8, seed=1)
-    base = load_label_model(label_words=WORDS, config=SHORT)
+    base = load_label_model(label_words=SENTIMENT_WORDS, config=SHORT)
     for frozen in (0, 3):
         config = SHORT.model_copy(update={"frozen_lower_layers": frozen, "steps": 2})
-        tuned = fine_tune(train, label_words=WORDS, config=config, seed=0)
+        tuned = fine_tune(train, label_words=SENTIMENT_WORDS, config=config, seed=0)
         moved = [
             any(not torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
             for a, b in zip(tuned.model.transformer.h, base.model.transformer.h, strict=True)
@@ -121,9 +116,10 @@ def test_frozen_layers_do_not_move_and_without_them_everything_does(make_reviews
 def test_it_learns_and_gives_verdicts_that_pair_up(make_reviews, seed):
     train, test = make_reviews(40, seed=1), make_reviews(60, seed=2)
     config = SHORT.model_copy(update={"steps": 60, "batch_size": 8, "max_length": 32, "learning_rate": 1e-3})
-    flipped = LabelledTexts(train.texts, 1 - np.asarray(train.labels), NAMES)
+    flipped = LabelledTexts(train.texts, 1 - np.asarray(train.labels), SENTIMENTS)
     right, wrong = (
-        transfer_accuracy(rows, test, label_words=WORDS, config=config, seed=seed) for rows in (train, flipped)
+        transfer_accuracy(rows, test, label_words=SENTIMENT_WORDS, config=config, seed=seed)
+        for rows in (train, flipped)
     )
     assert right.accuracy > 0.8
     assert wrong.accuracy < 0.2
@@ -134,11 +130,11 @@ def test_it_learns_and_gives_verdicts_that_pair_up(make_reviews, seed):
 def test_its_seed_fixes_every_byte_and_no_global_generator_is_used(make_reviews):
     train = make_reviews(12, seed=1)
     state = torch.get_rng_state()
-    one = fine_tune(train, label_words=WORDS, config=SHORT, seed=5)
+    one = fine_tune(train, label_words=SENTIMENT_WORDS, config=SHORT, seed=5)
     assert torch.equal(torch.get_rng_state(), state)
     torch.manual_seed(99)
-    two = fine_tune(train, label_words=WORDS, config=SHORT, seed=5)
-    other = fine_tune(train, label_words=WORDS, config=SHORT, seed=6)
+    two = fine_tune(train, label_words=SENTIMENT_WORDS, config=SHORT, seed=5)
+    other = fine_tune(train, label_words=SENTIMENT_WORDS, config=SHORT, seed=6)
     assert torch.equal(flat(one), flat(two))
     assert not torch.equal(flat(one), flat(other))
 
@@ -148,13 +144,13 @@ def test_the_callback_sees_the_model_on_its_way(make_reviews):
     config = SHORT.model_copy(update={"steps": 5, "measure_every": 2})
     tuned = fine_tune(
         make_reviews(3, seed=1),  # fewer rows than a batch holds
-        label_words=WORDS,
+        label_words=SENTIMENT_WORDS,
         config=config,
         seed=0,
         callback=lambda step, target: seen.append((step, flat(target))),
     )
     assert [step for step, _ in seen] == [0, 2, 4, 5]
-    assert torch.equal(seen[0][1], flat(load_label_model(label_words=WORDS, config=config)))
+    assert torch.equal(seen[0][1], flat(load_label_model(label_words=SENTIMENT_WORDS, config=config)))
     assert torch.equal(seen[-1][1], flat(tuned))
     assert not torch.equal(seen[1][1], seen[2][1])
 
@@ -178,11 +174,11 @@ def test_another_family_and_several_labels():
 )
 def test_what_does_not_fit_is_refused(make_reviews, changes, message):
     with pytest.raises(InputError, match=message):
-        fine_tune(make_reviews(4, seed=1), label_words=WORDS, config=SHORT.model_copy(update=changes), seed=0)
+        fine_tune(make_reviews(4, seed=1), label_words=SENTIMENT_WORDS, config=SHORT.model_copy(update=changes), seed=0)
 
 
 def test_labels_are_checked():
     with pytest.raises(InputError, match=r"row 1: expected a label in 0\.\.1"):
-        fine_tune(LabelledTexts(["a", "b"], [0, 2], NAMES), label_words=WORDS, config=SHORT, seed=0)
-    with pytest.raises(InputError, match="at least one"):
-        fine_tune(LabelledTexts([], [], NAMES), label_words=WORDS, config=SHORT, seed=0)
+        fine_tune(LabelledTexts(["a", "b"], [0, 2], SENTIMENTS), label_words=SENTIMENT_WORDS, config=SHORT, seed=0)
+    with pytest.raises(InputError, match="0 texts, 0 labels"):
+        fine_tune(LabelledTexts([], [], SENTIMENTS), label_words=SENTIMENT_WORDS, config=SHORT, seed=0)

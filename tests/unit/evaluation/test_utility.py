@@ -115,7 +115,7 @@ def test_bootstrap_interval_covers_at_its_level():
 
 
 def test_different_rows_are_refused():
-    with pytest.raises(ValueError, match="same test rows"):
+    with pytest.raises(ValueError, match="4 and 5"):
         utility.paired_bootstrap(np.ones((1, 4), bool), np.ones((1, 5), bool), seed=0)
 
 

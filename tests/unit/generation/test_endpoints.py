@@ -165,7 +165,7 @@ def test_faults_that_pass_are_waited_out(faults, pauses):
 def test_a_server_that_never_recovers_is_given_up():
     slept = []
     with Completions(faults=[(500, {}, b"")] * 50) as server:
-        with pytest.raises(UnderstudyError, match=r"no answer after 5 tries \(status 500\)") as caught:
+        with pytest.raises(UnderstudyError, match=r"5 tries.*500.*endpoint\.timeout_seconds") as caught:
             ask(server, sleep=slept.append)
         assert not isinstance(caught.value, InputError)
         assert len(server.requests) == 5
@@ -252,5 +252,5 @@ def test_a_broken_key_is_refused_unseen(monkeypatch):
 
 
 def test_every_prompt_needs_a_seed():
-    with pytest.raises(InputError, match="one seed for each of 2"):
+    with pytest.raises(InputError, match=r"len\(seeds\)=1: .* 2 prompts"):
         complete(["a", "b"], [0], sampling=SAMPLING, endpoint=Here("http://127.0.0.1:9/v1"))

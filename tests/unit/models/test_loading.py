@@ -66,7 +66,7 @@ def test_another_content_than_the_one_meant_is_refused(folder):
     digest = load_model(folder).digest
     assert load_model(folder, digest=digest).digest == digest
     edit(folder / "config.json", layer_norm_epsilon=1e-6)
-    with pytest.raises(InputError, match=rf"expected the files that the run began with, {digest[:12]}"):
+    with pytest.raises(InputError, match=digest[:12]):
         load_model(folder, digest=digest)
 
 

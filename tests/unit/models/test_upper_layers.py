@@ -1,30 +1,9 @@
 import pytest
 import torch
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    OPTConfig,
-    OPTForCausalLM,
-    PhiConfig,
-    PhiForCausalLM,
-)
+from random_models import FAMILIES, random_model
 
 from understudy.errors import InputError
 from understudy.models.upper_layers import entering_states, freeze_lower_layers, last_state
-
-COMMON = {"vocab_size": 37, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2}
-FAMILIES = {
-    "gpt2": lambda tied: GPT2LMHeadModel(
-        GPT2Config(vocab_size=37, n_embd=16, n_layer=3, n_head=2, n_positions=32, tie_word_embeddings=tied)
-    ),
-    "llama": lambda tied: LlamaForCausalLM(LlamaConfig(**COMMON, intermediate_size=24, tie_word_embeddings=tied)),
-    "opt": lambda tied: OPTForCausalLM(
-        OPTConfig(**COMMON, ffn_dim=24, word_embed_proj_dim=12, max_position_embeddings=32, tie_word_embeddings=tied)
-    ),
-    "phi": lambda tied: PhiForCausalLM(PhiConfig(**COMMON, intermediate_size=24, tie_word_embeddings=tied)),
-}
 
 
 @pytest.fixture(params=FAMILIES)
@@ -33,9 +12,10 @@ def family(request):
 
 
 def build(family, *, tied=True):
+    narrow = {"word_embed_proj_dim": 12} if family == "opt" else {}
+    model = random_model(family, vocabulary=37, width=16, positions=32, layers=3, tie_word_embeddings=tied, **narrow)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = FAMILIES[family](tied)
+        torch.manual_seed(1)
         for parameter in model.parameters():
             parameter.data.add_(0.1 * torch.randn_like(parameter))
     return model.eval()

@@ -72,7 +72,7 @@ def test_no_privacy_needs_no_noise():
 
 def test_an_unreachable_target_is_refused():
     # The histogram alone costs more than 0.1.
-    with pytest.raises(InputError, match="fixed noise already costs more"):
+    with pytest.raises(InputError, match="larger epsilon"):
         calibrate_noise_multiplier(run_with_histogram, epsilon=0.1, delta=1e-4, cache=None)
 
 
@@ -177,10 +177,10 @@ def test_amplification_only_helps():
 
 def test_unsupported_events_are_said_and_not_switched_silently():
     tree = dp.SingleEpochTreeAggregationDpEvent(2.0, 100)
-    with pytest.raises(UnderstudyError, match="PLD accounting does not know"):
+    with pytest.raises(UnderstudyError, match=r"PLD.*SingleEpochTreeAggregation"):
         epsilon_pld(tree, 1e-5)
     assert 0 < epsilon_rdp(tree, 1e-5) < math.inf
-    with pytest.raises(UnderstudyError, match="RDP accounting does not know"):
+    with pytest.raises(UnderstudyError, match=r"RDP.*UnsupportedDpEvent"):
         epsilon_rdp(dp.UnsupportedDpEvent(), 1e-5)
 
 

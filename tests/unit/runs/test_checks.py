@@ -77,7 +77,7 @@ def test_a_folder_that_is_there_stays_as_it_is(tmp_path):
 @pytest.mark.parametrize("place", ["/proc/out", "/proc/self/out/deeper", "file/out", "n" * 300])
 def test_a_folder_that_cannot_be_made_is_refused(place, tmp_path):
     (tmp_path / "file").write_text("a file where a folder should be")
-    with pytest.raises(InputError, match=r"--out .*expected a folder that can be made and written.*choose another"):
+    with pytest.raises(InputError, match=r"--out .*choose another"):
         try_folder(tmp_path / place)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
@@ -225,7 +225,7 @@ def test_a_server_that_does_not_end_its_answer_is_not_waited_for(monkeypatch):
 
 
 def test_cuda_that_is_not_there_is_refused(monkeypatch):
-    assert checks.gpu() == "not used: tasks run on the CPU"
+    assert "CPU" in checks.gpu()
     monkeypatch.setenv("UNDERSTUDY_DEVICE", "cuda")
     monkeypatch.setenv("UNDERSTUDY_DEVICES", "0,99")
     with pytest.raises(InputError, match=r"device 99, torch finds \d+"):

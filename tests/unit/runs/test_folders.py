@@ -127,7 +127,7 @@ def test_a_run_without_an_export_does_not_stand_beside_an_earlier_one(tmp_path):
     for name in ("export", "internal"):
         replace_folder(tmp_path / name, fill_with(name))
     check_folder(tmp_path, exports=True)
-    with pytest.raises(InputError, match=r"exports nothing.*choose another folder"):
+    with pytest.raises(InputError, match=r"choose another folder"):
         check_folder(tmp_path, exports=False)
     shutil.rmtree(tmp_path / "export")
     check_folder(tmp_path, exports=False)

@@ -62,7 +62,7 @@ def test_one_slot_of_ten_is_held_out_and_null_in_training(kind, request_of):
         assert nulls == OUT, "a slot without a text has no label either"
     assert found.whole["text"].to_pylist() == TEXTS
     assert found.units == found.train.num_rows == 25, "n is what is declared, whoever is held out"
-    assert any("one row of every ten is held out" in note for note in found.notes)
+    assert any("every ten" in note for note in found.notes)
 
 
 def test_which_of_ten_slots_is_held_out_hangs_on_the_key_and_the_ten():
@@ -170,9 +170,9 @@ def test_more_units_than_declared_or_registered_are_refused(kind, noun, request_
     columns = {"text": TEXTS, "client_id": TEXTS}
     with pytest.raises(InputError, match=f"--units 24: found 25 {noun}"):
         load_and_split(request_of(columns, units=24), kind, None)
-    with pytest.raises(InputError, match=f"25 {noun}: source 's' is registered with at most 24"):
+    with pytest.raises(InputError, match=f"25 {noun}: source 's' .*24"):
         load_and_split(request_of(columns), kind, known(n=24))
-    with pytest.raises(InputError, match="--units 26: source 's' is registered with at most 25"):
+    with pytest.raises(InputError, match=r"--units 26: source 's' .*25"):
         load_and_split(request_of(columns, units=26), kind, known())
 
 
@@ -203,7 +203,7 @@ def test_with_rows_to_measure_on_all_others_are_trained_on(request_of):
     assert said == {("3", "x"), ("4", "y"), ("3", "z")}
     assert found.test.to_pydict() == {"client_id": ["8", "9"], "text": ["of one", "of another"]}
     assert found.units == 2
-    assert found.notes[-1] == "utility is measured on the clients of --test"
+    assert "--test" in found.notes[-1]
 
 
 @pytest.mark.parametrize(("kind", "noun"), [("labelled", "row"), ("texts", "row"), ("clients", "client")])
@@ -218,14 +218,14 @@ def test_too_few_units_for_a_split_are_refused(kind, noun, request_of):
 @pytest.mark.parametrize("test", [None, {"text": ["", "\t"]}])
 def test_rows_without_a_word_to_measure_on_are_refused(test, request_of):
     texts = [" " if row in OUT else text for row, text in enumerate(TEXTS)]
-    with pytest.raises(InputError, match="rows to measure on: expected a text in at least one of them"):
+    with pytest.raises(InputError, match="rows to measure on: "):
         load_and_split(request_of({"text": texts}, test=test), "texts", None)
 
 
 @pytest.mark.parametrize("held", [True, False])
 def test_a_file_of_null_records_on_one_side_is_refused(held, request_of):
     texts = [None if (row in OUT) is held else text for row, text in enumerate(TEXTS)]
-    with pytest.raises(InputError, match="rows to measure on" if held else "expected a row to train on"):
+    with pytest.raises(InputError, match="rows to measure on" if held else "row to train on"):
         load_and_split(request_of({"text": texts}), "texts", None)
 
 
@@ -269,7 +269,7 @@ def test_a_sample_declares_its_labels_on_its_card(name, request_of):
 @pytest.mark.parametrize("kind", ["texts", "clients"])
 def test_rows_to_measure_on_are_not_those_trained_on(kind, order, request_of):
     columns = {"text": TEXTS, "client_id": TEXTS}
-    with pytest.raises(InputError, match="--test: expected rows that nothing is trained on"):
+    with pytest.raises(InputError, match=r"--test: .*trained on"):
         load_and_split(
             request_of(columns, test={name: values[::order] for name, values in columns.items()}), kind, None
         )
@@ -288,7 +288,7 @@ def test_one_file_is_not_both_however_it_is_written(request_of, tmp_path):
     asked = request_of({"text": TEXTS})
     (tmp_path / "link.parquet").symlink_to(tmp_path / "data.parquet")
     for test in (asked.data, f"{tmp_path}/../{tmp_path.name}/data.parquet", str(tmp_path / "link.parquet")):
-        with pytest.raises(InputError, match="found the rows of --data"):
+        with pytest.raises(InputError, match="rows of --data"):
             load_and_split(asked.model_copy(update={"test": test}), "texts", None)
 
 
@@ -301,9 +301,9 @@ def test_registered_labels_count_and_others_are_refused(request_of):
     assert not any("label list" in note for note in found.notes)
     same = load_and_split(request_of(columns, label_names={"b": "b", "a": "a"}), "labelled", record)
     assert same.train.equals(found.train)
-    with pytest.raises(InputError, match=r"--label-names \['a', 'b'\]: source 's' is registered with \['b', 'a'\]"):
+    with pytest.raises(InputError, match=r"--label-names \['a', 'b'\]: source 's' .*\['b', 'a'\]"):
         load_and_split(request_of(columns, label_names={"a": "a", "b": "b"}), "labelled", record)
-    with pytest.raises(RowError, match="row 0: expected one of the declared labels"):
+    with pytest.raises(RowError, match=r"row 0: .*\['a', 'c'\]"):
         load_and_split(request_of(columns), "labelled", known(label_names=("a", "c")))
 
 

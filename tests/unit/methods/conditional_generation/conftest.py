@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from random_models import random_model
 
 from understudy.generation.prompts import build_prompts
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
@@ -23,31 +23,14 @@ def tokenizer():
     return load_model("tiny-llama").tokenizer
 
 
-def random_model(kind: str) -> LlamaForCausalLM | GPT2LMHeadModel:
-    sizes = {"vocab_size": 8192, "bos_token_id": 0, "eos_token_id": 0, "initializer_range": 0.1}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        if kind == "llama":
-            config = LlamaConfig(
-                hidden_size=16,
-                intermediate_size=24,
-                num_hidden_layers=2,
-                num_attention_heads=2,
-                max_position_embeddings=64,
-                tie_word_embeddings=True,
-                **sizes,
-            )
-            return LlamaForCausalLM(config).eval()
-        dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-        return GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=2, n_head=2, n_positions=64, **dropout, **sizes)).eval()
-
-
 @pytest.fixture
 def make_base(tokenizer):
     """A fresh base model per call, for `fit` changes it."""
 
     def make(kind: str = "llama") -> LoadedModel:
-        return LoadedModel(random_model(kind), tokenizer, digest="0" * 64, name=f"random-{kind}", notes=())
+        ends = {"bos_token_id": 0, "eos_token_id": 0, "initializer_range": 0.1, "tie_word_embeddings": True}
+        model = random_model(kind, vocabulary=8192, width=16, positions=64, **ends)
+        return LoadedModel(model, tokenizer, digest="0" * 64, name=f"random-{kind}", notes=())
 
     return make
 

@@ -2,26 +2,16 @@ import math
 
 import pytest
 from dp_accounting import ComposedDpEvent
+from tests_support import VARIANTS, scheduled_by
 
 from understudy.errors import InputError
-from understudy.methods.conditional_generation.queries import QuerySchedule, queries_of, schedule_of
+from understudy.methods.conditional_generation import queries
+from understudy.methods.conditional_generation.queries import QuerySchedule
 from understudy.privacy.accounting import combined_noise_multiplier, epsilon_pld, event_from_json, event_to_json
 from understudy.privacy.queries import event_of, queries_from_json, queries_to_json
 
-
-def scheduled(config, **options):
-    """The list of queries of a config, as the method reads it."""
-    return schedule_of(queries_of(config, **options))
-
-
-CASES = {
-    "multitask": {"variant": "multitask", "update": "alternating"},
-    "joint": {"variant": "multitask", "update": "joint"},
-    "naive": {"variant": "naive"},
-    "naive_filter": {"variant": "naive_filter"},
-    "naive_pplm": {"variant": "naive_pplm"},
-    "histogram": {"class_sizes": "as_in_data"},
-}
+scheduled = scheduled_by(queries)
+CASES = {**VARIANTS, "histogram": {"class_sizes": "as_in_data"}}
 DELTA = 1e-4
 
 
@@ -41,7 +31,7 @@ def test_the_whole_event_meets_the_target(make_config, cache, name):
 @pytest.mark.parametrize(
     ("name", "streams"),
     [
-        ("multitask", [("fine-tuning", ["lm", "discriminator"])]),
+        ("alternating", [("fine-tuning", ["lm", "discriminator"])]),
         ("joint", [("fine-tuning", ["joint"])]),
         ("naive", [("fine-tuning", ["lm"])]),
         ("naive_filter", [("fine-tuning", ["lm", "filter"])]),
@@ -56,7 +46,7 @@ def test_streams_of_each_variant(make_config, cache, name, streams):
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("multitask", [("fine-tuning/lm", "fine-tuning"), ("fine-tuning/discriminator", "fine-tuning")]),
+        ("alternating", [("fine-tuning/lm", "fine-tuning"), ("fine-tuning/discriminator", "fine-tuning")]),
         ("naive_pplm", [("fine-tuning/lm", "fine-tuning"), ("head/discriminator", "head")]),
         ("histogram", [("class-sizes", None), ("fine-tuning/joint", "fine-tuning")]),
     ],

@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+from tests_support import VARIANTS
 
 from understudy.errors import InputError
 from understudy.methods.conditional_generation.encode import encode
@@ -13,14 +14,6 @@ from understudy.models.checkpoints import TrainingCheckpoint
 from understudy.models.lora import trainable_parameters
 from understudy.privacy.grid import charged_sensitivity
 from understudy.privacy.mechanisms import Mechanism
-
-VARIANTS = {
-    "alternating": {"variant": "multitask", "update": "alternating"},
-    "joint": {"variant": "multitask", "update": "joint"},
-    "naive": {"variant": "naive"},
-    "naive_filter": {"variant": "naive_filter"},
-    "naive_pplm": {"variant": "naive_pplm"},
-}
 
 
 @pytest.fixture

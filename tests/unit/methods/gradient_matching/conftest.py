@@ -5,18 +5,9 @@ And the figures of a made-up run, for the tests of the report.
 
 import numpy as np
 import pytest
+import random_models
 import torch
 from torch import nn
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    OPTConfig,
-    OPTForCausalLM,
-    PhiConfig,
-    PhiForCausalLM,
-)
 
 from understudy.evaluation.metrics import Histogram, Metrics
 from understudy.methods.gradient_matching.metric_names import METRIC_NAMES
@@ -31,27 +22,14 @@ def small_tensors(one_thread):
     """A second thread would only wait."""
 
 
-def _configured(family: str, vocabulary: int, tied: bool):
-    common = {"vocab_size": vocabulary, "tie_word_embeddings": tied, "bos_token_id": 0, "eos_token_id": 0}
-    blocks = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": WIDTH, "max_position_embeddings": 96}
-    off = {"resid_pdrop": 0.0, "attention_dropout": 0.0, "embd_pdrop": 0.0}
-    if family == "gpt2":
-        small = {"n_embd": WIDTH, "n_layer": 2, "n_head": 2, "n_positions": 96}
-        return GPT2LMHeadModel(GPT2Config(**small, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **common))
-    if family == "llama":
-        return LlamaForCausalLM(LlamaConfig(**blocks, intermediate_size=24, **common))
-    if family == "phi":
-        return PhiForCausalLM(PhiConfig(**blocks, intermediate_size=24, **off, **common))
-    # Embeddings narrower than the hidden states, which OPT projects back before the head.
-    opt = {"ffn_dim": 24, "dropout": 0.0, "attention_dropout": 0.0, "word_embed_proj_dim": 12, "pad_token_id": 1}
-    return OPTForCausalLM(OPTConfig(**blocks, **opt, **common))
-
-
 def build(family: str, *, bias: bool = False, tied: bool = True, vocabulary: int = 61):
     """A model whose weights are large enough for predictions far from uniform."""
+    # Embeddings narrower than the hidden states, which OPT projects back before the head.
+    narrow = {"word_embed_proj_dim": 12, "pad_token_id": 1} if family == "opt" else {}
+    ends = {"bos_token_id": 0, "eos_token_id": 0, "tie_word_embeddings": tied}
+    model = random_models.random_model(family, vocabulary=vocabulary, width=WIDTH, positions=96, **narrow, **ends)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = _configured(family, vocabulary, tied)
+        torch.manual_seed(1)
         old = model.lm_head
         head = nn.Linear(old.in_features, old.out_features, bias=bias)
         head.weight = model.get_input_embeddings().weight if tied else nn.Parameter(torch.randn_like(old.weight))

@@ -46,7 +46,7 @@ def test_losses_are_split_as_the_filters_split_the_texts(rows, order):
 
 def test_a_kept_text_that_was_never_matched_is_refused():
     for strange in ((["b"], [0]), (["a"], [1]), (["a", "a"], [0, 0])):
-        with pytest.raises(ValueError, match="every kept text among the matched ones, 1 are not"):
+        with pytest.raises(ValueError, match=r"kept text .*1 are not"):
             split_losses((["a"], [0]), np.zeros(1), strange)
 
 
@@ -140,7 +140,8 @@ def test_too_few_rows_for_a_frechet_distance_are_said():
     embedded = {"synthetic": np.zeros((1, 2)), "real": np.zeros((9, 2))}
     found = measure_frechet(embedded, config=CONFIG)
     assert found.values == {}
-    assert found.missing == ("Frechet distance to the training rows: 1 rows per set; 2 are the least",)
+    (missing,) = found.missing
+    assert "1 rows per set" in missing
 
 
 def test_copies_of_private_rows_are_near_and_others_are_not():

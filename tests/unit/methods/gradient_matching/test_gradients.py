@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests_support import SENTIMENT_WORDS
 from torch import nn
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -139,18 +140,13 @@ def test_relative_distance_is_that_of_the_joined_vectors(a, b, scale):
 
 
 def test_it_is_recorded_along_fine_tuning(make_reviews):
-    words = partial(
-        build_verbalizer,
-        label_names=NAMES[:2],
-        config=VerbalizerConfig(words={"negative": "bad", "positive": "great"}),
-    )
     real, synthetic = make_reviews(24, seed=1), make_reviews(12, seed=2)
     flipped = LabelledTexts(synthetic.texts, 1 - np.asarray(synthetic.labels), NAMES[:2])
     config = TransferConfig(profile="tiny", base="tiny-gpt2", steps=8, measure_every=4, max_length=24)
     curves = []
     for rows, full in ((synthetic, True), (flipped, False)):
         callback, found = record_errors(rows, real, full=full)
-        tuned = fine_tune(rows, label_words=words, config=config, seed=0, callback=callback)
+        tuned = fine_tune(rows, label_words=SENTIMENT_WORDS, config=config, seed=0, callback=callback)
         assert [step for step, _ in found] == [0, 4, 8]
         assert found[-1][1].last_layer == gradient_error(tuned, rows, real).last_layer
         curves.append([error for _, error in found])
@@ -159,16 +155,11 @@ def test_it_is_recorded_along_fine_tuning(make_reviews):
 
 
 def test_measuring_does_not_change_the_training(make_reviews):
-    words = partial(
-        build_verbalizer,
-        label_names=NAMES[:2],
-        config=VerbalizerConfig(words={"negative": "bad", "positive": "great"}),
-    )
     rows = make_reviews(6, seed=1)
     config = TransferConfig(profile="tiny", base="tiny-gpt2", steps=4, measure_every=1, max_length=16)
     callback, _ = record_errors(rows, rows, full=True)
     plain, watched = (
-        fine_tune(rows, label_words=words, config=config, seed=0, callback=call) for call in (None, callback)
+        fine_tune(rows, label_words=SENTIMENT_WORDS, config=config, seed=0, callback=call) for call in (None, callback)
     )
     for one, other in zip(plain.model.parameters(), watched.model.parameters(), strict=True):
         assert torch.equal(one, other)
@@ -183,5 +174,5 @@ def test_chunks_do_not_matter(monkeypatch):
 
 
 def test_no_row_is_refused():
-    with pytest.raises(InputError, match="at least one"):
+    with pytest.raises(InputError, match="0 texts, 0 labels"):
         head_gradient(make_target(bias=False, tied=True), LabelledTexts([], [], NAMES))

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from random_models import random_model
 from torch.nn import functional
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from understudy.errors import InputError
 from understudy.methods.gradient_matching.config import GradientMatchingConfig
@@ -31,22 +31,8 @@ PAPER_EMITS = {"inner_steps": 8, "penalty": 0.01, "emit": "last", "swap_sweeps":
 @pytest.fixture(scope="module")
 def base() -> LoadedModel:
     tokenizer = load_model("tiny-llama").tokenizer
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        max_position_embeddings=64,
-        tie_word_embeddings=True,
-        bos_token_id=0,
-        eos_token_id=0,
-        pad_token_id=1,
-        initializer_range=0.3,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = LlamaForCausalLM(config).eval()
+    ends = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 1, "tie_word_embeddings": True}
+    model = random_model("llama", vocabulary=len(tokenizer), width=16, positions=64, initializer_range=0.3, **ends)
     return LoadedModel(model, tokenizer, digest="0" * 64, name="random-llama", notes=())
 
 

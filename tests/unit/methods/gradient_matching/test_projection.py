@@ -4,19 +4,11 @@ import unicodedata
 
 import numpy as np
 import pytest
+import random_models
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    OPTConfig,
-    OPTForCausalLM,
-    PhiConfig,
-    PhiForCausalLM,
-)
+from random_models import FAMILIES
 
 from understudy.errors import InputError
 from understudy.methods.gradient_matching.projection import (
@@ -30,30 +22,14 @@ from understudy.models.loading import load_model
 
 VOCABULARY, WIDTH, CONTEXT = 60, 32, 48
 PROMPTS = [[5, 6, 7, 8, 9], [10, 11], [12, 13, 14], [15]]
-FAMILIES = ("gpt2", "llama", "opt", "phi")
 
 
 def random_model(family: str, seed: int = 0):
-    common = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 1}
-    sizes = {"hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": CONTEXT}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        if family == "gpt2":
-            dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-            config = GPT2Config(
-                n_embd=WIDTH, n_layer=2, n_head=4, n_positions=CONTEXT, initializer_range=0.2, **dropout, **common
-            )
-            return GPT2LMHeadModel(config).eval()
-        if family == "llama":
-            config = LlamaConfig(
-                intermediate_size=48, tie_word_embeddings=False, initializer_range=0.2, **sizes, **common
-            )
-            return LlamaForCausalLM(config).eval()
-        if family == "opt":
-            config = OPTConfig(ffn_dim=48, word_embed_proj_dim=16, dropout=0.0, init_std=0.2, **sizes, **common)
-            return OPTForCausalLM(config).eval()
-        config = PhiConfig(intermediate_size=48, initializer_range=0.2, **sizes, **common)
-        return PhiForCausalLM(config).eval()
+    wide = {"initializer_range": 0.2, "tie_word_embeddings": family == "gpt2"}
+    own = {"init_std": 0.2, "word_embed_proj_dim": 16} if family == "opt" else wide
+    ends = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 1}
+    sizes = {"vocabulary": VOCABULARY, "width": WIDTH, "positions": CONTEXT, "heads": 4}
+    return random_models.random_model(family, seed=seed, **sizes, **ends, **own)
 
 
 def left_padded(prompts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -5,8 +5,10 @@ import pytest
 from dp_accounting import ComposedDpEvent, GaussianDpEvent
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests_support import scheduled_by
 
 from understudy.errors import InputError
+from understudy.methods.gradient_matching import queries
 from understudy.methods.gradient_matching.config import GradientMatchingConfig
 from understudy.methods.gradient_matching.queries import (
     LENGTH,
@@ -14,20 +16,13 @@ from understudy.methods.gradient_matching.queries import (
     QuerySchedule,
     calibrations,
     paper_noise_multiplier,
-    queries_of,
-    schedule_of,
     signal_to_noise_bound,
     signal_to_noise_warning,
 )
 from understudy.privacy.accounting import combined_noise_multiplier, epsilon_pld, event_from_json, event_to_json
 from understudy.privacy.queries import event_of, queries_from_json, queries_to_json
 
-
-def scheduled(config, **options):
-    """The list of queries of a config, as the method reads it."""
-    return schedule_of(queries_of(config, **options))
-
-
+scheduled = scheduled_by(queries)
 DELTA = 1e-4
 
 
@@ -178,8 +173,8 @@ def test_the_papers_private_regime_is_called_what_it_is():
     assert 3e-5 < bound < 3e-4
     sentence = signal_to_noise_warning(planned, dimension=dimension, directions=2048)
     assert sentence is not None
-    assert "the output cannot depend on the data" in sentence
     assert f"at most {bound:.2g}" in sentence
+    assert "larger epsilon" in sentence
 
 
 def test_the_warning_has_two_grades_and_then_none():
@@ -188,14 +183,15 @@ def test_the_warning_has_two_grades_and_then_none():
         noise = {"noise_multiplier": noise_multiplier, "length_noise_multiplier": length}
         return signal_to_noise_warning(planned.model_copy(update=noise), dimension=512, directions=256)
 
-    # Total variation 1/2 is at n C / sigma = 1.349; noise in 256 directions is 16 sigma long.
-    assert "cannot depend on the data" in sentence(100, 134)
-    assert "depends on the noise more than on the data" in sentence(100, 136)
-    assert "depends on the noise more than on the data" in sentence(100, 1599)
+    # Total variation 1/2 is at n C / sigma = 1.349; noise in 256 directions is 16 sigma long. The first grade states
+    # the change of probability, the second how many times as strong as the rows the noise is.
+    assert "by at most 0.5;" in sentence(100, 134)
+    assert "12 times" in sentence(100, 136)
+    assert "1 times" in sentence(100, 1599)
     assert sentence(100, 1601) is None
     assert sentence(0.0, 5) is None
     # A precise length would give the rows away, whatever the noise on the target.
-    assert "cannot depend on the data" not in sentence(100, 134, length=1.0)
+    assert "12 times" in sentence(100, 134, length=1.0)
 
 
 def test_the_stated_change_of_probability_is_that_of_the_gaussian():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests_support import write_random_model
+from tests_support import SENTIMENT_WORDS, SENTIMENTS, write_random_model
 
 from understudy.auditing.membership import MembershipScores, membership_audit
 from understudy.evaluation.config import EvaluationConfig
@@ -29,10 +29,6 @@ from understudy.methods.gradient_matching.transfer import (
 from understudy.methods.gradient_matching.verbalizer import build_verbalizer
 from understudy.models.loading import load_model
 
-NAMES = ("negative", "positive")
-WORDS = partial(
-    build_verbalizer, label_names=NAMES, config=VerbalizerConfig(words={"negative": "bad", "positive": "great"})
-)
 CONFIG = MatchingEvaluationConfig(
     profile="tiny", transfer_models=(), steps=5, batch_size=4, max_length=12, measure_every=2, test_rows=15,
     real_rows=10, gradient_rows=12, frozen_lower_layers=9,
@@ -55,12 +51,12 @@ def sets(make_reviews):
 
 @pytest.fixture(scope="module")
 def found(folder, sets):
-    return measure_transfer(*sets, own=folder, label_words=WORDS, config=CONFIG)
+    return measure_transfer(*sets, own=folder, label_words=SENTIMENT_WORDS, config=CONFIG)
 
 
 @given(st.integers(1, 30), st.lists(st.integers(0, 20), min_size=1, max_size=4), st.integers(0, 9))
 def test_parts_are_disjoint_and_keep_their_labels(n, sizes, seed):
-    rows = LabelledTexts([str(i) for i in range(n)], np.arange(n) % 3, NAMES)
+    rows = LabelledTexts([str(i) for i in range(n)], np.arange(n) % 3, SENTIMENTS)
     parts = disjoint_rows(rows, *sizes, seed=seed)
     texts = [text for part in parts for text in part.texts]
     assert len(set(texts)) == len(texts) == min(n, sum(sizes))
@@ -94,7 +90,7 @@ def test_accuracies_are_those_of_fine_tuning_each_arm_alone(found, folder, sets)
     members = disjoint_rows(conditions.real, 10, seed=0)[0]
     config = SAME.model_copy(update={"base": folder})
     for arm, rows in (("synthetic", conditions.synthetic), ("prompt_only", conditions.prompt_only), ("real", members)):
-        wanted = transfer_accuracy(rows, tested, label_words=WORDS, config=config, seed=0).accuracy
+        wanted = transfer_accuracy(rows, tested, label_words=SENTIMENT_WORDS, config=config, seed=0).accuracy
         name = f"utility.transfer.my-model.{arm}.accuracy"
         assert found.values[name] == pytest.approx(wanted)
         assert found.intervals[name][0] <= wanted <= found.intervals[name][1]
@@ -105,7 +101,7 @@ def test_accuracies_are_those_of_fine_tuning_each_arm_alone(found, folder, sets)
 def test_gradient_errors_follow_the_synthetic_fine_tuning(found, folder, sets):
     conditions, _ = sets
     config = SAME.model_copy(update={"base": folder})
-    untuned = load_label_model(label_words=WORDS, config=config)
+    untuned = load_label_model(label_words=SENTIMENT_WORDS, config=config)
     real, others = disjoint_rows(conditions.real, 12, 8, seed=0)
     for side, rows in (("", conditions.synthetic), ("prompt_only.", conditions.prompt_only), ("real.", others)):
         steps = {name for name in found.values if name.startswith(f"matching.gradient_error.{side}step_")}
@@ -122,7 +118,7 @@ def test_the_attack_and_its_positive_control_are_those_of_the_audit(found, folde
     # The measuring shuffles the members once more; the attack's splits see them in that order.
     members = disjoint_rows(members, 10, seed=0)[0]
     control = disjoint_rows(conditions.real, 10, seed=0)[0]
-    audit = membership_audit(conditions.synthetic, members, others, label_words=WORDS, config=config, seed=0)
+    audit = membership_audit(conditions.synthetic, members, others, label_words=SENTIMENT_WORDS, config=config, seed=0)
     assert found.values["audit.mia.advantage"] == pytest.approx(audit.synthetic.advantage.value)
     assert found.values["audit.mia.auc"] == pytest.approx(audit.synthetic.auc.value)
     assert found.intervals["audit.mia.auc"] == pytest.approx((audit.synthetic.auc.low, audit.synthetic.auc.high))
@@ -147,7 +143,7 @@ def test_each_control_is_the_attack_on_its_own_model(folder, sets, monkeypatch):
     monkeypatch.setattr(transfer, "fine_tune", lambda rows, **_: len(rows.texts))
     monkeypatch.setattr(transfer, "predict", lambda _, texts: np.zeros(len(texts), np.int64))
     monkeypatch.setattr(transfer, "membership_scores", scripted)
-    found = measure_transfer(conditions, test, own=folder, label_words=WORDS, config=CONFIG)
+    found = measure_transfer(conditions, test, own=folder, label_words=SENTIMENT_WORDS, config=CONFIG)
     assert found.values["audit.mia.positive_control.auc"] == 1
     # Half of the members lie below every other row, the other half are the upper half of those.
     assert found.values["audit.mia.auc"] == pytest.approx(0.5 + 0.5 * 0.25)
@@ -159,7 +155,7 @@ def test_without_prompt_only_text_the_null_control_is_the_untuned_model(folder, 
     conditions, test = sets
     config = CONFIG.model_copy(update={"steps": 1, "measure_every": 1, "full_gradient": True})
     found = measure_transfer(
-        Conditions(conditions.synthetic, conditions.real), test, own=folder, label_words=WORDS, config=config
+        Conditions(conditions.synthetic, conditions.real), test, own=folder, label_words=SENTIMENT_WORDS, config=config
     )
     assert "audit.mia.null_control.advantage" in found.values
     assert not any("prompt_only" in name for name in found.values)
@@ -171,19 +167,19 @@ def test_without_prompt_only_text_the_null_control_is_the_untuned_model(folder, 
 def test_a_model_that_cannot_be_used_is_said_and_the_others_are_measured(folder, sets):
     further = {"transfer_models": ("no-such-model", f"{folder}/"), "most_models": 3}
     config = CONFIG.model_copy(update={**further, "steps": 1})
-    found = measure_transfer(*sets, own=folder, label_words=WORDS, config=config)
+    found = measure_transfer(*sets, own=folder, label_words=SENTIMENT_WORDS, config=config)
     assert "utility.transfer.my-model.synthetic.accuracy" in found.values
     unknown, twice = found.missing
-    assert unknown.startswith("accuracy of the target model no-such-model: ")
-    assert twice == "accuracy of the target model my-model: another target model is called 'my-model' too"
+    assert " no-such-model: " in unknown
+    assert " my-model: " in twice
 
 
 def test_labels_that_collide_in_a_tokenizer_do_not_end_the_run(folder, sets):
     collide = partial(
-        build_verbalizer, label_names=NAMES, config=VerbalizerConfig(words={"negative": "bad", "positive": "bad"})
+        build_verbalizer, label_names=SENTIMENTS, config=VerbalizerConfig(words={"negative": "bad", "positive": "bad"})
     )
     found = measure_transfer(*sets, own=folder, label_words=collide, config=CONFIG)
-    assert "begin with the same token" in found.missing[0]
+    assert "same token" in found.missing[0]
     assert not any(name.startswith(("audit", "utility.transfer.my")) for name in found.values)
 
 
@@ -198,7 +194,9 @@ def test_everything_together_joins_what_every_table_is_judged_by(folder, sets):
         conditions,
         test,
         MatchedLosses(kept=np.full(8, 0.4), dropped=np.full(8, 0.8), reasons={"surplus": 8}),
-        evaluation_models=EvaluationModels(base=load_model(folder), own=folder, label_words=WORDS, embedder=embedder),
+        evaluation_models=EvaluationModels(
+            base=load_model(folder), own=folder, label_words=SENTIMENT_WORDS, embedder=embedder
+        ),
         config=CONFIG,
         progress=lambda step, total: done.append((step, total)),
     )

@@ -126,7 +126,7 @@ def test_the_label_stands_in_the_instruction(llama):
 
 @pytest.mark.parametrize("seeds", [[], ["one", "two"], ["one", "two", " \n"]])
 def test_too_few_public_texts_are_refused(llama, seeds):
-    with pytest.raises(InputError, match=f"seeds_per_prompt=3 public texts, found {min(len(seeds), 2)}"):
+    with pytest.raises(InputError, match=f"seeds_per_prompt=3 .*found {min(len(seeds), 2)}"):
         prompts_of(llama, seeds=seeds)
 
 
@@ -137,9 +137,7 @@ def test_prompts_fill_the_context_up_to_its_last_token(llama):
         return SMALL.model_copy(update={"sampling": SamplingConfig(max_new_tokens=tokens)})
 
     assert len(prompts_of(llama, with_new(512 - longest))) == 8
-    with pytest.raises(
-        InputError, match=f"takes {longest} tokens and max_new_tokens={513 - longest}, together 513.*512"
-    ):
+    with pytest.raises(InputError, match=f"{longest} tokens.*max_new_tokens={513 - longest}.*513.*512"):
         prompts_of(llama, with_new(513 - longest))
 
 

@@ -143,7 +143,7 @@ def test_one_held_out_client_is_enough():
 
 def test_a_tokenizer_without_offsets_is_refused():
     check_tokenizer(TOKENIZERS["tiny-llama"])
-    with pytest.raises(InputError, match=r"found one without offsets; use a model that ships a tokenizer\.json"):
+    with pytest.raises(InputError, match=r"offsets; use .*tokenizer\.json"):
         check_tokenizer(SimpleNamespace(is_fast=False))
 
 
@@ -157,7 +157,7 @@ def test_central_units_are_texts_and_null_texts_keep_their_slots():
     assert clients.slots == 4
     assert clients.samples == ("one", DAY * 30, "one")
     assert clients.owner.tolist() == [0, 2, 3]
-    with pytest.raises(RowError, match="row 1: expected a text, found white space"):
+    with pytest.raises(RowError, match=r"row 1: .*white space"):
         build_texts(["one", " ", "two"])
     assert build_texts(["one"]).samples == ("one",), "one held-out text is enough"
 

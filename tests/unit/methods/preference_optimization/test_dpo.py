@@ -254,7 +254,7 @@ def test_a_pair_that_does_not_fit_is_refused_not_cut(gpt2):
         fitting = fitting[:-2]
     prompt = ""  # BOS alone
     assert len(encode_pairs(gpt2, Pairs([prompt], [fitting], ["b"]))["chosen_ids"][0]) == len(encode_rows) + 1 == 46
-    with pytest.raises(InputError, match=r"pair 1: .* take 49 tokens, gpt2's context holds 48"):
+    with pytest.raises(InputError, match=r"pair 1: .* 49 tokens, gpt2's context holds 48"):
         encode_pairs(gpt2, Pairs([prompt] * 2, ["b", "b"], ["c", fitting + "a a"]))
 
 
@@ -269,18 +269,18 @@ def test_equal_texts_teach_nothing_and_are_left_out(gpt2, tmp_path):
     rows = encode_pairs(gpt2, Pairs(["a:", "b:", "c:"], ["same", "one", ""], [" same ", "two", ""]))
     assert [gpt2.tokenizer.decode(ids) for ids in rows["chosen_ids"]] == [" one\n"]
     assert [len(column) for column in rows.values()] == [1, 1, 1]
-    with pytest.raises(InputError, match="2 pairs, none with texts that differ"):
+    with pytest.raises(InputError, match="2 pairs"):
         run(gpt2, None, tmp_path, pairs=Pairs(["a:", "b:"], ["same", "too"], ["same", "too"]))
 
 
 def test_an_adapter_that_stays_where_it_was_is_no_round(gpt2, tmp_path):
     config = ALL_AT_ONCE.model_copy(update={"learning_rate": 1e-30})
-    with pytest.raises(UnderstudyError, match="unchanged after 5 pairs"):
+    with pytest.raises(UnderstudyError, match=r"5 pairs; raise preferences\.learning_rate"):
         run(gpt2, random_adapter(gpt2), tmp_path, config=config)
 
 
 def test_numbers_that_are_not_finite_end_the_round(gpt2, tmp_path):
     broken = random_adapter(gpt2)
     broken[next(iter(broken))][0, 0] = math.inf
-    with pytest.raises(UnderstudyError, match=r"not finite; lower preferences\.learning_rate"):
+    with pytest.raises(UnderstudyError, match=r"lower preferences\.learning_rate"):
         run(gpt2, broken, tmp_path)

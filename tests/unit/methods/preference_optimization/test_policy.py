@@ -99,11 +99,11 @@ def test_an_adapter_of_another_model_is_refused(base):
     adapter = random_adapter(base)
     first, *others = adapter
     wrapped = wrap(same_weights(base.model), rank=2, alpha=6, seed=0)
-    with pytest.raises(InputError, match=rf"{len(adapter)} tensors do not fit.*expected shape \(2, .*found \(3, "):
+    with pytest.raises(InputError, match=rf"{len(adapter)} tensors .*\(2, .*\(3, "):
         put_adapter(wrapped, adapter)
-    with pytest.raises(InputError, match=r"1 tensors do not fit.*found None"):
+    with pytest.raises(InputError, match=r"1 tensors .*found None"):
         load_policy(base, {name: adapter[name] for name in others}, alpha=6)
-    with pytest.raises(InputError, match=r"1 tensors do not fit.*expected shape None"):
+    with pytest.raises(InputError, match=r"1 tensors .*expected shape None"):
         load_policy(base, {**adapter, "more": adapter[first]}, alpha=6)
     with pytest.raises(InputError, match=r"found ranks \[\]"):
         adapter_rank({"x": adapter[first]})

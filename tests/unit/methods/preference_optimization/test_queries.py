@@ -3,10 +3,12 @@
 import math
 
 import pytest
+from tests_support import scheduled_by
 
 from understudy.errors import InputError
+from understudy.methods.preference_optimization import queries
 from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
-from understudy.methods.preference_optimization.queries import QuerySchedule, queries_of, schedule_of
+from understudy.methods.preference_optimization.queries import QuerySchedule
 from understudy.privacy.accounting import epsilon_pld
 from understudy.privacy.queries import (
     Query,
@@ -17,12 +19,7 @@ from understudy.privacy.queries import (
     queries_to_json,
 )
 
-
-def scheduled(config, **options):
-    """The list of queries of a config, as the method reads it."""
-    return schedule_of(queries_of(config, **options))
-
-
+scheduled = scheduled_by(queries)
 DELTA = 1e-4
 N = 300
 

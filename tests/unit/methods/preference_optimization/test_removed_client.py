@@ -145,5 +145,5 @@ def test_the_order_of_the_file_moves_nothing(ask):
 
 def test_a_client_more_than_registered_is_refused(ask):
     registered(ask(documents(0), units=CLIENTS - 1), METHOD)
-    with pytest.raises(InputError, match="300 clients: source 'diaries' is registered with at most 299"):
+    with pytest.raises(InputError, match=r"300 clients: source 'diaries' .*299"):
         registered(ask(documents()), METHOD)

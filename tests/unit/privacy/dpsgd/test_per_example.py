@@ -407,7 +407,7 @@ def test_a_flattened_batch_is_refused():
     def loss(model, batch):
         return model(batch["x"].flatten(0, 1)).view(4, 5, 2).sum((1, 2))
 
-    with pytest.raises(InputError, match="leading dimension of 20 for 4 examples in 1 pass"):
+    with pytest.raises(InputError, match="20 for 4 examples"):
         clipped_gradient_sum(model, dict(model.named_parameters()), loss, batch, l2_clip_norm=1.0, valid=valid)
 
 

@@ -105,6 +105,12 @@ def run(plan=None, *, micro_batch=3, checkpoint=None, progress=None, secret=b"s"
     return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
+def run_with(model, plan, objectives, *, micro_batch=4, recorder=None):
+    """Train a given model on the rows that every test has."""
+    mechanisms = Mechanisms(material(plan), recorder=recorder)
+    train(model, plan=plan, objectives=objectives, data=data(), mechanisms=mechanisms, micro_batch=micro_batch)
+
+
 def equal(one, two):
     return all(torch.equal(one[name], two[name]) for name in one)
 
@@ -316,14 +322,7 @@ def test_empty_batches_are_steps_of_noise():
     model, plan = Model(), make_plan(sampling_probability=1e-9, steps=2, streams=make_plan().streams[:1])
     start = {name: p.detach().clone() for name, p in lora.trainable_parameters(model).items() if "lora" in name}
     objective = Objective(loss, {name: p for name, p in model.named_parameters() if name in start}, 0.01)
-    train(
-        model,
-        plan=plan,
-        objectives={"lm": objective},
-        data=data(),
-        mechanisms=Mechanisms.live(material(plan)),
-        micro_batch=4,
-    )
+    run_with(model, plan, {"lm": objective})
     assert calls == []
     assert all(not torch.equal(objective.parameters[name], start[name]) for name in start)
 
@@ -340,14 +339,7 @@ def test_the_loss_sees_fixed_shapes_slot_and_step():
 
     model, plan = Model(), make_plan(steps=3, streams=make_plan().streams[:1])
     objective = Objective(loss, objectives(model)["lm"].parameters, 0.01)
-    train(
-        model,
-        plan=plan,
-        objectives={"lm": objective},
-        data=data(),
-        mechanisms=Mechanisms.live(material(plan)),
-        micro_batch=5,
-    )
+    run_with(model, plan, {"lm": objective}, micro_batch=5)
     assert seen
     shapes = {"input_ids": (5, LENGTH), "label": (5,), "valid": (5,), "slot": (5,), "step": ()}
     assert all(found == shapes for found in seen)
@@ -370,14 +362,7 @@ def test_gradients_of_all_streams_are_taken_at_the_same_weights():
         streams=tuple(Stream(name=name, l2_clip_norm=0.5, noise_multiplier=0.0) for name in ("a", "b")),
     )
     objective = Objective(lm_loss, objectives(model)["lm"].parameters, 0.05)
-    train(
-        model,
-        plan=plan,
-        objectives={"a": objective, "b": objective},
-        data=data(),
-        mechanisms=Mechanisms(material(plan), recorder=Spy()),
-        micro_batch=4,
-    )
+    run_with(model, plan, {"a": objective, "b": objective}, recorder=Spy())
     assert equal(seen[0], seen[1])
     assert equal(seen[2], seen[3])
     assert not equal(seen[0], seen[2])

@@ -98,7 +98,7 @@ def test_what_was_changed_by_hand_is_noticed(ledger, url, head, change):
 def test_a_charge_deleted_by_hand_is_noticed(ledger, url, head):
     (gone,) = [charge.id for charge in ledger.charges() if charge.request_key == "reserved"]
     by_hand(url, f"DELETE FROM ledger_charges WHERE id = '{gone}'")
-    all_refuse(ledger, url, head, f"the charge '{gone}', which entry 6 records, is gone")
+    all_refuse(ledger, url, head, f"'{gone}'.*entry 6")
 
 
 def test_a_charge_deleted_with_its_entry_in_the_middle_is_noticed(ledger, url, head):
@@ -109,7 +109,7 @@ def test_a_charge_deleted_with_its_entry_in_the_middle_is_noticed(ledger, url, h
         "UPDATE ledger_chain SET number = -number WHERE number > 6",
         "UPDATE ledger_chain SET number = -number - 1 WHERE number < 0",
     )
-    all_refuse(ledger, url, head, r"entry 6 .* was changed")
+    all_refuse(ledger, url, head, "entry 6 .*changed")
 
 
 def test_a_charge_made_by_hand_is_noticed(ledger, url, head):
@@ -120,27 +120,21 @@ def test_a_charge_made_by_hand_is_noticed(ledger, url, head):
         f"INSERT INTO ledger_charges ({', '.join(columns)}) SELECT {copied} FROM ledger_charges "
         "WHERE request_key = 'reserved'",
     )
-    all_refuse(ledger, url, head, "no entry records the charge forged")
+    all_refuse(ledger, url, head, "charge forged")
 
 
-def test_the_salt_of_a_released_charge_does_not_come_back(ledger, url, head):
-    """Reopened with the salt of an old copy, the same noise could be drawn on another query."""
+@pytest.mark.parametrize(("charge", "found"), [("released", "put back"), ("reserved", "changed")])
+def test_a_charge_keeps_no_salt_but_its_own(ledger, url, head, charge, found):
+    """With a salt, a released charge could draw its noise again; with another one, a reserved charge other noise.
+
+    Either would be a release on the same query that was not paid for.
+    """
     by_hand(
         url,
         "UPDATE ledger_charges SET salt = (SELECT salt FROM ledger_charges WHERE request_key = 'running') "
-        "WHERE request_key = 'released'",
+        f"WHERE request_key = '{charge}'",
     )
-    all_refuse(ledger, url, head, "salt of the charge .* was put back")
-
-
-def test_the_salt_of_a_reserved_charge_cannot_be_exchanged(ledger, url, head):
-    """Another salt is other noise on the same query: a second release that was not paid for."""
-    by_hand(
-        url,
-        "UPDATE ledger_charges SET salt = (SELECT salt FROM ledger_charges WHERE request_key = 'running') "
-        "WHERE request_key = 'reserved'",
-    )
-    all_refuse(ledger, url, head, "salt of the charge .* was changed")
+    all_refuse(ledger, url, head, f"salt of the charge .*{found}")
 
 
 LAST = "(SELECT max(number) FROM ledger_chain)"
@@ -179,7 +173,7 @@ def test_a_required_head_that_is_gone_is_refused(ledger, url, head):
 
 def test_a_damaged_head_is_said(ledger, head):
     head.path.write_text("{}")
-    with pytest.raises(UnderstudyError, match="found something else"):
+    with pytest.raises(UnderstudyError, match=r"ledger\.head.*accept-loss"):
         ledger.verify()
 
 
@@ -262,11 +256,11 @@ def test_a_kill_between_the_database_and_the_head_is_healed(ledger, url, head):
 def test_a_deleted_ledger_beside_a_kept_secret_is_refused(home):
     filled(Ledger.open())
     (home / "ledger.db").unlink()
-    with pytest.raises(EntriesLost, match=r"ledger\.db is gone, .* speaks of 11 entries.*backup.*accept-loss"):
+    with pytest.raises(EntriesLost, match=r"ledger\.db is gone.* 11 entries.*backup.*accept-loss"):
         Ledger.open()
     assert not (home / "ledger.db").exists()
     (home / "ledger.head").unlink()
-    with pytest.raises(EntriesLost, match="and so is its head"):
+    with pytest.raises(EntriesLost, match=r"ledger\.db is gone.*ledger\.head"):
         Ledger.open()
     assert not (home / "ledger.db").exists()
 
@@ -274,7 +268,7 @@ def test_a_deleted_ledger_beside_a_kept_secret_is_refused(home):
 def test_an_emptied_ledger_is_refused(home):
     filled(Ledger.open())
     (home / "ledger.db").write_bytes(b"")
-    with pytest.raises(EntriesLost, match=r"ledger\.db is empty, .* speaks of 11 entries"):
+    with pytest.raises(EntriesLost, match=r"ledger\.db is empty.* 11 entries"):
         Ledger.open()
 
 
@@ -284,7 +278,7 @@ def test_an_older_backup_is_refused_and_the_newest_is_not(home):
     ledger.reserve(**asked(request_key="later"))
     shutil.copy(home / "ledger.db", home / "new.db")
     shutil.copy(home / "old.db", home / "ledger.db")
-    with pytest.raises(EntriesLost, match=r"has 11 entries, .* speaks of 12"):
+    with pytest.raises(EntriesLost, match=r" 11 entries.* 12"):
         Ledger.open()
     shutil.copy(home / "new.db", home / "ledger.db")
     assert Ledger.open().spent("reviews")[0] == 0.4
@@ -299,7 +293,7 @@ def test_an_accepted_loss_stands_in_the_ledger_for_ever(home):
     assert anew.sources() == ()
     filled(anew)
     assert Ledger.open().losses() == (loss,)
-    with pytest.raises(InputError, match="nothing is to be accepted"):
+    with pytest.raises(InputError, match="lost entries, found one that is whole"):
         accept_ledger_loss()
     (home / "ledger.head").unlink()
     with pytest.raises(EntriesLost):
@@ -331,7 +325,7 @@ def test_the_head_stays_in_home_with_a_secret_of_the_environment(home, monkeypat
     monkeypatch.setenv("UNDERSTUDY_SECRET", SECRET.decode())
     filled(Ledger.open())
     (home / "ledger.db").unlink()
-    with pytest.raises(EntriesLost, match="speaks of 11 entries"):
+    with pytest.raises(EntriesLost, match=" 11 entries"):
         Ledger.open()
 
 

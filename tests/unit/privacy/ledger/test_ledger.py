@@ -183,7 +183,7 @@ def test_released_charges_still_count(ledger):
 
 @pytest.mark.parametrize("changes", [{"unit": "client"}, {"relation": "add_or_remove_one"}])
 def test_another_unit_or_relation_is_refused(ledger, changes):
-    with pytest.raises(InputError, match="expected unit and relation"):
+    with pytest.raises(InputError, match=r"source='reviews': .*unit and relation"):
         ledger.reserve(**fields(**changes))
     assert ledger.charges() == ()
 
@@ -214,7 +214,7 @@ def test_fields_out_of_range_are_refused(sqlite_ledger, changes):
 def test_a_request_key_belongs_to_one_request(ledger):
     ledger.reserve(**fields())
     for changes in ({"queries": one_sum(200.0)}, {"delta": 2e-5}, {"simulation": True}):
-        with pytest.raises(UnderstudyError, match="must cover everything"):
+        with pytest.raises(UnderstudyError, match="request key"):
             ledger.reserve(**fields(**changes))
 
 
@@ -222,7 +222,7 @@ def test_a_request_key_belongs_to_one_request(ledger):
 def test_a_charge_below_the_cost_of_its_queries_is_refused(ledger, noise, epsilon):
     """An edited calibration: the noise says one thing and the epsilon another."""
     cheat = fields(queries=one_sum(noise), epsilon=epsilon)
-    with pytest.raises(UnderstudyError, match=r"epsilon=.*more than the"):
+    with pytest.raises(UnderstudyError, match=rf"epsilon=.* the epsilon={epsilon:g}"):
         ledger.reserve(**cheat)
     assert ledger.charges() == ()
     assert ledger.spent("reviews") == (0.0, 0.0)
@@ -233,13 +233,13 @@ def test_a_charge_below_the_cost_of_its_queries_is_refused(ledger, noise, epsilo
 def test_the_cost_is_recomputed_for_the_whole_list(sqlite_ledger):
     one = one_sum(100.0)
     four = one[:-1] + "," + one[1:].replace('"sum"', '"other"').replace('"steps":1', '"steps":3')
-    with pytest.raises(UnderstudyError, match="more than the"):
+    with pytest.raises(UnderstudyError, match=r"epsilon=0.0273"):
         sqlite_ledger.reserve(**fields(queries=four, epsilon=0.0273))
     assert sqlite_ledger.reserve(**fields(queries=one, epsilon=0.0273)).new
 
 
 def test_more_units_than_were_registered_are_refused(ledger):
-    with pytest.raises(InputError, match=r"at most 1000 examples, found queries over 1001.*--rows 1001"):
+    with pytest.raises(InputError, match=r"1000 examples.*--rows 1001"):
         ledger.reserve(**fields(queries=one_sum(units=1001)))
     assert ledger.charges() == ()
     assert ledger.reserve(**fields(queries=one_sum(units=1000))).new
@@ -369,7 +369,7 @@ def test_an_environment_is_bound_once(ledger):
     charge = ledger.reserve(**fields())
     ledger.bind_environment(charge.id, "cpu/2 threads")
     ledger.bind_environment(charge.id, "cpu/2 threads")
-    with pytest.raises(UnderstudyError, match="began in the environment 'cpu/2 threads', found 'cuda'"):
+    with pytest.raises(UnderstudyError, match=r"'cpu/2 threads'.*'cuda'"):
         ledger.bind_environment(charge.id, "cuda")
     with pytest.raises(InputError):
         ledger.bind_environment("nothing", "cpu")
@@ -384,7 +384,7 @@ def test_rows_belong_to_one_source(ledger):
     ledger.register_rows("reviews", digests(60))
     ledger.register_rows("clinic", digests(10, start=100))
     for refuse in (ledger.register_rows, ledger.check_rows):
-        with pytest.raises(InputError, match="row 3 of source='clinic' is registered under 'reviews'"):
+        with pytest.raises(InputError, match=r"row 3 of source='clinic' .*'reviews'"):
             refuse("clinic", [*digests(3, start=200), *digests(1, start=7)])
     # Nothing of the refused rows was noted.
     ledger.register_rows("reviews", digests(3, start=200))
@@ -409,7 +409,7 @@ def test_clients_belong_to_one_source_whatever_they_wrote(ledger):
     ledger.register(record("clinic"))
     ledger.register_rows("reviews", digests(6), digests(3, start=900) * 2)
     for refuse in (ledger.register_rows, ledger.check_rows):
-        with pytest.raises(InputError, match="row 1 of source='clinic' is of a client registered under 'reviews'"):
+        with pytest.raises(InputError, match=r"row 1 of source='clinic' .*client.*'reviews'"):
             refuse("clinic", digests(2, start=50), [*digests(1, start=800), *digests(1, start=902)])
     ledger.register_rows("reviews", digests(2, start=50), digests(2, start=901))
     # A row and a client of one content are not taken for each other.
@@ -446,7 +446,7 @@ def test_hashes_removed_by_hand_are_noticed(ledger, url, change, at_once):
     if at_once:
         refusing += [lambda: ledger.check_rows("other", digests(1)), lambda: ledger.register_rows("clinic", digests(1))]
     for refuse in refusing:
-        with pytest.raises(UnderstudyError, match=r"the rows of the source '(reviews|clinic)' are not"):
+        with pytest.raises(UnderstudyError, match=r"source '(reviews|clinic)' are not .*noted"):
             refuse()
 
 
@@ -569,7 +569,7 @@ def test_the_ledger_of_another_version_is_refused_in_words(sqlite_ledger, sqlite
     with sqlite3.connect(sqlite_path) as connection:
         connection.execute(change)
     before = sqlite_path.read_bytes()
-    with pytest.raises(UnderstudyError, match=f"another version of Understudy: its table {differing}"):
+    with pytest.raises(UnderstudyError, match=f"its table {differing}"):
         Ledger(f"sqlite:///{sqlite_path}", secret=b"s" * 32)
     assert sqlite_path.read_bytes() == before
 
@@ -622,7 +622,7 @@ def test_file_system_of_a_directory(tmp_path, mounts, directory, expected):
 @pytest.mark.parametrize("kind", ["nfs4", "cifs", "fuse.sshfs", "smb3"])
 def test_network_file_systems_are_refused(tmp_path, monkeypatch, kind):
     monkeypatch.setattr("understudy.privacy.ledger.database.file_system_type", lambda *_: kind)
-    with pytest.raises(InputError, match="network file system"):
+    with pytest.raises(InputError, match=rf"\({kind}\).*UNDERSTUDY_HOME.*UNDERSTUDY_LEDGER_URL"):
         Ledger(f"sqlite:///{tmp_path / 'ledger.db'}", secret=SECRET)
     assert not (tmp_path / "ledger.db").exists()
 
@@ -634,7 +634,7 @@ def test_other_databases_are_refused(bad):
 
 
 def test_a_ledger_that_cannot_be_used_is_said(tmp_path):
-    with pytest.raises(InputError, match="cannot be written"):
+    with pytest.raises(InputError, match=r"absent/ledger.db"):
         Ledger(f"sqlite:///{tmp_path / 'absent' / 'ledger.db'}", secret=SECRET)
     (tmp_path / "ledger.db").write_text("this is a text and no database" * 100)
     with pytest.raises(UnderstudyError, match="cannot be used"):
@@ -648,7 +648,7 @@ def test_a_ledger_of_another_schema_is_refused(sqlite_ledger, sqlite_path):
     with sqlite3.connect(sqlite_path) as connection:
         connection.execute("UPDATE ledger_meta SET value = x'39' WHERE name = 'schema'")
     connection.close()
-    with pytest.raises(UnderstudyError, match="expected a ledger of schema 2, found 9"):
+    with pytest.raises(UnderstudyError, match="schema 2, found 9"):
         Ledger(f"sqlite:///{sqlite_path}", secret=SECRET)
 
 

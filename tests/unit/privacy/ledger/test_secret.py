@@ -62,7 +62,7 @@ def test_a_lost_secret_is_named_and_never_replaced(home):
     path = home / "secret"
     kept = path.read_bytes()
     path.unlink()
-    with pytest.raises(UnderstudyError, match=f"belongs to the secret with key id {charge.key_id}, found no secret"):
+    with pytest.raises(UnderstudyError, match=f"key id {charge.key_id}, found no secret"):
         Ledger.open()
     assert not path.exists()
     path.write_bytes(kept)
@@ -96,7 +96,7 @@ def test_rotation_keeps_rows_keys_and_requests(ledger, url):
         assert (opened.hmac("reviews", b"content"), opened.request_key("a", b"b")) == before
         with pytest.raises(InputError, match="row 0 of source='clinic'"):
             opened.register_rows("clinic", [ROW])
-    with pytest.raises(UnderstudyError, match="which was replaced at"):
+    with pytest.raises(UnderstudyError, match=r"replaced at \d{4}"):
         Ledger(url, secret=OLD)
 
 
@@ -138,7 +138,7 @@ def test_an_old_secret_is_dropped_with_its_last_charge(tmp_path):
 def test_a_process_with_the_old_secret_stops(ledger, url):
     other = Ledger(url, secret=OLD)
     ledger.rotate_secret(NEW)
-    with pytest.raises(UnderstudyError, match="which was replaced at"):
+    with pytest.raises(UnderstudyError, match=r"replaced at \d{4}"):
         other.reserve(**asked())
     assert ledger.charges() == ()
 

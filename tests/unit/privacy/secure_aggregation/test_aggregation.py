@@ -462,9 +462,9 @@ def test_a_wrong_share_is_noticed(scene):
         return secure_server.unmask(plan, masked, request, keys=sent["keys"], revealed=revealed)
 
     assert np.abs(unmasked(None)).max() <= plan.largest_total
-    with pytest.raises(UnderstudyError, match=r"not the one that was advertised|one of them is wrong"):
+    with pytest.raises(UnderstudyError, match=r"advertised|wrong"):
         unmasked(5)
-    with pytest.raises(UnderstudyError, match=r"masks do not cancel|one of them is wrong"):
+    with pytest.raises(UnderstudyError, match=r"cancel|wrong"):
         unmasked(2)
 
 
@@ -489,7 +489,7 @@ def test_a_client_answers_one_request_and_repeats_it(scene, holder):
 @pytest.mark.parametrize(
     ("survivors", "dropped", "match"),
     [
-        (range(8), {5}, "either among survivors or dropped"),
+        (range(8), {5}, "survivors or dropped"),
         (range(1, 8), {0}, "this one a survivor"),
         ({0, 1, 2}, {3, 4, 5, 6, 7}, "nothing revealed"),
     ],

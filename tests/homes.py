@@ -1,0 +1,46 @@
+"""The environment of a home in a temporary folder, for tests in this process and for the processes that they start."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+
+def home_environment(root: Path) -> dict[str, str]:
+    """A home at `root` with its own exchange store and MLflow database, one thread and the CPU."""
+    return {
+        "UNDERSTUDY_HOME": str(root),
+        "UNDERSTUDY_EXCHANGE": str(root / "exchange"),
+        "UNDERSTUDY_MLFLOW_URI": f"sqlite:///{root / 'mlflow.db'}",
+        "UNDERSTUDY_THREADS": "1",
+        "UNDERSTUDY_DEVICE": "cpu",
+        "HF_DATASETS_CACHE": str(root / "datasets"),
+    }
+
+
+def bare_environment() -> dict[str, str]:
+    """This process's environment without any setting of Understudy or Prefect."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "UNDERSTUDY_"))}
+
+
+def start_command(words: Iterable[object], home: Path, *, api: str | None = None) -> subprocess.Popen[str]:
+    """One process for one command of the shell, with a Prefect server of its own where `api` names none."""
+    environment = bare_environment() | home_environment(home)
+    environment |= {"PREFECT_HOME": str(home / "prefect"), "PREFECT_LOGGING_LEVEL": "CRITICAL"}
+    environment |= {} if api is None else {"PREFECT_API_URL": api}
+    return subprocess.Popen(
+        [sys.executable, "-m", "understudy.flows.cli", *map(str, words)],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    """The whole group: a Prefect server that the run started goes with it, as when a machine is lost."""
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()

@@ -1,0 +1,95 @@
+"""What holds of the settings of every method: they are described, survive JSON, and wrong ones are named."""
+
+import subprocess
+import sys
+
+import pytest
+from pydantic import BaseModel
+
+from understudy.errors import InputError
+from understudy.methods import registry
+from understudy.runs.overrides import apply_overrides
+
+CONFIGS = {name: registry.get(name).config for name in registry.BUILT_IN}
+GIVEN = {
+    "conditional-generation": {"class_sizes": {"a": 3, "b": 4}},
+    "gradient-matching": {
+        "length": "as_in_data",
+        "verbalizer": {"words": {"a": "x"}},
+        "filter": {"examples": {"a": ["one", "two"]}},
+    },
+    "preference-optimization": {"rounds": 3, "scoring": {"aggregation": "masked"}},
+}
+
+
+def every_model(model: type[BaseModel]):
+    yield model
+    for field in model.model_fields.values():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from every_model(field.annotation)
+
+
+@pytest.mark.parametrize("method", CONFIGS)
+def test_every_plain_field_is_described_and_nothing_extra_is_taken(method):
+    models = list(every_model(CONFIGS[method]))
+    assert len(models) > 4
+    for model in models:
+        assert model.model_config["frozen"]
+        assert model.model_config["extra"] == "forbid"
+        for name, field in model.model_fields.items():
+            nested = isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+            assert nested or field.description, f"{model.__name__}.{name}"
+
+
+@pytest.mark.parametrize("profile", ["tiny", "paper"])
+@pytest.mark.parametrize("method", CONFIGS)
+def test_a_config_survives_json(method, profile):
+    config = CONFIGS[method](profile=profile, **GIVEN[method])
+    assert CONFIGS[method].model_validate_json(config.model_dump_json()) == config
+
+
+# Method -> wrong setting -> what the refusal must name.
+WRONG = {
+    "conditional-generation": {
+        "train.epochs": "section.key=value",
+        "train.epoch=3": "train.epoch",
+        "trian.epochs=3": "trian",
+        "train=3": "train",
+        "train.epochs=0": "train.epochs",
+        "train.epochs=many": "many",
+        "update=both": "update",
+        "profile=paper": "--profile",
+        "model.name=x": "model.name",
+    },
+    "gradient-matching": {
+        "matching.round=3": "matching.round",
+        "matching.rounds=0": "matching.rounds",
+        "target.kind=all": "target.kind",
+        "filter.keep_lowest=0": "filter.keep_lowest",
+        "filter.keep_lowest=2.5": "filter.keep_lowest",
+        "length=0": "max_length",
+        "length=65": "max_length",
+        "length=mean": "length",
+    },
+    "preference-optimization": {"candidates.prompt=3": "candidates.prompt", "rounds=0": "rounds"},
+}
+
+
+@pytest.mark.parametrize(
+    ("method", "setting", "named"),
+    [(method, setting, named) for method, wrong in WRONG.items() for setting, named in wrong.items()],
+)
+def test_a_wrong_setting_is_named_in_one_line(method, setting, named):
+    with pytest.raises(InputError) as refused:
+        apply_overrides(CONFIGS[method](), [setting])
+    assert named in str(refused.value)
+    assert refused.value.exit_code == 2
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "module", ["understudy.generation.config", *(config.__module__ for config in CONFIGS.values())]
+)
+def test_settings_need_no_torch(module):
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
