@@ -17,6 +17,11 @@ for _name, _value in {
     "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
     "PREFECT_LOGGING_LEVEL": "WARNING",
     "PREFECT_LOGGING_TO_API_ENABLED": "false",
+    # Servers that tests start and ask nothing about schedules, late runs or events.
+    **{
+        f"PREFECT_SERVER_SERVICES_{service}_ENABLED": "false"
+        for service in ("SCHEDULER", "LATE_RUNS", "FOREMAN", "PAUSE_EXPIRATIONS", "TRIGGERS", "EVENT_PERSISTER")
+    },
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "HF_HUB_OFFLINE": "1",
     "HF_DATASETS_OFFLINE": "1",
