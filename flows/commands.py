@@ -52,7 +52,7 @@ def run(*, method: str, options: Mapping[str, Any], dry_run: bool, as_json: bool
     for note in (*plan.notes, *plan.description.warnings):
         notes.print(f"note: {note}", markup=False, highlight=False)
     if dry_run:
-        estimate = chosen.estimate(plan.config, plan.promise)
+        estimate = chosen.preparation.estimate(plan.config, plan.promise)
         show({**dry_run_of(plan), **estimate}, as_json=as_json, title=f"{method}, dry run: nothing charged")
         return
     notes.print(
@@ -139,7 +139,7 @@ def report(*, folder: Path, as_json: bool) -> None:
     from understudy.runs.folders import INTERNAL, close_folder
 
     def sections_of(method: str) -> SectionsOf | None:
-        place = registry.get(method).sections
+        place = registry.get(method).report.sections
         return load(place) if place else None
 
     files = rebuild_report(folder / INTERNAL, sections_of)

@@ -13,7 +13,7 @@ from pydantic import Field
 from understudy.baselines.private_evolution import EvolutionConfig
 from understudy.baselines.private_evolution import plan as votes_plan
 from understudy.frozen import Frozen, Profile
-from understudy.methods.method import Description, Method, Promise, Protected
+from understudy.methods.method import Charging, Description, Method, Preparation, Promise, Protected, Reporting
 from understudy.privacy.queries import Queries
 from understudy.privacy.statement import Access, mechanism_facts
 from understudy.settings import settings
@@ -67,16 +67,14 @@ def describe(config: VotedTextsConfig, promise: Promise) -> Description:
 
 
 METHOD = Method(
-    name="voted-texts",
-    summary="public texts that clients' noised votes keep",
     config=VotedTextsConfig,
+    charge=Charging(
+        lambda _: Protected("clients", "client", "add_or_remove_one"),
+        settings=charged_settings,
+        queries=queries,
+        releases="votes",
+    ),
+    preparation=Preparation(check_model, describe, estimate=lambda config, promise: {"expected_minutes": 0.1}),
+    report=Reporting(lambda config: {"candidates": str(config.candidates)}),
     flow="voted_texts.flow:voted_texts",
-    releases="votes",
-    protects=lambda _: Protected("clients", "client", "add_or_remove_one"),
-    charged_settings=charged_settings,
-    check_model=check_model,
-    queries=queries,
-    describe=describe,
-    estimate=lambda config, promise: {"expected_minutes": 0.1},
-    report_facts=lambda config: {"candidates": str(config.candidates)},
 )

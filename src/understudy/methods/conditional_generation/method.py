@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
 from understudy.methods.conditional_generation.queries import queries_of, schedule_of
-from understudy.methods.method import LABELLED_EXAMPLES, Description, Method, Promise
+from understudy.methods.method import LABELLED_EXAMPLES, Charging, Description, Method, Preparation, Promise, Reporting
 from understudy.privacy.queries import Queries, Query
 from understudy.privacy.statement import FLOATING_POINT, TRAINING_FLOATS, Access, mechanism_facts
 from understudy.settings import settings
@@ -124,17 +124,10 @@ def estimate(config: ConditionalGenerationConfig, promise: Promise) -> dict[str,
 
 
 METHOD = Method(
-    name="conditional-generation",
-    summary="DP fine-tuning on labelled texts, then steered generation",
     config=ConditionalGenerationConfig,
+    charge=Charging(lambda _: LABELLED_EXAMPLES, settings=charged_settings, queries=queries, releases="model"),
+    preparation=Preparation(check_model, describe=describe, estimate=estimate),
+    report=Reporting(report_facts),
     flow="understudy.flows.conditional_generation:conditional_generation",
-    releases="model",
-    protects=lambda _: LABELLED_EXAMPLES,
-    charged_settings=charged_settings,
-    check_model=check_model,
-    queries=queries,
-    describe=describe,
-    estimate=estimate,
-    report_facts=report_facts,
     generate="understudy.methods.conditional_generation.more:further_rows",
 )

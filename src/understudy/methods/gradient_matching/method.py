@@ -20,7 +20,7 @@ from understudy.methods.gradient_matching.queries import (
     signal_to_noise_bound,
     signal_to_noise_warning,
 )
-from understudy.methods.method import LABELLED_EXAMPLES, Description, Method, Promise
+from understudy.methods.method import LABELLED_EXAMPLES, Charging, Description, Method, Preparation, Promise, Reporting
 from understudy.privacy.queries import Queries
 from understudy.privacy.statement import Access, mechanism_facts
 
@@ -220,17 +220,9 @@ def _dimensions(config: GradientMatchingConfig, label_names: Sequence[str]) -> t
 
 
 METHOD = Method(
-    name="gradient-matching",
-    summary="readable texts matched to one noised gradient per label (GRADMM)",
     config=GradientMatchingConfig,
+    charge=Charging(lambda _: LABELLED_EXAMPLES, settings=charged_settings, queries=queries, releases="target"),
+    preparation=Preparation(check_model, describe=describe, estimate=estimate),
+    report=Reporting(report_facts, sections="understudy.methods.gradient_matching.report:sections"),
     flow="understudy.flows.gradient_matching:gradient_matching",
-    releases="target",
-    protects=lambda _: LABELLED_EXAMPLES,
-    charged_settings=charged_settings,
-    check_model=check_model,
-    queries=queries,
-    describe=describe,
-    estimate=estimate,
-    report_facts=report_facts,
-    sections="understudy.methods.gradient_matching.report:sections",
 )
