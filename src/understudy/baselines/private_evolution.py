@@ -28,6 +28,7 @@ from understudy.generation.prompts import row_seeds
 from understudy.privacy.accounting import calibrate_noise_multiplier, sgd_event
 from understudy.privacy.dpsgd.training import DpSgdPlan, Stream
 from understudy.privacy.mechanisms import Mechanisms
+from understudy.quantities import Count, Probability, PublicSeed
 
 Generate = Callable[[Sequence[str], int, int], Sequence[str]]  # (prompts, texts per prompt, round) -> texts
 Embed = Callable[[Sequence[str]], Vectors]
@@ -46,23 +47,21 @@ class EvolutionConfig(Profiled):
 
     profiles: ClassVar[Profiles] = _PROFILES
 
-    profile: Profile = Field(default="tiny", description="Which column of defaults fills the fields not given.")
-    rounds: int = Field(default=3, ge=1, le=10_000, description="T, at least 1. tiny 3, paper 20.")
-    prompts: int = Field(default=16, ge=1, le=1_000_000, description="Prompts per round. tiny 16, paper 128.")
-    per_prompt: int = Field(
-        default=6, ge=1, le=10_000, description="Texts per prompt. tiny 6, paper 8: 1024 texts a round."
-    )
-    examples_per_prompt: int = Field(default=3, ge=1, le=64, description="Texts that one prompt shows; paper 3.")
-    sampling_probability: float = Field(
-        default=1.0, gt=0, le=1, description="Chance that a client takes part in a round. Poisson sampling."
+    profile: Profile = "tiny"
+    rounds: Count = Field(3, description="T, at least 1. tiny 3, paper 20.")
+    prompts: Count = Field(16, description="Prompts per round. tiny 16, paper 128.")
+    per_prompt: Count = Field(6, description="Texts per prompt. tiny 6, paper 8: 1024 texts a round.")
+    examples_per_prompt: Count = Field(3, le=64, description="Texts that one prompt shows; paper 3.")
+    sampling_probability: Probability = Field(
+        1.0, description="Chance that a client takes part in a round. Poisson sampling."
     )
     threshold_votes: float = Field(
-        default=0.0, ge=0, le=1e9, description="Taken off every noised count, in clients. tiny 0, paper 0.1626."
+        0.0, ge=0, le=1e9, description="Taken off every noised count, in clients. tiny 0, paper 0.1626."
     )
     threshold_noise: float = Field(
-        default=1.0, ge=0, le=100, description="Likewise, in standard deviations of the noise. tiny 1, paper 0."
+        1.0, ge=0, le=100, description="Likewise, in standard deviations of the noise. tiny 1, paper 0."
     )
-    public_seed: int = Field(default=0, ge=0, lt=2**63, description="Which examples stand in which prompt.")
+    public_seed: PublicSeed = Field(0, description="Which examples stand in which prompt.")
 
 
 @dataclass(frozen=True, eq=False)

@@ -193,7 +193,7 @@ class Method(Generic[C]):
     """One method, as the framework sees it.
 
     Attributes:
-        config: its settings, with `method`, `model`, `model_digest`, `samples` and `profile` among them.
+        config: its settings: a `MethodSettings` with `method` and `samples`.
         charge: what a run is charged for.
         preparation: what is asked before the charge.
         report: what the report shows of it.

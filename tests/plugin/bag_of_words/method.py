@@ -11,25 +11,22 @@ from typing import Literal
 
 from pydantic import Field
 
-from understudy.frozen import Frozen, Profile
+from understudy.frozen import MethodSettings
 from understudy.methods.method import LABELLED_EXAMPLES, Charging, Description, Method, Preparation, Promise, Reporting
 from understudy.privacy.accounting import analytic_gaussian_sigma
 from understudy.privacy.queries import Queries, Query
 from understudy.privacy.statement import Access, mechanism_facts
+from understudy.quantities import Count
 
 COUNTS = "token-counts"
 
 
-class BagOfWordsConfig(Frozen):
+class BagOfWordsConfig(MethodSettings):
     """Texts of independent tokens; the base model lends its tokenizer, which is the public vocabulary."""
 
     method: Literal["bag-of-words"] = "bag-of-words"
-    profile: Profile = "tiny"
-    model: str = "tiny-llama"
-    model_digest: str = ""
-    samples: int = Field(default=100, ge=1, description="Texts in all, equally many per label.")
-    length: int = Field(default=12, ge=1, description="Tokens of a text.")
-    public_seed: int = 0
+    samples: Count = Field(100, description="Texts in all, equally many per label.")
+    length: Count = Field(12, description="Tokens of a text.")
 
 
 def charged_settings(config: BagOfWordsConfig) -> BagOfWordsConfig:

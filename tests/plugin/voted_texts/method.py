@@ -8,27 +8,23 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field
-
 from understudy.baselines.private_evolution import EvolutionConfig
 from understudy.baselines.private_evolution import plan as votes_plan
-from understudy.frozen import Frozen, Profile
+from understudy.frozen import MethodSettings
 from understudy.methods.method import Charging, Description, Method, Preparation, Promise, Protected, Reporting
 from understudy.privacy.queries import Queries
 from understudy.privacy.statement import Access, mechanism_facts
+from understudy.quantities import Count
 from understudy.settings import settings
 
 
-class VotedTextsConfig(Frozen):
+class VotedTextsConfig(MethodSettings):
     """Private Evolution of one round."""
 
     method: Literal["voted-texts"] = "voted-texts"
-    profile: Profile = "tiny"
-    model: str = "tiny-llama"
-    model_digest: str = ""
-    samples: int = Field(default=20, ge=1)
+    samples: Count = 20
     seeds: str = "sample:public"
-    candidates: int = Field(default=30, ge=1)
+    candidates: Count = 30
 
     @property
     def evolution(self) -> EvolutionConfig:
