@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from understudy.methods.gradient_matching.evaluation import MatchedLosses
     from understudy.models.loading import LoadedModel
 
-_BATCH = 64
-
 
 @task(name="release-target")
 def release(
@@ -191,9 +189,7 @@ def _matched_losses(
 
 def _losses(target: ArtifactRef, base: LoadedModel, rows: LabelledTexts) -> npt.NDArray[np.float64]:
     """Matching losses of texts that were not matched."""
-    import torch
-
-    from understudy.methods.gradient_matching.loss import text_losses
+    from understudy.methods.gradient_matching.evaluation import losses_of
     from understudy.methods.gradient_matching.release import load_target
     from understudy.methods.gradient_matching.targets import target_space
     from understudy.methods.gradient_matching.verbalizer import build_verbalizer
@@ -204,18 +200,4 @@ def _losses(target: ArtifactRef, base: LoadedModel, rows: LabelledTexts) -> npt.
         return np.zeros(0)  # another space, with a backward pass per text; the ablation does without
     verbalizer = build_verbalizer(base.tokenizer, released.label_names, charged.verbalizer)
     space = target_space(base.model, verbalizer, charged.target, public_seed=charged.public_seed)
-    found = [
-        text_losses(
-            rows.texts[part.start : part.stop],
-            torch.as_tensor(rows.labels[part.start : part.stop]),
-            model=base.model,
-            tokenizer=base.tokenizer,
-            space=space,
-            target=released.stacked,
-            verbalizer=verbalizer,
-            max_length=charged.max_length,
-        )
-        for part in (range(start, start + _BATCH) for start in range(0, len(rows.texts), _BATCH))
-    ]
-    losses: npt.NDArray[np.float64] = torch.cat(found).double().numpy()
-    return losses
+    return losses_of(rows, released, base=base, space=space, verbalizer=verbalizer)
