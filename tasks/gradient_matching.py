@@ -15,9 +15,8 @@ from understudy.artifacts.access import ArtifactRef, path_of, read_json, read_ta
 from understudy.methods.gradient_matching.config import GradientMatchingConfig
 from understudy.methods.gradient_matching.evaluation_config import MatchingEvaluationConfig
 from understudy.privacy import labels
-from understudy.privacy.queries import Queries
 from understudy.settings import private_directory, settings
-from understudy.tasks.charge_receipt import ChargeReceipt, open_mechanisms
+from understudy.tasks.charge_receipt import ChargeReceipt, open_mechanisms, write_released
 from understudy.tasks.engine.runtime import checkpoint_directory, progress, task
 from understudy.tasks.evaluation import labelled_rows
 
@@ -28,21 +27,13 @@ if TYPE_CHECKING:
 
 
 @task(name="release-target")
-def release(
-    rows: ArtifactRef,
-    receipt: ChargeReceipt,
-    config: GradientMatchingConfig,
-    label_names: tuple[str, ...],
-    queries: Queries,
-) -> ArtifactRef:
+def release(rows: ArtifactRef, receipt: ChargeReceipt, config: GradientMatchingConfig) -> ArtifactRef:
     """The noised sum of clipped gradients of each label: everything that the charge pays for.
 
     Args:
         rows: checked private rows.
         receipt: the charge; its label is the result's.
         config: the charged settings only (ADR 0005).
-        label_names: every label, public.
-        queries: of the run plan, as charged.
     """
     from understudy.methods.gradient_matching.queries import schedule_of
     from understudy.methods.gradient_matching.release import release_target, save_target
@@ -51,14 +42,13 @@ def release(
     target = release_target(
         table["text"].to_pylist(),
         table["label"].to_pylist(),
-        label_names=label_names,
+        label_names=receipt.label_names,
         config=config,
-        schedule=schedule_of(queries),
+        schedule=schedule_of(receipt.queries),
         mechanisms=open_mechanisms(receipt),
         progress=progress,
     )
-    parents = [f"source:{receipt.source}@{receipt.charge_id}"]
-    with store_for(receipt.label).write(kind="target", label=receipt.label, parents=parents) as draft:
+    with write_released(receipt, kind="target") as draft:
         save_target(target, draft.path)
     return draft.ref
 
