@@ -18,20 +18,16 @@ def train(rows: ArtifactRef, receipt: ChargeReceipt, config: ConditionalGenerati
         receipt: the charge; its label is the result's.
         config: the charged settings only (ADR 0005).
     """
+    from understudy.data.private_rows import private_rows
     from understudy.methods.conditional_generation.fitting import train_on_table
-    from understudy.methods.conditional_generation.queries import schedule_of
+    from understudy.methods.conditional_generation.queries import Asked, schedule_of
     from understudy.methods.conditional_generation.storage import save_trained
     from understudy.models.checkpoints import TrainingCheckpoint
 
-    table = read_table(rows)
     folder = checkpoint_directory()
     stored = train_on_table(
-        table["text"].to_pylist(),
-        table["label"].to_pylist(),
-        label_names=receipt.label_names,
-        config=config,
-        schedule=schedule_of(receipt.queries),
-        mechanisms=open_mechanisms(receipt),
+        private_rows(read_table(rows), receipt.label_names),
+        Asked(config, schedule_of(receipt.queries), open_mechanisms(receipt)),
         checkpoints=lambda name: TrainingCheckpoint(folder / name, every=config.train.checkpoint_every),
         progress=progress,
     )

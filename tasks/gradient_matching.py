@@ -35,19 +35,13 @@ def release(rows: ArtifactRef, receipt: ChargeReceipt, config: GradientMatchingC
         receipt: the charge; its label is the result's.
         config: the charged settings only (ADR 0005).
     """
-    from understudy.methods.gradient_matching.queries import schedule_of
+    from understudy.data.private_rows import private_rows
+    from understudy.methods.gradient_matching.queries import Asked, schedule_of
     from understudy.methods.gradient_matching.release import release_target, save_target
 
-    table = read_table(rows)
-    target = release_target(
-        table["text"].to_pylist(),
-        table["label"].to_pylist(),
-        label_names=receipt.label_names,
-        config=config,
-        schedule=schedule_of(receipt.queries),
-        mechanisms=open_mechanisms(receipt),
-        progress=progress,
-    )
+    private = private_rows(read_table(rows), receipt.label_names)
+    asked = Asked(config, schedule_of(receipt.queries), open_mechanisms(receipt))
+    target = release_target(private, asked, progress=progress)
     with write_released(receipt, kind="target") as draft:
         save_target(target, draft.path)
     return draft.ref

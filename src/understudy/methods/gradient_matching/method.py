@@ -14,6 +14,7 @@ from understudy.methods.gradient_matching.config import GradientMatchingConfig
 from understudy.methods.gradient_matching.queries import (
     LENGTH,
     TARGET,
+    Asked,
     calibrations,
     queries_of,
     schedule_of,
@@ -170,6 +171,7 @@ def report_facts(config: GradientMatchingConfig) -> dict[str, str]:
 
 def estimate(config: GradientMatchingConfig, promise: Promise) -> dict[str, Any]:
     """Expected time and memory, measured on made-up rows of the padded length and one batch of texts, one round."""
+    from understudy.data.private_rows import PrivateRows
     from understudy.methods.gradient_matching.optimise import match_shard
     from understudy.methods.gradient_matching.release import release_target
     from understudy.models.loading import load_base
@@ -184,12 +186,8 @@ def estimate(config: GradientMatchingConfig, promise: Promise) -> dict[str, Any]
     text = "a text of the padded length " * config.max_length
     began = time.perf_counter()
     target = release_target(
-        [text] * rows,
-        [i % len(label_names) for i in range(rows)],
-        label_names=label_names,
-        config=charged_settings(config),
-        schedule=few,
-        mechanisms=mechanisms,
+        PrivateRows([text] * rows, [i % len(label_names) for i in range(rows)], label_names),
+        Asked(charged_settings(config), few, mechanisms),
         base=base,
     )
     released = time.perf_counter()
