@@ -1,4 +1,8 @@
-"""Proof that a run is paid for; a module of its own, so that edits to charging do not change the code of training."""
+"""Proof that a run is paid for; a module of its own, so that edits to charging do not change the code of training.
+
+A task that a charge pays for takes the checked private rows, the receipt, whose label is that of the result, and the
+charged settings only (ADR 0005). Everything else that it needs to know of the run is in the receipt.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +60,7 @@ def write_released(receipt: ChargeReceipt, *, kind: str, parents: Sequence[Artif
         kind: of the artifact.
         parents: what it was made from besides, such as the candidates that were scored.
     """
-    made_from = [f"source:{receipt.source}@{receipt.charge_id}", *parents]
+    made_from: list[ArtifactRef | str] = [f"source:{receipt.source}@{receipt.charge_id}", *parents]
     with store_for(receipt.label).write(kind=kind, label=receipt.label, parents=made_from) as draft:
         yield draft
 

@@ -11,13 +11,7 @@ from understudy.tasks.engine.runtime import checkpoint_directory, progress, task
 
 @task(name="train")
 def train(rows: ArtifactRef, receipt: ChargeReceipt, config: ConditionalGenerationConfig) -> ArtifactRef:
-    """DP fine-tuning and, if asked for, the class histogram: everything that the charge pays for.
-
-    Args:
-        rows: checked private rows.
-        receipt: the charge; its label is the result's.
-        config: the charged settings only (ADR 0005).
-    """
+    """DP fine-tuning and, if asked for, the class histogram: everything that the charge pays for."""
     from understudy.data.private_rows import private_rows
     from understudy.methods.conditional_generation.fitting import train_on_table
     from understudy.methods.conditional_generation.queries import Asked, schedule_of

@@ -28,13 +28,7 @@ if TYPE_CHECKING:
 
 @task(name="release-target")
 def release(rows: ArtifactRef, receipt: ChargeReceipt, config: GradientMatchingConfig) -> ArtifactRef:
-    """The noised sum of clipped gradients of each label: everything that the charge pays for.
-
-    Args:
-        rows: checked private rows.
-        receipt: the charge; its label is the result's.
-        config: the charged settings only (ADR 0005).
-    """
+    """The noised sum of clipped gradients of each label: everything that the charge pays for."""
     from understudy.data.private_rows import private_rows
     from understudy.methods.gradient_matching.queries import Asked, schedule_of
     from understudy.methods.gradient_matching.release import release_target, save_target

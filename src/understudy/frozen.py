@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from understudy.quantities import NonEmpty, PublicSeed
+from understudy.quantities import NonEmpty, PublicSeed, setting
 
 Profile = Annotated[Literal["tiny", "paper"], Field(description="Which column of defaults fills the fields not given.")]
 Profiles = Mapping[str, Mapping[str, Any]]  # profile -> the values that it gives, section by section
@@ -49,9 +49,9 @@ class MethodSettings(Profiled):
     """What the settings of every method have; a method adds its own name as `method`, and `samples`."""
 
     profile: Profile = "tiny"
-    model: NonEmpty = Field("tiny-llama", description="Base model: shipped model, folder or hub id.")
-    model_digest: str = Field("", description="sha256 of the files of `model`; set by the run.")
-    public_seed: PublicSeed = Field(0, description="Of all public randomness, such as sampling. Never of noise.")
+    model: NonEmpty = setting("tiny-llama", "Base model: shipped model, folder or hub id.")
+    model_digest: str = setting("", "sha256 of the files of `model`; set by the run.")
+    public_seed: PublicSeed = setting(0, "Of all public randomness, such as sampling. Never of noise.")
 
 
 def _merge(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

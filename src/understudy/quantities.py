@@ -1,11 +1,11 @@
-"""Types of the values of settings, with the bounds that all values of a kind have; imports nothing of ours.
+"""What one setting is: the types of values, with the bounds that all of a kind have; imports nothing of ours.
 
 A setting with closer bounds names them itself, and both hold.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 from pydantic import Field
 
@@ -19,3 +19,17 @@ LearningRate = Annotated[float, Field(gt=0, le=10)]
 NonEmpty = Annotated[str, Field(min_length=1)]
 PublicSeed = Annotated[int, Field(ge=0, lt=2**63)]
 NumpySeed = Annotated[int, Field(ge=0, lt=2**32)]
+
+T = TypeVar("T")
+
+
+def setting(default: T, description: str, **bounds: Any) -> T:
+    """One setting of a model of settings, as pydantic's `Field`; its type is checked against the annotation.
+
+    Args:
+        default: its value where none is given.
+        description: what it does, in one sentence; with the values of the profiles.
+        bounds: closer than those of its type, such as `le=100`, and what else `Field` takes.
+    """
+    made: Any = Field(default=default, description=description, **bounds)
+    return made  # type: ignore[no-any-return]

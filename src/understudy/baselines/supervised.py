@@ -16,7 +16,6 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from understudy.errors import InputError
@@ -29,7 +28,7 @@ from understudy.generation.sampling import sample
 from understudy.models.loading import LoadedModel
 from understudy.models.lora import attach, trainable_parameters
 from understudy.progress import Progress
-from understudy.quantities import Count, LearningRate, Positive, Size
+from understudy.quantities import Count, LearningRate, Positive, Size, setting
 
 _BATCH = 32
 _PROFILES: Profiles = {
@@ -44,12 +43,12 @@ class SupervisedConfig(Profiled):
     profiles: ClassVar[Profiles] = _PROFILES
 
     profile: Profile = "tiny"
-    lora_rank: Size = Field(16, description="Rank of the adapter. tiny 16, paper 4.")
-    lora_alpha: Positive = Field(32, description="LoRA alpha. tiny 32, paper 8.")
-    learning_rate: LearningRate = Field(5e-4, description="AdamW. tiny 5e-4, paper 8e-7.")
-    epochs: Count = Field(2, description="Passes over the examples; paper 2.")
-    batch_size: Size = Field(16, description="Examples per step. tiny 16, paper 24.")
-    max_text_tokens: Count = Field(64, description="A text is cut to so many tokens, without an end; paper 64.")
+    lora_rank: Size = setting(16, "Rank of the adapter. tiny 16, paper 4.")
+    lora_alpha: Positive = setting(32, "LoRA alpha. tiny 32, paper 8.")
+    learning_rate: LearningRate = setting(5e-4, "AdamW. tiny 5e-4, paper 8e-7.")
+    epochs: Count = setting(2, "Passes over the examples; paper 2.")
+    batch_size: Size = setting(16, "Examples per step. tiny 16, paper 24.")
+    max_text_tokens: Count = setting(64, "A text is cut to so many tokens, without an end; paper 64.")
 
 
 def fine_tune(

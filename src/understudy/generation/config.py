@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
-
 from understudy.frozen import Frozen
-from understudy.quantities import Count, CountOrZero, NonEmpty, Positive, Probability
+from understudy.quantities import Count, CountOrZero, NonEmpty, Positive, Probability, setting
 
 
 class PromptFormat(Frozen):
@@ -21,14 +19,14 @@ class PromptFormat(Frozen):
     start with a space, which is how byte-level BPE writes a word inside a sentence.
     """
 
-    before: str = Field(
+    before: str = setting(
         "",
-        description="Public text between BOS and the label, for a base model that follows a template. "
+        "Public text between BOS and the label, for a base model that follows a template. "
         "Any text; empty in the paper.",
     )
-    separator: NonEmpty = Field(
+    separator: NonEmpty = setting(
         ":",
-        description="Public text between label and text, at least one character. It stands for the paper's SEP, which "
+        "Public text between label and text, at least one character. It stands for the paper's SEP, which "
         "pretrained tokenizers do not have.",
     )
 
@@ -36,42 +34,37 @@ class PromptFormat(Frozen):
 class SamplingConfig(Frozen):
     """How the next token is drawn: temperature, then nucleus sampling (Holtzman et al. 2019); no top-k."""
 
-    max_new_tokens: Count = Field(
-        48, description="Longest continuation in tokens, at least 1; prompt and continuation fit the context."
+    max_new_tokens: Count = setting(
+        48, "Longest continuation in tokens, at least 1; prompt and continuation fit the context."
     )
-    temperature: Positive = Field(
-        1.0, le=10, description="Divides the logits, above 0 and at most 10; the paper samples at 1."
-    )
-    top_p: Probability = Field(
-        0.9, description="Nucleus mass, above 0 and at most 1 (1: plain sampling). The paper gives no value."
+    temperature: Positive = setting(1.0, "Divides the logits, above 0 and at most 10; the paper samples at 1.", le=10)
+    top_p: Probability = setting(
+        0.9, "Nucleus mass, above 0 and at most 1 (1: plain sampling). The paper gives no value."
     )
 
 
 class SteeringConfig(Frozen):
     """PPLM: gradient steps on the model's state towards a label, then a fused next-token distribution."""
 
-    steer: Literal["key_value", "hidden", "none"] = Field(
-        "key_value",
-        description="What is shifted: the cached keys and values (PPLM), the last hidden state, or nothing.",
+    steer: Literal["key_value", "hidden", "none"] = setting(
+        "key_value", "What is shifted: the cached keys and values (PPLM), the last hidden state, or nothing."
     )
-    steps: CountOrZero = Field(1, le=100, description="Gradient steps per token, 0 to 100; 0 turns steering off.")
-    step_size: float = Field(
-        0.03, ge=0, le=10, description="Length of one step relative to the norm of what is shifted, 0 to 10."
+    steps: CountOrZero = setting(1, "Gradient steps per token, 0 to 100; 0 turns steering off.", le=100)
+    step_size: float = setting(
+        0.03, "Length of one step relative to the norm of what is shifted, 0 to 10.", ge=0, le=10
     )
-    kl_weight: float = Field(
-        0.01, ge=0, le=100, description="Weight of KL(modified || unmodified), 0 to 100; PPLM uses 0.01."
-    )
-    gm_scale: float = Field(
+    kl_weight: float = setting(0.01, "Weight of KL(modified || unmodified), 0 to 100; PPLM uses 0.01.", ge=0, le=100)
+    gm_scale: float = setting(
         0.9,
+        "Exponent of the modified distribution in the fusion, 0 (unsteered) to 1; PPLM uses 0.9 to 0.95.",
         ge=0,
         le=1,
-        description="Exponent of the modified distribution in the fusion, 0 (unsteered) to 1; PPLM uses 0.9 to 0.95.",
     )
-    window: CountOrZero = Field(
-        0, description="Only the last so many cached positions are shifted; 0: all of them. key_value only."
+    window: CountOrZero = setting(
+        0, "Only the last so many cached positions are shifted; 0: all of them. key_value only."
     )
-    lookahead: bool = Field(
-        False, description="Ask the discriminator about the expected next token too (PPLM's horizon 1); twice the cost."
+    lookahead: bool = setting(
+        False, "Ask the discriminator about the expected next token too (PPLM's horizon 1); twice the cost."
     )
 
     @property

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
@@ -19,16 +19,12 @@ from understudy.privacy.queries import Queries
 from understudy.privacy.statement import FLOATING_POINT, Access, MechanismFacts
 
 if TYPE_CHECKING:
-    from pydantic.fields import FieldInfo
-
     from understudy.data.tables import RowKind
     from understudy.models.loading import LoadedModel
 
 
 class MethodConfig(Protocol):
     """What every method's config has; a frozen pydantic model, public values only."""
-
-    model_fields: ClassVar[dict[str, FieldInfo]]
 
     @property
     def method(self) -> str:
@@ -212,4 +208,4 @@ class Method(Generic[C]):
     @property
     def name(self) -> str:
         """As on the command line, in lower case with dashes: the one value of the settings' `method`."""
-        return str(self.config.model_fields["method"].default)
+        return self.config().method

@@ -15,6 +15,9 @@ S = TypeVar("S")
 class Charged(Generic[C, S]):
     """What private rows are asked under one charge.
 
+    *Guarantee*: what is computed from rows through `mechanisms` alone is (epsilon, delta)-DP as charged, with n and the
+    label list public; at epsilon = inf there is no guarantee, and the result is private.
+
     Attributes:
         config: the charged settings (ADR 0005).
         schedule: the charged queries, as the method reads them.

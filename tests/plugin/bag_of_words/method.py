@@ -9,14 +9,12 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from pydantic import Field
-
 from understudy.frozen import MethodSettings
 from understudy.methods.method import LABELLED_EXAMPLES, Charging, Description, Method, Preparation, Promise, Reporting
 from understudy.privacy.accounting import analytic_gaussian_sigma
 from understudy.privacy.queries import Queries, Query
 from understudy.privacy.statement import Access, mechanism_facts
-from understudy.quantities import Count
+from understudy.quantities import Count, setting
 
 COUNTS = "token-counts"
 
@@ -25,8 +23,8 @@ class BagOfWordsConfig(MethodSettings):
     """Texts of independent tokens; the base model lends its tokenizer, which is the public vocabulary."""
 
     method: Literal["bag-of-words"] = "bag-of-words"
-    samples: Count = Field(100, description="Texts in all, equally many per label.")
-    length: Count = Field(12, description="Tokens of a text.")
+    samples: Count = setting(100, "Texts in all, equally many per label.")
+    length: Count = setting(12, "Tokens of a text.")
 
 
 def charged_settings(config: BagOfWordsConfig) -> BagOfWordsConfig:

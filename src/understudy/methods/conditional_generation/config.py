@@ -13,7 +13,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from understudy.frozen import Frozen, MethodSettings, Profile, Profiles
 from understudy.generation.config import PromptFormat, SamplingConfig, SteeringConfig
-from understudy.quantities import Count, CountOrZero, LearningRate, Part, Positive, Size
+from understudy.quantities import Count, CountOrZero, LearningRate, Part, Positive, Size, setting
 
 __all__ = [
     "ConditionalGenerationConfig",
@@ -32,82 +32,64 @@ Variant = Literal["multitask", "naive", "naive_filter", "naive_pplm"]
 class LoraConfig(Frozen):
     """Which weights of the language model are trained."""
 
-    rank: CountOrZero = Field(
-        8, le=1024, description="Rank of the adapters, 0 to 1024; 0 trains the weights. tiny 8, paper 0."
-    )
-    alpha: Positive = Field(16.0, description="Adapters are scaled by alpha / rank; above 0.")
-    targets: tuple[str, ...] | Literal["all-linear"] = Field(
-        "all-linear", description="Last parts of layer names, or all linear layers but the output head."
+    rank: CountOrZero = setting(8, "Rank of the adapters, 0 to 1024; 0 trains the weights. tiny 8, paper 0.", le=1024)
+    alpha: Positive = setting(16.0, "Adapters are scaled by alpha / rank; above 0.")
+    targets: tuple[str, ...] | Literal["all-linear"] = setting(
+        "all-linear", "Last parts of layer names, or all linear layers but the output head."
     )
 
 
 class DiscriminatorConfig(Frozen):
     """The head that models p(label | prefix): an MLP on the last hidden states."""
 
-    width: Size = Field(64, description="Hidden units of the MLP, at least 1. tiny 64, paper 256.")
-    prefix_step: Count = Field(
-        2, description="The loss is taken at every so many text positions, at least 1; paper: 2."
+    width: Size = setting(64, "Hidden units of the MLP, at least 1. tiny 64, paper 256.")
+    prefix_step: Count = setting(2, "The loss is taken at every so many text positions, at least 1; paper: 2.")
+    representation: Literal["last", "mean"] = setting(
+        "mean", "What the head sees of a prefix: the state at its last token, or the mean of its text's states."
     )
-    representation: Literal["last", "mean"] = Field(
-        "mean",
-        description="What the head sees of a prefix: the state at its last token, or the mean of its text's states.",
-    )
-    loss_weight: Positive = Field(
-        0.2, description="Weight w of loss_lm + w * loss_discriminator when update=joint; above 0."
-    )
+    loss_weight: Positive = setting(0.2, "Weight w of loss_lm + w * loss_discriminator when update=joint; above 0.")
 
 
 class TrainConfig(Frozen):
     """DP-Adam: everything the privacy event and the update depend on."""
 
-    max_length: Count = Field(
-        48,
-        ge=8,
-        le=8192,
-        description="Padded tokens of prompt, text and EOS, 8 to 8192; longer texts are cut. tiny 48, paper 128.",
+    max_length: Count = setting(
+        48, "Padded tokens of prompt, text and EOS, 8 to 8192; longer texts are cut. tiny 48, paper 128.", ge=8, le=8192
     )
-    batch_size: Count = Field(256, description="Expected Poisson batch, at least 1. tiny 256, paper 128.")
-    epochs: Positive = Field(1.0, description="Expected passes over the rows, above 0. tiny 1, paper 4.")
-    l2_clip_norm: Positive = Field(
-        0.1, description="Clip norm C of every stream's per-example gradient, above 0; paper 0.1."
+    batch_size: Count = setting(256, "Expected Poisson batch, at least 1. tiny 256, paper 128.")
+    epochs: Positive = setting(1.0, "Expected passes over the rows, above 0. tiny 1, paper 4.")
+    l2_clip_norm: Positive = setting(0.1, "Clip norm C of every stream's per-example gradient, above 0; paper 0.1.")
+    learning_rate: LearningRate = setting(2e-3, "Adam step of the language model, above 0. tiny 2e-3, paper 5e-4.")
+    discriminator_learning_rate: LearningRate = setting(
+        2e-3, "Adam step of discriminator and filter, above 0. tiny 2e-3, paper 5e-4."
     )
-    learning_rate: LearningRate = Field(
-        2e-3, description="Adam step of the language model, above 0. tiny 2e-3, paper 5e-4."
+    learning_rate_decay: bool = setting(True, "Linear decay of both learning rates to 0; paper yes.")
+    frozen_layers: CountOrZero = setting(
+        0, "Last transformer layers left untrained, 0 or more. tiny 0, paper 6: all of distilgpt2's."
     )
-    discriminator_learning_rate: LearningRate = Field(
-        2e-3, description="Adam step of discriminator and filter, above 0. tiny 2e-3, paper 5e-4."
+    noise_ratio: Positive = setting(
+        1.0, "Noise multiplier of the second stream (discriminator or filter) over the first's; paper 1."
     )
-    learning_rate_decay: bool = Field(True, description="Linear decay of both learning rates to 0; paper yes.")
-    frozen_layers: CountOrZero = Field(
-        0, description="Last transformer layers left untrained, 0 or more. tiny 0, paper 6: all of distilgpt2's."
-    )
-    noise_ratio: Positive = Field(
-        1.0, description="Noise multiplier of the second stream (discriminator or filter) over the first's; paper 1."
-    )
-    micro_batch: Size = Field(64, description="Rows per forward pass, at least 1; memory only.")
-    checkpoint_every: Count = Field(20, description="Steps between checkpoints, at least 1.")
+    micro_batch: Size = setting(64, "Rows per forward pass, at least 1; memory only.")
+    checkpoint_every: Count = setting(20, "Steps between checkpoints, at least 1.")
 
 
 class FilterConfig(Frozen):
     """Keep a sample only if p(label | text) exceeds a threshold (the paper's baseline 1)."""
 
-    enabled: bool = Field(False, description="Filter samples; always on for variant=naive_filter.")
-    threshold: float = Field(0.5, ge=0, lt=1, description="Kept above this probability, 0 to below 1; paper 0.5.")
-    lora_rank: CountOrZero = Field(
-        4,
-        le=1024,
-        description="Rank of naive_filter's own adapters, 0 to 1024; 0 trains a head on the base model's features.",
+    enabled: bool = setting(False, "Filter samples; always on for variant=naive_filter.")
+    threshold: float = setting(0.5, "Kept above this probability, 0 to below 1; paper 0.5.", ge=0, lt=1)
+    lora_rank: CountOrZero = setting(
+        4, "Rank of naive_filter's own adapters, 0 to 1024; 0 trains a head on the base model's features.", le=1024
     )
-    max_draws: float = Field(
-        4.0, ge=1, le=100, description="At most so many samples are drawn per wanted one, 1 to 100."
-    )
+    max_draws: float = setting(4.0, "At most so many samples are drawn per wanted one, 1 to 100.", ge=1, le=100)
 
 
 class GenerateConfig(Frozen):
     """How the synthetic rows are drawn."""
 
-    batch_size: Size = Field(64, description="Rows generated at a time, at least 1; speed only.")
-    redraws: CountOrZero = Field(3, le=100, description="How often an empty text is drawn again, 0 to 100.")
+    batch_size: Size = setting(64, "Rows generated at a time, at least 1; speed only.")
+    redraws: CountOrZero = setting(3, "How often an empty text is drawn again, 0 to 100.", le=100)
     sampling: SamplingConfig = Field(default_factory=SamplingConfig)
     steering: SteeringConfig = Field(default_factory=SteeringConfig)
 
@@ -138,24 +120,20 @@ class ConditionalGenerationConfig(MethodSettings):
 
     profiles: ClassVar[Profiles] = _PROFILES
 
-    method: Literal["conditional-generation"] = Field(
-        "conditional-generation", description="Which method these settings are of."
+    method: Literal["conditional-generation"] = setting("conditional-generation", "Which method these settings are of.")
+    variant: Variant = setting(
+        "multitask", "multitask (the paper's method), or a baseline: naive, naive_filter, naive_pplm."
     )
-    variant: Variant = Field(
-        "multitask", description="multitask (the paper's method), or a baseline: naive, naive_filter, naive_pplm."
+    update: Literal["alternating", "joint"] = setting(
+        "joint", "multitask only: clip and noise both gradients separately (paper), or their weighted sum once."
     )
-    update: Literal["alternating", "joint"] = Field(
-        "joint",
-        description="multitask only: clip and noise both gradients separately (paper), or their weighted sum once.",
+    class_sizes: Literal["balanced", "as_in_data"] | Annotated[dict[str, CountOrZero], Field(min_length=1)] = setting(
+        "balanced", "Rows per label: equal, as in the data (a DP histogram in the charge), or label name -> count."
     )
-    class_sizes: Literal["balanced", "as_in_data"] | Annotated[dict[str, CountOrZero], Field(min_length=1)] = Field(
-        "balanced",
-        description="Rows per label: equal, as in the data (a DP histogram in the charge), or label name -> count.",
+    class_sizes_share: Part = setting(
+        0.05, "as_in_data only: part of epsilon and delta that sets the histogram's noise, between 0 and 1."
     )
-    class_sizes_share: Part = Field(
-        0.05, description="as_in_data only: part of epsilon and delta that sets the histogram's noise, between 0 and 1."
-    )
-    samples: Count = Field(1000, description="Synthetic rows in all, at least 1; class_sizes as a dict overrides it.")
+    samples: Count = setting(1000, "Synthetic rows in all, at least 1; class_sizes as a dict overrides it.")
     prompt: PromptFormat = Field(default_factory=PromptFormat)
     lora: LoraConfig = Field(default_factory=LoraConfig)
     discriminator: DiscriminatorConfig = Field(default_factory=DiscriminatorConfig)

@@ -29,8 +29,8 @@ class EncodedRows:
         loss_mask: `(n, length)` bool, text and EOS only.
         label: `(n,)` int64, 0 for null rows.
         valid: `(n,)` bool, False for null rows.
-        label_names: Every label, public.
         prompts: The public prompts; text begins in column `prompts.width`.
+        label_names: Every label, public.
         truncated: How many texts were cut: internal, never shown outside.
     """
 
@@ -39,8 +39,8 @@ class EncodedRows:
     loss_mask: Tensor
     label: Tensor
     valid: Tensor
-    label_names: tuple[str, ...]
     prompts: PromptTable
+    label_names: tuple[str, ...]
     truncated: int
 
     @property

@@ -26,8 +26,7 @@ def train_on_table(
 ) -> StoredModel:
     """Train on private rows as charged.
 
-    *Guarantee*: (epsilon, delta)-DP as charged, unit example, relation replace_special, n and label list public; at
-    epsilon = inf none, and the result is private.
+    *Guarantee*: that of the charge (`privacy.charged`); unit example, relation replace_special.
 
     Args:
         private: the rows.

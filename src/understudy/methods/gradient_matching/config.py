@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator, Field, ValidationInfo
 
 from understudy.frozen import Frozen, MethodSettings, Profile, Profiles
-from understudy.quantities import Count, CountOrZero, LearningRate, NonEmpty, Part, Positive, Size
+from understudy.quantities import Count, CountOrZero, LearningRate, NonEmpty, Part, Positive, Size, setting
 
 __all__ = [
     "FilterConfig",
@@ -31,103 +31,93 @@ Share = Annotated[float, Field(gt=0, le=1, strict=True)]
 class VerbalizerConfig(Frozen):
     """How a label becomes one token: `BOS <text> <template>`, then the first token of the label's word."""
 
-    template: NonEmpty = Field(
-        " It was", description="Public text between a text and its label's word, at least one token; paper ' It was'."
+    template: NonEmpty = setting(
+        " It was", "Public text between a text and its label's word, at least one token; paper ' It was'."
     )
-    words: dict[str, str] | None = Field(
-        None, description="Label name -> word that stands for it, for every label; none: the label's own name."
+    words: dict[str, str] | None = setting(
+        None, "Label name -> word that stands for it, for every label; none: the label's own name."
     )
 
 
 class TargetConfig(Frozen):
     """Which gradient of the real rows is released, and with which noise."""
 
-    kind: Literal["head", "label_rows", "sketch"] = Field(
+    kind: Literal["head", "label_rows", "sketch"] = setting(
         "sketch",
-        description="Gradient of the output head (vocabulary x width, the paper's), of the labels' own rows of it, or "
+        "Gradient of the output head (vocabulary x width, the paper's), of the labels' own rows of it, or "
         "a public random sketch of the head's. tiny sketch, paper head.",
     )
-    sketch_dimension: Count = Field(
-        512, description="sketch only: numbers m per label, at least 1; cosines are kept to about 1/sqrt(m)."
+    sketch_dimension: Count = setting(
+        512, "sketch only: numbers m per label, at least 1; cosines are kept to about 1/sqrt(m)."
     )
-    l2_clip_norm: Positive = Field(1.0, description="Clip norm C of one row's gradient, above 0; paper 1.")
-    calibration: Literal["analytic", "paper"] = Field(
-        "analytic",
-        description="Noise: the least that meets epsilon, or the paper's formulas. tiny analytic, paper paper.",
+    l2_clip_norm: Positive = setting(1.0, "Clip norm C of one row's gradient, above 0; paper 1.")
+    calibration: Literal["analytic", "paper"] = setting(
+        "analytic", "Noise: the least that meets epsilon, or the paper's formulas. tiny analytic, paper paper."
     )
-    micro_batch: Size = Field(32, description="Rows per forward pass, at least 1; memory only.")
+    micro_batch: Size = setting(32, "Rows per forward pass, at least 1; memory only.")
 
 
 class MatchingConfig(Frozen):
     """ADMM: how the embeddings of a synthetic text are moved towards the target."""
 
-    gradient: Literal["closed_form", "full"] = Field(
+    gradient: Literal["closed_form", "full"] = setting(
         "closed_form",
-        description="Gradient that is matched: the target kind's in closed form, or (ablation) all layers' by double "
+        "Gradient that is matched: the target kind's in closed form, or (ablation) all layers' by double "
         "backward, whose target then has one number per parameter.",
     )
-    rounds: Count = Field(10, description="ADMM rounds T, at least 1. tiny 10, paper 30.")
-    inner_steps: Count = Field(10, description="Adam steps per round, at least 1. tiny 10, paper 50.")
-    learning_rate: LearningRate = Field(0.04, description="Adam step, above 0. tiny 0.04, paper 0.008.")
-    max_gradient_norm: Positive = Field(
-        1.0, description="One text's embedding gradient is clipped to this norm, above 0."
+    rounds: Count = setting(10, "ADMM rounds T, at least 1. tiny 10, paper 30.")
+    inner_steps: Count = setting(10, "Adam steps per round, at least 1. tiny 10, paper 50.")
+    learning_rate: LearningRate = setting(0.04, "Adam step, above 0. tiny 0.04, paper 0.008.")
+    max_gradient_norm: Positive = setting(1.0, "One text's embedding gradient is clipped to this norm, above 0.")
+    penalty: Positive = setting(
+        0.003, "ADMM penalty rho, above 0. tiny 0.003, paper 0.05 (it takes the best of 0.001 to 10)."
     )
-    penalty: Positive = Field(
-        0.003, description="ADMM penalty rho, above 0. tiny 0.003, paper 0.05 (it takes the best of 0.001 to 10)."
-    )
-    emit: Literal["nearest", "last"] = Field(
+    emit: Literal["nearest", "last"] = setting(
         "nearest",
-        description="Which text is emitted: of all rounds' the nearest to the target, or the last's. tiny nearest, "
-        "paper last.",
+        "Which text is emitted: of all rounds' the nearest to the target, or the last's. tiny nearest, paper last.",
     )
-    swap_sweeps: CountOrZero = Field(
-        8, description="After ADMM, sweeps of single-token swaps along f's gradient, 0 for none. tiny 8, paper 0."
+    swap_sweeps: CountOrZero = setting(
+        8, "After ADMM, sweeps of single-token swaps along f's gradient, 0 for none. tiny 8, paper 0."
     )
-    swap_width: Size = Field(8, description="Positions at which a swap is tried per sweep, at least 1.")
-    batch_size: Size = Field(16, description="Synthetic texts optimised at a time, at least 1; memory and speed.")
-    shard_size: Count = Field(32, description="Synthetic texts per task, at least 1; tasks run side by side.")
+    swap_width: Size = setting(8, "Positions at which a swap is tried per sweep, at least 1.")
+    batch_size: Size = setting(16, "Synthetic texts optimised at a time, at least 1; memory and speed.")
+    shard_size: Count = setting(32, "Synthetic texts per task, at least 1; tasks run side by side.")
 
 
 class ProjectionConfig(Frozen):
     """How embeddings become tokens."""
 
-    kind: Literal["top_k", "l2"] = Field(
-        "top_k",
-        description="Nearest of the k tokens that the language model finds likeliest, or (ablation) of all tokens.",
+    kind: Literal["top_k", "l2"] = setting(
+        "top_k", "Nearest of the k tokens that the language model finds likeliest, or (ablation) of all tokens."
     )
-    k: Count = Field(200, description="top_k only: tokens to choose from, at least 1; paper 200.")
-    metric: Literal["cosine", "l2"] = Field("l2", description="What nearest means; paper l2.")
-    instruction: str = Field(
+    k: Count = setting(200, "top_k only: tokens to choose from, at least 1; paper 200.")
+    metric: Literal["cosine", "l2"] = setting("l2", "What nearest means; paper l2.")
+    instruction: str = setting(
         "Write a text. Label: {label}\nText:",
-        description="top_k only: public prompt of the language model; {label} is replaced by the label's name.",
+        "top_k only: public prompt of the language model; {label} is replaced by the label's name.",
     )
-    allowed: Literal["printable", "all"] = Field(
-        "printable",
-        description="Tokens that may be chosen: those that decode to printable text, or all but the special ones.",
+    allowed: Literal["printable", "all"] = setting(
+        "printable", "Tokens that may be chosen: those that decode to printable text, or all but the special ones."
     )
 
 
 class FilterConfig(Frozen):
     """Which synthetic texts are kept (paper, section 4.4), in this order; all of it post-processing."""
 
-    oversample: float = Field(
-        2.0, ge=1, le=100, description="Texts optimised per text wanted, 1 to 100, for filters to choose from; paper 2."
+    oversample: float = setting(
+        2.0, "Texts optimised per text wanted, 1 to 100, for filters to choose from; paper 2.", ge=1, le=100
     )
-    label_check: bool = Field(
-        True, description="Drop texts whose label the language model does not confirm; paper yes."
-    )
+    label_check: bool = setting(True, "Drop texts whose label the language model does not confirm; paper yes.")
     examples: dict[str, tuple[str, ...]] = Field(
         default_factory=dict,
         description="Label name -> public example texts shown to the label check; none: it is asked without examples.",
     )
-    keep_lowest: Whole | Share = Field(
+    keep_lowest: Whole | Share = setting(
         1.0,
-        description="The paper's r: texts kept per label, those of the lowest loss, as a whole number, or as a share "
+        "The paper's r: texts kept per label, those of the lowest loss, as a whole number, or as a share "
         "above 0 of those left; 1.0 keeps all.",
     )
-    balance: bool = Field(
-        True, description="Drop the highest losses of labels whose mean loss exceeds the others'; paper yes."
-    )
+    balance: bool = setting(True, "Drop the highest losses of labels whose mean loss exceeds the others'; paper yes.")
 
 
 _PROFILES: Profiles = {
@@ -162,20 +152,19 @@ class GradientMatchingConfig(MethodSettings):
 
     profiles: ClassVar[Profiles] = _PROFILES
 
-    method: Literal["gradient-matching"] = Field("gradient-matching", description="Which method these settings are of.")
-    samples: Count = Field(40, description="Synthetic rows in all, at least 1. tiny 40, paper 100.")
-    max_length: Count = Field(
-        64, description="Tokens of a real text that are read, at least 1; longer texts are cut. tiny 64, paper 128."
+    method: Literal["gradient-matching"] = setting("gradient-matching", "Which method these settings are of.")
+    samples: Count = setting(40, "Synthetic rows in all, at least 1. tiny 40, paper 100.")
+    max_length: Count = setting(
+        64, "Tokens of a real text that are read, at least 1; longer texts are cut. tiny 64, paper 128."
     )
-    length: Annotated[int | Literal["as_in_data"], AfterValidator(_within_what_is_read)] = Field(
+    length: Annotated[int | Literal["as_in_data"], AfterValidator(_within_what_is_read)] = setting(
         20,
-        validate_default=True,
-        description="Tokens of a synthetic text, 1 to max_length, or the mean length of the real ones (a noised query "
+        "Tokens of a synthetic text, 1 to max_length, or the mean length of the real ones (a noised query "
         "in the charge; the paper takes it for free).",
+        validate_default=True,
     )
-    length_share: Part = Field(
-        0.05,
-        description="length=as_in_data only: part of epsilon and delta that sets that query's noise, between 0 and 1.",
+    length_share: Part = setting(
+        0.05, "length=as_in_data only: part of epsilon and delta that sets that query's noise, between 0 and 1."
     )
     verbalizer: VerbalizerConfig = Field(default_factory=VerbalizerConfig)
     target: TargetConfig = Field(default_factory=TargetConfig)

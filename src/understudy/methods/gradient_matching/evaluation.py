@@ -85,7 +85,7 @@ def losses_of(
             verbalizer=verbalizer,
             max_length=target.settings.max_length,
         )
-        for part in torch.arange(len(rows.texts)).split(_BATCH)
+        for part in torch.split(torch.arange(len(rows.texts)), _BATCH)
     ]
     losses: Losses = torch.cat(found).double().numpy()
     return losses

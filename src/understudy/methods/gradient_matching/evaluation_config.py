@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from pydantic import Field
-
 from understudy.frozen import Profile, Profiled, Profiles
-from understudy.quantities import Count, CountOrZero, LearningRate, NumpySeed, Size
+from understudy.quantities import Count, CountOrZero, LearningRate, NumpySeed, Size, setting
 
 # 40 real rows seen sixteen times each: enough for the membership audit to catch its positive control, in seconds.
 _TINY_MATCHING: dict[str, Any] = {
@@ -36,37 +34,29 @@ class MatchingEvaluationConfig(Profiled):
     profiles: ClassVar[Profiles] = {"tiny": _TINY_MATCHING}
 
     profile: Profile = "paper"
-    transfer_models: tuple[str, ...] = Field(
+    transfer_models: tuple[str, ...] = setting(
         (),
-        description="Target models after the run's own, in this order; none: the run's own only (the paper's OPT-1.3B "
+        "Target models after the run's own, in this order; none: the run's own only (the paper's OPT-1.3B "
         "and Llama-3.2-1B would have to be downloaded). tiny: the shipped ones.",
     )
-    most_models: Count = Field(
-        3, le=100, description="Target models in all, the run's own among them; tiny 2, paper 3."
-    )
-    steps: Count = Field(200, description="Adam steps per model, at least 1. Paper 200.")
-    batch_size: Size = Field(16, description="Rows per step, at least 1. Paper 16.")
-    learning_rate: LearningRate = Field(
-        7e-6, description="First step size, falling linearly to 0; tiny 1e-3, paper 7e-6."
-    )
-    max_length: Count = Field(128, description="Tokens of a text that are read; never more than the run reads.")
-    frozen_lower_layers: CountOrZero = Field(
-        0, description="First layers left untrained, at most all but one. tiny 3, paper 0."
-    )
-    measure_every: Count = Field(50, description="Steps between two gradient errors. tiny 20, paper 50.")
-    full_gradient: bool = Field(
-        False, description="Also measure the error of the gradient of all weights, which costs far more."
-    )
-    test_rows: Count = Field(1000, ge=2, description="Real test rows used, at least 2; tiny 200.")
-    real_rows: Count = Field(
+    most_models: Count = setting(3, "Target models in all, the run's own among them; tiny 2, paper 3.", le=100)
+    steps: Count = setting(200, "Adam steps per model, at least 1. Paper 200.")
+    batch_size: Size = setting(16, "Rows per step, at least 1. Paper 16.")
+    learning_rate: LearningRate = setting(7e-6, "First step size, falling linearly to 0; tiny 1e-3, paper 7e-6.")
+    max_length: Count = setting(128, "Tokens of a text that are read; never more than the run reads.")
+    frozen_lower_layers: CountOrZero = setting(0, "First layers left untrained, at most all but one. tiny 3, paper 0.")
+    measure_every: Count = setting(50, "Steps between two gradient errors. tiny 20, paper 50.")
+    full_gradient: bool = setting(False, "Also measure the error of the gradient of all weights, which costs far more.")
+    test_rows: Count = setting(1000, "Real test rows used, at least 2; tiny 200.", ge=2)
+    real_rows: Count = setting(
         320,
-        ge=2,
-        description="Real training rows of the real arm, which are the members of the audit, and as many non-members; "
+        "Real training rows of the real arm, which are the members of the audit, and as many non-members; "
         "above about steps * batch_size / 10 its positive control sees each too seldom. tiny 40.",
+        ge=2,
     )
-    gradient_rows: Count = Field(320, description="Real rows whose mean gradient is the reference; tiny 64.")
-    reference_rows: Count = Field(1000, ge=2, description="Real training rows that Frechet distances compare with.")
-    splits: Count = Field(3, le=100, description="Random splits averaged for each Frechet distance.")
-    replicates: Count = Field(2000, ge=100, description="Bootstrap replicates per interval.")
-    level: float = Field(0.95, gt=0.5, lt=1, description="Confidence level, above 0.5 and below 1.")
-    public_seed: NumpySeed = Field(0, description="Seed of row order, subsampling and bootstrap.")
+    gradient_rows: Count = setting(320, "Real rows whose mean gradient is the reference; tiny 64.")
+    reference_rows: Count = setting(1000, "Real training rows that Frechet distances compare with.", ge=2)
+    splits: Count = setting(3, "Random splits averaged for each Frechet distance.", le=100)
+    replicates: Count = setting(2000, "Bootstrap replicates per interval.", ge=100)
+    level: float = setting(0.95, "Confidence level, above 0.5 and below 1.", gt=0.5, lt=1)
+    public_seed: NumpySeed = setting(0, "Seed of row order, subsampling and bootstrap.")

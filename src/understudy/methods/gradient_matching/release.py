@@ -84,11 +84,10 @@ def release_target(
 ) -> Target:
     """Sum the clipped gradients of the private rows per label and release the sums.
 
-    *Guarantee*: (epsilon, delta)-DP as charged, unit example, relation replace_special, n and label list public; at
-    epsilon = inf none, and the result is private.
+    *Guarantee*: that of the charge (`privacy.charged`); unit example, relation replace_special.
 
     Args:
-        private: The rows.
+        private: Rows of the source.
         asked: What was charged.
         base: Public base model; None loads `config.model`.
         progress: Called with (rows done, rows in all).
