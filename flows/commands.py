@@ -175,15 +175,14 @@ def _node_text(node: Any) -> str:
     return f"{node.kind} {node.id}{made}{label}{', purged' if node.purged else ''}"
 
 
-def ledger_register(
-    *, source: str, budget: str, rows: int, unit: str, label_names: str | None, composition: str, as_json: bool
-) -> None:
-    """`understudy ledger register`."""
+def ledger_register(*, source: str, budget: str, declared: Mapping[str, Any], as_json: bool) -> None:
+    """`understudy ledger register`; `declared` are its rows, unit, label names and composition."""
     from pydantic import ValidationError
 
     from understudy.privacy.ledger.ledger import Ledger, SourceRecord
 
     relations = {"example": "replace_special", "client": "add_or_remove_one"}
+    unit, label_names = declared["unit"], declared["label_names"]
     if unit not in relations:
         raise InputError(f"--unit {unit}: expected one of {', '.join(relations)}")
     total: Budget = parse_budget(budget)
@@ -196,9 +195,9 @@ def ledger_register(
                 "relation": relations[unit],
                 "epsilon": total.epsilon,
                 "delta": total.delta,
-                "n": rows,
+                "n": declared["rows"],
                 "label_names": names,
-                "composition": composition,
+                "composition": declared["composition"],
             }
         )
     except ValidationError as error:
