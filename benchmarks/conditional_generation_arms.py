@@ -17,6 +17,7 @@ import torch
 from cells import temporary
 from simulation import charge, noise_facts, register
 
+from understudy.data.private_rows import PrivateRows
 from understudy.evaluation import fidelity, utility
 from understudy.evaluation.config import ClassifierConfig
 from understudy.evaluation.encoder import embed, load_encoder
@@ -24,7 +25,7 @@ from understudy.methods.conditional_generation.config import ConditionalGenerati
 from understudy.methods.conditional_generation.encode import encode
 from understudy.methods.conditional_generation.fitting import train_on_table
 from understudy.methods.conditional_generation.losses import lm_loss
-from understudy.methods.conditional_generation.queries import queries_of, schedule_of
+from understudy.methods.conditional_generation.queries import Asked, queries_of, schedule_of
 from understudy.methods.conditional_generation.states import label_log_probabilities
 from understudy.methods.conditional_generation.synthesis import synthesize_stored, synthesize_untrained
 from understudy.privacy.accounting import default_delta, epsilon_rdp
@@ -94,7 +95,7 @@ def synthesize(settings: Settings, cell: Cell, arms: Mapping[str, Mapping[str, A
         request=(str((cell.arm, cell.epsilon, cell.seed)), config.model_dump_json()),
     )
     began = time.perf_counter()
-    stored = train_on_table(texts, labels, label_names=LABELS, config=config, schedule=schedule, mechanisms=mechanisms)
+    stored = train_on_table(PrivateRows(texts, labels, LABELS), Asked(config, schedule, mechanisms))
     trained = time.perf_counter() - began
     made = synthesize_stored(stored, config)
     facts = made.report() | {
@@ -112,7 +113,7 @@ def synthesize(settings: Settings, cell: Cell, arms: Mapping[str, Mapping[str, A
 def test_loss(settings: Settings, stored: Any, config: ConditionalGenerationConfig) -> float:
     """Nats per token of test texts under their own prompt (the paper's Table 4)."""
     texts, labels = read(settings.data, "test")
-    rows = encode(texts, labels, label_names=LABELS, tokenizer=stored.trained.tokenizer, config=config)
+    rows = encode(PrivateRows(texts, labels, LABELS), tokenizer=stored.trained.tokenizer, config=config)
     total = tokens = 0.0
     with torch.no_grad():
         for start in range(0, len(texts), 64):

@@ -130,9 +130,10 @@ def matched_texts(settings: Settings, cell: Cell) -> dict[str, list[Any]]:
     from gradient_matching_release import charged, register_source
     from simulation import model_of
 
+    from understudy.data.private_rows import PrivateRows
     from understudy.methods.gradient_matching.method import charged_settings, queries
     from understudy.methods.gradient_matching.optimise import match_shard
-    from understudy.methods.gradient_matching.queries import schedule_of
+    from understudy.methods.gradient_matching.queries import Asked, schedule_of
     from understudy.methods.gradient_matching.release import release_target
     from understudy.methods.gradient_matching.synthesis import shards
     from understudy.privacy.accounting import default_delta
@@ -142,15 +143,8 @@ def matched_texts(settings: Settings, cell: Cell) -> dict[str, list[Any]]:
     names, base = DATASETS[cell.dataset].label_names, model_of(config.model)
     asked = queries(config, n=len(rows.texts), epsilon=cell.epsilon, delta=default_delta(len(rows.texts)))
     register_source(settings, one)
-    target = release_target(
-        rows.texts,
-        rows.labels.tolist(),
-        label_names=names,
-        config=charged_settings(config),
-        schedule=schedule_of(asked),
-        mechanisms=charged(settings, one, config, asked, cell.arm),
-        base=base,
-    )
+    paid = Asked(charged_settings(config), schedule_of(asked), charged(settings, one, config, asked, cell.arm))
+    target = release_target(PrivateRows(rows.texts, rows.labels.tolist(), names), paid, base=base)
     parts = [
         match_shard(base, target, config=config, examples=part, public_seed=cell.seed)
         for part in shards(config, len(names))

@@ -33,7 +33,7 @@ from understudy.evaluation.label_model import LabelModel, encode_rows, padded
 from understudy.evaluation.rows import LabelledTexts
 from understudy.evaluation.transfer import fine_tune, load_label_model
 from understudy.evaluation.utility import Predictions, score
-from understudy.methods.gradient_matching.loss import text_losses
+from understudy.methods.gradient_matching.evaluation import losses_of
 from understudy.methods.gradient_matching.release import Target
 from understudy.models.upper_layers import entering_states, last_state
 
@@ -47,22 +47,8 @@ def losses(target: Target, rows: LabelledTexts) -> np.ndarray[Any, np.dtype[np.f
     config, names = target.settings, rows.label_names
     base = model_of(config.model)
     space = space_of(config, dataset_of(names), seed=config.public_seed)
-    verbalizer, truth, found = words_of(dataset_of(names))(base.tokenizer), torch.as_tensor(rows.labels), []
-    for part in torch.arange(len(rows.texts)).split(_CHUNK):
-        texts = [rows.texts[i] for i in part.tolist()]
-        found.append(
-            text_losses(
-                texts,
-                truth[part],
-                model=base.model,
-                tokenizer=base.tokenizer,
-                space=space,
-                target=target.stacked,
-                verbalizer=verbalizer,
-                max_length=config.max_length,
-            )
-        )
-    return torch.cat(found).double().numpy()
+    verbalizer = words_of(dataset_of(names))(base.tokenizer)
+    return losses_of(rows, target, base=base, space=space, verbalizer=verbalizer)
 
 
 def tune(cell: Cell, model: str, rows: LabelledTexts | None) -> LabelModel:

@@ -30,9 +30,10 @@ from measuring import write_result
 from torch import Tensor, nn
 from torch.nn import functional
 
+from understudy.data.private_rows import PrivateRows
 from understudy.methods.gradient_matching import release
 from understudy.methods.gradient_matching.config import GradientMatchingConfig
-from understudy.methods.gradient_matching.queries import queries_of, schedule_of
+from understudy.methods.gradient_matching.queries import Asked, queries_of, schedule_of
 from understudy.models import lora
 from understudy.models.loading import load_model
 from understudy.privacy.dpsgd import training
@@ -146,12 +147,8 @@ def target_release(kind: str, options: argparse.Namespace) -> Callable[[type[Mec
 
     def once(mechanisms: type[Mechanisms]) -> None:
         release.release_target(
-            texts,
-            [row % 2 for row in range(len(texts))],
-            label_names=("negative", "positive"),
-            config=config,
-            schedule=schedule_of(queries),
-            mechanisms=mechanisms.live(material(queries)),
+            PrivateRows(texts, [row % 2 for row in range(len(texts))], ("negative", "positive")),
+            Asked(config, schedule_of(queries), mechanisms.live(material(queries))),
             base=base,
         )
 

@@ -159,15 +159,8 @@ def ledger_register(
     as_json: Json = False,
 ) -> None:
     """Register a source and its budget before its first run."""
-    command("ledger_register")(
-        source=source,
-        budget=budget,
-        rows=rows,
-        unit=unit,
-        label_names=label_names,
-        composition=composition,
-        as_json=as_json,
-    )
+    declared = {"rows": rows, "unit": unit, "label_names": label_names, "composition": composition}
+    command("ledger_register")(source=source, budget=budget, declared=declared, as_json=as_json)
 
 
 @ledger_app.command("show")

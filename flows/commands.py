@@ -52,7 +52,7 @@ def run(*, method: str, options: Mapping[str, Any], dry_run: bool, as_json: bool
     for note in (*plan.notes, *plan.description.warnings):
         notes.print(f"note: {note}", markup=False, highlight=False)
     if dry_run:
-        estimate = chosen.estimate(plan.config, plan.promise)
+        estimate = chosen.preparation.estimate(plan.config, plan.promise)
         show({**dry_run_of(plan), **estimate}, as_json=as_json, title=f"{method}, dry run: nothing charged")
         return
     if validated.is_finished:
@@ -139,7 +139,7 @@ def report(*, folder: Path, as_json: bool) -> None:
     from understudy.runs.folders import INTERNAL, close_folder
 
     def sections_of(method: str) -> SectionsOf | None:
-        place = registry.get(method).sections
+        place = registry.get(method).report.sections
         return load(place) if place else None
 
     files = rebuild_report(folder / INTERNAL, sections_of)
@@ -175,15 +175,14 @@ def _node_text(node: Any) -> str:
     return f"{node.kind} {node.id}{made}{label}{', purged' if node.purged else ''}"
 
 
-def ledger_register(
-    *, source: str, budget: str, rows: int, unit: str, label_names: str | None, composition: str, as_json: bool
-) -> None:
-    """`understudy ledger register`."""
+def ledger_register(*, source: str, budget: str, declared: Mapping[str, Any], as_json: bool) -> None:
+    """`understudy ledger register`; `declared` are its rows, unit, label names and composition."""
     from pydantic import ValidationError
 
     from understudy.privacy.ledger.ledger import Ledger, SourceRecord
 
     relations = {"example": "replace_special", "client": "add_or_remove_one"}
+    unit, label_names = declared["unit"], declared["label_names"]
     if unit not in relations:
         raise InputError(f"--unit {unit}: expected one of {', '.join(relations)}")
     total: Budget = parse_budget(budget)
@@ -196,9 +195,9 @@ def ledger_register(
                 "relation": relations[unit],
                 "epsilon": total.epsilon,
                 "delta": total.delta,
-                "n": rows,
+                "n": declared["rows"],
                 "label_names": names,
-                "composition": composition,
+                "composition": declared["composition"],
             }
         )
     except ValidationError as error:

@@ -9,19 +9,17 @@ from __future__ import annotations
 from prefect import flow, unmapped
 
 from understudy.evaluation.config import EvaluationConfig
+from understudy.flows.paid_run import paid_run
 from understudy.generation.config import SamplingConfig
 from understudy.methods.gradient_matching.config import GradientMatchingConfig
 from understudy.methods.gradient_matching.evaluation_config import MatchingEvaluationConfig
 from understudy.methods.gradient_matching.synthesis import matching_settings, shards
 from understudy.runs.exported import Exported
-from understudy.runs.registration import registered
 from understudy.runs.request import RunRequest
 from understudy.tasks.baselines import zero_shot
-from understudy.tasks.charging import charge, environment_digest, finalize
+from understudy.tasks.charging import finalize
 from understudy.tasks.engine.runtime import code_digest
-from understudy.tasks.engine.tracking import parent_run
 from understudy.tasks.evaluation import evaluate, merge_metrics
-from understudy.tasks.export import export
 from understudy.tasks.gradient_matching import evaluate_matching, match, release, select
 
 METHOD = "gradient-matching"
@@ -30,14 +28,9 @@ METHOD = "gradient-matching"
 @flow(name=METHOD, persist_result=True)
 def gradient_matching(request: RunRequest) -> Exported:
     """Private labelled texts in, synthetic labelled texts with their privacy statement out."""
-    plan = registered(request, METHOD)
-    config, names, (rows, test_rows) = plan.settings(GradientMatchingConfig), plan.label_names, plan.stored_rows
-    with parent_run(plan.key, METHOD, parameters={"request": request, "config": config}):
-        code = environment_digest(code_digest(release.fn))
-        receipt = charge(plan, code=code, accept_new=request.accept_new_charge)
-        target = finalize(
-            receipt, release(rows, receipt, plan.charged_settings(GradientMatchingConfig), names, plan.queries)
-        )
+    with paid_run(request, GradientMatchingConfig, code_digest(release.fn)) as run:
+        config, names, (rows, test_rows) = run.config, run.plan.label_names, run.rows
+        target = finalize(run.receipt, release(rows, run.receipt, run.charged))
         parts = shards(config, len(names))
         matched = match.map(unmapped(target), unmapped(matching_settings(config)), [tuple(part) for part in parts])
         synthetic = select(matched.result(), config, names)
@@ -47,8 +40,8 @@ def gradient_matching(request: RunRequest) -> Exported:
             config.model, config.model_digest, names, instruction, config.samples, sampling, config.public_seed
         )
         metrics = evaluate(synthetic, rows, test_rows, baseline, names, EvaluationConfig(profile=request.profile))
-        bound = plan.description.dry_run["signal_to_noise_bound"]
+        bound = run.plan.description.dry_run["signal_to_noise_bound"]
         sizes = MatchingEvaluationConfig(profile=request.profile)
         tables = {"synthetic": synthetic, "train": rows, "test": test_rows, "prompt_only": baseline}
         own = evaluate_matching(tables, matched.result(), target, names, config, bound, sizes)
-        return export(plan, receipt, target, synthetic, merge_metrics([metrics, own]), out=request.out)
+        return run.export(target, synthetic, merge_metrics([metrics, own]))

@@ -14,15 +14,13 @@ import math
 from prefect import flow
 
 from understudy.artifacts.access import ArtifactRef
+from understudy.flows.paid_run import paid_run
 from understudy.flows.server_side import Prefer, Propose, Publish, WriteTexts, in_zone
 from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
 from understudy.runs.exported import Exported
-from understudy.runs.registration import registered
 from understudy.runs.request import RunRequest
-from understudy.tasks.charging import charge, environment_digest, finalize
+from understudy.tasks.charging import finalize
 from understudy.tasks.engine.runtime import Zone
-from understudy.tasks.engine.tracking import parent_run
-from understudy.tasks.export import export
 from understudy.tasks.preference_optimization import (
     EvaluationRefs,
     charged_code,
@@ -37,24 +35,20 @@ METHOD = "preference-optimization"
 @flow(name=METHOD, persist_result=True)
 def preference_optimization(request: RunRequest) -> Exported:
     """Texts of private clients in, synthetic texts and the model that wrote them out, with their statement."""
-    plan = registered(request, METHOD)
-    config, names, (rows, test_rows) = plan.settings(PreferenceOptimizationConfig), plan.label_names, plan.stored_rows
-    fixed = plan.charged_settings(PreferenceOptimizationConfig)
-    zone: Zone = "server" if math.isfinite(plan.epsilon) else "client"
-    with parent_run(plan.key, METHOD, parameters={"request": request, "config": config}):
-        code = environment_digest(*charged_code(zone))
-        receipt = charge(plan, code=code, accept_new=request.accept_new_charge)
-        pool = embed_clients(rows, fixed, names, plan.n)
+    zone: Zone = "server" if math.isfinite(request.epsilon) else "client"
+    with paid_run(request, PreferenceOptimizationConfig, *charged_code(zone)) as run:
+        config, fixed, names, (rows, test_rows) = run.config, run.charged, run.plan.label_names, run.rows
+        pool = embed_clients(rows, fixed, names, run.plan.n)
         adapters: list[ArtifactRef] = []
         proposed: list[ArtifactRef] = []
         scored: list[ArtifactRef] = []
         for number in range(config.rounds):
             last = adapters[-1] if adapters else None
             proposed.append(in_zone(zone, Propose(adapter=last, config=fixed, label_names=names, number=number)))
-            scored.append(score(pool, proposed[-1], receipt, fixed, plan.queries, number))
+            scored.append(score(pool, proposed[-1], run.receipt, fixed, number))
             learnt = Prefer(candidates=proposed[-1], scores=scored[-1], adapter=last, config=fixed, number=number)
             adapters.append(in_zone(zone, learnt))
-        model = finalize(receipt, in_zone(zone, Publish(adapter=adapters[-1], config=fixed)))
+        model = finalize(run.receipt, in_zone(zone, Publish(adapter=adapters[-1], config=fixed)))
         wanted = fixed.model_copy(update={"samples": config.samples})
         synthetic, public = (
             in_zone(zone, WriteTexts(adapter=adapter, config=wanted, label_names=names))
@@ -70,4 +64,4 @@ def preference_optimization(request: RunRequest) -> Exported:
             scores=tuple(scored),
         )
         metrics = evaluate_rounds(inputs, fixed, request.profile)
-        return export(plan, receipt, model, synthetic, metrics, out=request.out)
+        return run.export(model, synthetic, metrics)

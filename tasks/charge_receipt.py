@@ -1,17 +1,26 @@
-"""Proof that a run is paid for; a module of its own, so that edits to charging do not change the code of training."""
+"""Proof that a run is paid for; a module of its own, so that edits to charging do not change the code of training.
+
+A task that a charge pays for takes the checked private rows, the receipt, whose label is that of the result, and the
+charged settings only (ADR 0005). Everything else that it needs to know of the run is in the receipt.
+"""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from understudy.artifacts.access import ArtifactRef, store_for
 from understudy.privacy.labels import Label
+from understudy.privacy.queries import Queries
 from understudy.settings import private_directory, settings
 
 if TYPE_CHECKING:
+    from understudy.artifacts.store import Draft
     from understudy.privacy.mechanisms import Mechanisms
 
 
@@ -23,6 +32,8 @@ class ChargeReceipt(BaseModel):
     charge_id: str
     source: str
     label: Label = Field(description="Label of what the mechanisms put out under this charge.")
+    queries: Queries = Field(description="Everything that private rows are asked under it.")
+    label_names: tuple[str, ...] = Field(default=(), description="Every label, public; empty for rows without.")
 
 
 def open_mechanisms(receipt: ChargeReceipt, *, part: int = 0) -> Mechanisms:
@@ -38,6 +49,20 @@ def open_mechanisms(receipt: ChargeReceipt, *, part: int = 0) -> Mechanisms:
     return Mechanisms.live(
         Ledger.open().material(receipt.charge_id, part=part), release_log=release_log(receipt.charge_id)
     )
+
+
+@contextmanager
+def write_released(receipt: ChargeReceipt, *, kind: str, parents: Sequence[ArtifactRef] = ()) -> Iterator[Draft]:
+    """A new artifact of what the mechanisms put out under a charge, with the charge's label, made from its source.
+
+    Args:
+        receipt: of the charge.
+        kind: of the artifact.
+        parents: what it was made from besides, such as the candidates that were scored.
+    """
+    made_from: list[ArtifactRef | str] = [f"source:{receipt.source}@{receipt.charge_id}", *parents]
+    with store_for(receipt.label).write(kind=kind, label=receipt.label, parents=made_from) as draft:
+        yield draft
 
 
 def release_log(charge_id: str) -> Path:

@@ -63,7 +63,9 @@ def charge(plan: RunPlan, *, code: str, accept_new: bool) -> ChargeReceipt:
             )
         found = ledger.reserve(accept_new=True, **asked)
     ledger.bind_environment(found.id, code)
-    return ChargeReceipt(charge_id=found.id, source=found.source, label=found.label())
+    return ChargeReceipt(
+        charge_id=found.id, source=found.source, label=found.label(), queries=queries, label_names=plan.label_names
+    )
 
 
 @task(name="finalize", cache=False, computes=False)

@@ -5,47 +5,27 @@ from __future__ import annotations
 from understudy.artifacts.access import ArtifactRef, path_of, read_table, store_for
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
 from understudy.privacy import labels
-from understudy.privacy.queries import Queries
-from understudy.tasks.charge_receipt import ChargeReceipt, open_mechanisms
+from understudy.tasks.charge_receipt import ChargeReceipt, open_mechanisms, write_released
 from understudy.tasks.engine.runtime import checkpoint_directory, progress, task
 
 
 @task(name="train")
-def train(
-    rows: ArtifactRef,
-    receipt: ChargeReceipt,
-    config: ConditionalGenerationConfig,
-    label_names: tuple[str, ...],
-    queries: Queries,
-) -> ArtifactRef:
-    """DP fine-tuning and, if asked for, the class histogram: everything that the charge pays for.
-
-    Args:
-        rows: checked private rows.
-        receipt: the charge; its label is the result's.
-        config: the charged settings only (ADR 0005).
-        label_names: every label, public.
-        queries: of the run plan, as charged.
-    """
+def train(rows: ArtifactRef, receipt: ChargeReceipt, config: ConditionalGenerationConfig) -> ArtifactRef:
+    """DP fine-tuning and, if asked for, the class histogram: everything that the charge pays for."""
+    from understudy.data.private_rows import private_rows
     from understudy.methods.conditional_generation.fitting import train_on_table
-    from understudy.methods.conditional_generation.queries import schedule_of
+    from understudy.methods.conditional_generation.queries import Asked, schedule_of
     from understudy.methods.conditional_generation.storage import save_trained
     from understudy.models.checkpoints import TrainingCheckpoint
 
-    table = read_table(rows)
     folder = checkpoint_directory()
     stored = train_on_table(
-        table["text"].to_pylist(),
-        table["label"].to_pylist(),
-        label_names=label_names,
-        config=config,
-        schedule=schedule_of(queries),
-        mechanisms=open_mechanisms(receipt),
+        private_rows(read_table(rows), receipt.label_names),
+        Asked(config, schedule_of(receipt.queries), open_mechanisms(receipt)),
         checkpoints=lambda name: TrainingCheckpoint(folder / name, every=config.train.checkpoint_every),
         progress=progress,
     )
-    parents = [f"source:{receipt.source}@{receipt.charge_id}"]
-    with store_for(receipt.label).write(kind="model", label=receipt.label, parents=parents) as draft:
+    with write_released(receipt, kind="model") as draft:
         save_trained(stored, draft.path)
     return draft.ref
 

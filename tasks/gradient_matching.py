@@ -15,9 +15,8 @@ from understudy.artifacts.access import ArtifactRef, path_of, read_json, read_ta
 from understudy.methods.gradient_matching.config import GradientMatchingConfig
 from understudy.methods.gradient_matching.evaluation_config import MatchingEvaluationConfig
 from understudy.privacy import labels
-from understudy.privacy.queries import Queries
 from understudy.settings import private_directory, settings
-from understudy.tasks.charge_receipt import ChargeReceipt, open_mechanisms
+from understudy.tasks.charge_receipt import ChargeReceipt, open_mechanisms, write_released
 from understudy.tasks.engine.runtime import checkpoint_directory, progress, task
 from understudy.tasks.evaluation import labelled_rows
 
@@ -26,41 +25,18 @@ if TYPE_CHECKING:
     from understudy.methods.gradient_matching.evaluation import MatchedLosses
     from understudy.models.loading import LoadedModel
 
-_BATCH = 64
-
 
 @task(name="release-target")
-def release(
-    rows: ArtifactRef,
-    receipt: ChargeReceipt,
-    config: GradientMatchingConfig,
-    label_names: tuple[str, ...],
-    queries: Queries,
-) -> ArtifactRef:
-    """The noised sum of clipped gradients of each label: everything that the charge pays for.
-
-    Args:
-        rows: checked private rows.
-        receipt: the charge; its label is the result's.
-        config: the charged settings only (ADR 0005).
-        label_names: every label, public.
-        queries: of the run plan, as charged.
-    """
-    from understudy.methods.gradient_matching.queries import schedule_of
+def release(rows: ArtifactRef, receipt: ChargeReceipt, config: GradientMatchingConfig) -> ArtifactRef:
+    """The noised sum of clipped gradients of each label: everything that the charge pays for."""
+    from understudy.data.private_rows import private_rows
+    from understudy.methods.gradient_matching.queries import Asked, schedule_of
     from understudy.methods.gradient_matching.release import release_target, save_target
 
-    table = read_table(rows)
-    target = release_target(
-        table["text"].to_pylist(),
-        table["label"].to_pylist(),
-        label_names=label_names,
-        config=config,
-        schedule=schedule_of(queries),
-        mechanisms=open_mechanisms(receipt),
-        progress=progress,
-    )
-    parents = [f"source:{receipt.source}@{receipt.charge_id}"]
-    with store_for(receipt.label).write(kind="target", label=receipt.label, parents=parents) as draft:
+    private = private_rows(read_table(rows), receipt.label_names)
+    asked = Asked(config, schedule_of(receipt.queries), open_mechanisms(receipt))
+    target = release_target(private, asked, progress=progress)
+    with write_released(receipt, kind="target") as draft:
         save_target(target, draft.path)
     return draft.ref
 
@@ -191,9 +167,7 @@ def _matched_losses(
 
 def _losses(target: ArtifactRef, base: LoadedModel, rows: LabelledTexts) -> npt.NDArray[np.float64]:
     """Matching losses of texts that were not matched."""
-    import torch
-
-    from understudy.methods.gradient_matching.loss import text_losses
+    from understudy.methods.gradient_matching.evaluation import losses_of
     from understudy.methods.gradient_matching.release import load_target
     from understudy.methods.gradient_matching.targets import target_space
     from understudy.methods.gradient_matching.verbalizer import build_verbalizer
@@ -204,18 +178,4 @@ def _losses(target: ArtifactRef, base: LoadedModel, rows: LabelledTexts) -> npt.
         return np.zeros(0)  # another space, with a backward pass per text; the ablation does without
     verbalizer = build_verbalizer(base.tokenizer, released.label_names, charged.verbalizer)
     space = target_space(base.model, verbalizer, charged.target, public_seed=charged.public_seed)
-    found = [
-        text_losses(
-            rows.texts[part.start : part.stop],
-            torch.as_tensor(rows.labels[part.start : part.stop]),
-            model=base.model,
-            tokenizer=base.tokenizer,
-            space=space,
-            target=released.stacked,
-            verbalizer=verbalizer,
-            max_length=charged.max_length,
-        )
-        for part in (range(start, start + _BATCH) for start in range(0, len(rows.texts), _BATCH))
-    ]
-    losses: npt.NDArray[np.float64] = torch.cat(found).double().numpy()
-    return losses
+    return losses_of(rows, released, base=base, space=space, verbalizer=verbalizer)

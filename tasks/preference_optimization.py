@@ -17,9 +17,8 @@ from understudy.artifacts.access import ArtifactRef, path_of, read_table, store_
 from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
 from understudy.privacy import labels
 from understudy.privacy.labels import Label
-from understudy.privacy.queries import Queries
 from understudy.runs.request import Profile
-from understudy.tasks.charge_receipt import ChargeReceipt, open_mechanisms
+from understudy.tasks.charge_receipt import ChargeReceipt, open_mechanisms, write_released
 from understudy.tasks.engine.runtime import Zone, checkpoint_directory, code_digest, progress, task
 
 if TYPE_CHECKING:
@@ -106,7 +105,6 @@ def score(
     candidates: ArtifactRef,
     receipt: ChargeReceipt,
     config: PreferenceOptimizationConfig,
-    queries: Queries,
     number: int,
 ) -> ArtifactRef:
     """The noisy scores of a round: what the charge pays for, written before anything uses them.
@@ -114,9 +112,8 @@ def score(
     Args:
         pool: of `embed_clients`.
         candidates: of `propose`.
-        receipt: the charge; its label is the result's.
+        receipt: the charge; its label is the result's, and a pool of another number of units is refused.
         config: the charged settings.
-        queries: of the run plan, as charged; a pool of another number of units is refused.
         number: of the round.
     """
     from understudy.methods.preference_optimization.pool import load_pool
@@ -131,12 +128,11 @@ def score(
         texts.embeddings,
         labels=texts.labels,
         config=config,
-        schedule=schedule_of(queries),
+        schedule=schedule_of(receipt.queries),
         mechanisms=open_mechanisms(receipt, part=number),
         round=number,
     )
-    parents: list[ArtifactRef | str] = [f"source:{receipt.source}@{receipt.charge_id}", candidates]
-    with store_for(receipt.label).write(kind="scores", label=receipt.label, parents=parents) as draft:
+    with write_released(receipt, kind="scores", parents=[candidates]) as draft:
         save_tensors(draft.path / SCORES_FILE, {"scores": noisy})
     return draft.ref
 

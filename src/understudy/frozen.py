@@ -1,16 +1,18 @@
 """Bases of the models that hold values, for their settings only: frozen, and filled from a profile.
 
-Imports nothing of ours. No model inherits a field or a method of its own from another.
+No model inherits a method of its own from another, and no field but those that all methods' settings have.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-Profile = Literal["tiny", "paper"]
+from understudy.quantities import NonEmpty, PublicSeed, setting
+
+Profile = Annotated[Literal["tiny", "paper"], Field(description="Which column of defaults fills the fields not given.")]
 Profiles = Mapping[str, Mapping[str, Any]]  # profile -> the values that it gives, section by section
 
 
@@ -41,6 +43,15 @@ class Profiled(Frozen):
             return data
         profile = data.get("profile", cls.model_fields["profile"].default)
         return _merge(cls.profiles.get(str(profile), {}), data)
+
+
+class MethodSettings(Profiled):
+    """What the settings of every method have; a method adds its own name as `method`, and `samples`."""
+
+    profile: Profile = "tiny"
+    model: NonEmpty = setting("tiny-llama", "Base model: shipped model, folder or hub id.")
+    model_digest: str = setting("", "sha256 of the files of `model`; set by the run.")
+    public_seed: PublicSeed = setting(0, "Of all public randomness, such as sampling. Never of noise.")
 
 
 def _merge(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

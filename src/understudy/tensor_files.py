@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from understudy.durable import sync
 from understudy.errors import ArtifactDamaged
 
 
@@ -69,12 +70,4 @@ def write_atomically(path: Path, content: bytes, *, once: bool = False) -> None:
             Path(name).replace(path)
     finally:
         Path(name).unlink(missing_ok=True)
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync(path.parent)

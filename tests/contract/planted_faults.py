@@ -251,9 +251,9 @@ def digest_in_the_report(patch: Patch) -> None:
 def texts_begin_at_a_real_row(patch: Patch) -> None:
     exact, texts = release.release_target, []
 
-    def held(rows, *args, **options):
-        texts[:] = [text for text in rows if text]
-        return exact(rows, *args, **options)
+    def held(private, *args, **options):
+        texts[:] = [text for text in private.texts if text]
+        return exact(private, *args, **options)
 
     def start(examples, label_names, *, length, allowed, public_seed):
         choices = allowed.nonzero()[:, 0]

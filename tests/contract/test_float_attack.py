@@ -11,8 +11,9 @@ import torch
 from scipy import stats
 from tests_support import write_random_model
 
+from understudy.data.private_rows import PrivateRows
 from understudy.methods.gradient_matching.config import GradientMatchingConfig
-from understudy.methods.gradient_matching.queries import queries_of, schedule_of
+from understudy.methods.gradient_matching.queries import Asked, queries_of, schedule_of
 from understudy.methods.gradient_matching.release import release_target
 from understudy.methods.preference_optimization.scoring import as_query, exact_sum
 from understudy.models.loading import load_model
@@ -48,9 +49,7 @@ def exact_target(model, kind, texts):
     recording = Recording()
     mechanisms = Mechanisms(material(0, *planned.queries), recorder=recording)
     rows = [row % 2 for row in range(len(texts))]
-    release_target(
-        texts, rows, label_names=LABELS, config=config, schedule=planned, mechanisms=mechanisms, base=load_model(name)
-    )
+    release_target(PrivateRows(texts, rows, LABELS), Asked(config, planned, mechanisms), base=load_model(name))
     target, length = planned.queries
     wanted = length if kind == "length" else target
     (call,) = [call for call in recording.calls if call.mechanism.purpose == wanted.name]

@@ -7,9 +7,10 @@ import pytest
 import torch
 from contract.private_files import NAMES
 
+from understudy.data.private_rows import PrivateRows
 from understudy.methods.gradient_matching.config import GradientMatchingConfig
 from understudy.methods.gradient_matching.method import charged_settings
-from understudy.methods.gradient_matching.queries import queries_of, schedule_of
+from understudy.methods.gradient_matching.queries import Asked, queries_of, schedule_of
 from understudy.methods.gradient_matching.release import release_target
 from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
 from understudy.methods.preference_optimization.pool import ClientPool
@@ -56,8 +57,7 @@ def test_target_and_length(random_model_folder):
     names, calls = tuple(NAMES.values()), []
     for number in range(120):
         recording, mechanisms = opened(number, planned.queries)
-        options = {"label_names": names, "config": config, "schedule": planned, "mechanisms": mechanisms, "base": base}
-        release_target(TEXTS, LABELS, **options)
+        release_target(PrivateRows(TEXTS, LABELS, names), Asked(config, planned, mechanisms), base=base)
         calls += recording.calls
     stated = {"target": planned.noise_multiplier * 0.1, "length": planned.length_noise_multiplier * 2**0.5}
     for purpose, scale in stated.items():

@@ -138,9 +138,9 @@ def test_the_guide_of_gradient_matching_repeats_what_a_dry_run_says():
     delta = 1 / (rows * math.log(rows))
     for kind in ("head", "label_rows", "sketch"):
         config = GradientMatchingConfig.model_validate({"target": {"kind": kind}})
-        queries = METHOD.queries(config, n=rows, epsilon=3, delta=delta)
+        queries = METHOD.charge.queries(config, n=rows, epsilon=3, delta=delta)
         promise = Promise(queries, rows, 3.0, delta, ("negative", "positive"))
-        said = METHOD.describe(config, promise).dry_run
+        said = METHOD.preparation.describe(config, promise).dry_run
         line = next(line for line in page.splitlines() if line.startswith(f"| `{kind}`"))
         assert line.endswith(f"| {said['target_dimension']:,} | {said['signal_to_noise_bound']} |")
 

@@ -302,7 +302,7 @@ def test_a_scored_round_is_asked_nothing_else_under_its_charge(few_clients, rand
         assert others.id != candidates.id
 
         def score(what):
-            return steps.score.fn(pool, what, receipt, fixed, run.queries, 0)
+            return steps.score.fn(pool, what, receipt, fixed, 0)
 
         first = score(candidates)
         collect_garbage()

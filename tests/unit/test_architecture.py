@@ -112,7 +112,19 @@ def test_method_package_names_are_the_designed_ones():
 
 # From the bottom up, as docs/architecture.md lists them; a module imports its own line and those above it.
 LAYERS = (
-    ("cores", "frozen", "errors", "lazy", "locks", "progress", "settings", "shipped", "tensor_files"),
+    (
+        "cores",
+        "durable",
+        "errors",
+        "frozen",
+        "lazy",
+        "locks",
+        "progress",
+        "quantities",
+        "settings",
+        "shipped",
+        "tensor_files",
+    ),
     ("data",),
     ("privacy",),
     ("artifacts",),

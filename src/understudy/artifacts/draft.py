@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from understudy.durable import sync
 from understudy.locks import try_lock
 
 DRAFT = ".tmp-"
@@ -56,12 +57,3 @@ def finalize(directory: Path, *, private: bool) -> None:
             (Path(parent) / name).chmod(0o700 if private else 0o755)
         sync(Path(parent))
     directory.chmod(0o700 if private else 0o755)
-
-
-def sync(path: Path) -> None:
-    """Bring one file, or the entries of one directory, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

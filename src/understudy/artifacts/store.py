@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from understudy.artifacts import object_stores
-from understudy.artifacts.draft import finalize, new_name, open_draft, sweep, sync
+from understudy.artifacts.draft import finalize, new_name, open_draft, sweep
 from understudy.artifacts.manifest import (
     MANIFEST,
     FileEntry,
@@ -24,6 +24,7 @@ from understudy.artifacts.manifest import (
     verify_directory,
 )
 from understudy.artifacts.reference import ArtifactRef, locate, path_of, reference_to
+from understudy.durable import sync
 from understudy.errors import ArtifactDamaged, InputError, UnderstudyError, ZoneError
 from understudy.locks import locked
 from understudy.privacy.labels import Label

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-from pydantic import Field
 
 from understudy.baselines.votes import Floats, Samples, Vectors, release_votes, survival
 from understudy.errors import InputError
@@ -28,6 +27,7 @@ from understudy.generation.prompts import row_seeds
 from understudy.privacy.accounting import calibrate_noise_multiplier, sgd_event
 from understudy.privacy.dpsgd.training import DpSgdPlan, Stream
 from understudy.privacy.mechanisms import Mechanisms
+from understudy.quantities import Count, Probability, PublicSeed, setting
 
 Generate = Callable[[Sequence[str], int, int], Sequence[str]]  # (prompts, texts per prompt, round) -> texts
 Embed = Callable[[Sequence[str]], Vectors]
@@ -46,23 +46,19 @@ class EvolutionConfig(Profiled):
 
     profiles: ClassVar[Profiles] = _PROFILES
 
-    profile: Profile = Field(default="tiny", description="Which column of defaults fills the fields not given.")
-    rounds: int = Field(default=3, ge=1, le=10_000, description="T, at least 1. tiny 3, paper 20.")
-    prompts: int = Field(default=16, ge=1, le=1_000_000, description="Prompts per round. tiny 16, paper 128.")
-    per_prompt: int = Field(
-        default=6, ge=1, le=10_000, description="Texts per prompt. tiny 6, paper 8: 1024 texts a round."
+    profile: Profile = "tiny"
+    rounds: Count = setting(3, "T, at least 1. tiny 3, paper 20.")
+    prompts: Count = setting(16, "Prompts per round. tiny 16, paper 128.")
+    per_prompt: Count = setting(6, "Texts per prompt. tiny 6, paper 8: 1024 texts a round.")
+    examples_per_prompt: Count = setting(3, "Texts that one prompt shows; paper 3.", le=64)
+    sampling_probability: Probability = setting(1.0, "Chance that a client takes part in a round. Poisson sampling.")
+    threshold_votes: float = setting(
+        0.0, "Taken off every noised count, in clients. tiny 0, paper 0.1626.", ge=0, le=1e9
     )
-    examples_per_prompt: int = Field(default=3, ge=1, le=64, description="Texts that one prompt shows; paper 3.")
-    sampling_probability: float = Field(
-        default=1.0, gt=0, le=1, description="Chance that a client takes part in a round. Poisson sampling."
+    threshold_noise: float = setting(
+        1.0, "Likewise, in standard deviations of the noise. tiny 1, paper 0.", ge=0, le=100
     )
-    threshold_votes: float = Field(
-        default=0.0, ge=0, le=1e9, description="Taken off every noised count, in clients. tiny 0, paper 0.1626."
-    )
-    threshold_noise: float = Field(
-        default=1.0, ge=0, le=100, description="Likewise, in standard deviations of the noise. tiny 1, paper 0."
-    )
-    public_seed: int = Field(default=0, ge=0, lt=2**63, description="Which examples stand in which prompt.")
+    public_seed: PublicSeed = setting(0, "Which examples stand in which prompt.")
 
 
 @dataclass(frozen=True, eq=False)

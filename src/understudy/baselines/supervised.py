@@ -16,7 +16,6 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from understudy.errors import InputError
@@ -29,6 +28,7 @@ from understudy.generation.sampling import sample
 from understudy.models.loading import LoadedModel
 from understudy.models.lora import attach, trainable_parameters
 from understudy.progress import Progress
+from understudy.quantities import Count, LearningRate, Positive, Size, setting
 
 _BATCH = 32
 _PROFILES: Profiles = {
@@ -42,15 +42,13 @@ class SupervisedConfig(Profiled):
 
     profiles: ClassVar[Profiles] = _PROFILES
 
-    profile: Profile = Field(default="tiny", description="Which column of defaults fills the fields not given.")
-    lora_rank: int = Field(default=16, ge=1, le=4096, description="Rank of the adapter. tiny 16, paper 4.")
-    lora_alpha: float = Field(default=32, gt=0, le=1e5, description="LoRA alpha. tiny 32, paper 8.")
-    learning_rate: float = Field(default=5e-4, gt=0, le=1, description="AdamW. tiny 5e-4, paper 8e-7.")
-    epochs: int = Field(default=2, ge=1, le=10_000, description="Passes over the examples; paper 2.")
-    batch_size: int = Field(default=16, ge=1, le=100_000, description="Examples per step. tiny 16, paper 24.")
-    max_text_tokens: int = Field(
-        default=64, ge=1, le=100_000, description="A text is cut to so many tokens, without an end; paper 64."
-    )
+    profile: Profile = "tiny"
+    lora_rank: Size = setting(16, "Rank of the adapter. tiny 16, paper 4.")
+    lora_alpha: Positive = setting(32, "LoRA alpha. tiny 32, paper 8.")
+    learning_rate: LearningRate = setting(5e-4, "AdamW. tiny 5e-4, paper 8e-7.")
+    epochs: Count = setting(2, "Passes over the examples; paper 2.")
+    batch_size: Size = setting(16, "Examples per step. tiny 16, paper 24.")
+    max_text_tokens: Count = setting(64, "A text is cut to so many tokens, without an end; paper 64.")
 
 
 def fine_tune(

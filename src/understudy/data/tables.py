@@ -1,14 +1,11 @@
-"""The tables that enter Understudy: their columns, their checks, their digests.
+"""The tables that enter Understudy: their columns and their checks.
 
 A checked table has fixed column names and Arrow types, whatever the user's file calls them. A refusal names
 the row index, never the text. Labels are declared by the user, because the list of labels is public; it is
 never read from the rows.
 """
 
-import hashlib
-import re
-import unicodedata
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,6 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
+from understudy.data.columns import label_values, require, strings
+from understudy.data.digests import canonical_digest, client_digests, normalise, row_digests
 from understudy.data.readers import read_source
 from understudy.errors import InputError, RowError
 from understudy.frozen import Frozen
@@ -43,6 +42,7 @@ __all__ = [
     "check_instructions",
     "check_labelled",
     "check_texts",
+    "client_digests",
     "named_labels",
     "normalise",
     "parse_label_names",
@@ -51,9 +51,6 @@ __all__ = [
 ]
 
 MOST_LABELS_FOUND = 100
-# Letters and digits below which a text is no one's in particular, such as "n/a" or "Yes!": unrelated sources share it.
-FEWEST_LETTERS = 5
-_NEITHER_LETTER_NOR_DIGIT = re.compile(r"[\W_]+")
 LABELLED_SCHEMA = pa.schema([("text", pa.string()), ("label", pa.int32())])
 TEXT_SCHEMA = pa.schema([("text", pa.string())])
 CLIENT_SCHEMA = pa.schema([("client_id", pa.string()), ("text", pa.string())])
@@ -148,9 +145,9 @@ def check_labelled(table: pa.Table, columns: LabelledColumns, *, null_records: b
         RowError: a text is null or not a string, or a label is not declared; with the row's index.
     """
     names, index_of = _declared(columns.label_names)
-    values = _label_values(table, columns.label)
+    values = label_values(table, columns.label)
     empty = {row for row, value in enumerate(values) if value is None} if null_records else set()
-    texts = _strings(table, columns.text, null_rows=empty)
+    texts = strings(table, columns.text, null_rows=empty)
     empty &= set(pc.indices_nonzero(texts.is_null()).to_pylist())
     if pa.types.is_integer(table.schema.field(columns.label).type) and not isinstance(columns.label_names, dict):
         index_of = _by_position(names)
@@ -181,7 +178,7 @@ def check_texts(table: pa.Table, column: str = "text", *, null_records: bool = F
         RowError: a text is null or not a string; with the row's index.
     """
     null_rows = set(range(table.num_rows)) if null_records else set()
-    return pa.table({"text": _strings(table, column, null_rows=null_rows)}, schema=TEXT_SCHEMA)
+    return pa.table({"text": strings(table, column, null_rows=null_rows)}, schema=TEXT_SCHEMA)
 
 
 def check_clients(table: pa.Table, columns: ClientColumns | None = None) -> ClientRows:
@@ -196,7 +193,7 @@ def check_clients(table: pa.Table, columns: ClientColumns | None = None) -> Clie
             or Unicode form, or a client has no text but white space; with the row's index.
     """
     columns = columns or ClientColumns()
-    _require(table, columns.client)
+    require(table, columns.client)
     field = table.schema.field(columns.client)
     if pa.types.is_integer(field.type):
         table = table.set_column(
@@ -204,7 +201,7 @@ def check_clients(table: pa.Table, columns: ClientColumns | None = None) -> Clie
             columns.client,
             table[columns.client].cast(pa.string()),
         )
-    clients, texts = _strings(table, columns.client), _strings(table, columns.text)
+    clients, texts = strings(table, columns.client), strings(table, columns.text)
     if len(clients.unique()) < 2:
         raise InputError(f"column {columns.client!r}: expected at least two clients, found one")
     _refuse_lookalikes(clients.to_pylist(), columns.client)
@@ -221,8 +218,8 @@ def check_instructions(table: pa.Table, columns: InstructionColumns | None = Non
     """
     columns = columns or InstructionColumns()
     arrays = {
-        "instruction": _strings(table, columns.instruction),
-        "response": _strings(table, columns.response),
+        "instruction": strings(table, columns.instruction),
+        "response": strings(table, columns.response),
     }
     return InstructionRows(table=pa.table(arrays, schema=INSTRUCTION_SCHEMA))
 
@@ -233,51 +230,13 @@ def labels_found(table: pa.Table, column: str) -> tuple[str, ...]:
     Raises:
         InputError: when the column is missing or has too many values to be one of labels.
     """
-    found = sorted({value for value in _label_values(table, column) if value is not None})
+    found = sorted({value for value in label_values(table, column) if value is not None})
     if len(found) > MOST_LABELS_FOUND:
         raise InputError(
             f"column {column!r} has more than {MOST_LABELS_FOUND} different values: expected a column of labels; "
             "declare them with --label-names if it is one"
         )
     return tuple(found)
-
-
-def row_digests(table: pa.Table) -> list[bytes]:
-    """One sha256 per row of a checked table, over letters and digits of its texts: an oracle, so only HMACs may leave.
-
-    Unicode form, case, accents, punctuation and white space make no difference, and labels and client identifiers are
-    left out: a copy with another label or under another name is still the same person's text. A row of fewer than
-    `FEWEST_LETTERS` is no one's in particular, as the null record is, and gets b"", which matches nothing.
-    """
-    names = ["instruction", "response"] if "instruction" in table.column_names else ["text"]
-    rows = zip(*(map(_letters, table[name].to_pylist()) for name in names), strict=True)
-    return [_digest(row) if sum(map(len, row)) >= FEWEST_LETTERS else b"" for row in rows]
-
-
-def client_digests(table: pa.Table) -> list[bytes]:
-    """One sha256 per row of a checked table of clients, over the identifier; none for any other table.
-
-    An oracle like `row_digests`. Identifiers are compared by their letters and digits too, however few.
-    """
-    if "client_id" not in table.column_names:
-        return []
-    clients = table["client_id"].to_pylist()
-    digests = {client: _digest([_letters(client) or normalise(client).encode()]) for client in set(clients)}
-    return [digests[client] for client in clients]
-
-
-def canonical_digest(table: pa.Table) -> bytes:
-    """The sha256 of a table's exact content: names, types and values in order, however it is chunked.
-
-    An oracle like `row_digests`: it may leave only as an HMAC under the source's key.
-    """
-    digest = hashlib.sha256()
-    for field in table.schema:
-        digest.update(_digest([field.name.encode(), str(field.type).encode()]))
-        for value in table[field.name].to_pylist():
-            # The type is in the header, so repr need only tell values of one type apart.
-            digest.update(_digest([b"" if value is None else b"=" + repr(value).encode("utf-8", "surrogatepass")]))
-    return digest.digest()
 
 
 def _declared(label_names: Sequence[str] | Mapping[str, str]) -> tuple[tuple[str, ...], dict[str, int]]:
@@ -295,52 +254,6 @@ def _by_position(names: tuple[str, ...]) -> dict[str, int]:
     if all(name.lstrip("-").isdecimal() for name in names):
         return {name: index for index, name in enumerate(names)}
     return {str(index): index for index in range(len(names))}
-
-
-def _label_values(table: pa.Table, name: str) -> list[str | None]:
-    _require(table, name)
-    kind = table.schema.field(name).type
-    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
-        return [None if value is None else str(value).lower() for value in table[name].to_pylist()]
-    return _decoded(table, name)
-
-
-def _strings(table: pa.Table, name: str, *, null_rows: Container[int] = ()) -> pa.Array:
-    """A column of strings; null only in `null_rows`."""
-    values = _decoded(table, name)
-    for row, value in enumerate(values):
-        if value is None and row not in null_rows:
-            raise RowError(f"column {name!r}, row {row}: expected text, found null; fill or remove the row")
-    return pa.array(values, pa.string())
-
-
-def _decoded(table: pa.Table, name: str) -> list[str | None]:
-    """The values of a string column; a bad byte is a `RowError`."""
-    _require(table, name)
-    column = table[name]
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    kind = column.type
-    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
-        row = next((i for i, value in enumerate(column.to_pylist()) if value is not None), 0)
-        found = str(kind).partition("<")[0]  # a nested type can be as long as the row
-        raise RowError(f"column {name!r}, row {row}: expected text, found {found}; convert the column to strings")
-    values: list[str | None] = []
-    for row, raw in enumerate(column.cast(pa.large_binary()).to_pylist()):
-        try:
-            values.append(None if raw is None else raw.decode())
-        except UnicodeDecodeError as error:
-            raise RowError(
-                f"column {name!r}, row {row}: expected UTF-8, found an invalid byte at offset {error.start}"
-            ) from None
-    return values
-
-
-def _require(table: pa.Table, name: str) -> None:
-    if table.num_rows == 0:
-        raise InputError("expected at least one row, found an empty table")
-    if table.column_names.count(name) != 1:
-        raise InputError(f"expected one column {name!r}, found the columns {table.column_names}")
 
 
 def _refuse_lookalikes(clients: Sequence[str], column: str) -> None:
@@ -365,24 +278,6 @@ def _refuse_silent(clients: Sequence[str], texts: Sequence[str], column: str) ->
                 f"column {column!r}, row {row}: expected a text of this client, found white space in all its rows; "
                 "fill or remove them"
             )
-
-
-def normalise(text: str) -> str:
-    """The text without differences of Unicode form, case and white space."""
-    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
-
-
-def _letters(text: str | None) -> bytes:
-    """The letters and digits of a text, without case, accents and what else Unicode's compatible forms tell apart."""
-    folded = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", text or "").casefold())
-    return _NEITHER_LETTER_NOR_DIGIT.sub("", folded).encode("utf-8", "surrogatepass")
-
-
-def _digest(parts: Sequence[bytes]) -> bytes:
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(len(part).to_bytes(8, "big") + part)
-    return digest.digest()
 
 
 def named_labels(table: pa.Table, label_names: tuple[str, ...]) -> pa.Table:

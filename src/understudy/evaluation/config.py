@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from understudy.frozen import Profile, Profiled, Profiles
+from understudy.quantities import Count, CountOrZero, LearningRate, NonEmpty, NumpySeed, Size, setting
 
 _TINY_CLASSIFIER: dict[str, Any] = {"epochs": 3, "learning_rate": 5e-4, "max_length": 64}
 _TINY_EVALUATION: dict[str, Any] = {
@@ -28,25 +29,15 @@ class ClassifierConfig(Profiled):
 
     profiles: ClassVar[Profiles] = {"tiny": _TINY_CLASSIFIER}
 
-    profile: Profile = Field(default="paper", description="Which column of defaults fills the fields not given.")
-    base: str = Field(
-        default="tiny-llama",
-        min_length=1,
-        description="Shipped model name, local folder or hub id (the paper used DistilBERT).",
-    )
-    batch_size: int = Field(default=32, ge=1, le=4096, description="Rows per step, 1 to 4096.")
-    epochs: int = Field(default=5, ge=1, le=100, description="Passes over the training rows, 1 to 100.")
-    learning_rate: float = Field(
-        default=1e-4, gt=0, le=1, description="AdamW, decaying linearly to 0; above 0, at most 1."
-    )
-    weight_decay: float = Field(default=0.01, ge=0, le=1, description="AdamW weight decay, 0 to 1.")
-    max_length: int = Field(default=128, ge=2, le=8192, description="Tokens kept per text, 2 to 8192; the rest is cut.")
-    pooling: Literal["mean", "last"] = Field(
-        default="mean", description="How the hidden states of a text become one vector."
-    )
-    frozen_layers: int = Field(
-        default=0, ge=0, le=200, description="Last transformer layers that are not trained, 0 to 200."
-    )
+    profile: Profile = "paper"
+    base: NonEmpty = setting("tiny-llama", "Shipped model name, local folder or hub id (the paper used DistilBERT).")
+    batch_size: Size = setting(32, "Rows per step, at least 1.")
+    epochs: Count = setting(5, "Passes over the training rows, 1 to 100.", le=100)
+    learning_rate: LearningRate = setting(1e-4, "AdamW, decaying linearly to 0; above 0.")
+    weight_decay: float = setting(0.01, "AdamW weight decay, 0 to 1.", ge=0, le=1)
+    max_length: Count = setting(128, "Tokens kept per text, 2 to 8192; the rest is cut.", ge=2, le=8192)
+    pooling: Literal["mean", "last"] = setting("mean", "How the hidden states of a text become one vector.")
+    frozen_layers: CountOrZero = setting(0, "Last transformer layers that are not trained, 0 to 200.", le=200)
 
 
 class EvaluationConfig(Profiled):
@@ -54,23 +45,16 @@ class EvaluationConfig(Profiled):
 
     profiles: ClassVar[Profiles] = {"tiny": _TINY_EVALUATION}
 
-    profile: Profile = Field(default="paper", description="Which column of defaults fills the fields not given.")
+    profile: Profile = "paper"
     classifier: ClassifierConfig = Field(default_factory=ClassifierConfig)
-    headline: Literal["transformer", "probe"] = Field(
-        default="transformer",
-        description="Whose accuracy is reported as utility.*.accuracy; `probe` skips the transformer.",
+    headline: Literal["transformer", "probe"] = setting(
+        "transformer", "Whose accuracy is reported as utility.*.accuracy; `probe` skips the transformer."
     )
-    seeds: tuple[int, ...] = Field(
-        default=(0, 1, 2), min_length=1, description="Seeds of the transformer classifier, at least one."
-    )
-    replicates: int = Field(
-        default=2000, ge=100, le=100_000, description="Bootstrap replicates per interval, 100 to 100000."
-    )
-    level: float = Field(default=0.95, gt=0.5, lt=1, description="Confidence level, above 0.5 and below 1.")
-    floor_splits: int = Field(
-        default=3, ge=1, le=100, description="Random splits averaged for each fidelity figure, 1 to 100."
-    )
-    public_seed: int = Field(default=0, ge=0, lt=2**32, description="Seed of subsampling, clustering and bootstrap.")
+    seeds: tuple[int, ...] = setting((0, 1, 2), "Seeds of the transformer classifier, at least one.", min_length=1)
+    replicates: Count = setting(2000, "Bootstrap replicates per interval, 100 to 100000.", ge=100, le=100_000)
+    level: float = setting(0.95, "Confidence level, above 0.5 and below 1.", gt=0.5, lt=1)
+    floor_splits: Count = setting(3, "Random splits averaged for each fidelity figure, 1 to 100.", le=100)
+    public_seed: NumpySeed = setting(0, "Seed of subsampling, clustering and bootstrap.")
 
     @model_validator(mode="after")
     def _check_seeds(self) -> EvaluationConfig:

@@ -20,7 +20,6 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 import torch
-from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
@@ -30,6 +29,7 @@ from understudy.evaluation.utility import Interval
 from understudy.frozen import Profile, Profiled, Profiles
 from understudy.models.loading import LoadedModel, load_model
 from understudy.progress import Progress
+from understudy.quantities import Count, CountOrZero, LearningRate, NonEmpty, Size, setting
 
 Counts = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -46,19 +46,15 @@ class NextTokenConfig(Profiled):
 
     profiles: ClassVar[Profiles] = _PROFILES
 
-    profile: Profile = Field(default="tiny", description="Which column of defaults fills the fields not given.")
-    base: str = Field(
-        default="tiny-gpt2",
-        min_length=1,
-        description="Downstream model: shipped name, local folder or hub id. tiny tiny-gpt2, paper DistilGPT2.",
+    profile: Profile = "tiny"
+    base: NonEmpty = setting(
+        "tiny-gpt2", "Downstream model: shipped name, local folder or hub id. tiny tiny-gpt2, paper DistilGPT2."
     )
-    max_length: int = Field(
-        default=64, ge=2, le=100_000, description="Tokens of a text that are read, the begin token included; paper 64."
-    )
-    epochs: int = Field(default=2, ge=0, le=10_000, description="Passes over the texts; 0: none. tiny 2, paper 80.")
-    batch_size: int = Field(default=16, ge=1, le=100_000, description="Texts per step. tiny 16, paper 160.")
-    learning_rate: float = Field(default=5e-4, gt=0, le=1, description="AdamW, constant. tiny 5e-4, paper 2e-4.")
-    weight_decay: float = Field(default=0.01, ge=0, le=1, description="AdamW; 0.01 is torch's own.")
+    max_length: Count = setting(64, "Tokens of a text that are read, the begin token included; paper 64.", ge=2)
+    epochs: CountOrZero = setting(2, "Passes over the texts; 0: none. tiny 2, paper 80.")
+    batch_size: Size = setting(16, "Texts per step. tiny 16, paper 160.")
+    learning_rate: LearningRate = setting(5e-4, "AdamW, constant. tiny 5e-4, paper 2e-4.")
+    weight_decay: float = setting(0.01, "AdamW; 0.01 is torch's own.", ge=0, le=1)
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import torch
-from pydantic import Field
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -41,6 +40,7 @@ from understudy.evaluation.utility import Predictions, score
 from understudy.frozen import Profile, Profiled, Profiles
 from understudy.models.loading import load_model
 from understudy.models.upper_layers import entering_states, freeze_lower_layers, last_state
+from understudy.quantities import Count, CountOrZero, LearningRate, NonEmpty, Size, setting
 
 _STATES_KEPT = 1024  # rows whose entering states are remembered: 50 MB at 48 tokens and 256 wide
 _CHUNK = 64
@@ -57,41 +57,26 @@ class TransferConfig(Profiled):
 
     profiles: ClassVar[Profiles] = {"tiny": _TINY}
 
-    profile: Profile = Field(default="paper", description="Which column of defaults fills the fields not given.")
-    base: str = Field(
-        default="microsoft/phi-1_5",
-        min_length=1,
-        description="Target model: shipped name, local folder or hub id. tiny tiny-llama, paper microsoft/phi-1_5.",
+    profile: Profile = "paper"
+    base: NonEmpty = setting(
+        "microsoft/phi-1_5",
+        "Target model: shipped name, local folder or hub id. tiny tiny-llama, paper microsoft/phi-1_5.",
     )
-    steps: int = Field(default=200, ge=1, le=1_000_000, description="Adam steps, at least 1; paper 200.")
-    batch_size: int = Field(
-        default=16, ge=1, le=4096, description="Rows per step, 1 to 4096; all rows where there are fewer. Paper 16."
+    steps: Count = setting(200, "Adam steps, at least 1; paper 200.")
+    batch_size: Size = setting(16, "Rows per step, at least 1; all rows where there are fewer. Paper 16.")
+    learning_rate: LearningRate = setting(
+        7e-6, "First step size, falling linearly to 0; above 0. tiny 3e-4, paper 7e-6 of {7e-6, 1e-5, 1.5e-5}."
     )
-    learning_rate: float = Field(
-        default=7e-6,
-        gt=0,
-        le=1,
-        description="First step size, falling linearly to 0; above 0. tiny 3e-4, paper 7e-6 of {7e-6, 1e-5, 1.5e-5}.",
+    max_length: Count = setting(
+        128, "Tokens of a text that are read, at least 1; longer ones are cut. tiny 48, paper 128 (unsaid)."
     )
-    max_length: int = Field(
-        default=128,
-        ge=1,
-        le=100_000,
-        description="Tokens of a text that are read, at least 1; longer ones are cut. tiny 48, paper 128 (unsaid).",
+    loss: Loss = setting(
+        "vocabulary", "Cross-entropy of the label's word over the whole vocabulary (paper) or over the label words."
     )
-    loss: Loss = Field(
-        default="vocabulary",
-        description="Cross-entropy of the label's word over the whole vocabulary (paper) or over the label words.",
+    frozen_lower_layers: CountOrZero = setting(
+        0, "First transformer layers left untrained, with the embeddings; 0 trains all. tiny 3, paper 0."
     )
-    frozen_lower_layers: int = Field(
-        default=0,
-        ge=0,
-        le=200,
-        description="First transformer layers left untrained, with the embeddings; 0 trains all. tiny 3, paper 0.",
-    )
-    measure_every: int = Field(
-        default=50, ge=1, le=1_000_000, description="Steps between two calls of the callback, at least 1; paper 50."
-    )
+    measure_every: Count = setting(50, "Steps between two calls of the callback, at least 1; paper 50.")
 
 
 def load_label_model(*, label_words: WordsOf, config: TransferConfig, device: str = "cpu") -> LabelModel:

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
-
 from understudy.frozen import Frozen
+from understudy.quantities import Count, CountOrZero, NonEmpty, Positive, Probability, setting
 
 
 class PromptFormat(Frozen):
@@ -21,15 +20,14 @@ class PromptFormat(Frozen):
     start with a space, which is how byte-level BPE writes a word inside a sentence.
     """
 
-    before: str = Field(
-        default="",
-        description="Public text between BOS and the label, for a base model that follows a template. "
+    before: str = setting(
+        "",
+        "Public text between BOS and the label, for a base model that follows a template. "
         "Any text; empty in the paper.",
     )
-    separator: str = Field(
-        default=":",
-        min_length=1,
-        description="Public text between label and text, at least one character. It stands for the paper's SEP, which "
+    separator: NonEmpty = setting(
+        ":",
+        "Public text between label and text, at least one character. It stands for the paper's SEP, which "
         "pretrained tokenizers do not have.",
     )
 
@@ -37,59 +35,37 @@ class PromptFormat(Frozen):
 class SamplingConfig(Frozen):
     """How the next token is drawn: temperature, then nucleus sampling (Holtzman et al. 2019); no top-k."""
 
-    max_new_tokens: int = Field(
-        default=48,
-        ge=1,
-        description="Longest continuation in tokens, at least 1; prompt and continuation fit the context.",
+    max_new_tokens: Count = setting(
+        48, "Longest continuation in tokens, at least 1; prompt and continuation fit the context."
     )
-    temperature: float = Field(
-        default=1.0,
-        gt=0,
-        le=10,
-        description="Divides the logits, above 0 and at most 10; the paper samples at 1.",
-    )
-    top_p: float = Field(
-        default=0.9,
-        gt=0,
-        le=1,
-        description="Nucleus mass, above 0 and at most 1 (1: plain sampling). The paper gives no value.",
+    temperature: Positive = setting(1.0, "Divides the logits, above 0 and at most 10; the paper samples at 1.", le=10)
+    top_p: Probability = setting(
+        0.9, "Nucleus mass, above 0 and at most 1 (1: plain sampling). The paper gives no value."
     )
 
 
 class SteeringConfig(Frozen):
     """PPLM: gradient steps on the model's state towards a label, then a fused next-token distribution."""
 
-    steer: Literal["key_value", "hidden", "none"] = Field(
-        default="key_value",
-        description="What is shifted: the cached keys and values (PPLM), the last hidden state, or nothing.",
+    steer: Literal["key_value", "hidden", "none"] = setting(
+        "key_value", "What is shifted: the cached keys and values (PPLM), the last hidden state, or nothing."
     )
-    steps: int = Field(default=1, ge=0, le=100, description="Gradient steps per token, 0 to 100; 0 turns steering off.")
-    step_size: float = Field(
-        default=0.03,
-        ge=0,
-        le=10,
-        description="Length of one step relative to the norm of what is shifted, 0 to 10.",
+    steps: CountOrZero = setting(1, "Gradient steps per token, 0 to 100; 0 turns steering off.", le=100)
+    step_size: float = setting(
+        0.03, "Length of one step relative to the norm of what is shifted, 0 to 10.", ge=0, le=10
     )
-    kl_weight: float = Field(
-        default=0.01,
-        ge=0,
-        le=100,
-        description="Weight of KL(modified || unmodified), 0 to 100; PPLM uses 0.01.",
-    )
-    gm_scale: float = Field(
-        default=0.9,
+    kl_weight: float = setting(0.01, "Weight of KL(modified || unmodified), 0 to 100; PPLM uses 0.01.", ge=0, le=100)
+    gm_scale: float = setting(
+        0.9,
+        "Exponent of the modified distribution in the fusion, 0 (unsteered) to 1; PPLM uses 0.9 to 0.95.",
         ge=0,
         le=1,
-        description="Exponent of the modified distribution in the fusion, 0 (unsteered) to 1; PPLM uses 0.9 to 0.95.",
     )
-    window: int = Field(
-        default=0,
-        ge=0,
-        description="Only the last so many cached positions are shifted; 0: all of them. key_value only.",
+    window: CountOrZero = setting(
+        0, "Only the last so many cached positions are shifted; 0: all of them. key_value only."
     )
-    lookahead: bool = Field(
-        default=False,
-        description="Ask the discriminator about the expected next token too (PPLM's horizon 1); twice the cost.",
+    lookahead: bool = setting(
+        False, "Ask the discriminator about the expected next token too (PPLM's horizon 1); twice the cost."
     )
 
     @property

@@ -138,41 +138,74 @@ class QueriesOf(Protocol[C_contra]):
 
 
 @dataclass(frozen=True)
+class Charging(Generic[C]):
+    """What a run is charged for.
+
+    Attributes:
+        protects: settings -> what a run with them protects.
+        settings: settings -> those that private rows meet (ADR 0005): what else is changed charges nothing.
+        queries: gives everything that private rows will be asked: the one source of the event, of the statement's
+            mechanisms, of the dry run and of what the mechanisms permit.
+        releases: kind of the artifact that the charge pays for.
+    """
+
+    protects: Callable[[C], Protected]
+    settings: Callable[[C], C]
+    queries: QueriesOf[C]
+    releases: str
+
+
+@dataclass(frozen=True)
+class Preparation(Generic[C]):
+    """What is asked before anything is charged; no private row is read.
+
+    Attributes:
+        check_model: (settings, label names) -> the loaded base model; refuses what would fail later.
+        describe: (settings, promise) -> what the run says about itself.
+        estimate: (settings, promise) -> expected time and memory, measured on made-up rows.
+    """
+
+    check_model: Callable[[C, Sequence[str]], LoadedModel]
+    describe: Callable[[C, Promise], Description]
+    estimate: Callable[[C, Promise], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Reporting(Generic[C]):
+    """What the report shows of this method alone.
+
+    Attributes:
+        facts: settings -> a few of them that the report names.
+        sections: where the report's own sections of this method are, a function (metrics, statement) -> MethodSections;
+            empty without.
+    """
+
+    facts: Callable[[C], dict[str, str]]
+    sections: str = ""
+
+
+@dataclass(frozen=True)
 class Method(Generic[C]):
     """One method, as the framework sees it.
 
     Attributes:
-        name: as on the command line, in lower case with dashes.
-        summary: one line for people who choose a method.
-        config: its settings, with `method`, `model`, `model_digest`, `samples` and `profile` among them.
+        config: its settings: a `MethodSettings` with `method` and `samples`.
+        charge: what a run is charged for.
+        preparation: what is asked before the charge.
+        report: what the report shows of it.
         flow: where its Prefect flow is, `package.module:function`; it takes a `RunRequest` and gives `Exported`.
-        releases: kind of the artifact that the charge pays for.
-        protects: settings -> what a run with them protects.
-        charged_settings: settings -> those that private rows meet (ADR 0005): what else is changed charges nothing.
-        check_model: (settings, label names) -> the loaded base model; refuses, before anything is charged, what would
-            fail later.
-        queries: gives everything that private rows will be asked: the one source of the event, of the statement's
-            mechanisms, of the dry run and of what the mechanisms permit.
-        describe: (settings, promise) -> what the run says about itself; no private row is read.
-        estimate: (settings, promise) -> expected time and memory, measured on made-up rows.
-        report_facts: settings -> a few of them that the report names.
-        sections: where the report's own sections of this method are, a function (metrics, statement) -> MethodSections;
-            empty without.
         generate: where the function is that draws further rows from what a run exported, a `FurtherRows` of
             `runs.further_texts`; empty where a run releases nothing to draw from.
     """
 
-    name: str
-    summary: str
     config: type[C]
+    charge: Charging[C]
+    preparation: Preparation[C]
+    report: Reporting[C]
     flow: str
-    releases: str
-    protects: Callable[[C], Protected]
-    charged_settings: Callable[[C], C]
-    check_model: Callable[[C, Sequence[str]], LoadedModel]
-    queries: QueriesOf[C]
-    describe: Callable[[C, Promise], Description]
-    estimate: Callable[[C, Promise], dict[str, Any]]
-    report_facts: Callable[[C], dict[str, str]]
-    sections: str = ""
     generate: str = ""
+
+    @property
+    def name(self) -> str:
+        """As on the command line, in lower case with dashes: the one value of the settings' `method`."""
+        return self.config().method

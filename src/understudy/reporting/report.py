@@ -97,14 +97,12 @@ class Content(Frozen):
 
     def measured(self) -> Metrics:
         """The figures with their intervals."""
-        return Metrics(
-            values=self.metrics,
-            intervals=self.intervals,
-            missing=self.missing,
-            lengths=self.lengths,
-            histograms=self.histograms,
-            declared=self.declared,
-        )
+        return Metrics(values=self.metrics, **_beside_values(self))
+
+
+def _beside_values(measured: Metrics | Content) -> dict[str, Any]:
+    """What `Metrics` and the report's content both hold, under the same names, of what was measured."""
+    return {name: getattr(measured, name) for name in Metrics.model_fields if name != "values"}
 
 
 def build_report(  # noqa: PLR0913 - all that a page says, each part by name
@@ -148,11 +146,7 @@ def build_report(  # noqa: PLR0913 - all that a page says, each part by name
         facts=dict(about.facts),
         label_names=about.label_names,
         metrics=metrics.values,
-        intervals=metrics.intervals,
-        missing=metrics.missing,
-        lengths=metrics.lengths,
-        histograms=metrics.histograms,
-        declared=metrics.declared,
+        **_beside_values(metrics),
         statement=_plain(statement),
         budget=budget or budget_of(statement),
         samples=tuple(dict(sample) for sample in choose_samples(samples)),

@@ -66,9 +66,10 @@ def generate_more(origin: Path, *, samples: int, out: Path | None = None, draw: 
     record = _record_of(statement, folder)
     method = registry.get(statement["method"])
     if not method.generate:
+        kind = method.charge.releases
         raise InputError(
-            f"--from {origin}: a run of {method.name} releases a {method.releases} and no model to draw from; for "
-            f"more texts repeat its `understudy run` command with a larger --samples: the {method.releases} is kept, "
+            f"--from {origin}: a run of {method.name} releases a {kind} and no model to draw from; for "
+            f"more texts repeat its `understudy run` command with a larger --samples: the {kind} is kept, "
             "so that charges nothing"
         )
     path = further_file(folder, samples=samples, draw=draw, out=out)

@@ -72,7 +72,7 @@ def validate(request: RunRequest, method: str) -> Validated:
     for store in (private_store(), exchange_store()):
         store.check_writable()
     known = next((record for record in ledger.sources() if record.name == request.source), None)
-    guarded = chosen.protects(config)
+    guarded = chosen.charge.protects(config)
     _check_unit(known, guarded)
     rows = load_and_split(request, guarded.rows, known, keyed_hash=partial(ledger.keyed_hash, request.source))
     delta = check_delta(request.delta if request.delta is not None else default_delta(rows.units), n=rows.units)
@@ -83,7 +83,7 @@ def validate(request: RunRequest, method: str) -> Validated:
     ledger.check_rows(request.source, row_digests, client_digests)
     plan = RunPlan(
         method=method,
-        releases=chosen.releases,
+        releases=chosen.charge.releases,
         rows=guarded.rows,
         source=record.name,
         budget=Budget(epsilon=record.epsilon, delta=record.delta),
@@ -98,8 +98,8 @@ def validate(request: RunRequest, method: str) -> Validated:
         charged=asked.charged,
         queries=asked.promise.queries,
         description=asked.description,
-        report_facts=chosen.report_facts(asked.config),
-        sections=chosen.sections,
+        report_facts=chosen.report.facts(asked.config),
+        sections=chosen.report.sections,
         notes=(*rows.notes, *asked.notes, *budget_note),
         model_notes=asked.notes,
     )
@@ -137,7 +137,7 @@ def _asked(
     """
     epsilon, delta, n, label_names = promised
     named = config.model_copy(update={"model_digest": folder_digest(model_folder(config.model))})
-    charged = method.charged_settings(named)
+    charged = method.charge.settings(named)
     key = (
         request_key(ledger, rows.train, method=method.name, source=request.source, promised=promised, charged=charged)
         if known
@@ -156,12 +156,12 @@ def _asked(
                 is_charged=True,
                 finished=earlier,
             )
-    base = method.check_model(config.model_copy(update={"model_digest": ""}), label_names)
+    base = method.preparation.check_model(config.model_copy(update={"model_digest": ""}), label_names)
     before_charge(Path(request.out).expanduser(), base)
-    queries = method.queries(named, n=n, epsilon=epsilon, delta=delta)
+    queries = method.charge.queries(named, n=n, epsilon=epsilon, delta=delta)
     check_epsilon_of(queries, epsilon=epsilon, delta=delta)
     promise = Promise(queries, n, epsilon, delta, label_names)
-    return _Asked(named, charged, promise, method.describe(named, promise), base.notes, bool(paid))
+    return _Asked(named, charged, promise, method.preparation.describe(named, promise), base.notes, bool(paid))
 
 
 def _is_finished(plan: finished_plans.FinishedPlan, ledger: Ledger, request: RunRequest, rows: SplitRows) -> bool:

@@ -11,23 +11,18 @@ from prefect import flow
 from bag_of_words.method import COUNTS, BagOfWordsConfig
 from understudy.artifacts.access import TABLE, VALUE, ArtifactRef, path_of, read_table, store_for
 from understudy.evaluation.config import EvaluationConfig
+from understudy.flows.paid_run import paid_run
 from understudy.privacy import labels
-from understudy.privacy.queries import Queries
 from understudy.runs.exported import Exported
-from understudy.runs.registration import registered
 from understudy.runs.request import RunRequest
-from understudy.tasks.charge_receipt import ChargeReceipt, open_mechanisms
-from understudy.tasks.charging import charge, environment_digest, finalize
+from understudy.tasks.charge_receipt import ChargeReceipt, open_mechanisms, write_released
+from understudy.tasks.charging import finalize
 from understudy.tasks.engine.runtime import code_digest, progress, task
-from understudy.tasks.engine.tracking import parent_run
 from understudy.tasks.evaluation import evaluate
-from understudy.tasks.export import export
 
 
 @task(name="count-tokens")
-def count_tokens(
-    rows: ArtifactRef, receipt: ChargeReceipt, config: BagOfWordsConfig, names: tuple[str, ...], queries: Queries
-) -> ArtifactRef:
+def count_tokens(rows: ArtifactRef, receipt: ChargeReceipt, config: BagOfWordsConfig) -> ArtifactRef:
     """The noised counts: everything that the charge pays for."""
     import torch
 
@@ -35,7 +30,7 @@ def count_tokens(
     from understudy.tensor_files import save_tensors
 
     tokenizer, table = load_base(config).tokenizer, read_table(rows)
-    counts = torch.zeros(len(names), len(tokenizer), dtype=torch.float64)
+    counts = torch.zeros(len(receipt.label_names), len(tokenizer), dtype=torch.float64)
     for text, label in zip(table["text"].to_pylist(), table["label"].to_pylist(), strict=True):
         if text is not None:  # a null row keeps its slot and adds nothing
             # Cut: of a longer text the tokenizer would say how long it is, in the log.
@@ -43,13 +38,11 @@ def count_tokens(
             own = torch.bincount(torch.tensor(ids, dtype=torch.int64), minlength=len(tokenizer)).double()
             counts[label] += own / own.norm().clamp(min=1.0)
     mechanisms = open_mechanisms(receipt)
-    noise = queries[0].noise_multiplier
+    noise = receipt.queries[0].noise_multiplier
     noised = mechanisms.gaussian_sum(
         {"counts": counts}, sensitivity=1.0, noise_multiplier=noise, step=0, purpose=COUNTS
     )
-    with store_for(receipt.label).write(
-        kind="counts", label=receipt.label, parents=[f"source:{receipt.source}@{receipt.charge_id}"]
-    ) as draft:
+    with write_released(receipt, kind="counts") as draft:
         save_tensors(draft.path / "counts.safetensors", noised)
     return draft.ref
 
@@ -80,16 +73,12 @@ def draw_texts(counts: ArtifactRef, config: BagOfWordsConfig, names: tuple[str, 
 @flow(name="bag-of-words", persist_result=True)
 def bag_of_words(request: RunRequest) -> Exported:
     """Private labelled texts in, texts of independent tokens out."""
-    plan = registered(request, "bag-of-words")
-    config, names, (rows, test_rows) = plan.settings(BagOfWordsConfig), plan.label_names, plan.stored_rows
-    with parent_run(plan.key, "bag-of-words", parameters={"request": request, "config": config}):
-        code = environment_digest(code_digest(count_tokens.fn))
-        receipt = charge(plan, code=code, accept_new=request.accept_new_charge)
-        counts = count_tokens(rows, receipt, plan.charged_settings(BagOfWordsConfig), names, plan.queries)
-        counts = finalize(receipt, counts)
-        synthetic = draw_texts(counts, config, names)
+    with paid_run(request, BagOfWordsConfig, code_digest(count_tokens.fn)) as run:
+        names, (rows, test_rows) = run.plan.label_names, run.rows
+        counts = finalize(run.receipt, count_tokens(rows, run.receipt, run.charged))
+        synthetic = draw_texts(counts, run.config, names)
         metrics = evaluate(synthetic, rows, test_rows, None, names, EvaluationConfig(profile=request.profile))
-        return export(plan, receipt, counts, synthetic, metrics, out=request.out)
+        return run.export(counts, synthetic, metrics)
 
 
 def sections(metrics, statement):

@@ -9,27 +9,22 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from pydantic import Field
-
-from understudy.frozen import Frozen, Profile
-from understudy.methods.method import LABELLED_EXAMPLES, Description, Method, Promise
+from understudy.frozen import MethodSettings
+from understudy.methods.method import LABELLED_EXAMPLES, Charging, Description, Method, Preparation, Promise, Reporting
 from understudy.privacy.accounting import analytic_gaussian_sigma
 from understudy.privacy.queries import Queries, Query
 from understudy.privacy.statement import Access, mechanism_facts
+from understudy.quantities import Count, setting
 
 COUNTS = "token-counts"
 
 
-class BagOfWordsConfig(Frozen):
+class BagOfWordsConfig(MethodSettings):
     """Texts of independent tokens; the base model lends its tokenizer, which is the public vocabulary."""
 
     method: Literal["bag-of-words"] = "bag-of-words"
-    profile: Profile = "tiny"
-    model: str = "tiny-llama"
-    model_digest: str = ""
-    samples: int = Field(default=100, ge=1, description="Texts in all, equally many per label.")
-    length: int = Field(default=12, ge=1, description="Tokens of a text.")
-    public_seed: int = 0
+    samples: Count = setting(100, "Texts in all, equally many per label.")
+    length: Count = setting(12, "Tokens of a text.")
 
 
 def charged_settings(config: BagOfWordsConfig) -> BagOfWordsConfig:
@@ -64,17 +59,9 @@ def describe(config: BagOfWordsConfig, promise: Promise) -> Description:
 
 
 METHOD = Method(
-    name="bag-of-words",
-    summary="texts of independent tokens, drawn from noised counts",
     config=BagOfWordsConfig,
+    charge=Charging(lambda _: LABELLED_EXAMPLES, settings=charged_settings, queries=queries, releases="counts"),
+    preparation=Preparation(check_model, describe, estimate=lambda config, promise: {"expected_minutes": 0.1}),
+    report=Reporting(lambda config: {"length": str(config.length)}, sections="bag_of_words.flow:sections"),
     flow="bag_of_words.flow:bag_of_words",
-    releases="counts",
-    protects=lambda _: LABELLED_EXAMPLES,
-    charged_settings=charged_settings,
-    check_model=check_model,
-    queries=queries,
-    describe=describe,
-    estimate=lambda config, promise: {"expected_minutes": 0.1},
-    report_facts=lambda config: {"length": str(config.length)},
-    sections="bag_of_words.flow:sections",
 )

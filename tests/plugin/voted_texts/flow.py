@@ -13,17 +13,15 @@ from understudy.artifacts.access import TABLE, VALUE, ArtifactRef, path_of, read
 from understudy.baselines.private_evolution import threshold
 from understudy.baselines.votes import Samples, release_votes, survival
 from understudy.data import tables
+from understudy.flows.paid_run import paid_run
 from understudy.privacy import labels
 from understudy.privacy.dpsgd.training import DpSgdPlan, Stream
 from understudy.privacy.queries import Queries
 from understudy.runs.exported import Exported
-from understudy.runs.registration import registered
 from understudy.runs.request import RunRequest
-from understudy.tasks.charge_receipt import ChargeReceipt, open_mechanisms
-from understudy.tasks.charging import charge, environment_digest, finalize
+from understudy.tasks.charge_receipt import ChargeReceipt, open_mechanisms, write_released
+from understudy.tasks.charging import finalize
 from understudy.tasks.engine.runtime import code_digest, task
-from understudy.tasks.engine.tracking import parent_run
-from understudy.tasks.export import export
 from voted_texts.method import VotedTextsConfig
 
 
@@ -47,7 +45,7 @@ def votes_plan_of(queries: Queries) -> DpSgdPlan:
 
 
 @task(name="vote")
-def vote(rows: ArtifactRef, receipt: ChargeReceipt, config: VotedTextsConfig, queries: Queries) -> ArtifactRef:
+def vote(rows: ArtifactRef, receipt: ChargeReceipt, config: VotedTextsConfig) -> ArtifactRef:
     """The noised votes: everything that the charge pays for."""
     import torch
 
@@ -57,12 +55,11 @@ def vote(rows: ArtifactRef, receipt: ChargeReceipt, config: VotedTextsConfig, qu
     table, encode = read_table(rows), load_encoder().encode
     slots: dict[bytes, int] = {}
     owners = [slots.setdefault(unit, len(slots)) for unit in table["unit_id"].to_pylist()]
-    samples = Samples(encode(table["text"].to_pylist()), np.array(owners, np.int64), queries[0].units)
+    samples = Samples(encode(table["text"].to_pylist()), np.array(owners, np.int64), receipt.queries[0].units)
     mechanisms = open_mechanisms(receipt)
-    plan = votes_plan_of(queries)
+    plan = votes_plan_of(receipt.queries)
     votes = release_votes(samples, encode(candidates(config)), plan=plan, mechanisms=mechanisms, round=0)
-    parents = [f"source:{receipt.source}@{receipt.charge_id}"]
-    with store_for(receipt.label).write(kind="votes", label=receipt.label, parents=parents) as draft:
+    with write_released(receipt, kind="votes") as draft:
         save_tensors(draft.path / "votes.safetensors", {"votes": torch.from_numpy(votes)})
     return draft.ref
 
@@ -100,13 +97,7 @@ def compare_texts(synthetic: ArtifactRef, rows: ArtifactRef, test: ArtifactRef) 
 @flow(name="voted-texts", persist_result=True)
 def voted_texts(request: RunRequest) -> Exported:
     """Texts of private clients in, the public texts that they vote for out."""
-    plan = registered(request, "voted-texts")
-    config, (rows, test_rows) = plan.settings(VotedTextsConfig), plan.stored_rows
-    with parent_run(plan.key, "voted-texts", parameters={"request": request, "config": config}):
-        code = environment_digest(code_digest(vote.fn))
-        receipt = charge(plan, code=code, accept_new=request.accept_new_charge)
-        votes = vote(rows, receipt, plan.charged_settings(VotedTextsConfig), plan.queries)
-        votes = finalize(receipt, votes)
-        synthetic = keep_texts(votes, config, plan.queries)
-        metrics = compare_texts(synthetic, rows, test_rows)
-        return export(plan, receipt, votes, synthetic, metrics, out=request.out)
+    with paid_run(request, VotedTextsConfig, code_digest(vote.fn)) as run:
+        votes = finalize(run.receipt, vote(run.rows[0], run.receipt, run.charged))
+        synthetic = keep_texts(votes, run.config, run.plan.queries)
+        return run.export(votes, synthetic, compare_texts(synthetic, *run.rows))

@@ -8,27 +8,23 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field
-
 from understudy.baselines.private_evolution import EvolutionConfig
 from understudy.baselines.private_evolution import plan as votes_plan
-from understudy.frozen import Frozen, Profile
-from understudy.methods.method import Description, Method, Promise, Protected
+from understudy.frozen import MethodSettings
+from understudy.methods.method import Charging, Description, Method, Preparation, Promise, Protected, Reporting
 from understudy.privacy.queries import Queries
 from understudy.privacy.statement import Access, mechanism_facts
+from understudy.quantities import Count
 from understudy.settings import settings
 
 
-class VotedTextsConfig(Frozen):
+class VotedTextsConfig(MethodSettings):
     """Private Evolution of one round."""
 
     method: Literal["voted-texts"] = "voted-texts"
-    profile: Profile = "tiny"
-    model: str = "tiny-llama"
-    model_digest: str = ""
-    samples: int = Field(default=20, ge=1)
+    samples: Count = 20
     seeds: str = "sample:public"
-    candidates: int = Field(default=30, ge=1)
+    candidates: Count = 30
 
     @property
     def evolution(self) -> EvolutionConfig:
@@ -67,16 +63,14 @@ def describe(config: VotedTextsConfig, promise: Promise) -> Description:
 
 
 METHOD = Method(
-    name="voted-texts",
-    summary="public texts that clients' noised votes keep",
     config=VotedTextsConfig,
+    charge=Charging(
+        lambda _: Protected("clients", "client", "add_or_remove_one"),
+        settings=charged_settings,
+        queries=queries,
+        releases="votes",
+    ),
+    preparation=Preparation(check_model, describe, estimate=lambda config, promise: {"expected_minutes": 0.1}),
+    report=Reporting(lambda config: {"candidates": str(config.candidates)}),
     flow="voted_texts.flow:voted_texts",
-    releases="votes",
-    protects=lambda _: Protected("clients", "client", "add_or_remove_one"),
-    charged_settings=charged_settings,
-    check_model=check_model,
-    queries=queries,
-    describe=describe,
-    estimate=lambda config, promise: {"expected_minutes": 0.1},
-    report_facts=lambda config: {"candidates": str(config.candidates)},
 )

@@ -73,7 +73,7 @@ def test_every_object_of_the_registry_is_a_method_whose_places_exist():
     for name in registry.BUILT_IN:
         method = registry.get(name)
         assert isinstance(method, Method)
-        for place in (method.flow, method.sections, method.generate):
+        for place in (method.flow, method.report.sections, method.generate):
             if place:
                 module, _, attribute = place.partition(":")
                 path = importlib.util.find_spec(module).origin

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from understudy.data.private_rows import PrivateRows
 from understudy.errors import InputError
 from understudy.generation.prompts import PromptTable, build_prompts, encode_text, special_ids
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
@@ -29,6 +30,7 @@ class EncodedRows:
         label: `(n,)` int64, 0 for null rows.
         valid: `(n,)` bool, False for null rows.
         prompts: The public prompts; text begins in column `prompts.width`.
+        label_names: Every label, public.
         truncated: How many texts were cut: internal, never shown outside.
     """
 
@@ -38,6 +40,7 @@ class EncodedRows:
     label: Tensor
     valid: Tensor
     prompts: PromptTable
+    label_names: tuple[str, ...]
     truncated: int
 
     @property
@@ -51,39 +54,30 @@ class EncodedRows:
         return self.prompts.label_span
 
 
-def encode(
-    texts: Sequence[str | None],
-    labels: Sequence[int | None],
-    *,
-    label_names: Sequence[str],
-    tokenizer: Any,
-    config: ConditionalGenerationConfig,
-) -> EncodedRows:
+def encode(private: PrivateRows, *, tokenizer: Any, config: ConditionalGenerationConfig) -> EncodedRows:
     """Encode rows for training; a row whose text or label is None is the null row.
 
     Args:
-        texts: Private texts.
-        labels: Index into `label_names` of each row, private.
-        label_names: Every label, public.
+        private: The rows.
         tokenizer: The base model's tokenizer.
         config: Gives prompt and padded length.
 
     Raises:
         InputError: Label names collide or the prompt leaves no room for text.
     """
-    _check_labels(labels, len(label_names))
-    prompts = build_prompts(tokenizer, label_names, config.prompt)
-    present = [text is not None and label is not None for text, label in zip(texts, labels, strict=True)]
-    shown = [text if keep else None for text, keep in zip(texts, present, strict=True)]
-    label = torch.tensor([k if keep else 0 for k, keep in zip(labels, present, strict=True)], dtype=torch.long)
-    text_ids, text_mask, truncated = encode_texts(shown, prompts=prompts, tokenizer=tokenizer, config=config)
+    prompts = build_prompts(tokenizer, private.label_names, config.prompt)
+    label = torch.tensor(private.label_indices, dtype=torch.long)
+    text_ids, text_mask, truncated = encode_texts(
+        private.valid_texts, prompts=prompts, tokenizer=tokenizer, config=config
+    )
     prompt_mask = prompts.attention_mask[label]
     return EncodedRows(
         input_ids=torch.cat([prompts.input_ids[label], text_ids], dim=1),
         attention_mask=torch.cat([prompt_mask, text_mask.long()], dim=1),
         loss_mask=torch.cat([torch.zeros_like(prompt_mask, dtype=torch.bool), text_mask], dim=1),
         label=label,
-        valid=torch.tensor(present, dtype=torch.bool),
+        valid=torch.tensor(private.valid, dtype=torch.bool),
+        label_names=tuple(private.label_names),
         prompts=prompts,
         truncated=truncated,
     )
@@ -110,14 +104,6 @@ def encode_texts(
         ids[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.long)
         mask[row, : len(tokens)] = True
     return ids, mask, truncated
-
-
-def _check_labels(labels: Sequence[int | None], count: int) -> None:
-    for row, label in enumerate(labels):
-        if label is not None and not 0 <= label < count:
-            raise InputError(
-                f"row {row}: expected a label index from 0 to {count - 1}; declare every label of the data"
-            )
 
 
 def text_room(prompts: PromptTable, config: ConditionalGenerationConfig) -> int:

@@ -8,65 +8,41 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from understudy.data.private_rows import PrivateRows
 from understudy.generation.prompts import build_prompts
 from understudy.methods.conditional_generation.class_sizes import count_labels
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
 from understudy.methods.conditional_generation.encode import encode
 from understudy.methods.conditional_generation.model import build_model
-from understudy.methods.conditional_generation.queries import CLASS_SIZES, QuerySchedule
+from understudy.methods.conditional_generation.queries import CLASS_SIZES, Asked
 from understudy.methods.conditional_generation.storage import StoredModel
 from understudy.methods.conditional_generation.train import Checkpoints, check_trainable, fit
 from understudy.models.loading import LoadedModel, load_base
-from understudy.privacy.mechanisms import Mechanisms
 from understudy.progress import Progress
 
 
-def train_on_table(  # noqa: PLR0913 - rows, public settings, and what a resumable task brings along
-    texts: Sequence[str | None],
-    row_labels: Sequence[int | None],
-    *,
-    label_names: Sequence[str],
-    config: ConditionalGenerationConfig,
-    schedule: QuerySchedule,
-    mechanisms: Mechanisms,
-    base: LoadedModel | None = None,
-    checkpoints: Checkpoints | None = None,
-    progress: Progress | None = None,
+def train_on_table(
+    private: PrivateRows, asked: Asked, *, checkpoints: Checkpoints | None = None, progress: Progress | None = None
 ) -> StoredModel:
-    """Train on private rows under `schedule`.
+    """Train on private rows as charged.
 
-    *Guarantee*: (epsilon, delta)-DP as charged, unit example, relation replace_special, n and label list public; at
-    epsilon = inf none, and the result is private.
+    *Guarantee*: that of the charge (`privacy.charged`); unit example, relation replace_special.
 
     Args:
-        texts: one per slot, private; None is the null row.
-        row_labels: index into `label_names` of each row, private.
-        label_names: every label, public.
-        config: the charged settings.
-        schedule: what was charged.
-        mechanisms: of the charge.
-        base: public base model, changed in place; None loads `config.model`.
+        private: the rows.
+        asked: what was charged.
         checkpoints: training name -> sink of its state, under the private root.
         progress: called with (steps done, steps in all).
     """
-    loaded = base or load_base(config)
-    rows = encode(texts, row_labels, label_names=label_names, tokenizer=loaded.tokenizer, config=config)
-    counts = None
-    if schedule.histogram_sigma is not None:
-        exact = count_labels(rows.label, rows.valid, len(label_names))
-        released = mechanisms.histogram(exact, sigma=schedule.histogram_sigma, purpose=CLASS_SIZES)
+    loaded = load_base(asked.config)
+    rows = encode(private, tokenizer=loaded.tokenizer, config=asked.config)
+    counts, sigma = None, asked.schedule.histogram_sigma
+    if sigma is not None:
+        exact = count_labels(rows.label, rows.valid, len(rows.label_names))
+        released = asked.mechanisms.histogram(exact, sigma=sigma, purpose=CLASS_SIZES)
         counts = tuple(int(count) for count in released)
-    trained = fit(
-        loaded,
-        rows,
-        label_names=label_names,
-        config=config,
-        schedule=schedule,
-        mechanisms=mechanisms,
-        checkpoints=checkpoints,
-        progress=progress,
-    )
-    return StoredModel(trained, config, counts)
+    trained = fit(loaded, rows, asked, checkpoints=checkpoints, progress=progress)
+    return StoredModel(trained, asked.config, counts)
 
 
 def check_model(config: ConditionalGenerationConfig, label_names: Sequence[str]) -> LoadedModel:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
-from understudy.methods.conditional_generation.queries import queries_of, schedule_of
-from understudy.methods.method import LABELLED_EXAMPLES, Description, Method, Promise
+from understudy.methods.conditional_generation.queries import Asked, queries_of, schedule_of
+from understudy.methods.method import LABELLED_EXAMPLES, Charging, Description, Method, Preparation, Promise, Reporting
 from understudy.privacy.queries import Queries, Query
 from understudy.privacy.statement import FLOATING_POINT, TRAINING_FLOATS, Access, mechanism_facts
 from understudy.settings import settings
@@ -94,6 +94,7 @@ def report_facts(config: ConditionalGenerationConfig) -> dict[str, str]:
 
 def estimate(config: ConditionalGenerationConfig, promise: Promise) -> dict[str, Any]:
     """Expected time and memory, measured on a few steps with made-up rows of the run's public shape."""
+    from understudy.data.private_rows import PrivateRows
     from understudy.methods.conditional_generation.fitting import train_on_table
     from understudy.privacy.ledger.records import KeyMaterial
     from understudy.privacy.mechanisms import Mechanisms
@@ -106,12 +107,8 @@ def estimate(config: ConditionalGenerationConfig, promise: Promise) -> dict[str,
     text = "a text of the padded length " * config.train.max_length
     marks: list[float] = [time.perf_counter()]
     train_on_table(
-        [text] * promise.n,
-        [0] * promise.n,
-        label_names=promise.label_names,
-        config=config,
-        schedule=short,
-        mechanisms=mechanisms,
+        PrivateRows([text] * promise.n, [0] * promise.n, promise.label_names),
+        Asked(config, short, mechanisms),
         progress=lambda _step, _total: marks.append(time.perf_counter()),
     )
     # The first interval also holds loading and encoding, so it counts only where it is the only one.
@@ -124,17 +121,10 @@ def estimate(config: ConditionalGenerationConfig, promise: Promise) -> dict[str,
 
 
 METHOD = Method(
-    name="conditional-generation",
-    summary="DP fine-tuning on labelled texts, then steered generation",
     config=ConditionalGenerationConfig,
+    charge=Charging(lambda _: LABELLED_EXAMPLES, settings=charged_settings, queries=queries, releases="model"),
+    preparation=Preparation(check_model, describe=describe, estimate=estimate),
+    report=Reporting(report_facts),
     flow="understudy.flows.conditional_generation:conditional_generation",
-    releases="model",
-    protects=lambda _: LABELLED_EXAMPLES,
-    charged_settings=charged_settings,
-    check_model=check_model,
-    queries=queries,
-    describe=describe,
-    estimate=estimate,
-    report_facts=report_facts,
     generate="understudy.methods.conditional_generation.more:further_rows",
 )

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from understudy.errors import InputError, UnderstudyError
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
 from understudy.privacy.accounting import analytic_gaussian_sigma, calibrate_noise_multiplier
+from understudy.privacy.charged import Charged
 from understudy.privacy.dpsgd.training import DpSgdPlan, Stream
 from understudy.privacy.queries import Queries, Query, event_of
 
@@ -78,6 +79,9 @@ def schedule_of(queries: Queries) -> QuerySchedule:
     if not trainings or _queries(trainings, sigma) != queries:
         raise UnderstudyError("expected the queries of a training and, at most, a class histogram; found others")
     return QuerySchedule(trainings=trainings, histogram_sigma=sigma)
+
+
+Asked = Charged[ConditionalGenerationConfig, QuerySchedule]
 
 
 def queries_of(

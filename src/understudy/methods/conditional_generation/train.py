@@ -7,7 +7,7 @@ and naive_filter's classifier learns on prefixes, as the discriminator does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import cast
 
@@ -26,41 +26,36 @@ from understudy.methods.conditional_generation.model import (
     build_model,
     merge_adapters,
 )
-from understudy.methods.conditional_generation.queries import DISCRIMINATOR, FILTER, HEAD, JOINT, LM, QuerySchedule
+from understudy.methods.conditional_generation.queries import (
+    DISCRIMINATOR,
+    FILTER,
+    HEAD,
+    JOINT,
+    LM,
+    Asked,
+)
 from understudy.models.loading import LoadedModel
 from understudy.models.lora import trainable_parameters
 from understudy.privacy.dpsgd.layers import rules_of
 from understudy.privacy.dpsgd.training import Batch, CheckpointSink, Objective, Schedule, train
-from understudy.privacy.mechanisms import Mechanisms
 from understudy.progress import Progress
 
 Checkpoints = Callable[[str], CheckpointSink]
 
 
 def fit(
-    base: LoadedModel,
-    rows: EncodedRows,
-    *,
-    label_names: Sequence[str],
-    config: ConditionalGenerationConfig,
-    schedule: QuerySchedule,
-    mechanisms: Mechanisms,
-    checkpoints: Checkpoints | None = None,
-    progress: Progress | None = None,
+    base: LoadedModel, rows: EncodedRows, asked: Asked, *, checkpoints: Checkpoints | None, progress: Progress | None
 ) -> TrainedModel:
-    """Fine-tune a base model and train its heads under `schedule`.
+    """Fine-tune a base model and train its heads as charged.
 
-    *Guarantee*: the result is a function of the mechanisms' outputs alone, whose queries are part of `schedule.queries`
+    *Guarantee*: the result is a function of the mechanisms' outputs alone, whose queries are part of the schedule's
     (unit example, relation replace_special).
 
     Args:
         base: Public base model; changed in place.
         rows: Encoded private rows.
-        label_names: Every label, public.
-        config: The config that gave `schedule`.
-        schedule: What was charged.
-        mechanisms: Of the charge.
-        checkpoints: Training name -> sink of its state.
+        asked: What was charged.
+        checkpoints: Training name -> sink of its state; None keeps none.
         progress: Called with (steps done, steps in all).
 
     Returns:
@@ -69,11 +64,12 @@ def fit(
     Raises:
         InputError: The rows are not as many as the schedule says.
     """
+    config, schedule = asked.config, asked.schedule
     if len(rows.valid) != schedule.trainings[0].n:
         raise InputError(
             f"expected n={schedule.trainings[0].n} rows, as charged, found {len(rows.valid)}; null rows count"
         )
-    model = build_model(base.model, label_names=label_names, config=config)
+    model = build_model(base.model, label_names=rows.label_names, config=config)
     data = {name: getattr(rows, name) for name in ("input_ids", "attention_mask", "loss_mask", "label", "valid")}
     done = 0
     for training in schedule.trainings:
@@ -85,13 +81,13 @@ def fit(
             plan=training,
             objectives={stream.name: objectives[stream.name] for stream in training.streams},
             data=data,
-            mechanisms=mechanisms,
+            mechanisms=asked.mechanisms,
             micro_batch=config.train.micro_batch,
             checkpoint=None if checkpoints is None else checkpoints(training.name),
             progress=None if progress is None else partial(_report, progress, done, schedule.steps),
         )
         done += training.steps
-    return TrainedModel(merge_adapters(model), base.tokenizer, tuple(label_names), rows.prompts)
+    return TrainedModel(merge_adapters(model), base.tokenizer, rows.label_names, rows.prompts)
 
 
 def check_trainable(

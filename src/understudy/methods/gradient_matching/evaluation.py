@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from scipy.stats import binomtest
 
 from understudy.evaluation.encoder import FloatArray
@@ -29,14 +30,19 @@ from understudy.evaluation.nearest import log_perplexities, nearest_real
 from understudy.evaluation.rows import Conditions, LabelledTexts
 from understudy.evaluation.transfer import WordsOf
 from understudy.methods.gradient_matching.evaluation_config import MatchingEvaluationConfig
+from understudy.methods.gradient_matching.loss import text_losses
 from understudy.methods.gradient_matching.metric_names import METRIC_NAMES
+from understudy.methods.gradient_matching.release import Target
+from understudy.methods.gradient_matching.targets import TargetSpace
 from understudy.methods.gradient_matching.transfer import measure_transfer, sample_rows
+from understudy.methods.gradient_matching.verbalizer import Verbalizer
 from understudy.models.loading import LoadedModel
 from understudy.progress import Progress
 
 __all__ = [
     "EvaluationModels",
     "MatchedLosses",
+    "losses_of",
     "measure_frechet",
     "measure_log_perplexity",
     "measure_losses",
@@ -51,7 +57,38 @@ Labels = Sequence[int] | npt.NDArray[np.int64]
 Losses = npt.NDArray[np.float64]
 
 _BINS = 24
+_BATCH = 64
 _NOTHING: Losses = np.zeros(0)
+
+
+def losses_of(
+    rows: LabelledTexts, target: Target, *, base: LoadedModel, space: TargetSpace, verbalizer: Verbalizer
+) -> Losses:
+    """Matching losses (n,) of texts, tokenised again, under the released target of their labels.
+
+    Args:
+        rows: Synthetic or prompt-only texts.
+        target: What they are judged by.
+        base: The model whose gradient the target is.
+        space: Where the target lives.
+        verbalizer: Prefix and template.
+    """
+    truth = torch.as_tensor(rows.labels)
+    found = [
+        text_losses(
+            [rows.texts[row] for row in part.tolist()],
+            truth[part],
+            model=base.model,
+            tokenizer=base.tokenizer,
+            space=space,
+            target=target.stacked,
+            verbalizer=verbalizer,
+            max_length=target.settings.max_length,
+        )
+        for part in torch.split(torch.arange(len(rows.texts)), _BATCH)
+    ]
+    losses: Losses = torch.cat(found).double().numpy()
+    return losses
 
 
 @dataclass(frozen=True)

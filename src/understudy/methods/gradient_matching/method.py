@@ -14,13 +14,14 @@ from understudy.methods.gradient_matching.config import GradientMatchingConfig
 from understudy.methods.gradient_matching.queries import (
     LENGTH,
     TARGET,
+    Asked,
     calibrations,
     queries_of,
     schedule_of,
     signal_to_noise_bound,
     signal_to_noise_warning,
 )
-from understudy.methods.method import LABELLED_EXAMPLES, Description, Method, Promise
+from understudy.methods.method import LABELLED_EXAMPLES, Charging, Description, Method, Preparation, Promise, Reporting
 from understudy.privacy.queries import Queries
 from understudy.privacy.statement import Access, mechanism_facts
 
@@ -170,6 +171,7 @@ def report_facts(config: GradientMatchingConfig) -> dict[str, str]:
 
 def estimate(config: GradientMatchingConfig, promise: Promise) -> dict[str, Any]:
     """Expected time and memory, measured on made-up rows of the padded length and one batch of texts, one round."""
+    from understudy.data.private_rows import PrivateRows
     from understudy.methods.gradient_matching.optimise import match_shard
     from understudy.methods.gradient_matching.release import release_target
     from understudy.models.loading import load_base
@@ -184,12 +186,8 @@ def estimate(config: GradientMatchingConfig, promise: Promise) -> dict[str, Any]
     text = "a text of the padded length " * config.max_length
     began = time.perf_counter()
     target = release_target(
-        [text] * rows,
-        [i % len(label_names) for i in range(rows)],
-        label_names=label_names,
-        config=charged_settings(config),
-        schedule=few,
-        mechanisms=mechanisms,
+        PrivateRows([text] * rows, [i % len(label_names) for i in range(rows)], label_names),
+        Asked(charged_settings(config), few, mechanisms),
         base=base,
     )
     released = time.perf_counter()
@@ -220,17 +218,9 @@ def _dimensions(config: GradientMatchingConfig, label_names: Sequence[str]) -> t
 
 
 METHOD = Method(
-    name="gradient-matching",
-    summary="readable texts matched to one noised gradient per label (GRADMM)",
     config=GradientMatchingConfig,
+    charge=Charging(lambda _: LABELLED_EXAMPLES, settings=charged_settings, queries=queries, releases="target"),
+    preparation=Preparation(check_model, describe=describe, estimate=estimate),
+    report=Reporting(report_facts, sections="understudy.methods.gradient_matching.report:sections"),
     flow="understudy.flows.gradient_matching:gradient_matching",
-    releases="target",
-    protects=lambda _: LABELLED_EXAMPLES,
-    charged_settings=charged_settings,
-    check_model=check_model,
-    queries=queries,
-    describe=describe,
-    estimate=estimate,
-    report_facts=report_facts,
-    sections="understudy.methods.gradient_matching.report:sections",
 )

@@ -23,6 +23,7 @@ from scipy.special import ndtr
 from understudy.errors import InputError, UnderstudyError
 from understudy.methods.gradient_matching.config import GradientMatchingConfig
 from understudy.privacy.accounting import analytic_gaussian_sigma, combined_noise_multiplier, epsilon_pld
+from understudy.privacy.charged import Charged
 from understudy.privacy.queries import Queries, Query, event_of
 
 Formula = Literal["analytic", "paper"]
@@ -97,6 +98,9 @@ def schedule_of(queries: Queries) -> QuerySchedule:
         if found.queries == queries:
             return found
     raise UnderstudyError("expected the queries of a target and, at most, a length; found others")
+
+
+Asked = Charged[GradientMatchingConfig, QuerySchedule]
 
 
 def queries_of(config: GradientMatchingConfig, *, n: int, epsilon: float, delta: float) -> Queries:

@@ -10,7 +10,6 @@ the texts' mean length is public or paid for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,12 +17,13 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from understudy.data.private_rows import PrivateRows
 from understudy.errors import ArtifactDamaged, InputError
 from understudy.frozen import Frozen
 from understudy.methods.gradient_matching.config import GradientMatchingConfig
 from understudy.methods.gradient_matching.full_gradient import all_parameters, full_clipped_sum
 from understudy.methods.gradient_matching.loss import row_states
-from understudy.methods.gradient_matching.queries import LENGTH, LENGTH_SENSITIVITY, TARGET, QuerySchedule
+from understudy.methods.gradient_matching.queries import LENGTH, LENGTH_SENSITIVITY, TARGET, Asked, QuerySchedule
 from understudy.methods.gradient_matching.targets import TargetSpace, clipped_sum, factors, target_space
 from understudy.methods.gradient_matching.verbalizer import RowTokens, Verbalizer, build_verbalizer, encode_rows
 from understudy.models.loading import LoadedModel, load_base
@@ -80,45 +80,32 @@ class Target:
 
 
 def release_target(
-    texts: Sequence[str | None],
-    row_labels: Sequence[int | None],
-    *,
-    label_names: Sequence[str],
-    config: GradientMatchingConfig,
-    schedule: QuerySchedule,
-    mechanisms: Mechanisms,
-    base: LoadedModel | None = None,
-    progress: Progress | None = None,
+    private: PrivateRows, asked: Asked, *, base: LoadedModel | None = None, progress: Progress | None = None
 ) -> Target:
     """Sum the clipped gradients of the private rows per label and release the sums.
 
-    *Guarantee*: (epsilon, delta)-DP as charged, unit example, relation replace_special, n and label list public; at
-    epsilon = inf none, and the result is private.
+    *Guarantee*: that of the charge (`privacy.charged`); unit example, relation replace_special.
 
     Args:
-        texts: One per slot, private; None is the null row.
-        row_labels: Index into `label_names` of each row, private; None is the null row.
-        label_names: Every label, public.
-        config: The charged settings.
-        schedule: What was charged.
-        mechanisms: Of the charge.
+        private: Rows of the source.
+        asked: What was charged.
         base: Public base model; None loads `config.model`.
         progress: Called with (rows done, rows in all).
 
     Raises:
         InputError: The model cannot be matched, labels collide, or the schedule is for other settings.
     """
-    _check_schedule(config, schedule, rows=len(texts))
+    config, schedule, mechanisms = asked.config, asked.schedule, asked.mechanisms
+    label_names = private.label_names
+    _check_schedule(config, schedule, rows=len(private))
     loaded = base or load_base(config)
     verbalizer = build_verbalizer(loaded.tokenizer, label_names, config.verbalizer)
     space = target_space(loaded.model, verbalizer, config.target, public_seed=config.public_seed)
     check_context(loaded, verbalizer, config)
-    labels, valid = _label_tensors(texts, row_labels, len(label_names))
+    labels = torch.tensor(private.label_indices, dtype=torch.long)
+    valid = torch.tensor(private.valid, dtype=torch.bool)
     rows = encode_rows(
-        [text if keep else None for text, keep in zip(texts, valid.tolist(), strict=True)],
-        tokenizer=loaded.tokenizer,
-        verbalizer=verbalizer,
-        max_length=config.max_length,
+        private.valid_texts, tokenizer=loaded.tokenizer, verbalizer=verbalizer, max_length=config.max_length
     )
     sums = _class_sums(loaded, space, rows, labels, valid, config=config, progress=progress)
     released = mechanisms.gaussian_sum(
@@ -200,20 +187,6 @@ def _check_schedule(config: GradientMatchingConfig, schedule: QuerySchedule, *, 
         raise InputError("expected the queries of this config: clip norm or length differ; make them again")
     if schedule.n != rows:
         raise InputError(f"schedule.n={schedule.n}: expected as many slots, found {rows}; null rows keep their slots")
-
-
-def _label_tensors(
-    texts: Sequence[str | None], row_labels: Sequence[int | None], classes: int
-) -> tuple[Tensor, Tensor]:
-    """Labels `(n,)` int64, 0 for null rows, and `(n,)` bool, False for null rows."""
-    for row, label in enumerate(row_labels):
-        if label is not None and not 0 <= label < classes:
-            raise InputError(
-                f"row {row}: expected a label index from 0 to {classes - 1}; declare every label of the data"
-            )
-    valid = [text is not None and label is not None for text, label in zip(texts, row_labels, strict=True)]
-    labels = [label if keep else 0 for label, keep in zip(row_labels, valid, strict=True)]
-    return torch.tensor(labels, dtype=torch.long), torch.tensor(valid, dtype=torch.bool)
 
 
 def _class_sums(

@@ -10,8 +10,9 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from understudy.frozen import Frozen, Profile, Profiled, Profiles
+from understudy.frozen import Frozen, MethodSettings, Profiles
 from understudy.generation.config import SamplingConfig
+from understudy.quantities import Count, CountOrZero, LearningRate, NonEmpty, Positive, Probability, Size, setting
 
 Variant = Literal["federated", "central", "central_conditional"]
 
@@ -19,31 +20,21 @@ Variant = Literal["federated", "central", "central_conditional"]
 class ClientConfig(Frozen):
     """How documents become clients and samples, and who takes part in a round."""
 
-    sample_tokens: int = Field(
-        default=64, ge=2, le=100_000, description="Tokens of one sample of a client's text, at least 2; paper 64."
-    )
-    sampling_probability: float = Field(
-        default=1.0,
-        gt=0,
-        le=1,
-        description="Chance q that a client takes part in a round, above 0; 1: all of them. Poisson sampling.",
+    sample_tokens: Count = setting(64, "Tokens of one sample of a client's text, at least 2; paper 64.", ge=2)
+    sampling_probability: Probability = setting(
+        1.0, "Chance q that a client takes part in a round, above 0; 1: all of them. Poisson sampling."
     )
 
 
 class CandidateConfig(Frozen):
     """The texts that clients score: K prompts with J continuations each."""
 
-    prompts: int = Field(default=16, ge=1, le=1_000_000, description="K, at least 1. tiny 16, paper 1800.")
-    per_prompt: int = Field(default=6, ge=2, le=10_000, description="J, at least 2. tiny 6, paper 10.")
-    seeds_per_prompt: int = Field(
-        default=3, ge=1, le=64, description="Public texts that one prompt shows as examples, at least 1; paper 3."
-    )
-    seed_tokens: int = Field(
-        default=32, ge=1, le=100_000, description="A public seed text is cut to so many tokens. tiny 32, paper 64."
-    )
-    instruction: str = Field(
-        default="",
-        description="central_conditional: public text before the examples; {label} is replaced by the label's name.",
+    prompts: Count = setting(16, "K, at least 1. tiny 16, paper 1800.")
+    per_prompt: Count = setting(6, "J, at least 2. tiny 6, paper 10.", ge=2)
+    seeds_per_prompt: Count = setting(3, "Public texts that one prompt shows as examples, at least 1; paper 3.", le=64)
+    seed_tokens: Count = setting(32, "A public seed text is cut to so many tokens. tiny 32, paper 64.")
+    instruction: str = setting(
+        "", "central_conditional: public text before the examples; {label} is replaced by the label's name."
     )
     sampling: SamplingConfig = Field(
         default_factory=lambda: SamplingConfig(max_new_tokens=32, top_p=1.0),
@@ -54,79 +45,63 @@ class CandidateConfig(Frozen):
 class ScoringConfig(Frozen):
     """What one client says about the candidates: a vector of L2 norm at most 1."""
 
-    scorer: Literal["cosine", "histogram"] = Field(
-        default="cosine",
-        description="Mean cosine similarity to the client's samples (paper), or Private Evolution's share of samples "
+    scorer: Literal["cosine", "histogram"] = setting(
+        "cosine",
+        "Mean cosine similarity to the client's samples (paper), or Private Evolution's share of samples "
         "whose nearest candidate it is.",
     )
-    normalise: Literal["standardise", "none"] = Field(
-        default="standardise",
-        description="Before clipping, subtract the vector's mean and divide by its spread, or leave it (paper). "
+    normalise: Literal["standardise", "none"] = setting(
+        "standardise",
+        "Before clipping, subtract the vector's mean and divide by its spread, or leave it (paper). "
         "Raw cosines share an offset that eats the clip.",
     )
-    over: Literal["within", "prompt", "all"] = Field(
-        default="within",
-        description="Which scores share a mean and a spread: within, a mean per prompt and one spread; prompt, both "
+    over: Literal["within", "prompt", "all"] = setting(
+        "within",
+        "Which scores share a mean and a spread: within, a mean per prompt and one spread; prompt, both "
         "per prompt (slower); all, one of each.",
     )
-    aggregation: Literal["trusted", "masked"] = Field(
-        default="trusted",
-        description="trusted: the sum is formed and noised in the client zone. masked: clients send masked integers "
+    aggregation: Literal["trusted", "masked"] = setting(
+        "trusted",
+        "trusted: the sum is formed and noised in the client zone. masked: clients send masked integers "
         "with discrete Gaussian shares, and no one holds the sum without noise.",
     )
-    fractional_bits: int = Field(
-        default=12, ge=4, le=24, description="masked only: bits after the point of a score, 4 to 24."
+    fractional_bits: Count = setting(12, "masked only: bits after the point of a score, 4 to 24.", ge=4, le=24)
+    colluding: CountOrZero = setting(
+        0, "masked only: clients that may collude with the server; others' noise makes up for theirs."
     )
-    colluding: int = Field(
-        default=0,
-        ge=0,
-        le=1_000_000,
-        description="masked only: clients that may collude with the server; others' noise makes up for theirs.",
-    )
-    survivors: float = Field(
-        default=0.6,
-        gt=0,
-        le=1,
-        description="masked only: smallest share of clients that must answer, else the round aborts; sizes the noise.",
+    survivors: Probability = setting(
+        0.6, "masked only: smallest share of clients that must answer, else the round aborts; sizes the noise."
     )
 
 
 class PreferenceConfig(Frozen):
     """Pairs and Direct Preference Optimization (Rafailov et al. 2023)."""
 
-    rejected_rank: int = Field(
-        default=4, ge=2, le=10_000, description="l: rank of the rejected text of a prompt, 2 to J. tiny 4, paper 5."
-    )
-    loss: Literal["dpo", "conservative"] = Field(
-        default="dpo", description="dpo, or conservative DPO with label_smoothing."
-    )
-    label_smoothing: float = Field(
-        default=0.1, gt=0, lt=0.5, description="conservative only: chance that a preference is wrong, 0 to 0.5."
-    )
-    beta: float = Field(default=0.1, gt=0, le=100, description="DPO's beta, above 0. tiny 0.1, paper 0.01.")
-    lora_rank: int = Field(default=16, ge=1, le=4096, description="Rank of the adapter. tiny 16, paper 4.")
-    lora_alpha: float = Field(default=32, gt=0, le=1e5, description="LoRA alpha. tiny 32, paper 8.")
-    learning_rate: float = Field(default=1e-3, gt=0, le=1, description="AdamW. tiny 1e-3, paper 8e-7.")
-    epochs: int = Field(
-        default=4, ge=1, le=1000, description="Passes over a round's pairs, at least 1. tiny 4, paper 2."
-    )
-    batch_size: int = Field(default=16, ge=1, le=100_000, description="Pairs per step. tiny 16, paper 24.")
+    rejected_rank: Count = setting(4, "l: rank of the rejected text of a prompt, 2 to J. tiny 4, paper 5.", ge=2)
+    loss: Literal["dpo", "conservative"] = setting("dpo", "dpo, or conservative DPO with label_smoothing.")
+    label_smoothing: Positive = setting(0.1, "conservative only: chance that a preference is wrong, 0 to 0.5.", lt=0.5)
+    beta: Positive = setting(0.1, "DPO's beta, above 0. tiny 0.1, paper 0.01.")
+    lora_rank: Size = setting(16, "Rank of the adapter. tiny 16, paper 4.")
+    lora_alpha: Positive = setting(32, "LoRA alpha. tiny 32, paper 8.")
+    learning_rate: LearningRate = setting(1e-3, "AdamW. tiny 1e-3, paper 8e-7.")
+    epochs: Count = setting(4, "Passes over a round's pairs, at least 1. tiny 4, paper 2.", le=1000)
+    batch_size: Size = setting(16, "Pairs per step. tiny 16, paper 24.")
 
 
 class EndpointConfig(Frozen):
     """Where the policy is served, if not in this process."""
 
-    url: str | None = Field(
-        default=None,
-        description="Base of an OpenAI-compatible completions endpoint, e.g. http://host:8000/v1; none: in process. "
+    url: str | None = setting(
+        None,
+        "Base of an OpenAI-compatible completions endpoint, e.g. http://host:8000/v1; none: in process. "
         "Sees public seed texts and synthetic text only.",
     )
-    model: str = Field(
-        default="policy",
-        description="Name of the model at the endpoint; {round} is replaced by the round's number, where each round's "
+    model: str = setting(
+        "policy",
+        "Name of the model at the endpoint; {round} is replaced by the round's number, where each round's "
         "adapter has a name of its own.",
     )
-    timeout_seconds: float = Field(default=60.0, gt=0, le=3600, description="Of one request.")
+    timeout_seconds: Positive = setting(60.0, "Of one request.", le=3600)
 
 
 _PROFILES: Profiles = {
@@ -154,35 +129,25 @@ _PROFILES: Profiles = {
 }
 
 
-class PreferenceOptimizationConfig(Profiled):
+class PreferenceOptimizationConfig(MethodSettings):
     """Preference optimisation: clients score texts, noise is added to the sum, DPO trains the generator on it."""
 
     profiles: ClassVar[Profiles] = _PROFILES
 
-    method: Literal["preference-optimization"] = Field(
-        default="preference-optimization", description="Which method these settings are of."
+    method: Literal["preference-optimization"] = setting(
+        "preference-optimization", "Which method these settings are of."
     )
-    profile: Profile = Field(default="tiny", description="Which column of defaults fills the fields not given.")
-    variant: Variant = Field(
-        default="federated",
-        description="federated: a unit is a client and all its texts. central: a unit is one text. "
+    variant: Variant = setting(
+        "federated",
+        "federated: a unit is a client and all its texts. central: a unit is one text. "
         "central_conditional: one text with its label, texts are made per label.",
     )
-    model: str = Field(
-        default="tiny-llama", min_length=1, description="Shipped model, folder or hub id. paper Meta-Llama-3-8B."
+    samples: Count = setting(100, "Synthetic texts in all. paper 1,000,000.")
+    rounds: Count = setting(3, "T, at least 1. tiny 3, paper 20.")
+    seeds: NonEmpty = setting(
+        "sample:public", "Public texts that prompts show as examples: file with a column text, or sample:public."
     )
-    model_digest: str = Field(default="", description="sha256 of the files of `model`; set by the run.")
-    samples: int = Field(default=100, ge=1, le=10_000_000, description="Synthetic texts in all. paper 1,000,000.")
-    public_seed: int = Field(
-        default=0, ge=0, lt=2**63, description="Public randomness: prompts, continuations, adapter, order of pairs."
-    )
-    rounds: int = Field(default=3, ge=1, le=10_000, description="T, at least 1. tiny 3, paper 20.")
-    seeds: str = Field(
-        default="sample:public",
-        min_length=1,
-        description="Public texts that prompts show as examples: file with a column text, or sample:public.",
-    )
-    seeds_digest: str = Field(default="", description="sha256 of the texts of `seeds`; set by the run.")
+    seeds_digest: str = setting("", "sha256 of the texts of `seeds`; set by the run.")
     clients: ClientConfig = Field(default_factory=ClientConfig)
     candidates: CandidateConfig = Field(default_factory=CandidateConfig)
     scoring: ScoringConfig = Field(default_factory=ScoringConfig)

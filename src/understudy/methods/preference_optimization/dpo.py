@@ -156,7 +156,7 @@ def build_trainer(
     config: PreferenceConfig,
     seeds: tuple[int, int],
     folder: Path,
-    progress: Progress | None = None,
+    progress: Progress | None,
 ) -> Any:
     """A trl trainer at the start of a round: adapter in place, reference log-probabilities computed.
 

@@ -10,7 +10,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from understudy.methods.method import LABELLED_EXAMPLES, Description, Method, Promise, Protected
+from understudy.methods.method import (
+    LABELLED_EXAMPLES,
+    Charging,
+    Description,
+    Method,
+    Preparation,
+    Promise,
+    Protected,
+    Reporting,
+)
 from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
 from understudy.methods.preference_optimization.queries import (
     noise_multiplier_by_rdp,
@@ -201,18 +210,12 @@ _BY_VARIANT = {
 }
 
 METHOD = Method(
-    name="preference-optimization",
-    summary="clients' noisy scores train a generator by DPO (POPri)",
     config=PreferenceOptimizationConfig,
+    charge=Charging(
+        lambda config: _BY_VARIANT[config.variant], settings=charged_settings, queries=queries, releases="model"
+    ),
+    preparation=Preparation(check_model, describe=describe, estimate=estimate),
+    report=Reporting(report_facts, sections="understudy.methods.preference_optimization.report:sections"),
     flow="understudy.flows.preference_optimization:preference_optimization",
-    releases="model",
-    protects=lambda config: _BY_VARIANT[config.variant],
-    charged_settings=charged_settings,
-    check_model=check_model,
-    queries=queries,
-    describe=describe,
-    estimate=estimate,
-    report_facts=report_facts,
-    sections="understudy.methods.preference_optimization.report:sections",
     generate="understudy.methods.preference_optimization.more:further_rows",
 )

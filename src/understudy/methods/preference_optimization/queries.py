@@ -87,9 +87,9 @@ def queries_of(
     Args:
         config: Rounds and sampling probability.
         n: Units of the source, null ones included; public.
-        epsilon: Target; infinity gives zero noise.
-        delta: Target.
-        cache: Folder of earlier calibrations, or None.
+        epsilon: What is promised together with `delta`; at infinity the noise is zero.
+        delta: See `epsilon`.
+        cache: Where calibrations are kept; None: nowhere.
 
     Raises:
         InputError: A value is out of range.

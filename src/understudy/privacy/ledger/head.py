@@ -18,10 +18,10 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
+from understudy.durable import sync
 from understudy.errors import UnderstudyError
 from understudy.locks import locked
 from understudy.privacy.ledger.chain import Chain, Tip
-from understudy.privacy.ledger.secret import sync_directory
 
 
 class EntriesLost(UnderstudyError):
@@ -143,4 +143,4 @@ class Head:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, self.path)
-        sync_directory(self.path.parent)
+        sync(self.path.parent)

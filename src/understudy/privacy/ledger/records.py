@@ -164,15 +164,8 @@ class Charge(Frozen):
         """
         if not self.exportable:
             raise UnderstudyError(f"charge {self.id} promises nothing: {self.kind}, simulation={self.simulation}")
-        return Guarantee(
-            source=self.source,
-            charge_id=self.id,
-            unit=self.unit,
-            relation=self.relation,
-            epsilon=self.epsilon,
-            delta=self.delta,
-            accountant=self.accountant,
-        )
+        promised = {name: getattr(self, name) for name in Guarantee.model_fields if name != "charge_id"}
+        return Guarantee(charge_id=self.id, **promised)
 
     def label(self) -> Label:
         """The label of what mechanisms put out under this charge: private if it was not counted."""

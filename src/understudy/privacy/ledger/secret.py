@@ -11,6 +11,7 @@ from pathlib import Path
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from understudy.durable import sync
 from understudy.errors import InputError, UnderstudyError
 
 MINIMUM_BYTES = 32
@@ -96,7 +97,7 @@ def create_secret(path: Path) -> bytes:
         pass
     finally:
         fresh.unlink()
-    sync_directory(path.parent)
+    sync(path.parent)
     found = read_secret(path)
     if found is None:
         raise UnderstudyError(f"the secret {path} was removed while it was being made; run again")
@@ -128,14 +129,5 @@ def finish_rotation(path: Path, *, current: str | None) -> bytes | None:
         os.replace(waiting, path)
     except FileNotFoundError:
         return None  # another process has just done the same
-    sync_directory(path.parent)
+    sync(path.parent)
     return secret
-
-
-def sync_directory(path: Path) -> None:
-    """Waits until the names in a directory are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

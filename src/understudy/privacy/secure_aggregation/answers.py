@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
+from understudy.durable import sync
 from understudy.errors import UnderstudyError
-from understudy.privacy.ledger.secret import sync_directory
 
 Sent = Literal["vector", "keys", "shares", "masked", "unmask"]
 
@@ -99,5 +99,5 @@ def _write_first(path: Path, content: bytes) -> bytes:
             os.link(temporary, path)
     finally:
         temporary.unlink()
-    sync_directory(path.parent)
+    sync(path.parent)
     return path.read_bytes()

@@ -4,6 +4,7 @@ import pytest
 import torch
 from random_models import random_model
 
+from understudy.data.private_rows import PrivateRows
 from understudy.generation.prompts import build_prompts
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
 from understudy.methods.conditional_generation.encode import encode
@@ -79,7 +80,7 @@ def make_rows():
 def encoded(tokenizer):
     """The rows of `make_rows`, encoded under small settings."""
     texts, labels = _rows()
-    return encode(texts, labels, label_names=LABEL_NAMES, tokenizer=tokenizer, config=_config())
+    return encode(PrivateRows(texts, labels, LABEL_NAMES), tokenizer=tokenizer, config=_config())
 
 
 @pytest.fixture

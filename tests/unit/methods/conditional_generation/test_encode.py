@@ -1,13 +1,14 @@
 import pytest
 import torch
 
+from understudy.data.private_rows import PrivateRows
 from understudy.errors import InputError
 from understudy.generation.prompts import encode_prompts, encode_text
 from understudy.methods.conditional_generation.encode import encode
 
 
 def encode_rows(texts, labels, *, tokenizer, config, label_names):
-    return encode(texts, labels, label_names=label_names, tokenizer=tokenizer, config=config)
+    return encode(PrivateRows(texts, labels, label_names), tokenizer=tokenizer, config=config)
 
 
 def test_a_row_reads_prompt_text_eos(tokenizer, make_config, label_names):

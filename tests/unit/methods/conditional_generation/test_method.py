@@ -2,10 +2,11 @@
 
 import pytest
 
+from understudy.data.private_rows import PrivateRows
 from understudy.methods.conditional_generation.class_sizes import count_labels, public_sizes, released_sizes
 from understudy.methods.conditional_generation.encode import encode
 from understudy.methods.conditional_generation.generate import synthesize
-from understudy.methods.conditional_generation.queries import queries_of, schedule_of
+from understudy.methods.conditional_generation.queries import Asked, queries_of, schedule_of
 from understudy.methods.conditional_generation.train import fit
 
 CASES = {
@@ -30,7 +31,7 @@ def synthetic(make_base, make_config, make_rows, make_mechanisms, label_names, c
         config, base = make_config(**changes), make_base(base_kind)
         texts, labels = make_rows()
         planned = schedule_of(queries_of(config, n=len(texts), epsilon=8.0, delta=1e-3, cache=cache))
-        rows = encode(texts, labels, label_names=label_names, tokenizer=base.tokenizer, config=config)
+        rows = encode(PrivateRows(texts, labels, label_names), tokenizer=base.tokenizer, config=config)
         mechanisms = make_mechanisms(planned)
         sizes = public_sizes(config, label_names)
         if sizes is None:
@@ -38,7 +39,7 @@ def synthetic(make_base, make_config, make_rows, make_mechanisms, label_names, c
                 count_labels(rows.label, rows.valid, 3), sigma=planned.histogram_sigma, purpose="class-sizes"
             )
             sizes = released_sizes(counts.tolist(), label_names, samples=config.samples)
-        trained = fit(base, rows, label_names=label_names, config=config, schedule=planned, mechanisms=mechanisms)
+        trained = fit(base, rows, Asked(config, planned, mechanisms), checkpoints=None, progress=None)
         return sizes, synthesize(trained, sizes, config=config)
 
     return synthetic

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from understudy.data.private_rows import PrivateRows
 from understudy.errors import InputError
 from understudy.methods.conditional_generation.encode import encode
 from understudy.methods.conditional_generation.model import MultitaskModel, TrainedModel
@@ -65,7 +66,7 @@ def test_text_states_are_the_means_over_each_text_and_its_end(untrained, make_co
     config = make_config()
     states = text_states(untrained.model.lm, TEXTS, trained=untrained, config=config)
     for row, text in enumerate(TEXTS):
-        rows = encode([text], [0], label_names=untrained.label_names, tokenizer=untrained.tokenizer, config=config)
+        rows = encode(PrivateRows([text], [0], untrained.label_names), tokenizer=untrained.tokenizer, config=config)
         labels = random_labels(rows.prompts, torch.tensor([0]), step=-1, seed=config.public_seed)
         ids, mask = hide_labels(rows.input_ids, rows.attention_mask, prompts=rows.prompts, labels=labels)
         real = mask[0].bool()

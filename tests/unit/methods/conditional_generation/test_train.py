@@ -4,11 +4,12 @@ import pytest
 import torch
 from tests_support import VARIANTS
 
+from understudy.data.private_rows import PrivateRows
 from understudy.errors import InputError
 from understudy.methods.conditional_generation.encode import encode
 from understudy.methods.conditional_generation.losses import Reading, discriminator_loss, lm_loss
 from understudy.methods.conditional_generation.model import build_model, merge_adapters
-from understudy.methods.conditional_generation.queries import queries_of, schedule_of
+from understudy.methods.conditional_generation.queries import Asked, queries_of, schedule_of
 from understudy.methods.conditional_generation.train import fit
 from understudy.models.checkpoints import TrainingCheckpoint
 from understudy.models.lora import trainable_parameters
@@ -20,17 +21,10 @@ from understudy.privacy.mechanisms import Mechanism
 def run(make_base, make_mechanisms, label_names, encoded):
     """Fit a small model with a fixed noise multiplier (calibrating one takes seconds)."""
 
-    def run(config, *, rows=encoded, base="llama", noise=0.0, charge="charge", recorder=None, **arguments):
+    def run(config, *, rows=encoded, base="llama", noise=0.0, charge="charge", recorder=None, **resumed):
         planned = with_noise(schedule_of(queries_of(config, n=len(rows.valid), epsilon=math.inf, delta=1e-3)), noise)
-        return fit(
-            make_base(base),
-            rows,
-            label_names=label_names,
-            config=config,
-            schedule=planned,
-            mechanisms=make_mechanisms(planned, recorder, charge),
-            **arguments,
-        )
+        asked = Asked(config, planned, make_mechanisms(planned, recorder, charge))
+        return fit(make_base(base), rows, asked, **{"checkpoints": None, "progress": None, **resumed})
 
     return run
 
@@ -96,7 +90,7 @@ def test_learning_lowers_both_losses(run, make_base, make_config, make_rows, tok
     rates = {"learning_rate": 7e-3, "discriminator_learning_rate": 7e-3, "learning_rate_decay": False}
     settings = {"epochs": 15, "l2_clip_norm": 1.0, **rates}
     config = make_config(update="alternating", public_seed=seed, train=settings)
-    rows = encode(texts, labels, label_names=label_names, tokenizer=tokenizer, config=config)
+    rows = encode(PrivateRows(texts, labels, label_names), tokenizer=tokenizer, config=config)
     batch = {name: getattr(rows, name)[6:] for name in ("input_ids", "attention_mask", "loss_mask", "label")}
     batch |= {"slot": torch.arange(34), "step": torch.tensor(99)}
     read = Reading(rows.prompts, 2, "mean", seed=0)
@@ -173,22 +167,16 @@ def test_progress_counts_all_trainings(run, make_config):
 def test_a_schedule_for_other_rows_is_refused(make_base, make_mechanisms, make_config, label_names, encoded):
     config = make_config()
     planned = schedule_of(queries_of(config, n=41, epsilon=math.inf, delta=1e-3))
+    asked = Asked(config, planned, make_mechanisms(planned))
     with pytest.raises(InputError, match="n=41"):
-        fit(
-            make_base(),
-            encoded,
-            label_names=label_names,
-            config=config,
-            schedule=planned,
-            mechanisms=make_mechanisms(planned),
-        )
+        fit(make_base(), encoded, asked, checkpoints=None, progress=None)
 
 
 def test_a_null_row_has_no_influence(run, make_config, make_rows, tokenizer, label_names):
     """Whatever stands in the slot of an invalid row, the model is the same."""
     config = make_config()
     texts, labels = make_rows()
-    rows = encode(texts, labels, label_names=label_names, tokenizer=tokenizer, config=config)
+    rows = encode(PrivateRows(texts, labels, label_names), tokenizer=tokenizer, config=config)
     one = run(config, rows=rows)
     rows.input_ids[5] = rows.input_ids[6]
     rows.attention_mask[5] = rows.loss_mask[5] = 1

@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch.nn import functional
 
+from understudy.data.private_rows import PrivateRows
 from understudy.errors import ArtifactDamaged, InputError
 from understudy.generation.prompts import encode_text
 from understudy.methods.gradient_matching.config import GradientMatchingConfig
-from understudy.methods.gradient_matching.queries import queries_of, schedule_of
+from understudy.methods.gradient_matching.queries import Asked, queries_of, schedule_of
 from understudy.methods.gradient_matching.release import load_target, release_target, save_target, target_dimension
 from understudy.methods.gradient_matching.targets import target_space
 from understudy.methods.gradient_matching.verbalizer import build_verbalizer
@@ -43,16 +44,8 @@ def make_config(kind="head", *, micro_batch=5, clip=1.0, **changes):
 def release(base, label_names, make_mechanisms, config, *, data=None, epsilon=math.inf, recorder=None, **options):
     texts, labels = data or rows()
     planned = schedule_of(queries_of(config, n=len(texts), epsilon=epsilon, delta=1e-5))
-    return release_target(
-        texts,
-        labels,
-        label_names=label_names,
-        config=config,
-        schedule=planned,
-        mechanisms=make_mechanisms(planned, recorder),
-        base=base,
-        **options,
-    )
+    asked = Asked(config, planned, make_mechanisms(planned, recorder))
+    return release_target(PrivateRows(texts, labels, label_names), asked, base=base, **options)
 
 
 def by_a_loop(base, label_names, config):
@@ -262,18 +255,17 @@ def test_what_does_not_fit_is_refused_before_the_gateway(make_base, make_mechani
     texts, labels = rows()
     planned = schedule_of(queries_of(config, n=len(texts), epsilon=math.inf, delta=1e-5))
     mechanisms = make_mechanisms(planned, recording)
-    good = {"label_names": label_names, "config": config, "schedule": planned, "mechanisms": mechanisms, "base": base}
     wrong = [
-        ("clip norm or length differ", texts, labels, {"config": make_config("head", clip=0.3)}),
-        ("clip norm or length differ", texts, labels, {"config": make_config("head", length="as_in_data")}),
-        ("null rows keep their slots", texts[:-1], labels[:-1], {}),
-        ("row 1: expected a label index from 0 to 2", texts, [0, 3, *labels[2:]], {}),
-        ("expected at most", texts, labels, {"config": make_config("head", max_length=95)}),
-        ("same token", texts, labels, {"label_names": ("good", "good one", "bad")}),
+        ("clip norm or length differ", texts, labels, make_config("head", clip=0.3), label_names),
+        ("clip norm or length differ", texts, labels, make_config("head", length="as_in_data"), label_names),
+        ("null rows keep their slots", texts[:-1], labels[:-1], config, label_names),
+        ("row 1: expected a label index from 0 to 2", texts, [0, 3, *labels[2:]], config, label_names),
+        ("expected at most", texts, labels, make_config("head", max_length=95), label_names),
+        ("same token", texts, labels, config, ("good", "good one", "bad")),
     ]
-    for message, texts_now, labels_now, changes in wrong:
+    for message, texts_now, labels_now, settings, names in wrong:
         with pytest.raises(InputError, match=message):
-            release_target(texts_now, labels_now, **{**good, **changes})
+            release_target(PrivateRows(texts_now, labels_now, names), Asked(settings, planned, mechanisms), base=base)
     assert not recording.calls
 
 

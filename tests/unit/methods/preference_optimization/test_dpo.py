@@ -109,7 +109,9 @@ def test_loss_and_gradient_are_those_of_the_formula(base, smoothing, tmp_path):
     adapter = random_adapter(base)
     pairs = Pairs([*PAIRS.prompts, "Text 1:"], [*PAIRS.chosen, "some words"], [*PAIRS.rejected, ""])
     with dpo._as_found(base.model):
-        trainer = build_trainer(base, adapter, encode_pairs(base, pairs), config=config, seeds=(0, 0), folder=tmp_path)
+        trainer = build_trainer(
+            base, adapter, encode_pairs(base, pairs), config=config, seeds=(0, 0), folder=tmp_path, progress=None
+        )
         batch = trainer.data_collator([trainer.train_dataset[row] for row in range(6)])
         trainer.model.train()
         loss = trainer.compute_loss(trainer.model, batch)
@@ -163,7 +165,9 @@ def test_steps_are_epochs_over_batches_with_a_cosine_schedule(gpt2, tmp_path):
     run(gpt2, None, tmp_path, config=config, progress=lambda *step: steps.append(step[:2]))
     assert steps == [(i, 9) for i in range(1, 10)]
     with dpo._as_found(gpt2.model):
-        trainer = build_trainer(gpt2, None, encode_pairs(gpt2, PAIRS), config=config, seeds=(0, 0), folder=tmp_path)
+        trainer = build_trainer(
+            gpt2, None, encode_pairs(gpt2, PAIRS), config=config, seeds=(0, 0), folder=tmp_path, progress=None
+        )
         trainer.create_optimizer_and_scheduler(9)
         rates = []
         for _ in range(9):
@@ -208,7 +212,7 @@ def test_start_values_come_from_the_public_seed(gpt2, tmp_path):
     for seed in (7, 7, 8):
         with dpo._as_found(gpt2.model):
             rows, seeds = encode_pairs(gpt2, PAIRS), dpo._seeds(seed, 0)
-            trainer = build_trainer(gpt2, None, rows, config=ALL_AT_ONCE, seeds=seeds, folder=tmp_path)
+            trainer = build_trainer(gpt2, None, rows, config=ALL_AT_ONCE, seeds=seeds, folder=tmp_path, progress=None)
             starts.append(digest(take_adapter(trainer.model)))
     assert starts[0] == starts[1] != starts[2]
 

@@ -1,0 +1,67 @@
+"""What every flow begins with: a registered plan, its parent run, and the charge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from pydantic import BaseModel
+
+from understudy.artifacts.access import ArtifactRef
+from understudy.runs.exported import Exported
+from understudy.runs.registration import registered
+from understudy.runs.request import RunRequest
+from understudy.runs.run_plan import RunPlan
+from understudy.tasks.charge_receipt import ChargeReceipt
+from understudy.tasks.charging import charge, environment_digest
+from understudy.tasks.engine.tracking import parent_run
+from understudy.tasks.export import export
+
+C = TypeVar("C", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class PaidRun(Generic[C]):
+    """A run that is charged: what its steps need.
+
+    Attributes:
+        request: what was asked for.
+        plan: of the registered run; public.
+        receipt: of the charge.
+        config: all settings.
+        charged: those that private rows meet (ADR 0005).
+    """
+
+    request: RunRequest
+    plan: RunPlan
+    receipt: ChargeReceipt
+    config: C
+    charged: C
+
+    @property
+    def rows(self) -> tuple[ArtifactRef, ArtifactRef]:
+        """The checked rows to train on and those to measure with."""
+        return self.plan.stored_rows
+
+    def export(self, released: ArtifactRef, synthetic: ArtifactRef, metrics: ArtifactRef) -> Exported:
+        """Hand over what was released and the texts made of it; the figures stay internal."""
+        return export(self.plan, self.receipt, released, synthetic, metrics, out=self.request.out)
+
+
+@contextmanager
+def paid_run(request: RunRequest, settings: type[C], *code: str) -> Iterator[PaidRun[C]]:
+    """Register and charge a run; what happens inside belongs to its parent run.
+
+    Args:
+        request: what is asked for.
+        settings: the class of the method's settings.
+        code: digests of the code that asks private rows anything.
+    """
+    method = str(settings.model_fields["method"].default)
+    plan = registered(request, method)
+    config = plan.settings(settings)
+    with parent_run(plan.key, method, parameters={"request": request, "config": config}):
+        receipt = charge(plan, code=environment_digest(*code), accept_new=request.accept_new_charge)
+        yield PaidRun(request, plan, receipt, config, plan.charged_settings(settings))

@@ -1,0 +1,55 @@
+"""Columns of a user's table as text: what is no text is refused by its row's number, never by its content."""
+
+from collections.abc import Container
+
+import pyarrow as pa
+
+from understudy.errors import InputError, RowError
+
+
+def label_values(table: pa.Table, name: str) -> list[str | None]:
+    """The values of a column of labels, as text."""
+    require(table, name)
+    kind = table.schema.field(name).type
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+        return [None if value is None else str(value).lower() for value in table[name].to_pylist()]
+    return decoded(table, name)
+
+
+def strings(table: pa.Table, name: str, *, null_rows: Container[int] = ()) -> pa.Array:
+    """A column of strings; null only in `null_rows`."""
+    values = decoded(table, name)
+    for row, value in enumerate(values):
+        if value is None and row not in null_rows:
+            raise RowError(f"column {name!r}, row {row}: expected text, found null; fill or remove the row")
+    return pa.array(values, pa.string())
+
+
+def decoded(table: pa.Table, name: str) -> list[str | None]:
+    """The values of a string column; a bad byte is a `RowError`."""
+    require(table, name)
+    column = table[name]
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    kind = column.type
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
+        row = next((i for i, value in enumerate(column.to_pylist()) if value is not None), 0)
+        found = str(kind).partition("<")[0]  # a nested type can be as long as the row
+        raise RowError(f"column {name!r}, row {row}: expected text, found {found}; convert the column to strings")
+    values: list[str | None] = []
+    for row, raw in enumerate(column.cast(pa.large_binary()).to_pylist()):
+        try:
+            values.append(None if raw is None else raw.decode())
+        except UnicodeDecodeError as error:
+            raise RowError(
+                f"column {name!r}, row {row}: expected UTF-8, found an invalid byte at offset {error.start}"
+            ) from None
+    return values
+
+
+def require(table: pa.Table, name: str) -> None:
+    """Refuse a table without rows, or without exactly one column of this name."""
+    if table.num_rows == 0:
+        raise InputError("expected at least one row, found an empty table")
+    if table.column_names.count(name) != 1:
+        raise InputError(f"expected one column {name!r}, found the columns {table.column_names}")

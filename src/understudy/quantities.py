@@ -1,0 +1,35 @@
+"""What one setting is: the types of values, with the bounds that all of a kind have; imports nothing of ours.
+
+A setting with closer bounds names them itself, and both hold.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeVar
+
+from pydantic import Field
+
+Count = Annotated[int, Field(ge=1, le=100_000_000)]
+CountOrZero = Annotated[int, Field(ge=0, le=100_000_000)]
+Size = Annotated[int, Field(ge=1, le=65_536)]  # what memory grows with: a width, a rank, a batch
+Positive = Annotated[float, Field(gt=0, le=1e6)]
+Probability = Annotated[float, Field(gt=0, le=1)]
+Part = Annotated[float, Field(gt=0, lt=1)]  # of a whole, the rest of which goes elsewhere
+LearningRate = Annotated[float, Field(gt=0, le=10)]
+NonEmpty = Annotated[str, Field(min_length=1)]
+PublicSeed = Annotated[int, Field(ge=0, lt=2**63)]
+NumpySeed = Annotated[int, Field(ge=0, lt=2**32)]
+
+T = TypeVar("T")
+
+
+def setting(default: T, description: str, **bounds: Any) -> T:
+    """One setting of a model of settings, as pydantic's `Field`; its type is checked against the annotation.
+
+    Args:
+        default: its value where none is given.
+        description: what it does, in one sentence; with the values of the profiles.
+        bounds: closer than those of its type, such as `le=100`, and what else `Field` takes.
+    """
+    made: Any = Field(default=default, description=description, **bounds)
+    return made  # type: ignore[no-any-return]
