@@ -7,7 +7,7 @@ from understudy.methods.conditional_generation.config import ConditionalGenerati
 from understudy.privacy import labels
 from understudy.privacy.queries import Queries
 from understudy.tasks.charge_receipt import ChargeReceipt, open_mechanisms
-from understudy.tasks.engine.runtime import checkpoint_directory, progress, task
+from understudy.tasks.engine.runtime import checkpoint_directory, compute, progress, task
 
 
 @task(name="train")
@@ -31,6 +31,7 @@ def train(
     from understudy.methods.conditional_generation.queries import schedule_of
     from understudy.methods.conditional_generation.storage import save_trained
     from understudy.models.checkpoints import TrainingCheckpoint
+    from understudy.models.loading import load_base
 
     table = read_table(rows)
     folder = checkpoint_directory()
@@ -41,6 +42,7 @@ def train(
         config=config,
         schedule=schedule_of(queries),
         mechanisms=open_mechanisms(receipt),
+        base=load_base(config, compute()),
         checkpoints=lambda name: TrainingCheckpoint(folder / name, every=config.train.checkpoint_every),
         progress=progress,
     )
@@ -56,7 +58,7 @@ def generate(model: ArtifactRef, config: ConditionalGenerationConfig) -> Artifac
     from understudy.methods.conditional_generation.storage import load_trained
     from understudy.methods.conditional_generation.synthesis import synthesize_stored, write_synthesis
 
-    stored = load_trained(path_of(model))
+    stored = load_trained(path_of(model), compute())
     synthesis = synthesize_stored(stored, config, progress=progress)
     label = labels.post_process(model.label)
     with store_for(label).write(kind="synthetic", label=label, parents=[model]) as draft:
@@ -69,7 +71,7 @@ def prompt_only(config: ConditionalGenerationConfig, label_names: tuple[str, ...
     """As many texts from the base model and the same prompts, untrained: what private rows add is measured on it."""
     from understudy.methods.conditional_generation.synthesis import synthesize_untrained, write_synthesis
 
-    synthesis = synthesize_untrained(config, label_names, rows=rows, progress=progress)
+    synthesis = synthesize_untrained(config, label_names, rows=rows, compute=compute(), progress=progress)
     with store_for(labels.public()).write(kind="prompt-only", label=labels.public(), parents=()) as draft:
         write_synthesis(synthesis, draft.path)
     return draft.ref

@@ -18,7 +18,7 @@ from understudy.privacy import labels
 from understudy.privacy.queries import Queries
 from understudy.settings import private_directory, settings
 from understudy.tasks.charge_receipt import ChargeReceipt, open_mechanisms
-from understudy.tasks.engine.runtime import checkpoint_directory, progress, task
+from understudy.tasks.engine.runtime import checkpoint_directory, compute, progress, task
 from understudy.tasks.evaluation import labelled_rows
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ def release(
     """
     from understudy.methods.gradient_matching.queries import schedule_of
     from understudy.methods.gradient_matching.release import release_target, save_target
+    from understudy.models.loading import load_base
 
     table = read_table(rows)
     target = release_target(
@@ -57,6 +58,7 @@ def release(
         config=config,
         schedule=schedule_of(queries),
         mechanisms=open_mechanisms(receipt),
+        base=load_base(config, compute()),
         progress=progress,
     )
     parents = [f"source:{receipt.source}@{receipt.charge_id}"]
@@ -84,7 +86,7 @@ def match(target: ArtifactRef, config: GradientMatchingConfig, examples: tuple[t
         released = replace(released, length=config.length)
     folder = checkpoint_directory()
     table = match_shard(
-        load_base(config),
+        load_base(config, compute()),
         released,
         config=config,
         examples=examples,
@@ -102,7 +104,7 @@ def select(matched: list[ArtifactRef], config: GradientMatchingConfig, label_nam
     from understudy.models.loading import load_base
 
     selection = select_texts(
-        [read_table(ref) for ref in matched], base=load_base(config), config=config, label_names=label_names
+        [read_table(ref) for ref in matched], base=load_base(config, compute()), config=config, label_names=label_names
     )
     label = labels.post_process(labels.join(*(ref.label for ref in matched)))
     with store_for(label).write(kind="synthetic", label=label, parents=matched) as draft:
@@ -138,7 +140,7 @@ def evaluate_matching(
     from understudy.models.loading import load_base
 
     rows = {name: labelled_rows(ref, label_names=label_names) for name, ref in tables.items()}
-    base, cache = load_base(config), private_directory(settings().private_root / "embeddings")
+    base, cache = load_base(config, compute()), private_directory(settings().private_root / "embeddings")
     metrics = measure_matching(
         Conditions(rows["synthetic"], rows["train"], rows["prompt_only"]),
         rows["test"],
@@ -147,7 +149,8 @@ def evaluate_matching(
             base=base,
             own=config.model,
             label_words=partial(build_verbalizer, label_names=label_names, config=config.verbalizer),
-            embedder=partial(embed, encoder=load_encoder(), cache=cache),
+            embedder=partial(embed, encoder=load_encoder(device=compute().device), cache=cache),
+            device=compute().device,
         ),
         # No text is read further than the run reads it, which is known to fit the model.
         config=sizes.model_copy(update={"max_length": min(sizes.max_length, config.max_length)}),
@@ -207,15 +210,15 @@ def _losses(target: ArtifactRef, base: LoadedModel, rows: LabelledTexts) -> npt.
     found = [
         text_losses(
             rows.texts[part.start : part.stop],
-            torch.as_tensor(rows.labels[part.start : part.stop]),
+            torch.as_tensor(rows.labels[part.start : part.stop], device=space.token_ids.device),
             model=base.model,
             tokenizer=base.tokenizer,
             space=space,
-            target=released.stacked,
+            target=released.stacked.to(space.token_ids.device),
             verbalizer=verbalizer,
             max_length=charged.max_length,
         )
         for part in (range(start, start + _BATCH) for start in range(0, len(rows.texts), _BATCH))
     ]
-    losses: npt.NDArray[np.float64] = torch.cat(found).double().numpy()
+    losses: npt.NDArray[np.float64] = torch.cat(found).double().cpu().numpy()
     return losses

@@ -58,7 +58,7 @@ def confined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def home(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An isolated home, exchange store and MLflow database, one thread and the CPU, for each test.
+    """An isolated home, exchange store and MLflow database, one thread, the CPU and float32, for each test.
 
     Where flows run, the MLflow database has its tables already: a session makes them once.
     """
@@ -70,6 +70,7 @@ def home(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("UNDERSTUDY_MLFLOW_URI", f"sqlite:///{root / 'mlflow.db'}")
     monkeypatch.setenv("UNDERSTUDY_THREADS", "1")
     monkeypatch.setenv("UNDERSTUDY_DEVICE", "cpu")
+    monkeypatch.setenv("UNDERSTUDY_PRECISION", "float32")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(root / "datasets"))
     if "prefect_server" in request.fixturenames:
         root.mkdir(mode=0o700)

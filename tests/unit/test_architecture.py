@@ -121,7 +121,7 @@ def test_method_package_names_are_the_designed_ones():
 
 # From the bottom up, as docs/architecture.md lists them; a module imports its own line and those above it.
 LAYERS = (
-    ("frozen", "errors", "lazy", "locks", "progress", "settings", "shipped", "tensor_files"),
+    ("compute", "frozen", "errors", "hardware", "lazy", "locks", "progress", "settings", "shipped", "tensor_files"),
     ("data",),
     ("privacy",),
     ("artifacts",),

@@ -45,7 +45,7 @@ def train_on_table(  # noqa: PLR0913 - rows, public settings, and what a resumab
         config: the charged settings.
         schedule: what was charged.
         mechanisms: of the charge.
-        base: public base model, changed in place; None loads `config.model`.
+        base: public base model, changed in place, on the device to be used; None loads `config.model` to the CPU.
         checkpoints: training name -> sink of its state, under the private root.
         progress: called with (steps done, steps in all).
     """

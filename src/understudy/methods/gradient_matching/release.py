@@ -18,6 +18,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from understudy.compute import copied_to, widened_weights
 from understudy.errors import ArtifactDamaged, InputError
 from understudy.frozen import Frozen
 from understudy.methods.gradient_matching.config import GradientMatchingConfig
@@ -102,7 +103,7 @@ def release_target(
         config: The charged settings.
         schedule: What was charged.
         mechanisms: Of the charge.
-        base: Public base model; None loads `config.model`.
+        base: Public base model, on the device to be used; None loads `config.model` to the CPU.
         progress: Called with (rows done, rows in all).
 
     Raises:
@@ -110,6 +111,8 @@ def release_target(
     """
     _check_schedule(config, schedule, rows=len(texts))
     loaded = base or load_base(config)
+    if config.matching.gradient == FULL:
+        widened_weights(loaded.model)  # gradients by a weight are taken of no narrower one
     verbalizer = build_verbalizer(loaded.tokenizer, label_names, config.verbalizer)
     space = target_space(loaded.model, verbalizer, config.target, public_seed=config.public_seed)
     check_context(loaded, verbalizer, config)
@@ -232,7 +235,7 @@ def _class_sums(
     for start in range(0, len(labels), config.target.micro_batch):
         batch = slice(start, start + config.target.micro_batch)
         ids, last = rows.input_ids[batch], rows.last[batch]
-        y, counted = labels[batch].to(device), valid[batch].to(device)
+        y, counted = copied_to(labels[batch], device), copied_to(valid[batch], device)
         if config.matching.gradient == FULL:
             some = full_clipped_sum(base.model, space, ids, last, y, counted, clip, into=some)
         else:
