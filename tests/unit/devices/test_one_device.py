@@ -1,4 +1,4 @@
-"""Every kind of step on a device that is not there: a tensor left behind on the CPU meets one that is not, and fails."""
+"""Every kind of step on a device that is not there: a tensor left on the CPU meets one that is not, and fails."""
 
 import functools
 import importlib
