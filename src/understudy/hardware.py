@@ -14,6 +14,7 @@ from understudy.settings import DeviceType, settings
 AUTO_FROM_PARAMETERS = 50_000_000
 _FAST_ON_CPU = frozenset({"amx_bf16", "avx512_bf16"})
 _FAST_ON_CUDA = 8  # compute capability, major
+_CPU_INFO = Path("/proc/cpuinfo")
 
 
 def chosen() -> Compute:
@@ -33,7 +34,7 @@ def has_fast_bfloat16(device: DeviceType) -> bool:
     if device == "cuda":
         return min(_cuda_capabilities(), default=0) >= _FAST_ON_CUDA
     try:
-        known = Path("/proc/cpuinfo").read_text()
+        known = _CPU_INFO.read_text()
     except OSError:
         return False
     flags = next((line for line in known.splitlines() if line.startswith("flags")), "")

@@ -28,6 +28,15 @@ def compute() -> Compute:
 
 
 @contextmanager
+def timed() -> Iterator[None]:
+    """Hold the GPU, where there is one, while a dry run measures what a task would take on it."""
+    with gpu_slot(settings().device_type) as index:
+        if index is not None:
+            use_device(index)
+        yield
+
+
+@contextmanager
 def prepared(function: Callable[..., Any], *, inside: bool) -> Iterator[None]:
     """Set up the machine for a function that reaches torch; other functions do not wait for its import.
 
