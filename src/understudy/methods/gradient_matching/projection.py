@@ -26,7 +26,7 @@ from torch.nn import functional
 from understudy.compute import widened
 from understudy.errors import InputError
 from understudy.generation.prompts import position_ids
-from understudy.generation.sampling import KeyValues, advance, head
+from understudy.generation.sampling import KeyValues, advance, next_logits
 
 Metric = Literal["cosine", "l2"]
 
@@ -135,7 +135,7 @@ def top_k_projection(
     with torch.no_grad():
         state, cache = _read_prompts(model, *prompts)
         for column in range(length):
-            proposals = top_tokens(head(model)(state), allowed=allowed, k=k)
+            proposals = top_tokens(next_logits(model, state), allowed=allowed, k=k)
             candidates = _comparable(widened(table(proposals)), metric)
             nearest = _distances(rows[:, column, None], candidates)[:, 0].argmin(1, keepdim=True)
             chosen[:, column, None] = proposals.gather(1, nearest)
