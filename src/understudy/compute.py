@@ -104,9 +104,10 @@ def sum_by_blocks(values: Tensor) -> Tensor:
     from torch.nn import functional
 
     n = values.shape[-1]
-    padded = functional.pad(values, (0, -n % _BLOCK)).unflatten(-1, (-1, _BLOCK))
+    padded = functional.pad(values, (0, -n % _BLOCK)).reshape(*values.shape[:-1], -1, _BLOCK)
     within = padded @ values.new_ones(_BLOCK, _BLOCK).triu()
     if padded.shape[-2] > 1:
         before = sum_by_blocks(within[..., :-1, -1])
         within = within + functional.pad(before, (1, 0))[..., None]
-    return within.flatten(-2)[..., :n]
+    sums: Tensor = within.flatten(-2)[..., :n]
+    return sums

@@ -196,6 +196,9 @@ def test_tokens_are_drawn_from_logits_in_bfloat16():
 def test_sums_by_blocks_are_running_sums(shape):
     values = torch.rand(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(sum_by_blocks(values), values.cumsum(-1), rtol=1e-13, atol=0)
+    torch.testing.assert_close(
+        sum_by_blocks(values.movedim(0, -1)), values.movedim(0, -1).cumsum(-1), rtol=1e-13, atol=0
+    )
     assert torch.equal(running_sum(values, dim=0), values.cumsum(0))
 
 

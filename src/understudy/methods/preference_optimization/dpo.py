@@ -237,7 +237,7 @@ def _arguments(config: PreferenceConfig, *, seed: int, folder: Path, device: tor
 
 def _config_class(device: torch.device) -> Any:
     """The settings of trl for a trainer that computes on one given device."""
-    from accelerate.state import AcceleratorState, PartialState
+    from accelerate.state import AcceleratorState, PartialState  # type: ignore[import-untyped]
     from trl.trainer.dpo_config import DPOConfig
 
     class OnDevice(DPOConfig):  # type: ignore[misc]
