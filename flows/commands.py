@@ -52,7 +52,10 @@ def run(*, method: str, options: Mapping[str, Any], dry_run: bool, as_json: bool
     for note in (*plan.notes, *plan.description.warnings):
         notes.print(f"note: {note}", markup=False, highlight=False)
     if dry_run:
-        estimate = chosen.preparation.estimate(plan.config, plan.promise)
+        from understudy.tasks.engine.machine import timed
+
+        with timed():
+            estimate = chosen.preparation.estimate(plan.config, plan.promise)
         show({**dry_run_of(plan), **estimate}, as_json=as_json, title=f"{method}, dry run: nothing charged")
         return
     if validated.is_finished:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from understudy.artifacts.access import ArtifactRef, write_table
 from understudy.generation.config import SamplingConfig
 from understudy.privacy import labels
-from understudy.tasks.engine.runtime import progress, task
+from understudy.tasks.engine.runtime import compute, progress, task
 
 
 @task(name="zero-shot")
@@ -33,7 +33,7 @@ def zero_shot(
     from understudy.models.loading import load_model
 
     table = draw(
-        load_model(model, digest=model_digest),
+        load_model(model, digest=model_digest, compute=compute()),
         label_names,
         rows=rows,
         instruction=instruction,

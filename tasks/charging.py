@@ -13,7 +13,7 @@ from understudy.privacy.queries import event_delta, event_of, queries_to_json
 from understudy.runs.run_plan import RunPlan, key_of
 from understudy.settings import settings
 from understudy.tasks.charge_receipt import ChargeReceipt, drop_release_log
-from understudy.tasks.engine.runtime import task
+from understudy.tasks.engine.runtime import compute, task
 
 # What the bytes of a query depend on besides code: a resumed charge must find them unchanged.
 PACKAGES = ("torch", "transformers", "peft", "numpy")
@@ -25,8 +25,8 @@ def environment_digest(*code: str) -> str:
     Args:
         code: `code_digest` of each task that makes the query or draws its noise.
     """
-    now = settings()
-    parts = [*code, f"threads={now.threads}", f"device={now.device_type}"]
+    parts = [*code, f"threads={settings().threads}"]
+    parts += [f"{name}={value}" for name, value in compute().key_parts.items()]
     parts += [f"{name}={version(name)}" for name in PACKAGES]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
@@ -58,8 +58,8 @@ def charge(plan: RunPlan, *, code: str, accept_new: bool) -> ChargeReceipt:
         if not accept_new:
             raise UnderstudyError(
                 f"charge {found.id} of source {found.source!r} paid for this run, but its result is gone or was "
-                "made by other code, versions, threads or device, so computing it again would be a new release: "
-                f"pay epsilon={found.epsilon:g} once more with --accept-new-charge, or restore what it ran on"
+                "made by other code, versions, threads, device or precision, so computing it again would be a new "
+                f"release: pay epsilon={found.epsilon:g} once more with --accept-new-charge, or restore what it ran on"
             )
         found = ledger.reserve(accept_new=True, **asked)
     ledger.bind_environment(found.id, code)

@@ -6,7 +6,7 @@ from understudy.artifacts.access import ArtifactRef, path_of, read_table, store_
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
 from understudy.privacy import labels
 from understudy.tasks.charge_receipt import ChargeReceipt, open_mechanisms, write_released
-from understudy.tasks.engine.runtime import checkpoint_directory, progress, task
+from understudy.tasks.engine.runtime import checkpoint_directory, compute, progress, task
 
 
 @task(name="train")
@@ -17,11 +17,13 @@ def train(rows: ArtifactRef, receipt: ChargeReceipt, config: ConditionalGenerati
     from understudy.methods.conditional_generation.queries import Asked, schedule_of
     from understudy.methods.conditional_generation.storage import save_trained
     from understudy.models.checkpoints import TrainingCheckpoint
+    from understudy.models.loading import load_base
 
     folder = checkpoint_directory()
     stored = train_on_table(
         private_rows(read_table(rows), receipt.label_names),
         Asked(config, schedule_of(receipt.queries), open_mechanisms(receipt)),
+        base=load_base(config, compute()),
         checkpoints=lambda name: TrainingCheckpoint(folder / name, every=config.train.checkpoint_every),
         progress=progress,
     )
@@ -36,7 +38,7 @@ def generate(model: ArtifactRef, config: ConditionalGenerationConfig) -> Artifac
     from understudy.methods.conditional_generation.storage import load_trained
     from understudy.methods.conditional_generation.synthesis import synthesize_stored, write_synthesis
 
-    stored = load_trained(path_of(model))
+    stored = load_trained(path_of(model), compute())
     synthesis = synthesize_stored(stored, config, progress=progress)
     label = labels.post_process(model.label)
     with store_for(label).write(kind="synthetic", label=label, parents=[model]) as draft:
@@ -49,7 +51,7 @@ def prompt_only(config: ConditionalGenerationConfig, label_names: tuple[str, ...
     """As many texts from the base model and the same prompts, untrained: what private rows add is measured on it."""
     from understudy.methods.conditional_generation.synthesis import synthesize_untrained, write_synthesis
 
-    synthesis = synthesize_untrained(config, label_names, rows=rows, progress=progress)
+    synthesis = synthesize_untrained(config, label_names, rows=rows, compute=compute(), progress=progress)
     with store_for(labels.public()).write(kind="prompt-only", label=labels.public(), parents=()) as draft:
         write_synthesis(synthesis, draft.path)
     return draft.ref

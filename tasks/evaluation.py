@@ -13,7 +13,7 @@ from understudy.evaluation.config import EvaluationConfig
 from understudy.evaluation.metrics import Metrics, merge
 from understudy.privacy import labels
 from understudy.settings import private_directory, settings
-from understudy.tasks.engine.runtime import task
+from understudy.tasks.engine.runtime import compute, task
 
 if TYPE_CHECKING:
     from understudy.evaluation.rows import LabelledTexts
@@ -46,7 +46,8 @@ def evaluate(
             rows(test),
             prompt_only=rows(prompt_only) if prompt_only is not None else None,
             config=config,
-            embedder=partial(embed, encoder=load_encoder(), cache=cache),
+            embedder=partial(embed, encoder=load_encoder(device=compute().device), cache=cache),
+            device=compute().device,
         )
     else:
         metrics = Metrics(missing=("everything about the synthetic rows: none was kept",))

@@ -17,7 +17,7 @@ from understudy.methods.gradient_matching.evaluation_config import MatchingEvalu
 from understudy.privacy import labels
 from understudy.settings import private_directory, settings
 from understudy.tasks.charge_receipt import ChargeReceipt, open_mechanisms, write_released
-from understudy.tasks.engine.runtime import checkpoint_directory, progress, task
+from understudy.tasks.engine.runtime import checkpoint_directory, compute, progress, task
 from understudy.tasks.evaluation import labelled_rows
 
 if TYPE_CHECKING:
@@ -32,10 +32,11 @@ def release(rows: ArtifactRef, receipt: ChargeReceipt, config: GradientMatchingC
     from understudy.data.private_rows import private_rows
     from understudy.methods.gradient_matching.queries import Asked, schedule_of
     from understudy.methods.gradient_matching.release import release_target, save_target
+    from understudy.models.loading import load_base
 
     private = private_rows(read_table(rows), receipt.label_names)
     asked = Asked(config, schedule_of(receipt.queries), open_mechanisms(receipt))
-    target = release_target(private, asked, progress=progress)
+    target = release_target(private, asked, base=load_base(config, compute()), progress=progress)
     with write_released(receipt, kind="target") as draft:
         save_target(target, draft.path)
     return draft.ref
@@ -60,7 +61,7 @@ def match(target: ArtifactRef, config: GradientMatchingConfig, examples: tuple[t
         released = replace(released, length=config.length)
     folder = checkpoint_directory()
     table = match_shard(
-        load_base(config),
+        load_base(config, compute()),
         released,
         config=config,
         examples=examples,
@@ -78,7 +79,7 @@ def select(matched: list[ArtifactRef], config: GradientMatchingConfig, label_nam
     from understudy.models.loading import load_base
 
     selection = select_texts(
-        [read_table(ref) for ref in matched], base=load_base(config), config=config, label_names=label_names
+        [read_table(ref) for ref in matched], base=load_base(config, compute()), config=config, label_names=label_names
     )
     label = labels.post_process(labels.join(*(ref.label for ref in matched)))
     with store_for(label).write(kind="synthetic", label=label, parents=matched) as draft:
@@ -114,7 +115,7 @@ def evaluate_matching(
     from understudy.models.loading import load_base
 
     rows = {name: labelled_rows(ref, label_names=label_names) for name, ref in tables.items()}
-    base, cache = load_base(config), private_directory(settings().private_root / "embeddings")
+    base, cache = load_base(config, compute()), private_directory(settings().private_root / "embeddings")
     metrics = measure_matching(
         Conditions(rows["synthetic"], rows["train"], rows["prompt_only"]),
         rows["test"],
@@ -123,7 +124,8 @@ def evaluate_matching(
             base=base,
             own=config.model,
             label_words=partial(build_verbalizer, label_names=label_names, config=config.verbalizer),
-            embedder=partial(embed, encoder=load_encoder(), cache=cache),
+            embedder=partial(embed, encoder=load_encoder(device=compute().device), cache=cache),
+            device=compute().device,
         ),
         # No text is read further than the run reads it, which is known to fit the model.
         config=sizes.model_copy(update={"max_length": min(sizes.max_length, config.max_length)}),

@@ -14,12 +14,13 @@ from prefect import Task
 from pydantic import BaseModel, ConfigDict
 
 from understudy.artifacts.access import ArtifactRef, path_of, read_table, store_for, write_json
+from understudy.compute import Compute
 from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
 from understudy.privacy import labels
 from understudy.privacy.labels import Label
 from understudy.runs.request import Profile
 from understudy.tasks.charge_receipt import ChargeReceipt, open_mechanisms, write_released
-from understudy.tasks.engine.runtime import Zone, checkpoint_directory, code_digest, progress, task
+from understudy.tasks.engine.runtime import Zone, checkpoint_directory, code_digest, compute, progress, task
 
 if TYPE_CHECKING:
     from understudy.models.loading import LoadedModel
@@ -53,7 +54,7 @@ def embed_clients(
     from understudy.methods.preference_optimization.pool import build_pool, save_pool
     from understudy.models.loading import load_base
 
-    encoder = load_encoder()
+    encoder = load_encoder(device=compute().device)
     pool = build_pool(
         read_table(rows),
         config=config,
@@ -85,12 +86,12 @@ def propose(
     from understudy.methods.preference_optimization.seeds import read_seeds
 
     candidates = rounds.propose(
-        _policy(config, adapter),
+        _policy(config, adapter, compute()),
         read_seeds(config.seeds, digest=config.seeds_digest),
         config=config,
         label_names=label_names,
         round=number,
-        encode=load_encoder().encode,
+        encode=load_encoder(device=compute().device).encode,
         progress=progress,
     )
     label, parents = _from(adapter)
@@ -160,7 +161,7 @@ def prefer(
     from understudy.tensor_files import load_tensors
 
     trained, facts = rounds.prefer(
-        load_base(config),
+        load_base(config, compute()),
         None if adapter is None else load_adapter(path_of(adapter) / stored.ADAPTER_FILE),
         stored.load_candidates(path_of(candidates)),
         load_tensors(path_of(scores) / stored.SCORES_FILE)["scores"],
@@ -182,7 +183,7 @@ def publish(adapter: ArtifactRef, config: PreferenceOptimizationConfig) -> Artif
     """The last policy as a model that transformers alone can load: the adapter merged into the base weights."""
     from understudy.models.checkpoints import export_model
 
-    policy = _policy(config, adapter)
+    policy = _policy(config, adapter, compute().in_float32)
     label = labels.post_process(adapter.label)
     with store_for(label).write(kind="model", label=label, parents=[adapter]) as draft:
         export_model(policy.model, policy.tokenizer, draft.path)
@@ -206,7 +207,7 @@ def write_texts(
     from understudy.methods.preference_optimization.seeds import read_seeds
 
     table, facts = rounds.write_texts(
-        _policy(config, adapter),
+        _policy(config, adapter, compute()),
         read_seeds(config.seeds, digest=config.seeds_digest),
         config=config,
         label_names=label_names,
@@ -258,7 +259,8 @@ def evaluate_rounds(inputs: EvaluationRefs, config: PreferenceOptimizationConfig
         config=config,
         profile=profile,
         tokenizer=load_base(config).tokenizer,
-        encoder=load_encoder(),
+        encoder=load_encoder(device=compute().device),
+        device=compute().device,
         progress=progress,
     )
     one = [
@@ -282,12 +284,12 @@ def charged_code(zone: Zone) -> tuple[str, ...]:
     return tuple(code_digest(made.fn) for made in (embed_clients, propose[zone], score, prefer[zone]))
 
 
-def _policy(config: PreferenceOptimizationConfig, adapter: ArtifactRef | None) -> LoadedModel:
+def _policy(config: PreferenceOptimizationConfig, adapter: ArtifactRef | None, use: Compute) -> LoadedModel:
     from understudy.methods.preference_optimization.policy import load_adapter, load_policy
     from understudy.methods.preference_optimization.stored import ADAPTER_FILE
     from understudy.models.loading import load_base
 
-    base = load_base(config)
+    base = load_base(config, use)
     tensors = None if adapter is None else load_adapter(path_of(adapter) / ADAPTER_FILE)
     return load_policy(base, tensors, alpha=config.preferences.lora_alpha)
 

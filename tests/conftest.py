@@ -64,7 +64,7 @@ def confined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def home(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An isolated home, exchange store and MLflow database, one thread and the CPU, for each test.
+    """An isolated home, exchange store and MLflow database, one thread, the CPU and float32, for each test.
 
     Where flows run, the MLflow database has its tables already: a session makes them once.
     """

@@ -16,6 +16,7 @@ def home_environment(root: Path) -> dict[str, str]:
         "UNDERSTUDY_MLFLOW_URI": f"sqlite:///{root / 'mlflow.db'}",
         "UNDERSTUDY_THREADS": "1",
         "UNDERSTUDY_DEVICE": "cpu",
+        "UNDERSTUDY_PRECISION": "float32",
         "HF_DATASETS_CACHE": str(root / "datasets"),
     }
 

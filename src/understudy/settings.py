@@ -72,6 +72,10 @@ class Settings(BaseSettings):
         default="auto",
         description="Device of the tasks; auto takes CUDA where it is there.",
     )
+    precision: Literal["auto", "float32", "bfloat16"] = Field(
+        default="auto",
+        description="Of frozen weights; auto takes bfloat16 for large models where the machine is fast at it.",
+    )
 
     devices: str = Field(
         default="0",

@@ -1,9 +1,9 @@
 """The cache key of a task, and what may be an argument of one.
 
 The key says everything that decides the bytes of the result: the task's name, the code it reaches, the ids
-of the artifacts and the public values it is given, the versions of the libraries, the number of threads and
-the type of the device. Arguments are references, public configs and plain values; anything else is refused,
-so that no private content can reach Prefect or MLflow through a parameter.
+of the artifacts and the public values it is given, the versions of the libraries, the number of threads, the
+type of the device and the precision. Arguments are references, public configs and plain values; anything else is
+refused, so that no private content can reach Prefect or MLflow through a parameter.
 """
 
 import enum
@@ -21,6 +21,7 @@ from understudy.artifacts.access import ArtifactRef
 from understudy.errors import InputError, ZoneError
 from understudy.settings import settings
 from understudy.tasks.engine.code_digest import code_digest
+from understudy.tasks.engine.machine import compute
 
 _LIBRARIES = ("torch", "transformers", "peft", "numpy")
 
@@ -52,7 +53,7 @@ def task_key(
         "arguments": {parameter: value for parameter, value in described.items() if parameter not in ignore},
         "versions": versions(),
         "threads": now.threads,
-        "device": now.device_type,
+        "compute": compute().key_parts,
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 

@@ -10,8 +10,10 @@ from typing import Any
 from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.concurrency.sync import concurrency
 
+from understudy.compute import Compute
 from understudy.cores import let_threads_sleep
 from understudy.errors import UnderstudyError
+from understudy.hardware import chosen
 from understudy.locks import holder_of, locked_one
 from understudy.settings import DeviceType, device_locks, prefect_setting, settings
 from understudy.tasks.engine.code_digest import reached_code
@@ -19,6 +21,20 @@ from understudy.tasks.engine.code_digest import reached_code
 # Loading a model changes torch's state for all threads of a process, so mapped tasks that compute take turns in
 # it, each with all threads; a Dask or Ray task runner gives them processes of their own.
 _TURN = threading.Lock()
+
+
+def compute() -> Compute:
+    """Device and precision of the running task, to be handed to whatever makes tensors."""
+    return chosen()
+
+
+@contextmanager
+def timed() -> Iterator[None]:
+    """Hold the GPU, where there is one, while a dry run measures what a task would take on it."""
+    with gpu_slot(settings().device_type) as index:
+        if index is not None:
+            use_device(index)
+        yield
 
 
 @contextmanager
@@ -62,10 +78,17 @@ def prepare_torch(threads: int, device: DeviceType) -> None:
         raise UnderstudyError("UNDERSTUDY_DEVICE asks for cuda, torch finds none; set UNDERSTUDY_DEVICE=cpu")
     # The number of threads belongs to the calling thread, so every task sets it for itself.
     torch.set_num_threads(threads)
-    # A few CUDA operations have no deterministic form; they warn, because an error would come after the
-    # charge.
-    torch.use_deterministic_algorithms(True, warn_only=device == "cuda")
+    # An operation without a deterministic form fails, on CUDA too: a resumed run must end in the same bytes.
+    torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
+    if device == "cuda":
+        # Clip norms hold for float32 products, not for shortened ones.
+        torch.backends.cuda.matmul.allow_tf32 = False
+        # Of the attention kernels only the plain one repeats its backward pass bit for bit. (Off the GPU these
+        # switches would change what the CPU computes.)
+        torch.backends.cuda.enable_flash_sdp(False)
+        torch.backends.cuda.enable_mem_efficient_sdp(False)
+        torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 @contextmanager

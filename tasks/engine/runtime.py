@@ -35,11 +35,11 @@ from understudy.tasks.engine import leases, tracking
 from understudy.tasks.engine.cache_key import check_zone, describe, references, task_key
 from understudy.tasks.engine.code_digest import code_digest
 from understudy.tasks.engine.failures import can_pass, closed_up
-from understudy.tasks.engine.machine import prepared
+from understudy.tasks.engine.machine import compute, prepared
 from understudy.tasks.engine.progress import Reporter, prefect_publisher
 from understudy.tasks.engine.run_record import TaskRecord
 
-__all__ = ["checkpoint_directory", "code_digest", "progress", "report_metrics", "task"]
+__all__ = ["checkpoint_directory", "code_digest", "compute", "progress", "report_metrics", "task"]
 
 P = ParamSpec("P")
 R = TypeVar("R")

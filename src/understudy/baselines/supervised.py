@@ -57,18 +57,16 @@ def fine_tune(
     *,
     config: SupervisedConfig,
     public_seed: int,
-    device: str = "cpu",
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Train an adapter on texts after their prompts by next-token loss.
 
     Args:
-        base: Generator; its model is changed in place and belongs to the result.
+        base: Generator; its model is changed in place and belongs to the result, on the device that it is on.
         examples: (prompt, text) pairs, for example survivors after the prompts that texts will be drawn with; an
             empty prompt for none. Released.
         config: Adapter and steps.
         public_seed: Of the adapter's start values and the order of examples.
-        device: torch device.
         progress: Called with (steps done, steps).
 
     Returns:
@@ -82,7 +80,7 @@ def fine_tune(
     encoded = [_encode(base, prompt, text, config.max_text_tokens) for prompt, text in examples]
     _check_context(base, max(len(ids) for ids, _ in encoded), "prompt and text")
     generator = torch.Generator().manual_seed(row_seeds(public_seed, [0], purpose="supervised")[0])
-    model: Any = attach(base.model, rank=config.lora_rank, alpha=config.lora_alpha, generator=generator).to(device)
+    model: Any = attach(base.model, rank=config.lora_rank, alpha=config.lora_alpha, generator=generator)
     parameters = list(trainable_parameters(model).values())
     optimizer = torch.optim.AdamW(parameters, lr=config.learning_rate)
     batches = [
@@ -92,7 +90,7 @@ def fine_tune(
     ]
     model.eval()  # dropout is zero either way
     for done, rows in enumerate(batches):
-        ids, counted = _batch(base, [encoded[row] for row in rows], torch.device(device))
+        ids, counted = _batch(base, [encoded[row] for row in rows], base.model.device)
         optimizer.zero_grad()
         torch.autograd.backward(next_token_loss(model, ids, counted))
         optimizer.step()

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from understudy.compute import copied_to
 from understudy.errors import InputError
 from understudy.evaluation.config import ClassifierConfig
 from understudy.evaluation.encoder import quietly
@@ -87,7 +88,7 @@ def fit_classifier(
             for group in optimizer.param_groups:
                 group["lr"] = config.learning_rate * (1 - step / steps)
             logits = _logits(classifier, [encoded[i] for i in rows.tolist()])
-            loss = functional.cross_entropy(logits, torch.from_numpy(targets)[rows].to(device))
+            loss = functional.cross_entropy(logits, copied_to(torch.from_numpy(targets)[rows], logits.device))
             optimizer.zero_grad()
             torch.autograd.backward(loss)
             nn.utils.clip_grad_norm_(weights, 1.0)

@@ -40,12 +40,14 @@ class Encoder:
         digest: sha256 over the model's files; part of every cache entry's name.
         dimension: length of one embedding.
         encode: texts -> float32 array (len(texts), dimension), on the CPU side.
+        device: type that it runs on: its last digits are part of every cache entry's name too.
     """
 
     name: str
     digest: str
     dimension: int
     encode: Callable[[Sequence[str]], FloatArray]
+    device: str = "cpu"
 
 
 def load_encoder(
@@ -79,7 +81,7 @@ def load_encoder(
         vectors = model.encode(list(texts), batch_size=batch_size, show_progress_bar=False)
         return np.asarray(vectors, dtype=np.float32).reshape(len(texts), dimension)
 
-    return Encoder(name=name, digest=_digest_of(folder), dimension=dimension, encode=encode)
+    return Encoder(name=name, digest=_digest_of(folder), dimension=dimension, encode=encode, device=device)
 
 
 def embed(texts: Sequence[str], encoder: Encoder, *, cache: Path | None = None) -> FloatArray:
@@ -153,7 +155,8 @@ def _digest_of(folder: Path) -> str:
 
 
 def _entry_name(texts: Sequence[str], encoder: Encoder, cache: Path) -> str:
-    mac = hmac.new(_directory_key(cache), encoder.digest.encode(), "sha256")
+    where = "" if encoder.device == "cpu" else f"/{encoder.device}"
+    mac = hmac.new(_directory_key(cache), f"{encoder.digest}{where}".encode(), "sha256")
     for text in texts:
         data = text.encode("utf-8", "surrogatepass")
         mac.update(len(data).to_bytes(8, "big") + data)

@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from understudy.compute import copied_to
+
 
 def encode_texts(tokenizer: Any, texts: Sequence[str], *, max_length: int) -> list[list[int]]:
     """Token ids of each text, at most `max_length` long, the begin token in front where there is one.
@@ -46,7 +48,7 @@ def pad(sequences: Sequence[Sequence[int]], *, pad_id: int, device: torch.device
     for row, sequence in enumerate(sequences):
         ids[row, : len(sequence)] = torch.tensor(sequence)
         mask[row, : len(sequence)] = 1
-    return ids.to(device), mask.to(device)
+    return copied_to(ids, device), copied_to(mask, device)
 
 
 def mean_hidden_states(

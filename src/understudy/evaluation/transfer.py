@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from understudy.compute import copied_to
 from understudy.errors import InputError
 from understudy.evaluation.classifier import check_labels
 from understudy.evaluation.label_model import (
@@ -131,7 +132,7 @@ def fine_tune(
             context, or too many layers are frozen.
     """
     target = load_label_model(label_words=label_words, config=config, device=device)
-    truth = torch.from_numpy(check_labels(rows.texts, rows.labels, classes=target.classes)).to(device)
+    truth = torch.from_numpy(check_labels(rows.texts, rows.labels, classes=target.classes))
     freeze_lower_layers(target.model, config.frozen_lower_layers)
     states_of = _states_of(target, encode_rows(target, rows.texts), config.frozen_lower_layers)
     optimizer = torch.optim.Adam([p for p in target.model.parameters() if p.requires_grad], lr=config.learning_rate)
@@ -143,7 +144,8 @@ def fine_tune(
         for group in optimizer.param_groups:
             group["lr"] = config.learning_rate * (1 - step / config.steps)
         batch = [next(stream) for _ in range(min(config.batch_size, len(truth)))]
-        losses = label_loss(head(states_of(batch)), truth[batch], words=target.words, loss=config.loss)
+        logits = head(states_of(batch))
+        losses = label_loss(logits, copied_to(truth[batch], logits.device), words=target.words, loss=config.loss)
         optimizer.zero_grad()
         torch.autograd.backward(losses.mean())
         optimizer.step()

@@ -15,7 +15,8 @@ Deviations from the PPLM paper:
 - by default the discriminator sees the state at the current token, where it was trained; `lookahead` adds the
   paper's expected next token.
 
-Sums run over the batch and every norm over one sample only: a row's result does not depend on its batch mates.
+Sums run over the batch and every norm over one sample only: a row's result does not depend on its batch mates. Shifts,
+their norms and what the discriminator sees are float32 or wider, whatever the model computes in.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from understudy.compute import widened
 from understudy.generation.config import SteeringConfig
-from understudy.generation.sampling import KeyValues, Step, StepHook, advance, head
+from understudy.generation.sampling import KeyValues, Step, StepHook, advance, next_logits
 
 __all__ = ["Attribute", "SteeringConfig", "steer_towards"]
 
@@ -60,8 +62,8 @@ class _Prefix:
         if self.kind == "last" or step.index == 0:
             return
         if self.total is None:
-            self.total = step.hidden.new_zeros(batch, step.hidden.shape[-1])
-        self.total = self.total.index_add(0, step.rows, step.hidden)
+            self.total = widened(step.hidden).new_zeros(batch, step.hidden.shape[-1])
+        self.total = self.total.index_add(0, step.rows, widened(step.hidden))
 
 
 def steer_towards(
@@ -92,7 +94,7 @@ def steer_towards(
             model, step, config=config, attribute=attribute, targets=targets[step.rows], prefix=prefix
         )
         shift = _shift_hidden if config.steer == "hidden" else _shift_key_values
-        modified = head(model)(shift(model, step, config, objective))
+        modified = next_logits(model, shift(model, step, config, objective))
         prefix.remember(step, targets.shape[0])
         fused = config.gm_scale * modified.log_softmax(-1) + (1 - config.gm_scale) * step.logits.log_softmax(-1)
         logits: Tensor = fused.log_softmax(-1)
@@ -111,7 +113,7 @@ def _objective(
 
     def objective(hidden: Tensor) -> Tensor:
         needs_logits = config.kl_weight > 0 or config.lookahead
-        logp = head(model)(hidden).log_softmax(-1) if needs_logits else None
+        logp = next_logits(model, hidden).log_softmax(-1) if needs_logits else None
         ahead = _expected_next(model, step, logp) if config.lookahead and logp is not None else None
         seen = prefix.view(hidden, step, ahead=ahead)
         label = attribute(seen).log_softmax(-1).gather(-1, targets[:, None])[:, 0]
@@ -127,7 +129,7 @@ def _expected_next(model: Any, step: Step, logp: Tensor) -> Tensor:
     """Hidden state after the expected embedding of the next token (PPLM's horizon), on the unmodified cache."""
     embeddings = model.get_input_embeddings().weight
     mask = torch.cat([step.attention_mask, torch.ones_like(step.attention_mask[:, :1])], dim=1)
-    expected = (logp.exp() @ embeddings)[:, None]
+    expected = (logp.exp().to(embeddings.dtype) @ embeddings)[:, None]
     hidden, _ = advance(model, step.key_values, attention_mask=mask, position=step.position + 1, inputs_embeds=expected)
     return hidden[:, -1]
 
@@ -172,8 +174,9 @@ def _like(per_row: Tensor, tensor: Tensor) -> Tensor:
 
 def _shift_hidden(model: Any, step: Step, config: SteeringConfig, objective: Objective) -> Tensor:
     """Shift the last hidden state; the transformer's backward pass is not needed unless looking ahead."""
-    shifts = _ascend([[step.hidden]], config, lambda shift: objective(step.hidden + shift[0][0]))
-    return step.hidden + shifts[0][0]
+    hidden = widened(step.hidden)
+    shifts = _ascend([[hidden]], config, lambda shift: objective(hidden + shift[0][0]))
+    return hidden + shifts[0][0]
 
 
 def _shift_key_values(model: Any, step: Step, config: SteeringConfig, objective: Objective) -> Tensor:
@@ -182,11 +185,11 @@ def _shift_key_values(model: Any, step: Step, config: SteeringConfig, objective:
     movable = step.attention_mask[:, :-1].clone()
     if config.window > 0:
         movable[:, : -config.window] = 0
-    moved = movable[:, None, :, None].to(step.hidden.dtype)
+    moved = widened(movable[:, None, :, None].to(step.hidden.dtype))
 
     def rerun(shifts: list[list[Tensor]]) -> Tensor:
         cache: KeyValues = [
-            (keys + moved * shift[0], values + moved * shift[1])
+            ((keys + moved * shift[0]).to(keys.dtype), (values + moved * shift[1]).to(values.dtype))
             for (keys, values), shift in zip(past, shifts, strict=True)
         ]
         hidden, _ = advance(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import math
 import re
 from functools import lru_cache
 from pathlib import Path
@@ -61,6 +63,21 @@ def folder_digest(folder: Path) -> str:
     files = sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()})
     stamps = tuple((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files)
     return _digest_of(stamps)
+
+
+def parameter_count(folder: Path) -> int:
+    """How many numbers the safetensors files of a folder hold, from their headers; 0 where they cannot be read."""
+    return sum(map(_numbers_in, sorted(folder.glob("*.safetensors"))))
+
+
+def _numbers_in(path: Path) -> int:
+    try:
+        with path.open("rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+    # Loading the file says what is wrong with it.
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, MemoryError):
+        return 0
 
 
 @lru_cache(maxsize=64)

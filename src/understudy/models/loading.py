@@ -1,8 +1,8 @@
 """Loading causal language models: shipped, from a folder, or from the hub.
 
-Only safetensors weights are read and code from a repository is never run. Weights load as float32 with every
-dropout set to zero, so that training and evaluation compute the same function and no global random state is
-used.
+Only safetensors weights are read and code from a repository is never run. Weights load in the precision and to the
+device that the caller's `Compute` names, with every dropout set to zero, so that training and evaluation compute the
+same function and no global random state is used.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from understudy.compute import ON_CPU, Compute
 from understudy.errors import InputError
-from understudy.models.folders import WANTED_TOKENIZER, folder_digest, model_folder
+from understudy.models.folders import WANTED_TOKENIZER, folder_digest, model_folder, parameter_count
 
 DEFAULT_MODEL = "tiny-llama"
 Attention = Literal["sdpa", "eager"]
@@ -42,7 +43,7 @@ class LoadedModel:
     """A public base model as every method gets it.
 
     Attributes:
-        model: float32, on the CPU, in eval mode, dropout zero.
+        model: in eval mode, dropout zero, on the device and in the precision that it was loaded with.
         tokenizer: has bos, eos and pad tokens.
         digest: sha256 (hex) over configuration, weights and tokenizer files as stored.
         name: the name the caller gave; a path is shortened to its last part.
@@ -68,13 +69,17 @@ class NamesBase(Protocol):
         """Of the files that are meant; empty takes any."""
 
 
-def load_base(config: NamesBase) -> LoadedModel:
+def load_base(config: NamesBase, compute: Compute = ON_CPU) -> LoadedModel:
     """Load the base model of a run, as `load_model`."""
-    return load_model(config.model, digest=config.model_digest)
+    return load_model(config.model, digest=config.model_digest, compute=compute)
 
 
 def load_model(
-    name_or_path: str | Path = DEFAULT_MODEL, *, digest: str = "", attention: Attention = "sdpa"
+    name_or_path: str | Path = DEFAULT_MODEL,
+    *,
+    digest: str = "",
+    attention: Attention = "sdpa",
+    compute: Compute = ON_CPU,
 ) -> LoadedModel:
     """Load a public causal language model and its tokenizer.
 
@@ -82,6 +87,7 @@ def load_model(
         name_or_path: a shipped name (`tiny-llama`, `tiny-gpt2`), a folder, or a hub id.
         digest: of the files that are meant; empty takes any.
         attention: `eager` where double backward or attention weights are needed, else `sdpa`.
+        compute: where the weights go, and in which precision.
 
     Returns:
         The model, deterministic for the same files.
@@ -105,7 +111,7 @@ def load_model(
             model, loading = AutoModelForCausalLM.from_pretrained(
                 folder,
                 config=config,
-                dtype=torch.float32,
+                dtype=compute.dtype_of(parameter_count(folder)),
                 attn_implementation=attention,
                 trust_remote_code=False,
                 use_safetensors=True,
@@ -124,7 +130,7 @@ def load_model(
         ) from error
     check_weights(model, loading, name=name, digest=found)
     notes = _fix_tokenizer(model, tokenizer)
-    model.eval()
+    model.eval().to(torch.device(compute.device))
     return LoadedModel(model=model, tokenizer=tokenizer, digest=found, name=name, notes=notes)
 
 

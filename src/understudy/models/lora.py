@@ -16,6 +16,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from understudy.compute import widened_weights
 from understudy.errors import InputError
 
 
@@ -30,7 +31,8 @@ def attach(
     """Freeze `model` and add trainable adapters to its linear layers.
 
     Args:
-        model: the base model; it is changed in place and belongs to the result.
+        model: the base model; it is changed in place and belongs to the result. Its precision stays; adapters are
+            float32 in any case.
         rank: inner dimension of the adapters, at least 1.
         alpha: the adapters' output is scaled by alpha / rank.
         generator: public CPU randomness for the start values.
@@ -81,8 +83,11 @@ def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def merge(model: PeftModel) -> PreTrainedModel:
-    """Add the adapters to the base weights and return the plain model, changed in place."""
-    merged: PreTrainedModel = model.merge_and_unload()
+    """Add the adapters to the base weights and return the plain model in float32, changed in place.
+
+    In bfloat16 most of what was learned would be lost in rounding.
+    """
+    merged: PreTrainedModel = widened_weights(model).merge_and_unload()
     return merged
 
 

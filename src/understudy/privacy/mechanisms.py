@@ -23,6 +23,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from understudy.compute import copied_to
 from understudy.errors import UnderstudyError
 from understudy.privacy.grid import MOST_NUMBERS, charged_sensitivity, grid_of
 from understudy.privacy.grid_sum import from_steps, to_steps
@@ -199,7 +200,7 @@ class Mechanisms:
         if not once:
             return self._through(call, exact, draw)
         kept = self._through(call, exact, lambda: self._once(call, draw, self._tag(call, digest)))
-        return {name: kept[name].to(value.device) for name, value in query.items()}
+        return {name: copied_to(kept[name], value.device) for name, value in query.items()}
 
     def histogram(self, counts: Tensor, *, sigma: float, purpose: str) -> Tensor:
         """Counts plus discrete Gaussian noise (Canonne et al. 2020), drawn once per charge and purpose.
@@ -368,6 +369,6 @@ def _add(steps: Values, noise: Tensor) -> dict[str, Tensor]:
     names = sorted(steps)
     parts: tuple[Tensor, ...] = torch.split(noise, [steps[name].numel() for name in names])
     return {
-        name: part.view(steps[name].shape).to(steps[name].device).add_(steps[name])
+        name: copied_to(part.view(steps[name].shape), steps[name].device).add_(steps[name])
         for name, part in zip(names, parts, strict=True)
     }

@@ -53,6 +53,8 @@ class RunPlan(BaseModel):
     description: Description
     report_facts: dict[str, str]
     sections: str = Field(default="", description="Where the method's own sections of the report are.")
+    device: str = Field(default="cpu", description="What the tasks of the process that made the plan compute on.")
+    precision: str = Field(default="float32", description="Of the base model's frozen weights there.")
     notes: tuple[str, ...] = Field(default=(), description="What was assumed or handled; shown to the user.")
     model_notes: tuple[str, ...] = Field(default=(), description="Those of them that are about the base model.")
     key: str = Field(default="", description="Names the run in MLflow: see `run_key`; set by registration.")
@@ -166,6 +168,8 @@ def dry_run_of(plan: RunPlan) -> Mapping[str, Any]:
         "delta": plan.delta,
         "budget": f"{plan.budget.epsilon:g}, {plan.budget.delta:g}",
         "model": plan.model_name,
+        "device": plan.device,
+        "precision": plan.precision,
         **plan.description.dry_run,
         "mechanisms": [
             f"{m.name}: {m.noise}, noise multiplier {m.noise_multiplier:.4g}, {m.steps} steps, "

@@ -17,9 +17,10 @@ from pydantic import ValidationError
 from understudy.artifacts.access import exchange_store, private_store
 from understudy.data import tables
 from understudy.errors import InputError
+from understudy.hardware import chosen as chosen_compute
 from understudy.methods import registry
 from understudy.methods.method import Method, Promise, Protected
-from understudy.models.folders import folder_digest, model_folder
+from understudy.models.folders import folder_digest, model_folder, parameter_count
 from understudy.privacy.accounting import default_delta
 from understudy.privacy.ledger.budget import Cost
 from understudy.privacy.ledger.budget import admit as admit_cost
@@ -81,6 +82,7 @@ def validate(request: RunRequest, method: str) -> Validated:
     record, budget_note = _source_record(request, known, rows, guarded, epsilon=epsilon, delta=delta)
     row_digests, client_digests = tables.row_digests(rows.whole), tables.client_digests(rows.whole)
     ledger.check_rows(request.source, row_digests, client_digests)
+    compute = chosen_compute()
     plan = RunPlan(
         method=method,
         releases=chosen.charge.releases,
@@ -100,6 +102,8 @@ def validate(request: RunRequest, method: str) -> Validated:
         description=asked.description,
         report_facts=chosen.report.facts(asked.config),
         sections=chosen.report.sections,
+        device=compute.device,
+        precision=compute.precision_of(parameter_count(model_folder(asked.config.model))),
         notes=(*rows.notes, *asked.notes, *budget_note),
         model_notes=asked.notes,
     )

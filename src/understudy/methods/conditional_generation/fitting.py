@@ -22,7 +22,12 @@ from understudy.progress import Progress
 
 
 def train_on_table(
-    private: PrivateRows, asked: Asked, *, checkpoints: Checkpoints | None = None, progress: Progress | None = None
+    private: PrivateRows,
+    asked: Asked,
+    *,
+    base: LoadedModel | None = None,
+    checkpoints: Checkpoints | None = None,
+    progress: Progress | None = None,
 ) -> StoredModel:
     """Train on private rows as charged.
 
@@ -31,10 +36,11 @@ def train_on_table(
     Args:
         private: the rows.
         asked: what was charged.
+        base: public base model, changed in place, on the device to be used; None loads `config.model` to the CPU.
         checkpoints: training name -> sink of its state, under the private root.
         progress: called with (steps done, steps in all).
     """
-    loaded = load_base(asked.config)
+    loaded = base or load_base(asked.config)
     rows = encode(private, tokenizer=loaded.tokenizer, config=asked.config)
     counts, sigma = None, asked.schedule.histogram_sigma
     if sigma is not None:

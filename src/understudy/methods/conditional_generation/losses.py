@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from understudy.generation.prompts import PromptTable
-from understudy.generation.sampling import head
+from understudy.generation.sampling import next_logits
 from understudy.methods.conditional_generation.model import Classifier, MultitaskModel
 from understudy.methods.conditional_generation.states import (
     Representation,
@@ -43,7 +43,7 @@ def lm_loss(model: MultitaskModel, batch: Batch, *, prompts: PromptTable) -> Ten
 
 def _text_likelihood(lm: Any, hidden: Tensor, batch: Batch, *, start: int) -> Tensor:
     # Only the columns that predict text meet the head: logits are the largest tensor of all.
-    logits = head(lm)(hidden[:, start - 1 : -1])
+    logits = next_logits(lm, hidden[:, start - 1 : -1])
     losses = functional.cross_entropy(logits.transpose(1, 2), batch["input_ids"][:, start:], reduction="none")
     present = batch["loss_mask"][:, start:].to(losses.dtype)
     return (losses * present).sum(1) / present.sum(1).clamp(min=1)

@@ -95,7 +95,9 @@ def report_facts(config: ConditionalGenerationConfig) -> dict[str, str]:
 def estimate(config: ConditionalGenerationConfig, promise: Promise) -> dict[str, Any]:
     """Expected time and memory, measured on a few steps with made-up rows of the run's public shape."""
     from understudy.data.private_rows import PrivateRows
+    from understudy.hardware import chosen
     from understudy.methods.conditional_generation.fitting import train_on_table
+    from understudy.models.loading import load_base
     from understudy.privacy.ledger.records import KeyMaterial
     from understudy.privacy.mechanisms import Mechanisms
 
@@ -109,6 +111,7 @@ def estimate(config: ConditionalGenerationConfig, promise: Promise) -> dict[str,
     train_on_table(
         PrivateRows([text] * promise.n, [0] * promise.n, promise.label_names),
         Asked(config, short, mechanisms),
+        base=load_base(config, chosen()),
         progress=lambda _step, _total: marks.append(time.perf_counter()),
     )
     # The first interval also holds loading and encoding, so it counts only where it is the only one.

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from understudy.compute import widened_weights
 from understudy.errors import InputError
 from understudy.generation.prompts import PromptTable
 from understudy.generation.sampling import backbone
@@ -22,7 +23,7 @@ from understudy.models import lora
 
 
 class Discriminator(nn.Module):
-    """MLP from hidden states `(..., d)` to label logits `(..., labels)`."""
+    """MLP from hidden states `(..., d)` to label logits `(..., labels)`, in float32 whatever the states are in."""
 
     def __init__(self, hidden_size: int, width: int, labels: int, *, generator: torch.Generator) -> None:
         super().__init__()
@@ -36,7 +37,7 @@ class Discriminator(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Label logits."""
-        logits: Tensor = self.outer(torch.tanh(self.inner(hidden)))
+        logits: Tensor = self.outer(torch.tanh(self.inner(hidden.to(self.inner.weight.dtype))))
         return logits
 
 
@@ -137,7 +138,8 @@ def _train_weights(lm: Any, *, config: ConditionalGenerationConfig, rank: int, g
     if rank > 0:
         adapted = lora.attach(lm, rank=rank, alpha=config.lora.alpha, targets=config.lora.targets, generator=generator)
     else:
-        adapted = lm.requires_grad_(True)
+        # What is trained is float32; nothing but a frozen weight may be narrower.
+        adapted = widened_weights(lm).requires_grad_(True)
     layers = transformer_layers(adapted)
     if config.train.frozen_layers > len(layers):
         raise InputError(

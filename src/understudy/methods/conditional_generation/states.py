@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from understudy.compute import copied_to, running_sum, widened
 from understudy.errors import InputError
 from understudy.generation.prompts import PromptTable, position_ids
 from understudy.generation.sampling import backbone
@@ -34,17 +35,18 @@ def last_hidden(lm: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
 
 
 def prefix_states(hidden: Tensor, mask: Tensor, representation: Representation) -> Tensor:
-    """What the discriminator sees at every text position, `(batch, text, d)`.
+    """What the discriminator sees at every text position, `(batch, text, d)` in float32 or wider.
 
     Args:
         hidden: `(batch, text, d)` states of the text columns.
         mask: `(batch, text)` bool, False after the text's end.
         representation: The state itself, or the mean of the text's states up to it.
     """
+    hidden = widened(hidden)
     if representation == "last":
         return hidden
     present = mask[..., None].to(hidden.dtype)
-    return (hidden * present).cumsum(1) / present.cumsum(1).clamp(min=1)
+    return running_sum(hidden * present, dim=1) / running_sum(present, dim=1).clamp(min=1)
 
 
 def random_labels(prompts: PromptTable, slots: Tensor, *, step: int, seed: int) -> Tensor:
@@ -64,7 +66,7 @@ def random_labels(prompts: PromptTable, slots: Tensor, *, step: int, seed: int) 
     key = _mix(_mix(np.array(seed, dtype=np.uint64)) ^ np.array(step + 1, dtype=np.uint64))
     rows = _mix(key ^ slots.cpu().numpy().astype(np.uint64))
     drawn = _mix(rows[:, None] ^ columns) % np.uint64(len(prompts.ordinary_ids))
-    return prompts.ordinary_ids[torch.from_numpy(drawn.astype(np.int64))].to(slots.device)
+    return copied_to(prompts.ordinary_ids[torch.from_numpy(drawn.astype(np.int64))], slots.device)
 
 
 def _mix(value: np.ndarray[Any, np.dtype[np.uint64]]) -> np.ndarray[Any, np.dtype[np.uint64]]:
@@ -123,7 +125,7 @@ def text_states(
             hidden = last_hidden(lm, ids[rows].to(device), mask[rows].to(device))[:, prompts.width :]
             text = text_mask[rows].to(device)
             each, end = torch.arange(len(rows), device=device), (text.sum(1) - 1).clamp(min=0)
-            ends.append(hidden[each, end])
+            ends.append(widened(hidden[each, end]))
             means.append(prefix_states(hidden, text, "mean")[each, end])
     return {"last": torch.cat(ends), "mean": torch.cat(means)}
 

@@ -17,6 +17,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
+from understudy.compute import ON_CPU, Compute
 from understudy.errors import InputError
 from understudy.frozen import Frozen
 from understudy.generation.prompts import build_prompts
@@ -68,8 +69,8 @@ def save_trained(stored: StoredModel, folder: Path) -> None:
     (folder / SETTINGS_FILE).write_text(text + "\n")
 
 
-def load_trained(folder: Path) -> StoredModel:
-    """Read a model that `save_trained` wrote.
+def load_trained(folder: Path, compute: Compute = ON_CPU) -> StoredModel:
+    """Read a model that `save_trained` wrote, to the device and in the precision of `compute`; heads are float32.
 
     Raises:
         InputError: when the folder holds no such model.
@@ -81,14 +82,14 @@ def load_trained(folder: Path) -> StoredModel:
         description = _Description.model_validate_json(path.read_text())
     except ValidationError as error:
         raise InputError(f"{path}: {error.errors()[0]['msg']}; restore the exported file") from None
-    loaded = load_model(folder)
+    loaded = load_model(folder, compute=compute)
     heads = load_tensors(folder / HEADS_FILE) if (folder / HEADS_FILE).is_file() else {}
     own = {name: _head(heads, name) for name in ("discriminator", "filter") if f"{name}.inner.weight" in heads}
     filter_head = own.get("filter")
-    classifier = Classifier(load_model(folder / "filter").model, filter_head) if filter_head else None
+    classifier = Classifier(load_model(folder / "filter", compute=compute).model, filter_head) if filter_head else None
     model = MultitaskModel(loaded.model, discriminator=own.get("discriminator"), filter=classifier)
     trained = TrainedModel(
-        model=model.requires_grad_(False).eval(),
+        model=model.requires_grad_(False).eval().to(torch.device(compute.device)),
         tokenizer=loaded.tokenizer,
         label_names=description.label_names,
         prompts=build_prompts(loaded.tokenizer, description.label_names, description.settings.prompt),

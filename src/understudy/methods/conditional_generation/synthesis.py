@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from understudy.artifacts.access import TABLE, VALUE
+from understudy.compute import ON_CPU, Compute
 from understudy.errors import InputError
 from understudy.generation.prompts import build_prompts
 from understudy.methods.conditional_generation.class_sizes import public_sizes, released_sizes, share_out
@@ -41,10 +42,11 @@ def synthesize_untrained(
     label_names: tuple[str, ...],
     *,
     rows: int,
+    compute: Compute = ON_CPU,
     progress: Progress | None = None,
 ) -> Synthesis:
     """Draw equally many rows per label from the base model with the same prompts, unsteered and unfiltered."""
-    base = load_base(config)
+    base = load_base(config, compute)
     prompts = build_prompts(base.tokenizer, label_names, config.prompt)
     trained = TrainedModel(MultitaskModel(base.model).eval(), base.tokenizer, label_names, prompts)
     filters = config.filter.model_copy(update={"enabled": False})

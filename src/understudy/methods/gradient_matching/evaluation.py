@@ -73,7 +73,8 @@ def losses_of(
         space: Where the target lives.
         verbalizer: Prefix and template.
     """
-    truth = torch.as_tensor(rows.labels)
+    device = space.token_ids.device
+    truth, stacked = torch.as_tensor(rows.labels, device=device), target.stacked.to(device)
     found = [
         text_losses(
             [rows.texts[row] for row in part.tolist()],
@@ -81,13 +82,13 @@ def losses_of(
             model=base.model,
             tokenizer=base.tokenizer,
             space=space,
-            target=target.stacked,
+            target=stacked,
             verbalizer=verbalizer,
             max_length=target.settings.max_length,
         )
         for part in torch.split(torch.arange(len(rows.texts)), _BATCH)
     ]
-    losses: Losses = torch.cat(found).double().numpy()
+    losses: Losses = torch.cat(found).double().cpu().numpy()
     return losses
 
 

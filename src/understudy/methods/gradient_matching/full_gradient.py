@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from understudy.compute import copied_to
 from understudy.generation.sampling import backbone, head
 from understudy.methods.gradient_matching.loss import Objective, embed, surround, target_norms
 from understudy.methods.gradient_matching.targets import TargetSpace, label_loss
@@ -68,7 +69,7 @@ def full_clipped_sum(
     """
     parameters = all_parameters(model)
     device = head(model).weight.device
-    last, labels, valid = last.to(device), labels.to(device), valid.to(device)
+    last, labels, valid = (copied_to(part, device) for part in (last, labels, valid))
 
     def losses(module: nn.Module, batch: Batch) -> Tensor:
         states = backbone(module)(

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from understudy.generation.sampling import backbone, head
+from understudy.compute import copied_to, widened
+from understudy.generation.sampling import backbone, head, next_logits
 from understudy.methods.gradient_matching.targets import TargetSpace, factors, gradient_norm, inner
 from understudy.methods.gradient_matching.verbalizer import Verbalizer, encode_rows
 
@@ -75,11 +76,11 @@ def last_state(model: Any, embeddings: Tensor, verbalizer: Verbalizer) -> tuple[
         verbalizer: Prefix and template, whose embeddings are constants.
 
     Returns:
-        Head input `(B, d)` and logits `(B, V)`.
+        Head input `(B, d)` and logits `(B, V)`, in float32 or wider.
     """
-    whole = surround(model, embeddings, verbalizer)
+    whole = surround(model, embeddings, verbalizer).to(model.get_input_embeddings().weight.dtype)
     hidden = backbone(model)(inputs_embeds=whole, use_cache=False).last_hidden_state[:, -1]
-    return hidden, head(model)(hidden)
+    return widened(hidden), next_logits(model, hidden)
 
 
 def surround(model: Any, embeddings: Tensor, verbalizer: Verbalizer) -> Tensor:
@@ -91,10 +92,9 @@ def surround(model: Any, embeddings: Tensor, verbalizer: Verbalizer) -> Tensor:
 
 
 def embed(model: Any, ids: Tensor) -> Tensor:
-    """Input embeddings `(..., d_embedding)` of token ids, as constants."""
+    """Input embeddings `(..., d_embedding)` of token ids, as constants, in float32 or wider."""
     layer = model.get_input_embeddings()
-    embeddings: Tensor = layer(ids.to(layer.weight.device)).detach()
-    return embeddings
+    return widened(layer(copied_to(ids, layer.weight.device)).detach())
 
 
 def row_states(model: Any, input_ids: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
@@ -106,15 +106,15 @@ def row_states(model: Any, input_ids: Tensor, last: Tensor) -> tuple[Tensor, Ten
         last: `(B,)` int64, the column that is read.
 
     Returns:
-        Head input `(B, d)` and logits `(B, V)`.
+        Head input `(B, d)` and logits `(B, V)`, in float32 or wider.
     """
     device = head(model).weight.device
-    ids = input_ids.to(device)
+    ids = copied_to(input_ids, device)
     with torch.no_grad():
         # Without a mask some models log a warning when they see padding, which would tell the rows' lengths.
         states = backbone(model)(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).last_hidden_state
         hidden = states[torch.arange(len(last), device=device), last.to(device)]
-        return hidden, head(model)(hidden)
+        return widened(hidden), next_logits(model, hidden)
 
 
 def text_losses(

@@ -172,6 +172,7 @@ def report_facts(config: GradientMatchingConfig) -> dict[str, str]:
 def estimate(config: GradientMatchingConfig, promise: Promise) -> dict[str, Any]:
     """Expected time and memory, measured on made-up rows of the padded length and one batch of texts, one round."""
     from understudy.data.private_rows import PrivateRows
+    from understudy.hardware import chosen
     from understudy.methods.gradient_matching.optimise import match_shard
     from understudy.methods.gradient_matching.release import release_target
     from understudy.models.loading import load_base
@@ -182,7 +183,7 @@ def estimate(config: GradientMatchingConfig, promise: Promise) -> dict[str, Any]
     few = schedule_of(promise.queries).model_copy(update={"n": rows})
     # Keys of no charge: the rows are made up, and the result is thrown away.
     mechanisms = Mechanisms.live(KeyMaterial(b"estimate" * 4, "estimate", b"estimate" * 4, few.queries))
-    base = load_base(config)
+    base = load_base(config, chosen())
     text = "a text of the padded length " * config.max_length
     began = time.perf_counter()
     target = release_target(

@@ -19,6 +19,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
+from understudy.compute import copied_to, widened_weights
 from understudy.errors import InputError
 from understudy.generation.prompts import encode_text, row_seeds, special_ids
 from understudy.methods.gradient_matching.admm import AdmmState, Objective, Project, admm
@@ -170,12 +171,12 @@ def starting_tokens(
         seed = row_seeds(public_seed, [example], purpose=f"gradient-matching/start/{label_names[label]}")[0]
         drawn = torch.randint(len(choices), (length,), generator=torch.Generator().manual_seed(seed))
         rows.append(choices[drawn])
-    return torch.stack(rows).to(allowed.device)
+    return copied_to(torch.stack(rows), allowed.device)
 
 
 def _objectives(base: LoadedModel, target: Target) -> Callable[[Tensor], Objective]:
     """Labels `(batch,)` -> objective of a batch, in the charged settings' own space."""
-    settings, model = target.settings, base.model
+    settings, model = target.settings, widened_weights(base.model) if target.kind == FULL else base.model
     verbalizer = build_verbalizer(base.tokenizer, target.label_names, settings.verbalizer)
     space = target_space(model, verbalizer, settings.target, public_seed=settings.public_seed)
     stacked = target.stacked.to(space.token_ids.device)

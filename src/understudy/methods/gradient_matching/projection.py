@@ -23,9 +23,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from understudy.compute import widened
 from understudy.errors import InputError
 from understudy.generation.prompts import position_ids
-from understudy.generation.sampling import KeyValues, advance, head
+from understudy.generation.sampling import KeyValues, advance, next_logits
 
 Metric = Literal["cosine", "l2"]
 
@@ -38,7 +39,7 @@ class Projected:
 
     Attributes:
         token_ids: `(batch, length)` int64.
-        embeddings: `(batch, length, d)` input embeddings of these tokens.
+        embeddings: `(batch, length, d)` input embeddings of these tokens, in float32 or wider.
     """
 
     token_ids: Tensor
@@ -134,8 +135,8 @@ def top_k_projection(
     with torch.no_grad():
         state, cache = _read_prompts(model, *prompts)
         for column in range(length):
-            proposals = top_tokens(head(model)(state), allowed=allowed, k=k)
-            candidates = _comparable(table(proposals), metric)
+            proposals = top_tokens(next_logits(model, state), allowed=allowed, k=k)
+            candidates = _comparable(widened(table(proposals)), metric)
             nearest = _distances(rows[:, column, None], candidates)[:, 0].argmin(1, keepdim=True)
             chosen[:, column, None] = proposals.gather(1, nearest)
             if column + 1 < length:
@@ -143,7 +144,7 @@ def top_k_projection(
                 ids = chosen[:, column, None]
                 hidden, cache = advance(model, cache, attention_mask=mask, position=position, input_ids=ids)
                 state = hidden[:, -1]
-        return Projected(chosen, table(chosen))
+        return Projected(chosen, widened(table(chosen)))
 
 
 def _read_prompts(model: Any, ids: Tensor, mask: Tensor) -> tuple[Tensor, KeyValues]:
@@ -187,11 +188,11 @@ def l2_projection(model: Any, embeddings: Tensor, *, allowed: Tensor) -> Project
     module = model.get_input_embeddings()
     with torch.no_grad():
         ids = _as_wide_as(allowed, module.num_embeddings, embeddings.device).nonzero()[:, 0]
-        table = module(ids)
+        table = widened(module(ids))
         parts = torch.split(embeddings.detach().flatten(0, 1), _ROWS_AT_A_TIME)
         nearest = torch.cat([_distances(part, table).argmin(1) for part in parts])
         chosen = ids[nearest].view(embeddings.shape[:2])
-        return Projected(chosen, module(chosen))
+        return Projected(chosen, widened(module(chosen)))
 
 
 def _comparable(vectors: Tensor, metric: Metric) -> Tensor:

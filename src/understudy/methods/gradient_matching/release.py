@@ -17,6 +17,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from understudy.compute import copied_to, widened_weights
 from understudy.data.private_rows import PrivateRows
 from understudy.errors import ArtifactDamaged, InputError
 from understudy.frozen import Frozen
@@ -89,7 +90,7 @@ def release_target(
     Args:
         private: Rows of the source.
         asked: What was charged.
-        base: Public base model; None loads `config.model`.
+        base: Public base model, on the device to be used; None loads `config.model` to the CPU.
         progress: Called with (rows done, rows in all).
 
     Raises:
@@ -99,6 +100,8 @@ def release_target(
     label_names = private.label_names
     _check_schedule(config, schedule, rows=len(private))
     loaded = base or load_base(config)
+    if config.matching.gradient == FULL:
+        widened_weights(loaded.model)  # gradients by a weight are taken of no narrower one
     verbalizer = build_verbalizer(loaded.tokenizer, label_names, config.verbalizer)
     space = target_space(loaded.model, verbalizer, config.target, public_seed=config.public_seed)
     check_context(loaded, verbalizer, config)
@@ -205,7 +208,7 @@ def _class_sums(
     for start in range(0, len(labels), config.target.micro_batch):
         batch = slice(start, start + config.target.micro_batch)
         ids, last = rows.input_ids[batch], rows.last[batch]
-        y, counted = labels[batch].to(device), valid[batch].to(device)
+        y, counted = copied_to(labels[batch], device), copied_to(valid[batch], device)
         if config.matching.gradient == FULL:
             some = full_clipped_sum(base.model, space, ids, last, y, counted, clip, into=some)
         else:

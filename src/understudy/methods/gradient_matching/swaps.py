@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from understudy.generation.prompts import position_ids
-from understudy.generation.sampling import backbone, head
+from understudy.generation.sampling import backbone, next_logits
 from understudy.methods.gradient_matching.projection import top_tokens
 
 Objective = Callable[[Tensor], Tensor]  # (batch, length, d) -> (batch,), row b of row b only
@@ -91,7 +91,7 @@ def likely_tokens(model: Any, prompts: tuple[Tensor, Tensor], *, allowed: Tensor
             states = backbone(model)(
                 input_ids=whole, attention_mask=seen, position_ids=position_ids(seen), use_cache=False
             ).last_hidden_state[:, ids.shape[1] - 1 : -1]
-            likely = top_tokens(head(model)(states).flatten(0, 1), allowed=allowed, k=k).view(*tokens.shape, k)
+            likely = top_tokens(next_logits(model, states).flatten(0, 1), allowed=allowed, k=k).view(*tokens.shape, k)
         width = model.get_input_embeddings().num_embeddings
         return torch.zeros(*tokens.shape, width, dtype=torch.bool, device=tokens.device).scatter_(2, likely, True)
 

@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -179,7 +180,7 @@ def build_trainer(
     start = dict(previous) if previous is not None else take_adapter(wrapped)
     trainer = _trainer_class()(
         model=same_weights(base.model),
-        args=_arguments(config, seed=seeds[1], folder=folder, on_cpu=base.model.device.type == "cpu"),
+        args=_arguments(config, seed=seeds[1], folder=folder, device=base.model.device),
         train_dataset=Dataset.from_dict(dict(rows)),
         processing_class=base.tokenizer,
         peft_config=wrapped.peft_config["default"],
@@ -205,12 +206,15 @@ def _trainer_class() -> Any:
     return PairTrainer
 
 
-def _arguments(config: PreferenceConfig, *, seed: int, folder: Path, on_cpu: bool) -> Any:
+def _arguments(config: PreferenceConfig, *, seed: int, folder: Path, device: torch.device) -> Any:
     from trl.trainer.dpo_config import DPOConfig
 
-    return DPOConfig(
+    # transformers would take the first CUDA device, or all of them; a task holds one.
+    kind = DPOConfig if device.type == "cpu" else _config_class(device)
+    return kind(
         output_dir=str(folder),
-        use_cpu=on_cpu,
+        use_cpu=device.type == "cpu",
+        # No autocast: frozen weights come in the run's precision, and adapters are trained in float32.
         bf16=False,
         gradient_checkpointing=False,
         seed=seed,
@@ -229,6 +233,23 @@ def _arguments(config: PreferenceConfig, *, seed: int, folder: Path, on_cpu: boo
         disable_tqdm=True,
         **_loss(config),
     )
+
+
+def _config_class(device: torch.device) -> Any:
+    """The settings of trl for a trainer that computes on one given device."""
+    from accelerate.state import AcceleratorState, PartialState  # type: ignore[import-untyped]
+    from trl.trainer.dpo_config import DPOConfig
+
+    class OnDevice(DPOConfig):  # type: ignore[misc]
+        @cached_property
+        def _setup_devices(self) -> torch.device:
+            AcceleratorState._reset_state(reset_partial_state=True)
+            self.distributed_state = PartialState()
+            self.distributed_state.device = device
+            self._n_gpu = 1
+            return device
+
+    return OnDevice
 
 
 def _loss(config: PreferenceConfig) -> dict[str, Any]:

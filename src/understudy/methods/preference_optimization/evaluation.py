@@ -73,6 +73,7 @@ def evaluate_run(
     profile: Literal["tiny", "paper"],
     tokenizer: Any,
     encoder: Encoder,
+    device: str = "cpu",
     progress: Progress | None = None,
 ) -> Metrics:
     """All figures of a run. Internal.
@@ -83,6 +84,7 @@ def evaluate_run(
         profile: sizes of the evaluation.
         tokenizer: of the base model, for cutting clients' documents into samples.
         encoder: sentence encoder, the one that the scores used.
+        device: torch device of the downstream model.
         progress: called with (downstream models trained, models).
 
     Returns:
@@ -96,7 +98,7 @@ def evaluate_run(
         rounds = measure_rounds(inputs, unseen, config=config, measuring=measuring)
         return merge(rounds, Metrics(missing=("everything about the synthetic texts: none was kept",)))
     return merge(
-        measure_next_token(inputs, train, test, profile=profile, seed=seed, progress=progress),
+        measure_next_token(inputs, train, test, profile=profile, seed=seed, device=device, progress=progress),
         measure_fidelity(
             encoder.encode(inputs.synthetic), unseen, encoder.encode(inputs.prompt_only), config=measuring
         ),
@@ -113,6 +115,7 @@ def measure_next_token(
     *,
     profile: Literal["tiny", "paper"],
     seed: int,
+    device: str = "cpu",
     progress: Progress | None = None,
 ) -> Metrics:
     """Accuracy of the downstream model on held-out units: as it is, and tuned on each set of texts."""
@@ -125,11 +128,11 @@ def measure_next_token(
     }
     scores = {}
     for done, (arm, texts) in enumerate(conditions.items(), start=1):
-        tuned = fine_tune(texts, config=config, seed=seed)
+        tuned = fine_tune(texts, config=config, seed=seed, device=device)
         scores[arm] = score_clients(tuned, held_out, max_length=config.max_length)
         if progress is not None:
             progress(done, len(conditions) + 1)
-    public = fine_tune(inputs.synthetic, config=config.model_copy(update={"epochs": 0}), seed=seed)
+    public = fine_tune(inputs.synthetic, config=config.model_copy(update={"epochs": 0}), seed=seed, device=device)
     scores["public"] = score_clients(public, held_out, max_length=config.max_length)
     values: dict[str, float] = {"utility.next_token.clients": float(len(held_out))}
     intervals: dict[str, tuple[float, float]] = {}

@@ -157,13 +157,14 @@ def report_facts(config: PreferenceOptimizationConfig) -> dict[str, str]:
 
 def estimate(config: PreferenceOptimizationConfig, promise: Promise) -> dict[str, Any]:
     """Expected time and memory: candidates and one DPO round are timed on two prompts of public seeds."""
+    from understudy.hardware import chosen
     from understudy.methods.preference_optimization.candidates import continue_prompts, round_prompts
     from understudy.methods.preference_optimization.dpo import Pairs, train_round
     from understudy.methods.preference_optimization.seeds import read_seeds
     from understudy.models.loading import load_base
 
     label_names, rounds = promise.label_names, schedule_of(promise.queries).rounds
-    loaded = load_base(config)
+    loaded = load_base(config, chosen())
     prompts = round_prompts(
         read_seeds(config.seeds),
         config.candidates,

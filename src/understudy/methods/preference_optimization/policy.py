@@ -34,7 +34,8 @@ def load_policy(base: LoadedModel, adapter: Mapping[str, Tensor] | None, *, alph
         alpha: LoRA alpha that it was trained with.
 
     Returns:
-        A model of its own in evaluation mode on the base's device; digest and name are the base's.
+        A model of its own in evaluation mode, on the base's device and in its precision, merged in float32; digest and
+        name are the base's.
 
     Raises:
         InputError: the adapter is not one of this base model.
@@ -43,7 +44,7 @@ def load_policy(base: LoadedModel, adapter: Mapping[str, Tensor] | None, *, alph
         return base
     wrapped = wrap(copy.deepcopy(base.model), rank=adapter_rank(adapter), alpha=alpha, seed=0)
     put_adapter(wrapped, adapter)
-    return replace(base, model=lora.merge(wrapped).eval())
+    return replace(base, model=lora.merge(wrapped).to(base.model.dtype).eval())
 
 
 def wrap(model: Any, *, rank: int, alpha: float, seed: int) -> PeftModel:

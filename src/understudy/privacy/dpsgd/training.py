@@ -21,6 +21,7 @@ from pydantic import Field, field_validator
 from torch import Tensor, nn
 from torch.utils import deterministic
 
+from understudy.compute import copied_to
 from understudy.errors import InputError
 from understudy.frozen import Frozen
 from understudy.privacy.dpsgd.per_example import Batch, LossFunction, clipped_gradient_sum
@@ -171,7 +172,7 @@ def train(
     device = _device(objectives)
     state = _State(objectives)
     start = state.restore(checkpoint)
-    with _deterministic(device):
+    with _deterministic():
         for step in range(start, plan.steps):
             mask = mechanisms.poisson(step=step, n=plan.n, probability=plan.sampling_probability, purpose=plan.name)
             batches = list(_micro_batches(data, mask, step, size=micro_batch, device=device))
@@ -205,9 +206,9 @@ def _micro_batches(
         # Slot 0 stands in for the missing rows: with valid = false its content contributes exactly zero.
         filled = torch.zeros(size, dtype=torch.int64)
         filled[: len(chunk)] = chunk
-        batch = {name: values[filled].to(device) for name, values in data.items()}
-        batch["valid"] = (data["valid"][filled] & (torch.arange(size) < len(chunk))).to(device)
-        yield {**batch, "slot": filled.to(device), "step": torch.tensor(step)}
+        batch = {name: copied_to(values[filled], device) for name, values in data.items()}
+        batch["valid"] = copied_to(data["valid"][filled] & (torch.arange(size) < len(chunk)), device)
+        yield {**batch, "slot": copied_to(filled, device), "step": torch.tensor(step)}
 
 
 def _clipped_sum(
@@ -310,12 +311,12 @@ def _device(objectives: Mapping[str, Objective]) -> torch.device:
 
 
 @contextmanager
-def _deterministic(device: torch.device) -> Iterator[None]:
-    """Operations that repeat bit for bit; on a GPU those without such a form only warn."""
+def _deterministic() -> Iterator[None]:
+    """Operations that repeat bit for bit; one without such a form is an error."""
     before = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     fill = deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
-    torch.use_deterministic_algorithms(True, warn_only=device.type != "cpu")
+    torch.use_deterministic_algorithms(True)
     # Only a debugging aid: nothing here reads memory before it is written.
     deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     try:

@@ -1,0 +1,118 @@
+"""A device without one: device `meta` under a mode that refuses what a GPU would refuse.
+
+Tensors on `meta` have shapes and no data, so whole models run forward and backward where there is no GPU. torch lets
+several operations take a tensor of another device with them (matrix products, indexing); `OneDevice` refuses them all.
+Copies between devices are allowed: that is how data comes and goes. What an operation would have to know of the data is
+made up, always in the same way: every mask is true, whole numbers are 1 and others 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from understudy.models.loading import LoadedModel
+
+META = "meta"
+_COPIES = {torch.ops.aten._to_copy, torch.ops.aten.copy_}
+
+
+class MixedDevicesError(AssertionError):
+    """An operation was given tensors of more than one device."""
+
+
+class OneDevice(TorchDispatchMode):
+    """Refuses operations on tensors of several devices; a CPU tensor without dimensions counts as a number."""
+
+    def __init__(self, *, true_per_row: int | None = None) -> None:
+        """Begin to watch.
+
+        Args:
+            true_per_row: how many entries of a row `nonzero` finds in a matrix; None: all of them.
+        """
+        super().__init__()
+        self.true_per_row = true_per_row
+        self.operations = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        packet = func.overloadpacket
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        on_meta = any(tensor.device.type == META for tensor in tensors)
+        self.operations += on_meta
+        if packet not in _COPIES:
+            devices = sorted({t.device.type for t in tensors if t.dim() > 0 or t.device.type != "cpu"})
+            if len(devices) > 1:
+                shapes = [(t.device.type, tuple(t.shape)) for t in tensors]
+                raise MixedDevicesError(f"{func}: expected tensors of one device, found {shapes}")
+        if on_meta and func._can_decompose():
+            with self:  # inference mode leaves composite operations whole
+                return func.decompose(*args, **kwargs)
+        stand_in = _STAND_INS.get(packet) if on_meta else None
+        found = stand_in(self, func, args, kwargs) if stand_in else NotImplemented
+        return func(*args, **kwargs) if found is NotImplemented else found
+
+    def trues(self, mask: Tensor) -> Tensor:
+        """`(found, dimensions)` places of a mask's true entries, on the mask's device."""
+        rows = len(mask) * self.true_per_row if self.true_per_row and mask.dim() == 2 else mask.numel()
+        return torch.empty(rows, mask.dim(), dtype=torch.long, device=META)
+
+
+def _download(_: OneDevice, __: Any, args: Any, kwargs: Any) -> Any:
+    source, device = args[0], kwargs.get("device")
+    if source.device.type != META or device is None or torch.device(device).type != "cpu":
+        return NotImplemented
+    return torch.zeros(source.shape, dtype=kwargs.get("dtype") or source.dtype)
+
+
+def _download_into(_: OneDevice, __: Any, args: Any, ___: Any) -> Any:
+    return args[0] if args[0].device.type == "cpu" else NotImplemented
+
+
+def _number(_: OneDevice, __: Any, args: Any, ___: Any) -> Any:
+    value = args[0]
+    if value.device.type != META:
+        return NotImplemented
+    return True if value.dtype == torch.bool else 0.0 if value.is_floating_point() else 1
+
+
+def _nonzero(mode: OneDevice, _: Any, args: Any, __: Any) -> Any:
+    return mode.trues(args[0])
+
+
+def _indexed(mode: OneDevice, func: Any, args: Any, kwargs: Any) -> Any:
+    self, indices, *rest = args
+    if not any(index is not None and index.dtype == torch.bool for index in indices):
+        return NotImplemented
+    places: list[Tensor | None] = []
+    for index in indices:
+        places += [index] if index is None or index.dtype != torch.bool else mode.trues(index).unbind(1)
+    return func(self, places, *rest, **kwargs)
+
+
+def _unique(_: OneDevice, __: Any, args: Any, ___: Any) -> Any:
+    rows = torch.empty(args[0].shape[args[1]], dtype=torch.long, device=META)
+    return args[0].clone(), rows, rows.clone()
+
+
+_STAND_INS: dict[Any, Callable[[OneDevice, Any, Any, Any], Any]] = {
+    torch.ops.aten._to_copy: _download,
+    torch.ops.aten.copy_: _download_into,
+    torch.ops.aten._local_scalar_dense: _number,
+    torch.ops.aten.nonzero: _nonzero,
+    torch.ops.aten.index: _indexed,
+    torch.ops.aten.index_put_: _indexed,
+    torch.ops.aten.unique_dim: _unique,
+}
+
+
+def on_meta(loaded: LoadedModel) -> LoadedModel:
+    """The model without its data, changed in place; tied weights stay tied."""
+    loaded.model.to(META)
+    loaded.model.tie_weights()
+    return loaded

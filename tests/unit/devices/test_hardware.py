@@ -1,0 +1,132 @@
+"""One place decides on device and precision, and says so in every key."""
+
+import ast
+import ctypes
+from pathlib import Path
+
+import pytest
+
+from understudy import hardware
+from understudy.compute import ON_CPU, Compute
+from understudy.errors import InputError
+from understudy.models.folders import model_folder, parameter_count
+from understudy.models.loading import load_model
+from understudy.tasks.charging import environment_digest
+from understudy.tasks.engine import machine
+from understudy.tasks.engine.cache_key import task_key
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def fast(monkeypatch):
+    """A machine that is, or is not, fast at bfloat16; the precision is to be found out."""
+
+    def make(is_fast: bool, precision: str = "auto") -> Compute:
+        monkeypatch.setattr(hardware, "has_fast_bfloat16", lambda device: is_fast)
+        monkeypatch.setenv("UNDERSTUDY_PRECISION", precision)
+        return hardware.chosen()
+
+    return make
+
+
+def test_auto_rounds_large_models_where_the_machine_is_fast_at_it(fast):
+    assert fast(False) == Compute("cpu", "float32")
+    found = fast(True)
+    assert found == machine.compute()
+    shipped = parameter_count(model_folder("tiny-llama"))
+    assert found.precision_of(shipped) == "float32", "figures of the shipped models must not depend on the machine"
+    assert found.precision_of(hardware.AUTO_FROM_PARAMETERS - 1) == "float32"
+    assert found.precision_of(hardware.AUTO_FROM_PARAMETERS) == "bfloat16"
+
+
+@pytest.mark.parametrize("is_fast", [True, False])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_what_is_asked_for_counts_for_models_of_every_size(precision, is_fast, fast):
+    assert fast(is_fast, precision).precision_of(1) == precision
+
+
+def test_a_wrong_precision_is_refused(monkeypatch):
+    monkeypatch.setenv("UNDERSTUDY_PRECISION", "float16")
+    with pytest.raises(InputError, match="UNDERSTUDY_PRECISION"):
+        hardware.chosen()
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_fast"), [("fpu avx512f avx512_bf16", True), ("fpu amx_bf16", True), ("fpu avx512f avx2", False)]
+)
+def test_the_processor_is_asked_for_its_instructions(flags, is_fast, tmp_path, monkeypatch):
+    (tmp_path / "cpuinfo").write_text(f"processor : 0\nflags\t\t: {flags}\nbugs : none\n")
+    monkeypatch.setattr(hardware, "_CPU_INFO", tmp_path / "cpuinfo")
+    assert hardware.has_fast_bfloat16.__wrapped__("cpu") is is_fast
+    monkeypatch.setattr(hardware, "_CPU_INFO", tmp_path / "nothing")
+    assert hardware.has_fast_bfloat16.__wrapped__("cpu") is False
+
+
+@pytest.mark.parametrize(("majors", "is_fast"), [((8,), True), ((9, 9), True), ((9, 7), False), ((), False)])
+def test_every_gpu_must_have_capability_8(majors, is_fast, monkeypatch):
+    class Driver:
+        """The few functions of NVML that are called, for devices of given capability."""
+
+        def nvmlInit_v2(self):
+            return 0
+
+        def nvmlDeviceGetCount_v2(self, count):
+            count._obj.value = len(majors)
+            return 0
+
+        def nvmlDeviceGetHandleByIndex_v2(self, index, handle):
+            handle._obj.value = index + 1
+            return 0
+
+        def nvmlDeviceGetCudaComputeCapability(self, handle, major, minor):
+            major._obj.value = majors[handle.value - 1]
+            return 0
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: Driver())
+    assert hardware.has_fast_bfloat16.__wrapped__("cuda") is is_fast
+
+
+def test_without_a_driver_no_gpu_is_fast(monkeypatch):
+    def missing(name):
+        raise OSError(name)
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    assert hardware.has_fast_bfloat16.__wrapped__("cuda") is False
+
+
+def test_the_precision_is_in_the_cache_key_and_in_the_digest_of_the_environment(fast):
+    found = set()
+    for is_fast, precision in ((False, "auto"), (True, "auto"), (True, "bfloat16"), (False, "float32")):
+        fast(is_fast, precision)
+        found.add((task_key("name", test_a_wrong_precision_is_refused, {}), environment_digest("code")))
+    assert len(found) == 3, "float32 is float32, asked for or found out; the others differ"
+    assert len({key for key, _ in found}) == len({digest for _, digest in found}) == 3
+
+
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-gpt2"])
+def test_parameters_are_counted_in_the_files(name):
+    stored = load_model(name).model
+    assert parameter_count(model_folder(name)) == sum(p.numel() for p in stored.parameters())
+
+
+def test_files_that_cannot_be_read_count_nothing(tmp_path):
+    assert parameter_count(tmp_path) == 0
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 16)
+    assert parameter_count(tmp_path) == 0
+
+
+def test_no_other_module_decides():
+    """A `Compute` with values of its own is made in one module; whatever else needs one is given it."""
+    made, asked = set(), set()
+    for folder in (ROOT / "src", ROOT / "tasks", ROOT / "flows"):
+        for path in folder.rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                    if node.func.id == "Compute" and (node.args or node.keywords):
+                        made.add(path.name)
+                    if node.func.id in ("chosen_compute", "has_fast_bfloat16"):
+                        asked.add(path.name)
+    assert made == {"hardware.py"}
+    assert asked == {"hardware.py", "validation.py"}
+    assert Compute() == ON_CPU
