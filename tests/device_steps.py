@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from understudy.compute import Compute
+from understudy.data.private_rows import PrivateRows
 from understudy.evaluation.classifier import fit_classifier, predict
 from understudy.evaluation.config import ClassifierConfig
 from understudy.evaluation.encoder import load_encoder
@@ -29,11 +30,12 @@ from understudy.generation.prompts import build_prompts
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
 from understudy.methods.conditional_generation.fitting import train_on_table
 from understudy.methods.conditional_generation.model import Discriminator, MultitaskModel, TrainedModel
-from understudy.methods.conditional_generation.queries import queries_of, schedule_of
+from understudy.methods.conditional_generation.queries import Asked, queries_of, schedule_of
 from understudy.methods.conditional_generation.storage import StoredModel
 from understudy.methods.conditional_generation.synthesis import synthesize_stored
 from understudy.methods.gradient_matching.config import GradientMatchingConfig, VerbalizerConfig
 from understudy.methods.gradient_matching.optimise import match_shard
+from understudy.methods.gradient_matching.queries import Asked as TargetAsked
 from understudy.methods.gradient_matching.queries import queries_of as target_queries_of
 from understudy.methods.gradient_matching.queries import schedule_of as target_schedule_of
 from understudy.methods.gradient_matching.release import Target, release_target
@@ -54,6 +56,7 @@ LABEL_NAMES = ("negative", "positive")
 WORDS = ("bad", "good", "film", "plot", "the", "slowly", "never")
 TEXTS = [" ".join(WORDS[(i * j) % 7] for j in range(1, 3 + i % 5)) for i in range(12)]
 LABELS = [i % 2 for i in range(12)]
+PRIVATE = PrivateRows(TEXTS, LABELS, LABEL_NAMES)
 ROWS = LabelledTexts(TEXTS, LABELS, LABEL_NAMES)
 
 
@@ -128,15 +131,8 @@ def trained(
         for training in planned.trainings
     )
     planned = planned.model_copy(update={"trainings": trainings})
-    return train_on_table(
-        TEXTS,
-        LABELS,
-        label_names=LABEL_NAMES,
-        config=config,
-        schedule=planned,
-        mechanisms=mechanisms(planned.queries, recorder),
-        base=random_base(compute),
-    )
+    asked = Asked(config, planned, mechanisms(planned.queries, recorder))
+    return train_on_table(PRIVATE, asked, base=random_base(compute))
 
 
 def _training(**changes: Any) -> Step:
@@ -174,15 +170,8 @@ def target(
     """Noised sums of clipped gradients."""
     planned = target_schedule_of(target_queries_of(config, n=len(TEXTS), epsilon=float("inf"), delta=1e-3))
     planned = planned.model_copy(update={"noise_multiplier": noise})
-    return release_target(
-        TEXTS,
-        LABELS,
-        label_names=LABEL_NAMES,
-        config=config,
-        schedule=planned,
-        mechanisms=mechanisms(planned.queries, recorder),
-        base=random_base(compute),
-    )
+    asked = TargetAsked(config, planned, mechanisms(planned.queries, recorder))
+    return release_target(PRIVATE, asked, base=random_base(compute))
 
 
 def _release(**changes: Any) -> Step:

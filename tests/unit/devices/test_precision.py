@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from understudy.compute import Compute, running_sum, sum_by_blocks
+from understudy.data.private_rows import PrivateRows
 from understudy.generation.sampling import draw_tokens, keep_nucleus
 from understudy.methods.conditional_generation.encode import encode
 from understudy.methods.conditional_generation.losses import lm_loss
@@ -108,7 +109,7 @@ def six_rows(compute: Compute, rank: int):
     """A model with adapters that do something, its language-model parameters, a batch, and the loss of each row."""
     base = random_base(compute)
     config = conditional_config(lora={"rank": rank})
-    rows = encode(TEXTS[:6], LABELS[:6], label_names=LABEL_NAMES, tokenizer=base.tokenizer, config=config)
+    rows = encode(PrivateRows(TEXTS[:6], LABELS[:6], LABEL_NAMES), tokenizer=base.tokenizer, config=config)
     model = build_model(base.model, label_names=LABEL_NAMES, config=config)
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
