@@ -37,7 +37,7 @@ def evaluate(
 
     rows = partial(labelled_rows, label_names=label_names)
     refs = [synthetic, train, test, *([prompt_only] if prompt_only is not None else [])]
-    cache = private_directory(settings().private_root / "embeddings")
+    device, cache = settings().device_type, private_directory(settings().private_root / "embeddings")
     made = rows(synthetic)
     if made.texts:
         metrics = evaluate_synthetic(
@@ -46,7 +46,8 @@ def evaluate(
             rows(test),
             prompt_only=rows(prompt_only) if prompt_only is not None else None,
             config=config,
-            embedder=partial(embed, encoder=load_encoder(), cache=cache),
+            embedder=partial(embed, encoder=load_encoder(device=device), cache=cache),
+            device=device,
         )
     else:
         metrics = Metrics(missing=("everything about the synthetic rows: none was kept",))

@@ -139,6 +139,7 @@ def evaluate_matching(
 
     rows = {name: labelled_rows(ref, label_names=label_names) for name, ref in tables.items()}
     base, cache = load_base(config), private_directory(settings().private_root / "embeddings")
+    device = settings().device_type
     metrics = measure_matching(
         Conditions(rows["synthetic"], rows["train"], rows["prompt_only"]),
         rows["test"],
@@ -147,7 +148,8 @@ def evaluate_matching(
             base=base,
             own=config.model,
             label_words=partial(build_verbalizer, label_names=label_names, config=config.verbalizer),
-            embedder=partial(embed, encoder=load_encoder(), cache=cache),
+            embedder=partial(embed, encoder=load_encoder(device=device), cache=cache),
+            device=device,
         ),
         # No text is read further than the run reads it, which is known to fit the model.
         config=sizes.model_copy(update={"max_length": min(sizes.max_length, config.max_length)}),
