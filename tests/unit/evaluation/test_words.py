@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from understudy.evaluation.words import join, number_ngrams, tokenize, tokenized, words
@@ -29,6 +29,7 @@ def tuples(rows, n):
     ]
 
 
+@settings(deadline=None)  # the first call of pyarrow imports pandas
 @given(texts, st.integers(1, 5))
 def test_runs_have_equal_numbers_if_and_only_if_their_words_are_equal(rows, longest):
     (read,) = tokenize(rows)
