@@ -143,7 +143,9 @@ def measure_sizes(options: argparse.Namespace) -> dict[str, dict[int, float]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="JSON file to write")
-    parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), help="rows per set, ascending, at least two")
+    parser.add_argument(
+        "--sizes", type=int, nargs="+", default=list(SIZES), help="rows per set, ascending, at least two"
+    )
     parser.add_argument("--embedded", type=int, default=4000, help="the encoder is timed up to so many rows")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)

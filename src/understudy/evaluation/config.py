@@ -67,7 +67,10 @@ class EvaluationConfig(Profiled):
     )
     level: float = Field(default=0.95, gt=0.5, lt=1, description="Confidence level, above 0.5 and below 1.")
     floor_splits: int = Field(
-        default=3, ge=1, le=100, description="Random splits averaged for each fidelity figure, 1 to 100."
+        default=3,
+        ge=1,
+        le=100,
+        description="Random draws averaged for each fidelity figure; an interval needs two. 1 to 100.",
     )
     public_seed: int = Field(default=0, ge=0, lt=2**32, description="Seed of subsampling, clustering and bootstrap.")
 
