@@ -99,16 +99,16 @@ def by_length(sequences: list[list[int]]) -> Tensor:
 def full_reports(settings: Settings, cell: Cell, rows: LabelledTexts, tuned: LabelModel) -> dict[str, Any]:
     """What the paper's figures show: likelihood, distances to real rows, membership, gradient error; internal."""
     from understudy.evaluation.encoder import embed, load_encoder
-    from understudy.evaluation.fidelity import compare, frechet_distance
+    from understudy.evaluation.fidelity import FRECHET, compare
     from understudy.evaluation.nearest import log_perplexities, nearest_real
 
     mine = embed(list(rows.texts), load_encoder())
     real, holdout = (embeddings(settings, cell.dataset, split) for split in ("train", "test"))
-    frechet = compare(frechet_distance, mine, real, seed=0, splits=4)
+    frechet = compare(FRECHET, {"": mine}, real, seed=0, splits=4)
     nearest = nearest_real(mine, real[taken(settings, cell)] if cell.real != 0 else real, holdout)
     return {
         "log_perplexity": log_perplexities(model_of(settings.models[0]), {"rows": list(rows.texts)})["rows"],
-        "frechet": [frechet.value, frechet.reference],
+        "frechet": [frechet.sets[""].value, frechet.reference.value],
         "nearest_median": list(nearest.median),
         "nearest_closest": list(nearest.closest),
         "closer_than_holdout": nearest.closer_than_holdout(),

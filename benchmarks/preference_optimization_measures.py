@@ -41,13 +41,13 @@ def distance(settings: Settings, embeddings: FloatArray) -> dict[str, Any]:
     rows = min(len(real) // 2, settings.prompts * settings.per_prompt, settings.samples)
     real = real[np.random.default_rng(0).permutation(len(real))[: 2 * rows]]
     found = [
-        fidelity.compare(fidelity.frechet_distance, embeddings, real, seed=split, splits=1)
+        fidelity.compare(fidelity.FRECHET, {"": embeddings}, real, seed=split, splits=1)
         for split in range(settings.splits)
     ]
     return {
-        "frechet": [one.value for one in found],
-        "frechet_floor": [one.reference for one in found],
-        "frechet_rows": [one.rows for one in found],
+        "frechet": [one.sets[""].value for one in found],
+        "frechet_floor": [one.reference.value for one in found],
+        "frechet_rows": [one.reference.rows for one in found],
     }
 
 

@@ -2,8 +2,8 @@
 
     python benchmarks/results_figures.py
 
-A method's figure is drawn from the JSON beside its page; those of the privacy and engine pages from the pages' own
-tables. The same numbers give the same bytes under one version of matplotlib.
+A method's figure, and that of the performance page, is drawn from the JSON beside its page; those of the privacy and
+engine pages from the pages' own tables. The same numbers give the same bytes under one version of matplotlib.
 """
 
 from __future__ import annotations
@@ -190,6 +190,30 @@ def engine(figure: Figure) -> None:
     axes.grid(axis="x")
 
 
+def performance(figure: Figure) -> None:
+    """Seconds over rows, by part of an evaluation, beside what grows as fast as the rows."""
+    axes = figure.subplots()
+    found = published("evaluation-scaling")["seconds"]
+    shown = {
+        "encoder": (OTHER, "s"),
+        "everything but the encoder": (OURS, "o"),
+        "utility": (REAL, "^"),
+        "MAUVE": (REAL, "D"),
+        "memorisation": (REAL, "v"),
+    }
+    for name, (colour, marker) in shown.items():
+        rows = [int(size) for size in found[name]]
+        axes.loglog(rows, list(found[name].values()), color=colour, marker=marker, markersize=5, label=name)
+    ends = [int(size) for size in found["utility"]]
+    axes.loglog(ends, [3.0 * size / ends[0] for size in ends], color="#bbbbbb", linestyle=":", label="linear")
+    axes.set_xticks(ends, [f"{size // 1000},000" for size in ends])
+    axes.minorticks_off()
+    axes.set_xlabel("rows per set")
+    axes.set_ylabel("processor seconds")
+    axes.grid(axis="y")
+    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+
+
 def measurements(claim: str, found: str) -> list[tuple[str, float]]:
     """The figures of one line of the table of claims: several where it measured several things or times."""
     said = {"DP LoRA step": "DP step: throughput", "the same": "DP step: peak memory", "overhead": "a task's overhead"}
@@ -207,6 +231,7 @@ FIGURES: dict[str, tuple[tuple[float, float], Callable[[Figure], None]]] = {
     "preference-optimization": ((6.0, 3.4), preference_optimization),
     "privacy": ((6.5, 2.4), privacy),
     "engine": ((6.5, 2.8), engine),
+    "performance": ((6.5, 3.0), performance),
 }
 
 

@@ -117,21 +117,24 @@ def evaluate(
     *, synthetic: Path, real: str, test: str, out: Path, columns: Mapping[str, str | None], as_json: bool
 ) -> None:
     """`understudy evaluate`: measure any synthetic table."""
-    from understudy.settings import prepare_environment
+    from understudy.settings import prepare_environment, settings
 
     prepare_environment()
     from understudy.evaluation.tables import evaluate_tables
+    from understudy.tasks.engine.machine import prepared
 
     names = named(columns["label_names"])
-    files, metrics = evaluate_tables(
-        str(synthetic),
-        real=real,
-        test=test,
-        out=out,
-        text_column=columns["text_column"] or "text",
-        label_column=columns["label_column"] or "label",
-        label_names=names,
-    )
+    with prepared(evaluate_tables, inside=True):
+        files, metrics = evaluate_tables(
+            str(synthetic),
+            real=real,
+            test=test,
+            out=out,
+            text_column=columns["text_column"] or "text",
+            label_column=columns["label_column"] or "label",
+            label_names=names,
+            device=settings().device_type,
+        )
     show({"report": str(files.html), **metrics.values}, as_json=as_json)
 
 

@@ -8,6 +8,7 @@ nothing may go to the server, so the same steps run in the client zone.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from prefect import Task
@@ -19,6 +20,7 @@ from understudy.methods.preference_optimization.config import PreferenceOptimiza
 from understudy.privacy import labels
 from understudy.privacy.labels import Label
 from understudy.runs.request import Profile
+from understudy.settings import private_directory, settings
 from understudy.tasks.charge_receipt import ChargeReceipt, open_mechanisms, write_released
 from understudy.tasks.engine.runtime import Zone, checkpoint_directory, code_digest, compute, progress, task
 
@@ -239,13 +241,14 @@ class EvaluationRefs(BaseModel):
 @task(name="evaluate-rounds")
 def evaluate_rounds(inputs: EvaluationRefs, config: PreferenceOptimizationConfig, profile: Profile) -> ArtifactRef:
     """Measure the texts, and the rounds that led to them; the figures read private texts and are private."""
-    from understudy.evaluation.encoder import load_encoder
+    from understudy.evaluation.encoder import embed, load_encoder
     from understudy.methods.preference_optimization import stored
     from understudy.methods.preference_optimization.evaluation import EvaluationInputs, evaluate_run
     from understudy.methods.preference_optimization.pool import load_pool
     from understudy.models.loading import load_base
     from understudy.tensor_files import load_tensors
 
+    cache = private_directory(settings().private_root / "embeddings")
     metrics = evaluate_run(
         EvaluationInputs(
             synthetic=read_table(inputs.synthetic)["text"].to_pylist(),
@@ -259,7 +262,7 @@ def evaluate_rounds(inputs: EvaluationRefs, config: PreferenceOptimizationConfig
         config=config,
         profile=profile,
         tokenizer=load_base(config).tokenizer,
-        encoder=load_encoder(device=compute().device),
+        embedder=partial(embed, encoder=load_encoder(device=compute().device), cache=cache),
         device=compute().device,
         progress=progress,
     )

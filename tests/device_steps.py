@@ -203,7 +203,7 @@ def _preferences(compute: Compute) -> Result:
     base = random_base(compute)
     with tempfile.TemporaryDirectory() as folder, _as_found(base.model):
         trainer = build_trainer(
-            base, None, encode_pairs(base, PAIRS), config=PREFERENCES, seeds=(0, 1), folder=Path(folder)
+            base, None, encode_pairs(base, PAIRS), config=PREFERENCES, seeds=(0, 1), folder=Path(folder), progress=None
         )
         trainer.train()
         return dict(take_adapter(trainer.model))

@@ -1,6 +1,6 @@
 """What one setting is: the types of values, with the bounds that all of a kind have; imports nothing of ours.
 
-A setting with closer bounds names them itself, and both hold.
+A setting with closer bounds is of the plain type and names them all: pydantic keeps one bound of each kind.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def setting(default: T, description: str, **bounds: Any) -> T:
     Args:
         default: its value where none is given.
         description: what it does, in one sentence; with the values of the profiles.
-        bounds: closer than those of its type, such as `le=100`, and what else `Field` takes.
+        bounds: of a plain type, such as `le=100`, and what else `Field` takes.
     """
     made: Any = Field(default=default, description=description, **bounds)
     return made  # type: ignore[no-any-return]

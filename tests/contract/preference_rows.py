@@ -48,6 +48,12 @@ def hashed_words(texts: Sequence[str]) -> np.ndarray:
     return (out / np.where(norms > 0, norms, 1)).astype(np.float32)
 
 
-def stand_in_encoder() -> Encoder:
+def stand_in_encoder(*, device: str = "cpu") -> Encoder:
     """In the place of the sentence encoder."""
-    return Encoder(name="hashed words", digest="public", dimension=DIMENSION, encode=lambda texts: hashed_words(texts))
+    return Encoder(
+        name="hashed words",
+        digest="public",
+        dimension=DIMENSION,
+        encode=lambda texts: hashed_words(texts),
+        device=device,
+    )

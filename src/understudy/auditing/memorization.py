@@ -3,7 +3,8 @@
 Paper: "Differentially Private Conditional Text Generation for Synthetic Data", section 6.1, Figures 3 and 4 (n-gram
 overlap for n = 3..7). Beside the paper: the same figure against a holdout of the same size that the generator never
 saw, without which an overlap cannot be read, since common phrases occur in any two sets; longest verbatim match; exact
-duplicates. Tokens are the words of `understudy.evaluation.words`.
+duplicates. Tokens are the words of `understudy.evaluation.words`. Functions take strings, or what one
+call of `words.tokenize` made of all sets that are compared.
 
 *A diagnostic, not a privacy proof.* Equal overlap with members and holdout does not show that nothing leaked:
 a rare secret, a paraphrase or a fact in other words leaves no trace here. Only the accounted guarantee says
@@ -15,15 +16,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from understudy.evaluation.words import ngrams, words
+from understudy.evaluation.words import Texts, TokenizedTexts, join, number_distinct, number_ngrams, tokenized
 
 NGRAM_LENGTHS = (3, 4, 5, 6, 7)
 
 Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+Side = TypeVar("Side", Sequence[str], TokenizedTexts)
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ class Beside:
     holdout: float
 
 
-def ngram_overlap(synthetic: Sequence[str], reference: Sequence[str], n: int) -> float:
+def ngram_overlap(synthetic: Texts, reference: Texts, n: int) -> float:
     """Share of the distinct word n-grams of `synthetic` that occur in `reference`; 0 when there are none.
 
     It grows with the size of the reference: compare references of one size only.
@@ -62,33 +66,25 @@ def ngram_overlap(synthetic: Sequence[str], reference: Sequence[str], n: int) ->
     >>> ngram_overlap(["the film was good"], ["A film was good."], 3)  # "film was good" of two
     0.5
     """
-    made = {gram for text in synthetic for gram in ngrams(words(text), n)}
-    if not made:
-        return 0.0
-    known = {gram for text in reference for gram in ngrams(words(text), n)}
-    return len(made & known) / len(made)
+    return _overlaps(*tokenized(synthetic, reference), lengths=(n,))[n][0]
 
 
-def duplicate_share(synthetic: Sequence[str], reference: Sequence[str]) -> float:
+def duplicate_share(synthetic: Texts, reference: Texts) -> float:
     """Share of synthetic rows whose words are exactly those of a reference row; 0 for an empty set."""
-    known = {words(text) for text in reference}
-    return sum(words(text) in known for text in synthetic) / len(synthetic) if synthetic else 0.0
+    made, read = tokenized(synthetic, reference)
+    known = set(read.texts())
+    return sum(text in known for text in made.texts()) / len(made) if made else 0.0
 
 
-def same_size(private: Sequence[str], holdout: Sequence[str], *, seed: int) -> tuple[list[str], list[str]]:
+def same_size(private: Side, holdout: Side, *, seed: int) -> tuple[Side, Side]:
     """Random subsets of equal size, the smaller set whole, so that overlaps with both can be compared."""
     size = min(len(private), len(holdout))
     generator = np.random.default_rng(seed)
-    drawn = []
-    for texts in (private, holdout):
-        rows = np.sort(generator.permutation(len(texts))[:size]) if len(texts) > size else range(size)
-        drawn.append([texts[row] for row in rows])
-    return drawn[0], drawn[1]
+    first, second = (_drawn(texts, size, generator) for texts in (private, holdout))
+    return first, second
 
 
-def ngram_overlap_beside(
-    synthetic: Sequence[str], private: Sequence[str], holdout: Sequence[str], *, seed: int
-) -> dict[int, Beside]:
+def ngram_overlap_beside(synthetic: Texts, private: Texts, holdout: Texts, *, seed: int) -> dict[int, Beside]:
     """Overlap of synthetic n-grams with private rows and with as many holdout rows, for n = 3..7.
 
     Args:
@@ -97,11 +93,12 @@ def ngram_overlap_beside(
         holdout: real rows of the same origin that the generator never saw.
         seed: of the subsampling to equal size; public.
     """
-    members, others = same_size(private, holdout, seed=seed)
-    return {n: Beside(ngram_overlap(synthetic, members, n), ngram_overlap(synthetic, others, n)) for n in NGRAM_LENGTHS}
+    made, *read = tokenized(synthetic, private, holdout)
+    overlaps = _overlaps(made, *same_size(read[0], read[1], seed=seed), lengths=NGRAM_LENGTHS)
+    return {n: Beside(*shares) for n, shares in overlaps.items()}
 
 
-def longest_verbatim_match(texts: Sequence[str], reference: Sequence[str]) -> VerbatimMatch:
+def longest_verbatim_match(texts: Texts, reference: Texts) -> VerbatimMatch:
     """The longest run of words inside one text and inside one reference row.
 
     Exact, without hashing: runs of length 2^k are named by integers (Karp, Miller & Rosenberg 1972), a run of
@@ -113,7 +110,7 @@ def longest_verbatim_match(texts: Sequence[str], reference: Sequence[str]) -> Ve
         texts: (n,) synthetic texts.
         reference: (m,) private or holdout texts.
     """
-    tokens, left, row, is_reference = _concatenate(texts, reference)
+    tokens, left, row, is_reference = _concatenate(*tokenized(texts, reference))
     if tokens.size == 0:
         return VerbatimMatch(0, -1, -1)
     names = _name_runs(tokens, left)
@@ -130,22 +127,43 @@ def longest_verbatim_match(texts: Sequence[str], reference: Sequence[str]) -> Ve
     return best
 
 
-def _concatenate(texts: Sequence[str], reference: Sequence[str]) -> tuple[Ints, Ints, Ints, npt.NDArray[np.bool_]]:
+def _drawn(texts: Side, size: int, generator: np.random.Generator) -> Side:
+    """`size` random texts in their order; all of them without a draw where there are no more."""
+    if len(texts) == size:
+        return texts
+    rows = np.sort(generator.permutation(len(texts))[:size])
+    if isinstance(texts, TokenizedTexts):
+        return texts.take(rows)
+    return [texts[row] for row in rows]
+
+
+def _overlaps(
+    synthetic: TokenizedTexts, *references: TokenizedTexts, lengths: Sequence[int]
+) -> dict[int, tuple[float, ...]]:
+    """For each n: the share of the distinct synthetic n-grams that occur in each reference; 0 when there are none."""
+    sets = (synthetic, *references)
+    origin = np.repeat(np.arange(len(sets)), [len(texts.ids) for texts in sets])
+    overlaps = {}
+    for n, runs in enumerate(number_ngrams(join(*sets), max(lengths)), 1):
+        if n in lengths:
+            made, *known = (_present(runs[origin == i]) for i in range(len(sets)))
+            count = max(1, len(made))
+            overlaps[n] = tuple(len(np.intersect1d(made, each, assume_unique=True)) / count for each in known)
+    return overlaps
+
+
+def _present(runs: Ints) -> Ints:
+    """The distinct numbers of whole runs, ascending."""
+    counts: Ints = np.flatnonzero(np.bincount(runs[runs >= 0]))
+    return counts
+
+
+def _concatenate(texts: TokenizedTexts, reference: TokenizedTexts) -> tuple[Ints, Ints, Ints, Bools]:
     """Per word of both sets: id, words left in its row (with itself), row, whether of the reference."""
-    vocabulary: dict[str, int] = {}
-    tokens: list[int] = []
-    left: list[int] = []
-    rows: list[int] = []
-    boundary = 0
-    for side in (texts, reference):
-        boundary = len(tokens)
-        for index, text in enumerate(side):
-            found = words(text)
-            tokens.extend(vocabulary.setdefault(word, len(vocabulary)) for word in found)
-            left.extend(range(len(found), 0, -1))
-            rows.extend([index] * len(found))
-    is_reference = np.arange(len(tokens)) >= boundary
-    return np.array(tokens, np.int64), np.array(left, np.int64), np.array(rows, np.int64), is_reference
+    both = join(texts, reference)
+    tokens = next(number_ngrams(both, 1))  # fewer numbers than words, whatever else the vocabulary holds
+    rows = np.concatenate([np.repeat(np.arange(len(side)), side.lengths) for side in (texts, reference)])
+    return tokens, both.words_left(), rows, np.arange(len(tokens)) >= len(texts.ids)
 
 
 def _name_runs(tokens: Ints, left: Ints) -> list[Ints]:
@@ -158,17 +176,14 @@ def _name_runs(tokens: Ints, left: Ints) -> list[Ints]:
     while length <= left.max():
         half = names[-1]
         starts = np.flatnonzero(left >= length)
-        _, ranks = np.unique(half[starts] * len(tokens) + half[starts + length // 2], return_inverse=True)
         named = np.full(len(tokens), -1, np.int64)
-        named[starts] = ranks
+        named[starts] = number_distinct(half[starts] * len(tokens) + half[starts + length // 2])
         names.append(named)
         length *= 2
     return names
 
 
-def _common_run(
-    names: list[Ints], left: Ints, is_reference: npt.NDArray[np.bool_], length: int
-) -> tuple[int, int] | None:
+def _common_run(names: list[Ints], left: Ints, is_reference: Bools, length: int) -> tuple[int, int] | None:
     """Positions (in the texts, in the reference) of a common run of exactly `length` words, or None."""
     level = length.bit_length() - 1
     fits = left >= length

@@ -50,7 +50,7 @@ class EvolutionConfig(Profiled):
     rounds: Count = setting(3, "T, at least 1. tiny 3, paper 20.")
     prompts: Count = setting(16, "Prompts per round. tiny 16, paper 128.")
     per_prompt: Count = setting(6, "Texts per prompt. tiny 6, paper 8: 1024 texts a round.")
-    examples_per_prompt: Count = setting(3, "Texts that one prompt shows; paper 3.", le=64)
+    examples_per_prompt: int = setting(3, "Texts that one prompt shows; paper 3.", le=64, ge=1)
     sampling_probability: Probability = setting(1.0, "Chance that a client takes part in a round. Poisson sampling.")
     threshold_votes: float = setting(
         0.0, "Taken off every noised count, in clients. tiny 0, paper 0.1626.", ge=0, le=1e9

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from understudy.frozen import Profile, Profiled, Profiles
-from understudy.quantities import Count, CountOrZero, LearningRate, NonEmpty, NumpySeed, Size, setting
+from understudy.quantities import LearningRate, NonEmpty, NumpySeed, Size, setting
 
 _TINY_CLASSIFIER: dict[str, Any] = {"epochs": 3, "learning_rate": 5e-4, "max_length": 64}
 _TINY_EVALUATION: dict[str, Any] = {
@@ -32,12 +32,12 @@ class ClassifierConfig(Profiled):
     profile: Profile = "paper"
     base: NonEmpty = setting("tiny-llama", "Shipped model name, local folder or hub id (the paper used DistilBERT).")
     batch_size: Size = setting(32, "Rows per step, at least 1.")
-    epochs: Count = setting(5, "Passes over the training rows, 1 to 100.", le=100)
+    epochs: int = setting(5, "Passes over the training rows, 1 to 100.", le=100, ge=1)
     learning_rate: LearningRate = setting(1e-4, "AdamW, decaying linearly to 0; above 0.")
     weight_decay: float = setting(0.01, "AdamW weight decay, 0 to 1.", ge=0, le=1)
-    max_length: Count = setting(128, "Tokens kept per text, 2 to 8192; the rest is cut.", ge=2, le=8192)
+    max_length: int = setting(128, "Tokens kept per text, 2 to 8192; the rest is cut.", ge=2, le=8192)
     pooling: Literal["mean", "last"] = setting("mean", "How the hidden states of a text become one vector.")
-    frozen_layers: CountOrZero = setting(0, "Last transformer layers that are not trained, 0 to 200.", le=200)
+    frozen_layers: int = setting(0, "Last transformer layers that are not trained, 0 to 200.", le=200, ge=0)
 
 
 class EvaluationConfig(Profiled):
@@ -51,9 +51,11 @@ class EvaluationConfig(Profiled):
         "transformer", "Whose accuracy is reported as utility.*.accuracy; `probe` skips the transformer."
     )
     seeds: tuple[int, ...] = setting((0, 1, 2), "Seeds of the transformer classifier, at least one.", min_length=1)
-    replicates: Count = setting(2000, "Bootstrap replicates per interval, 100 to 100000.", ge=100, le=100_000)
+    replicates: int = setting(2000, "Bootstrap replicates per interval, 100 to 100000.", ge=100, le=100_000)
     level: float = setting(0.95, "Confidence level, above 0.5 and below 1.", gt=0.5, lt=1)
-    floor_splits: Count = setting(3, "Random splits averaged for each fidelity figure, 1 to 100.", le=100)
+    floor_splits: int = setting(
+        3, "Random draws averaged for each fidelity figure; an interval needs two. 1 to 100.", le=100, ge=1
+    )
     public_seed: NumpySeed = setting(0, "Seed of subsampling, clustering and bootstrap.")
 
     @model_validator(mode="after")

@@ -2,16 +2,17 @@
 
 distinct-n after Li et al. 2016 (A diversity-promoting objective function), section 5.2: distinct n-grams
 divided by all n-grams. It falls as a set grows, so two sets are compared at the same number of texts
-(`measure.measure_diversity` does so). Tokens are the words of `understudy.evaluation.words`.
+(`measure.measure_diversity` does so). Tokens are the words of `understudy.evaluation.words`. Every function takes
+strings, or what `words.tokenize` made of them, so that several figures tokenise once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
-from understudy.evaluation.words import ngrams, words
+from understudy.evaluation.words import Texts, number_ngrams, tokenized
 from understudy.frozen import Frozen
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -27,31 +28,43 @@ class LengthHistogram(Frozen):
     shares: dict[str, tuple[float, ...]]
 
 
-def distinct_n(texts: Sequence[str], n: int) -> float:
+def distinct_n(texts: Texts, n: int) -> float:
     """Distinct n-grams divided by all n-grams; 0 when no text is long enough.
 
     >>> distinct_n(["a b a b"], 2)  # ab, ba, ab
     0.6666666666666666
     """
-    grams = [gram for text in texts for gram in ngrams(words(text), n)]
-    return len(set(grams)) / len(grams) if grams else 0.0
+    return distinct_shares(texts, n)[n]
 
 
-def duplicate_share(texts: Sequence[str]) -> float:
+def distinct_shares(texts: Texts, longest: int) -> dict[int, float]:
+    """`distinct_n` for n = 1, 2, ..., `longest`, of one pass over the texts."""
+    (read,) = tokenized(texts)
+    shares = {}
+    for n, runs in enumerate(number_ngrams(read, longest), 1):
+        count = int((runs >= 0).sum())
+        shares[n] = float(runs.max() + 1) / count if count else 0.0
+    return shares
+
+
+def duplicate_share(texts: Texts) -> float:
     """Share of texts whose words equal those of an earlier text; 0 for an empty set.
 
     >>> duplicate_share(["so good", "So  good", "so bad", "SO GOOD"])
     0.5
     """
-    return 1 - len({words(text) for text in texts}) / len(texts) if texts else 0.0
+    (read,) = tokenized(texts)
+    return 1 - len(set(read.texts())) / len(read) if read else 0.0
 
 
-def lengths(texts: Sequence[str]) -> list[int]:
+def lengths(texts: Texts) -> list[int]:
     """Words per text."""
-    return [len(words(text)) for text in texts]
+    (read,) = tokenized(texts)
+    counts: list[int] = read.lengths.tolist()
+    return counts
 
 
-def length_quantiles(texts: Sequence[str]) -> dict[float, float]:
+def length_quantiles(texts: Texts) -> dict[float, float]:
     """Quantiles (5, 25, 50, 75, 95 %) of the words per text, linearly interpolated.
 
     Raises:
@@ -63,7 +76,7 @@ def length_quantiles(texts: Sequence[str]) -> dict[float, float]:
     return {q: float(np.quantile(counts, q)) for q in QUANTILES}
 
 
-def length_histogram(texts: dict[str, Sequence[str]], *, bins: int = 20) -> LengthHistogram:
+def length_histogram(texts: Mapping[str, Texts], *, bins: int = 20) -> LengthHistogram:
     """Length distributions of several sets over common bins.
 
     The bins have a whole number of words as width and reach up to the 99 % quantile of all texts, so that a

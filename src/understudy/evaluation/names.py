@@ -93,6 +93,7 @@ def _fidelity() -> Iterable[MetricName]:
         "context",
     )
     yield MetricName("fidelity.rows", "Rows per set behind the fidelity figures", "rows", "context")
+    yield MetricName("fidelity.mauve_rows", "Rows per set of each draw that MAUVE is averaged over", "rows", "context")
 
 
 def _diversity() -> Iterable[MetricName]:
@@ -193,6 +194,9 @@ def _nearest() -> Iterable[MetricName]:
                 "distance",
                 better,
             )
+        yield MetricName(
+            f"memorization.nearest_rows.{side}", f"How many {whose} the distances were taken of", "rows", "context"
+        )
     yield MetricName(
         "memorization.nearest_share",
         "Share of synthetic texts nearer to a private row than 95 % of the rows never seen are",

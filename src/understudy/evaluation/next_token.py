@@ -29,7 +29,7 @@ from understudy.evaluation.utility import Interval
 from understudy.frozen import Profile, Profiled, Profiles
 from understudy.models.loading import LoadedModel, load_model
 from understudy.progress import Progress
-from understudy.quantities import Count, CountOrZero, LearningRate, NonEmpty, Size, setting
+from understudy.quantities import CountOrZero, LearningRate, NonEmpty, Size, setting
 
 Counts = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -50,7 +50,9 @@ class NextTokenConfig(Profiled):
     base: NonEmpty = setting(
         "tiny-gpt2", "Downstream model: shipped name, local folder or hub id. tiny tiny-gpt2, paper DistilGPT2."
     )
-    max_length: Count = setting(64, "Tokens of a text that are read, the begin token included; paper 64.", ge=2)
+    max_length: int = setting(
+        64, "Tokens of a text that are read, the begin token included; paper 64.", ge=2, le=100_000_000
+    )
     epochs: CountOrZero = setting(2, "Passes over the texts; 0: none. tiny 2, paper 80.")
     batch_size: Size = setting(16, "Texts per step. tiny 16, paper 160.")
     learning_rate: LearningRate = setting(5e-4, "AdamW, constant. tiny 5e-4, paper 2e-4.")

@@ -20,6 +20,7 @@ def evaluate_tables(
     text_column: str = "text",
     label_column: str = "label",
     label_names: dict[str, str] | None = None,
+    device: str = "cpu",
 ) -> tuple[ReportFiles, Metrics]:
     """Measure a synthetic table and write report.html and report.json. Internal: it reads real rows.
 
@@ -31,6 +32,7 @@ def evaluate_tables(
         text_column: in the real tables.
         label_column: in the real tables.
         label_names: value in the real tables' label column -> name; None takes the values as names.
+        device: torch device of the sentence encoder and the classifier.
 
     Raises:
         InputError: a table is missing, malformed, or has labels that the others do not declare.
@@ -57,7 +59,8 @@ def evaluate_tables(
         sets["train"],
         sets["test"],
         config=EvaluationConfig(profile="tiny"),
-        embedder=partial(embed, encoder=load_encoder(), cache=None),
+        embedder=partial(embed, encoder=load_encoder(device=device), cache=None),
+        device=device,
     )
     files = build_report(
         out,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Literal
 
 from understudy.frozen import Frozen
-from understudy.quantities import Count, CountOrZero, NonEmpty, Positive, Probability, setting
+from understudy.quantities import Count, CountOrZero, NonEmpty, Probability, setting
 
 
 class PromptFormat(Frozen):
@@ -38,7 +38,9 @@ class SamplingConfig(Frozen):
     max_new_tokens: Count = setting(
         48, "Longest continuation in tokens, at least 1; prompt and continuation fit the context."
     )
-    temperature: Positive = setting(1.0, "Divides the logits, above 0 and at most 10; the paper samples at 1.", le=10)
+    temperature: float = setting(
+        1.0, "Divides the logits, above 0 and at most 10; the paper samples at 1.", le=10, gt=0
+    )
     top_p: Probability = setting(
         0.9, "Nucleus mass, above 0 and at most 1 (1: plain sampling). The paper gives no value."
     )
@@ -50,7 +52,7 @@ class SteeringConfig(Frozen):
     steer: Literal["key_value", "hidden", "none"] = setting(
         "key_value", "What is shifted: the cached keys and values (PPLM), the last hidden state, or nothing."
     )
-    steps: CountOrZero = setting(1, "Gradient steps per token, 0 to 100; 0 turns steering off.", le=100)
+    steps: int = setting(1, "Gradient steps per token, 0 to 100; 0 turns steering off.", le=100, ge=0)
     step_size: float = setting(
         0.03, "Length of one step relative to the norm of what is shifted, 0 to 10.", ge=0, le=10
     )

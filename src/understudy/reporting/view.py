@@ -111,6 +111,9 @@ def fidelity_section(metrics: Metrics) -> Section:
     if floor is not None:
         frechet += f"; real text is {floor:.3f} from other real text, the least to expect"
     size = f" {number(values['fidelity.rows'])} rows per set." if "fidelity.rows" in values else ""
+    drawn = values.get("fidelity.mauve_rows")
+    if drawn is not None and drawn < values.get("fidelity.rows", 0.0):
+        size += f" MAUVE is the mean over random subsamples of {number(drawn)} rows per set."
     return Section(
         key,
         title,

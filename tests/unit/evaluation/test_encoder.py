@@ -1,11 +1,14 @@
+import dataclasses
+import io
 import os
 import stat
+from functools import partial
 
 import numpy as np
 import pytest
 
 from understudy.errors import InputError
-from understudy.evaluation.encoder import Encoder, embed, load_encoder
+from understudy.evaluation.encoder import Encoder, embed, embed_sets, load_encoder
 
 
 def test_minilm_gives_unit_vectors_in_order(encoder):
@@ -52,6 +55,49 @@ def counting_encoder(digest="d"):
     return Encoder(name="lengths", digest=digest, dimension=2, encode=encode), calls
 
 
+def test_a_text_is_read_once_in_alphabetical_order_whatever_the_order_of_the_texts(tmp_path):
+    encoder, calls = counting_encoder()
+    for cache in (None, tmp_path):
+        calls.clear()
+        assert embed(["bb", "a", "bb", "a"], encoder, cache=cache)[:, 0].tolist() == [2, 1, 2, 1]
+        assert calls == [["a", "bb"]]
+
+
+def test_the_real_encoder_reads_each_text_once_over_sets_and_calls(encoder, tmp_path):
+    read = []
+
+    def noted(texts):
+        read.extend(texts)
+        return encoder.encode(texts)
+
+    wrapped = dataclasses.replace(encoder, encode=noted)
+    sets = {"one": ["a good film", "a bad film", "a good film"], "none": [], "two": ["a dull story", "a good film"]}
+    found = embed_sets(sets, partial(embed, encoder=wrapped, cache=tmp_path))
+    assert sorted(read) == ["a bad film", "a dull story", "a good film"]
+    assert {name: rows.shape for name, rows in found.items()} == {"one": (3, 384), "none": (0, 384), "two": (2, 384)}
+    assert found["one"][0].tobytes() == found["one"][2].tobytes() == found["two"][1].tobytes()
+    later = embed(["a dull story", "a new story"], wrapped, cache=tmp_path)
+    assert read[3:] == ["a new story"]
+    assert later[0].tobytes() == found["two"][0].tobytes()
+    assert np.allclose(later, encoder.encode(["a dull story", "a new story"]), atol=1e-6)
+
+
+def test_the_encoder_runs_where_it_is_told():
+    with pytest.raises(Exception, match="no-such-device"):
+        load_encoder(device="no-such-device")
+    assert load_encoder(device="cpu").device == "cpu"
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_encoder_computes_there():
+    import torch
+
+    before = torch.cuda.memory_allocated()
+    encoder = load_encoder(device="cuda")
+    assert torch.cuda.memory_allocated() > before
+    assert np.allclose(encoder.encode(["a good film"]), load_encoder().encode(["a good film"]), atol=1e-4)
+
+
 def test_cache_returns_the_same_bytes_without_encoding_again(tmp_path):
     encoder, calls = counting_encoder()
     first = embed(["a", "bb"], encoder, cache=tmp_path / "c")
@@ -72,14 +118,22 @@ def test_cache_is_not_shared_between_encoders(tmp_path):
     embed(["a"], one, cache=tmp_path)
     embed(["a"], other, cache=tmp_path)
     assert (len(calls), len(other_calls)) == (1, 1)
+    embed(["a"], dataclasses.replace(one, device="cuda"), cache=tmp_path)
+    assert len(calls) == 2, "another device gives other last digits"
+    embed(["a"], one, cache=tmp_path)
+    assert len(calls) == 2
 
 
 def test_cache_names_are_keyed_by_the_directory_and_private(tmp_path):
     encoder, _ = counting_encoder()
     for folder in ("one", "other"):
         embed(["a secret"], encoder, cache=tmp_path / folder)
-    entries = [next((tmp_path / folder).glob("*.npy")).name for folder in ("one", "other")]
+    files = [next((tmp_path / folder).glob("*.entries")) for folder in ("one", "other")]
+    entries = [path.name for path in files]
+    names = [np.load(io.BytesIO(path.read_bytes())).tolist() for path in files]
     assert entries[0] != entries[1], "the name of an entry must not be a digest of its content alone"
+    assert names[0] != names[1]
+    assert all(len(name) == 1 and b"secret" not in path.read_bytes() for name, path in zip(names, files, strict=True))
     key = tmp_path / "one" / "key"
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
     assert stat.S_IMODE((tmp_path / "one").stat().st_mode) == 0o700
@@ -90,4 +144,4 @@ def test_nothing_is_written_without_a_cache(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     encoder, _ = counting_encoder()
     embed(["a"], encoder)
-    assert list(tmp_path.rglob("*.npy")) == []
+    assert list(tmp_path.rglob("*")) == []

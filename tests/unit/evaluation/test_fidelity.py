@@ -1,3 +1,4 @@
+import dataclasses
 import math
 
 import numpy as np
@@ -35,6 +36,29 @@ def test_frechet_agrees_with_the_square_root_of_a_matrix():
     s_a, s_b = np.cov(a.T), np.cov(b.T)
     textbook = np.sum((a.mean(0) - b.mean(0)) ** 2) + np.trace(s_a + s_b - 2 * np.real(sqrtm(s_a @ s_b)))
     assert fidelity.frechet_distance(a, b) == pytest.approx(textbook, rel=1e-9)
+
+
+@pytest.mark.parametrize("rows", [30, 31, 5000])  # fewer rows than dimensions, one more, more than one block
+def test_frechet_of_float32_rows_agrees_with_the_square_root_of_a_matrix_in_float64(rows):
+    from scipy.linalg import sqrtm
+
+    d = 30
+    a = (gaussian_rows(rows, d, seed=1) @ gaussian_rows(d, d, seed=2)).astype(np.float32)
+    b = (gaussian_rows(2 * d + 1, d, seed=3, mean=0.4) @ gaussian_rows(d, d, seed=4)).astype(np.float32)
+    s_a, s_b = np.cov(a.T.astype(np.float64)), np.cov(b.T.astype(np.float64))
+    root = sqrtm(s_b)  # of full rank, so the textbook form is exact
+    cross = sqrtm(root @ s_a @ root + 1e-14 * np.eye(d))
+    shift = a.mean(0, dtype=np.float64) - b.mean(0, dtype=np.float64)
+    textbook = np.square(shift).sum() + np.trace(s_a) + np.trace(s_b) - 2 * np.trace(np.real(cross))
+    assert fidelity.frechet_distance(a, b) == pytest.approx(textbook, rel=1e-6)
+
+
+def test_a_gaussian_has_the_covariance_of_all_its_rows_with_a_small_factor():
+    rows = gaussian_rows(9001, 6, seed=1) @ gaussian_rows(6, 6, seed=2)
+    fitted = fidelity.fit_gaussian(rows)
+    assert fitted.factor.shape == (6, 6)
+    assert fitted.factor.T @ fitted.factor == pytest.approx(np.cov(rows.T), rel=1e-10)
+    assert fitted.mean == pytest.approx(rows.mean(0))
 
 
 def test_frechet_with_fewer_rows_than_dimensions_is_that_of_the_subspace():
@@ -137,25 +161,118 @@ def test_mauve_repeats_for_a_seed():
     assert fidelity.mauve(a, b, seed=3) == fidelity.mauve(a, b, seed=3)
 
 
+def test_mauve_agrees_with_the_steps_of_the_authors_code():
+    # mauve-text, compute_mauve.py: normalise, PCA to 90 % of the variance, k-means of the union, divergence curve over
+    # mixtures with both extreme points, mean of the areas along both axes; with scipy and scikit-learn for each step.
+    from scipy.special import rel_entr
+    from sklearn.cluster import KMeans
+    from sklearn.decomposition import PCA
+    from sklearn.metrics import auc
+    from sklearn.preprocessing import normalize
+
+    a, b = gaussian_rows(150, 8, seed=1, mean=0.5), gaussian_rows(150, 8, seed=2, mean=0.3)
+    union = normalize(np.concatenate([a, b]))
+    reduced = PCA(0.9, svd_solver="full").fit_transform(union)
+    cells = KMeans(15, n_init=5, random_state=7).fit_predict(reduced)
+    p, q = (np.bincount(cells[part], minlength=15) / 150 for part in (slice(150), slice(150, 300)))
+    mixtures = [w * p + (1 - w) * q for w in np.linspace(1e-6, 1 - 1e-6, 5000)]
+    x, y = (np.exp(-5 * np.array([rel_entr(one, r).sum() for r in mixtures])) for one in (q, p))
+    x, y = np.append(x, [1, 0]), np.append(y, [0, 1])
+    order = np.argsort(x, kind="stable"), np.argsort(y, kind="stable")
+    expected = (auc(x[order[0]], y[order[0]]) + auc(y[order[1]], x[order[1]])) / 2
+    assert fidelity.mauve(a, b, seed=7) == pytest.approx(expected, abs=1e-3)
+
+
 def test_compare_puts_a_floor_of_the_same_size_beside():
     real, good = gaussian_rows(200, 4, seed=1), gaussian_rows(90, 4, seed=2)
     bad = gaussian_rows(90, 4, seed=3, mean=2.0)
-    for_good = fidelity.compare(fidelity.frechet_distance, good, real, seed=0, splits=4)
-    for_bad = fidelity.compare(fidelity.frechet_distance, bad, real, seed=0, splits=4)
-    assert for_good.rows == 90
-    assert for_good.value == pytest.approx(for_good.reference, rel=1.0)
-    assert for_bad.value > 10 * for_bad.reference
+    found = fidelity.compare(fidelity.FRECHET, {"good": good, "bad": bad}, real, seed=0, splits=4)
+    assert found.sets["good"].rows == found.sets["bad"].rows == found.reference.rows == 90
+    assert found.sets["good"].value == pytest.approx(found.reference.value, rel=1.0)
+    assert found.sets["bad"].value > 10 * found.reference.value
+
+
+def counting(calls, *, most_rows=None):
+    """A measure of the first column's means that notes the rows it is given."""
+
+    def summarise(rows):
+        calls.append(tuple(rows[:, 0]))
+        return rows[:, 0].mean()
+
+    return fidelity.Measure(summarise, lambda a, b: abs(a - b), most_rows=most_rows)
 
 
 def test_compare_takes_equal_sizes_from_all_three():
-    sizes = set()
+    calls = []
+    sets = {"": gaussian_rows(500, 2, seed=1)}
+    found = fidelity.compare(counting(calls), sets, gaussian_rows(31, 2, seed=2), seed=0, splits=2)
+    assert found.sets[""].rows == found.reference.rows == 15
+    assert {len(rows) for rows in calls} == {15}
 
-    def measure(a, b):
-        sizes.update({len(a), len(b)})
-        return 0.0
 
-    assert fidelity.compare(measure, np.ones((500, 2)), np.ones((31, 2)), seed=0, splits=2).rows == 15
-    assert sizes == {15}
+def test_each_real_set_is_summarised_and_compared_once():
+    calls, splits = [], 3
+    sets = {"one": gaussian_rows(40, 2, seed=1), "two": gaussian_rows(40, 2, seed=2)}
+    fidelity.compare(counting(calls), sets, gaussian_rows(80, 2, seed=3), seed=0, splits=splits)
+    assert len(calls) == len(set(calls)) == splits * 4  # the two sets, and two disjoint halves of the real one
+
+
+def test_a_set_is_measured_as_if_it_were_alone():
+    one, two, real = gaussian_rows(40, 3, seed=1), gaussian_rows(25, 3, seed=2), gaussian_rows(80, 3, seed=3)
+    options = {"seed": 5, "splits": 2}
+    both = fidelity.compare(fidelity.FRECHET, {"one": one, "two": two}, real, **options)
+    assert both.sets["two"] == fidelity.compare(fidelity.FRECHET, {"two": two}, real, **options).sets["two"]
+
+
+@pytest.mark.parametrize(("real", "drawn"), [(39, 19), (40, 20), (42, 20), (400, 20)])
+def test_rows_beyond_the_limit_are_subsampled_and_up_to_it_all_are_taken(real, drawn):
+    calls = []
+    rows = np.arange(float(real))[:, None]
+    found = fidelity.compare(counting(calls, most_rows=20), {"": -rows - 1}, rows, seed=0, splits=8)
+    assert found.reference.rows == found.sets[""].rows == drawn
+    assert {len(call) for call in calls} == {drawn}
+    per_split = [calls[start : start + 3] for start in range(0, len(calls), 3)]
+    assert all(len({*first, *second}) == 2 * drawn for _, first, second in per_split)  # no row stands on both sides
+    assert len({first for _, first, _ in per_split}) == 8
+
+
+def test_mauve_of_a_set_within_the_limit_is_the_plain_one_of_its_halves(monkeypatch):
+    made, real = gaussian_rows(40, 4, seed=1), gaussian_rows(80, 4, seed=2)
+    monkeypatch.setattr(fidelity, "MAUVE", dataclasses.replace(fidelity.MAUVE, most_rows=40))
+    found = fidelity.compare(fidelity.MAUVE, {"": made}, real, seed=3, splits=1)
+    order = np.random.default_rng([3, 0]).permutation(80)
+    assert found.reference.value == fidelity.mauve(real[order[40:]], real[order[:40]])
+    assert found.reference.interval is None
+    assert found.reference.rows == 40
+
+
+def test_subsampled_mauve_lies_near_that_of_all_rows_and_repeats():
+    real, near = gaussian_rows(1200, 4, seed=1, mean=0.5), gaussian_rows(600, 4, seed=2, mean=0.45)
+    far = gaussian_rows(600, 4, seed=3, mean=-0.5)
+    small = dataclasses.replace(fidelity.MAUVE, most_rows=200)
+    sets = {"near": near, "far": far}
+    whole = fidelity.compare(fidelity.MAUVE, sets, real, seed=0, splits=3)
+    drawn = fidelity.compare(small, sets, real, seed=0, splits=3)
+    assert whole.reference.rows == 600
+    for name in sets:
+        assert drawn.sets[name].value == pytest.approx(whole.sets[name].value, abs=0.1)
+    assert drawn == fidelity.compare(small, sets, real, seed=0, splits=3)
+    assert drawn != fidelity.compare(small, sets, real, seed=1, splits=3)
+
+
+def test_the_interval_is_students_over_the_splits_and_ends_at_the_bounds():
+    from scipy.stats import ttest_1samp
+
+    calls = []
+    real, made = gaussian_rows(60, 1, seed=1), gaussian_rows(60, 1, seed=2, mean=3.0)
+    found = fidelity.compare(counting(calls), {"": made}, real, seed=0, splits=5, level=0.9).sets[""]
+    values = [abs(np.mean(calls[i]) - np.mean(calls[i + 1])) for i in range(0, 15, 3)]  # made, first, second
+    expected = ttest_1samp(values, 0).confidence_interval(0.9)
+    assert found.value == pytest.approx(np.mean(values))
+    assert found.interval == pytest.approx((expected.low, expected.high))
+    alike = gaussian_rows(60, 3, seed=1), gaussian_rows(30, 3, seed=2)
+    ceiling = fidelity.compare(fidelity.MAUVE, {"": alike[1]}, alike[0], seed=0, splits=3).reference
+    assert 0 <= ceiling.interval[0] <= ceiling.value <= ceiling.interval[1] <= 1
 
 
 @pytest.mark.parametrize(("a", "b"), [((1, 3), (5, 3)), ((5, 3), (5, 4)), ((5,), (5, 3))])
@@ -167,4 +284,4 @@ def test_wrong_shapes_are_refused(a, b):
 
 def test_too_few_rows_to_compare_are_refused():
     with pytest.raises(ValueError, match=r"4 real rows.*found 9 and 3"):
-        fidelity.compare(fidelity.mauve, np.ones((9, 2)), np.ones((3, 2)), seed=0, splits=1)
+        fidelity.compare(fidelity.MAUVE, {"": np.ones((9, 2))}, np.ones((3, 2)), seed=0, splits=1)

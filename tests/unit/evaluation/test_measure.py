@@ -1,10 +1,11 @@
+import dataclasses
 from functools import partial
 
 import numpy as np
 import pytest
 
 from understudy.errors import InputError
-from understudy.evaluation import measure, names
+from understudy.evaluation import fidelity, measure, names, words
 from understudy.evaluation.config import EvaluationConfig
 from understudy.evaluation.encoder import embed
 from understudy.evaluation.rows import Conditions, LabelledTexts
@@ -87,6 +88,49 @@ def test_an_evaluation_repeats(measured, data, embedder):
         data["good"], data["train"], data["test"], data["holdout"], data["useless"], config=CONFIG, embedder=embedder
     )
     assert again == measured["good"]
+
+
+def test_every_text_is_embedded_and_tokenised_once(data, encoder, monkeypatch):
+    embedded, tokenised = [], []
+    read_words = words.words
+
+    def noted(texts):
+        embedded.append(list(texts))
+        return encoder.encode(texts)
+
+    monkeypatch.setattr(words, "words", lambda text: tokenised.append(text) or read_words(text))
+    wrapped = dataclasses.replace(encoder, encode=noted)
+    measure.evaluate_synthetic(
+        data["copied"], data["train"], data["test"], data["holdout"], data["useless"],
+        config=CONFIG, embedder=partial(embed, encoder=wrapped),
+    )  # fmt: skip
+    sets = [data["copied"].texts, data["train"].texts, data["test"].texts, data["holdout"]]
+    every = [text for texts in sets for text in texts]
+    assert [sorted(set(every))] == embedded
+    assert tokenised == every
+
+
+def test_fidelity_of_many_rows_is_that_of_subsamples_and_says_so(monkeypatch):
+    generator = np.random.default_rng(0)
+    made, unseen = generator.normal(0.1, 1, (70, 5)), generator.normal(0, 1, (140, 5))
+    monkeypatch.setattr(fidelity, "MAUVE", dataclasses.replace(fidelity.MAUVE, most_rows=50))
+    config = CONFIG.model_copy(update={"floor_splits": 3})
+    metrics = measure.measure_fidelity(made, unseen, made[:10], config=config)
+    assert metrics.values["fidelity.rows"] == 70
+    assert metrics.values["fidelity.mauve_rows"] == 50
+    names_with_spread = {
+        "mauve",
+        "mauve_ceiling",
+        "frechet",
+        "frechet_floor",
+        "prompt_only.mauve",
+        "prompt_only.frechet",
+    }
+    assert set(metrics.intervals) == {f"fidelity.{name}" for name in names_with_spread}
+    for name, (low, high) in metrics.intervals.items():
+        assert low <= metrics.values[name] <= high
+    assert metrics.intervals["fidelity.mauve"][0] < metrics.intervals["fidelity.mauve"][1]
+    assert measure.measure_fidelity(made, unseen, made[:10], config=config) == metrics
 
 
 def test_without_holdout_and_prompt_only_the_test_rows_serve_and_the_gap_is_said(data, embedder):

@@ -27,6 +27,29 @@ def test_chunks_do_not_matter(monkeypatch):
     assert np.array_equal(distances_to_nearest(rows, reference), whole)
 
 
+def test_blocks_of_references_do_not_matter(monkeypatch):
+    generator = np.random.default_rng(0)
+    rows, reference = generator.normal(size=(50, 4)), generator.normal(size=(30, 4))
+    whole = distances_to_nearest(rows, reference)
+    monkeypatch.setattr(nearest, "_REFERENCES", 7)
+    assert distances_to_nearest(rows, reference) == pytest.approx(whole, abs=1e-7)
+
+
+def test_of_more_texts_than_the_limit_some_are_compared_with_every_real_row(monkeypatch):
+    monkeypatch.setattr(nearest, "MOST_COMPARED", 20)
+    generator = np.random.default_rng(0)
+    real, whole, more = (generator.normal(size=(n, 3)) for n in (60, 20, 21))
+    found = nearest_real(more, real, whole, seed=1)
+    assert np.array_equal(found.holdout, distances_to_nearest(whole, real))  # at the limit: all of them
+    everyone = distances_to_nearest(more, real).tolist()
+    assert len(found.synthetic) == 20
+    assert len(set(found.synthetic)) == 20
+    assert set(found.synthetic) <= set(everyone)
+    again, other = nearest_real(more, real, whole, seed=1), nearest_real(more, real, whole, seed=2)
+    assert np.array_equal(again.synthetic, found.synthetic)
+    assert not np.array_equal(other.synthetic, found.synthetic)
+
+
 def test_a_copy_is_found_beside_a_holdout(encoder):
     real = ["the plot is thin", "a warm and funny film", "nothing happens for two hours"]
     synthetic = ["A warm and funny film", "what a lovely cast", "a warm and funny film"]

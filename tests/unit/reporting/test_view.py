@@ -44,6 +44,13 @@ def test_utility_says_its_numbers(metrics):
     assert ("Synthetic, probe", "70.8 %", "67.8 to 73.8") in [tuple(map(plain, row)) for row in section.table.rows]
 
 
+def test_fidelity_says_when_mauve_is_of_subsamples(metrics):
+    values = metrics.values | {"fidelity.rows": 32_000.0}
+    for drawn, said in ((2000.0, True), (32_000.0, False)):
+        found = view.fidelity_section(metrics.model_copy(update={"values": values | {"fidelity.mauve_rows": drawn}}))
+        assert ("subsamples of 2,000 rows per set" in plain(found.note)) == said
+
+
 def test_memorization_puts_both_numbers_side_by_side(metrics):
     section = view.memorization_section(metrics)
     rows = [tuple(map(plain, row)) for row in section.table.rows]

@@ -32,7 +32,7 @@ Variant = Literal["multitask", "naive", "naive_filter", "naive_pplm"]
 class LoraConfig(Frozen):
     """Which weights of the language model are trained."""
 
-    rank: CountOrZero = setting(8, "Rank of the adapters, 0 to 1024; 0 trains the weights. tiny 8, paper 0.", le=1024)
+    rank: int = setting(8, "Rank of the adapters, 0 to 1024; 0 trains the weights. tiny 8, paper 0.", le=1024, ge=0)
     alpha: Positive = setting(16.0, "Adapters are scaled by alpha / rank; above 0.")
     targets: tuple[str, ...] | Literal["all-linear"] = setting(
         "all-linear", "Last parts of layer names, or all linear layers but the output head."
@@ -53,7 +53,7 @@ class DiscriminatorConfig(Frozen):
 class TrainConfig(Frozen):
     """DP-Adam: everything the privacy event and the update depend on."""
 
-    max_length: Count = setting(
+    max_length: int = setting(
         48, "Padded tokens of prompt, text and EOS, 8 to 8192; longer texts are cut. tiny 48, paper 128.", ge=8, le=8192
     )
     batch_size: Count = setting(256, "Expected Poisson batch, at least 1. tiny 256, paper 128.")
@@ -79,8 +79,11 @@ class FilterConfig(Frozen):
 
     enabled: bool = setting(False, "Filter samples; always on for variant=naive_filter.")
     threshold: float = setting(0.5, "Kept above this probability, 0 to below 1; paper 0.5.", ge=0, lt=1)
-    lora_rank: CountOrZero = setting(
-        4, "Rank of naive_filter's own adapters, 0 to 1024; 0 trains a head on the base model's features.", le=1024
+    lora_rank: int = setting(
+        4,
+        "Rank of naive_filter's own adapters, 0 to 1024; 0 trains a head on the base model's features.",
+        le=1024,
+        ge=0,
     )
     max_draws: float = setting(4.0, "At most so many samples are drawn per wanted one, 1 to 100.", ge=1, le=100)
 
@@ -89,7 +92,7 @@ class GenerateConfig(Frozen):
     """How the synthetic rows are drawn."""
 
     batch_size: Size = setting(64, "Rows generated at a time, at least 1; speed only.")
-    redraws: CountOrZero = setting(3, "How often an empty text is drawn again, 0 to 100.", le=100)
+    redraws: int = setting(3, "How often an empty text is drawn again, 0 to 100.", le=100, ge=0)
     sampling: SamplingConfig = Field(default_factory=SamplingConfig)
     steering: SteeringConfig = Field(default_factory=SteeringConfig)
 

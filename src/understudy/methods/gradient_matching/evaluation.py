@@ -23,8 +23,8 @@ import numpy.typing as npt
 import torch
 from scipy.stats import binomtest
 
-from understudy.evaluation.encoder import FloatArray
-from understudy.evaluation.fidelity import frechet_distance
+from understudy.evaluation.encoder import FloatArray, embed_sets
+from understudy.evaluation.fidelity import fit_gaussian, gaussian_distance
 from understudy.evaluation.metrics import Histogram, Metrics, merge
 from understudy.evaluation.nearest import log_perplexities, nearest_real
 from understudy.evaluation.rows import Conditions, LabelledTexts
@@ -163,11 +163,13 @@ def measure_matching(
         why = "distance, fluency and transfer of the synthetic rows: none was kept"
         return merge(measure_losses(losses), Metrics(missing=(why,)))
     use = evaluation_models
-    embedded = {name: use.embedder(rows.texts) for name, rows in conditions.named().items()}
+    sets = {name: rows.texts for name, rows in conditions.named().items()}
+    embedded = embed_sets({**sets, "test": test.texts}, use.embedder)
+    unseen = embedded.pop("test")
     parts: list[Callable[[], Metrics]] = [
         lambda: measure_losses(losses),
         lambda: measure_frechet(embedded, config=config),
-        lambda: measure_nearest(embedded["synthetic"], embedded["real"], use.embedder(test.texts)),
+        lambda: measure_nearest(embedded["synthetic"], embedded["real"], unseen, seed=config.public_seed),
         lambda: measure_log_perplexity(use.base, conditions, test, config=config),
         lambda: measure_transfer(
             conditions, test, own=use.own, label_words=use.label_words, config=config, device=use.device
@@ -251,22 +253,28 @@ def measure_frechet(embedded: Mapping[str, FloatArray], *, config: MatchingEvalu
     for split in range(config.splits):
         generator = np.random.default_rng([config.public_seed, split])
         order = generator.permutation(len(real))
-        reference = real[order[rows : rows + config.reference_rows]]
-        found.setdefault("few_real", []).append(frechet_distance(real[order[:rows]], reference))
+        reference = fit_gaussian(real[order[rows : rows + config.reference_rows]])
+        few = fit_gaussian(real[order[:rows]])
+        found.setdefault("few_real", []).append(gaussian_distance(few, reference))
         for name, features in others.items():
             drawn = features[generator.permutation(len(features))[:rows]]
-            found.setdefault(name, []).append(frechet_distance(drawn, reference))
+            found.setdefault(name, []).append(gaussian_distance(fit_gaussian(drawn), reference))
     prefixes = {name: "" if name == "synthetic" else f"{name}." for name in found}
     values = {f"fidelity.{prefixes[name]}train_frechet": float(np.mean(each)) for name, each in found.items()}
     return Metrics(values={**values, "fidelity.train_frechet_rows": float(rows)}, declared=METRIC_NAMES)
 
 
-def measure_nearest(synthetic: FloatArray, real: FloatArray, holdout: FloatArray) -> Metrics:
-    """Distance to the nearest private row, of synthetic texts and of rows never seen; a diagnostic, not a proof."""
-    found = nearest_real(synthetic, real, holdout, bins=_BINS)
+def measure_nearest(synthetic: FloatArray, real: FloatArray, holdout: FloatArray, *, seed: int = 0) -> Metrics:
+    """Distance to the nearest private row, of synthetic texts and of rows never seen; a diagnostic, not a proof.
+
+    Of each side at most `nearest.MOST_COMPARED` random texts; `memorization.nearest_rows.*` says how many.
+    """
+    found = nearest_real(synthetic, real, holdout, bins=_BINS, seed=seed)
     sides = ("synthetic", "holdout")
     values = {f"memorization.nearest_median.{side}": value for side, value in zip(sides, found.median, strict=True)}
     values |= {f"memorization.nearest_least.{side}": value for side, value in zip(sides, found.closest, strict=True)}
+    values |= {"memorization.nearest_rows.synthetic": float(len(found.synthetic))}
+    values |= {"memorization.nearest_rows.holdout": float(len(found.holdout))}
     values["memorization.nearest_share"] = found.closer_than_holdout()
     counts = (found.synthetic_counts, found.holdout_counts)
     shares = {side: _shares(count) for side, count in zip(sides, counts, strict=True)}

@@ -39,7 +39,7 @@ class MatchingEvaluationConfig(Profiled):
         "Target models after the run's own, in this order; none: the run's own only (the paper's OPT-1.3B "
         "and Llama-3.2-1B would have to be downloaded). tiny: the shipped ones.",
     )
-    most_models: Count = setting(3, "Target models in all, the run's own among them; tiny 2, paper 3.", le=100)
+    most_models: int = setting(3, "Target models in all, the run's own among them; tiny 2, paper 3.", le=100, ge=1)
     steps: Count = setting(200, "Adam steps per model, at least 1. Paper 200.")
     batch_size: Size = setting(16, "Rows per step, at least 1. Paper 16.")
     learning_rate: LearningRate = setting(7e-6, "First step size, falling linearly to 0; tiny 1e-3, paper 7e-6.")
@@ -47,16 +47,17 @@ class MatchingEvaluationConfig(Profiled):
     frozen_lower_layers: CountOrZero = setting(0, "First layers left untrained, at most all but one. tiny 3, paper 0.")
     measure_every: Count = setting(50, "Steps between two gradient errors. tiny 20, paper 50.")
     full_gradient: bool = setting(False, "Also measure the error of the gradient of all weights, which costs far more.")
-    test_rows: Count = setting(1000, "Real test rows used, at least 2; tiny 200.", ge=2)
-    real_rows: Count = setting(
+    test_rows: int = setting(1000, "Real test rows used, at least 2; tiny 200.", ge=2, le=100_000_000)
+    real_rows: int = setting(
         320,
         "Real training rows of the real arm, which are the members of the audit, and as many non-members; "
         "above about steps * batch_size / 10 its positive control sees each too seldom. tiny 40.",
         ge=2,
+        le=100_000_000,
     )
     gradient_rows: Count = setting(320, "Real rows whose mean gradient is the reference; tiny 64.")
-    reference_rows: Count = setting(1000, "Real training rows that Frechet distances compare with.", ge=2)
-    splits: Count = setting(3, "Random splits averaged for each Frechet distance.", le=100)
-    replicates: Count = setting(2000, "Bootstrap replicates per interval.", ge=100)
+    reference_rows: int = setting(1000, "Real training rows that Frechet distances compare with.", ge=2, le=100_000_000)
+    splits: int = setting(3, "Random splits averaged for each Frechet distance.", le=100, ge=1)
+    replicates: int = setting(2000, "Bootstrap replicates per interval.", ge=100, le=100_000_000)
     level: float = setting(0.95, "Confidence level, above 0.5 and below 1.", gt=0.5, lt=1)
     public_seed: NumpySeed = setting(0, "Seed of row order, subsampling and bootstrap.")

@@ -126,6 +126,12 @@ def nearest_section(metrics: Metrics) -> Section | None:
         if name in values
     )
     size = values.get("fidelity.train_frechet_rows")
+    compared = [values.get(f"memorization.nearest_rows.{side}") for side in ("synthetic", "holdout")]
+    if compared[0] is not None and compared[1] is not None:
+        lead.append(
+            f"Distances are those of {number(compared[0])} synthetic texts and {number(compared[1])} rows never seen, "
+            "each to all private rows."
+        )
     return Section(
         "nearest",
         "Distance to the private rows",

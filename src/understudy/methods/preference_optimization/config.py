@@ -20,7 +20,9 @@ Variant = Literal["federated", "central", "central_conditional"]
 class ClientConfig(Frozen):
     """How documents become clients and samples, and who takes part in a round."""
 
-    sample_tokens: Count = setting(64, "Tokens of one sample of a client's text, at least 2; paper 64.", ge=2)
+    sample_tokens: int = setting(
+        64, "Tokens of one sample of a client's text, at least 2; paper 64.", ge=2, le=100_000_000
+    )
     sampling_probability: Probability = setting(
         1.0, "Chance q that a client takes part in a round, above 0; 1: all of them. Poisson sampling."
     )
@@ -30,8 +32,10 @@ class CandidateConfig(Frozen):
     """The texts that clients score: K prompts with J continuations each."""
 
     prompts: Count = setting(16, "K, at least 1. tiny 16, paper 1800.")
-    per_prompt: Count = setting(6, "J, at least 2. tiny 6, paper 10.", ge=2)
-    seeds_per_prompt: Count = setting(3, "Public texts that one prompt shows as examples, at least 1; paper 3.", le=64)
+    per_prompt: int = setting(6, "J, at least 2. tiny 6, paper 10.", ge=2, le=100_000_000)
+    seeds_per_prompt: int = setting(
+        3, "Public texts that one prompt shows as examples, at least 1; paper 3.", le=64, ge=1
+    )
     seed_tokens: Count = setting(32, "A public seed text is cut to so many tokens. tiny 32, paper 64.")
     instruction: str = setting(
         "", "central_conditional: public text before the examples; {label} is replaced by the label's name."
@@ -65,7 +69,7 @@ class ScoringConfig(Frozen):
         "trusted: the sum is formed and noised in the client zone. masked: clients send masked integers "
         "with discrete Gaussian shares, and no one holds the sum without noise.",
     )
-    fractional_bits: Count = setting(12, "masked only: bits after the point of a score, 4 to 24.", ge=4, le=24)
+    fractional_bits: int = setting(12, "masked only: bits after the point of a score, 4 to 24.", ge=4, le=24)
     colluding: CountOrZero = setting(
         0, "masked only: clients that may collude with the server; others' noise makes up for theirs."
     )
@@ -77,14 +81,16 @@ class ScoringConfig(Frozen):
 class PreferenceConfig(Frozen):
     """Pairs and Direct Preference Optimization (Rafailov et al. 2023)."""
 
-    rejected_rank: Count = setting(4, "l: rank of the rejected text of a prompt, 2 to J. tiny 4, paper 5.", ge=2)
+    rejected_rank: int = setting(
+        4, "l: rank of the rejected text of a prompt, 2 to J. tiny 4, paper 5.", ge=2, le=100_000_000
+    )
     loss: Literal["dpo", "conservative"] = setting("dpo", "dpo, or conservative DPO with label_smoothing.")
     label_smoothing: Positive = setting(0.1, "conservative only: chance that a preference is wrong, 0 to 0.5.", lt=0.5)
     beta: Positive = setting(0.1, "DPO's beta, above 0. tiny 0.1, paper 0.01.")
     lora_rank: Size = setting(16, "Rank of the adapter. tiny 16, paper 4.")
     lora_alpha: Positive = setting(32, "LoRA alpha. tiny 32, paper 8.")
     learning_rate: LearningRate = setting(1e-3, "AdamW. tiny 1e-3, paper 8e-7.")
-    epochs: Count = setting(4, "Passes over a round's pairs, at least 1. tiny 4, paper 2.", le=1000)
+    epochs: int = setting(4, "Passes over a round's pairs, at least 1. tiny 4, paper 2.", le=1000, ge=1)
     batch_size: Size = setting(16, "Pairs per step. tiny 16, paper 24.")
 
 
@@ -101,7 +107,7 @@ class EndpointConfig(Frozen):
         "Name of the model at the endpoint; {round} is replaced by the round's number, where each round's "
         "adapter has a name of its own.",
     )
-    timeout_seconds: Positive = setting(60.0, "Of one request.", le=3600)
+    timeout_seconds: float = setting(60.0, "Of one request.", le=3600, gt=0)
 
 
 _PROFILES: Profiles = {

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from understudy.evaluation import fidelity
 from understudy.evaluation.config import EvaluationConfig
-from understudy.evaluation.encoder import Encoder
-from understudy.evaluation.measure import measure_diversity, measure_fidelity, measure_memorization
+from understudy.evaluation.encoder import FloatArray, embed_sets
+from understudy.evaluation.measure import Embedder, measure_diversity, measure_fidelity, measure_memorization
 from understudy.evaluation.medoid import median_distance_to_medoid
 from understudy.evaluation.metrics import Metrics, merge
 from understudy.evaluation.next_token import (
@@ -30,6 +30,7 @@ from understudy.evaluation.next_token import (
     score_clients,
     share_of_gap_closed,
 )
+from understudy.evaluation.words import tokenize
 from understudy.methods.preference_optimization.clients import Clients, build_clients, build_texts
 from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
 from understudy.methods.preference_optimization.metric_names import METRIC_NAMES
@@ -72,7 +73,7 @@ def evaluate_run(
     config: PreferenceOptimizationConfig,
     profile: Literal["tiny", "paper"],
     tokenizer: Any,
-    encoder: Encoder,
+    embedder: Embedder,
     device: str = "cpu",
     progress: Progress | None = None,
 ) -> Metrics:
@@ -83,8 +84,8 @@ def evaluate_run(
         config: the run's settings.
         profile: sizes of the evaluation.
         tokenizer: of the base model, for cutting clients' documents into samples.
-        encoder: sentence encoder, the one that the scores used.
-        device: torch device of the downstream model.
+        embedder: texts -> embeddings, of the sentence encoder that the scores used; called once.
+        device: torch device of the downstream models.
         progress: called with (downstream models trained, models).
 
     Returns:
@@ -93,17 +94,18 @@ def evaluate_run(
     measuring = EvaluationConfig(profile=profile)
     train, test = (_samples(table, config, tokenizer) for table in (inputs.train, inputs.test))
     seed = measuring.public_seed
-    unseen = encoder.encode(test.samples)
+    texts = {"synthetic": inputs.synthetic, "prompt_only": inputs.prompt_only, "unseen": test.samples}
+    embedded = embed_sets(texts, embedder)
+    unseen = embedded["unseen"]
     if not inputs.synthetic:
         rounds = measure_rounds(inputs, unseen, config=config, measuring=measuring)
         return merge(rounds, Metrics(missing=("everything about the synthetic texts: none was kept",)))
+    made, known, held = tokenize(inputs.synthetic, train.samples, test.samples)
     return merge(
         measure_next_token(inputs, train, test, profile=profile, seed=seed, device=device, progress=progress),
-        measure_fidelity(
-            encoder.encode(inputs.synthetic), unseen, encoder.encode(inputs.prompt_only), config=measuring
-        ),
-        measure_diversity(inputs.synthetic, test.samples, seed=seed),
-        measure_memorization(inputs.synthetic, train.samples, test.samples, seed=seed),
+        measure_fidelity(embedded["synthetic"], unseen, embedded["prompt_only"], config=measuring),
+        measure_diversity(made, held, seed=seed),
+        measure_memorization(made, known, held, seed=seed),
         measure_rounds(inputs, unseen, config=config, measuring=measuring),
     )
 
@@ -165,19 +167,29 @@ def measure_rounds(
         noiseless = unclipped_mean(inputs.pool.means, candidates.embeddings, everyone, labels=candidates.labels)
         values[f"rounds.recovery.round_{number}"] = recovery_rate(pairs, noiseless)
         values[f"rounds.medoid_distance.round_{number}"] = median_distance_to_medoid(candidates.embeddings)
-        if len(unseen) < _FEWEST:
-            continue
-        found = fidelity.compare(
-            fidelity.frechet_distance,
-            candidates.embeddings,
-            unseen,
-            seed=measuring.public_seed,
-            splits=measuring.floor_splits,
-        )
-        values[f"rounds.frechet.round_{number}"] = found.value
-        values["rounds.frechet_floor"] = found.reference
-    missing = () if len(unseen) >= _FEWEST else (f"Frechet distance of rounds: {len(unseen)} held-out samples",)
-    return Metrics(values=values, missing=missing, declared=METRIC_NAMES)
+    if len(unseen) < _FEWEST:
+        missing = (f"Frechet distance of rounds: {len(unseen)} held-out samples",)
+        return Metrics(values=values, missing=missing, declared=METRIC_NAMES)
+    frechet = _frechet_of_rounds(inputs.candidates, unseen, measuring)
+    return Metrics(values=values | frechet, declared=METRIC_NAMES)
+
+
+def _frechet_of_rounds(
+    rounds: Sequence[Candidates], unseen: FloatArray, measuring: EvaluationConfig
+) -> dict[str, float]:
+    """The distance of each round's candidates, and that of real to real samples at the last round's size."""
+    if not rounds:
+        return {}
+    sets = {f"rounds.frechet.round_{number}": found.embeddings for number, found in enumerate(rounds, start=1)}
+    found = fidelity.compare(
+        fidelity.FRECHET,
+        dict(reversed(sets.items())),
+        unseen,
+        seed=measuring.public_seed,
+        splits=measuring.floor_splits,
+    )
+    values = {name: found.sets[name].value for name in sets}
+    return {**values, "rounds.frechet_floor": found.reference.value}
 
 
 def _samples(table: pa.Table, config: PreferenceOptimizationConfig, tokenizer: Any) -> Clients:

@@ -112,7 +112,8 @@ def test_frechet_sets_have_one_size_and_the_reference_is_apart(monkeypatch):
     generator = np.random.default_rng(0)
     embedded = {name: generator.normal(size=(n, 4)) for name, n in (("synthetic", 6), ("prompt_only", 9), ("real", 30))}
     compared = []
-    monkeypatch.setattr(evaluation, "frechet_distance", lambda a, b: compared.append((a, b)) or 1.0)
+    monkeypatch.setattr(evaluation, "fit_gaussian", lambda rows: rows)
+    monkeypatch.setattr(evaluation, "gaussian_distance", lambda a, b: compared.append((a, b)) or 1.0)
     config = CONFIG.model_copy(update={"reference_rows": 20})
     found = measure_frechet(embedded, config=config)
     assert found.values["fidelity.train_frechet_rows"] == 6
@@ -149,6 +150,8 @@ def test_copies_of_private_rows_are_near_and_others_are_not():
     real, holdout = generator.normal(size=(50, 3)), generator.normal(size=(40, 3))
     copied, far = measure_nearest(real[:10], real, holdout), measure_nearest(real[:10] + 9, real, holdout)
     assert copied.values["memorization.nearest_median.synthetic"] < 1e-6
+    assert copied.values["memorization.nearest_rows.synthetic"] == 10
+    assert copied.values["memorization.nearest_rows.holdout"] == len(holdout)
     assert copied.values["memorization.nearest_share"] == 1
     assert far.values["memorization.nearest_share"] == 0
     assert far.values["memorization.nearest_least.synthetic"] > far.values["memorization.nearest_median.holdout"]

@@ -103,6 +103,13 @@ def test_a_section_is_left_out_when_its_figures_are_missing(matching_metrics, pr
     assert section(without(matching_metrics, prefix)) is None
 
 
+def test_the_distances_say_how_many_texts_they_are_of(matching_metrics):
+    counts = {"memorization.nearest_rows.synthetic": 123.0, "memorization.nearest_rows.holdout": 45.0}
+    values = matching_metrics.values | counts
+    lead = " ".join(view.nearest_section(matching_metrics.model_copy(update={"values": values})).lead)
+    assert "123 synthetic texts and 45 rows never seen" in lead
+
+
 def test_figures_differ_and_their_alternatives_carry_numbers(sections):
     drawings = [section.drawing for section in sections]
     assert len({drawing.key for drawing in drawings}) == 5
