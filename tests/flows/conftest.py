@@ -109,6 +109,7 @@ def in_home(empty_tracking_store):
             patch.setenv("UNDERSTUDY_MLFLOW_URI", f"sqlite:///{root / 'mlflow.db'}")
             patch.setenv("UNDERSTUDY_THREADS", "1")
             patch.setenv("UNDERSTUDY_DEVICE", "cpu")
+            patch.setenv("UNDERSTUDY_PRECISION", "float32")
             patch.setenv("HF_DATASETS_CACHE", str(root / "datasets"))
             yield root
 

@@ -84,6 +84,7 @@ def start(command: Command, home: Path, out: Path, *, api: str | None = None) ->
         "UNDERSTUDY_MLFLOW_URI": f"sqlite:///{home / 'mlflow.db'}",
         "UNDERSTUDY_THREADS": "1",
         "UNDERSTUDY_DEVICE": "cpu",
+        "UNDERSTUDY_PRECISION": "float32",
         "PREFECT_HOME": str(home / "prefect"),
         "PREFECT_LOGGING_LEVEL": "CRITICAL",
         **({"PREFECT_API_URL": api} if api else {}),
