@@ -10,7 +10,14 @@ All sides alternate within one process and a ratio is that of their fastest repe
 disturb no side alone. Memory is the peak minus what was resident after loading and one evaluation of one short text
 (which brings code and buffers into memory), each side in a fresh process.
 
+With `--whole-texts 1` the parts of a matched text are measured at the shape of SmolLM2-135M instead (random weights):
+an evaluation of f, a projection and a sweep of swaps, each beside what the loop of the paper's authors does, one text
+after the other by double backward with everything read anew. `end_to_end` adds them up by the counts of the `tiny`
+profile, our swaps included, the loop's not. Its figures are ratios of processor time within a turn: the median of the
+turns, with the least and the most.
+
     python benchmarks/gradient_matching_speed.py --out gradient_matching_speed.json
+    python benchmarks/gradient_matching_speed.py --whole-texts 1 --batch 8 --length 20 --repeats 3
 """
 
 from __future__ import annotations
@@ -18,20 +25,30 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from measuring import arguments, chosen, in_fresh_process, parse_side, peak_memory, write_result
+from generation_speed import smollm2_135m
+from gradient_projection_speed import loop
+from measuring import arguments, chosen, in_fresh_process, parse_side, peak_memory, spread, write_result
 from torch import Tensor
 from torch.nn import functional
 
 from understudy.generation.sampling import backbone, head
-from understudy.methods.gradient_matching.config import TargetConfig, VerbalizerConfig
+from understudy.methods.gradient_matching.config import (
+    MatchingConfig,
+    ProjectionConfig,
+    TargetConfig,
+    VerbalizerConfig,
+)
 from understudy.methods.gradient_matching.loss import Objective, last_state, objective, surround
+from understudy.methods.gradient_matching.optimise import instruction_prompts
+from understudy.methods.gradient_matching.projection import allowed_tokens, top_k_projection
+from understudy.methods.gradient_matching.swaps import likely_tokens, swap_tokens
 from understudy.methods.gradient_matching.targets import TargetSpace, target_space
 from understudy.methods.gradient_matching.verbalizer import Verbalizer, build_verbalizer
-from understudy.models.loading import load_model
+from understudy.models.loading import LoadedModel, load_model
 
 TARGETS = {"time": 5.0, "memory": 0.1}
 WORDS = {"negative": "bad", "positive": "great"}
@@ -47,8 +64,7 @@ class Setting:
     target: Tensor
 
 
-def build(model: str) -> Setting:
-    loaded = load_model(model)
+def build(loaded: LoadedModel) -> Setting:
     loaded.model.requires_grad_(False)
     words = build_verbalizer(loaded.tokenizer, list(WORDS), VerbalizerConfig(words=WORDS))
     space = target_space(loaded.model, words, TargetConfig(kind="head"), public_seed=0)
@@ -116,7 +132,7 @@ def evaluation(setting: Setting, side: str, *, batch: int, length: int) -> Calla
 
 def seconds(options: argparse.Namespace) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
     """Fastest repeats of all sides, and how far each side's gradient is from the closed form's (from the warm-up)."""
-    setting = build(options.model)
+    setting = build(load_model(options.model))
     steps = {side: evaluation(setting, side, batch=options.batch, length=options.length) for side in SIDES}
     slopes = {side: step()[1] for side, step in steps.items()}
     clocks = {"processor": time.process_time, "wall": time.perf_counter}
@@ -133,7 +149,7 @@ def seconds(options: argparse.Namespace) -> tuple[dict[str, dict[str, float]], d
 
 def memory_of_side(options: argparse.Namespace) -> float:
     """MiB that one side needs beyond what is resident after loading, in this fresh process."""
-    setting = build(options.model)
+    setting = build(load_model(options.model))
     evaluation(setting, options.side, batch=1, length=1)()
     step = evaluation(setting, options.side, batch=options.batch, length=options.length)
     return peak_memory(lambda: [step() for _ in range(3)])
@@ -165,8 +181,75 @@ def print_objective(found: dict[str, dict[str, float]]) -> None:
         print(f"{side:<22}{''.join(f'{values[name]:>14.3f}' for name in columns)}")
 
 
+def processor_seconds(work: Callable[[], object]) -> float:
+    start = time.process_time()
+    work()
+    return time.process_time() - start
+
+
+def parts_of_a_text(options: argparse.Namespace) -> dict[str, Callable[[], object]]:
+    """Work on a batch (ours) or on one text (`loop_...`) for each part of matching, at SmolLM2-135M's shape."""
+    loaded = replace(load_model(options.model), model=smollm2_135m())
+    setting = build(loaded)
+    embeddings, labels = texts(setting, batch=options.batch, length=options.length)
+    allowed = allowed_tokens(loaded.tokenizer, "printable")
+    ids, mask = instruction_prompts(loaded.tokenizer, list(WORDS), ProjectionConfig().instruction)
+    prompts, k = (ids[labels], mask[labels]), ProjectionConfig().k
+    table = setting.model.get_input_embeddings().weight.detach()
+    tokens = torch.randint(2, setting.space.vocabulary, (*labels.shape, options.length))
+    matching = MatchingConfig()
+
+    def loop_projection() -> None:
+        with torch.no_grad():
+            loop(loaded, embeddings[:1], (prompts[0][:1], prompts[1][:1]), allowed, k)
+
+    def sweep() -> object:
+        proposals = likely_tokens(setting.model, prompts, allowed=allowed, k=k)
+        f = closed_form(setting, labels)
+        return swap_tokens(f, proposals, tokens, table=table, sweeps=1, width=matching.swap_width)
+
+    return {
+        "evaluation": evaluation(setting, "closed_form", batch=options.batch, length=options.length),
+        "projection": lambda: top_k_projection(setting.model, embeddings, prompts=prompts, allowed=allowed, k=k),
+        "sweep": sweep,
+        "loop_evaluation": evaluation(setting, "double_backward", batch=1, length=options.length),
+        "loop_projection": loop_projection,
+    }
+
+
+def measure_texts(options: argparse.Namespace) -> dict[str, Any]:
+    """Processor seconds per text of every part, and how many times as long the loop takes."""
+    parts, matching = parts_of_a_text(options), MatchingConfig()
+    turns: list[dict[str, float]] = []
+    for _ in range(options.repeats + 1):  # the first warms up
+        turns.append({name: processor_seconds(part) for name, part in parts.items()})
+        for name in ("evaluation", "projection", "sweep"):
+            turns[-1][name] /= options.batch
+    turns = turns[1:]
+    rounds = matching.rounds + 1  # the warm start has no projection, the end has one
+    counts = {"evaluation": rounds * matching.inner_steps, "projection": rounds, "sweep": matching.swap_sweeps}
+    ours = [sum(count * turn[name] for name, count in counts.items()) for turn in turns]
+    plain = [sum(counts[name] * turn[f"loop_{name}"] for name in ("evaluation", "projection")) for turn in turns]
+    return {
+        "seconds_per_text": {name: spread([turn[name] for turn in turns]) for name in parts},
+        "counts": counts,
+        "text_seconds": spread(ours),
+        "evaluation": spread([turn["loop_evaluation"] / turn["evaluation"] for turn in turns]),
+        "projection": spread([turn["loop_projection"] / turn["projection"] for turn in turns]),
+        "end_to_end": spread([slow / fast for slow, fast in zip(plain, ours, strict=True)]),
+        "targets": {"projection": 8.0, "end_to_end": 8.0},
+    }
+
+
 def main() -> None:
-    options = parse_side(arguments(__doc__, batch=16, length=32, repeats=5), tuple(SIDES), memory_of_side)
+    parser = arguments(__doc__, batch=16, length=32, repeats=5, whole_texts=0)
+    options = parse_side(parser, tuple(SIDES), memory_of_side)
+    if options.whole_texts:
+        found = measure_texts(options)
+        for name, values in found.items():
+            print(f"{name}: {values}")
+        write_result(options.out, found)
+        return
     results = {"objective": measure_objective(options)}
     print(f"{options.model}, batch {options.batch}, length {options.length}, {options.threads} thread(s)")
     print_objective(results["objective"])

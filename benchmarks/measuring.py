@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -65,6 +66,12 @@ def in_fresh_process(script: str, options: Mapping[str, Any]) -> float:
     for name, value in options.items():
         command += [f"--{name.replace('_', '-')}", str(value)]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median, least and most of what repeats gave."""
+    named = {"median": statistics.median(values), "least": min(values), "most": max(values)}
+    return {name: round(value, 3) for name, value in named.items()}
 
 
 def write_result(path: Path | None, result: Mapping[str, Any]) -> None:

@@ -3,7 +3,8 @@
 Tensors on `meta` have shapes and no data, so whole models run forward and backward where there is no GPU. torch lets
 several operations take a tensor of another device with them (matrix products, indexing); `OneDevice` refuses them all.
 Copies between devices are allowed: that is how data comes and goes. What an operation would have to know of the data is
-made up, always in the same way: every mask is true, whole numbers are 1 and others 0.
+made up, always in the same way: every mask is true, whole numbers are 1 and others 0. Only the first mask that is copied
+to the CPU is false throughout, so that rows which end when it is true take a second token.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class OneDevice(TorchDispatchMode):
         super().__init__()
         self.true_per_row = true_per_row
         self.operations = 0
+        self.copied_masks = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -63,10 +65,13 @@ class OneDevice(TorchDispatchMode):
         return torch.empty(rows, mask.dim(), dtype=torch.long, device=META)
 
 
-def _download(_: OneDevice, __: Any, args: Any, kwargs: Any) -> Any:
+def _download(mode: OneDevice, _: Any, args: Any, kwargs: Any) -> Any:
     source, device = args[0], kwargs.get("device")
     if source.device.type != META or device is None or torch.device(device).type != "cpu":
         return NotImplemented
+    if source.dtype == torch.bool:
+        mode.copied_masks += 1
+        return torch.full(source.shape, mode.copied_masks > 1)
     return torch.zeros(source.shape, dtype=kwargs.get("dtype") or source.dtype)
 
 

@@ -1,110 +1,41 @@
-"""Batched sampling with a key/value cache and one random stream per row.
+"""Batched sampling on a key/value cache with one random stream per row, and rows that take the place of ended ones.
 
-A row's text is a function of its prompt and its seed: batch mates, the batch size and rows that finish early change
-nothing but the last bits of float arithmetic. Uniform numbers are drawn per row, and the next token is found by
-inverting the distribution in vocabulary order, so that rounding cannot reorder it.
+A row's text is a function of its prompt and its seed: batch mates, the batch size and rows that begin or finish beside
+it change nothing but the last bits of float arithmetic. Uniform numbers are drawn per row, and the next token is found
+by inverting the distribution in vocabulary order, so that rounding cannot reorder it. Equal prompts are read once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
 
 from understudy.compute import copied_to, running_sum, widened
 from understudy.errors import InputError
+from understudy.generation.batching import Flight
+from understudy.generation.cache import KeyValues
 from understudy.generation.config import SamplingConfig
-from understudy.generation.prompts import position_ids
+from understudy.generation.step import Step, advance, backbone, head, next_logits
+from understudy.progress import Progress
 
-KeyValues = list[tuple[Tensor, Tensor]]
-
-
-@dataclass(frozen=True)
-class Step:
-    """The state before one token is drawn, for the rows that still grow.
-
-    Attributes:
-        index: How many tokens have been drawn before this one.
-        rows: `(active,)` positions of these rows in the caller's batch.
-        tokens: `(active, 1)` last token of each row.
-        attention_mask: `(active, seen)`, the last token included.
-        position: `(active, 1)` position of the last token.
-        hidden: `(active, d)` last hidden state at the last token.
-        logits: `(active, vocab)` unmodified next-token logits, float32 or wider.
-        key_values: Per layer `(active, heads, seen, head_dim)` keys and values, the last token included.
-    """
-
-    index: int
-    rows: Tensor
-    tokens: Tensor
-    attention_mask: Tensor
-    position: Tensor
-    hidden: Tensor
-    logits: Tensor
-    key_values: KeyValues
-
+__all__ = [
+    "KeyValues",
+    "Step",
+    "StepHook",
+    "advance",
+    "backbone",
+    "draw_tokens",
+    "head",
+    "keep_nucleus",
+    "next_logits",
+    "sample",
+]
 
 StepHook = Callable[[Any, Step], Tensor]
-
-
-def backbone(model: Any) -> Any:
-    """The transformer below the language-modelling head, through a peft wrapper too."""
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return inner.base_model
-
-
-def head(model: Any) -> Any:
-    """The language-modelling head."""
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return inner.get_output_embeddings()
-
-
-def next_logits(model: Any, hidden: Tensor) -> Tensor:
-    """Next-token logits `(..., vocab)` of last hidden states `(..., d)`, in float32 or wider."""
-    layer = head(model)
-    hidden = hidden.to(next(layer.parameters()).dtype)
-    # Of a slice torch would multiply row by row, with a copy of the whole head for each: 17 times slower in bfloat16.
-    # (In float32 it stays as it was, for the last bits' sake.)
-    return widened(layer(hidden.contiguous() if hidden.element_size() < 4 else hidden))
-
-
-def advance(
-    model: Any, key_values: KeyValues, *, attention_mask: Tensor, position: Tensor, **inputs: Tensor
-) -> tuple[Tensor, KeyValues]:
-    """Run the transformer over new tokens on top of a cache.
-
-    Args:
-        model: Causal language model.
-        key_values: Cache of the tokens before; empty at the start.
-        attention_mask: `(batch, seen + new)`.
-        position: `(batch, new)`.
-        **inputs: `input_ids` `(batch, new)` or `inputs_embeds` `(batch, new, d)`.
-
-    Returns:
-        Last hidden states `(batch, new, d)` and the grown cache.
-    """
-    cache = _cache(key_values)
-    outputs = backbone(model)(
-        attention_mask=attention_mask, position_ids=position, past_key_values=cache, use_cache=True, **inputs
-    )
-    return outputs.last_hidden_state, [(layer.keys, layer.values) for layer in cache.layers]
-
-
-def _cache(key_values: KeyValues) -> DynamicCache:
-    """A cache that holds these tensors themselves; its constructor would copy them."""
-    cache = DynamicCache()
-    for keys, values in key_values:
-        layer = DynamicLayer()
-        layer.lazy_initialization(keys, values)
-        layer.keys, layer.values = keys, values
-        cache.layers.append(layer)
-    return cache
 
 
 def keep_nucleus(probabilities: Tensor, *, top_p: float) -> Tensor:
@@ -157,7 +88,7 @@ def draw_tokens(logits: Tensor, uniforms: Tensor, *, temperature: float, top_p: 
     return torch.minimum(drawn, last)[:, 0]
 
 
-def sample(
+def sample(  # noqa: PLR0913 - what is drawn, how, and what a caller may bring along
     model: Any,
     prompts: tuple[Tensor, Tensor],
     *,
@@ -166,6 +97,8 @@ def sample(
     eos: int,
     forbidden: Sequence[int] = (),
     step_hook: StepHook | None = None,
+    batch_size: int | None = None,
+    progress: Progress | None = None,
 ) -> list[list[int]]:
     """Draw one continuation per prompt.
 
@@ -177,6 +110,8 @@ def sample(
         eos: Id that ends a row; it is not returned.
         forbidden: Ids that are never drawn (padding and other special tokens).
         step_hook: Gives the next-token logits `(active, vocab)` from a `Step`; None takes the model's own.
+        batch_size: Rows in flight at a time, at least 1; a row that ends makes room for the next. None: all at once.
+        progress: Called with (rows done, rows in all).
 
     Returns:
         Token ids of each row's continuation, without special tokens.
@@ -189,20 +124,22 @@ def sample(
     uniforms = copied_to(_uniforms(seeds, config.max_new_tokens), ids.device)
     banned = torch.tensor([i for i in forbidden if i != eos], dtype=torch.long, device=ids.device)
     drawn: list[list[int]] = [[] for _ in seeds]
+    flight = Flight(model, ids, mask, slots=min(batch_size or len(seeds), len(seeds)), tokens=config.max_new_tokens)
     with torch.no_grad():
-        step = _first_step(model, ids, mask)
-        while True:
+        while flight.active:
+            step = flight.step()
             logits = step.logits if step_hook is None else step_hook(model, step)
             logits = logits.index_fill(-1, banned, -torch.inf)
             tokens = draw_tokens(
                 logits, uniforms[step.rows, step.index], temperature=config.temperature, top_p=config.top_p
             )
-            alive = tokens != eos
-            for row, token in zip(step.rows[alive].tolist(), tokens[alive].tolist(), strict=True):
-                drawn[row].append(token)
-            if step.index + 1 == config.max_new_tokens or not bool(alive.any()):
-                return drawn
-            step = _next_step(model, _keep(step, alive), tokens[alive])
+            for row, token in zip(step.rows.tolist(), tokens.tolist(), strict=True):
+                if token != eos:
+                    drawn[row].append(token)
+            ended = flight.go_on(tokens, ended=(tokens == eos) | (step.index + 1 == config.max_new_tokens))
+            if progress is not None and ended:
+                progress(flight.done, len(seeds))
+    return drawn
 
 
 def _check_request(model: Any, ids: Tensor, *, config: SamplingConfig, seeds: Sequence[int]) -> None:
@@ -213,54 +150,10 @@ def _check_request(model: Any, ids: Tensor, *, config: SamplingConfig, seeds: Se
             f"prompt and continuation take {wanted} tokens, the model's context holds {context}: "
             f"lower max_new_tokens={config.max_new_tokens}"
         )
-    if len(seeds) != ids.shape[0]:
-        raise InputError(f"len(seeds)={len(seeds)}: expected one seed for each of {ids.shape[0]} prompts")
+    if not 0 < len(seeds) == ids.shape[0]:
+        raise InputError(f"len(seeds)={len(seeds)}: expected one seed for each of {ids.shape[0]} prompts, at least one")
 
 
 def _uniforms(seeds: Sequence[int], count: int) -> Tensor:
     rows = [torch.rand(count, generator=torch.Generator().manual_seed(s), dtype=torch.float64) for s in seeds]
     return torch.stack(rows)
-
-
-def _first_step(model: Any, ids: Tensor, mask: Tensor) -> Step:
-    positions = position_ids(mask)
-    hidden, cache = advance(model, [], attention_mask=mask, position=positions, input_ids=ids)
-    return Step(
-        index=0,
-        rows=torch.arange(ids.shape[0], device=ids.device),
-        tokens=ids[:, -1:],
-        attention_mask=mask,
-        position=positions[:, -1:],
-        hidden=hidden[:, -1],
-        logits=next_logits(model, hidden[:, -1]),
-        key_values=cache,
-    )
-
-
-def _keep(step: Step, alive: Tensor) -> Step:
-    if bool(alive.all()):
-        return step
-    return replace(
-        step,
-        rows=step.rows[alive],
-        attention_mask=step.attention_mask[alive],
-        position=step.position[alive],
-        key_values=[(keys[alive], values[alive]) for keys, values in step.key_values],
-    )
-
-
-def _next_step(model: Any, step: Step, tokens: Tensor) -> Step:
-    mask = torch.cat([step.attention_mask, torch.ones_like(step.attention_mask[:, :1])], dim=1)
-    hidden, cache = advance(
-        model, step.key_values, attention_mask=mask, position=step.position + 1, input_ids=tokens[:, None]
-    )
-    return Step(
-        index=step.index + 1,
-        rows=step.rows,
-        tokens=tokens[:, None],
-        attention_mask=mask,
-        position=step.position + 1,
-        hidden=hidden[:, -1],
-        logits=next_logits(model, hidden[:, -1]),
-        key_values=cache,
-    )

@@ -17,20 +17,23 @@ Deviations from the PPLM paper:
 
 Sums run over the batch and every norm over one sample only: a row's result does not depend on its batch mates. Shifts,
 their norms and what the discriminator sees are float32 or wider, whatever the model computes in.
+
+The unmodified pass over a token is recorded, so the first step's gradient costs a backward pass and no forward one. At
+that point both distributions are equal, hence the gradient of their KL divergence is 0 and is not computed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from understudy.compute import widened
 from understudy.generation.config import SteeringConfig
-from understudy.generation.sampling import KeyValues, Step, StepHook, advance, next_logits
+from understudy.generation.sampling import Step, StepHook, advance, next_logits
 
 __all__ = ["Attribute", "SteeringConfig", "steer_towards"]
 
@@ -48,22 +51,27 @@ class _Prefix:
 
     def view(self, hidden: Tensor, step: Step, *, ahead: Tensor | None = None) -> Tensor:
         """The discriminator's input when the current state is `hidden` and the next one would be `ahead`."""
-        last = hidden if ahead is None else ahead
         if self.kind == "last":
-            return last
-        states = [hidden] if step.index > 0 or ahead is None else []  # the prompt's state is no text
-        states += [] if ahead is None else [ahead]
+            return hidden if ahead is None else ahead
         before = 0 if self.total is None else self.total[step.rows]
-        count = max(step.index - 1, 0) + len(states)
-        return (before + torch.stack(states).sum(0)) / count
+        earlier = (step.index - 1).clamp(min=0)[:, None]
+        if ahead is None:
+            return (before + hidden) / (earlier + 1)
+        own = _is_text(step)
+        return (before + own * hidden + ahead) / (earlier + own + 1)
 
     def remember(self, step: Step, batch: int) -> None:
         """Add the unmodified state of the current text token."""
-        if self.kind == "last" or step.index == 0:
+        if self.kind == "last":
             return
         if self.total is None:
             self.total = widened(step.hidden).new_zeros(batch, step.hidden.shape[-1])
-        self.total = self.total.index_add(0, step.rows, widened(step.hidden))
+        self.total.index_add_(0, step.rows, widened(step.hidden) * _is_text(step))
+
+
+def _is_text(step: Step) -> Tensor:
+    """`(active, 1)` bool, False where the last token is the prompt's."""
+    return step.index[:, None] > 0
 
 
 def steer_towards(
@@ -94,32 +102,33 @@ def steer_towards(
             model, step, config=config, attribute=attribute, targets=targets[step.rows], prefix=prefix
         )
         shift = _shift_hidden if config.steer == "hidden" else _shift_key_values
-        modified = next_logits(model, shift(model, step, config, objective))
+        modified = shift(step, config, objective)
         prefix.remember(step, targets.shape[0])
-        fused = config.gm_scale * modified.log_softmax(-1) + (1 - config.gm_scale) * step.logits.log_softmax(-1)
-        logits: Tensor = fused.log_softmax(-1)
-        return logits
+        # The head is affine, so the fusion's logits are those of the states' mean: one product with it, not two.
+        return next_logits(model, torch.lerp(widened(step.hidden), widened(modified), config.gm_scale))
 
     return hook
 
 
-Objective = Callable[[Tensor], Tensor]  # modified hidden states (active, d) -> (active,), to be raised
+class Objective(Protocol):
+    """What is to be raised: modified hidden states `(active, d)` -> `(active,)`."""
+
+    def __call__(self, hidden: Tensor, *, moved: bool) -> Tensor:
+        """`moved` says whether the states differ from the unmodified ones."""
 
 
 def _objective(
     model: Any, step: Step, *, config: SteeringConfig, attribute: Attribute, targets: Tensor, prefix: _Prefix
 ) -> Objective:
-    unmodified = step.logits.log_softmax(-1)
-
-    def objective(hidden: Tensor) -> Tensor:
-        needs_logits = config.kl_weight > 0 or config.lookahead
-        logp = next_logits(model, hidden).log_softmax(-1) if needs_logits else None
+    def objective(hidden: Tensor, *, moved: bool) -> Tensor:
+        held_back = moved and config.kl_weight > 0  # at its minimum the divergence and its gradient are 0
+        logp = next_logits(model, hidden).log_softmax(-1) if held_back or config.lookahead else None
         ahead = _expected_next(model, step, logp) if config.lookahead and logp is not None else None
-        seen = prefix.view(hidden, step, ahead=ahead)
+        seen = prefix.view(widened(hidden), step, ahead=None if ahead is None else widened(ahead))
         label = attribute(seen).log_softmax(-1).gather(-1, targets[:, None])[:, 0]
         gain = torch.where(label < _CERTAIN, label, torch.zeros_like(label))
-        if config.kl_weight > 0 and logp is not None:
-            gain = gain - config.kl_weight * (logp.exp() * (logp - unmodified)).sum(-1)
+        if held_back and logp is not None:
+            gain = gain - config.kl_weight * (logp.exp() * (logp - step.logits.log_softmax(-1))).sum(-1)
         return gain
 
     return objective
@@ -134,68 +143,77 @@ def _expected_next(model: Any, step: Step, logp: Tensor) -> Tensor:
     return hidden[:, -1]
 
 
+Group = tuple[Tensor, ...]  # `(active, ...)` each; they share one norm per row
+
+
+def _slopes(value: Tensor, groups: Sequence[Group]) -> list[Group]:
+    """Gradient of the summed objective `(active,)` by every tensor."""
+    slopes = iter(torch.autograd.grad(value.sum(), [tensor for group in groups for tensor in group]))
+    return [tuple(next(slopes) for _ in group) for group in groups]
+
+
 def _ascend(
-    groups: list[list[Tensor]], config: SteeringConfig, value: Callable[[list[list[Tensor]]], Tensor]
-) -> list[list[Tensor]]:
-    """Normalised gradient ascent on shifts of `groups`; a group shares one norm per sample.
+    groups: Sequence[Group],
+    slopes: Sequence[Group],
+    *,
+    config: SteeringConfig,
+    value: Callable[[Sequence[Group]], Tensor],
+) -> Sequence[Group]:
+    """Normalised gradient ascent on `groups`.
 
     Args:
-        groups: Tensors `(active, ...)` to be shifted, zeroed where nothing may move.
+        groups: What is shifted, zero where nothing may move.
+        slopes: Gradient of the objective there, from the unmodified pass.
         config: Number and length of the steps.
-        value: Objective per row `(active,)` as a function of the shifts.
+        value: Objective per row `(active,)` as a function of the shifted groups.
 
     Returns:
-        The shifts, grouped as given.
+        The groups, shifted.
     """
     lengths = [config.step_size * _norm(group) for group in groups]
-    shifts = [[torch.zeros_like(tensor) for tensor in group] for group in groups]
-    for _ in range(config.steps):
-        leaves = [[shift.detach().requires_grad_() for shift in group] for group in shifts]
-        flat = [leaf for group in leaves for leaf in group]
-        with torch.enable_grad():
-            gradients = iter(torch.autograd.grad(value(leaves).sum(), flat))
-        shifts = []
-        for group, length in zip(leaves, lengths, strict=True):
-            slopes = [next(gradients) for _ in group]
-            scale = length / _norm(slopes).clamp(min=torch.finfo(length.dtype).tiny)
-            shifts.append(
-                [leaf.detach() + slope * _like(scale, slope) for leaf, slope in zip(group, slopes, strict=True)]
-            )
-    return shifts
+    for number in range(config.steps):
+        if number > 0:
+            groups = [tuple(tensor.requires_grad_() for tensor in group) for group in groups]
+            with torch.enable_grad():
+                slopes = _slopes(value(groups), groups)
+        moved = []
+        for group, slope, length in zip(groups, slopes, lengths, strict=True):
+            norm = _norm(slope)
+            scale = torch.where(norm > 0, length / norm.clamp(min=torch.finfo(norm.dtype).tiny), 0)
+            moved.append(tuple(_added(tensor, part, scale) for tensor, part in zip(group, slope, strict=True)))
+        groups = moved
+    return groups
 
 
-def _norm(group: list[Tensor]) -> Tensor:
-    return torch.stack([tensor.flatten(1).square().sum(-1) for tensor in group]).sum(0).sqrt()
+def _norm(group: Group) -> Tensor:
+    """`(active,)` norm of a row's part of all tensors together."""
+    parts = [torch.linalg.vector_norm(tensor.detach().flatten(1), dim=1) for tensor in group]
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(parts), dim=0)
+    return norm
 
 
-def _like(per_row: Tensor, tensor: Tensor) -> Tensor:
-    return per_row.view(-1, *[1] * (tensor.dim() - 1))
+def _added(tensor: Tensor, slope: Tensor, scale: Tensor) -> Tensor:
+    return torch.addcmul(tensor.detach(), slope, scale.view(-1, *[1] * (slope.dim() - 1)))
 
 
-def _shift_hidden(model: Any, step: Step, config: SteeringConfig, objective: Objective) -> Tensor:
+def _shift_hidden(step: Step, config: SteeringConfig, objective: Objective) -> Tensor:
     """Shift the last hidden state; the transformer's backward pass is not needed unless looking ahead."""
-    hidden = widened(step.hidden)
-    shifts = _ascend([[hidden]], config, lambda shift: objective(hidden + shift[0][0]))
-    return hidden + shifts[0][0]
+    with torch.enable_grad():
+        state = widened(step.hidden).detach().requires_grad_()
+        slopes = _slopes(objective(state, moved=False), [(state,)])
+    [(shifted,)] = _ascend([(state,)], slopes, config=config, value=lambda groups: objective(groups[0][0], moved=True))
+    return shifted
 
 
-def _shift_key_values(model: Any, step: Step, config: SteeringConfig, objective: Objective) -> Tensor:
-    """Shift the cache before the last token and run that token again on it."""
-    past = [(keys[:, :, :-1], values[:, :, :-1]) for keys, values in step.key_values]
-    movable = step.attention_mask[:, :-1].clone()
-    if config.window > 0:
-        movable[:, : -config.window] = 0
-    moved = widened(movable[:, None, :, None].to(step.hidden.dtype))
+def _shift_key_values(step: Step, config: SteeringConfig, objective: Objective) -> Tensor:
+    """Shift the cache before the last token and read that token again on it."""
 
-    def rerun(shifts: list[list[Tensor]]) -> Tensor:
-        cache: KeyValues = [
-            ((keys + moved * shift[0]).to(keys.dtype), (values + moved * shift[1]).to(values.dtype))
-            for (keys, values), shift in zip(past, shifts, strict=True)
-        ]
-        hidden, _ = advance(
-            model, cache, attention_mask=step.attention_mask, position=step.position, input_ids=step.tokens
-        )
-        return hidden[:, -1]
+    def read_again(groups: Sequence[Group]) -> Tensor:
+        return step.read(lambda layer, *new: step.joined(layer, groups[layer], new))
 
-    groups = [[keys * moved, values * moved] for keys, values in past]
-    return rerun(_ascend(groups, config, lambda shifts: objective(rerun(shifts))))
+    hidden, leaves = step.record(config.window)
+    with torch.enable_grad():
+        slopes = _slopes(objective(hidden, moved=False), leaves)
+    return read_again(
+        _ascend(leaves, slopes, config=config, value=lambda groups: objective(read_again(groups), moved=True))
+    )

@@ -85,6 +85,54 @@ def test_a_row_does_not_depend_on_its_batch_mates(random_model):
     assert len({len(row) for row in together}) > 2  # rows did leave the batch at different times
 
 
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 7])
+def test_a_row_does_not_depend_on_whose_place_it_takes(random_model, batch_size):
+    """Rows begin in the middle of others, behind prompts of other lengths, and outlive the columns of the cache."""
+    config = SamplingConfig(max_new_tokens=24, top_p=0.95)
+    prompts = left_padded(PROMPTS * 3)
+    seeds = row_seeds(0, range(24), purpose="test")
+    told = []
+    refilled = sample(
+        random_model,
+        prompts,
+        config=config,
+        seeds=seeds,
+        eos=EOS,
+        batch_size=batch_size,
+        progress=lambda done, total: told.append((done, total)),
+    )
+    assert refilled == sample(random_model, prompts, config=config, seeds=seeds, eos=EOS)
+    assert told == sorted(set(told))
+    assert told[-1] == (24, 24)
+
+
+def test_rows_in_flight_stay_as_many_as_asked_for_while_others_wait(random_model):
+    seen = []
+
+    def counting(_, step):
+        seen.append(step.rows.tolist())
+        return step.logits
+
+    config = SamplingConfig(max_new_tokens=24, top_p=0.95)
+    rows = sample(
+        random_model, left_padded(PROMPTS), config=config, seeds=range(8), eos=EOS, step_hook=counting, batch_size=3
+    )
+    last = next(number for number, flight in enumerate(seen) if 7 in flight)
+    assert {len(flight) for flight in seen[:last]} == {3}
+    # One pass per token and row, an ending EOS included: nothing is read for a row that is done.
+    assert sum(map(len, seen)) == sum(len(row) + (len(row) < 24) for row in rows)
+
+
+def test_equal_prompts_are_read_once(random_model):
+    read = []
+    handle = random_model.get_input_embeddings().register_forward_hook(lambda _, __, output: read.append(output.shape))
+    prompts = left_padded([PROMPTS[0], PROMPTS[2]] * 4)
+    config = SamplingConfig(max_new_tokens=6, top_p=0.95)
+    sample(random_model, prompts, config=config, seeds=range(8), eos=EOS, batch_size=2)
+    handle.remove()
+    assert [shape[:2] for shape in read if shape[1] > 1] == [(2, 3)]  # two prompts, without their last tokens
+
+
 def test_cached_sampling_equals_a_loop_that_reads_everything_anew(random_model):
     config = SamplingConfig(max_new_tokens=12, temperature=0.7, top_p=0.8)
     drawn = sample(random_model, left_padded(PROMPTS[2:3]), config=config, seeds=[5], eos=EOS)[0]

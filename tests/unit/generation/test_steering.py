@@ -1,10 +1,11 @@
 import pytest
 import torch
 from torch import nn
+from transformers import DynamicCache
 
 from understudy.generation.config import SamplingConfig, SteeringConfig
 from understudy.generation.prompts import row_seeds
-from understudy.generation.sampling import backbone, sample
+from understudy.generation.sampling import backbone, head, sample
 from understudy.generation.steering import steer_towards
 
 EOS = 0
@@ -29,7 +30,9 @@ def discriminator() -> nn.Module:
     return layers.requires_grad_(False)
 
 
-def steered(model, prompts, targets, discriminator, *, seeds, tokens=16, representation="last", **constants):
+def steered(
+    model, prompts, targets, discriminator, *, seeds, tokens=16, batch_size=None, representation="last", **constants
+):
     hook = steer_towards(
         targets,
         config=SteeringConfig(**{**STRONG, **constants}),
@@ -37,7 +40,9 @@ def steered(model, prompts, targets, discriminator, *, seeds, tokens=16, represe
         representation=representation,
     )
     config = SamplingConfig(max_new_tokens=tokens, top_p=0.95)
-    return sample(model, left_padded(prompts), config=config, seeds=seeds, eos=EOS, step_hook=hook)
+    return sample(
+        model, left_padded(prompts), config=config, seeds=seeds, eos=EOS, step_hook=hook, batch_size=batch_size
+    )
 
 
 @pytest.mark.parametrize("lookahead", [False, True])
@@ -54,6 +59,79 @@ def test_a_row_does_not_depend_on_its_batch_mates(random_model, discriminator, s
     assert together == alone
     unsteered = steered(random_model, PROMPTS, TARGETS, discriminator, seeds=seeds, steer="none", tokens=8)
     assert sum(a != b for a, b in zip(together, unsteered, strict=True)) >= 4
+
+
+@pytest.mark.parametrize("window", [0, 2])
+@pytest.mark.parametrize("representation", ["last", "mean"])
+@pytest.mark.parametrize("steer", ["key_value", "hidden"])
+def test_a_row_does_not_depend_on_whose_place_it_takes(random_model, discriminator, steer, representation, window):
+    constants = {"steer": steer, "representation": representation, "window": window, "tokens": 12}
+    seeds = row_seeds(0, range(24), purpose="test")
+    together, refilled = (
+        steered(random_model, PROMPTS * 3, TARGETS.repeat(3), discriminator, seeds=seeds, batch_size=size, **constants)
+        for size in (None, 5)
+    )
+    assert together == refilled
+    assert len({len(row) for row in together}) > 1  # rows did leave at different times
+
+
+def read_anew(model, cache, prompt):
+    """Last state of a prompt whose tokens but the last have these keys and values."""
+    made = DynamicCache()
+    for layer, (keys, values) in enumerate(cache):
+        made.update(keys, values, layer)
+    ids = torch.tensor([prompt[-1:]])
+    position = torch.tensor([[len(prompt) - 1]])
+    return backbone(model)(input_ids=ids, position_ids=position, past_key_values=made).last_hidden_state[0, -1]
+
+
+def steered_by_definition(
+    model, prompt, target, discriminator, *, steer, steps, step_size, kl_weight, gm_scale, window
+):
+    """One row's distribution as METHODS say it: every pass anew, the KL term always, both distributions apart."""
+    before = backbone(model)(input_ids=torch.tensor([prompt[:-1]]), use_cache=True).past_key_values
+    past = [(layer.keys.detach(), layer.values.detach()) for layer in before.layers]
+    plain = head(model)(read_anew(model, past, prompt)).log_softmax(-1).detach()
+    if steer == "hidden":
+        groups = [[read_anew(model, past, prompt).detach()]]
+        masks = [torch.ones_like(groups[0][0])]
+    else:
+        groups = [list(pair) for pair in past]
+        masks = []
+        for keys, _ in past:
+            masks.append(torch.zeros_like(keys))
+            masks[-1][:, :, -window:] = 1
+
+    def state(moved):
+        return moved[0][0] if steer == "hidden" else read_anew(model, [tuple(group) for group in moved], prompt)
+
+    shifts = [[torch.zeros_like(tensor) for tensor in group] for group in groups]
+    for _ in range(steps):
+        leaves = [[shift.clone().requires_grad_() for shift in group] for group in shifts]
+        pairs = zip(groups, leaves, strict=True)
+        hidden = state([[t + s for t, s in zip(group, leaf, strict=True)] for group, leaf in pairs])
+        logp = head(model)(hidden).log_softmax(-1)
+        gain = discriminator(hidden).log_softmax(-1)[target] - kl_weight * (logp.exp() * (logp - plain)).sum()
+        slopes = iter(torch.autograd.grad(gain, [leaf for group in leaves for leaf in group]))
+        for group, mask, shift in zip(groups, masks, shifts, strict=True):
+            steep = [next(slopes) * mask for _ in group]
+            length = step_size * torch.cat([(tensor * mask).flatten() for tensor in group]).norm()
+            norm = torch.cat([slope.flatten() for slope in steep]).norm()
+            shift[:] = [old + slope * length / norm for old, slope in zip(shift, steep, strict=True)]
+    pairs = zip(groups, shifts, strict=True)
+    final = state([[t + s for t, s in zip(group, shift, strict=True)] for group, shift in pairs])
+    modified = head(model)(final).log_softmax(-1)
+    return (gm_scale * modified + (1 - gm_scale) * plain).log_softmax(-1).detach()
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize(("steer", "window"), [("hidden", 0), ("key_value", 0), ("key_value", 2)])
+def test_a_step_is_what_its_definition_says(random_model, discriminator, steer, window, steps):
+    constants = {"steer": steer, "window": window, "steps": steps, "step_size": 0.1, "kl_weight": 0.5, "gm_scale": 0.7}
+    found = first_logits(random_model, discriminator, **constants)
+    for row, (prompt, target) in enumerate(zip(PROMPTS, TARGETS, strict=True)):
+        expected = steered_by_definition(random_model, prompt, target, discriminator, **constants)
+        assert torch.allclose(found[row], expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("steer", ["key_value", "hidden"])

@@ -1,7 +1,7 @@
 """Draw synthetic rows from a trained model (paper, section 5.2): batched, steered, filtered. Post-processing.
 
-Each row has its own public random stream, named by its row number and how often it was drawn; batch size and
-order change nothing but the last bits of float arithmetic.
+Each row has its own public random stream, named by its row number and how often it was drawn; batch size, order and
+when a row takes the place of an ended one change nothing but the last bits of float arithmetic.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from understudy.methods.conditional_generation.config import ConditionalGenerati
 from understudy.methods.conditional_generation.filter import keep_reasons
 from understudy.methods.conditional_generation.model import TrainedModel
 from understudy.progress import Progress
+
+_ROWS = 4096  # rows whose uniform numbers and label means are held at once; `batch_size` of them grow at a time
 
 
 @dataclass(frozen=True)
@@ -70,20 +72,41 @@ def generate(
     texts = [""] * len(labels)
     waiting = list(range(len(labels)))
     for attempt in range(config.generate.redraws + 1):
-        for start in range(0, len(waiting), config.generate.batch_size):
-            batch = waiting[start : start + config.generate.batch_size]
-            seeds = row_seeds(config.public_seed, [first_row + i for i in batch], purpose=f"text/{attempt}")
-            drawn = _draw(trained, [labels[i] for i in batch], seeds, config=config)
-            for i, text in zip(batch, drawn, strict=True):
+        for start in range(0, len(waiting), _ROWS):
+            some = waiting[start : start + _ROWS]
+            seeds = row_seeds(config.public_seed, [first_row + i for i in some], purpose=f"text/{attempt}")
+            report = (
+                _every_batch(progress, start, len(labels), size=config.generate.batch_size) if not attempt else None
+            )
+            drawn = _draw(trained, [labels[i] for i in some], seeds, config=config, progress=report)
+            for i, text in zip(some, drawn, strict=True):
                 texts[i] = text
-            if progress is not None and attempt == 0:
-                progress(start + len(batch), len(labels))
         waiting = [i for i in waiting if not texts[i]]
     return texts
 
 
+def _every_batch(progress: Progress | None, before: int, total: int, *, size: int) -> Progress | None:
+    """Progress of some rows as part of all of them, told after every `size` rows or so and at the end."""
+    if progress is None:
+        return None
+    told = 0
+
+    def report(done: int, count: int) -> None:
+        nonlocal told
+        if done == count or done >= told + size:
+            told = done
+            progress(before + done, total)
+
+    return report
+
+
 def _draw(
-    trained: TrainedModel, labels: Sequence[int], seeds: Sequence[int], *, config: ConditionalGenerationConfig
+    trained: TrainedModel,
+    labels: Sequence[int],
+    seeds: Sequence[int],
+    *,
+    config: ConditionalGenerationConfig,
+    progress: Progress | None,
 ) -> list[str]:
     model = trained.model
     device = next(model.parameters()).device
@@ -105,6 +128,8 @@ def _draw(
         eos=special_ids(trained.tokenizer)[1],
         forbidden=tuple(trained.tokenizer.all_special_ids),
         step_hook=hook,
+        batch_size=config.generate.batch_size,
+        progress=progress,
     )
     decode = trained.tokenizer.decode
     return [decode(row, skip_special_tokens=True, clean_up_tokenization_spaces=False).strip() for row in rows]

@@ -168,7 +168,10 @@ def top_tokens(logits: Tensor, *, allowed: Tensor, k: int) -> Tensor:
         `(batch, k)` int64.
     """
     logits = logits.masked_fill(~_as_wide_as(allowed, logits.shape[-1], logits.device), -torch.inf)
-    border = logits.topk(k, dim=-1).values[:, -1:]
+    likely = logits.topk(k, dim=-1)
+    border = likely.values[:, -1:]
+    if int((logits >= border).sum()) == k * len(logits):  # no ties at any border, which is nearly always
+        return likely.indices.sort(dim=-1).values
     above, ties = logits > border, logits == border
     kept = above | (ties & (ties.cumsum(-1) <= k - above.sum(-1, keepdim=True)))
     return kept.nonzero()[:, 1].view(-1, k)

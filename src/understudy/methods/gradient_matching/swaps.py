@@ -5,13 +5,14 @@ the distance between two tokens, and a few short rounds do not close that gap. F
 
     g <- gradient of f by the embeddings of the tokens Z
     at every position i, the proposal v of least g_i . (e_v - e_{z_i})           (first-order change of f)
-    f is computed for the `width` most promising of these swaps, and for all at once that lowered it
-    Z <- the best of these, if it is better than Z
+    for the `width` most promising of these swaps, the most promising first:
+        Z <- Z with the swap, if its f is less than that of Z
 
 The first-order choice of a swap is that of HotFlip (Ebrahimi et al. 2018, section 3). Proposals are the projection's:
 the k likeliest tokens after the tokens before them, so every token is one of them when it is put in. Those behind it
 are not looked at again: a later swap before a token may change what was likely there. A swap that was tried for a text
-is not tried again. Every text is searched on its own, and f never rises.
+is not tried again. Every text is searched on its own, and f never rises. Each swap is judged beside those that were
+kept before it, so no further value of f is needed for what they do together.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def swap_tokens(
         promising = promising.masked_fill(tried | ~propose(tokens), torch.inf)
         swaps = _most_promising(promising, tokens, width=min(width, tokens.shape[1]))
         tried.view(-1, len(table))[_rows_of(swaps, tokens.shape), swaps.token_ids.flatten()] = True
-        tokens, current = _best_of(objective, table, tokens, current, swaps)
+        tokens, current = _one_by_one(objective, table, tokens, current, swaps)
         history.append(current)
     return Swapped(tokens, torch.stack(history, dim=1))
 
@@ -141,19 +142,15 @@ def _rows_of(swaps: _Swaps, shape: torch.Size) -> Tensor:
     return (first + swaps.positions).flatten()
 
 
-def _best_of(
+def _one_by_one(
     objective: Objective, table: Tensor, tokens: Tensor, current: Tensor, swaps: _Swaps
 ) -> tuple[Tensor, Tensor]:
-    """Tokens and losses of the best: as they were, one swap, or all swaps at once that are better alone."""
-    best, loss, alone = tokens, current, []
+    """Tokens and losses after every swap that lowered f when its turn came."""
     for column in range(swaps.positions.shape[1]):
         place, token = swaps.positions[:, column, None], swaps.token_ids[:, column, None]
         swapped = tokens.scatter(1, place, token)
-        alone.append(_losses(objective, table, swapped))
-        best, loss = _better(best, loss, swapped, alone[-1])
-    keep = torch.stack(alone, dim=1) < current[:, None]
-    together = tokens.scatter(1, swaps.positions, torch.where(keep, swaps.token_ids, tokens.gather(1, swaps.positions)))
-    return _better(best, loss, together, _losses(objective, table, together))
+        tokens, current = _better(tokens, current, swapped, _losses(objective, table, swapped))
+    return tokens, current
 
 
 def _better(tokens: Tensor, loss: Tensor, others: Tensor, other_loss: Tensor) -> tuple[Tensor, Tensor]:

@@ -230,11 +230,14 @@ def clipped_sum(
     right = torch.where(counted[:, None], right, 0.0)
     classes = len(space.token_ids)
     total = left.new_zeros(classes, *space.shape) if into is None else into
-    member = functional.one_hot(labels, classes).to(left.dtype)
     if space.sketch is not None:
+        member = functional.one_hot(labels, classes).to(left.dtype)
         return total.addmm_(member.T, left * right / math.sqrt(left.shape[1]))
     for label in range(classes):
-        total[label].addmm_((left * member[:, label, None]).T, right)
+        # By its members only: with zeros in the other rows each label would cost a product of the whole batch.
+        members = (counted & (labels == label)).nonzero()[:, 0]
+        if len(members):
+            total[label].addmm_(left[members].T, right[members])
     return total
 
 

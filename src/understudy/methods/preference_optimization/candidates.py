@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from understudy.errors import InputError
 from understudy.generation.config import SamplingConfig
 from understudy.generation.endpoints import Endpoint, Served, complete
 from understudy.generation.prompts import row_seeds, special_ids
-from understudy.generation.sampling import Step, StepHook, backbone, head, sample
+from understudy.generation.sampling import Step, StepHook, sample
 from understudy.methods.preference_optimization.config import CandidateConfig
 from understudy.models.loading import LoadedModel
 from understudy.progress import Progress
@@ -209,14 +208,14 @@ def _draw(
     seeds: Sequence[int],
     sampling: SamplingConfig,
 ) -> list[str]:
-    """J texts for each of some prompts; the prompts themselves are read once."""
+    """J texts for each of some prompts; `sample` reads each prompt once."""
     eos, pad = special_ids(loaded.tokenizer)[1:]
     width = max(map(len, prompts))
     device = next(loaded.model.parameters()).device
     ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts], device=device)
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
     drawn = sample(
-        _ReadsPromptsOnce(loaded.model, per_prompt),
+        loaded.model,
         (ids.repeat_interleave(per_prompt, 0), mask.repeat_interleave(per_prompt, 0)),
         config=sampling,
         seeds=seeds,
@@ -227,40 +226,15 @@ def _draw(
     return [first_line(_decode(loaded.tokenizer, tokens)) for tokens in drawn]
 
 
-class _ReadsPromptsOnce:
-    """A model for `sample` whose rows come in groups with the same prompt: it reads one row per group.
-
-    A prompt is several times as long as what is written after it, so reading it for each continuation would be most
-    of the work.
-    """
-
-    def __init__(self, model: Any, copies: int) -> None:
-        self._model, self._copies = model, copies
-        self.config = model.config
-
-    def get_output_embeddings(self) -> Any:
-        return head(self._model)
-
-    def base_model(self, *, past_key_values: Any, **inputs: Any) -> Any:
-        if past_key_values.layers:
-            return backbone(self._model)(past_key_values=past_key_values, **inputs)
-        one = {name: value[:: self._copies] if torch.is_tensor(value) else value for name, value in inputs.items()}
-        outputs = backbone(self._model)(past_key_values=past_key_values, **one)
-        for layer in past_key_values.layers:
-            layer.keys = layer.keys.repeat_interleave(self._copies, 0)
-            layer.values = layer.values.repeat_interleave(self._copies, 0)
-        return SimpleNamespace(last_hidden_state=outputs.last_hidden_state.repeat_interleave(self._copies, 0))
-
-
 def _end_at_line_break(tokenizer: Any, *, rows: int, eos: int) -> StepHook:
     """Let a row end once it holds words and a line break after them: the rest would be cut anyway."""
     held: list[list[int]] = [[] for _ in range(rows)]
 
     def hook(_: Any, step: Step) -> Tensor:
         logits = step.logits
-        if step.index == 0:
-            return logits
         for place, (row, token) in enumerate(zip(step.rows.tolist(), step.tokens[:, 0].tolist(), strict=True)):
+            if step.index[place] == 0:
+                continue
             held[row].append(token)
             if "\n" in _decode(tokenizer, [token]) and "\n" in _decode(tokenizer, held[row]).lstrip():
                 logits[place] = -math.inf

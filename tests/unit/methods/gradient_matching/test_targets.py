@@ -124,6 +124,26 @@ def test_the_clipped_sum_is_a_loop_over_single_examples(kind):
     torch.testing.assert_close(halves[0] + halves[1], found, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_label_without_members_keeps_its_sum(kind):
+    """Rows that are null, or of other labels, or undefined, are no members; what was summed before stays."""
+    space = make_space(kind)
+    hidden, logits, _ = states(9)
+    labels = torch.tensor([0, 0, 2, 2, 1, 1, 0, 2, 0])
+    hidden[5, 0] = math.nan  # the second of label 1; the first is null
+    valid = torch.arange(9) != 4
+    left, right = factors(space, hidden, logits, labels)
+    before = torch.randn(CLASSES, *space.shape, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    found = clipped_sum(space, left, right, labels, valid, 0.7, into=before.clone())
+    assert torch.equal(found[1], before[1])
+    for label, members in {0: [0, 1, 6, 8], 2: [2, 3, 7]}.items():
+        expected = before[label].flatten().clone()
+        for row in members:
+            gradient = dense(space, left[row : row + 1].double(), right[row : row + 1].double())[0]
+            expected += gradient * min(1.0, 0.7 / float(gradient.norm()))
+        torch.testing.assert_close(found[label].flatten(), expected, rtol=1e-12, atol=1e-12)
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     kind=st.sampled_from(KINDS),

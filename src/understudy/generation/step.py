@@ -1,0 +1,151 @@
+"""One token of the rows in flight: the pass of the transformer over it, with a graph for hooks that need one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from understudy.compute import widened
+from understudy.generation.cache import KeyValues, RowCache, grown, held
+
+
+def backbone(model: Any) -> Any:
+    """The transformer below the language-modelling head, through a peft wrapper too."""
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return inner.base_model
+
+
+def head(model: Any) -> Any:
+    """The language-modelling head."""
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return inner.get_output_embeddings()
+
+
+def next_logits(model: Any, hidden: Tensor) -> Tensor:
+    """Next-token logits `(..., vocab)` of last hidden states `(..., d)`, in float32 or wider."""
+    layer = head(model)
+    hidden = hidden.to(next(layer.parameters()).dtype)
+    # Of a slice torch would multiply row by row, with a copy of the whole head for each: 17 times slower in bfloat16.
+    # (In float32 it stays as it was, for the last bits' sake.)
+    return widened(layer(hidden.contiguous() if hidden.element_size() < 4 else hidden))
+
+
+def advance(
+    model: Any, key_values: KeyValues, *, attention_mask: Tensor, position: Tensor, **inputs: Tensor
+) -> tuple[Tensor, KeyValues]:
+    """Run the transformer over new tokens on top of a cache.
+
+    Args:
+        model: Causal language model.
+        key_values: Cache of the tokens before; empty at the start.
+        attention_mask: `(batch, seen + new)`.
+        position: `(batch, new)`.
+        **inputs: `input_ids` `(batch, new)` or `inputs_embeds` `(batch, new, d)`.
+
+    Returns:
+        Last hidden states `(batch, new, d)` and the grown cache.
+    """
+    cache = held(key_values)
+    outputs = backbone(model)(
+        attention_mask=attention_mask, position_ids=position, past_key_values=cache, use_cache=True, **inputs
+    )
+    return outputs.last_hidden_state, [(layer.keys, layer.values) for layer in cache.layers]
+
+
+class Step:
+    """The state before one token is drawn, for the rows in flight; their last token is read when it is asked for.
+
+    Attributes:
+        index: `(active,)` how many tokens of each row have been drawn before this one.
+        rows: `(active,)` positions of these rows in the caller's batch.
+        tokens: `(active, 1)` last token of each row.
+        attention_mask: `(active, seen)`, the last token included.
+        position: `(active, 1)` position of the last token.
+        past: Per layer `(active, heads, seen - 1, head_dim)` keys and values before the last token, zero where masked.
+    """
+
+    def __init__(
+        self, model: Any, cache: RowCache, *, index: Tensor, rows: Tensor, tokens: Tensor, position: Tensor
+    ) -> None:
+        self.index, self.rows, self.tokens, self.position = index, rows, tokens, position
+        self.attention_mask, self.past = cache.seen(), cache.past()
+        self._model, self._cache = model, cache
+
+    @cached_property
+    def hidden(self) -> Tensor:
+        """`(active, d)` last hidden state at the last token."""
+
+        def grow(layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+            self._cache.write(layer, keys, values)
+            return whole[layer]
+
+        whole = self._cache.past(new=1)
+        return self.read(grow)
+
+    @cached_property
+    def logits(self) -> Tensor:
+        """`(active, vocab)` unmodified next-token logits, float32 or wider."""
+        return next_logits(self._model, self.hidden)
+
+    @property
+    def key_values(self) -> KeyValues:
+        """Per layer `(active, heads, seen, head_dim)` keys and values, the last token included."""
+        _ = self.hidden
+        return self._cache.past(new=1)
+
+    def record(self, window: int) -> tuple[Tensor, KeyValues]:
+        """Read the last token with a graph, for a hook that differentiates by the cache.
+
+        Args:
+            window: How many of the last cached columns; 0 for all.
+
+        Returns:
+            `hidden` with its graph, and the leaves: per layer `(active, heads, columns, head_dim)` keys and values,
+            float32 or wider.
+        """
+        leaves = [(_leaf(keys[:, :, -window:]), _leaf(values[:, :, -window:])) for keys, values in self.past]
+
+        def grow(layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+            self._cache.write(layer, keys, values)
+            return self.joined(layer, leaves[layer], (keys, values))
+
+        with torch.enable_grad():
+            hidden = self.read(grow)
+        self.__dict__["hidden"] = hidden.detach()
+        return hidden, leaves
+
+    def joined(self, layer: int, window: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Keys and values of a layer whose last cached columns are `window`, and those of a new token behind them."""
+        keys, values = (
+            torch.cat([past[:, :, : past.shape[2] - last.shape[2]], last.to(past.dtype), token], dim=2)
+            for past, last, token in zip(self.past[layer], window, new, strict=True)
+        )
+        return keys, values
+
+    def read(self, grow: Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]) -> Tensor:
+        """Read the last token once more on a cache of one's own.
+
+        Args:
+            grow: Gives what attention reads in a layer, `(active, heads, seen, head_dim)`, from the layer's number and
+                the token's keys and values `(active, heads, 1, head_dim)`.
+
+        Returns:
+            `(active, d)` last hidden state.
+        """
+        outputs = backbone(self._model)(
+            input_ids=self.tokens,
+            attention_mask=self.attention_mask,
+            position_ids=self.position,
+            past_key_values=grown(self.past, grow),
+            use_cache=True,
+        )
+        hidden: Tensor = outputs.last_hidden_state[:, -1]
+        return hidden
+
+
+def _leaf(tensor: Tensor) -> Tensor:
+    return widened(tensor.detach()).requires_grad_()
