@@ -3,7 +3,7 @@
 Tensors on `meta` have shapes and no data, so whole models run forward and backward where there is no GPU. torch lets
 several operations take a tensor of another device with them (matrix products, indexing); `OneDevice` refuses them all.
 Copies between devices are allowed: that is how data comes and goes. What an operation would have to know of the data is
-made up, always in the same way: every mask is true, whole numbers are 1 and others 0. Only the first mask that is copied
+made up, always in the same way: every mask is true, whole numbers are 1 and others 0. Only the first mask copied
 to the CPU is false throughout, so that rows which end when it is true take a second token.
 """
 
