@@ -23,6 +23,7 @@ from understudy.methods.conditional_generation.states import (
     prefix_states,
     random_labels,
 )
+from understudy.privacy.dpsgd.token_losses import token_losses
 from understudy.privacy.dpsgd.training import Batch
 
 
@@ -43,8 +44,7 @@ def lm_loss(model: MultitaskModel, batch: Batch, *, prompts: PromptTable) -> Ten
 
 def _text_likelihood(lm: Any, hidden: Tensor, batch: Batch, *, start: int) -> Tensor:
     # Only the columns that predict text meet the head: logits are the largest tensor of all.
-    logits = head(lm)(hidden[:, start - 1 : -1])
-    losses = functional.cross_entropy(logits.transpose(1, 2), batch["input_ids"][:, start:], reduction="none")
+    losses = token_losses(head(lm), hidden[:, start - 1 : -1], batch["input_ids"][:, start:])
     present = batch["loss_mask"][:, start:].to(losses.dtype)
     return (losses * present).sum(1) / present.sum(1).clamp(min=1)
 
