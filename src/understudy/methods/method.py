@@ -125,6 +125,10 @@ class Description(BaseModel):
     floating_point: str = FLOATING_POINT
 
 
+def _as_they_are(config: C, _units: int) -> C:
+    return config
+
+
 class QueriesOf(Protocol[C_contra]):
     """Gives the list of queries of a run."""
 
@@ -158,6 +162,8 @@ class Method(Generic[C]):
         report_facts: settings -> a few of them that the report names.
         sections: where the report's own sections of this method are, a function (metrics, statement) -> MethodSections;
             empty without.
+        resolve: (settings, number of units) -> the settings with a number in place of every `auto`, from public facts
+            that stay the same: the model's files, other settings, the machine. It is what is charged and cached.
         generate: where the function is that draws further rows from what a run exported, a `FurtherRows` of
             `runs.further_texts`; empty where a run releases nothing to draw from.
     """
@@ -176,3 +182,4 @@ class Method(Generic[C]):
     report_facts: Callable[[C], dict[str, str]]
     sections: str = ""
     generate: str = ""
+    resolve: Callable[[C, int], C] = _as_they_are

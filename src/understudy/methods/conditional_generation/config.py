@@ -7,7 +7,7 @@ silent (PPLM's constants, the nucleus, the head), the values were measured on pu
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -25,6 +25,7 @@ __all__ = [
     "Variant",
 ]
 
+MicroBatch = Annotated[int, Field(ge=1, le=65536)]
 Variant = Literal["multitask", "naive", "naive_filter", "naive_pplm"]
 
 
@@ -117,7 +118,11 @@ class TrainConfig(Frozen):
         le=1000,
         description="Noise multiplier of the second stream (discriminator or filter) over the first's; paper 1.",
     )
-    micro_batch: int = Field(default=64, ge=1, le=65536, description="Rows per forward pass, at least 1; memory only.")
+    micro_batch: MicroBatch | Literal["auto"] = Field(
+        default="auto",
+        description="Rows per forward pass, at least 1: memory and rounding only. auto: by model, length, expected "
+        "batch and the machine's memory; a run that is resumed elsewhere names the number.",
+    )
     checkpoint_every: int = Field(default=20, ge=1, le=1_000_000, description="Steps between checkpoints, at least 1.")
 
 
@@ -142,7 +147,10 @@ class FilterConfig(Frozen):
 class GenerateConfig(Frozen):
     """How the synthetic rows are drawn."""
 
-    batch_size: int = Field(default=64, ge=1, le=4096, description="Rows generated at a time, at least 1; speed only.")
+    batch_size: Annotated[int, Field(ge=1, le=4096)] | Literal["auto"] = Field(
+        default="auto",
+        description="Rows generated at a time, at least 1; speed only. auto: as memory allows, up to 64.",
+    )
     redraws: int = Field(default=3, ge=0, le=100, description="How often an empty text is drawn again, 0 to 100.")
     sampling: SamplingConfig = Field(default_factory=SamplingConfig)
     steering: SteeringConfig = Field(default_factory=SteeringConfig)
@@ -162,7 +170,6 @@ _PROFILES: Profiles = {
             "learning_rate": 5e-4,
             "discriminator_learning_rate": 5e-4,
             "frozen_layers": 6,
-            "micro_batch": 32,
         },
         "generate": {"sampling": {"max_new_tokens": 96}},
     },

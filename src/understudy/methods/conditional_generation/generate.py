@@ -21,7 +21,9 @@ from understudy.generation.sampling import sample
 from understudy.generation.steering import steer_towards
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
 from understudy.methods.conditional_generation.filter import keep_reasons
+from understudy.methods.conditional_generation.memory import rows_at_a_time
 from understudy.methods.conditional_generation.model import TrainedModel
+from understudy.models.shape import shape_of
 from understudy.progress import Progress
 
 
@@ -67,11 +69,13 @@ def generate(
     Returns:
         One text per label, stripped, in the given order.
     """
+    lm = trained.model.lm
+    size = rows_at_a_time(config, shape_of(lm.config.to_dict(), parameters=lm.num_parameters()))
     texts = [""] * len(labels)
     waiting = list(range(len(labels)))
     for attempt in range(config.generate.redraws + 1):
-        for start in range(0, len(waiting), config.generate.batch_size):
-            batch = waiting[start : start + config.generate.batch_size]
+        for start in range(0, len(waiting), size):
+            batch = waiting[start : start + size]
             seeds = row_seeds(config.public_seed, [first_row + i for i in batch], purpose=f"text/{attempt}")
             drawn = _draw(trained, [labels[i] for i in batch], seeds, config=config)
             for i, text in zip(batch, drawn, strict=True):

@@ -38,6 +38,13 @@ def charged_settings(config: ConditionalGenerationConfig) -> ConditionalGenerati
     )
 
 
+def resolve(config: ConditionalGenerationConfig, n: int) -> ConditionalGenerationConfig:
+    """Numbers for `train.micro_batch=auto` and `generate.batch_size=auto`; the first is part of the charge."""
+    from understudy.methods.conditional_generation.memory import resolve as numbers  # reads the model's folder
+
+    return numbers(config, n)
+
+
 def check_model(config: ConditionalGenerationConfig, label_names: Sequence[str]) -> LoadedModel:
     """Load the base model and refuse, before anything is charged, what would fail later.
 
@@ -75,7 +82,7 @@ def describe(config: ConditionalGenerationConfig, promise: Promise) -> Descripti
         ),
         choices="Settings and defaults were fixed before the run; no checkpoint was chosen, the last one is used.",
         declared_public={"padded length in tokens": config.train.max_length},
-        dry_run={"steps": schedule.steps},
+        dry_run={"steps": schedule.steps, "micro_batch": config.train.micro_batch},
         floating_point=FLOATING_POINT + TRAINING_FLOATS,
     )
 
@@ -137,4 +144,5 @@ METHOD = Method(
     estimate=estimate,
     report_facts=report_facts,
     generate="understudy.methods.conditional_generation.more:further_rows",
+    resolve=resolve,
 )

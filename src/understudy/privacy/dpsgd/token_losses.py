@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-# Logits held at a time. Fewer tokens make slow matrix products, more only take memory.
-LOGITS_AT_ONCE: Final = 1 << 23
+from understudy.privacy.dpsgd.chunks import LOGITS_AT_ONCE
 
 # Attribute of a head whose per-example gradients somebody collects: (hidden, targets) factors -> None.
 TAP: Final = "token_loss_tap"
