@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import resource
 from pathlib import Path
 
 # Threads of OpenMP spin while they wait, for long where the cores are busy: two threads then cost many times the
@@ -63,6 +64,15 @@ def memory_limit(root: Path = Path("/sys/fs/cgroup"), groups: Path = Path("/proc
             except (OSError, ValueError):  # not there, or "max"
                 continue
     return min(found)
+
+
+def resident_memory() -> int:
+    """Bytes of this process that are in memory now; its peak where the system does not say."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except (OSError, ValueError):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def _folders(root: Path, groups: Path, *, kind: str = "cpu") -> list[Path]:

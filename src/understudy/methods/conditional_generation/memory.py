@@ -157,7 +157,7 @@ def _trained(config: ConditionalGenerationConfig, shape: ModelShape) -> int:
 def _kept_per_token(shape: ModelShape) -> float:
     """Norms, projections, attention and feed-forward of one layer: what their backward pass reads."""
     attention = 3 * shape.queries + 2 * shape.keys
-    return 4 * shape.hidden + attention + (4 if shape.gated else 7) * shape.inner
+    return 4 * shape.hidden + attention + 4 * shape.inner
 
 
 def _outputs(shape: ModelShape) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +14,6 @@ from understudy.settings import settings
 
 if TYPE_CHECKING:
     from understudy.models.loading import LoadedModel
-
-_TIMED_STEPS = 3
 
 
 def charged_settings(config: ConditionalGenerationConfig) -> ConditionalGenerationConfig:
@@ -100,34 +96,10 @@ def report_facts(config: ConditionalGenerationConfig) -> dict[str, str]:
 
 
 def estimate(config: ConditionalGenerationConfig, promise: Promise) -> dict[str, Any]:
-    """Expected time and memory, measured on a few steps with made-up rows of the run's public shape."""
-    from understudy.methods.conditional_generation.fitting import train_on_table
-    from understudy.privacy.ledger.records import KeyMaterial
-    from understudy.privacy.mechanisms import Mechanisms
+    """Expected time and memory, from one micro-batch and a few tokens of made-up rows of the run's public shape."""
+    from understudy.methods.conditional_generation.estimate import expected_cost
 
-    whole = schedule_of(promise.queries)
-    few = tuple(t.model_copy(update={"steps": min(t.steps, _TIMED_STEPS)}) for t in whole.trainings)
-    short = whole.model_copy(update={"trainings": few})
-    # Keys of no charge: what this trains on is made up, and the result is thrown away.
-    mechanisms = Mechanisms.live(KeyMaterial(b"estimate" * 4, "estimate", b"estimate" * 4, short.queries))
-    text = "a text of the padded length " * config.train.max_length
-    marks: list[float] = [time.perf_counter()]
-    train_on_table(
-        [text] * promise.n,
-        [0] * promise.n,
-        label_names=promise.label_names,
-        config=config,
-        schedule=short,
-        mechanisms=mechanisms,
-        progress=lambda _step, _total: marks.append(time.perf_counter()),
-    )
-    # The first interval also holds loading and encoding, so it counts only where it is the only one.
-    per_step = (marks[-1] - marks[1]) / (len(marks) - 2) if len(marks) > 2 else marks[1] - marks[0]
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return {
-        "expected_training_minutes": round(per_step * whole.steps / 60, 1),
-        "expected_peak_memory_mib": round(peak),
-    }
+    return expected_cost(config, promise)
 
 
 METHOD = Method(
