@@ -2,10 +2,10 @@
 
 Two parts. *Head*: losses and gradients through an output head of SmolLM2-135M's shape (hidden 576, vocabulary
 49,152), in chunks, beside logits of the whole micro-batch as they were taken before; frozen, and trained with clipping
-for each example. *Peaks*: two steps of conditional generation's training, above the loaded model, beside what `--dry-run`
-predicts, for seven models and settings on 8,530 rows; the micro-batch is the one that `auto` gives. Steps expect two
-micro-batches: memory does not grow with their number. Weights are random. Every figure comes from a process of its own;
-time is processor time.
+for each example. *Peaks*: two steps of conditional generation's training, above the loaded model, beside what
+`--dry-run` predicts, for seven models and settings on 8,530 rows; the micro-batch is the one that `auto` gives. Steps
+expect two micro-batches: memory does not grow with their number. Weights are random. Every figure comes from a process
+of its own; time is processor time.
 
     python benchmarks/memory.py --out docs/results/memory.json
 """

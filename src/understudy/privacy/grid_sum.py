@@ -42,7 +42,7 @@ def _rounded(values: Tensor, grid: float) -> Tensor:
         )
     # In their own memory, some at a time: a query may be half of what a training holds.
     steps = values.view(torch.int64)
-    for some, whole in zip(values.view(-1).split(_AT_ONCE), steps.view(-1).split(_AT_ONCE), strict=True):
+    for some, whole in zip(torch.split(values.view(-1), _AT_ONCE), torch.split(steps.view(-1), _AT_ONCE), strict=True):
         whole.copy_(some.to(torch.int64))
     return steps
 

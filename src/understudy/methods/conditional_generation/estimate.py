@@ -118,9 +118,9 @@ def _generation_seconds(trained: TrainedModel, config: ConditionalGenerationConf
 
 
 def _drawing_seconds(trained: TrainedModel, config: ConditionalGenerationConfig) -> float:
-    rows, wanted = config.generate.batch_size, config.generate.sampling.max_new_tokens
-    assert rows != "auto"
-    rows = min(rows, config.samples)
+    size, wanted = config.generate.batch_size, config.generate.sampling.max_new_tokens
+    assert size != "auto"
+    rows = min(size, config.samples)
 
     def draw(tokens: int) -> float:
         sampling = config.generate.sampling.model_copy(update={"max_new_tokens": tokens})

@@ -69,7 +69,7 @@ def generate(
     Returns:
         One text per label, stripped, in the given order.
     """
-    lm = trained.model.lm
+    lm: Any = trained.model.lm
     size = rows_at_a_time(config, shape_of(lm.config.to_dict(), parameters=lm.num_parameters()))
     texts = [""] * len(labels)
     waiting = list(range(len(labels)))

@@ -187,21 +187,20 @@ class _TokenLosses(torch.autograd.Function):
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, log_mass, slopes, products = ctx.saved_tensors
         by_hidden, by_weight, by_bias = ctx.needs_input_grad[:3]
-        by = [
-            (slopes * scale[..., None].to(slopes.dtype)) if by_hidden else None,
-            torch.zeros_like(weight, dtype=log_mass.dtype) if by_weight else None,
-            None,
-        ]
+        hidden_gradient = slopes * scale[..., None].to(slopes.dtype) if by_hidden else None
+        weight_gradient: Tensor | None = None
+        bias_gradient: Tensor | None = None
         if hidden is not None:
             factors = HeadFactors(hidden.detach(), targets, scale, log_mass, products, weight.detach(), bias)
             if ctx.tap is not None:
                 ctx.tap(factors)
             if by_weight:
-                factors.add_weighted_sum(by[1], scale.new_ones(len(scale)), None)
-                by[1] = by[1].to(weight.dtype)
+                total = torch.zeros_like(weight, dtype=log_mass.dtype)
+                factors.add_weighted_sum(total, scale.new_ones(len(scale)), None)
+                weight_gradient = total.to(weight.dtype)
             if by_bias:
-                by[2] = factors.bias_gradient().sum(0).to(bias.dtype)
-        return (*by, None, None, None)
+                bias_gradient = factors.bias_gradient().sum(0).to(bias.dtype)
+        return hidden_gradient, weight_gradient, bias_gradient, None, None, None
 
 
 def _read(
