@@ -22,7 +22,7 @@ _TOKENS: Final = 1024
 _AMPLE: Final = 5 << 29
 _MOST_GENERATED: Final = 64
 # Resident over kept bytes: freed pieces lie between kept ones.
-_WASTE: Final = 2.0
+_WASTE: Final = 1.9
 _FLOAT: Final = 4
 
 
@@ -100,9 +100,10 @@ def training_bytes(
     kept = passes * tokens * shape.layers * _kept_per_token(shape)
     if recompute:
         kept = passes * tokens * shape.hidden * shape.layers + tokens * _kept_per_token(shape)
-    # Per-example gradients of adapters are whole; those of weights stay factors, the output gradients among them.
-    per_example = rows * trained if config.lora.rank > 0 else passes * tokens * shape.layers * _outputs(shape)
-    chunk = 3 * min(LOGITS_AT_ONCE, tokens * shape.vocabulary)
+    # Per-example gradients of adapters are whole; those of weights stay factors, the output gradients among them, which
+    # grow while the graph shrinks.
+    per_example = rows * trained if config.lora.rank > 0 else passes * tokens * shape.layers * _outputs(shape) / 2
+    chunk = 2 * min(LOGITS_AT_ONCE, tokens * shape.vocabulary)
     # Adam's two moments; sums in float64 or int64 steps; the noised sum. The graph is gone when the noise is drawn.
     state, summed, noised = 2 * trained, 2 * trained, trained
     copied = shape.parameters if config.variant == "naive_filter" else 0
