@@ -190,6 +190,20 @@ def engine(figure: Figure) -> None:
     axes.grid(axis="x")
 
 
+def performance(figure: Figure) -> None:
+    """Measured and predicted peak of each training."""
+    peaks = published("memory")["peaks"]
+    axes = figure.subplots()
+    for shift, side, colour in ((-0.2, "measured", OURS), (0.2, "predicted", REAL)):
+        values = [one[f"{side}_mib"] for one in peaks.values()]
+        axes.barh([place + shift for place in range(len(peaks))], values, height=0.36, color=colour, label=side)
+    axes.set_yticks(range(len(peaks)), list(peaks))
+    axes.invert_yaxis()
+    axes.set_xlabel("peak memory of a training above the loaded model, MiB")
+    axes.legend(loc="upper right", frameon=False)
+    axes.grid(axis="x")
+
+
 def measurements(claim: str, found: str) -> list[tuple[str, float]]:
     """The figures of one line of the table of claims: several where it measured several things or times."""
     said = {"DP LoRA step": "DP step: throughput", "the same": "DP step: peak memory", "overhead": "a task's overhead"}
@@ -207,6 +221,7 @@ FIGURES: dict[str, tuple[tuple[float, float], Callable[[Figure], None]]] = {
     "preference-optimization": ((6.0, 3.4), preference_optimization),
     "privacy": ((6.5, 2.4), privacy),
     "engine": ((6.5, 2.8), engine),
+    "performance": ((6.5, 2.8), performance),
 }
 
 
