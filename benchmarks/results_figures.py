@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
@@ -191,8 +192,14 @@ def engine(figure: Figure) -> None:
 
 
 def performance(figure: Figure) -> None:
-    """Seconds over rows, by part of an evaluation, beside what grows as fast as the rows."""
-    axes = figure.subplots()
+    """What an evaluation takes over its rows, and what a training holds beside what was predicted."""
+    upper, lower = figure.subplots(2, 1)
+    _seconds_over_rows(upper)
+    _peaks(lower)
+
+
+def _seconds_over_rows(axes: Axes) -> None:
+    """Of an evaluation, by part, beside what grows as fast as the rows."""
     found = published("evaluation-scaling")["seconds"]
     shown = {
         "encoder": (OTHER, "s"),
@@ -206,12 +213,25 @@ def performance(figure: Figure) -> None:
         axes.loglog(rows, list(found[name].values()), color=colour, marker=marker, markersize=5, label=name)
     ends = [int(size) for size in found["utility"]]
     axes.loglog(ends, [3.0 * size / ends[0] for size in ends], color="#bbbbbb", linestyle=":", label="linear")
-    axes.set_xticks(ends, [f"{size // 1000},000" for size in ends])
+    axes.set_xticks(ends, [f"{size // 1000}" for size in ends])
     axes.minorticks_off()
-    axes.set_xlabel("rows per set")
+    axes.set_xlabel("thousand rows per set")
     axes.set_ylabel("processor seconds")
     axes.grid(axis="y")
     axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+
+
+def _peaks(axes: Axes) -> None:
+    """Measured and predicted peak of each training."""
+    peaks = published("memory")["peaks"]
+    for shift, side, colour in ((-0.2, "measured", OURS), (0.2, "predicted", REAL)):
+        values = [one[f"{side}_mib"] for one in peaks.values()]
+        axes.barh([place + shift for place in range(len(peaks))], values, height=0.36, color=colour, label=side)
+    axes.set_yticks(range(len(peaks)), list(peaks))
+    axes.invert_yaxis()
+    axes.set_xlabel("peak memory of a training above the loaded model, MiB")
+    axes.legend(loc="upper right", frameon=False)
+    axes.grid(axis="x")
 
 
 def measurements(claim: str, found: str) -> list[tuple[str, float]]:
@@ -231,7 +251,7 @@ FIGURES: dict[str, tuple[tuple[float, float], Callable[[Figure], None]]] = {
     "preference-optimization": ((6.0, 3.4), preference_optimization),
     "privacy": ((6.5, 2.4), privacy),
     "engine": ((6.5, 2.8), engine),
-    "performance": ((6.5, 3.0), performance),
+    "performance": ((8.0, 6.4), performance),
 }
 
 

@@ -1,9 +1,10 @@
-"""The processor cores that this process may use, and how threads wait for each other on them."""
+"""The processor cores and the memory that this process may use, and how threads wait for each other."""
 
 from __future__ import annotations
 
 import math
 import os
+import resource
 from pathlib import Path
 
 # Threads of OpenMP spin while they wait, for long where the cores are busy: two threads then cost many times the
@@ -48,7 +49,33 @@ def cpu_quota(root: Path = Path("/sys/fs/cgroup"), groups: Path = Path("/proc/se
     return min(found, default=None)
 
 
-def _folders(root: Path, groups: Path) -> list[Path]:
+def memory_limit(root: Path = Path("/sys/fs/cgroup"), groups: Path = Path("/proc/self/cgroup")) -> int:
+    """Bytes of memory that the machine has and the control groups above this process allow; never what is free now.
+
+    Args:
+        root: where control groups are mounted, version 2 or the `memory` hierarchy of version 1.
+        groups: the list of the process's control groups.
+    """
+    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for folder in _folders(root, groups, kind="memory"):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            try:
+                found.append(int((folder / name).read_text(encoding="ascii")))
+            except (OSError, ValueError):  # not there, or "max"
+                continue
+    return min(found)
+
+
+def resident_memory() -> int:
+    """Bytes of this process that are in memory now; its peak where the system does not say."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except (OSError, ValueError):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _folders(root: Path, groups: Path, *, kind: str = "cpu") -> list[Path]:
     """Every control group that holds this process, from its own up to the mounted root."""
     try:
         lines = groups.read_text(encoding="ascii").splitlines()
@@ -57,9 +84,9 @@ def _folders(root: Path, groups: Path) -> list[Path]:
     found: list[Path] = []
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
+        if controllers and kind not in controllers.split(","):
             continue
-        top = root if not controllers else root / "cpu"
+        top = root if not controllers else root / kind
         own = Path(path.lstrip("/"))
         found += [top / part for part in (own, *own.parents) if ".." not in part.parts]
     return found

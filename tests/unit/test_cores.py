@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from understudy.cores import available_cores, cpu_quota
+from understudy.cores import available_cores, cpu_quota, memory_limit, resident_memory
 
 
 @pytest.fixture
@@ -61,3 +61,23 @@ def test_a_worker_that_imports_a_flow_sets_the_policy_before_torch(own, expected
     environment |= {"OMP_WAIT_POLICY": own} if own else {}
     found = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
     assert found.stdout.strip() == expected
+
+
+def test_memory_is_the_machines_within_what_its_control_groups_allow(tmp_path):
+    whole = memory_limit(tmp_path / "nowhere", tmp_path / "nothing")
+    assert whole == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for groups, name in (("0::/pod/app\n", "pod/memory.max"), ("5:memory:/job\n", "memory/job/memory.limit_in_bytes")):
+        path = tmp_path / "cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "groups").write_text(groups)
+        path.write_text("max\n")
+        assert memory_limit(tmp_path / "cgroup", tmp_path / "groups") == whole
+        path.write_text("123456789\n")
+        assert memory_limit(tmp_path / "cgroup", tmp_path / "groups") == 123456789
+
+
+def test_resident_memory_grows_with_what_is_held():
+    before = resident_memory()
+    held = bytearray(b"x" * (64 << 20))
+    assert resident_memory() - before > (32 << 20)
+    assert len(held) == 64 << 20

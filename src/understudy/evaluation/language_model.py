@@ -18,9 +18,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from understudy.compute import copied_to
+from understudy.generation.sampling import backbone, head
+from understudy.privacy.dpsgd.token_losses import token_losses
 
 
 def encode_texts(tokenizer: Any, texts: Sequence[str], *, max_length: int) -> list[list[int]]:
@@ -109,13 +110,14 @@ def language_model_loss(
     counted = loss_mask[:, 1:].bool()
     if not bool(counted.any()):
         raise ValueError(f"expected at least one token that counts, found loss_mask of {tuple(loss_mask.shape)}")
-    total = 0.0
+    # Columns before the first that counts, such as a prompt's, never meet the head.
+    total, first = 0.0, int(counted.any(0).int().argmax())
     with torch.no_grad():
         for rows in _slices(len(input_ids), batch_size):
             ids, mask = input_ids[rows].to(device), attention_mask[rows].to(device)
-            logits = model(input_ids=ids, attention_mask=mask).logits[:, :-1].float()
-            losses = functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
-            total += float((losses.double() * counted[rows].to(device)).sum())
+            hidden = backbone(model)(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+            losses = token_losses(head(model), hidden[:, first:-1], ids[:, first + 1 :])
+            total += float((losses.double() * counted[rows, first:].to(device)).sum())
     return total / int(counted.sum())
 
 

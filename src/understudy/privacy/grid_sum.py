@@ -14,6 +14,7 @@ from understudy.privacy.grid import grid_of
 # Beyond this many steps no query of up to 2^32 units lies; noise may add 2^61.
 _FARTHEST: Final = 1 << 60
 _UNITS_AT_ONCE: Final = 1 << 16
+_AT_ONCE: Final = 1 << 20
 
 
 def to_steps(values: Tensor, *, grid: float) -> Tensor:
@@ -26,11 +27,11 @@ def to_steps(values: Tensor, *, grid: float) -> Tensor:
     Raises:
         UnderstudyError: when a value is not finite or farther than 2^60 steps from zero.
     """
-    return _rounded(values.to(torch.float64, copy=True), grid)
+    return _rounded(values.to(torch.float64, copy=True).contiguous(), grid)
 
 
 def _rounded(values: Tensor, grid: float) -> Tensor:
-    """`to_steps` of float64 values that nobody needs any more."""
+    """`to_steps` of contiguous float64 values, in place of them."""
     values.mul_(1.0 / grid).round_()
     least, most = (torch.stack(values.aminmax()) if values.numel() else values.new_zeros(2)).tolist()
     # Both are undefined where a value is.
@@ -39,7 +40,11 @@ def _rounded(values: Tensor, grid: float) -> Tensor:
             f"expected a finite query within 2^60 steps of {grid:g}, found another; nothing was released. "
             "Contributions that are not finite must be left out before they are added up"
         )
-    return values.to(torch.int64)
+    # In their own memory, some at a time: a query may be half of what a training holds.
+    steps = values.view(torch.int64)
+    for some, whole in zip(torch.split(values.view(-1), _AT_ONCE), torch.split(steps.view(-1), _AT_ONCE), strict=True):
+        whole.copy_(some.to(torch.int64))
+    return steps
 
 
 def from_steps(steps: Tensor, *, grid: float, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -78,7 +83,7 @@ class GridSum:
         for name, value in values.items():
             waiting = self._waiting.get(name)
             self._waiting[name] = (
-                value.to(torch.float64, copy=True) if waiting is None else waiting.add_(value.double())
+                value.to(torch.float64, copy=True).contiguous() if waiting is None else waiting.add_(value)
             )
         self._units += units
 
@@ -88,7 +93,8 @@ class GridSum:
         return dict(self._steps)
 
     def _round(self) -> None:
-        for name, value in self._waiting.items():
+        while self._waiting:
+            name, value = self._waiting.popitem()
             steps = _rounded(value, self._grid)
             self._steps[name] = steps if name not in self._steps else self._steps[name].add_(steps)
-        self._waiting, self._units = {}, 0
+        self._units = 0

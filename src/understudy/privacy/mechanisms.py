@@ -11,12 +11,13 @@ gets it back, also from another process, and another query in its place is refus
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +30,7 @@ from understudy.privacy.grid import MOST_NUMBERS, charged_sensitivity, grid_of
 from understudy.privacy.grid_sum import from_steps, to_steps
 from understudy.privacy.noise import derive_key, discrete_gaussian, query_digest
 from understudy.privacy.permits import check_mask, check_query
-from understudy.privacy.rounded_gaussian import rounded_gaussian
+from understudy.privacy.rounded_gaussian import BLOCK, rounded_gaussian
 from understudy.privacy.sampling import poisson_mask, poisson_mask_of
 from understudy.privacy.secure_aggregation.aggregation import masked_sum
 from understudy.privacy.secure_aggregation.fixed_point import encode, integer_sensitivity
@@ -46,6 +47,8 @@ Values = Mapping[str, Tensor]
 _PURPOSE = re.compile(r"[a-z0-9][a-z0-9_./-]*")
 # Name of the tensor of a release log's file that tells which query it answered.
 _TAG = "release log.tag"
+# Values of noise that are held at a time, whole blocks.
+_NOISE_AT_ONCE: Final = 64 * BLOCK
 
 
 @dataclass(frozen=True)
@@ -191,8 +194,7 @@ class Mechanisms:
         self._claim(call, digest)
 
         def draw() -> dict[str, Tensor]:
-            noise = rounded_gaussian(self._key(call, digest), size, scale=scale / grid)
-            return {name: from_steps(value, grid=grid) for name, value in _add(steps, noise).items()}
+            return _noised(steps, self._key(call, digest), scale=scale / grid, grid=grid)
 
         exact: dict[str, Tensor] = {}
         if self.recorder is not None:
@@ -364,11 +366,20 @@ def _steps(value: Tensor, grid: float) -> Tensor:
     return to_steps(value, grid=grid)
 
 
-def _add(steps: Values, noise: Tensor) -> dict[str, Tensor]:
-    """Add one draw, cut into the tensors of the query in alphabetical order; exact. The draw is used up."""
-    names = sorted(steps)
-    parts: tuple[Tensor, ...] = torch.split(noise, [steps[name].numel() for name in names])
-    return {
-        name: copied_to(part.view(steps[name].shape), steps[name].device).add_(steps[name])
-        for name, part in zip(names, parts, strict=True)
-    }
+def _noised(steps: Values, key: bytes, *, scale: float, grid: float) -> dict[str, Tensor]:
+    """Query and noise, added exactly as whole steps, then rounded to float32; some numbers at a time.
+
+    The draw is cut into the tensors of the query in alphabetical order of their names.
+    """
+    found = {name: torch.empty(steps[name].shape, device=steps[name].device) for name in sorted(steps)}
+    parts = [(steps[name].reshape(-1), found[name].view(-1)) for name in found]
+    ends = list(itertools.accumulate(len(flat) for flat, _ in parts))
+    for start in range(0, ends[-1], _NOISE_AT_ONCE):
+        noise = rounded_gaussian(key, min(_NOISE_AT_ONCE, ends[-1] - start), scale=scale, start=start)
+        for end, (exact, out) in zip(ends, parts, strict=True):
+            begin = end - len(exact)
+            some = slice(max(start - begin, 0), max(min(start + len(noise), end) - begin, 0))
+            if some.start < some.stop:
+                mine = copied_to(noise[begin + some.start - start : begin + some.stop - start], exact.device)
+                out[some] = from_steps(mine + exact[some], grid=grid)
+    return found

@@ -47,8 +47,8 @@ Words = NDArray[np.uint64]
 
 # Values are made in blocks of this many, always whole ones: a block depends on the key and its number alone, not on how
 # many are asked for or on how many threads share the work. The first half of a block's words are digits of u.
-_BLOCK: Final = 1 << 16
-_PAIRS: Final = _BLOCK // 2
+BLOCK: Final = 1 << 16
+_PAIRS: Final = BLOCK // 2
 _LEAST_WORD: Final = np.uint64(1 << 46)
 _LEAST_L: Final = 2.0**-14
 _DIGITS: Final = 64
@@ -66,7 +66,7 @@ _MP.prec = 4096
 _ = +_MP.ln2, +_MP.pi
 
 
-def rounded_gaussian(key: bytes, size: int, *, scale: float, error: float = ERROR) -> torch.Tensor:
+def rounded_gaussian(key: bytes, size: int, *, scale: float, error: float = ERROR, start: int = 0) -> torch.Tensor:
     """`size` independent integers round(scale * X), X standard normal, a function of the key alone.
 
     The first n of `rounded_gaussian(key, m)` are `rounded_gaussian(key, n)`, whatever the number of threads.
@@ -76,6 +76,7 @@ def rounded_gaussian(key: bytes, size: int, *, scale: float, error: float = ERRO
         size: number of values.
         scale: standard deviation in steps, finite, >= 0 and below 2^58, so that values fit 64 bits.
         error: bound on the fast path's error in X; a wider one sends more values down the slow path and changes none.
+        start: values of the key's that are left out before the first, a multiple of `BLOCK`.
 
     Returns:
         `(size,)` int64 on the CPU.
@@ -83,15 +84,18 @@ def rounded_gaussian(key: bytes, size: int, *, scale: float, error: float = ERRO
     Raises:
         ValueError: when the key, size or scale is out of range.
     """
-    if not 0 <= scale < 2.0**58 or size < 0 or len(key) != 32 or not error >= ERROR:
-        raise ValueError(f"expected 32 bytes, size >= 0, 0 <= scale < 2^58, found {len(key)}, {size=}, {scale=}")
+    if not 0 <= scale < 2.0**58 or size < 0 or len(key) != 32 or not error >= ERROR or start < 0 or start % BLOCK:
+        raise ValueError(
+            f"expected 32 bytes, size >= 0, 0 <= scale < 2^58, start a multiple of {BLOCK}, found {len(key)}, {size=}, "
+            f"{scale=}, {start=}"
+        )
     out = np.empty(size, dtype=np.int64) if scale > 0 else np.zeros(size, dtype=np.int64)
 
     def fill(block: int) -> None:
-        begin = block * _BLOCK
-        _fill(out[begin : begin + _BLOCK], key, block, scale=scale, error=error)
+        begin = block * BLOCK
+        _fill(out[begin : begin + BLOCK], key, start // BLOCK + block, scale=scale, error=error)
 
-    blocks = range(math.ceil(size / _BLOCK) if scale > 0 else 0)
+    blocks = range(math.ceil(size / BLOCK) if scale > 0 else 0)
     if len(blocks) <= 1:
         list(map(fill, blocks))
     else:
@@ -103,7 +107,7 @@ def rounded_gaussian(key: bytes, size: int, *, scale: float, error: float = ERRO
 
 def _fill(out: Integers, key: bytes, block: int, *, scale: float, error: float) -> None:
     """Write the first values of a block, as many as `out` takes."""
-    words = uniform_words(key, _BLOCK, start=block * _BLOCK)
+    words = uniform_words(key, BLOCK, start=block * BLOCK)
     normals, in_range = standard_normals(words)
     scaled = normals[: len(out)]
     scaled *= scale

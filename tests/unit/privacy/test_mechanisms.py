@@ -7,10 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy.errors import UnderstudyError
+from understudy.privacy import mechanisms as module
 from understudy.privacy.grid import charged_sensitivity, grid_of
 from understudy.privacy.ledger.records import KeyMaterial
 from understudy.privacy.mechanisms import Mechanism, Mechanisms
 from understudy.privacy.queries import Query
+from understudy.privacy.rounded_gaussian import BLOCK
 from understudy.privacy.secure_aggregation.round import SecureSettings
 from understudy.tensor_files import load_tensors, save_tensors
 
@@ -292,3 +294,14 @@ def test_every_call_passes_the_recorder():
     assert spy.calls[1][2] is sums
     assert torch.equal(spy.calls[2][2]["counts"], counts)
     assert torch.equal(spy.calls[1][1]["b"], QUERY["b"])
+
+
+def test_noise_does_not_depend_on_how_much_is_drawn_at_a_time(monkeypatch):
+    """Tensors that begin and end in the middle of a part, and one that covers several."""
+    sizes = {"b": BLOCK - 7, "a": 5, "d": 2 * BLOCK + 11, "c": 0, "e": 3}
+    query = {name: torch.arange(float(size)) / (size + 1) for name, size in sizes.items()}
+    whole = noised(Mechanisms.live(MATERIAL), query)
+    monkeypatch.setattr(module, "_NOISE_AT_ONCE", BLOCK)
+    assert all(torch.equal(value, whole[name]) for name, value in noised(Mechanisms.live(MATERIAL), query).items())
+    together = torch.cat([whole[name] - query[name] for name in sorted(sizes)])
+    assert len(together.unique()) > 0.99 * len(together)

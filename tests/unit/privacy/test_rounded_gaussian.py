@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from understudy.privacy import rounded_gaussian as module
 from understudy.privacy.noise import uniform_words
-from understudy.privacy.rounded_gaussian import ERROR, rounded_gaussian, standard_normals
+from understudy.privacy.rounded_gaussian import BLOCK, ERROR, rounded_gaussian, standard_normals
 
 KEY = bytes(range(32))
 SCALES = (0.3, 1.0, 57.25, 2.0**27, 4000 * 2.0**27)
@@ -129,3 +129,10 @@ def test_what_is_out_of_range_is_refused(bad):
 def test_a_bound_narrower_than_the_proven_one_is_refused():
     with pytest.raises(ValueError, match="expected"):
         rounded_gaussian(KEY, 3, scale=1.0, error=ERROR / 2)
+
+
+def test_a_later_part_of_the_stream_is_drawn_by_itself():
+    whole = rounded_gaussian(KEY, 2 * BLOCK + 100, scale=1e6)
+    assert torch.equal(whole[BLOCK:], rounded_gaussian(KEY, BLOCK + 100, scale=1e6, start=BLOCK))
+    with pytest.raises(ValueError, match="start"):
+        rounded_gaussian(KEY, 3, scale=1.0, start=7)

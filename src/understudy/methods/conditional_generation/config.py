@@ -70,7 +70,11 @@ class TrainConfig(Frozen):
     noise_ratio: Positive = setting(
         1.0, "Noise multiplier of the second stream (discriminator or filter) over the first's; paper 1."
     )
-    micro_batch: Size = setting(64, "Rows per forward pass, at least 1; memory only.")
+    micro_batch: Size | Literal["auto"] = setting(
+        "auto",
+        "Rows per forward pass, at least 1: memory and rounding only. auto: by model, length, expected batch and the "
+        "machine's memory; a run that is resumed elsewhere names the number.",
+    )
     checkpoint_every: Count = setting(20, "Steps between checkpoints, at least 1.")
 
 
@@ -91,7 +95,9 @@ class FilterConfig(Frozen):
 class GenerateConfig(Frozen):
     """How the synthetic rows are drawn."""
 
-    batch_size: Size = setting(64, "Rows generated at a time, at least 1; speed only.")
+    batch_size: Size | Literal["auto"] = setting(
+        "auto", "Rows generated at a time, at least 1; speed only. auto: as memory allows, up to 64."
+    )
     redraws: int = setting(3, "How often an empty text is drawn again, 0 to 100.", le=100, ge=0)
     sampling: SamplingConfig = Field(default_factory=SamplingConfig)
     steering: SteeringConfig = Field(default_factory=SteeringConfig)
@@ -111,7 +117,6 @@ _PROFILES: Profiles = {
             "learning_rate": 5e-4,
             "discriminator_learning_rate": 5e-4,
             "frozen_layers": 6,
-            "micro_batch": 32,
         },
         "generate": {"sampling": {"max_new_tokens": 96}},
     },

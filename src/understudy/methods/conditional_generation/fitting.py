@@ -13,11 +13,13 @@ from understudy.generation.prompts import build_prompts
 from understudy.methods.conditional_generation.class_sizes import count_labels
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
 from understudy.methods.conditional_generation.encode import encode
+from understudy.methods.conditional_generation.memory import check_fits
 from understudy.methods.conditional_generation.model import build_model
 from understudy.methods.conditional_generation.queries import CLASS_SIZES, Asked
 from understudy.methods.conditional_generation.storage import StoredModel
 from understudy.methods.conditional_generation.train import Checkpoints, check_trainable, fit
 from understudy.models.loading import LoadedModel, load_base
+from understudy.models.shape import shape_of
 from understudy.progress import Progress
 
 
@@ -56,10 +58,12 @@ def check_model(config: ConditionalGenerationConfig, label_names: Sequence[str])
 
     Raises:
         InputError: the model is unknown, cannot tell the labels apart, has too short a context, or has a trainable
-            layer that cannot give per-example gradients (named).
+            layer that cannot give per-example gradients (named), or the machine's memory is too small.
     """
     loaded = load_base(config)
+    shape = shape_of(loaded.model.config.to_dict(), parameters=loaded.model.num_parameters())
     prompts = build_prompts(loaded.tokenizer, label_names, config.prompt)
     model = build_model(loaded.model, label_names=label_names, config=config)
     check_trainable(model, config=config, prompts=prompts)
+    check_fits(config, shape)
     return loaded

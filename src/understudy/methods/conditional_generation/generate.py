@@ -21,7 +21,9 @@ from understudy.generation.sampling import sample
 from understudy.generation.steering import steer_towards
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
 from understudy.methods.conditional_generation.filter import keep_reasons
+from understudy.methods.conditional_generation.memory import rows_at_a_time
 from understudy.methods.conditional_generation.model import TrainedModel
+from understudy.models.shape import shape_of
 from understudy.progress import Progress
 
 _ROWS = 4096  # rows whose uniform numbers and label means are held at once; `batch_size` of them grow at a time
@@ -69,16 +71,16 @@ def generate(
     Returns:
         One text per label, stripped, in the given order.
     """
+    lm: Any = trained.model.lm
+    size = rows_at_a_time(config, shape_of(lm.config.to_dict(), parameters=lm.num_parameters()))
     texts = [""] * len(labels)
     waiting = list(range(len(labels)))
     for attempt in range(config.generate.redraws + 1):
         for start in range(0, len(waiting), _ROWS):
             some = waiting[start : start + _ROWS]
             seeds = row_seeds(config.public_seed, [first_row + i for i in some], purpose=f"text/{attempt}")
-            report = (
-                _every_batch(progress, start, len(labels), size=config.generate.batch_size) if not attempt else None
-            )
-            drawn = _draw(trained, [labels[i] for i in some], seeds, config=config, progress=report)
+            report = _every_batch(progress, start, len(labels), size=size) if not attempt else None
+            drawn = _draw(trained, [labels[i] for i in some], seeds, config=config, size=size, progress=report)
             for i, text in zip(some, drawn, strict=True):
                 texts[i] = text
         waiting = [i for i in waiting if not texts[i]]
@@ -106,6 +108,7 @@ def _draw(
     seeds: Sequence[int],
     *,
     config: ConditionalGenerationConfig,
+    size: int,
     progress: Progress | None,
 ) -> list[str]:
     model = trained.model
@@ -128,7 +131,7 @@ def _draw(
         eos=special_ids(trained.tokenizer)[1],
         forbidden=tuple(trained.tokenizer.all_special_ids),
         step_hook=hook,
-        batch_size=config.generate.batch_size,
+        batch_size=size,
         progress=progress,
     )
     decode = trained.tokenizer.decode

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from understudy.generation.prompts import PromptTable
-from understudy.generation.sampling import next_logits
+from understudy.generation.step import head
 from understudy.methods.conditional_generation.model import Classifier, MultitaskModel
 from understudy.methods.conditional_generation.states import (
     Representation,
@@ -23,6 +23,7 @@ from understudy.methods.conditional_generation.states import (
     prefix_states,
     random_labels,
 )
+from understudy.privacy.dpsgd.token_losses import token_losses
 from understudy.privacy.dpsgd.training import Batch
 
 
@@ -43,8 +44,9 @@ def lm_loss(model: MultitaskModel, batch: Batch, *, prompts: PromptTable) -> Ten
 
 def _text_likelihood(lm: Any, hidden: Tensor, batch: Batch, *, start: int) -> Tensor:
     # Only the columns that predict text meet the head: logits are the largest tensor of all.
-    logits = next_logits(lm, hidden[:, start - 1 : -1])
-    losses = functional.cross_entropy(logits.transpose(1, 2), batch["input_ids"][:, start:], reduction="none")
+    layer = head(lm)
+    states = hidden[:, start - 1 : -1].to(next(layer.parameters()).dtype)
+    losses = token_losses(layer, states, batch["input_ids"][:, start:])
     present = batch["loss_mask"][:, start:].to(losses.dtype)
     return (losses * present).sum(1) / present.sum(1).clamp(min=1)
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import resource
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
-from understudy.methods.conditional_generation.queries import Asked, queries_of, schedule_of
+from understudy.methods.conditional_generation.queries import queries_of, schedule_of
 from understudy.methods.method import LABELLED_EXAMPLES, Charging, Description, Method, Preparation, Promise, Reporting
 from understudy.privacy.queries import Queries, Query
 from understudy.privacy.statement import FLOATING_POINT, TRAINING_FLOATS, Access, mechanism_facts
@@ -16,8 +14,6 @@ from understudy.settings import settings
 
 if TYPE_CHECKING:
     from understudy.models.loading import LoadedModel
-
-_TIMED_STEPS = 3
 
 
 def charged_settings(config: ConditionalGenerationConfig) -> ConditionalGenerationConfig:
@@ -36,6 +32,13 @@ def charged_settings(config: ConditionalGenerationConfig) -> ConditionalGenerati
             "class_sizes": "as_in_data" if looks else "balanced",
         }
     )
+
+
+def resolve(config: ConditionalGenerationConfig, n: int) -> ConditionalGenerationConfig:
+    """Numbers for `train.micro_batch=auto` and `generate.batch_size=auto`; the first is part of the charge."""
+    from understudy.methods.conditional_generation.memory import resolve as numbers  # reads the model's folder
+
+    return numbers(config, n)
 
 
 def check_model(config: ConditionalGenerationConfig, label_names: Sequence[str]) -> LoadedModel:
@@ -75,7 +78,7 @@ def describe(config: ConditionalGenerationConfig, promise: Promise) -> Descripti
         ),
         choices="Settings and defaults were fixed before the run; no checkpoint was chosen, the last one is used.",
         declared_public={"padded length in tokens": config.train.max_length},
-        dry_run={"steps": schedule.steps},
+        dry_run={"steps": schedule.steps, "micro_batch": config.train.micro_batch},
         floating_point=FLOATING_POINT + TRAINING_FLOATS,
     )
 
@@ -93,40 +96,16 @@ def report_facts(config: ConditionalGenerationConfig) -> dict[str, str]:
 
 
 def estimate(config: ConditionalGenerationConfig, promise: Promise) -> dict[str, Any]:
-    """Expected time and memory, measured on a few steps with made-up rows of the run's public shape."""
-    from understudy.data.private_rows import PrivateRows
-    from understudy.hardware import chosen
-    from understudy.methods.conditional_generation.fitting import train_on_table
-    from understudy.models.loading import load_base
-    from understudy.privacy.ledger.records import KeyMaterial
-    from understudy.privacy.mechanisms import Mechanisms
+    """Expected time and memory, from one micro-batch and a few tokens of made-up rows of the run's public shape."""
+    from understudy.methods.conditional_generation.estimate import expected_cost
 
-    whole = schedule_of(promise.queries)
-    few = tuple(t.model_copy(update={"steps": min(t.steps, _TIMED_STEPS)}) for t in whole.trainings)
-    short = whole.model_copy(update={"trainings": few})
-    # Keys of no charge: what this trains on is made up, and the result is thrown away.
-    mechanisms = Mechanisms.live(KeyMaterial(b"estimate" * 4, "estimate", b"estimate" * 4, short.queries))
-    text = "a text of the padded length " * config.train.max_length
-    marks: list[float] = [time.perf_counter()]
-    train_on_table(
-        PrivateRows([text] * promise.n, [0] * promise.n, promise.label_names),
-        Asked(config, short, mechanisms),
-        base=load_base(config, chosen()),
-        progress=lambda _step, _total: marks.append(time.perf_counter()),
-    )
-    # The first interval also holds loading and encoding, so it counts only where it is the only one.
-    per_step = (marks[-1] - marks[1]) / (len(marks) - 2) if len(marks) > 2 else marks[1] - marks[0]
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return {
-        "expected_training_minutes": round(per_step * whole.steps / 60, 1),
-        "expected_peak_memory_mib": round(peak),
-    }
+    return expected_cost(config, promise)
 
 
 METHOD = Method(
     config=ConditionalGenerationConfig,
     charge=Charging(lambda _: LABELLED_EXAMPLES, settings=charged_settings, queries=queries, releases="model"),
-    preparation=Preparation(check_model, describe=describe, estimate=estimate),
+    preparation=Preparation(check_model, describe=describe, estimate=estimate, resolve=resolve),
     report=Reporting(report_facts),
     flow="understudy.flows.conditional_generation:conditional_generation",
     generate="understudy.methods.conditional_generation.more:further_rows",

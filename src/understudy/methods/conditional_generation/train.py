@@ -7,11 +7,13 @@ and naive_filter's classifier learns on prefixes, as the discriminator does.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import cast
 
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from understudy.errors import InputError
 from understudy.generation.prompts import PromptTable
@@ -19,12 +21,14 @@ from understudy.generation.sampling import backbone
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
 from understudy.methods.conditional_generation.encode import EncodedRows, text_room
 from understudy.methods.conditional_generation.losses import Reading, discriminator_loss, joint_loss, lm_loss
+from understudy.methods.conditional_generation.memory import recomputes, rows_per_pass
 from understudy.methods.conditional_generation.model import (
     Classifier,
     MultitaskModel,
     TrainedModel,
     build_model,
     merge_adapters,
+    transformer_layers,
 )
 from understudy.methods.conditional_generation.queries import (
     DISCRIMINATOR,
@@ -36,6 +40,7 @@ from understudy.methods.conditional_generation.queries import (
 )
 from understudy.models.loading import LoadedModel
 from understudy.models.lora import trainable_parameters
+from understudy.models.shape import shape_of
 from understudy.privacy.dpsgd.layers import rules_of
 from understudy.privacy.dpsgd.training import Batch, CheckpointSink, Objective, Schedule, train
 from understudy.progress import Progress
@@ -69,6 +74,8 @@ def fit(
         raise InputError(
             f"expected n={schedule.trainings[0].n} rows, as charged, found {len(rows.valid)}; null rows count"
         )
+    shape = shape_of(base.model.config.to_dict(), parameters=base.model.num_parameters())
+    micro_batch = rows_per_pass(config, len(rows.valid), shape)
     model = build_model(base.model, label_names=rows.label_names, config=config)
     data = {name: getattr(rows, name) for name in ("input_ids", "attention_mask", "loss_mask", "label", "valid")}
     done = 0
@@ -76,16 +83,17 @@ def fit(
         if training.name == HEAD:
             merge_adapters(model)  # the head's features are frozen from here on
         objectives = _objectives(model, rows, config)
-        train(
-            model,
-            plan=training,
-            objectives={stream.name: objectives[stream.name] for stream in training.streams},
-            data=data,
-            mechanisms=asked.mechanisms,
-            micro_batch=config.train.micro_batch,
-            checkpoint=None if checkpoints is None else checkpoints(training.name),
-            progress=None if progress is None else partial(_report, progress, done, schedule.steps),
-        )
+        with _recomputed(model, active=shape is not None and recomputes(config, shape, micro_batch)):
+            train(
+                model,
+                plan=training,
+                objectives={stream.name: objectives[stream.name] for stream in training.streams},
+                data=data,
+                mechanisms=asked.mechanisms,
+                micro_batch=micro_batch,
+                checkpoint=None if checkpoints is None else checkpoints(training.name),
+                progress=None if progress is None else partial(_report, progress, done, schedule.steps),
+            )
         done += training.steps
     return TrainedModel(merge_adapters(model), base.tokenizer, rows.label_names, rows.prompts)
 
@@ -113,6 +121,20 @@ def check_trainable(
             raise InputError(f"{setting} asks for {tokens} tokens, the model's context holds {context}: lower it")
     if prompts is not None:
         text_room(prompts, config)
+
+
+@contextmanager
+def _recomputed(model: MultitaskModel, *, active: bool) -> Iterator[None]:
+    """Activation checkpointing (Chen et al. 2016, arXiv 1604.06174): each block keeps its input and runs twice."""
+    parts = (model, model.filter) if active else ()
+    blocks = [block for part in parts if part is not None for block in transformer_layers(part.lm)]
+    try:
+        for block in blocks:
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
+        yield
+    finally:
+        for block in blocks:
+            vars(block).pop("forward", None)
 
 
 def _report(progress: Progress, before: int, total: int, step: int, _steps: int) -> None:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from understudy.errors import InputError
+from understudy.privacy.dpsgd.token_losses import HeadFactors
 
 # Matched by name, so that transformers need not be imported here: a linear layer with weight (inputs, outputs).
 _CONV1D = "transformers.pytorch_utils.Conv1D"
@@ -54,7 +55,10 @@ class Factors:
         return height * width <= positions * (height + width)
 
 
-def inner_product(one: Factors, other: Factors) -> tuple[Tensor, Tensor]:
+Factored = Factors | HeadFactors
+
+
+def inner_product(one: Factored, other: Factored) -> tuple[Tensor, Tensor]:
     """Inner product of two gradients of the same matrix, example by example, in float64.
 
     `<sum_t l_t r_t^T, sum_s l'_s r'_s^T> = sum_ts <l_t, l'_s> <r_t, r'_s>` (ghost norm, T^2 terms).
@@ -69,8 +73,12 @@ def inner_product(one: Factors, other: Factors) -> tuple[Tensor, Tensor]:
     return rows.mul_(columns).sum((1, 2), dtype=torch.float64), scale
 
 
-def _left_kernel(one: Factors, other: Factors) -> Tensor:
+def _left_kernel(one: Factored, other: Factored) -> Tensor:
     """<l_t, l'_s> as (batch, positions, other positions)."""
+    if isinstance(one, HeadFactors):
+        return _head_kernel(one, other)
+    if isinstance(other, HeadFactors):
+        return _head_kernel(other, one).transpose(1, 2).contiguous()
     if one.sparse and other.sparse:
         return (one.left[:, :, None] == other.left[:, None, :]).to(one.right.dtype)
     if one.sparse:
@@ -80,12 +88,20 @@ def _left_kernel(one: Factors, other: Factors) -> Tensor:
     return torch.bmm(one.left, other.left.transpose(1, 2))
 
 
+def _head_kernel(head: HeadFactors, other: Factored) -> Tensor:
+    if head is other:
+        return head.error_products()
+    if isinstance(other, HeadFactors):
+        return head.error_products_with(other)
+    return head.errors_at(other.left) if other.sparse else head.error_products_with(other.left)
+
+
 def _frobenius(kernel: Tensor) -> Tensor:
     norms: Tensor = torch.linalg.vector_norm(kernel.flatten(1), dim=1, dtype=torch.float64)
     return norms
 
 
-def add_weighted_sum(total: Tensor, factors: Factors, weights: Tensor, poisoned: Tensor | None) -> None:
+def add_weighted_sum(total: Tensor, factors: Factored, weights: Tensor, poisoned: Tensor | None) -> None:
     """Add `sum_b weights_b * gradient_b` to `total` (height, width) with one matrix product (book-keeping).
 
     Args:
@@ -94,6 +110,9 @@ def add_weighted_sum(total: Tensor, factors: Factors, weights: Tensor, poisoned:
         weights: (batch,), zero for examples that must not count.
         poisoned: bool (batch,), examples that hold infinities or nans; None if there are none.
     """
+    if isinstance(factors, HeadFactors):
+        factors.add_weighted_sum(total, weights, poisoned)
+        return
     left, right = factors.left, _without(poisoned, factors.right)
     weights = weights.to(right.dtype)[:, None, None]
     if factors.sparse:
@@ -120,7 +139,7 @@ def _without(poisoned: Tensor | None, values: Tensor) -> Tensor:
     return values.masked_fill(poisoned.view(-1, *[1] * (values.ndim - 1)), 0.0)
 
 
-Contribution = Factors | Tensor
+Contribution = Factored | Tensor
 Rule = Callable[[nn.Module, Tensor, Tensor], Contribution]
 
 

@@ -24,13 +24,14 @@ from torch import Tensor, nn
 from understudy.errors import InputError
 from understudy.privacy.dpsgd.layers import (
     Contribution,
-    Factors,
+    Factored,
     Rule,
     add_weighted_dense,
     add_weighted_sum,
     inner_product,
     rules_of,
 )
+from understudy.privacy.dpsgd.token_losses import TAP, HeadFactors
 
 Batch = Mapping[str, Tensor]
 LossFunction = Callable[[nn.Module, Batch], Tensor]
@@ -86,21 +87,23 @@ class _Uses:
 
     embedded: bool
     dense: Tensor | None = None
-    factors: list[Factors] = field(default_factory=list)
+    factors: list[Factored] = field(default_factory=list)
 
     def add(self, contribution: Contribution) -> None:
-        if isinstance(contribution, Factors):
+        if isinstance(contribution, Factored):
             if self._keep_factored(contribution):
                 self.factors.append(contribution)
                 return
             contribution = contribution.dense()
         self.dense = contribution if self.dense is None else self.dense.add_(contribution)
 
-    def _keep_factored(self, factors: Factors) -> bool:
+    def _keep_factored(self, factors: Factored) -> bool:
         """The first use decides for all, because cross terms are taken between equal forms."""
         if self.embedded or self.factors:
             return True
-        return self.dense is None and not factors.is_larger_than_dense()
+        if self.dense is not None:
+            return False
+        return isinstance(factors, HeadFactors) or not factors.is_larger_than_dense()
 
     def squared_norms(self) -> Tensor | None:
         """(batch,) in float64, never underestimated by rounding; None where no loss reaches the parameter."""
@@ -154,7 +157,15 @@ def _backward(
             for parameter, rule in layer.rules:
                 by_parameter[id(parameter)].add(rule(layer.module, x, g))
 
-    with _frozen(model), _tapped(layers, receive), torch.enable_grad():
+    def receive_head(layer: _Layer, factors: HeadFactors) -> None:
+        _check_rows(layer, factors.hidden, factors.targets, examples=examples, passes=passes)
+        for start in range(0, passes * examples, examples):
+            part = factors.rows(slice(start, start + examples))
+            for parameter, _ in layer.rules:
+                one = part if parameter is layer.module.weight else part.bias_gradient()
+                by_parameter[id(parameter)].add(one)
+
+    with _frozen(model), _tapped(layers, receive, receive_head), torch.enable_grad():
         losses = loss_fn(model, batch)
         if losses.shape != (examples,):
             raise ValueError(f"expected one loss per example, shape {(examples,)}, found {tuple(losses.shape)}")
@@ -198,17 +209,23 @@ def _split_passes(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """The layer's input and output gradient, pass by pass, as (batch, positions, features)."""
     rows = examples if examples == 1 else passes * examples
-    if examples > 1 and (gradient.shape[0] != rows or inputs.shape[0] != rows):
-        raise InputError(
-            f"layer {layer.name!r} saw a leading dimension of {gradient.shape[0]} for {examples} examples in "
-            f"{passes} pass(es), expected {rows}: keep the batch first and unflattened, and give models with "
-            "position embeddings explicit position_ids of the full batch size"
-        )
+    if examples > 1:
+        _check_rows(layer, inputs, gradient, examples=examples, passes=passes)
     wide = torch.promote_types(gradient.dtype, torch.float32)
     g = gradient.to(wide).reshape(rows, -1, gradient.shape[-1])
     x = inputs.to(wide).reshape(rows, -1, inputs.shape[-1]) if inputs.is_floating_point() else inputs.reshape(rows, -1)
     for start in range(0, rows, examples):
         yield x[start : start + examples], g[start : start + examples]
+
+
+def _check_rows(layer: _Layer, inputs: Tensor, outputs: Tensor, *, examples: int, passes: int) -> None:
+    rows = passes * examples
+    if outputs.shape[0] != rows or inputs.shape[0] != rows:
+        raise InputError(
+            f"layer {layer.name!r} saw a leading dimension of {outputs.shape[0]} for {examples} examples in "
+            f"{passes} pass(es), expected {rows}: keep the batch first and unflattened, and give models with "
+            "position embeddings explicit position_ids of the full batch size"
+        )
 
 
 class _Tap(torch.autograd.Function):
@@ -234,7 +251,11 @@ class _Tap(torch.autograd.Function):
 
 
 @contextmanager
-def _tapped(layers: list[_Layer], receive: Callable[[_Layer, Tensor, Tensor], None]) -> Iterator[None]:
+def _tapped(
+    layers: list[_Layer],
+    receive: Callable[[_Layer, Tensor, Tensor], None],
+    receive_head: Callable[[_Layer, HeadFactors], None],
+) -> Iterator[None]:
     anchor = torch.zeros((), requires_grad=True)
 
     def tap(layer: _Layer) -> Callable[[Tensor], Tensor]:
@@ -258,10 +279,12 @@ def _tapped(layers: list[_Layer], receive: Callable[[_Layer, Tensor, Tensor], No
     try:
         for layer in layers:
             layer.module.forward = tap(layer)
+            vars(layer.module)[TAP] = partial(receive_head, layer)
         yield
     finally:
         for layer, own in zip(layers, before, strict=True):
             vars(layer.module).pop("forward", None)
+            vars(layer.module).pop(TAP, None)
             if own is not None:
                 layer.module.forward = own
 

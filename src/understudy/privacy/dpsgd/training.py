@@ -178,17 +178,17 @@ def train(
             batches = list(_micro_batches(data, mask, step, size=micro_batch, device=device))
             gradients = {}
             for stream in plan.streams:
-                query = _clipped_sum(model, objectives[stream.name], batches, stream.l2_clip_norm)
+                # No name for the query: it is as large as the weights twice over, and nobody reads it again.
                 gradients[stream.name] = mechanisms.gaussian_sum(
-                    query,
+                    _clipped_sum(model, objectives[stream.name], batches, stream.l2_clip_norm),
                     sensitivity=stream.l2_clip_norm,
                     noise_multiplier=stream.noise_multiplier,
                     step=step,
                     purpose=f"{plan.name}/{stream.name}",
                 )
-            for name, gradient in gradients.items():
+            for name in list(gradients):
                 rate = objectives[name].learning_rate_at(step, plan.steps)
-                state.update(name, gradient, learning_rate=rate, divisor=plan.expected_batch)
+                state.update(name, gradients.pop(name), learning_rate=rate, divisor=plan.expected_batch)
             done = step + 1
             if checkpoint is not None and (done % checkpoint.every == 0 or done == plan.steps):
                 checkpoint.save(done, state.tensors())
@@ -216,7 +216,9 @@ def _clipped_sum(
 ) -> dict[str, Tensor]:
     """The stream's query in steps of the grid: zeros for an empty batch, whatever the weights' type."""
     total = GridSum(sensitivity=l2_clip_norm)
-    total.add({name: torch.zeros_like(p, dtype=torch.float64) for name, p in objective.parameters.items()}, units=0)
+    # One zero stands for all of a tensor's until they are added to.
+    zero = {name: p.new_zeros((), dtype=torch.float64).expand(p.shape) for name, p in objective.parameters.items()}
+    total.add(zero, units=0)
     for batch in batches:
         part = clipped_gradient_sum(
             model,
@@ -228,6 +230,7 @@ def _clipped_sum(
             passes=objective.passes,
         )
         total.add(part, units=len(batch["valid"]))
+        del part
     return total.steps()
 
 

@@ -1,0 +1,158 @@
+"""Expected time and memory of a run: one micro-batch, one step of noise and a few tokens are timed, and multiplied.
+
+The rows are made up, of the run's public shape. Memory is predicted, not measured: what was timed is smaller.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+from understudy.cores import resident_memory
+from understudy.data.private_rows import PrivateRows
+from understudy.evaluation.config import EvaluationConfig
+from understudy.evaluation.encoder import embed, load_encoder
+from understudy.evaluation.measure import LabelledTexts, evaluate_synthetic
+from understudy.hardware import chosen
+from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
+from understudy.methods.conditional_generation.fitting import train_on_table
+from understudy.methods.conditional_generation.generate import generate
+from understudy.methods.conditional_generation.memory import (
+    generation_bytes,
+    recomputes,
+    resolve_for,
+    training_bytes,
+)
+from understudy.methods.conditional_generation.model import TrainedModel
+from understudy.methods.conditional_generation.queries import Asked, QuerySchedule, schedule_of
+from understudy.methods.method import Promise
+from understudy.models.loading import load_base
+from understudy.models.shape import ModelShape, shape_of
+from understudy.privacy.dpsgd.training import DpSgdPlan
+from understudy.privacy.ledger.records import KeyMaterial
+from understudy.privacy.mechanisms import Mechanisms
+
+# So improbable that no row is drawn: a step of noise alone.
+_NOBODY = 1e-12
+_TOKENS = 2
+_TEXTS = 24
+
+
+def expected_cost(config: ConditionalGenerationConfig, promise: Promise) -> dict[str, Any]:
+    """Minutes of training, generation and evaluation, and the peak of memory in MiB."""
+    base = load_base(config, chosen())
+    shape = shape_of(base.model.config.to_dict(), parameters=base.model.num_parameters())
+    resident = resident_memory()
+    del base
+    config = resolve_for(config, promise.n, shape)
+    schedule = schedule_of(promise.queries)
+    training, trained = _training_seconds(config, schedule, promise.label_names)
+    found: dict[str, Any] = {
+        "expected_training_minutes": round(training / 60, 1),
+        "expected_generation_minutes": round(_generation_seconds(trained, config) / 60, 1),
+        "expected_evaluation_minutes": round(_evaluation_seconds(config, promise) / 60, 1),
+    }
+    if shape is not None:
+        found["expected_peak_memory_mib"] = round((resident + predicted_bytes(config, shape)) / 2**20)
+    return found
+
+
+def predicted_bytes(config: ConditionalGenerationConfig, shape: ModelShape) -> int:
+    """Peak of training and generation above the loaded model, for settings without `auto`."""
+    rows, drawn = config.train.micro_batch, config.generate.batch_size
+    assert rows != "auto"
+    assert drawn != "auto"
+    recompute = recomputes(config, shape, rows)
+    return max(training_bytes(config, shape, rows, recompute=recompute), generation_bytes(config, shape, drawn))
+
+
+def _training_seconds(
+    config: ConditionalGenerationConfig, schedule: QuerySchedule, label_names: tuple[str, ...]
+) -> tuple[float, TrainedModel]:
+    """Seconds of all trainings, and what the timed steps left."""
+    rows = config.train.micro_batch
+    assert rows != "auto"
+    noise, _ = _timed(config, schedule, label_names, rows=rows, probability=_NOBODY)
+    both, trained = _timed(config, schedule, label_names, rows=rows, probability=1.0)
+    seconds = 0.0
+    for plan, of_noise, of_both in zip(schedule.trainings, noise, both, strict=True):
+        # The last micro-batch of a step is half full on average.
+        passes = plan.expected_batch / rows + 0.5
+        seconds += plan.steps * (of_noise + passes * max(of_both - of_noise, 0.0))
+    return seconds, trained
+
+
+def _timed(
+    config: ConditionalGenerationConfig,
+    schedule: QuerySchedule,
+    label_names: tuple[str, ...],
+    *,
+    rows: int,
+    probability: float,
+) -> tuple[list[float], TrainedModel]:
+    """Seconds of the second step of each training, on `rows` made-up rows; the first also sets things up."""
+
+    def short(plan: DpSgdPlan) -> DpSgdPlan:
+        return plan.model_copy(update={"n": rows, "sampling_probability": probability, "steps": 2})
+
+    few = schedule.model_copy(update={"trainings": tuple(map(short, schedule.trainings))})
+    # Keys of no charge: what this trains on is made up, and the result is thrown away.
+    mechanisms = Mechanisms.live(KeyMaterial(b"estimate" * 4, "estimate", b"estimate" * 4, few.queries))
+    marks: list[float] = []
+    made_up = PrivateRows(["a text of the padded length " * config.train.max_length] * rows, [0] * rows, label_names)
+    stored = train_on_table(
+        made_up,
+        Asked(config, few, mechanisms),
+        base=load_base(config, chosen()),
+        progress=lambda _step, _total: marks.append(time.perf_counter()),
+    )
+    return [second - first for first, second in zip(marks[::2], marks[1::2], strict=True)], stored.trained
+
+
+def _generation_seconds(trained: TrainedModel, config: ConditionalGenerationConfig) -> float:
+    """Seconds for all synthetic rows and as many of the untrained model, each as long as is allowed."""
+    plain = config.model_copy(update={"variant": "naive"})
+    return sum(_drawing_seconds(trained, each) for each in (config, plain))
+
+
+def _drawing_seconds(trained: TrainedModel, config: ConditionalGenerationConfig) -> float:
+    size, wanted = config.generate.batch_size, config.generate.sampling.max_new_tokens
+    assert size != "auto"
+    rows = min(size, config.samples)
+
+    def draw(tokens: int) -> float:
+        sampling = config.generate.sampling.model_copy(update={"max_new_tokens": tokens})
+        few = config.generate.model_copy(update={"redraws": 0, "sampling": sampling})
+        return _seconds(lambda: generate(trained, [0] * rows, config=config.model_copy(update={"generate": few})))
+
+    first = draw(1)
+    each = max(draw(1 + _TOKENS) - first, 0.0) / _TOKENS
+    return math.ceil(config.samples / rows) * (first + each * (wanted - 1))
+
+
+def _evaluation_seconds(config: ConditionalGenerationConfig, promise: Promise) -> float:
+    """Seconds of everything for a few texts, and of embedding all of them."""
+    names = promise.label_names
+    made = [f"made-up text {i} about {names[i % len(names)]}, {i * i} of many" for i in range(_TEXTS)]
+    rows = LabelledTexts(made, [i % len(names) for i in range(_TEXTS)], names)
+    encoder, embedding = load_encoder(device=chosen().device), [0.0]
+
+    def embedder(texts: Any) -> Any:
+        began = time.perf_counter()
+        found = embed(texts, encoder=encoder, cache=None)
+        embedding[0] += (time.perf_counter() - began) / len(texts)
+        return found
+
+    measuring = EvaluationConfig(profile=config.profile)
+    probe = measuring.model_copy(update={"headline": "probe"})
+    whole = _seconds(lambda: evaluate_synthetic(rows, rows, rows, prompt_only=rows, config=probe, embedder=embedder))
+    texts = 1.2 * promise.n + 2 * config.samples
+    return whole + texts * embedding[0] / 4
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began

@@ -1,0 +1,165 @@
+"""What a training and a generation hold, predicted from public facts, and the batch sizes that follow from it.
+
+Nothing here depends on rows, on how many of them were drawn, or on what memory is free at the moment: the micro-batch
+is part of the charge, and a resumed run must find the same one.
+
+The counts are of float32 numbers that autograd keeps, per token and layer; what an allocator wastes between them was
+measured (benchmarks/memory.py).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from understudy.cores import memory_limit
+from understudy.errors import InputError
+from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
+from understudy.models.shape import ModelShape, model_shape
+from understudy.privacy.dpsgd.chunks import LOGITS_AT_ONCE
+
+# More tokens in one pass are not faster on a CPU, and more memory than this buys nothing either.
+_TOKENS: Final = 1024
+_AMPLE: Final = 5 << 29
+_MOST_GENERATED: Final = 64
+# Resident over kept bytes: freed pieces lie between kept ones.
+_WASTE: Final = 1.9
+_FLOAT: Final = 4
+
+
+def resolve(config: ConditionalGenerationConfig, n: int) -> ConditionalGenerationConfig:
+    """The settings with a number in place of every `auto`, from the model's files and public settings alone.
+
+    Args:
+        config: names the model.
+        n: slots, public.
+    """
+    if "auto" not in (config.train.micro_batch, config.generate.batch_size):
+        return config
+    return resolve_for(config, n, model_shape(config.model))
+
+
+def resolve_for(config: ConditionalGenerationConfig, n: int, shape: ModelShape | None) -> ConditionalGenerationConfig:
+    """`resolve` for a model whose shape is known; without one, memory is not looked at."""
+    rows, drawn = rows_per_pass(config, n, shape), rows_at_a_time(config, shape)
+    return config.model_copy(
+        update={
+            "train": config.train.model_copy(update={"micro_batch": rows}),
+            "generate": config.generate.model_copy(update={"batch_size": drawn}),
+        }
+    )
+
+
+def rows_per_pass(config: ConditionalGenerationConfig, n: int, shape: ModelShape | None) -> int:
+    """The micro-batch: as given, or a power of two.
+
+    The last micro-batch of a step is filled up with rows that do not count, half of it on average: they stay under a
+    tenth of an expected step.
+    """
+    train = config.train
+    if train.micro_batch != "auto":
+        return train.micro_batch
+    expected, rows = min(train.batch_size, n), 1
+    while (
+        2 * rows * train.max_length <= _TOKENS
+        and (2 * rows - 1) / 2 < expected / 10
+        and (shape is None or _has_room(config, shape, 2 * rows))
+    ):
+        rows *= 2
+    return rows
+
+
+def _has_room(config: ConditionalGenerationConfig, shape: ModelShape, rows: int) -> bool:
+    """Whether a pass of so many rows fits, and takes no more beside what any pass takes than is worth having."""
+    whole = training_bytes(config, shape, rows)
+    return whole <= memory_limit() // 2 and whole - training_bytes(config, shape, 0) <= _AMPLE
+
+
+def rows_at_a_time(config: ConditionalGenerationConfig, shape: ModelShape | None) -> int:
+    """The generation batch: as given, or a power of two."""
+    if config.generate.batch_size != "auto":
+        return config.generate.batch_size
+    rows = _MOST_GENERATED
+    while shape is not None and rows > 1 and generation_bytes(config, shape, rows) > min(_AMPLE, memory_limit() // 2):
+        rows //= 2
+    return rows
+
+
+def training_bytes(
+    config: ConditionalGenerationConfig, shape: ModelShape, rows: int, *, recompute: bool = False
+) -> int:
+    """Predicted peak of the training above the loaded model.
+
+    Args:
+        config: length, variant and what is trained.
+        shape: of the base model.
+        rows: per forward pass.
+        recompute: whether layers keep nothing but their inputs.
+    """
+    passes = 2 if config.variant == "multitask" and config.update == "joint" else 1
+    tokens, trained = rows * config.train.max_length, _trained(config, shape)
+    kept = passes * tokens * shape.layers * _kept_per_token(shape)
+    if recompute:
+        kept = passes * tokens * shape.hidden * shape.layers + tokens * _kept_per_token(shape)
+    # Per-example gradients of adapters are whole; those of weights stay factors, the output gradients among them, which
+    # grow while the graph shrinks.
+    per_example = rows * trained if config.lora.rank > 0 else passes * tokens * shape.layers * _outputs(shape) / 2
+    chunk = 2 * min(LOGITS_AT_ONCE, tokens * shape.vocabulary)
+    # Adam's two moments; sums in float64 or int64 steps; the noised sum. The graph is gone when the noise is drawn.
+    state, summed, noised = 2 * trained, 2 * trained, trained
+    copied = shape.parameters if config.variant == "naive_filter" else 0
+    in_pass = _WASTE * kept + per_example + chunk + summed
+    return round(_FLOAT * (copied + state + max(in_pass, summed + 2 * noised)))
+
+
+def generation_bytes(config: ConditionalGenerationConfig, shape: ModelShape, rows: int) -> int:
+    """Predicted peak of a generation above the loaded model: caches, their shifts when steered, and logits."""
+    sampling, steering = config.generate.sampling, config.generate.steering
+    cache = 2 * shape.layers * shape.keys * (config.train.max_length // 2 + sampling.max_new_tokens)
+    copies = 8 if config.steers and steering.steer == "key_value" else 2
+    return _FLOAT * rows * (copies * cache + 16 * shape.vocabulary)
+
+
+def recomputes(config: ConditionalGenerationConfig, shape: ModelShape, rows: int) -> bool:
+    """Whether layers are computed twice instead of kept: only where a run would not fit otherwise.
+
+    It costs a third more time and changes no number.
+    """
+    return training_bytes(config, shape, rows) > memory_limit() // 2
+
+
+def check_fits(config: ConditionalGenerationConfig, shape: ModelShape | None) -> None:
+    """Refuse a training that the machine's memory cannot hold.
+
+    Raises:
+        InputError: with what to lower.
+    """
+    if shape is None or config.train.micro_batch == "auto":
+        return
+    rows, limit = config.train.micro_batch, memory_limit()
+    expected = training_bytes(config, shape, rows, recompute=recomputes(config, shape, rows))
+    expected += _FLOAT * shape.parameters
+    if expected > limit:
+        ways = [f"train.micro_batch={rows}"] if rows > 1 else []
+        ways += [f"train.max_length={config.train.max_length}"]
+        ways += [] if config.lora.rank else ["lora.rank=0, which trains every weight, to 8,"]
+        raise InputError(
+            f"model={config.model!r} is expected to need {expected / 2**30:.1f} GiB for training, this machine allows "
+            f"{limit / 2**30:.1f}: lower {' or '.join(ways)} or choose a smaller model"
+        )
+
+
+def _trained(config: ConditionalGenerationConfig, shape: ModelShape) -> int:
+    frozen = min(config.train.frozen_layers, shape.layers)
+    if config.lora.rank == 0:
+        return shape.parameters - frozen * shape.layer_parameters
+    return shape.adapter_parameters(config.lora.rank) * (shape.layers - frozen) // shape.layers
+
+
+def _kept_per_token(shape: ModelShape) -> float:
+    """Norms, projections, attention and feed-forward of one layer: what their backward pass reads."""
+    attention = 3 * shape.queries + 2 * shape.keys
+    return 4 * shape.hidden + attention + 4 * shape.inner
+
+
+def _outputs(shape: ModelShape) -> int:
+    return 2 * shape.hidden + shape.queries + 2 * shape.keys + (2 if shape.gated else 1) * shape.inner

@@ -1,0 +1,25 @@
+"""What a dry run says of time and memory, for a variant with one training and one with two."""
+
+import pytest
+
+from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
+from understudy.methods.conditional_generation.method import METHOD
+from understudy.methods.method import Promise
+
+SIZES = {"max_length": 20, "batch_size": 8}
+
+
+@pytest.mark.parametrize("variant", ["multitask", "naive_pplm"])
+def test_time_of_every_part_and_a_predicted_peak(variant):
+    sampling = {"max_new_tokens": 6}
+    config = ConditionalGenerationConfig(
+        variant=variant, samples=4, train={**SIZES, "epochs": 400.0}, generate={"sampling": sampling}
+    )
+    config = METHOD.resolve(config, 40)
+    queries = METHOD.queries(config, n=40, epsilon=8.0, delta=1e-3)
+    found = METHOD.estimate(config, Promise(queries, 40, 8.0, 1e-3, ("bad", "good")))
+    assert found["expected_training_minutes"] > 0
+    assert found["expected_generation_minutes"] >= 0
+    assert found["expected_evaluation_minutes"] >= 0
+    # The interpreter with torch and the model takes some 300 MiB, the training of so few rows hardly more.
+    assert 200 < found["expected_peak_memory_mib"] < 4000

@@ -1,0 +1,114 @@
+"""Batch sizes that follow from public facts, and what is refused because it cannot fit."""
+
+import pytest
+import torch
+
+from understudy.errors import InputError
+from understudy.methods.conditional_generation import memory
+from understudy.methods.conditional_generation.config import ConditionalGenerationConfig as Config
+from understudy.methods.conditional_generation.memory import (
+    check_fits,
+    recomputes,
+    resolve,
+    resolve_for,
+    rows_per_pass,
+    training_bytes,
+)
+from understudy.methods.conditional_generation.method import METHOD
+from understudy.methods.conditional_generation.queries import queries_of, schedule_of
+from understudy.methods.conditional_generation.train import fit
+from understudy.models.lora import trainable_parameters
+from understudy.models.shape import ModelShape
+
+GIB = 2**30
+BIG = ModelShape(30, 576, 576, 192, 1536, True, 49_152, 134_515_008)
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """Give the machine so many GiB."""
+
+    def set_limit(gib):
+        monkeypatch.setattr(memory, "memory_limit", lambda: int(gib * GIB))
+
+    set_limit(16)
+    return set_limit
+
+
+@pytest.mark.usefixtures("machine")
+@pytest.mark.parametrize(("batch", "n"), [(256, 8530), (128, 8530), (40, 600), (10, 600), (256, 30), (1, 600)])
+def test_fillers_stay_under_a_tenth_of_an_expected_step(batch, n):
+    rows = rows_per_pass(Config(train={"batch_size": batch, "max_length": 16}), n, None)
+    assert (rows - 1) / 2 <= min(batch, n) / 10
+    assert rows >= 1
+
+
+def test_the_numbers_are_the_same_on_every_machine_with_enough_memory(machine):
+    found = set()
+    for gib in (8, 16, 23.5, 512):
+        machine(gib)
+        found.add((rows_per_pass(Config(), 8530, BIG), resolve(Config(), 8530).train.micro_batch))
+    assert found == {(8, 16)}
+    machine(2)
+    assert rows_per_pass(Config(), 8530, BIG) < 8
+
+
+@pytest.mark.usefixtures("machine")
+def test_given_numbers_stay_and_need_no_model():
+    given = Config(model="no/such-model", train={"micro_batch": 7}, generate={"batch_size": 3})
+    assert resolve(given, 600) is given
+    half = resolve_for(Config(train={"micro_batch": 7}), 600, BIG)
+    assert (half.train.micro_batch, half.generate.batch_size) == (7, 64)
+    for value in (0, 65_537, "automatic", 2.5):
+        with pytest.raises(ValueError, match="micro_batch"):
+            Config(train={"micro_batch": value})
+
+
+@pytest.mark.usefixtures("machine")
+def test_the_charge_holds_the_resolved_number_and_not_that_of_generation():
+    """An explicit number that equals what auto gives is the same charge."""
+    auto = METHOD.charge.settings(METHOD.preparation.resolve(Config(), 8530))
+    given = METHOD.charge.settings(
+        METHOD.preparation.resolve(Config(train={"micro_batch": 16}, generate={"batch_size": 5}), 8530)
+    )
+    assert auto.train.micro_batch == 16
+    assert auto == given
+
+
+def test_layers_are_computed_twice_only_where_a_run_would_not_fit_otherwise(machine):
+    long = Config(train={"max_length": 1024, "micro_batch": 1})
+    assert not recomputes(long, BIG, 1)
+    machine(8)
+    assert recomputes(long, BIG, 1)
+    assert training_bytes(long, BIG, 1, recompute=True) < training_bytes(long, BIG, 1) / 4
+    check_fits(long, BIG)
+
+
+def test_what_cannot_fit_is_refused_with_what_to_lower(machine):
+    machine(2)
+    with pytest.raises(InputError, match=r"this machine allows 2\.0.*train\.micro_batch=64.*train\.max_length"):
+        check_fits(Config(train={"micro_batch": 64, "max_length": 1024}), BIG)
+    with pytest.raises(InputError, match=r"lora\.rank=0"):
+        check_fits(Config(train={"micro_batch": 1}, lora={"rank": 0}), BIG)
+    machine(16)
+    check_fits(Config(train={"micro_batch": 8}), BIG)
+
+
+def test_recomputed_layers_give_the_same_bytes(
+    machine, make_base, make_config, make_rows, make_mechanisms, label_names
+):
+    """Activation checkpointing is a matter of memory alone."""
+    from understudy.methods.conditional_generation.encode import encode
+
+    found = []
+    for gib in (16, 1e-3):
+        machine(gib)
+        config, base = make_config(lora={"rank": 2}), make_base("llama")
+        texts, labels = make_rows()
+        planned = schedule_of(queries_of(config, n=len(texts), epsilon=8.0, delta=1e-3))
+        rows = encode(texts, labels, label_names=label_names, tokenizer=base.tokenizer, config=config)
+        mechanisms = make_mechanisms(planned)
+        trained = fit(base, rows, label_names=label_names, config=config, schedule=planned, mechanisms=mechanisms)
+        assert trainable_parameters(trained.model) == {}
+        found.append(trained.model.state_dict())
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])

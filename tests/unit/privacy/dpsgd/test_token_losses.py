@@ -1,0 +1,230 @@
+"""Losses through the head in chunks, and their per-example gradients, against plain logits in double precision."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from understudy.models import lora
+from understudy.privacy.dpsgd import token_losses as module
+from understudy.privacy.dpsgd.per_example import clipped_gradient_sum
+from understudy.privacy.dpsgd.token_losses import token_losses
+
+VOCABULARY, WIDTH, LENGTH, ROWS = 37, 12, 9, 5
+
+
+@pytest.fixture(params=["one token at a time", "some", "all at once"])
+def chunks(request, monkeypatch):
+    monkeypatch.setattr(
+        module, "LOGITS_AT_ONCE", {"o": 1, "s": 4 * LENGTH * VOCABULARY // 2, "a": 1 << 22}[request.param[0]]
+    )
+
+
+def model_of(kind, *, tied):
+    common = {"vocab_size": VOCABULARY, "tie_word_embeddings": tied, "pad_token_id": None}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        if kind == "gpt2":
+            small = GPT2Config(n_embd=WIDTH, n_layer=1, n_head=2, n_positions=16, resid_pdrop=0.0, embd_pdrop=0.0,
+                               attn_pdrop=0.0, bos_token_id=0, eos_token_id=0, **common)  # fmt: skip
+            model = GPT2LMHeadModel(small)
+        else:
+            small = LlamaConfig(hidden_size=WIDTH, intermediate_size=20, num_hidden_layers=1, num_attention_heads=2,
+                                num_key_value_heads=1, **common)  # fmt: skip
+            model = LlamaForCausalLM(small)
+        if kind == "llama-bias":
+            model.lm_head.bias = nn.Parameter(torch.randn(VOCABULARY))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn(parameter.shape) * 0.2)
+        if kind == "llama-lora":
+            model = lora.attach(model, rank=2, alpha=4, generator=torch.Generator().manual_seed(1))
+            for parameter in lora.trainable_parameters(model).values():
+                nn.init.normal_(parameter, std=0.2)
+    return model.double().eval()
+
+
+def rows(seed=2):
+    generator = torch.Generator().manual_seed(seed)
+    # few distinct tokens, so that inputs and targets of one row often meet in the tied matrix
+    ids = torch.randint(0, 6, (ROWS, LENGTH), generator=generator)
+    ids[:, -1] = torch.randint(0, VOCABULARY, (ROWS,), generator=generator)
+    return {"input_ids": ids, "weights": torch.rand(ROWS, LENGTH - 1, generator=generator, dtype=torch.float64)}
+
+
+def parts(model, ids):
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    positions = torch.arange(ids.shape[1])[None].repeat(ids.shape[0], 1)
+    hidden = inner.base_model(input_ids=ids, position_ids=positions, use_cache=False).last_hidden_state
+    return inner.get_output_embeddings(), hidden
+
+
+def chunked(model, batch):
+    head, hidden = parts(model, batch["input_ids"])
+    losses = token_losses(head, hidden[:, :-1], batch["input_ids"][:, 1:])
+    return (losses * batch["weights"]).sum(1)
+
+
+def plain(model, batch):
+    """The same by definition."""
+    head, hidden = parts(model, batch["input_ids"])
+    likely = head(hidden[:, :-1]).log_softmax(-1).gather(-1, batch["input_ids"][:, 1:, None])[..., 0]
+    return -(likely * batch["weights"]).sum(1)
+
+
+def chunked_twice(model, batch):
+    """Two texts per example: the head's uses have cross terms with each other and with the embedding's."""
+    other = {**batch, "input_ids": batch["input_ids"].flip(1)}
+    return chunked(model, batch) + 0.5 * chunked(model, other)
+
+
+def plain_twice(model, batch):
+    other = {**batch, "input_ids": batch["input_ids"].flip(1)}
+    return plain(model, batch) + 0.5 * plain(model, other)
+
+
+def chunked_and_plain(model, batch):
+    return chunked(model, batch) + plain(model, {**batch, "input_ids": batch["input_ids"].flip(1)})
+
+
+def plain_and_plain(model, batch):
+    return plain(model, batch) + plain(model, {**batch, "input_ids": batch["input_ids"].flip(1)})
+
+
+def plain_and_chunked(model, batch):
+    return plain(model, {**batch, "input_ids": batch["input_ids"].flip(1)}) + chunked(model, batch)
+
+
+def clipped_by_definition(model, parameters, loss, batch, clip):
+    """One example at a time, plain autograd: the sum, and each example's norm."""
+    total, norms = {name: torch.zeros_like(p) for name, p in parameters.items()}, []
+    for row in range(ROWS):
+        one = {name: value[row : row + 1] for name, value in batch.items()}
+        found = torch.autograd.grad(loss(model, one)[0], list(parameters.values()))
+        norms.append(torch.cat([g.flatten() for g in found]).norm().item())
+        for name, gradient in zip(total, found, strict=True):
+            total[name] += gradient * min(1.0, clip / norms[-1])
+    return total, norms
+
+
+MODELS = {
+    "gpt2-tied": ("gpt2", True),
+    "gpt2-untied": ("gpt2", False),
+    "llama-tied": ("llama", True),
+    "llama-untied": ("llama", False),
+    "llama-bias": ("llama-bias", False),
+    "llama-tied-bias": ("llama-bias", True),
+    "llama-lora": ("llama-lora", True),
+}
+
+
+@pytest.mark.usefixtures("chunks")
+@pytest.mark.parametrize(
+    ("loss", "definition"),
+    [
+        (chunked, plain),
+        (chunked_twice, plain_twice),
+        (chunked_and_plain, plain_and_plain),
+        (plain_and_chunked, plain_and_plain),
+    ],
+)
+@pytest.mark.parametrize("name", MODELS)
+def test_clipped_sums_equal_a_loop_over_examples(name, loss, definition):
+    kind, tied = MODELS[name]
+    model, batch = model_of(kind, tied=tied), rows()
+    parameters = lora.trainable_parameters(model)
+    _, norms = clipped_by_definition(model, parameters, definition, batch, 1.0)
+    clip = sorted(norms)[2]  # some are clipped, some are not
+    expected, _ = clipped_by_definition(model, parameters, definition, batch, clip)
+    everyone = torch.ones(ROWS, dtype=torch.bool)
+    found = clipped_gradient_sum(model, parameters, loss, batch, l2_clip_norm=clip, valid=everyone)
+    whole = torch.cat([value.flatten() for value in expected.values()]).norm()
+    for key, value in expected.items():
+        # norms are rounded up by 2^-21 of their scale, which is all that double precision leaves
+        assert (found[key] - value).norm() <= 2e-6 * max(value.norm(), 1e-2 * whole), key
+
+
+@pytest.mark.usefixtures("chunks")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", ["gpt2-tied", "llama-untied", "llama-tied-bias"])
+def test_each_contribution_is_clipped_to_the_norm(name, dtype):
+    kind, tied = MODELS[name]
+    model, batch, clip = model_of(kind, tied=tied).to(dtype), rows(), 0.01
+    batch["weights"] = batch["weights"].to(dtype)
+    parameters = lora.trainable_parameters(model)
+    for row in range(ROWS):
+        found = clipped_gradient_sum(
+            model, parameters, chunked, batch, l2_clip_norm=clip, valid=torch.arange(ROWS) == row
+        )
+        norm = torch.cat([value.double().flatten() for value in found.values()]).norm()
+        assert clip * (1 - 1e-5) < norm < clip * (1 + 1e-6)
+
+
+@pytest.mark.usefixtures("chunks")
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_rows_that_do_not_count_leave_no_trace(poison):
+    """A null row and one without finite gradient: the sum's bytes are those of other contents in their place."""
+    model, batch = model_of("llama", tied=True), rows()
+    other = {name: value.clone() for name, value in batch.items()}
+    other["input_ids"][1] = 36
+    other["weights"][1] = poison
+    parameters, counted = lora.trainable_parameters(model), torch.arange(ROWS) != 1
+    one, two = (
+        clipped_gradient_sum(model, parameters, chunked, b, l2_clip_norm=0.3, valid=counted) for b in (batch, other)
+    )
+    assert all(torch.equal(one[key], two[key]) for key in one)
+    everyone = torch.ones(ROWS, dtype=torch.bool)
+    poisoned = clipped_gradient_sum(model, parameters, chunked, other, l2_clip_norm=0.3, valid=everyone)
+    assert all(torch.allclose(poisoned[key], one[key], atol=1e-12) for key in one)
+
+
+@pytest.mark.usefixtures("chunks")
+@pytest.mark.parametrize("name", ["gpt2-tied", "llama-bias"])
+def test_ordinary_training_gets_the_ordinary_gradients(name):
+    kind, tied = MODELS[name]
+    model, batch = model_of(kind, tied=tied), rows()
+    twin = copy.deepcopy(model)
+    chunked(model, batch).sum().backward()
+    plain(twin, batch).sum().backward()
+    for (key, one), two in zip(model.named_parameters(), twin.parameters(), strict=True):
+        assert torch.allclose(one.grad, two.grad, atol=1e-10), key
+
+
+@pytest.mark.usefixtures("chunks")
+def test_without_gradients_only_losses_are_computed():
+    model, batch = model_of("llama", tied=True), rows()
+    with torch.no_grad():
+        found = chunked(model, batch)
+    assert not found.requires_grad
+    assert torch.allclose(found, plain(model, batch), atol=1e-10)
+
+
+def test_a_head_of_another_kind_is_read_in_one_piece():
+    head = nn.Sequential(nn.Linear(4, 6), nn.Tanh())
+    hidden, targets = torch.randn(2, 3, 4), torch.tensor([[0, 1, 2], [3, 4, 5]])
+    expected = functional.cross_entropy(head(hidden).transpose(1, 2), targets, reduction="none")
+    assert torch.allclose(token_losses(head, hidden, targets), expected)
+
+
+def test_logits_are_never_held_for_the_whole_batch(monkeypatch):
+    """The largest tensor of a pass has at most as many numbers as are allowed at once, or one row's."""
+    monkeypatch.setattr(module, "LOGITS_AT_ONCE", 2 * LENGTH * VOCABULARY)
+    model, batch = model_of("llama", tied=True), rows()
+    parameters, largest = lora.trainable_parameters(model), 0
+
+    class Watch(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            nonlocal largest
+            result = function(*args, **(kwargs or {}))
+            if isinstance(result, torch.Tensor) and result.shape[-1:] == (VOCABULARY,):
+                largest = max(largest, result.numel())
+            return result
+
+    with Watch():
+        clipped_gradient_sum(
+            model, parameters, chunked, batch, l2_clip_norm=0.3, valid=torch.ones(ROWS, dtype=torch.bool)
+        )
+    assert 0 < largest <= 2 * LENGTH * VOCABULARY
