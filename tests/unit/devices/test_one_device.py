@@ -14,7 +14,7 @@ METHODS = "understudy.methods"
 # Step -> a function that it calls, where the step looks it up, and which gives a tensor of the step's device.
 PLACES = {
     "train-lora": f"{METHODS}.conditional_generation.losses:last_hidden",
-    "train-joint": f"{METHODS}.conditional_generation.losses:next_logits",
+    "train-joint": f"{METHODS}.conditional_generation.losses:token_losses",
     "train-all-weights": f"{METHODS}.conditional_generation.losses:hide_labels",
     "train-filter": f"{METHODS}.conditional_generation.losses:prefix_states",
     "train-head": f"{METHODS}.conditional_generation.losses:prefix_states",
@@ -31,7 +31,7 @@ PLACES = {
     "classifier": "understudy.evaluation.classifier:_logits",
     "encoder": "transformers.models.bert.modeling_bert:BertIntermediate.forward",
     "transfer": "understudy.evaluation.transfer:last_state",
-    "perplexity": "torch.nn.functional:cross_entropy",
+    "perplexity": "understudy.evaluation.language_model:token_losses",
 }
 
 pytestmark = [

@@ -15,9 +15,9 @@ def test_time_of_every_part_and_a_predicted_peak(variant):
     config = ConditionalGenerationConfig(
         variant=variant, samples=4, train={**SIZES, "epochs": 400.0}, generate={"sampling": sampling}
     )
-    config = METHOD.resolve(config, 40)
-    queries = METHOD.queries(config, n=40, epsilon=8.0, delta=1e-3)
-    found = METHOD.estimate(config, Promise(queries, 40, 8.0, 1e-3, ("bad", "good")))
+    config = METHOD.preparation.resolve(config, 40)
+    queries = METHOD.charge.queries(config, n=40, epsilon=8.0, delta=1e-3)
+    found = METHOD.preparation.estimate(config, Promise(queries, 40, 8.0, 1e-3, ("bad", "good")))
     assert found["expected_training_minutes"] > 0
     assert found["expected_generation_minutes"] >= 0
     assert found["expected_evaluation_minutes"] >= 0

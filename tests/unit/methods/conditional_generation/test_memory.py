@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from understudy.data.private_rows import PrivateRows
 from understudy.errors import InputError
 from understudy.methods.conditional_generation import memory
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig as Config
@@ -15,7 +16,7 @@ from understudy.methods.conditional_generation.memory import (
     training_bytes,
 )
 from understudy.methods.conditional_generation.method import METHOD
-from understudy.methods.conditional_generation.queries import queries_of, schedule_of
+from understudy.methods.conditional_generation.queries import Asked, queries_of, schedule_of
 from understudy.methods.conditional_generation.train import fit
 from understudy.models.lora import trainable_parameters
 from understudy.models.shape import ModelShape
@@ -106,9 +107,8 @@ def test_recomputed_layers_give_the_same_bytes(
         config, base = make_config(lora={"rank": 2}), make_base("llama")
         texts, labels = make_rows()
         planned = schedule_of(queries_of(config, n=len(texts), epsilon=8.0, delta=1e-3))
-        rows = encode(texts, labels, label_names=label_names, tokenizer=base.tokenizer, config=config)
-        mechanisms = make_mechanisms(planned)
-        trained = fit(base, rows, label_names=label_names, config=config, schedule=planned, mechanisms=mechanisms)
+        rows = encode(PrivateRows(texts, labels, label_names), tokenizer=base.tokenizer, config=config)
+        trained = fit(base, rows, Asked(config, planned, make_mechanisms(planned)))
         assert trainable_parameters(trained.model) == {}
         found.append(trained.model.state_dict())
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])

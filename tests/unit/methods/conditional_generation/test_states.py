@@ -43,7 +43,7 @@ def test_random_labels_are_uniform_over_ordinary_tokens(encoded):
 def test_the_discriminators_view_is_the_same_whatever_the_label(tokenizer, make_config, label_names):
     views = []
     for label in range(len(label_names)):
-        rows = encode(TEXTS, [label] * 4, label_names=label_names, tokenizer=tokenizer, config=make_config())
+        rows = encode(PrivateRows(TEXTS, [label] * 4, label_names), tokenizer=tokenizer, config=make_config())
         labels = random_labels(rows.prompts, torch.arange(4), step=1, seed=0)
         views.append(hide_labels(rows.input_ids, rows.attention_mask, prompts=rows.prompts, labels=labels))
     for ids, mask in views[1:]:
