@@ -108,7 +108,7 @@ def test_recomputed_layers_give_the_same_bytes(
         texts, labels = make_rows()
         planned = schedule_of(queries_of(config, n=len(texts), epsilon=8.0, delta=1e-3))
         rows = encode(PrivateRows(texts, labels, label_names), tokenizer=base.tokenizer, config=config)
-        trained = fit(base, rows, Asked(config, planned, make_mechanisms(planned)))
+        trained = fit(base, rows, Asked(config, planned, make_mechanisms(planned)), checkpoints=None, progress=None)
         assert trainable_parameters(trained.model) == {}
         found.append(trained.model.state_dict())
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
