@@ -97,16 +97,9 @@ def read_table(ref: ArtifactRef) -> pa.Table:
     return pq.read_table(path)
 
 
-def write_json(
-    value: Any,
-    *,
-    kind: str,
-    label: Label,
-    parents: Sequence[ArtifactRef | str] = (),
-    match: bytes | None = None,
-) -> ArtifactRef:
+def write_json(value: Any, *, kind: str, label: Label, parents: Sequence[ArtifactRef | str] = ()) -> ArtifactRef:
     """Store a JSON value, for example metrics, with sorted keys."""
-    with store_for(label).write(kind=kind, label=label, parents=parents, match=match) as draft:
+    with store_for(label).write(kind=kind, label=label, parents=parents) as draft:
         (draft.path / VALUE).write_bytes(canonical_json(value))
     return draft.ref
 

@@ -42,17 +42,7 @@ def herding(features: Features, labels: Sequence[int] | Rows, *, classes: int, p
 def k_center(features: Features, labels: Sequence[int] | Rows, *, classes: int, per_class: int) -> list[Rows]:
     """Rows of each class chosen farthest first, from the row nearest to the class mean.
 
-    Args:
-        features: (n, d); private.
-        labels: (n,) ints in [0, classes).
-        classes: number of declared labels.
-        per_class: rows wanted per class, at least 1.
-
-    Returns:
-        Per class (at most per_class,) row numbers in the order of choice; private. Ties go to the lower row.
-
-    Raises:
-        ValueError: as `herding`.
+    Takes, returns and raises what `herding` does.
     """
     return _per_class(features, labels, _farthest_first, classes=classes, per_class=per_class)
 

@@ -32,8 +32,7 @@ def nearest_candidates(
     embeddings: Rows,
     candidates: Rows,
     *,
-    sample_labels: IntArray | None = None,
-    labels: IntArray | None = None,
+    labels: tuple[IntArray, IntArray] | None = None,
     chunk: int | None = None,
 ) -> IntArray:
     """For each sample the candidate of the greatest cosine similarity.
@@ -41,25 +40,25 @@ def nearest_candidates(
     Args:
         embeddings: (N, d) of samples, private.
         candidates: (M, d), public.
-        sample_labels: (N,) label of each sample; it votes among candidates of its label. Private.
-        labels: (M,) label of each candidate; given with `sample_labels`. Public.
+        labels: (N,) label of each sample, private, and (M,) of each candidate, public; a sample votes among candidates
+            of its label.
         chunk: samples at a time; None: about 32 MiB of similarities.
 
     Returns:
         (N,) int64; -1, no vote, for an embedding that is zero or not finite, or a label without candidates.
 
     Raises:
-        ValueError: only one of the two labels is given, or the dimensions differ.
+        ValueError: the dimensions differ.
     """
-    if (sample_labels is None) != (labels is None) or embeddings.shape[1] != candidates.shape[1]:
-        raise ValueError("expected both labels or none, and embeddings of one dimension")
+    if embeddings.shape[1] != candidates.shape[1]:
+        raise ValueError(f"expected embeddings of one dimension, found {embeddings.shape[1]} and {candidates.shape[1]}")
     found = np.full(len(embeddings), -1, dtype=np.int64)
     usable = np.isfinite(embeddings).all(axis=1) & (embeddings != 0).any(axis=1)
     known = np.rint(_GRID * unit_rows(candidates))
     step = chunk or max(1, _NUMBERS // len(candidates))
-    for label in [None] if labels is None else np.unique(labels).tolist():
-        columns = np.arange(len(candidates)) if label is None else np.flatnonzero(labels == label)
-        voters = np.flatnonzero(usable if label is None else usable & (sample_labels == label))
+    own, theirs = labels or (np.zeros(len(embeddings)), np.zeros(len(candidates)))
+    for label in np.unique(theirs).tolist():
+        columns, voters = np.flatnonzero(theirs == label), np.flatnonzero(usable & (own == label))
         reference = known[columns].T
         for start in range(0, len(voters), step):
             rows = voters[start : start + step]

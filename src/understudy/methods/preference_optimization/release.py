@@ -117,8 +117,17 @@ def _every_vector(
     space = _space(candidates, labels=labels, config=config)
     if config.scoring.scorer == "cosine":
         return client_vectors(space, pool.means)
-    nearest = nearest_candidates(pool.embeddings, candidates, sample_labels=pool.labels, labels=labels)
+    nearest = _nearest(pool, candidates, labels=labels)
     return histogram_vectors(space, nearest, pool.owner, np.arange(pool.slots, dtype=np.int64))
+
+
+def _nearest(pool: ClientPool, candidates: Rows, *, labels: IntArray | None) -> IntArray:
+    """(N,) the candidate that each sample of the pool votes for, private."""
+    if labels is None or pool.labels is None:
+        if labels is not pool.labels:
+            raise ValueError("expected labels of the samples and of the candidates, or neither")
+        return nearest_candidates(pool.embeddings, candidates)
+    return nearest_candidates(pool.embeddings, candidates, labels=(pool.labels, labels))
 
 
 def _space(candidates: Rows, *, labels: IntArray | None, config: PreferenceOptimizationConfig) -> CandidateSpace:
@@ -143,7 +152,7 @@ def scores_without_noise(
     scoring = config.scoring
     if scoring.scorer == "histogram":
         space = _space(candidates, labels=labels, config=config)
-        nearest = nearest_candidates(pool.embeddings, candidates, sample_labels=pool.labels, labels=labels)
+        nearest = _nearest(pool, candidates, labels=labels)
         return histogram_sum(space, nearest, pool.owner, mask)
     return exact_sum(
         pool.means,

@@ -397,10 +397,10 @@ def test_with_labels_a_sample_votes_among_its_labels_candidates():
     candidates = np.eye(4)
     labels, kinds = np.array([0, 0, 1, 1]), np.array([1, 0, 2])
     samples = np.array([[0.9, 0.1, 0.2, 0.3], [0, 0.1, 0.2, 0.9], [1.0, 0, 0, 0]])
-    nearest = nearest_candidates(samples, candidates, sample_labels=kinds, labels=labels)
+    nearest = nearest_candidates(samples, candidates, labels=(kinds, labels))
     assert nearest.tolist() == [3, 1, -1]
-    with pytest.raises(ValueError, match="both labels"):
-        nearest_candidates(samples, candidates, labels=labels)
+    with pytest.raises(ValueError, match="found 4 and 3"):
+        nearest_candidates(samples, candidates[:, :3])
 
 
 @settings(max_examples=100, deadline=None)
