@@ -4,7 +4,7 @@ Two parts. *Head*: losses and gradients through an output head of SmolLM2-135M's
 49,152), in chunks, beside logits of the whole micro-batch as they were taken before; frozen, and trained with clipping
 for each example. *Peaks*: two steps of conditional generation's training, above the loaded model, beside what
 `--dry-run` predicts, for nine models and settings on 8,530 rows; the micro-batch is the one that `auto` gives. Steps
-expect two micro-batches: memory does not grow with their number. Weights are random. Every figure comes from a process
+expect two micro-batches: each frees what it took. Weights are random. Every figure comes from a process
 of its own; time is processor time.
 
     python benchmarks/memory.py --out docs/results/memory.json
