@@ -152,7 +152,7 @@ def length_taken_from_the_rows(patch: Patch) -> None:
 
 def noise_not_drawn(patch: Patch) -> None:
     patch.setattr(
-        mechanisms_module, "rounded_gaussian", lambda key, size, *, scale: torch.zeros(size, dtype=torch.int64)
+        mechanisms_module, "rounded_gaussian", lambda key, size, *, scale, start: torch.zeros(size, dtype=torch.int64)
     )
 
 
@@ -160,7 +160,9 @@ def noise_times(factor: float):
     def plant(patch: Patch) -> None:
         exact = mechanisms_module.rounded_gaussian
         patch.setattr(
-            mechanisms_module, "rounded_gaussian", lambda key, size, *, scale: exact(key, size, scale=factor * scale)
+            mechanisms_module,
+            "rounded_gaussian",
+            lambda key, size, *, scale, start: exact(key, size, scale=factor * scale, start=start),
         )
 
     return plant

@@ -106,7 +106,9 @@ def test_clipped_signal_moves_every_trainable_tensor_and_lowers_the_loss(name, r
 def test_noise_of_the_gateway_has_the_declared_scale(monkeypatch, factor):
     exact = mechanisms_module.rounded_gaussian
     monkeypatch.setattr(
-        mechanisms_module, "rounded_gaussian", lambda key, size, scale: exact(key, size, scale=scale * factor)
+        mechanisms_module,
+        "rounded_gaussian",
+        lambda key, size, *, scale, start: exact(key, size, scale=scale * factor, start=start),
     )
     streams = {"lm": 0.1, "discriminator": 2.0}
     queries = [one_sum(name, steps=20, sensitivity=c, noise_multiplier=0.7) for name, c in streams.items()]
@@ -124,7 +126,9 @@ def test_neighbours_are_as_hard_to_tell_apart_as_the_accounting_says(monkeypatch
     """The best test between two queries one sensitivity apart has AUC Phi(1 / (z sqrt 2)), whatever the rest."""
     exact, noise, runs = mechanisms_module.rounded_gaussian, 1.5, 800
     monkeypatch.setattr(
-        mechanisms_module, "rounded_gaussian", lambda key, size, scale: exact(key, size, scale=scale * factor)
+        mechanisms_module,
+        "rounded_gaussian",
+        lambda key, size, *, scale, start: exact(key, size, scale=scale * factor, start=start),
     )
     asked = one_sum("lm", sensitivity=0.4, noise_multiplier=noise)
     direction = torch.randn(12, generator=torch.Generator().manual_seed(3))

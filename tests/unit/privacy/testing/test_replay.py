@@ -227,7 +227,9 @@ def test_a_null_row_that_still_counts_is_caught(monkeypatch):
 def test_wrong_noise_is_caught(monkeypatch, factor):
     exact = mechanisms_module.rounded_gaussian
     monkeypatch.setattr(
-        mechanisms_module, "rounded_gaussian", lambda key, size, scale: exact(key, size, scale=scale * factor)
+        mechanisms_module,
+        "rounded_gaussian",
+        lambda key, size, *, scale, start: exact(key, size, scale=scale * factor, start=start),
     )
     (pair,) = pairs(kinds=("plain",))
     assert any("times what was declared" in fault for fault in check(pair).faults)
@@ -236,9 +238,9 @@ def test_wrong_noise_is_caught(monkeypatch, factor):
 def test_noise_skipped_in_one_step_is_caught(monkeypatch):
     exact, calls = mechanisms_module.rounded_gaussian, []
 
-    def skipping(key, size, scale):
+    def skipping(key, size, *, scale, start):
         calls.append(size)
-        return exact(key, size, scale=scale) * (len(calls) != 5)
+        return exact(key, size, scale=scale, start=start) * (len(calls) != 5)
 
     monkeypatch.setattr(mechanisms_module, "rounded_gaussian", skipping)
     (pair,) = pairs(kinds=("plain",))
@@ -282,9 +284,11 @@ def test_noise_shared_between_steps_or_streams_is_caught(monkeypatch, shared):
 
 
 def test_noise_that_depends_on_the_query_is_caught(monkeypatch):
-    exact = mechanisms_module._add
+    exact = mechanisms_module._noised
     monkeypatch.setattr(
-        mechanisms_module, "_add", lambda query, noise: exact({k: v * 19 // 10 for k, v in query.items()}, noise)
+        mechanisms_module,
+        "_noised",
+        lambda steps, key, **asked: exact({k: v * 19 // 10 for k, v in steps.items()}, key, **asked),
     )
     (pair,) = pairs(kinds=("plain",))
     assert any("depends on the query" in fault for fault in check(pair).faults)
