@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from understudy.cores import available_cores, cpu_quota, memory_limit, resident_memory
+from understudy.cores import available_cores, cpu_quota, memory_limit
 
 
 @pytest.fixture
