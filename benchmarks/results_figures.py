@@ -236,7 +236,12 @@ def _peaks(axes: Axes) -> None:
 
 def measurements(claim: str, found: str) -> list[tuple[str, float]]:
     """The figures of one line of the table of claims: several where it measured several things or times."""
-    said = {"DP LoRA step": "DP step: throughput", "the same": "DP step: peak memory", "overhead": "a task's overhead"}
+    said = {
+        "DP LoRA step": "DP step: throughput",
+        "the same": "DP step: peak memory",
+        "overhead": "a task's overhead",
+        "steered against": "steered generation: hidden",
+    }
     name = next((short for start, short in said.items() if claim.startswith(start)), claim)
     if claim.startswith("batched PPLM"):
         return [(f"batched PPLM: {way}", float(value)) for way, value in re.findall(r"([a-z_]+) (\d+\.\d+)", found)]
