@@ -72,8 +72,8 @@ class TrainConfig(Frozen):
     )
     micro_batch: Size | Literal["auto"] = setting(
         "auto",
-        "Rows per forward pass, at least 1: memory and rounding only. auto: by model, length, expected batch and the "
-        "machine's memory; a run that is resumed elsewhere names the number.",
+        "Rows per forward pass, at least 1: memory and rounding only. auto: by model, length and expected batch, the "
+        "same on every machine.",
     )
     checkpoint_every: Count = setting(20, "Steps between checkpoints, at least 1.")
 

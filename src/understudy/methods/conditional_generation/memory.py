@@ -1,7 +1,8 @@
 """What a training and a generation hold, predicted from public facts, and the batch sizes that follow from it.
 
-Nothing here depends on rows, on how many of them were drawn, or on what memory is free at the moment: the micro-batch
-is part of the charge, and a resumed run must find the same one.
+Nothing here depends on rows, on how many of them were drawn, or on what memory is free at the moment. The micro-batch
+is part of the charge, so it does not depend on the machine either: a run that is repeated elsewhere must find the same
+one. The generation batch and whether layers are computed twice change no number, and follow the machine's memory.
 
 The counts are of float32 numbers that autograd keeps, per token and layer; what an allocator wastes between them was
 measured (benchmarks/memory.py).
@@ -69,9 +70,12 @@ def rows_per_pass(config: ConditionalGenerationConfig, n: int, shape: ModelShape
 
 
 def _has_room(config: ConditionalGenerationConfig, shape: ModelShape, rows: int) -> bool:
-    """Whether a pass of so many rows fits, and takes no more beside what any pass takes than is worth having."""
-    whole = training_bytes(config, shape, rows)
-    return whole <= memory_limit() // 2 and whole - training_bytes(config, shape, 0) <= _AMPLE
+    """Whether a pass of so many rows takes no more, beside what any pass takes, than is worth having.
+
+    The machine has no say: the number is part of the charge, and on another machine the same command would be charged
+    a second time. `check_fits` refuses where it is too large.
+    """
+    return training_bytes(config, shape, rows) - training_bytes(config, shape, 0) <= _AMPLE
 
 
 def rows_at_a_time(config: ConditionalGenerationConfig, shape: ModelShape | None) -> int:

@@ -44,14 +44,18 @@ def test_fillers_stay_under_a_tenth_of_an_expected_step(batch, n):
     assert rows >= 1
 
 
-def test_the_numbers_are_the_same_on_every_machine_with_enough_memory(machine):
+def test_the_micro_batch_is_the_same_on_every_machine(machine):
+    """It is part of the charge: the same command on a smaller machine must not be charged a second time."""
     found = set()
-    for gib in (8, 16, 23.5, 512):
+    for gib in (0.5, 2, 8, 16, 23.5, 512):
         machine(gib)
-        found.add((rows_per_pass(Config(), 8530, BIG), resolve(Config(), 8530).train.micro_batch))
-    assert found == {(8, 16)}
-    machine(2)
-    assert rows_per_pass(Config(), 8530, BIG) < 8
+        charged = METHOD.charge.settings(METHOD.preparation.resolve(Config(), 8530))
+        found.add((rows_per_pass(Config(), 8530, BIG), charged.train.micro_batch, charged.model_dump_json()))
+    assert {rows[:2] for rows in found} == {(8, 16)}
+    assert len(found) == 1
+    machine(0.5)
+    with pytest.raises(InputError, match=r"this machine allows 0\.5.*train\.micro_batch=8"):
+        check_fits(resolve_for(Config(), 8530, BIG), BIG)
 
 
 @pytest.mark.usefixtures("machine")
