@@ -63,6 +63,9 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
         bool, typer.Option("--labels-from-data", help="Publish the labels found in the rows; no epsilon covers them.")
     ] = False,
     client_column: Annotated[str, typer.Option(help="Column that says whose text it is.")] = "client_id",
+    instruction_column: Annotated[str, typer.Option(help="Column with the instructions.")] = "instruction",
+    response_column: Annotated[str, typer.Option(help="Column with the responses.")] = "response",
+    system_column: Annotated[str | None, typer.Option(help="Column with a system text for each pair.")] = None,
     units: Annotated[
         int | None, typer.Option(help="Number of rows, or clients, or an upper bound; becomes public.")
     ] = None,
@@ -90,6 +93,9 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
             "label_names": label_names,
             "labels_from_data": labels_from_data,
             "client_column": client_column,
+            "instruction_column": instruction_column,
+            "response_column": response_column,
+            "system_column": system_column,
             "units": units,
             "test": test,
             "model": model,

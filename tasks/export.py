@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from understudy.artifacts.access import ArtifactRef, read_json, read_table
 from understudy.data.tables import named_labels
 from understudy.evaluation.metrics import Metrics
@@ -157,7 +159,7 @@ def _write_report(
             delta_run=counted_delta,
         ),
         about=About(
-            made=f"{_made(table.num_rows, len(run.label_names))}, by {run.method}",
+            made=f"{_made(table, len(run.label_names))}, by {run.method}",
             label_names=run.label_names,
             created=str(statement["time"]),
             facts={
@@ -172,5 +174,8 @@ def _write_report(
     )
 
 
-def _made(rows: int, classes: int) -> str:
+def _made(table: pa.Table, classes: int) -> str:
+    rows = table.num_rows
+    if "instruction" in table.column_names:
+        return f"{rows} instructions with responses"
     return f"{rows} labelled texts in {classes} classes" if classes else f"{rows} texts"

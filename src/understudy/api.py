@@ -35,7 +35,7 @@ class Result:
     """What a run left behind.
 
     Attributes:
-        synthetic: columns `text` and `label`.
+        synthetic: columns `text` and, where the rows have labels, `label`; or `instruction` and `response`.
         statement: the privacy statement; stable keys first.
         metrics: internal, not private: computed from real rows.
         folder: the run's folder with `export/` and `internal/`.

@@ -7,6 +7,11 @@ import pyarrow as pa
 from understudy.errors import InputError, RowError
 
 
+def text_columns(table: pa.Table) -> list[str]:
+    """The columns that hold what a person wrote; a row that lacks the first of them is the null record."""
+    return ["instruction", "response"] if "instruction" in table.column_names else ["text"]
+
+
 def label_values(table: pa.Table, name: str) -> list[str | None]:
     """The values of a column of labels, as text."""
     require(table, name)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
+from understudy.data.columns import text_columns
+
 # Letters and digits below which a text is no one's in particular, such as "n/a" or "Yes!": unrelated sources share it.
 FEWEST_LETTERS = 5
 _NEITHER_LETTER_NOR_DIGIT = re.compile(r"[\W_]+")
@@ -19,8 +21,7 @@ def row_digests(table: pa.Table) -> list[bytes]:
     left out: a copy with another label or under another name is still the same person's text. A row of fewer than
     `FEWEST_LETTERS` is no one's in particular, as the null record is, and gets b"", which matches nothing.
     """
-    names = ["instruction", "response"] if "instruction" in table.column_names else ["text"]
-    rows = zip(*(map(_letters, table[name].to_pylist()) for name in names), strict=True)
+    rows = zip(*(map(_letters, table[name].to_pylist()) for name in text_columns(table)), strict=True)
     return [_digest(row) if sum(map(len, row)) >= FEWEST_LETTERS else b"" for row in rows]
 
 

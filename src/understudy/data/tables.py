@@ -15,12 +15,13 @@ from pydantic import Field
 
 from understudy.data.columns import label_values, require, strings
 from understudy.data.digests import canonical_digest, client_digests, normalise, row_digests
+from understudy.data.instructions import INSTRUCTION_SCHEMA, InstructionColumns, InstructionRows, check_instructions
 from understudy.data.readers import read_source
 from understudy.errors import InputError, RowError
 from understudy.frozen import Frozen
 
-# What the rows of a table are: labelled texts, bare texts, or the documents of clients.
-RowKind = Literal["labelled", "texts", "clients"]
+# What the rows of a table are: labelled texts, bare texts, the documents of clients, or instructions with responses.
+RowKind = Literal["labelled", "texts", "clients", "instructions"]
 
 __all__ = [
     "CLIENT_SCHEMA",
@@ -57,7 +58,6 @@ CLIENT_SCHEMA = pa.schema([("client_id", pa.string()), ("text", pa.string())])
 # Beside a row of a client that is trained on: a keyed hash of its client alone, by which it takes part.
 UNIT_ID = "unit_id"
 UNIT_ID_BYTES = 16
-INSTRUCTION_SCHEMA = pa.schema([("instruction", pa.string()), ("response", pa.string())])
 # What leaves: labels by name, so that the file explains itself.
 SYNTHETIC_SCHEMA = pa.schema([("text", pa.string()), ("label", pa.string())])
 
@@ -79,13 +79,6 @@ class ClientColumns(Frozen):
     text: str = Field(default="text", description="Column with the text.")
 
 
-class InstructionColumns(Frozen):
-    """Where instruction and response are."""
-
-    instruction: str = Field(default="instruction", description="Column with the instruction.")
-    response: str = Field(default="response", description="Column with the response.")
-
-
 @dataclass(frozen=True)
 class LabelledRows:
     """Checked rows: columns `text` (string) and `label` (int32, an index into `label_names`)."""
@@ -97,13 +90,6 @@ class LabelledRows:
 @dataclass(frozen=True)
 class ClientRows:
     """Checked rows: columns `client_id` and `text`, both strings, in the order of the file."""
-
-    table: pa.Table
-
-
-@dataclass(frozen=True)
-class InstructionRows:
-    """Checked rows: columns `instruction` and `response`, both strings."""
 
     table: pa.Table
 
@@ -209,21 +195,6 @@ def check_clients(table: pa.Table, columns: ClientColumns | None = None) -> Clie
     return ClientRows(table=pa.table({"client_id": clients, "text": texts}, schema=CLIENT_SCHEMA))
 
 
-def check_instructions(table: pa.Table, columns: InstructionColumns | None = None) -> InstructionRows:
-    """Check a table of instructions and responses.
-
-    Raises:
-        InputError: a column is missing or the table is empty.
-        RowError: a text is null or not a string; with the row's index.
-    """
-    columns = columns or InstructionColumns()
-    arrays = {
-        "instruction": strings(table, columns.instruction),
-        "response": strings(table, columns.response),
-    }
-    return InstructionRows(table=pa.table(arrays, schema=INSTRUCTION_SCHEMA))
-
-
 def labels_found(table: pa.Table, column: str) -> tuple[str, ...]:
     """The distinct values of a label column, sorted: using them as the label list declares them public.
 
@@ -282,6 +253,8 @@ def _refuse_silent(clients: Sequence[str], texts: Sequence[str], column: str) ->
 
 def named_labels(table: pa.Table, label_names: tuple[str, ...]) -> pa.Table:
     """The synthetic table as it leaves: labels, where there are any, by name, so that the file explains itself."""
+    if "instruction" in table.column_names:
+        return table.select(INSTRUCTION_SCHEMA.names)
     if not label_names:
         return pa.table({"text": table["text"]}, schema=TEXT_SCHEMA)
     names = [label_names[index] for index in table["label"].to_pylist()]

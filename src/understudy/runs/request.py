@@ -86,6 +86,11 @@ class RunRequest(BaseModel):
     client_column: str = Field(
         default="client_id", description="Column that says whose text it is, for methods that protect clients."
     )
+    instruction_column: str = Field(
+        default="instruction", description="Column with the instructions, for methods that take pairs."
+    )
+    response_column: str = Field(default="response", description="Column with the responses.")
+    system_column: str | None = Field(default=None, description="Column with a system text for each pair, if any.")
     label_names: dict[str, str] | None = Field(
         default=None,
         max_length=MOST_LABELS,
@@ -128,7 +133,15 @@ class RunRequest(BaseModel):
             raise ValueError("expected the home folder of a user that there is behind '~'") from None
         return value
 
-    @field_validator("source", "text_column", "label_column", "client_column")
+    @field_validator(
+        "source",
+        "text_column",
+        "label_column",
+        "client_column",
+        "instruction_column",
+        "response_column",
+        "system_column",
+    )
     @classmethod
     def _check_name(cls, value: str | None) -> str | None:
         return value if value is None else _check_line(value)

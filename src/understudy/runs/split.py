@@ -1,9 +1,9 @@
 """The private table as a run takes it: read, checked for its kind, split into units trained on and units held out.
 
-A table is of one of three kinds: labelled texts, bare texts, or the documents of clients. What becomes of a unit hangs
-on that unit alone: of a row, on its slot, which is its place in the file; of a client, on its identifier. So a unit
-that is removed, or replaced by the null record, moves no other, and everything public is a function of the declared
-number of units (ADR 0014).
+A table is of one of four kinds: labelled texts, bare texts, instructions with responses, or the documents of clients.
+What becomes of a unit hangs on that unit alone: of a row, on its slot, which is its place in the file; of a client, on
+its identifier. So a unit that is removed, or replaced by the null record, moves no other, and everything public is a
+function of the declared number of units (ADR 0014).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from understudy.data import tables
+from understudy.data.columns import text_columns
 from understudy.data.readers import same_source
 from understudy.data.samples import declared_labels
 from understudy.data.tables import RowKind
@@ -30,7 +31,7 @@ Names = tuple[str, ...] | dict[str, str]
 HOLD_OUT_EVERY: Final = 10
 # Of clients, of whom no number can be fixed, this many are expected at least, of up to half of those declared.
 HELD_OUT_CLIENTS: Final = 8
-NOUNS: Final[dict[RowKind, str]] = {"labelled": "row", "texts": "row", "clients": "client"}
+NOUNS: Final[dict[RowKind, str]] = {"labelled": "row", "texts": "row", "clients": "client", "instructions": "row"}
 LABELS_DISCLOSED: Final = (
     "the label list was read from the private rows (--labels-from-data) and is published: a label that a single row "
     "has is published with it, which no epsilon covers"
@@ -166,14 +167,15 @@ def _rows_to_measure_on(request: RunRequest, kind: RowKind, whole: pa.Table, nam
     return test
 
 
-def _texts(table: pa.Table) -> set[str]:
+def _texts(table: pa.Table) -> set[tuple[str, ...]]:
     """The different texts of a table, in whatever order and case."""
-    return {tables.normalise(text) for text in table["text"].to_pylist() if text is not None}
+    rows = zip(*(table[name].to_pylist() for name in text_columns(table)), strict=True)
+    return {tuple(tables.normalise(text) for text in row) for row in rows if row[0] is not None}
 
 
 def _check_not_empty(test: pa.Table) -> None:
     """Refuse, before anything is charged, held-out rows that nothing could be measured on."""
-    if not any(text.strip() for text in test["text"].to_pylist()):
+    if not any(text.strip() for text in test[text_columns(test)[0]].to_pylist()):
         raise InputError(
             "rows to measure on: expected a text in at least one of them, found white space in all or no row; "
             "name others with --test"
@@ -182,7 +184,7 @@ def _check_not_empty(test: pa.Table) -> None:
 
 def _check_trained(train: pa.Table, kind: RowKind) -> None:
     """Refuse, before anything is charged, a table of which nothing is left to train on."""
-    if train["text"].null_count == train.num_rows:
+    if train[text_columns(train)[0]].null_count == train.num_rows:
         raise InputError(f"expected a {NOUNS[kind]} to train on, found none that is not held out; bring more")
 
 
@@ -195,6 +197,11 @@ def _checked(
         return tables.check_clients(table, columns).table, ()
     if kind == "texts":
         return tables.check_texts(table, request.text_column, null_records=null_records), ()
+    if kind == "instructions":
+        pairs = tables.InstructionColumns(
+            instruction=request.instruction_column, response=request.response_column, system=request.system_column
+        )
+        return tables.check_instructions(table, pairs, null_records=null_records).table, ()
     labelled = tables.LabelledColumns(text=request.text_column, label=request.label_column, label_names=names)
     rows = tables.check_labelled(table, labelled, null_records=null_records)
     return rows.table, rows.label_names
@@ -279,7 +286,7 @@ def _by_id(whole: pa.Table, held: pa.Array, keyed_hash: KeyedHash) -> pa.Table:
 
 def _present(table: pa.Table) -> pa.Table:
     """The table without its null records."""
-    return table.filter(table["text"].is_valid())
+    return table.filter(table[text_columns(table)[0]].is_valid())
 
 
 def _reads_labels(request: RunRequest, known: SourceRecord | None) -> bool:

@@ -13,7 +13,9 @@ CANARY = "patient zibby has an ailment"
 GOOD = {"data": "rows.csv", "source": "ward", "out": "out", "epsilon": 3.0}
 
 
-@pytest.mark.parametrize("field", ["data", "out", "test", "source", "text_column", "label_column", "client_column"])
+@pytest.mark.parametrize(
+    "field", ["data", "out", "test", "source", "text_column", "label_column", "client_column", "system_column"]
+)
 @pytest.mark.parametrize(
     "value",
     [

@@ -1,4 +1,4 @@
-"""Three kinds of rows to units trained on and units held out: each decided by its own slot or client alone."""
+"""Four kinds of rows to units trained on and units held out: each decided by its own slot or client alone."""
 
 import hashlib
 from functools import partial
@@ -100,6 +100,29 @@ def test_a_row_of_nulls_is_the_null_record_and_moves_no_other(kind, slot, reques
     expected[slot] = null
     assert found.train.to_pylist() == expected
     assert found.test["text"].to_pylist() == [texts[out] for out in OUT if out != slot]
+
+
+def pairs_of(texts: list[str | None]) -> dict:
+    return {"ask": texts, "answer": [text and f"answer to {text}" for text in texts]}
+
+
+def test_pairs_are_held_out_and_null_like_other_rows(request_of):
+    columns = {"instruction_column": "ask", "response_column": "answer"}
+    found = load_and_split(request_of(pairs_of(TEXTS), units=30, **columns), "instructions", None)
+    assert found.train.column_names == ["instruction", "response"]
+    assert found.test["instruction"].to_pylist() == [TEXTS[slot] for slot in OUT]
+    nulls = [slot for slot, text in enumerate(found.train["response"].to_pylist()) if text is None]
+    assert nulls == [*OUT, *range(25, 30)]
+    missing = next(slot for slot in range(25) if slot not in OUT)
+    changed = [None if slot == missing else text for slot, text in enumerate(TEXTS)]
+    other = load_and_split(request_of(pairs_of(changed), units=30, **columns), "instructions", None)
+    expected = found.train.to_pylist()
+    expected[missing] = {"instruction": None, "response": None}
+    assert other.train.to_pylist() == expected, "the null record moves no other"
+    assert other.notes == found.notes
+    same = request_of(pairs_of(TEXTS), test=pairs_of([text.upper() for text in reversed(TEXTS)]), **columns)
+    with pytest.raises(InputError, match="found the rows of --data"):
+        load_and_split(same, "instructions", None)
 
 
 @pytest.mark.parametrize(("text", "label"), [(None, "a"), ("a text", None)])
