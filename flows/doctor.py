@@ -38,7 +38,7 @@ def examine() -> list[Check]:
         "packages": _packages,
         "home": _home,
         "secret and ledger": _ledger,
-        "shipped models": _models,
+        "base models": _models,
         "shipped samples": _samples,
         "encoder": _encoder,
         **_before_a_charge(),
@@ -94,12 +94,14 @@ def _ledger() -> str:
 
 
 def _models() -> str:
-    from understudy.shipped import MODELS
+    """Every named model and its state; one that was not fetched is no fault, one that is damaged is."""
+    from understudy.models.listing import listed_models
 
-    names = sorted(folder.name for folder in MODELS.iterdir() if (folder / "model.safetensors").is_file())
-    if not names:
-        raise UnderstudyError(f"no base model found in {MODELS}; install the package again")
-    return ", ".join(names)
+    models = listed_models()
+    damaged = [model.state for model in models if model.folder is None and model.state != "no"]
+    if damaged:
+        raise UnderstudyError("; ".join(damaged))
+    return ", ".join(f"{model.name} ({model.state if model.folder else 'not fetched'})" for model in models)
 
 
 def _samples() -> str:

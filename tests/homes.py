@@ -13,6 +13,7 @@ def home_environment(root: Path) -> dict[str, str]:
     return {
         "UNDERSTUDY_HOME": str(root),
         "UNDERSTUDY_EXCHANGE": str(root / "exchange"),
+        "UNDERSTUDY_MODELS": str(root / "models"),
         "UNDERSTUDY_MLFLOW_URI": f"sqlite:///{root / 'mlflow.db'}",
         "UNDERSTUDY_THREADS": "1",
         "UNDERSTUDY_DEVICE": "cpu",

@@ -36,6 +36,12 @@ def _shared_place(data: Mapping[str, Any]) -> Path:
     return checkout / "artifacts" if checkout else Path(data["home"])
 
 
+def _user_cache() -> Path:
+    """The user's folder for what can be fetched again; a relative XDG_CACHE_HOME counts as none."""
+    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return named if named.is_absolute() else Path.home() / ".cache"
+
+
 class Settings(BaseSettings):
     """Every place and machine choice; read anew by `settings()`, never changed in flight."""
 
@@ -47,6 +53,10 @@ class Settings(BaseSettings):
     exchange: str = Field(
         default_factory=lambda data: str(_shared_place(data) / "exchange"),
         description="Store of public and released artifacts: a path or an fsspec URL.",
+    )
+    models: Path = Field(
+        default_factory=lambda: _user_cache() / "understudy" / "models",
+        description="Public base models that `understudy models get` fetched, for every home of this user.",
     )
     mlflow_uri: str = Field(
         default_factory=lambda data: f"sqlite:///{_shared_place(data) / 'mlflow.db'}",
@@ -83,7 +93,7 @@ class Settings(BaseSettings):
         description="CUDA devices of runs without a Prefect server, by number: 0,1 lets two tasks compute at once.",
     )
 
-    @field_validator("home", mode="after")
+    @field_validator("home", "models", mode="after")
     @classmethod
     def _absolute(cls, value: Path) -> Path:
         return Path(os.path.abspath(value.expanduser()))
@@ -138,7 +148,13 @@ def settings() -> Settings:
         InputError: when a variable has a wrong value or the home directory cannot be used.
     """
     found = _from_environment(
-        tuple(sorted((k, v) for k, v in os.environ.items() if k == "HOME" or k.upper().startswith("UNDERSTUDY_"))),
+        tuple(
+            sorted(
+                (k, v)
+                for k, v in os.environ.items()
+                if k in ("HOME", "XDG_CACHE_HOME") or k.upper().startswith("UNDERSTUDY_")
+            )
+        ),
         _working_directory(),
     )
     _home_directory(found.home)

@@ -99,7 +99,12 @@ CASES = {
     "home of nobody": ({"out": "~no-such-user-here/out"}, None, "--out: expected the home folder"),
     "no source": ({"source": None}, None, "--source"),
     "malformed budget": ({"budget": "8"}, None, "--budget 8"),
-    "unknown model": ({"model": "no-such/model-at-all"}, None, "no-such/model-at-all"),
+    "unknown model": ({"model": "no-such/model-at-all"}, None, "understudy models get no-such/model-at-all"),
+    "named model that was not fetched": (
+        {"model": "smollm2-135m-instruct"},
+        None,
+        "understudy models get smollm2-135m-instruct",
+    ),
     "unknown setting": ({"set": "train.speed=9"}, None, "train.speed"),
     "setting out of bounds": ({"set": "train.epochs=-1"}, None, "train.epochs"),
 }

@@ -1,68 +1,74 @@
-"""The files of a base model: where they are, and the digest that tells one set of files from another. No torch."""
+"""The files of a base model: where they are, and the digest that tells one set of files from another.
+
+No torch, and no network: only `understudy models get` fetches.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
-import re
-from functools import lru_cache
 from pathlib import Path
 
 from understudy.errors import InputError
-from understudy.shipped import MODELS
-
-# What a model folder may hold for us; everything else in it is neither read nor hashed.
-WANTED = ("config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json")
-WANTED_TOKENIZER = ("tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt", "*.model")
+from understudy.models.digests import file_digest
+from understudy.models.named import NAMED_MODELS
+from understudy.models.stored import find_named, hub_cached, wanted_files
 
 
 def model_folder(name_or_path: str | Path) -> Path:
-    """The folder that holds the files of a model; downloads from the hub where that is possible.
+    """The folder that holds the files of a model; nothing is fetched.
 
     Raises:
-        InputError: when there is no such shipped model, folder or reachable hub id.
+        InputError: when there is no such model on this machine, or its files are not the ones that were fetched.
     """
     name = str(name_or_path)
-    if re.fullmatch(r"[\w.-]+", name) and (MODELS / name / "config.json").is_file():
-        return MODELS / name
+    if name in NAMED_MODELS:
+        found = find_named(NAMED_MODELS[name])
+        if found is None:
+            raise InputError(f"model={name!r} is not on this machine; run: understudy models get {name}")
+        return found[0]
     path = Path(name_or_path).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise InputError(f"model={name!r}: the folder has no config.json; expected a saved transformers model")
         return path
-    shipped = ", ".join(sorted(p.name for p in MODELS.iterdir() if (p / "config.json").is_file()))
-    known = f"expected one of the shipped models ({shipped}), a folder, or a Hugging Face id"
+    known = f"expected one of {', '.join(sorted(NAMED_MODELS))}, a folder, or a Hugging Face id"
     if isinstance(name_or_path, Path) or name.startswith((".", "/", "~")):
         raise InputError(f"unknown model={name!r}: no such folder; {known}")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    return _of_hub_cache(name, known)
 
-    quiet = are_progress_bars_disabled()
-    disable_progress_bars()
+
+def _of_hub_cache(name: str, known: str) -> Path:
     try:
-        wanted = [*WANTED, *WANTED_TOKENIZER]
-        return Path(str(snapshot_download(name, allow_patterns=wanted, ignore_patterns=["*/*"])))
-    except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
+        cached = hub_cached(name)
+    except ValueError as error:
+        raise InputError(f"unknown model={name!r}: not a Hugging Face id either; {known}") from error
+    if cached is None or not is_complete(cached):
         raise InputError(
-            f"unknown model={name!r}: not shipped, no folder of that name, and not found on the hub or in "
-            f"its local cache ({type(error).__name__}; the hub may be unreachable from here); {known}"
-        ) from error
-    finally:
-        if not quiet:
-            enable_progress_bars()
+            f"unknown model={name!r}: no named model, no folder of that name, and not whole in the hub's cache; "
+            f"{known}; a model of the hub is fetched by: understudy models get {name}"
+        )
+    return cached
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether a folder has a configuration and all its safetensors files, by their names."""
+    index = folder / "model.safetensors.index.json"
+    try:
+        listed = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()) if index.is_file() else set()
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        return False
+    there = {path.name for path in folder.glob("*.safetensors")}
+    return (folder / "config.json").is_file() and bool(there) and listed <= there
 
 
 def folder_digest(folder: Path) -> str:
-    """Sha256 (hex) over the names and bytes of the model files in a folder.
-
-    The result is remembered as long as names, sizes and modification times stay the same.
-    """
-    patterns = (*WANTED, *WANTED_TOKENIZER)
-    files = sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()})
-    stamps = tuple((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files)
-    return _digest_of(stamps)
+    """Sha256 (hex) over the names and bytes of the model files in a folder."""
+    whole = hashlib.sha256()
+    for path in wanted_files(folder):
+        whole.update(hashlib.sha256(path.name.encode()).digest() + bytes.fromhex(file_digest(path)))
+    return whole.hexdigest()
 
 
 def parameter_count(folder: Path) -> int:
@@ -78,13 +84,3 @@ def _numbers_in(path: Path) -> int:
     # Loading the file says what is wrong with it.
     except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, MemoryError):
         return 0
-
-
-@lru_cache(maxsize=64)
-def _digest_of(stamps: tuple[tuple[str, int, int], ...]) -> str:
-    whole = hashlib.sha256()
-    for name, _, _ in stamps:
-        with Path(name).open("rb") as file:
-            content = hashlib.file_digest(file, "sha256")
-        whole.update(hashlib.sha256(Path(name).name.encode()).digest() + content.digest())
-    return whole.hexdigest()

@@ -1,4 +1,4 @@
-"""Loading causal language models: shipped, from a folder, or from the hub.
+"""Loading causal language models: by name, from a folder, or from the hub's cache.
 
 Only safetensors weights are read and code from a repository is never run. Weights load in the precision and to the
 device that the caller's `Compute` names, with every dropout set to zero, so that training and evaluation compute the
@@ -27,7 +27,8 @@ from transformers.utils import logging as transformers_logging
 
 from understudy.compute import ON_CPU, Compute
 from understudy.errors import InputError
-from understudy.models.folders import WANTED_TOKENIZER, folder_digest, model_folder, parameter_count
+from understudy.models.folders import folder_digest, model_folder, parameter_count
+from understudy.models.stored import WANTED_TOKENIZER
 
 DEFAULT_MODEL = "tiny-llama"
 Attention = Literal["sdpa", "eager"]
@@ -84,7 +85,7 @@ def load_model(
     """Load a public causal language model and its tokenizer.
 
     Args:
-        name_or_path: a shipped name (`tiny-llama`, `tiny-gpt2`), a folder, or a hub id.
+        name_or_path: a named model (`understudy models list`), a folder, or a hub id; nothing is fetched.
         digest: of the files that are meant; empty takes any.
         attention: `eager` where double backward or attention weights are needed, else `sdpa`.
         compute: where the weights go, and in which precision.
@@ -93,8 +94,8 @@ def load_model(
         The model, deterministic for the same files.
 
     Raises:
-        InputError: when the model is unknown, unreachable, incomplete, not the one that is meant, or needs code of
-            its own.
+        InputError: when the model is unknown, not on this machine, incomplete, not the one that is meant, or needs
+            code of its own.
     """
     folder = model_folder(name_or_path)
     name = Path(name_or_path).name if Path(name_or_path).is_dir() else str(name_or_path)
@@ -105,7 +106,7 @@ def load_model(
             "them back, or run the command again to begin with these, which is a charge of its own"
         )
     try:
-        with _quiet(), torch.random.fork_rng(devices=[]):
+        with quietly_loading(), torch.random.fork_rng(devices=[]):
             config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
             _silence_dropout(config)
             model, loading = AutoModelForCausalLM.from_pretrained(
@@ -234,7 +235,7 @@ def _in_one_line(error: BaseException) -> str:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quietly_loading() -> Iterator[None]:
     """No progress bars or advice of transformers in the user's terminal."""
     level, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
