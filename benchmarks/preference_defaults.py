@@ -35,9 +35,9 @@ from understudy.methods.preference_optimization.config import (
     PreferenceOptimizationConfig,
 )
 from understudy.methods.preference_optimization.dpo import Pairs, train_round
-from understudy.methods.preference_optimization.policy import load_policy
 from understudy.methods.preference_optimization.queries import queries_of, schedule_of
 from understudy.methods.preference_optimization.scoring import exact_sum
+from understudy.models.adapters import with_adapter
 from understudy.privacy.accounting import default_delta
 
 MODEL = "tiny-llama"
@@ -145,7 +145,7 @@ def candidates(settings: Settings, seed: int) -> Rows:
     asked = CandidateConfig(prompts=64, per_prompt=10, seed_tokens=32, sampling=sampling)
     base = model_of(MODEL)
     prompts = round_prompts(public_texts(settings.data)[0], asked, loaded=base, round=0, public_seed=seed)
-    policy = load_policy(base, None, alpha=32)
+    policy = with_adapter(base, None, alpha=32)
     return kept(path, continue_prompts(policy, prompts, per_prompt=10, sampling=sampling, public_seed=seed, round=0))
 
 
@@ -194,7 +194,7 @@ def moved(settings: Settings, cell: Cell) -> Value:
     drawn = {"per_prompt": PER_PROMPT, "sampling": sampling, "public_seed": cell.seed}
     for number in range(ROUNDS + 1):
         prompts = round_prompts(seeds, asked, loaded=base, round=number, public_seed=cell.seed)
-        policy = load_policy(base, adapter, alpha=config.lora_alpha)
+        policy = with_adapter(base, adapter, alpha=config.lora_alpha)
         texts = continue_prompts(policy, prompts, **drawn, round=number)
         scores = (embed(texts, encoder()) @ target).reshape(PROMPTS, PER_PROMPT)
         cosines.append(float(scores.mean()))

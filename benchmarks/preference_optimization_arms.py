@@ -36,13 +36,13 @@ from simulation import model_of, noise_facts
 
 from understudy.evaluation.medoid import median_distance_to_medoid
 from understudy.methods.preference_optimization import rounds
-from understudy.methods.preference_optimization.policy import Adapter, load_adapter, load_policy, save_adapter
 from understudy.methods.preference_optimization.pool import ClientPool
 from understudy.methods.preference_optimization.preferences import preference_pairs, recovery_rate
 from understudy.methods.preference_optimization.queries import signal_to_noise
 from understudy.methods.preference_optimization.release import release_scores
 from understudy.methods.preference_optimization.scoring import unclipped_mean
 from understudy.methods.preference_optimization.stored import Candidates
+from understudy.models.adapters import Adapter, load_adapter, save_adapter, with_adapter
 from understudy.models.loading import LoadedModel
 
 _ADAPTER, _FACTS = "adapter.safetensors", "facts.json"
@@ -94,7 +94,7 @@ def popri(settings: Settings, cell: Cell) -> tuple[list[str], dict[str, Any]]:
             keep_round(settings, cell, kept, base, adapter, candidates, pool=pool, scores=scores)
         adapter = load_adapter(kept / _ADAPTER)
         found.append(json.loads((kept / _FACTS).read_text()))
-    texts = final_texts(settings, cell, load_policy(base, adapter, alpha=config.preferences.lora_alpha))
+    texts = final_texts(settings, cell, with_adapter(base, adapter, alpha=config.preferences.lora_alpha))
     return texts, {
         "rounds": found,
         "signal_to_noise_bound": str(signal_to_noise(schedule, candidates=settings.prompts * settings.per_prompt)),
@@ -108,7 +108,7 @@ def proposed(settings: Settings, cell: Cell, base: LoadedModel, adapter: Adapter
     if number == 0:
         return first_candidates(settings, cell)
     config = configure(settings, cell)
-    policy = load_policy(base, adapter, alpha=config.preferences.lora_alpha)
+    policy = with_adapter(base, adapter, alpha=config.preferences.lora_alpha)
     return rounds.propose(
         policy, seed_texts(settings), config=config, label_names=(), round=number, encode=encoder().encode
     )

@@ -27,8 +27,12 @@ ledger_app = typer.Typer(help="The privacy budgets of your sources.", no_args_is
 secret_app = typer.Typer(help="The secret that keys noise and row hashes.", no_args_is_help=True, rich_markup_mode=None)
 models_app = typer.Typer(help="The public base models.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(ledger_app, name="ledger")
+keys_app = typer.Typer(
+    help="The keys by which the two zones know each other.", no_args_is_help=True, rich_markup_mode=None
+)
 app.add_typer(secret_app, name="secret")
 app.add_typer(models_app, name="models")
+app.add_typer(keys_app, name="keys")
 
 
 class Profile(StrEnum):
@@ -225,6 +229,23 @@ def ledger_accept_loss(as_json: Json = False) -> None:
 def secret_rotate(as_json: Json = False) -> None:
     """Replace the secret; registered rows and charges stay known."""
     command("secret_rotate")(as_json=as_json)
+
+
+@keys_app.command("show")
+def keys_show(as_json: Json = False) -> None:
+    """The public key of this process's zone (UNDERSTUDY_ZONE), for the other zone to trust; made on first use."""
+    command("keys_show")(as_json=as_json)
+
+
+@keys_app.command("trust")
+def keys_trust(
+    key: Annotated[
+        str, typer.Argument(help="What `understudy keys show` prints in the other zone.", show_default=False)
+    ],
+    as_json: Json = False,
+) -> None:
+    """Take orders and results signed by this key, and no other."""
+    command("keys_trust")(key=key, as_json=as_json)
 
 
 @app.command()

@@ -297,6 +297,23 @@ def ledger_accept_loss(*, as_json: bool) -> None:
     show(dict(accept_ledger_loss()), as_json=as_json, title="loss accepted")
 
 
+def keys_show(*, as_json: bool) -> None:
+    """`understudy keys show`."""
+    from understudy.artifacts.zone_keys import own_key
+    from understudy.settings import settings
+
+    zone = settings().zone
+    zones = ("client", "server") if zone == "both" else (zone,)
+    show({f"{name}_zone": own_key(name).public.text for name in zones}, as_json=as_json)
+
+
+def keys_trust(*, key: str, as_json: bool) -> None:
+    """`understudy keys trust`."""
+    from understudy.artifacts.zone_keys import trust
+
+    show({"trusted": trust(key).text}, as_json=as_json)
+
+
 def secret_rotate(*, as_json: bool) -> None:
     """`understudy secret rotate`."""
     from understudy.privacy.ledger.ledger import rotate_stored_secret

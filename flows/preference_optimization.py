@@ -10,12 +10,15 @@ rows -> embed ---------------------+
 from __future__ import annotations
 
 import math
+from typing import Annotated, ClassVar, Literal
 
 from prefect import flow
+from prefect.client.schemas.objects import State
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from understudy.artifacts.access import ArtifactRef
 from understudy.flows.paid_run import paid_run
-from understudy.flows.server_side import Prefer, Propose, Publish, WriteTexts, in_zone
+from understudy.flows.server_side import ServerSide, Signed
 from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
 from understudy.runs.exported import Exported
 from understudy.runs.request import RunRequest
@@ -26,10 +29,90 @@ from understudy.tasks.preference_optimization import (
     charged_code,
     embed_clients,
     evaluate_rounds,
+    prefer,
+    propose,
+    publish,
     score,
+    write_texts,
 )
 
 METHOD = "preference-optimization"
+_FROZEN = ConfigDict(frozen=True, extra="forbid")
+
+
+class Propose(BaseModel):
+    """Write a round's candidates."""
+
+    model_config = _FROZEN
+
+    makes: ClassVar[tuple[str, ...]] = ("candidates",)
+    step: Literal["propose"] = "propose"
+    adapter: ArtifactRef | None
+    config: PreferenceOptimizationConfig
+    label_names: tuple[str, ...]
+    number: int
+
+
+class Prefer(BaseModel):
+    """Train on a round's noisy scores."""
+
+    model_config = _FROZEN
+
+    makes: ClassVar[tuple[str, ...]] = ("adapter",)
+    step: Literal["prefer"] = "prefer"
+    candidates: ArtifactRef
+    scores: ArtifactRef
+    adapter: ArtifactRef | None
+    config: PreferenceOptimizationConfig
+    number: int
+
+
+class Publish(BaseModel):
+    """Make the last policy a model."""
+
+    model_config = _FROZEN
+
+    makes: ClassVar[tuple[str, ...]] = ("model",)
+    step: Literal["publish"] = "publish"
+    adapter: ArtifactRef
+    config: PreferenceOptimizationConfig
+
+
+class WriteTexts(BaseModel):
+    """Write the synthetic texts, or without an adapter the public model's."""
+
+    model_config = _FROZEN
+
+    makes: ClassVar[tuple[str, ...]] = ("synthetic", "prompt-only")
+    step: Literal["write-texts"] = "write-texts"
+    adapter: ArtifactRef | None
+    config: PreferenceOptimizationConfig
+    label_names: tuple[str, ...]
+
+
+Step = Annotated[Propose | Prefer | Publish | WriteTexts, Field(discriminator="step")]
+
+
+def take(step: Step, zone: Zone) -> ArtifactRef:
+    """Run the task of a step in this process."""
+    match step:
+        case Propose():
+            return propose[zone](step.adapter, step.config, step.label_names, step.number)
+        case Prefer():
+            return prefer[zone](step.candidates, step.scores, step.adapter, step.config, step.number)
+        case Publish():
+            return publish[zone](step.adapter, step.config)
+        case WriteTexts():
+            return write_texts[zone](step.adapter, step.config, step.label_names)
+
+
+SERVER: ServerSide[Step] = ServerSide(f"{METHOD}-server", TypeAdapter(Step), lambda step, zone: take(step, zone))
+
+
+@flow(name=SERVER.name)
+def server_side(order: Signed) -> State[None]:
+    """One step of the server zone; its last state's message is the signed reference to what it made."""
+    return SERVER.answer(order)
 
 
 @flow(name=METHOD, persist_result=True)
@@ -44,14 +127,14 @@ def preference_optimization(request: RunRequest) -> Exported:
         scored: list[ArtifactRef] = []
         for number in range(config.rounds):
             last = adapters[-1] if adapters else None
-            proposed.append(in_zone(zone, Propose(adapter=last, config=fixed, label_names=names, number=number)))
+            proposed.append(SERVER.in_zone(zone, Propose(adapter=last, config=fixed, label_names=names, number=number)))
             scored.append(score(pool, proposed[-1], run.receipt, fixed, number))
             learnt = Prefer(candidates=proposed[-1], scores=scored[-1], adapter=last, config=fixed, number=number)
-            adapters.append(in_zone(zone, learnt))
-        model = finalize(run.receipt, in_zone(zone, Publish(adapter=adapters[-1], config=fixed)))
+            adapters.append(SERVER.in_zone(zone, learnt))
+        model = finalize(run.receipt, SERVER.in_zone(zone, Publish(adapter=adapters[-1], config=fixed)))
         wanted = fixed.model_copy(update={"samples": config.samples})
         synthetic, public = (
-            in_zone(zone, WriteTexts(adapter=adapter, config=wanted, label_names=names))
+            SERVER.in_zone(zone, WriteTexts(adapter=adapter, config=wanted, label_names=names))
             for adapter in (adapters[-1], None)
         )
         inputs = EvaluationRefs(

@@ -1,145 +1,196 @@
-"""The server zone's side of preference optimisation, as a flow that the client zone starts.
+"""A method's steps in the server zone, as a flow that the client zone starts.
 
 A process of both zones does the server's steps itself. One of the client zone alone (`UNDERSTUDY_ZONE=client`) starts
-each of them as a flow run of the deployment `preference-optimization-server/default`, waits for a worker of the pool
-`server` to end it, and reads the reference that its last state names. References to public and released artifacts and
-public settings go there, a reference comes back; the artifacts themselves lie in the exchange store. What comes back is
-followed only if it lies there and is made, by its label and its parents, of what the step was given and nothing else.
+each of them as a flow run of the method's deployment for the server zone, waits for a worker of the pool `server` to
+end it, and reads the reference that its last state names. References to public and released artifacts and public
+settings go there, a reference comes back; the artifacts themselves lie in the exchange store.
+
+Both ways are signed: the order by the client zone, the answer by the server zone, together with the order it answers.
+Neither zone follows what the other's key did not sign. What comes back is followed only if, besides, it lies in the
+exchange store and is made, by its label and its parents, of what the step was given and nothing else.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from prefect import flow, get_run_logger
+from prefect import get_run_logger
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Completed
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from understudy.artifacts.access import ArtifactRef, exchange_store
+from understudy.artifacts.manifest import canonical_json
+from understudy.artifacts.zone_keys import own_key, public_key
 from understudy.errors import InputError, UnderstudyError, ZoneError
-from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
 from understudy.privacy import labels
 from understudy.settings import settings
 from understudy.tasks.engine.cache_key import references
 from understudy.tasks.engine.progress import waiting
 from understudy.tasks.engine.runtime import Zone
 from understudy.tasks.engine.tracking import parent_run
-from understudy.tasks.preference_optimization import prefer, propose, publish, write_texts
-
-NAME = "preference-optimization-server"
-DEPLOYMENT = f"{NAME}/default"
 
 _FIX = (
     "it was not followed: see that both zones have the same version of Understudy and the same UNDERSTUDY_EXCHANGE, "
     "and run the same command again, which goes on here without a further charge"
 )
-_FROZEN = ConfigDict(frozen=True, extra="forbid")
+_ORDER, _ANSWER = "order", "answer"
 
 
-class Propose(BaseModel):
-    """Write a round's candidates."""
+class Step(Protocol):
+    """One step of a method's server side: a frozen pydantic model of references and public values.
 
-    model_config = _FROZEN
+    Attributes:
+        makes: kinds of artifact that it may give back.
+        step: its name, a literal.
+    """
 
-    makes: ClassVar[tuple[str, ...]] = ("candidates",)
-    step: Literal["propose"] = "propose"
-    adapter: ArtifactRef | None
-    config: PreferenceOptimizationConfig
-    label_names: tuple[str, ...]
-    number: int
+    makes: ClassVar[tuple[str, ...]]
 
+    @property
+    def step(self) -> str:
+        """Name of the step."""
 
-class Prefer(BaseModel):
-    """Train on a round's noisy scores."""
+    def model_dump(self, *, mode: str = "python") -> dict[str, Any]:
+        """As of pydantic."""
 
-    model_config = _FROZEN
-
-    makes: ClassVar[tuple[str, ...]] = ("adapter",)
-    step: Literal["prefer"] = "prefer"
-    candidates: ArtifactRef
-    scores: ArtifactRef
-    adapter: ArtifactRef | None
-    config: PreferenceOptimizationConfig
-    number: int
+    def model_dump_json(self) -> str:
+        """As of pydantic."""
 
 
-class Publish(BaseModel):
-    """Make the last policy a model."""
-
-    model_config = _FROZEN
-
-    makes: ClassVar[tuple[str, ...]] = ("model",)
-    step: Literal["publish"] = "publish"
-    adapter: ArtifactRef
-    config: PreferenceOptimizationConfig
+S = TypeVar("S", bound=Step)
 
 
-class WriteTexts(BaseModel):
-    """Write the synthetic texts, or without an adapter the public model's."""
+class Signed(BaseModel):
+    """A text with its sender's signature.
 
-    model_config = _FROZEN
+    Attributes:
+        content: JSON.
+        signature: of the content, hexadecimal.
+    """
 
-    makes: ClassVar[tuple[str, ...]] = ("synthetic", "prompt-only")
-    step: Literal["write-texts"] = "write-texts"
-    adapter: ArtifactRef | None
-    config: PreferenceOptimizationConfig
-    label_names: tuple[str, ...]
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
-
-Step = Annotated[Propose | Prefer | Publish | WriteTexts, Field(discriminator="step")]
-
-
-@flow(name=NAME)
-def server_side(step: Step) -> State[None]:
-    """One step of the server zone; its last state's message is the reference to what it made."""
-    key = hashlib.sha256(step.model_dump_json().encode()).hexdigest()
-    with parent_run(key, NAME, parameters={"step": step}, zone="server"):
-        made = take(step, "server")
-    return Completed(message=made.model_dump_json())
+    content: str
+    signature: str
 
 
-def in_zone(zone: Zone, step: Step) -> ArtifactRef:
-    """Take a step here, or have it taken in the server zone where this process is not of it.
+@dataclass(frozen=True)
+class ServerSide(Generic[S]):
+    """A method's server side.
+
+    Attributes:
+        name: of its flow.
+        steps: reads a step.
+        take: (step, zone) -> what the step's task makes, in this process.
+    """
+
+    name: str
+    steps: TypeAdapter[S]
+    take: Callable[[S, Zone], ArtifactRef]
+
+    @property
+    def deployment(self) -> str:
+        """Of its flow, on the pool `server`."""
+        return f"{self.name}/default"
+
+    def in_zone(self, zone: Zone, step: S) -> ArtifactRef:
+        """Take a step here, or have it taken in the server zone where this process is not of it.
+
+        Raises:
+            InputError: the server's deployment is not known to Prefect, or its key not to this zone.
+            UnderstudyError: the step failed there.
+            ZoneError: what came back is not signed by the server zone, or not what the step makes of its inputs.
+        """
+        if zone == "client" or settings().zone == "both":
+            return self.take(step, zone)
+        public_key("server")  # refused now rather than when the answer comes
+        order = ordered(step)
+        message = self._answer_to(order, step)
+        return came_back(verified(message, order), step)
+
+    def answer(self, order: Signed) -> State[None]:
+        """Take an ordered step in the server zone; the state's message is the signed reference to what it made.
+
+        Raises:
+            ZoneError: the client zone did not sign the order.
+        """
+        public_key("client").verify(order.signature, order.content.encode(), purpose=_ORDER)
+        step = self.steps.validate_json(order.content)
+        key = hashlib.sha256(order.content.encode()).hexdigest()
+        with parent_run(key, self.name, parameters={"step": step}, zone="server"):
+            made = self.take(step, "server")
+        return Completed(message=answered(made, order).model_dump_json())
+
+    def _answer_to(self, order: Signed, step: S) -> str:
+        """The message of the flow run that took the step."""
+        number = getattr(step, "number", None)
+        name = step.step if number is None else f"{step.step}-{number}"
+        told = f"{name}: waiting for a worker of the server zone, flow run of {self.deployment}"
+        get_run_logger().info(told)
+        try:
+            with waiting(told):
+                ended: FlowRun = run_deployment(  # type: ignore[assignment]  # a coroutine only in an event loop
+                    self.deployment,
+                    parameters={"order": order.model_dump(mode="json")},
+                    flow_run_name=name,
+                    poll_interval=1,
+                )
+        except ObjectNotFound:
+            raise InputError(
+                f"UNDERSTUDY_ZONE=client: expected the deployment {self.deployment} on the Prefect server, found none; "
+                "make the pool (`prefect work-pool create server --type process`), deploy (`prefect --no-prompt deploy "
+                "--all`) and start a worker with UNDERSTUDY_ZONE=server, or unset UNDERSTUDY_ZONE to run both zones "
+                "here"
+            ) from None
+        state = ended.state
+        if state is None or not state.is_completed() or not state.message:
+            found = "no state" if state is None else f"{state.name}: {state.message}"
+            raise UnderstudyError(
+                f"{name}: expected flow run {ended.id} of the server zone to complete, found {found}; fix it there "
+                "and run the same command again, which goes on here without a further charge"
+            )
+        return state.message
+
+
+def ordered(step: Step) -> Signed:
+    """A step as the client zone signs it."""
+    content = step.model_dump_json()
+    return Signed(content=content, signature=own_key("client").sign(content.encode(), purpose=_ORDER))
+
+
+def answered(made: ArtifactRef, order: Signed) -> Signed:
+    """What a step made, signed by the server zone together with the order."""
+    content = made.model_dump_json()
+    return Signed(content=content, signature=own_key("server").sign(_bound(content, order), purpose=_ANSWER))
+
+
+def verified(message: str, order: Signed) -> str:
+    """The reference in a server's message, as JSON, if the server zone signed it as the answer to this order.
 
     Raises:
-        InputError: the server's deployment is not known to Prefect.
-        UnderstudyError: the step failed there.
-        ZoneError: what came back is not what the step makes of its inputs.
+        ZoneError: it did not.
     """
-    if zone == "client" or settings().zone == "both":
-        return take(step, zone)
-    number = getattr(step, "number", None)
-    name = step.step if number is None else f"{step.step}-{number}"
-    told = f"{name}: waiting for a worker of the server zone, flow run of {DEPLOYMENT}"
-    get_run_logger().info(told)
     try:
-        with waiting(told):
-            ended: FlowRun = run_deployment(  # type: ignore[assignment]  # a coroutine only where an event loop runs
-                DEPLOYMENT, parameters={"step": step.model_dump(mode="json")}, flow_run_name=name, poll_interval=1
-            )
-    except ObjectNotFound:
-        raise InputError(
-            f"UNDERSTUDY_ZONE=client: expected the deployment {DEPLOYMENT} on the Prefect server, found none; make "
-            "the pool (`prefect work-pool create server --type process`), deploy (`prefect --no-prompt deploy --all`) "
-            "and start a worker with UNDERSTUDY_ZONE=server, or unset UNDERSTUDY_ZONE to run both zones here"
-        ) from None
-    state = ended.state
-    if state is None or not state.is_completed() or not state.message:
-        found = "no state" if state is None else f"{state.name}: {state.message}"
-        raise UnderstudyError(
-            f"{name}: expected flow run {ended.id} of the server zone to complete, found {found}; fix it there and "
-            "run the same command again, which goes on here without a further charge"
-        )
-    return came_back(state.message, step)
+        answer = Signed.model_validate_json(message)
+    except ValidationError:
+        raise ZoneError(f"expected a signed answer of the server zone, found {message[:80]!r}; {_FIX}") from None
+    public_key("server").verify(answer.signature, _bound(answer.content, order), purpose=_ANSWER)
+    return answer.content
+
+
+def _bound(content: str, order: Signed) -> bytes:
+    return canonical_json([content, order.content])
 
 
 def came_back(message: str, step: Step) -> ArtifactRef:
-    """The reference in a server's message.
+    """The reference in a server's answer.
 
     Raises:
         ZoneError: it lies outside of the exchange store, or is not what the step makes of its inputs.
@@ -171,16 +222,3 @@ def uri_in(message: str) -> str:
     except ValueError:
         return ""
     return str(told.get("uri") or "") if isinstance(told, dict) else ""
-
-
-def take(step: Step, zone: Zone) -> ArtifactRef:
-    """Run the task of a step in this process."""
-    match step:
-        case Propose():
-            return propose[zone](step.adapter, step.config, step.label_names, step.number)
-        case Prefer():
-            return prefer[zone](step.candidates, step.scores, step.adapter, step.config, step.number)
-        case Publish():
-            return publish[zone](step.adapter, step.config)
-        case WriteTexts():
-            return write_texts[zone](step.adapter, step.config, step.label_names)

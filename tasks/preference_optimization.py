@@ -158,7 +158,7 @@ def prefer(
         number: of the round.
     """
     from understudy.methods.preference_optimization import rounds, stored
-    from understudy.methods.preference_optimization.policy import load_adapter, save_adapter
+    from understudy.models.adapters import load_adapter, save_adapter
     from understudy.models.loading import load_base
     from understudy.tensor_files import load_tensors
 
@@ -288,13 +288,13 @@ def charged_code(zone: Zone) -> tuple[str, ...]:
 
 
 def _policy(config: PreferenceOptimizationConfig, adapter: ArtifactRef | None, use: Compute) -> LoadedModel:
-    from understudy.methods.preference_optimization.policy import load_adapter, load_policy
     from understudy.methods.preference_optimization.stored import ADAPTER_FILE
+    from understudy.models.adapters import load_adapter, with_adapter
     from understudy.models.loading import load_base
 
     base = load_base(config, use)
     tensors = None if adapter is None else load_adapter(path_of(adapter) / ADAPTER_FILE)
-    return load_policy(base, tensors, alpha=config.preferences.lora_alpha)
+    return with_adapter(base, tensors, alpha=config.preferences.lora_alpha)
 
 
 def _from(adapter: ArtifactRef | None) -> tuple[Label, list[ArtifactRef | str]]:

@@ -43,7 +43,7 @@ from understudy.methods.gradient_matching.verbalizer import build_verbalizer
 from understudy.methods.preference_optimization.candidates import continue_prompts
 from understudy.methods.preference_optimization.config import PreferenceConfig
 from understudy.methods.preference_optimization.dpo import Pairs, _as_found, build_trainer, encode_pairs
-from understudy.methods.preference_optimization.policy import load_policy, same_weights, take_adapter, wrap
+from understudy.models.adapters import same_weights, take_adapter, with_adapter, wrap
 from understudy.models.loading import LoadedModel, load_model
 from understudy.privacy.ledger.records import KeyMaterial
 from understudy.privacy.mechanisms import Mechanisms, Recorder
@@ -213,7 +213,7 @@ def _candidates(compute: Compute) -> Result:
     base = random_base(compute)
     adapter = take_adapter(wrap(same_weights(base.model), rank=2, alpha=4, seed=0))
     texts = continue_prompts(
-        load_policy(base, adapter, alpha=4),
+        with_adapter(base, adapter, alpha=4),
         ["Text 1: a cat\n\nText 2:"],
         per_prompt=2,
         sampling=SamplingConfig(max_new_tokens=3),

@@ -72,6 +72,13 @@ class Settings(BaseSettings):
         description="Secret of the client zone; else the file home/secret (0600).",
     )
     zone: Zone = Field(default="both", description="Which tasks this process may run.")
+    zone_key: SecretStr | None = Field(
+        default=None,
+        description="Secret of this zone's keys, 32 characters or more; else the file home/zone-key (0600).",
+    )
+    trusted_key: str | None = Field(
+        default=None, description="Public key of the other zone; else as told by `understudy keys trust`."
+    )
     threads: int = Field(
         default_factory=available_cores,
         ge=1,

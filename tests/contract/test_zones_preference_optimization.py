@@ -18,7 +18,6 @@ from understudy.artifacts.access import ArtifactRef
 from understudy.artifacts.manifest import FileEntry, content_id
 from understudy.errors import TaskFailed
 from understudy.flows import preference_optimization as whole
-from understudy.flows import server_side
 from understudy.methods.preference_optimization import release, rounds
 from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
 from understudy.methods.preference_optimization.pool import ClientPool
@@ -39,7 +38,7 @@ def two_machines(root, patch):
         received: every step of the server.
         left: (task, name -> bytes) files that each task of the client added to the exchange.
     """
-    received, left, take = [], [], server_side.take
+    received, left, take = [], [], whole.take
 
     def on_the_server(step, zone):
         received.append(step)
@@ -67,7 +66,7 @@ def two_machines(root, patch):
 
         patch.setattr(whole, name, call)
 
-    patch.setattr(server_side, "take", on_the_server)
+    patch.setattr(whole, "take", on_the_server)
     on_the_client("embed_clients")
     on_the_client("score")
     return received, left

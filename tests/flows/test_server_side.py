@@ -5,8 +5,10 @@ import json
 import pytest
 
 from understudy.artifacts.access import write_json
+from understudy.artifacts.zone_keys import OwnKey
 from understudy.errors import ZoneError
-from understudy.flows.server_side import Prefer, Propose, came_back
+from understudy.flows.preference_optimization import SERVER, Prefer, Propose
+from understudy.flows.server_side import Signed, answered, came_back, ordered, verified
 from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
 from understudy.privacy import labels
 from understudy.privacy.labels import Guarantee
@@ -104,3 +106,31 @@ def test_a_private_artifact_is_not_followed(round_):
     hidden = made("adapter", labels.private("diaries"))
     with pytest.raises(ZoneError, match="exchange store"):
         came_back(hidden.model_dump_json(), step)
+
+
+def test_an_answer_is_followed_only_as_the_server_zone_signed_it_to_this_order(round_, monkeypatch):
+    candidates, scores, step = round_
+    adapter, order = made("adapter", scores.label, candidates, scores), ordered(step)
+    answer = answered(adapter, order)
+    assert came_back(verified(answer.model_dump_json(), order), step) == adapter
+    earlier = ordered(step.model_copy(update={"number": 1}))
+    stranger = Signed(content=answer.content, signature=OwnKey("server", b"x" * 32).sign(b"", purpose="answer"))
+    for forged in (answered(scores, order).model_copy(update={"content": answer.content}), stranger):
+        with pytest.raises(ZoneError, match="keys trust"):
+            verified(forged.model_dump_json(), order)
+    with pytest.raises(ZoneError, match="keys trust"):
+        verified(answer.model_dump_json(), earlier)
+    with pytest.raises(ZoneError, match="signed answer"):
+        verified(adapter.model_dump_json(), order)
+
+
+def test_an_order_that_the_client_zone_did_not_sign_is_not_read(round_):
+    _, _, step = round_
+    order = ordered(step)
+    for forged in (
+        order.model_copy(update={"content": order.content.replace("0", "1")}),
+        order.model_copy(update={"signature": "00" * 64}),
+        order.model_copy(update={"signature": "none"}),
+    ):
+        with pytest.raises(ZoneError, match="order: expected the signature"):
+            SERVER.answer(forged)

@@ -20,9 +20,10 @@ from homes import bare_environment
 from prefect import Flow
 from tests_support import SMALL_ROUND
 
+from understudy.artifacts.zone_keys import OwnKey
 from understudy.data.samples import generate
 from understudy.errors import InputError
-from understudy.flows.server_side import DEPLOYMENT, server_side
+from understudy.flows.preference_optimization import SERVER
 from understudy.methods import registry
 from understudy.privacy.ledger.ledger import Ledger
 from understudy.runs.folders import read_record
@@ -101,10 +102,12 @@ def test_every_method_of_the_command_line_has_a_deployment_that_imports():
         flow = getattr(import_module(module), name)
         assert isinstance(flow, Flow)
         flows[flow.name] = flow
-        pool = "server" if flow is server_side else "client"
+        pool = "server" if flow.name.endswith("-server") else "client"
         assert (deployment["name"], deployment["work_pool"]["name"]) == ("default", pool)
     assert len(flows) == len(deployments), "two deployments of one flow and name: the later would replace the earlier"
-    assert f"{flows.pop(server_side.name).name}/default" == DEPLOYMENT
+    served = {name: flows.pop(name) for name in list(flows) if name.endswith("-server")}
+    assert f"{served[SERVER.name].name}/default" == SERVER.deployment
+    assert {tuple(flow.parameters.properties) for flow in served.values()} == {("order",)}
     assert flows.keys() == set(registry.BUILT_IN)
     # What the UI draws its form from, and what the command line hands over.
     assert {tuple(flow.parameters.properties) for flow in flows.values()} == {("request",)}
@@ -158,6 +161,20 @@ def test_a_schedule_starts_a_run_on_a_worker_that_makes_the_artifacts_of_the_com
     assert len(Ledger.open().charges("ward")) == 1
 
 
+def introduce(client: dict[str, str], server: dict[str, str]) -> None:
+    """Each zone is told the other's public key, as an administrator does it."""
+
+    def keys(environment: dict[str, str], *words: str) -> str:
+        command = [sys.executable, "-m", "understudy.flows.cli", "keys", *words, "--json"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        (key,) = json.loads(done.stdout).values()
+        return key
+
+    for one, other in ((client, server), (server, client)):
+        keys(one, "trust", keys(other, "show"))
+
+
 @contextmanager
 def worker_of_the_server_zone(environment: dict[str, str], home: Path, tracking: Path):
     """A worker with a home of its own, as on another machine; only the exchange store is shared."""
@@ -170,6 +187,7 @@ def worker_of_the_server_zone(environment: dict[str, str], home: Path, tracking:
     }
     home.mkdir(mode=0o700)
     shutil.copy(tracking, home / "mlflow.db")
+    introduce(environment | {"UNDERSTUDY_ZONE": "client"}, here)
     command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", "server"]
     with (home / "worker.log").open("w") as log:
         process = subprocess.Popen(command, env=here, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
@@ -230,5 +248,9 @@ def test_a_client_zone_without_the_server_side_is_told_what_to_do(request_of, tm
 
     monkeypatch.setenv("UNDERSTUDY_ZONE", "client")
     given = {"data": "sample:clients", "samples": 8, "delta": 1e-3, "budget": Budget(epsilon=8, delta=0.02)}
+    with pytest.raises(InputError, match=r"key of the server zone.*understudy keys trust"):
+        preference_optimization(request_of(**given, overrides=ROUNDS))
+    monkeypatch.setenv("UNDERSTUDY_TRUSTED_KEY", OwnKey("server", b"s" * 32).public.text)
     with pytest.raises(InputError, match=r"work-pool create server.*unset UNDERSTUDY_ZONE"):
         preference_optimization(request_of(**given, overrides=ROUNDS))
+    assert len(Ledger.open().charges("ward")) == 1

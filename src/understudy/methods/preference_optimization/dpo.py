@@ -30,7 +30,7 @@ from understudy.errors import InputError, UnderstudyError
 from understudy.generation.prompts import encode_text, row_seeds
 from understudy.methods.preference_optimization.candidates import prompt_tokens
 from understudy.methods.preference_optimization.config import PreferenceConfig
-from understudy.methods.preference_optimization.policy import Adapter, put_adapter, same_weights, take_adapter, wrap
+from understudy.models.adapters import Adapter, put_adapter, same_weights, take_adapter, wrap
 from understudy.models.loading import LoadedModel
 
 Progress = Callable[[int, int, float], None]

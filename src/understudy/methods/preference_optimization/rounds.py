@@ -19,9 +19,9 @@ from understudy.errors import InputError
 from understudy.methods.preference_optimization.candidates import continue_prompts, request_continuations, round_prompts
 from understudy.methods.preference_optimization.config import CandidateConfig, PreferenceOptimizationConfig
 from understudy.methods.preference_optimization.dpo import Pairs, train_round
-from understudy.methods.preference_optimization.policy import Adapter
 from understudy.methods.preference_optimization.preferences import drop_identical, preference_pairs
 from understudy.methods.preference_optimization.stored import CANDIDATE_SCHEMA, Candidates
+from understudy.models.adapters import Adapter
 from understudy.models.loading import LoadedModel
 from understudy.progress import Progress
 

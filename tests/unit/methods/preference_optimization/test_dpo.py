@@ -19,7 +19,7 @@ from understudy.errors import InputError, UnderstudyError
 from understudy.methods.preference_optimization import dpo
 from understudy.methods.preference_optimization.config import PreferenceConfig
 from understudy.methods.preference_optimization.dpo import Pairs, build_trainer, encode_pairs, train_round
-from understudy.methods.preference_optimization.policy import load_policy, put_adapter, same_weights, take_adapter, wrap
+from understudy.models.adapters import put_adapter, same_weights, take_adapter, with_adapter, wrap
 from understudy.models.loading import LoadedModel, load_model
 
 ANIMALS = ["cat", "dog", "horse", "bird", "fish", "mouse", "sheep", "cow"]
@@ -133,7 +133,7 @@ def test_loss_and_gradient_are_those_of_the_formula(base, smoothing, tmp_path):
 def test_the_reference_is_the_base_in_every_round(base, tmp_path):
     adapter, losses = None, []
     for number in range(3):
-        policy = load_policy(base, adapter, alpha=6)
+        policy = with_adapter(base, adapter, alpha=6)
         with torch.no_grad():
             expected = loss_by_hand(policy.model, base, PAIRS, ALL_AT_ONCE).item()
         seen = []
@@ -153,8 +153,8 @@ def test_training_widens_the_margin_of_pairs_it_has_not_seen(base, tmp_path):
     adapter = run(base, None, tmp_path, config=config)
     turned = run(base, None, tmp_path, pairs=Pairs(PAIRS.prompts, PAIRS.rejected, PAIRS.chosen), config=config)
     with torch.no_grad():
-        after = margins(load_policy(base, adapter, alpha=6).model, base, held)
-        against = margins(load_policy(base, turned, alpha=6).model, base, held)
+        after = margins(with_adapter(base, adapter, alpha=6).model, base, held)
+        against = margins(with_adapter(base, turned, alpha=6).model, base, held)
     assert bool((after > 0.5).all())
     assert bool((against < -0.5).all())
 

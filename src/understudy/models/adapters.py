@@ -1,7 +1,6 @@
-"""The policy: a public base model and the adapter that the last round left, as tensors.
+"""Adapters as tensors: taken from a model, put into one, kept in a file.
 
-An adapter is a dictionary of LoRA matrices under peft's names. It is trained on the released scores alone, so it may
-be handed over; it is stored as safetensors and never pickled.
+An adapter is a dictionary of LoRA matrices under peft's names. It is stored as safetensors and never pickled.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import copy
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from peft import PeftModel
@@ -23,15 +22,19 @@ from understudy.models.loading import LoadedModel
 from understudy.tensor_files import load_tensors, save_tensors
 
 Adapter = dict[str, Tensor]
+Targets = tuple[str, ...] | Literal["all-linear"]
 
 
-def load_policy(base: LoadedModel, adapter: Mapping[str, Tensor] | None, *, alpha: float) -> LoadedModel:
-    """The policy for generation: the adapter added into a copy of the base weights, which stay as they are.
+def with_adapter(
+    base: LoadedModel, adapter: Mapping[str, Tensor] | None, *, alpha: float, targets: Targets = "all-linear"
+) -> LoadedModel:
+    """The adapter added into a copy of the base weights, which stay as they are.
 
     Args:
         base: public base model.
-        adapter: of `train_round`; None: the base model itself.
+        adapter: its tensors; None: the base model itself.
         alpha: LoRA alpha that it was trained with.
+        targets: layers that it was trained on, as of `lora.attach`.
 
     Returns:
         A model of its own in evaluation mode, on the base's device and in its precision, merged in float32; digest and
@@ -42,14 +45,14 @@ def load_policy(base: LoadedModel, adapter: Mapping[str, Tensor] | None, *, alph
     """
     if adapter is None:
         return base
-    wrapped = wrap(copy.deepcopy(base.model), rank=adapter_rank(adapter), alpha=alpha, seed=0)
+    wrapped = wrap(copy.deepcopy(base.model), rank=adapter_rank(adapter), alpha=alpha, seed=0, targets=targets)
     put_adapter(wrapped, adapter)
     return replace(base, model=lora.merge(wrapped).to(base.model.dtype).eval())
 
 
-def wrap(model: Any, *, rank: int, alpha: float, seed: int) -> PeftModel:
-    """Add a fresh adapter on all linear layers but the head; its start values come from a public seed."""
-    return lora.attach(model, rank=rank, alpha=alpha, generator=torch.Generator().manual_seed(seed))
+def wrap(model: Any, *, rank: int, alpha: float, seed: int, targets: Targets = "all-linear") -> PeftModel:
+    """Add a fresh adapter, by default on all linear layers but the head; its start values come from a public seed."""
+    return lora.attach(model, rank=rank, alpha=alpha, generator=torch.Generator().manual_seed(seed), targets=targets)
 
 
 def take_adapter(model: PeftModel) -> Adapter:

@@ -2,14 +2,14 @@ import pytest
 import torch
 
 from understudy.errors import ArtifactDamaged, InputError
-from understudy.methods.preference_optimization.policy import (
+from understudy.models.adapters import (
     adapter_rank,
     load_adapter,
-    load_policy,
     put_adapter,
     same_weights,
     save_adapter,
     take_adapter,
+    with_adapter,
     wrap,
 )
 from understudy.models.loading import load_model
@@ -35,7 +35,7 @@ def logits(model, seed=0):
 def test_the_policy_is_the_base_plus_the_scaled_products(base):
     before = {name: tensor.clone() for name, tensor in base.model.state_dict().items()}
     adapter = random_adapter(base)
-    policy = load_policy(base, adapter, alpha=6)
+    policy = with_adapter(base, adapter, alpha=6)
     after, changed = policy.model.state_dict(), 0
     for name, tensor in before.items():
         key = f"base_model.model.{name.removesuffix('.weight')}"
@@ -58,13 +58,13 @@ def test_merged_and_wrapped_policies_compute_the_same(base):
     wrapped = wrap(same_weights(base.model), rank=3, alpha=6, seed=9)
     assert torch.equal(logits(wrapped), logits(base.model))  # a fresh adapter changes nothing
     put_adapter(wrapped, adapter)
-    assert torch.allclose(logits(wrapped), logits(load_policy(base, adapter, alpha=6).model), atol=1e-3)
+    assert torch.allclose(logits(wrapped), logits(with_adapter(base, adapter, alpha=6).model), atol=1e-3)
     assert not torch.allclose(logits(wrapped), logits(base.model), atol=0.1)
     assert all(torch.equal(take_adapter(wrapped)[name], tensor) for name, tensor in adapter.items())
 
 
 def test_no_adapter_is_the_base_itself(base):
-    assert load_policy(base, None, alpha=6) is base
+    assert with_adapter(base, None, alpha=6) is base
 
 
 def test_every_projection_has_an_adapter_and_the_head_has_none(base):
@@ -102,8 +102,8 @@ def test_an_adapter_of_another_model_is_refused(base):
     with pytest.raises(InputError, match=rf"{len(adapter)} tensors .*\(2, .*\(3, "):
         put_adapter(wrapped, adapter)
     with pytest.raises(InputError, match=r"1 tensors .*found None"):
-        load_policy(base, {name: adapter[name] for name in others}, alpha=6)
+        with_adapter(base, {name: adapter[name] for name in others}, alpha=6)
     with pytest.raises(InputError, match=r"1 tensors .*expected shape None"):
-        load_policy(base, {**adapter, "more": adapter[first]}, alpha=6)
+        with_adapter(base, {**adapter, "more": adapter[first]}, alpha=6)
     with pytest.raises(InputError, match=r"found ranks \[\]"):
         adapter_rank({"x": adapter[first]})

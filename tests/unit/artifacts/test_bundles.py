@@ -1,0 +1,140 @@
+"""What crosses between zones: only the right receiver opens it, and only what was sealed for this exchange."""
+
+import json
+
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from understudy.artifacts import zone_keys
+from understudy.artifacts.bundles import HEADER, PAYLOAD, seal, unseal
+from understudy.artifacts.zone_keys import OwnKey, own_key, public_key, trust
+from understudy.errors import InputError, ZoneError
+from understudy.privacy import labels
+
+CLIENT, SERVER, STRANGER = OwnKey("client", b"c" * 32), OwnKey("server", b"s" * 32), OwnKey("client", b"x" * 32)
+FILES = {"statement.json": b'{"epsilon": 8}', "adapter.safetensors": bytes(range(256))}
+
+
+@pytest.fixture
+def sealed(tmp_path):
+    def make(name="bundle", files=FILES, **given):
+        folder = tmp_path / name
+        folder.mkdir()
+        options = {"sender": CLIENT, "receiver": SERVER.public, "exchange": "charge/adapter", "label": labels.public()}
+        seal(files, folder, **options | given)
+        return folder
+
+    return make
+
+
+def opened(folder, **given):
+    options = {"receiver": SERVER, "sender": CLIENT.public, "exchange": "charge/adapter", "label": labels.public()}
+    return unseal(folder, **options | {"received": folder.parent / "received"} | given)
+
+
+def test_the_receiver_gets_the_files_and_nothing_is_readable_on_the_way(sealed):
+    folder = sealed()
+    assert opened(folder) == FILES
+    assert opened(folder) == FILES, "a step that was killed opens it again"
+    assert FILES["adapter.safetensors"][:32] not in (folder / PAYLOAD).read_bytes()
+    assert sorted(path.name for path in folder.iterdir()) == sorted([HEADER, PAYLOAD])
+
+
+def test_the_same_content_seals_to_the_same_bytes_and_another_shares_no_key(sealed):
+    one, same, other = sealed("one"), sealed("same"), sealed("other", {**FILES, "statement.json": b'{"epsilon": 9}'})
+    read = {folder.name: (folder / PAYLOAD).read_bytes() for folder in (one, same, other)}
+    assert read["one"] == read["same"]
+    header = [json.loads((folder / HEADER).read_bytes())["header"]["one_time"] for folder in (one, same, other)]
+    assert header[0] == header[1] != header[2]
+
+
+@pytest.mark.parametrize("name", [HEADER, PAYLOAD])
+def test_one_flipped_byte_is_refused(name, sealed):
+    folder = sealed()
+    whole = (folder / name).read_bytes()
+    for place in range(0, len(whole), max(1, len(whole) // 40)):
+        (folder / name).write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(ZoneError, match=r"bundle"):
+            opened(folder)
+    (folder / name).write_bytes(whole)
+    assert opened(folder) == FILES, "none of the others was taken"
+
+
+@given(st.binary(max_size=40), st.integers(0, 2**16))
+@hypothesis_settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_other_payload_is_refused(tmp_path_factory, extra, place):
+    folder = tmp_path_factory.mktemp("bundle")
+    options = {"sender": CLIENT, "receiver": SERVER.public, "exchange": "charge/adapter", "label": labels.public()}
+    seal(FILES, folder, **options)
+    whole = (folder / PAYLOAD).read_bytes()
+    cut = place % len(whole)
+    (folder / PAYLOAD).write_bytes(whole[:cut] + extra + whole[cut + 1 :] + b"!")
+    with pytest.raises(ZoneError, match="signature"):
+        opened(folder)
+
+
+def test_an_old_bundle_sent_again_is_refused(sealed):
+    old = sealed(exchange="an earlier charge/adapter")
+    with pytest.raises(ZoneError, match="an old bundle"):
+        opened(old)
+
+
+def test_a_second_content_of_one_exchange_is_refused(sealed):
+    first, second = sealed("first"), sealed("second", {"adapter.safetensors": b"other"})
+    assert opened(first) == FILES
+    with pytest.raises(ZoneError, match="taken before"):
+        opened(second)
+
+
+def test_a_bundle_with_another_label_is_refused(sealed):
+    with pytest.raises(ZoneError, match="label private"):
+        opened(sealed(), label=labels.private("ward"))
+
+
+def test_a_bundle_for_another_key_is_refused(sealed):
+    with pytest.raises(ZoneError, match=r"for the key .* of this server zone"):
+        opened(sealed(receiver=OwnKey("server", b"o" * 32).public))
+
+
+def test_a_bundle_of_a_stranger_is_refused(sealed):
+    with pytest.raises(ZoneError, match="keys trust"):
+        opened(sealed(sender=STRANGER))
+
+
+def test_a_signature_counts_for_its_purpose_only():
+    signature = CLIENT.sign(b"content", purpose="order")
+    CLIENT.public.verify(signature, b"content", purpose="order")
+    for content, purpose in ((b"contents", "order"), (b"content", "reply"), (b"rcontent", "orde")):
+        with pytest.raises(ZoneError, match="signature"):
+            CLIENT.public.verify(signature, content, purpose=purpose)
+
+
+def test_a_zone_knows_its_own_key_and_the_one_it_was_told(home, monkeypatch):
+    both = {zone: public_key(zone) for zone in ("client", "server")}
+    assert both["client"] != both["server"]
+    assert (home / "zone-key").stat().st_mode & 0o777 == 0o600
+    monkeypatch.setenv("UNDERSTUDY_ZONE", "client")
+    assert own_key("client").public == both["client"]
+    with pytest.raises(ZoneError, match="UNDERSTUDY_ZONE=client"):
+        own_key("server")
+    with pytest.raises(InputError, match="understudy keys trust"):
+        public_key("server")
+    trust(SERVER.public.text)
+    assert public_key("server") == SERVER.public
+    with pytest.raises(InputError, match="this machine's own"):
+        trust(own_key("client").public.text)
+    with pytest.raises(InputError, match="128 hexadecimal digits"):
+        trust("abc")
+
+
+def test_a_secret_in_the_environment_is_taken_and_shown_nowhere(home, monkeypatch):
+    monkeypatch.setenv("UNDERSTUDY_ZONE_KEY", "k" * 40)
+    key = own_key("client")
+    assert not (home / "zone-key").exists()
+    assert "kkk" not in repr(key)
+    monkeypatch.setenv("UNDERSTUDY_ZONE_KEY", "k" * 8)
+    with pytest.raises(InputError, match="32 bytes"):
+        own_key("client")
+    assert zone_keys.other("client") == "server"
