@@ -299,12 +299,9 @@ def ledger_accept_loss(*, as_json: bool) -> None:
 
 def keys_show(*, as_json: bool) -> None:
     """`understudy keys show`."""
-    from understudy.artifacts.zone_keys import own_key
-    from understudy.settings import settings
+    from understudy.artifacts.zone_keys import own_keys
 
-    zone = settings().zone
-    zones = ("client", "server") if zone == "both" else (zone,)
-    show({f"{name}_zone": own_key(name).public.text for name in zones}, as_json=as_json)
+    show({f"{key.zone}_zone": key.public.text for key in own_keys()}, as_json=as_json)
 
 
 def keys_trust(*, key: str, as_json: bool) -> None:

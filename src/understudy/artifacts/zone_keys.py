@@ -24,7 +24,6 @@ Zone = Literal["client", "server"]
 
 PUBLIC_BYTES = 64
 _KEY_FILE, _TRUSTED_FILE = "zone-key", "trusted-key"
-_OTHER: dict[Zone, Zone] = {"client": "server", "server": "client"}
 
 
 @dataclass(frozen=True)
@@ -106,6 +105,12 @@ def own_key(zone: Zone) -> OwnKey:
     return OwnKey(zone, read_secret(path) or create_secret(path))
 
 
+def own_keys() -> tuple[OwnKey, ...]:
+    """The keys of every zone that this process is of."""
+    zone = settings().zone
+    return (own_key("client"), own_key("server")) if zone == "both" else (own_key(zone),)
+
+
 def public_key(zone: Zone) -> PublicKey:
     """The public key of a zone: this process's own, or the one it was told to trust.
 
@@ -131,13 +136,13 @@ def trust(text: str) -> PublicKey:
     Raises:
         InputError: it is no key, or this process's own.
     """
-    key, now = parse_key(text), settings()
-    for zone in (now.zone,) if now.zone != "both" else ("client", "server"):
-        if own_key(zone).public == key:
+    key = parse_key(text)
+    for own in own_keys():
+        if own.public == key:
             raise InputError(
-                f"keys trust: expected the key of the zone on the other machine, found this machine's own ({zone})"
+                f"keys trust: expected the key of the zone on the other machine, found this machine's own ({own.zone})"
             )
-    write_atomically(now.home / _TRUSTED_FILE, f"{key.text}\n".encode())
+    write_atomically(settings().home / _TRUSTED_FILE, f"{key.text}\n".encode())
     return key
 
 
@@ -157,11 +162,6 @@ def parse_key(text: str) -> PublicKey:
             f"{len(text.strip())} characters"
         )
     return PublicKey(raw[:32], raw[32:])
-
-
-def other(zone: Zone) -> Zone:
-    """The zone across the boundary."""
-    return _OTHER[zone]
 
 
 def _framed(purpose: str, content: bytes) -> bytes:
