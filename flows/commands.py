@@ -59,10 +59,10 @@ def run(*, method: str, options: Mapping[str, Any], dry_run: bool, as_json: bool
         show({**dry_run_of(plan), **estimate}, as_json=as_json, title=f"{method}, dry run: nothing charged")
         return
     if validated.is_finished:
-        from understudy.runs.exported import read_exported
+        from understudy.runs.exported import complete, read_exported
 
         result, ended = (
-            read_exported(Path(request.out).expanduser().absolute()),
+            complete(read_exported(Path(request.out).expanduser().absolute())),
             "finished before, nothing was computed",
         )
     else:
@@ -74,6 +74,8 @@ def run(*, method: str, options: Mapping[str, Any], dry_run: bool, as_json: bool
         )
         with handed_over(request, register(validated)):
             result, ended = load(chosen.flow)(request), "done"
+    if result.missing:
+        notes.print(result.missing, markup=False, highlight=False, style="bold")
     show(result.model_dump(mode="json"), as_json=as_json, title=f"{method}: {ended}")
 
 

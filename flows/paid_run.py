@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 from pydantic import BaseModel
 
 from understudy.artifacts.access import ArtifactRef
-from understudy.runs.exported import Exported
+from understudy.runs.exported import Exported, complete
 from understudy.runs.registration import registered
 from understudy.runs.request import RunRequest
 from understudy.runs.run_plan import RunPlan
@@ -46,8 +46,12 @@ class PaidRun(Generic[C]):
         return self.plan.stored_rows
 
     def export(self, released: ArtifactRef, synthetic: ArtifactRef, metrics: ArtifactRef) -> Exported:
-        """Hand over what was released and the texts made of it; the figures stay internal."""
-        return export(self.plan, self.receipt, released, synthetic, metrics, out=self.request.out)
+        """Hand over what was released and the texts made of it; the figures stay internal.
+
+        Raises:
+            UnderstudyError: after the export, when a label has no row.
+        """
+        return complete(export(self.plan, self.receipt, released, synthetic, metrics, out=self.request.out))
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from understudy.privacy.statement import (
     render_markdown,
 )
 from understudy.reporting.report import About, BudgetUse, build_report
+from understudy.reporting.worth import Completeness, completeness_of
 from understudy.runs import finished_plans
 from understudy.runs.exported import Exported, exported
 from understudy.runs.finished_folders import remember
@@ -71,7 +72,14 @@ def export(
     write_internal(folder, record, lambda inner: _write_report(inner, run, ledger, paid, synthetic, metrics, statement))
     if paid.status == "released":
         finished_plans.remember(paid.request_key, run, folder)
-    return exported(folder, record, statement)
+    return exported(folder, record, statement, _completeness(run, synthetic))
+
+
+def _completeness(run: RunPlan, synthetic: ArtifactRef) -> Completeness:
+    """Which rows a run made, from the stored table and the counts beside it."""
+    table = named_labels(read_table(synthetic), run.label_names)
+    labels = table["label"].to_pylist() if "label" in table.column_names else [None] * table.num_rows
+    return completeness_of(labels, read_json(synthetic)["shortfall"])
 
 
 def _lost(ledger: Ledger) -> tuple[str, ...]:
@@ -162,6 +170,7 @@ def _write_report(
             made=f"{_made(table, len(run.label_names))}, by {run.method}",
             label_names=run.label_names,
             created=str(statement["time"]),
+            completeness=_completeness(run, synthetic),
             facts={
                 "charge": paid.id,
                 "model": run.model_name,

@@ -10,7 +10,10 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Ended:
-    """What one run of the command line left; `tasks` are those that computed, where a test watched them."""
+    """What one run of the command line left; `tasks` are those that computed, where a test watched them.
+
+    `words` are its options, where a test goes on from them.
+    """
 
     home: Path
     out: Path
@@ -18,6 +21,7 @@ class Ended:
     said: str
     log: str
     tasks: tuple[object, ...] = ()
+    words: tuple[object, ...] = ()
 
     def statement(self) -> dict:
         return json.loads((self.out / "export/statement.json").read_text())

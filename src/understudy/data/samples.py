@@ -1,9 +1,9 @@
 """The sample data sets that ship with Understudy, generated from a public seed.
 
 They play the part of private data in the first tour and in the tests: short film reviews with a sentiment, messages to
-a clinic with invented names and numbers, instructions with responses, and diaries of forty clients. `public` plays the
-part of public text, from which prompts take their examples. Every choice is a sha256 of the seed and a counter, so any
-machine and any version generates the same rows.
+a clinic with invented names and numbers, notes to the two desks of a ferry line, instructions with responses, and
+diaries of forty clients. `public` plays the part of public text, from which prompts take their examples. Every choice
+is a sha256 of the seed and a counter, so any machine and any version generates the same rows.
 `python -m understudy.data.samples` writes the files.
 """
 
@@ -15,17 +15,22 @@ from typing import TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from understudy.data import ferry_texts as ferry
 from understudy.data import sample_texts as phrases
 from understudy.errors import InputError
 from understudy.shipped import SAMPLES
 
 T = TypeVar("T")
 
+NAMES = ("reviews", "reviews-test", "clinic", "ferry", "ferry-test", "instructions", "clients", "public")
+
 # The samples' cards: which labels they have is a fact of the samples, and public.
 LABEL_NAMES = {
     "reviews": ("negative", "positive"),
     "reviews-test": ("negative", "positive"),
     "clinic": tuple(phrases.CLINIC),
+    "ferry": ("landing", "saloon"),
+    "ferry-test": ("landing", "saloon"),
 }
 
 
@@ -59,23 +64,25 @@ def generate(name: str) -> pa.Table:
     Raises:
         InputError: for an unknown name.
     """
+    if name not in NAMES:
+        raise InputError(f"sample:{name}: expected one of {', '.join(f'sample:{known}' for known in NAMES)}")
     makers: dict[str, Callable[[], pa.Table]] = {
         "reviews": lambda: _reviews()[0],
         "reviews-test": lambda: _reviews()[1],
         "clinic": _clinic,
+        "ferry": lambda: _ferry()[0],
+        "ferry-test": lambda: _ferry()[1],
         "instructions": _instructions,
         "clients": _clients,
         "public": _public,
     }
-    if name not in makers:
-        raise InputError(f"sample:{name}: expected one of {', '.join(f'sample:{known}' for known in makers)}")
     return makers[name]()
 
 
 def write_all(directory: Path = SAMPLES) -> None:
     """Write every sample as `directory/NAME.parquet`."""
     directory.mkdir(parents=True, exist_ok=True)
-    for name in ("reviews", "reviews-test", "clinic", "instructions", "clients", "public"):
+    for name in NAMES:
         pq.write_table(generate(name), directory / f"{name}.parquet", compression="zstd")
 
 
@@ -116,6 +123,61 @@ def _review(choose: Chooser, *, good: bool) -> str:
     if choose.below(5) > 1:
         parts.append(choose.pick(phrases.GOOD_VERDICT if good else phrases.BAD_VERDICT))
     return " . ".join(parts) + choose.pick((" .", " !", " ."))
+
+
+def _ferry(train: int = 2400, test: int = 400) -> tuple[pa.Table, pa.Table]:
+    choose = Chooser("understudy/ferry")
+    rows: dict[str, str] = {}
+    while len(rows) < train + test:
+        label = LABEL_NAMES["ferry"][len(rows) % 2]
+        rows.setdefault(_ferry_note(choose, of_pier=label == "landing"), label)
+    texts, labels = list(rows), list(rows.values())
+    return (
+        pa.table({"text": texts[:train], "label": labels[:train]}),
+        pa.table({"text": texts[train:], "label": labels[train:]}),
+    )
+
+
+def _ferry_note(choose: Chooser, *, of_pier: bool) -> str:
+    """What is wrong, on which boat, perhaps with an aside or a lesser matter of the other desk, mostly a wish."""
+    boat, pier = choose.pick(ferry.BOATS), choose.pick(ferry.PIERS)
+    fault, other = _ferry_fault(choose, of_pier=of_pier), _ferry_fault(choose, of_pier=not of_pier)
+    aside = choose.pick(ferry.BOARD_ASIDES if of_pier else ferry.PIER_ASIDES)
+    when = choose.pick(ferry.TIMES)
+    parts = [
+        choose.pick(
+            (
+                f"{when}, {{boat}}: {fault}",
+                f"on {when} of the {{boat}} {fault}",
+                f"{fault}, {when} again",
+                f"{aside}, {fault}",
+                f"{fault} on {when}, {aside}",
+                f"never mind that {other}: on {when} {fault}",
+                f"{fault}. that {other} can wait",
+            )
+        )
+    ]
+    if choose.below(3) == 0:
+        parts.append(choose.pick(ferry.NEUTRAL))
+    if choose.below(5) > 1:
+        parts.append(choose.pick(ferry.PIER_WISHES if of_pier else ferry.BOARD_WISHES))
+    note = ". ".join(parts).format(
+        boat=boat,
+        pier=pier,
+        lane=choose.pick(ferry.LANES),
+        fare=choose.pick(ferry.FARE),
+        room=choose.pick(ferry.ROOMS),
+        slip=choose.pick(ferry.SLIPS),
+    )
+    return f"{note}."
+
+
+def _ferry_fault(choose: Chooser, *, of_pier: bool) -> str:
+    if not of_pier:
+        return choose.pick(ferry.BOARD_FAULTS)
+    if choose.below(3) == 0:
+        return choose.pick(ferry.LANE_FAULTS)
+    return f"{choose.pick(ferry.PARTS)} at {{pier}} {choose.pick(ferry.PIER_FAULTS)}"
 
 
 def _clinic(size: int = 300) -> pa.Table:

@@ -29,6 +29,7 @@ from understudy.reporting import text_formatting, view
 from understudy.reporting.budget import BudgetUse, budget_bar, budget_of
 from understudy.reporting.drawing import Drawing, inline
 from understudy.reporting.view import MethodSections, SectionsOf
+from understudy.reporting.worth import Completeness, worth
 
 MARKER: Final = "internal, not private"
 MOST_SAMPLES = 16
@@ -56,12 +57,14 @@ class About:
         label_names: declared labels in their order.
         created: time of the run, from the caller's clock, as it shall be shown.
         facts: further public facts, such as run ids; name -> value.
+        completeness: which rows are missing; None where nothing was asked for.
     """
 
     made: str = ""
     label_names: tuple[str, ...] = ()
     created: str = ""
     facts: Mapping[str, str] = field(default_factory=dict)
+    completeness: Completeness | None = None
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,7 @@ class Content(Frozen):
     budget: BudgetUse | None = None
     samples: tuple[dict[str, str], ...] = ()
     sample_count: int = 0
+    completeness: Completeness | None = None
     figures: tuple[dict[str, str], ...] = ()
 
     def measured(self) -> Metrics:
@@ -151,6 +155,7 @@ def build_report(  # noqa: PLR0913 - all that a page says, each part by name
         budget=budget or budget_of(statement),
         samples=tuple(dict(sample) for sample in choose_samples(samples)),
         sample_count=len(samples),
+        completeness=about.completeness,
         figures=tuple(asdict(drawing) for drawing in figures),
     )
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -211,6 +216,8 @@ def _write_page(directory: Path, content: Content, sections: SectionsOf | None) 
         ],
         extra=[Drawing(**drawing) for drawing in content.figures],
         headline=text_formatting.headline(content.statement),
+        opening=worth(metrics),
+        shortfall=content.completeness.in_words() if content.completeness else "",
         samples=[_shown(sample) for sample in content.samples],
         statement=text_formatting.statement_rows(content.statement),
         budget=budget_bar(content.budget) if content.budget else None,

@@ -160,7 +160,7 @@ def synthesize(
     if unknown:
         raise InputError(f"class sizes name {unknown}: expected labels among {list(trained.label_names)}")
     wanted = [int(sizes.get(name, 0)) for name in trained.label_names]
-    left = [math.ceil(count * (config.filter.max_draws if config.filters else 1.0)) for count in wanted]
+    left = [math.ceil(count * config.filter.max_draws) for count in wanted]
     kept: list[list[str]] = [[] for _ in wanted]
     drawn: Counter[int] = Counter()
     dropped: list[Counter[str]] = [Counter() for _ in wanted]

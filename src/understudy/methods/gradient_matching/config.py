@@ -107,6 +107,12 @@ class FilterConfig(Frozen):
     oversample: float = setting(
         2.0, "Texts optimised per text wanted, 1 to 100, for filters to choose from; paper 2.", ge=1, le=100
     )
+    max_draws: float = setting(
+        6.0,
+        "Texts optimised per text wanted in all, 1 to 100: further waves make up for what the filters drop until then.",
+        ge=1,
+        le=100,
+    )
     label_check: bool = setting(True, "Drop texts whose label the language model does not confirm; paper yes.")
     examples: dict[str, tuple[str, ...]] = Field(
         default_factory=dict,

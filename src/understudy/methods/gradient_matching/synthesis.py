@@ -1,7 +1,8 @@
 """From shards of matched texts to a synthetic table: which texts are matched, which are kept. Post-processing.
 
 More texts are matched than are wanted (`filter.oversample`), the paper's filters drop some, and of what is left the
-lowest losses of each label fill its share; a label that the filters emptied is reported short, not padded.
+lowest losses of each label fill its share. A label that falls short gets further waves of texts with numbers, and so
+random starts, of their own, until it is full or `filter.max_draws` is reached; then it is reported short, not padded.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from understudy.artifacts.access import TABLE, VALUE
-from understudy.errors import InputError
 from understudy.methods.gradient_matching.config import GradientMatchingConfig
 from understudy.methods.gradient_matching.filters import filter_texts
 from understudy.methods.gradient_matching.verbalizer import build_verbalizer
@@ -63,11 +63,36 @@ def wanted(config: GradientMatchingConfig, labels: int) -> list[int]:
 
 def shards(config: GradientMatchingConfig, labels: int) -> list[list[Example]]:
     """The texts to match, in parts of `matching.shard_size`; which text is in which part changes nothing."""
-    examples = [
-        (label, number)
-        for label, rows in enumerate(wanted(config, labels))
-        for number in range(math.ceil(rows * config.filter.oversample - 1e-9))
-    ]
+    return _in_shards(
+        config,
+        [
+            (label, number)
+            for label, rows in enumerate(wanted(config, labels))
+            for number in range(math.ceil(rows * config.filter.oversample - 1e-9))
+        ],
+    )
+
+
+def further_shards(
+    config: GradientMatchingConfig, report: Mapping[str, Any], label_names: Sequence[str]
+) -> list[list[Example]]:
+    """The texts of the next wave: what each label lacks over its share of kept texts so far; empty when there is none.
+
+    Args:
+        config: filters and rows wanted.
+        report: of the selection among all texts so far, as `Selection.report`.
+        label_names: every label, public.
+    """
+    examples = []
+    for label, (name, rows) in enumerate(zip(label_names, wanted(config, len(label_names)), strict=True)):
+        missing, tried = report["shortfall"].get(name, 0), report["drawn"][name]
+        left = math.ceil(rows * config.filter.max_draws - 1e-9) - tried
+        more = min(left, math.ceil(missing * tried / max(rows - missing, 1)))
+        examples += [(label, tried + number) for number in range(more)]
+    return _in_shards(config, examples)
+
+
+def _in_shards(config: GradientMatchingConfig, examples: list[Example]) -> list[list[Example]]:
     size = config.matching.shard_size
     return [examples[start : start + size] for start in range(0, len(examples), size)]
 
@@ -97,7 +122,7 @@ def select_texts(
         label_names: every label, public.
 
     Raises:
-        InputError: the label check's public examples are not usable, or the filters keep no text at all.
+        InputError: the label check's public examples are not usable.
     """
     table = pa.concat_tables(matched)
     texts, labels = table["text"].to_pylist(), np.asarray(table["label"], np.int64)
@@ -120,12 +145,6 @@ def select_texts(
         ranked = own[np.argsort(losses[own], kind="stable")].tolist()
         chosen += ranked[: sizes[label]]
         reasons["surplus"][name] = len(ranked) - len(ranked[: sizes[label]])
-    if not chosen:
-        dropped = {why: sum(counts.values()) for why, counts in reasons.items() if sum(counts.values())}
-        raise InputError(
-            f"filter: expected texts to keep, found all {len(texts)} dropped ({dropped}); loosen the filters, for "
-            "example --set filter.label_check=false, and run again: the target is paid for, nothing more is charged"
-        )
     found = Counter(int(labels[row]) for row in chosen)
     short = {name: sizes[i] - found[i] for i, name in enumerate(label_names) if sizes[i] > found[i]}
     return Selection(

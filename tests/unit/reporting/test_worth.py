@@ -1,0 +1,72 @@
+"""The sentences a report opens with."""
+
+import pytest
+
+from understudy.evaluation.metrics import Metrics
+from understudy.reporting.report import About, build_report, rebuild_report
+from understudy.reporting.text_formatting import MINUS, NARROW_SPACE
+from understudy.reporting.worth import completeness_of, worth
+
+
+def measured(low: float, high: float, **more: float) -> Metrics:
+    """An accuracy beside prompt-only text, with the interval of the difference."""
+    difference = "utility.synthetic_minus_prompt_only.accuracy"
+    values = {"utility.synthetic.accuracy": 0.8, difference: (low + high) / 2, **more}
+    return Metrics(values=values, intervals={difference: (low, high), "utility.synthetic.accuracy": (0.75, 0.85)})
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [
+        (0.01, 0.09, "The private rows helped"),
+        (-0.01, 0.09, "No difference from text without private rows could be measured"),
+        (-0.09, -0.01, "Worse than text without private rows"),
+    ],
+)
+def test_the_interval_decides_and_not_the_sign(low, high, verdict):
+    sentence = worth(measured(low, high))
+    assert sentence.startswith(f"{verdict}: ")
+    assert f"80.0{NARROW_SPACE}%" in sentence
+    assert "(75.0 to 85.0)" in sentence
+    assert f"({100 * low:+.1f} to {100 * high:+.1f})".replace("-", MINUS) in sentence
+    assert sentence.count(".") - sentence.count(".0") == 1, "one sentence"
+
+
+def test_real_text_stands_beside_it_with_or_without_an_interval():
+    difference = "utility.synthetic_minus_real.accuracy"
+    assert f"{MINUS}7.0 points beside real text" in worth(measured(0.1, 0.2, **{difference: -0.07}))
+    assert f"real text gives 91.0{NARROW_SPACE}%" in worth(measured(0.1, 0.2, **{"utility.real.accuracy": 0.91}))
+
+
+def test_next_tokens_are_said_where_there_is_no_classifier():
+    values = {"utility.next_token.synthetic.accuracy": 0.31, "utility.next_token.prompt_only.accuracy": 0.3}
+    assert worth(Metrics(values=values)) == (
+        f"A small language model tuned on the synthetic text predicts 31.0{NARROW_SPACE}% of the next tokens of "
+        f"clients that took no part, prompt-only text gives 30.0{NARROW_SPACE}%."
+    )
+    assert worth(Metrics(values={})) == ""
+
+
+@pytest.mark.parametrize(
+    ("labels", "shortfall", "said", "lacking"),
+    [
+        (["a", "b"], {"a": 0, "b": 0}, "", ()),
+        (["a", "b"], {"b": 3}, "3 of 5 rows are missing (b 3).", ()),
+        (["a"], {"a": 1, "b": 2}, "3 of 4 rows are missing (a 1, b 2); no row at all for b.", ("b",)),
+        ([None], {"all": 2}, "2 of 3 rows are missing (all 2).", ()),
+        ([], {"all": 2}, "2 of 2 rows are missing (all 2); no row at all for all.", ("all",)),
+    ],
+)
+def test_what_is_missing_is_counted_by_label(labels, shortfall, said, lacking):
+    found = completeness_of(labels, shortfall)
+    assert (found.in_words(), found.lacking, found.rows) == (said, lacking, len(labels))
+
+
+def test_both_sentences_stand_above_everything_else_and_survive_a_rebuild(tmp_path):
+    about = About(completeness=completeness_of(["a"], {"b": 2}))
+    files = build_report(tmp_path, title="T", metrics=measured(0.01, 0.09), statement={}, about=about)
+    page = files.html.read_text()
+    order = [page.index(words) for words in ("2 of 3 rows are missing", "The private rows helped", "Privacy guarantee")]
+    assert order == sorted(order)
+    rebuild_report(tmp_path, {}.get)
+    assert files.html.read_text() == page
