@@ -80,6 +80,9 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
     instruction_column: Annotated[str, typer.Option(help="Column with the instructions.")] = "instruction",
     response_column: Annotated[str, typer.Option(help="Column with the responses.")] = "response",
     system_column: Annotated[str | None, typer.Option(help="Column with a system text for each pair.")] = None,
+    about: Annotated[
+        str | None, typer.Option(help="Public words that say what the rows are, for prompts.", metavar="WORDS")
+    ] = None,
     units: Annotated[
         int | None, typer.Option(help="Number of rows, or clients, or an upper bound; becomes public.")
     ] = None,
@@ -110,6 +113,7 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
             "instruction_column": instruction_column,
             "response_column": response_column,
             "system_column": system_column,
+            "about": about,
             "units": units,
             "test": test,
             "model": model,

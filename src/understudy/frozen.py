@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from understudy.quantities import NonEmpty, PublicSeed, setting
+from understudy.quantities import NonEmpty, PublicSeed, Words, setting
 
 Profile = Annotated[Literal["tiny", "paper"], Field(description="Which column of defaults fills the fields not given.")]
 Profiles = Mapping[str, Mapping[str, Any]]  # profile -> the values that it gives, section by section
@@ -51,6 +51,11 @@ class MethodSettings(Profiled):
     profile: Profile = "tiny"
     model: NonEmpty = setting("tiny-llama", "Base model: shipped model, folder or hub id.")
     model_digest: str = setting("", "sha256 of the files of `model`; set by the run.")
+    about: Words = setting(
+        "",
+        "Public words that say what the rows are, such as one-sentence film reviews, for prompts; one line, at most "
+        "200 characters. Default: by the names of source and column.",
+    )
     public_seed: PublicSeed = setting(0, "Of all public randomness, such as sampling. Never of noise.")
 
 

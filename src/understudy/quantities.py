@@ -17,6 +17,7 @@ Probability = Annotated[float, Field(gt=0, le=1)]
 Part = Annotated[float, Field(gt=0, lt=1)]  # of a whole, the rest of which goes elsewhere
 LearningRate = Annotated[float, Field(gt=0, le=10)]
 NonEmpty = Annotated[str, Field(min_length=1)]
+Words = Annotated[str, Field(max_length=200, pattern=r"^[^\r\n]*$")]  # one line of public words
 PublicSeed = Annotated[int, Field(ge=0, lt=2**63)]
 NumpySeed = Annotated[int, Field(ge=0, lt=2**32)]
 

@@ -14,20 +14,26 @@ from understudy.quantities import Count, CountOrZero, NonEmpty, Probability, set
 
 
 class PromptFormat(Frozen):
-    """The public text around a label: `BOS <before> <label> <separator> <text> EOS`.
+    """The public text around a label: `BOS <before> <label> <separator> <text> EOS`, or a turn of a chat.
 
-    Every piece is encoded on its own, so that the label's tokens never merge with their neighbours. Label and text
-    start with a space, which is how byte-level BPE writes a word inside a sentence.
+    In a chat the model is told what it writes (the words of `about`), the label is the user's message, and the text is
+    the answer. Every piece is encoded on its own, so that the label's tokens never merge with their neighbours. In the
+    plain format label and text start with a space, which is how byte-level BPE writes a word inside a sentence.
     """
 
+    style: Literal["auto", "chat", "plain"] = setting(
+        "auto",
+        "chat: through the model's chat template; plain: before, label, separator. auto: chat if the model has a chat "
+        "template and neither before nor separator is given.",
+    )
     before: str = setting(
         "",
-        "Public text between BOS and the label, for a base model that follows a template. "
-        "Any text; empty in the paper.",
+        "Plain only: public text between BOS and the label, for a base model that follows a template; empty: the words "
+        "of about. Empty in the paper.",
     )
     separator: NonEmpty = setting(
         ":",
-        "Public text between label and text, at least one character. It stands for the paper's SEP, which "
+        "Plain only: public text between label and text, at least one character. It stands for the paper's SEP, which "
         "pretrained tokenizers do not have.",
     )
 
@@ -53,10 +59,19 @@ class SteeringConfig(Frozen):
         "key_value", "What is shifted: the cached keys and values (PPLM), the last hidden state, or nothing."
     )
     steps: int = setting(1, "Gradient steps per token, 0 to 100; 0 turns steering off.", le=100, ge=0)
-    step_size: float = setting(
-        0.03, "Length of one step relative to the norm of what is shifted, 0 to 10.", ge=0, le=10
+    kl_budget: float = setting(
+        0.1,
+        "How far steering may move the distribution of one token: KL(modified || unmodified) in nats, 0 to 10; the "
+        "step is as long as it allows, whatever the model.",
+        ge=0,
+        le=10,
     )
-    kl_weight: float = setting(0.01, "Weight of KL(modified || unmodified), 0 to 100; PPLM uses 0.01.", ge=0, le=100)
+    kl_weight: float = setting(
+        0.01,
+        "Weight of KL(modified || unmodified) in the direction of further steps, 0 to 100; PPLM uses 0.01.",
+        ge=0,
+        le=100,
+    )
     gm_scale: float = setting(
         0.9,
         "Exponent of the modified distribution in the fusion, 0 (unsteered) to 1; PPLM uses 0.9 to 0.95.",
@@ -73,4 +88,4 @@ class SteeringConfig(Frozen):
     @property
     def active(self) -> bool:
         """Whether any token's distribution can differ from the unsteered one."""
-        return self.steer != "none" and self.steps > 0 and self.step_size > 0 and self.gm_scale > 0
+        return self.steer != "none" and self.steps > 0 and self.kl_budget > 0 and self.gm_scale > 0

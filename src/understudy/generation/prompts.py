@@ -1,4 +1,8 @@
-"""Prompts of the form `BOS <label name> SEP`, one width for all labels (Keskar et al. 2019, CTRL).
+"""Prompts that ask for a text of a label, one width for all labels.
+
+For a base model they read `BOS <label name> SEP` (Keskar et al. 2019, CTRL), with public words about the texts before
+the label if there are any. An instruct model is asked through its own chat template: it is told what it writes, and the
+label is the user's message.
 
 Names of different token length are padded on the left to one public width, so that text always begins in the same
 column; masked columns carry position 0 and nothing attends to them.
@@ -12,12 +16,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from jinja2 import TemplateError
 from torch import Tensor
 
 from understudy.errors import InputError
 from understudy.generation.config import PromptFormat
 
 __all__ = ["PromptFormat", "PromptTable", "build_prompts", "encode_prompts", "position_ids", "row_seeds"]
+
+_PLACE = "<<the message>>"  # where the label goes in a rendered chat
 
 
 @dataclass(frozen=True)
@@ -30,6 +37,7 @@ class PromptTable:
         label_span: First column of the widest label and the column after its last.
         neutral_ids: `(width,)` int64, the prompt whose label columns hold padding: to be filled with random tokens.
         ordinary_ids: `(ordinary,)` int64, every token id but the special ones.
+        lead: What stands between prompt and text: a space, or nothing after a chat's last line break.
     """
 
     input_ids: Tensor
@@ -37,6 +45,7 @@ class PromptTable:
     label_span: tuple[int, int]
     neutral_ids: Tensor
     ordinary_ids: Tensor
+    lead: str = " "
 
     @property
     def width(self) -> int:
@@ -60,28 +69,83 @@ def special_ids(tokenizer: Any) -> tuple[int, int, int]:
     return int(bos), int(eos), int(pad)
 
 
-def encode_prompts(tokenizer: Any, label_name: str, prompt: PromptFormat | None = None) -> list[int]:
-    """Token ids of `BOS <before> <label name> <separator>`, unpadded."""
-    before, label, separator = _pieces(tokenizer, label_name, prompt or PromptFormat())
-    return [*before, *label, *separator]
+def encode_prompts(
+    tokenizer: Any, label_name: str, prompt: PromptFormat | None = None, *, about: str = ""
+) -> list[int]:
+    """Token ids of the prompt of one label, unpadded."""
+    frame = _frame(tokenizer, prompt or PromptFormat(), about)
+    return [*frame.before, *frame.label(tokenizer, label_name), *frame.after]
 
 
-def encode_text(tokenizer: Any, text: str) -> list[int]:
-    """Token ids of a text as it stands after the separator."""
+def encode_text(tokenizer: Any, text: str, *, lead: str = " ") -> list[int]:
+    """Token ids of a text as it stands behind a prompt that ends before `lead`."""
     # Not verbose: the tokenizer would log the length of the first text beyond its model's limit.
-    return list(tokenizer.encode(" " + text.strip(), add_special_tokens=False, verbose=False))
+    return list(tokenizer.encode(lead + text.strip(), add_special_tokens=False, verbose=False))
 
 
-def _pieces(tokenizer: Any, label_name: str, prompt: PromptFormat) -> tuple[list[int], list[int], list[int]]:
-    def encode(text: str) -> list[int]:
-        return list(tokenizer.encode(text, add_special_tokens=False, verbose=False)) if text else []
+@dataclass(frozen=True)
+class _Frame:
+    """What stands before and after a label, as token ids, and before its text."""
 
-    bos = special_ids(tokenizer)[0]
-    return [bos, *encode(prompt.before)], encode(" " + label_name.strip()), encode(prompt.separator)
+    before: list[int]
+    after: list[int]
+    lead: str
+
+    def label(self, tokenizer: Any, name: str) -> list[int]:
+        return _encode(tokenizer, self.lead + name.strip())
 
 
-def build_prompts(tokenizer: Any, label_names: Sequence[str], prompt: PromptFormat | None = None) -> PromptTable:
+def uses_chat(tokenizer: Any, prompt: PromptFormat) -> bool:
+    """Whether prompts go through the tokenizer's chat template.
+
+    Raises:
+        InputError: A chat is asked for, and the tokenizer has no template.
+    """
+    if prompt.style == "chat" and not tokenizer.chat_template:
+        raise InputError("prompt.style=chat: the model has no chat template; set prompt.style=plain or choose another")
+    plain = PromptFormat()
+    as_given = (prompt.before, prompt.separator) != (plain.before, plain.separator)
+    return prompt.style == "chat" or (prompt.style == "auto" and not as_given and bool(tokenizer.chat_template))
+
+
+def _frame(tokenizer: Any, prompt: PromptFormat, about: str) -> _Frame:
+    if uses_chat(tokenizer, prompt):
+        before, after = chat_around(tokenizer, system=f"You write {about.strip() or 'texts'}.")
+        return _Frame(_encode(tokenizer, before), _encode(tokenizer, after), "")
+    bos, words = special_ids(tokenizer)[0], about.strip()
+    before = prompt.before or (f" {words}," if words else "")
+    return _Frame([bos, *_encode(tokenizer, before)], _encode(tokenizer, prompt.separator), " ")
+
+
+def chat_around(tokenizer: Any, *, system: str) -> tuple[str, str]:
+    """What a chat template puts before and after the user's only message, the opening of the answer included.
+
+    A template that knows no system message gets its words in front of the user's.
+    """
+    turns = [{"role": "system", "content": system}, {"role": "user", "content": _PLACE}]
+    try:
+        chat = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    except TemplateError:
+        turns = [{"role": "user", "content": f"{system}\n\n{_PLACE}"}]
+        chat = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    before, _, after = str(chat).partition(_PLACE)
+    return before, after
+
+
+def _encode(tokenizer: Any, text: str) -> list[int]:
+    return list(tokenizer.encode(text, add_special_tokens=False, verbose=False)) if text else []
+
+
+def build_prompts(
+    tokenizer: Any, label_names: Sequence[str], prompt: PromptFormat | None = None, *, about: str = ""
+) -> PromptTable:
     """Encode the prompts of all labels to one public width.
+
+    Args:
+        tokenizer: Of the base model.
+        label_names: Every label, public.
+        prompt: The public text around a label.
+        about: Public words that say what the texts are, such as "one-sentence film reviews"; may be empty.
 
     Raises:
         InputError: Fewer than two labels, a label without tokens, or two labels with the same tokens.
@@ -90,19 +154,19 @@ def build_prompts(tokenizer: Any, label_names: Sequence[str], prompt: PromptForm
         raise InputError(
             f"label_names={list(label_names)}: expected at least two labels; declare every label of the data"
         )
-    pieces = [_pieces(tokenizer, name, prompt or PromptFormat()) for name in label_names]
-    _check_labels(label_names, [label for _, label, _ in pieces])
+    frame = _frame(tokenizer, prompt or PromptFormat(), about)
+    labels = [frame.label(tokenizer, name) for name in label_names]
+    _check_labels(label_names, labels)
     _, _, pad = special_ids(tokenizer)
-    before, _, separator = pieces[0]
-    widest = max(len(label) for _, label, _ in pieces)
-    width = len(before) + widest + len(separator)
-    rows = [[*head, *label, *tail] for head, label, tail in pieces]
+    widest, start = max(map(len, labels)), len(frame.before)
+    width = start + widest + len(frame.after)
+    rows = [[*frame.before, *label, *frame.after] for label in labels]
     ids = torch.tensor([[pad] * (width - len(row)) + row for row in rows])
     mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
-    neutral = torch.tensor([*before, *[pad] * widest, *separator])
+    neutral = torch.tensor([*frame.before, *[pad] * widest, *frame.after])
     special = set(tokenizer.all_special_ids)
     ordinary = torch.tensor([token for token in range(len(tokenizer)) if token not in special])
-    return PromptTable(ids, mask, (len(before), len(before) + widest), neutral, ordinary)
+    return PromptTable(ids, mask, (start, start + widest), neutral, ordinary, frame.lead)
 
 
 def _check_labels(names: Sequence[str], tokens: Sequence[Sequence[int]]) -> None:

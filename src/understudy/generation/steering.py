@@ -10,8 +10,11 @@ and the next token comes from p_modified^gm_scale * p_unmodified^(1 - gm_scale),
 Deviations from the PPLM paper:
 - the shift starts from the unmodified cache at every token instead of being carried on, so that one cache serves both
   distributions and errors do not pile up;
-- a step's length is relative to the norm of what is shifted, per sample and layer, so that one constant fits models
-  of different scale; the paper normalises over the whole batch by an absolute length;
+- steering strength is a budget, not a step length: each row goes as far along its shift as KL(modified || unmodified)
+  of its next token stays within `kl_budget`, so that one constant fits every model. The paper has an absolute length;
+- the gradient steps themselves are short (`_TRIAL`, relative to the norm of what is shifted, per sample and layer) and
+  give a direction of the last hidden state; along it the head is affine, so one product with the head gives the logits
+  at every length;
 - by default the discriminator sees the state at the current token, where it was trained; `lookahead` adds the
   paper's expected next token.
 
@@ -33,13 +36,17 @@ from torch import Tensor
 
 from understudy.compute import widened
 from understudy.generation.config import SteeringConfig
-from understudy.generation.sampling import Step, StepHook, advance, next_logits
+from understudy.generation.sampling import Step, StepHook, advance, head, next_logits
 
 __all__ = ["Attribute", "SteeringConfig", "steer_towards"]
 
 Attribute = Callable[[Tensor], Tensor]  # (batch, d) -> (batch, labels) logits
 
+_SMALLEST = torch.finfo(torch.float32).tiny
 _CERTAIN = -1e-6  # above this log-probability the float32 gradient is rounding noise
+_TRIAL = 0.01  # length of a step before it is scaled to the budget, relative to the norm of what is shifted
+_FARTHEST = 1.0  # length of the shift of the last hidden state, relative to its norm
+_CORRECTIONS = 4  # of a row's length by its divergence, which grows like the square of it
 
 
 @dataclass
@@ -104,10 +111,58 @@ def steer_towards(
         shift = _shift_hidden if config.steer == "hidden" else _shift_key_values
         modified = shift(step, config, objective)
         prefix.remember(step, targets.shape[0])
-        # The head is affine, so the fusion's logits are those of the states' mean: one product with it, not two.
-        return next_logits(model, torch.lerp(widened(step.hidden), widened(modified), config.gm_scale))
+        shifted = widened(modified) - widened(step.hidden)
+        slope = _logit_slope(model, shifted)
+        farthest = _FARTHEST * _norm((widened(step.hidden),)) / _norm((shifted,)).clamp(min=_SMALLEST)
+        length = length_within(step.logits, slope, budget=config.kl_budget, farthest=farthest)
+        # The head is affine: the fusion's logits lie on the same line.
+        return step.logits + config.gm_scale * length[:, None] * slope
 
     return hook
+
+
+def _logit_slope(model: Any, shift: Tensor) -> Tensor:
+    """What a shift of the last hidden state `(active, d)` adds to the logits, `(active, vocab)`."""
+    slope, bias = next_logits(model, shift), getattr(head(model), "bias", None)
+    return slope if bias is None else slope - widened(bias)
+
+
+def length_within(logits: Tensor, slope: Tensor, *, budget: float, farthest: Tensor) -> Tensor:
+    """How far each row may go: the largest length found whose KL(softmax(logits + length * slope) || p) is in budget.
+
+    It starts where the quadratic approximation of the divergence, half the variance of the slope under p, is the
+    budget, and is corrected by the divergence itself.
+
+    Args:
+        logits: `(active, vocab)` of the unmodified distribution p, float32 or wider.
+        slope: `(active, vocab)` change of the logits per unit of length.
+        budget: nats.
+        farthest: `(active,)` largest length.
+
+    Returns:
+        `(active,)`, 0 where nothing moves or no length was found; a row's depends on no other row.
+    """
+    plain = logits.log_softmax(-1)
+    probabilities = plain.exp()
+    mean, square = (probabilities * slope).sum(-1), (probabilities * slope.square()).sum(-1)
+    variance = square - mean.square()
+    # Less would be rounding: float32 sums over the vocabulary.
+    moves = variance > 1e-6 * square
+    length = torch.where(moves, (2 * budget / variance.clamp(min=_SMALLEST)).sqrt(), 0)
+    for _ in range(_CORRECTIONS):
+        length = torch.minimum(length, farthest)
+        excess = _divergence(plain, slope, length) / budget
+        length = length * excess.clamp(1 / 16, 16).rsqrt()
+    # A little less than what the last correction asks for, and nothing where that is still too far.
+    length = torch.minimum(0.98 * length, farthest)
+    return torch.where(_divergence(plain, slope, length) <= budget, length, 0)
+
+
+def _divergence(plain: Tensor, slope: Tensor, length: Tensor) -> Tensor:
+    """KL(q || p) of each row, `(active,)` in nats: p of log-probabilities `plain`, q of `plain + length * slope`."""
+    added = length[:, None] * slope
+    moved = (plain + added).log_softmax(-1)
+    return (moved.exp() * (moved - plain)).sum(-1)
 
 
 class Objective(Protocol):
@@ -170,7 +225,7 @@ def _ascend(
     Returns:
         The groups, shifted.
     """
-    lengths = [config.step_size * _norm(group) for group in groups]
+    lengths = [_TRIAL * _norm(group) for group in groups]
     for number in range(config.steps):
         if number > 0:
             groups = [tuple(tensor.requires_grad_() for tensor in group) for group in groups]
@@ -179,7 +234,7 @@ def _ascend(
         moved = []
         for group, slope, length in zip(groups, slopes, lengths, strict=True):
             norm = _norm(slope)
-            scale = torch.where(norm > 0, length / norm.clamp(min=torch.finfo(norm.dtype).tiny), 0)
+            scale = torch.where(norm > 0, length / norm.clamp(min=_SMALLEST), 0)
             moved.append(tuple(_added(tensor, part, scale) for tensor, part in zip(group, slope, strict=True)))
         groups = moved
     return groups

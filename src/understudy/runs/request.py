@@ -6,6 +6,7 @@ The same object is the parameter of the Prefect flow, so the Prefect UI draws it
 from __future__ import annotations
 
 import math
+import re
 import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from understudy.errors import InputError
+from understudy.quantities import Words
 
 Profile = Literal["tiny", "paper"]
 
@@ -27,6 +29,8 @@ MOST_OVERRIDES: Final = 200
 # What Linux takes as a path and as one name in it.
 LONGEST_TEXT: Final = 4_096
 LONGEST_NAME: Final = 255
+LONGEST_ABOUT: Final = 200
+_PLAIN_COLUMNS: Final = frozenset({"text", "texts", "content", "document"})
 
 
 class Budget(BaseModel):
@@ -99,6 +103,11 @@ class RunRequest(BaseModel):
     labels_from_data: bool = Field(
         default=False, description="Read the label list from the rows, which publishes it without any guarantee."
     )
+    about: Words | None = Field(
+        default=None,
+        description="Public words that say what the rows are, for prompts, such as one-sentence film reviews; one "
+        "line. Default: by the names of source and column.",
+    )
     units: int | None = Field(
         default=None,
         ge=1,
@@ -156,6 +165,23 @@ def _check_line(value: str) -> str:
     if any(unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp") for letter in value):
         raise ValueError("expected a path or a name in one line, found a line break or a control character")
     return value
+
+
+def words_about(request: RunRequest) -> str:
+    """Public words for prompts: those given, or the names of source and column.
+
+    >>> words_about(RunRequest(data="d.csv", source="film-reviews_2024", out="o", epsilon=1))
+    'texts from film reviews 2024'
+    """
+    if request.about is not None:
+        return request.about.strip()
+    column = _as_words(request.text_column)
+    named = "texts" if column.lower() in _PLAIN_COLUMNS else f"texts ({column})"
+    return f"{named} from {_as_words(request.source)}"[:LONGEST_ABOUT]
+
+
+def _as_words(name: str) -> str:
+    return " ".join(re.findall(r"[^\W_]+", name)) or "a table"
 
 
 def request_of(fields: Mapping[str, Any]) -> RunRequest:

@@ -30,7 +30,7 @@ from understudy.runs import finished_plans
 from understudy.runs.checks import before_charge
 from understudy.runs.folders import check_folder
 from understudy.runs.overrides import apply_overrides
-from understudy.runs.request import Budget, RunRequest, check_delta, check_epsilon
+from understudy.runs.request import Budget, RunRequest, check_delta, check_epsilon, words_about
 from understudy.runs.run_plan import RunPlan, match_of, request_key, run_key
 from understudy.runs.split import SplitRows, load_and_split
 
@@ -49,14 +49,14 @@ class Validated:
 
 
 def configure(request: RunRequest, method: str) -> Any:
-    """The method's settings: profile, then --model and --samples, then each --set.
+    """The method's settings: profile and --about, then --model and --samples, then each --set.
 
     Raises:
         InputError: when there is no such method, or an override names an unknown setting or a value out of bounds.
     """
     shortcuts = [f"model={request.model}"] if request.model else []
     shortcuts += [f"samples={request.samples}"] if request.samples is not None else []
-    plain = registry.get(method).config(profile=request.profile)
+    plain = registry.get(method).config(profile=request.profile, about=words_about(request))
     return apply_overrides(plain, [*shortcuts, *request.overrides])
 
 

@@ -5,11 +5,11 @@ from understudy.generation.config import SamplingConfig, SteeringConfig
 
 
 @pytest.mark.parametrize(
-    "off", [{"steer": "none"}, {"steps": 0}, {"gm_scale": 0.0}, {"step_size": 0.0}], ids=lambda d: next(iter(d))
+    "off", [{"steer": "none"}, {"steps": 0}, {"gm_scale": 0.0}, {"kl_budget": 0.0}], ids=lambda d: next(iter(d))
 )
 def test_steering_is_inactive_when_any_constant_turns_it_off(off):
-    assert SteeringConfig(steer="hidden", steps=2, gm_scale=0.5, step_size=0.1).active
-    assert not SteeringConfig(**{"steer": "hidden", "steps": 2, "gm_scale": 0.5, "step_size": 0.1, **off}).active
+    assert SteeringConfig(steer="hidden", steps=2, gm_scale=0.5, kl_budget=0.1).active
+    assert not SteeringConfig(**{"steer": "hidden", "steps": 2, "gm_scale": 0.5, "kl_budget": 0.1, **off}).active
 
 
 @pytest.mark.parametrize(

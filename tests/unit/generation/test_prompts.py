@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from understudy.generation.prompts import (
     encode_text,
     position_ids,
     row_seeds,
+    uses_chat,
 )
 
 NAMES = ["negative", "positive", "rather undecided"]
@@ -73,3 +76,62 @@ def test_a_rows_seed_depends_on_its_number_alone():
     assert all(0 <= seed < 2**63 for seed in seeds)
     assert row_seeds(8, [42], purpose="text/0") != [seeds[42]]
     assert row_seeds(7, [42], purpose="text/1") != [seeds[42]]
+
+
+SYSTEM_AND_USER = (
+    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}</>\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>\n{% endif %}"
+)
+USER_ONLY = (
+    "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + SYSTEM_AND_USER
+)
+
+
+@pytest.fixture
+def with_template(tiny_llama):
+    def made(template: str):
+        tokenizer = copy.deepcopy(tiny_llama.tokenizer)
+        tokenizer.chat_template = template
+        return tokenizer
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (SYSTEM_AND_USER, "<system>You write film reviews.</>\n<user>positive</>\n<assistant>\n"),
+        (USER_ONLY, "<user>You write film reviews.\n\npositive</>\n<assistant>\n"),
+    ],
+    ids=["system", "user only"],
+)
+def test_an_instruct_model_is_asked_through_its_chat_template(with_template, template, expected):
+    tokenizer = with_template(template)
+    assert tokenizer.decode(encode_prompts(tokenizer, "positive", about="film reviews")) == expected
+    table = build_prompts(tokenizer, NAMES, about="film reviews")
+    start, stop = table.label_span
+    widest = int(table.attention_mask.sum(1).argmax())
+    assert tokenizer.decode(table.input_ids[widest, start:stop]) == "rather undecided"
+    assert table.lead == ""
+    assert tokenizer.decode(encode_text(tokenizer, " a fine film ", lead=table.lead)) == "a fine film"
+
+
+def test_a_format_of_ones_own_goes_before_the_template(with_template):
+    tokenizer = with_template(SYSTEM_AND_USER)
+    own = PromptFormat(separator=" |")
+    assert tokenizer.decode(encode_prompts(tokenizer, "positive", own)[1:]) == " positive |"
+    assert tokenizer.decode(encode_prompts(tokenizer, "positive", PromptFormat(style="plain"))[1:]) == " positive:"
+    assert not uses_chat(tokenizer, PromptFormat(style="plain"))
+
+
+def test_a_chat_without_a_template_is_refused(tiny_llama):
+    with pytest.raises(InputError, match="chat template"):
+        encode_prompts(tiny_llama.tokenizer, "positive", PromptFormat(style="chat"))
+
+
+def test_a_base_model_reads_the_words_before_the_label(tiny_llama):
+    tokenizer = tiny_llama.tokenizer
+    plain = encode_prompts(tokenizer, "positive", about="film reviews")
+    own = encode_prompts(tokenizer, "positive", PromptFormat(before="A review,"), about="film reviews")
+    assert tokenizer.decode(plain[1:]) == " film reviews, positive:"
+    assert tokenizer.decode(own[1:]) == "A review, positive:"

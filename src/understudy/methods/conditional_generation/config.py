@@ -54,7 +54,11 @@ class TrainConfig(Frozen):
     """DP-Adam: everything the privacy event and the update depend on."""
 
     max_length: int = setting(
-        48, "Padded tokens of prompt, text and EOS, 8 to 8192; longer texts are cut. tiny 48, paper 128.", ge=8, le=8192
+        48,
+        "Padded tokens of text and EOS, 8 to 8192, the prompt before them not counted; longer texts are cut. tiny 48, "
+        "paper 128.",
+        ge=8,
+        le=8192,
     )
     batch_size: Count = setting(256, "Expected Poisson batch, at least 1. tiny 256, paper 128.")
     epochs: Positive = setting(1.0, "Expected passes over the rows, above 0. tiny 1, paper 4.")

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from understudy.data.private_rows import PrivateRows
-from understudy.errors import InputError
 from understudy.generation.prompts import PromptTable, build_prompts, encode_text, special_ids
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
 
@@ -63,9 +62,9 @@ def encode(private: PrivateRows, *, tokenizer: Any, config: ConditionalGeneratio
         config: Gives prompt and padded length.
 
     Raises:
-        InputError: Label names collide or the prompt leaves no room for text.
+        InputError: Label names collide.
     """
-    prompts = build_prompts(tokenizer, private.label_names, config.prompt)
+    prompts = build_prompts(tokenizer, private.label_names, config.prompt, about=config.about)
     label = torch.tensor(private.label_indices, dtype=torch.long)
     text_ids, text_mask, truncated = encode_texts(
         private.valid_texts, prompts=prompts, tokenizer=tokenizer, config=config
@@ -92,30 +91,15 @@ def encode_texts(
         Ids `(rows, columns)` int64, mask `(rows, columns)` bool, and how many texts were cut (internal). A row whose
         text is None is all padding.
     """
-    room = text_room(prompts, config)
+    room = config.train.max_length
     _, eos, pad = special_ids(tokenizer)
     ids = torch.full((len(texts), room), pad, dtype=torch.long)
     mask = torch.zeros(len(texts), room, dtype=torch.bool)
     truncated = 0
     for row, text in enumerate(texts):
-        tokens = [] if text is None else [*encode_text(tokenizer, text), eos]
+        tokens = [] if text is None else [*encode_text(tokenizer, text, lead=prompts.lead), eos]
         truncated += len(tokens) > room
         tokens = tokens[:room]
         ids[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.long)
         mask[row, : len(tokens)] = True
     return ids, mask, truncated
-
-
-def text_room(prompts: PromptTable, config: ConditionalGenerationConfig) -> int:
-    """Columns left for text and EOS.
-
-    Raises:
-        InputError: Fewer than two columns are left.
-    """
-    room = config.train.max_length - prompts.width
-    if room < 2:
-        raise InputError(
-            f"train.max_length={config.train.max_length}: the widest prompt takes {prompts.width} tokens; "
-            f"expected at least {prompts.width + 2}, raise train.max_length"
-        )
-    return room

@@ -62,7 +62,7 @@ def check_model(config: ConditionalGenerationConfig, label_names: Sequence[str])
     """
     loaded = load_base(config)
     shape = shape_of(loaded.model.config.to_dict(), parameters=loaded.model.num_parameters())
-    prompts = build_prompts(loaded.tokenizer, label_names, config.prompt)
+    prompts = build_prompts(loaded.tokenizer, label_names, config.prompt, about=config.about)
     model = build_model(loaded.model, label_names=label_names, config=config)
     check_trainable(model, config=config, prompts=prompts)
     check_fits(config, shape)

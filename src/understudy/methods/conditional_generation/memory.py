@@ -25,6 +25,9 @@ _MOST_GENERATED: Final = 64
 # Resident over kept bytes: freed pieces lie between kept ones.
 _WASTE: Final = 1.9
 _FLOAT: Final = 4
+# Of a prompt without its words, and of a token in English: the tokenizer is not read for this.
+_PROMPT: Final = 12
+_CHARACTERS: Final = 5
 
 
 def resolve(config: ConditionalGenerationConfig, n: int) -> ConditionalGenerationConfig:
@@ -50,6 +53,11 @@ def resolve_for(config: ConditionalGenerationConfig, n: int, shape: ModelShape |
     )
 
 
+def padded_length(config: ConditionalGenerationConfig) -> int:
+    """Tokens of prompt, text and EOS, about."""
+    return config.train.max_length + _PROMPT + len(config.about) // _CHARACTERS
+
+
 def rows_per_pass(config: ConditionalGenerationConfig, n: int, shape: ModelShape | None) -> int:
     """The micro-batch: as given, or a power of two.
 
@@ -61,7 +69,7 @@ def rows_per_pass(config: ConditionalGenerationConfig, n: int, shape: ModelShape
         return train.micro_batch
     expected, rows = min(train.batch_size, n), 1
     while (
-        2 * rows * train.max_length <= _TOKENS
+        2 * rows * padded_length(config) <= _TOKENS
         and (2 * rows - 1) / 2 < expected / 10
         and (shape is None or _has_room(config, shape, 2 * rows))
     ):
@@ -100,7 +108,7 @@ def training_bytes(
         recompute: whether layers keep nothing but their inputs.
     """
     passes = 2 if config.variant == "multitask" and config.update == "joint" else 1
-    tokens, trained = rows * config.train.max_length, _trained(config, shape)
+    tokens, trained = rows * padded_length(config), _trained(config, shape)
     kept = passes * tokens * shape.layers * _kept_per_token(shape)
     if recompute:
         kept = passes * tokens * shape.hidden * shape.layers + tokens * _kept_per_token(shape)
@@ -118,7 +126,7 @@ def training_bytes(
 def generation_bytes(config: ConditionalGenerationConfig, shape: ModelShape, rows: int) -> int:
     """Predicted peak of a generation above the loaded model: caches, their shifts when steered, and logits."""
     sampling, steering = config.generate.sampling, config.generate.steering
-    cache = 2 * shape.layers * shape.keys * (config.train.max_length // 2 + sampling.max_new_tokens)
+    cache = 2 * shape.layers * shape.keys * (_PROMPT + len(config.about) // _CHARACTERS + sampling.max_new_tokens)
     copies = 8 if config.steers and steering.steer == "key_value" else 2
     return _FLOAT * rows * (copies * cache + 16 * shape.vocabulary)
 

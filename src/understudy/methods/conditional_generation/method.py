@@ -77,7 +77,10 @@ def describe(config: ConditionalGenerationConfig, promise: Promise) -> Descripti
             Access(task="train", reads="the rows", through="the mechanisms' Poisson sampling and Gaussian sums"),
         ),
         choices="Settings and defaults were fixed before the run; no checkpoint was chosen, the last one is used.",
-        declared_public={"padded length in tokens": config.train.max_length},
+        declared_public={
+            "padded length in tokens": config.train.max_length,
+            "what prompts say of the rows": config.about,
+        },
         dry_run={"steps": schedule.steps, "micro_batch": config.train.micro_batch},
         floating_point=FLOATING_POINT + TRAINING_FLOATS,
     )

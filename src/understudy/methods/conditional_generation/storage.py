@@ -92,7 +92,9 @@ def load_trained(folder: Path, compute: Compute = ON_CPU) -> StoredModel:
         model=model.requires_grad_(False).eval().to(torch.device(compute.device)),
         tokenizer=loaded.tokenizer,
         label_names=description.label_names,
-        prompts=build_prompts(loaded.tokenizer, description.label_names, description.settings.prompt),
+        prompts=build_prompts(
+            loaded.tokenizer, description.label_names, description.settings.prompt, about=description.settings.about
+        ),
     )
     return StoredModel(trained, description.settings, description.class_counts)
 

@@ -47,7 +47,7 @@ def synthesize_untrained(
 ) -> Synthesis:
     """Draw equally many rows per label from the base model with the same prompts, unsteered and unfiltered."""
     base = load_base(config, compute)
-    prompts = build_prompts(base.tokenizer, label_names, config.prompt)
+    prompts = build_prompts(base.tokenizer, label_names, config.prompt, about=config.about)
     trained = TrainedModel(MultitaskModel(base.model).eval(), base.tokenizer, label_names, prompts)
     filters = config.filter.model_copy(update={"enabled": False})
     plain = config.model_copy(update={"variant": "naive", "filter": filters})

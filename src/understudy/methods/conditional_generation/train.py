@@ -19,7 +19,7 @@ from understudy.errors import InputError
 from understudy.generation.prompts import PromptTable
 from understudy.generation.sampling import backbone
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
-from understudy.methods.conditional_generation.encode import EncodedRows, text_room
+from understudy.methods.conditional_generation.encode import EncodedRows
 from understudy.methods.conditional_generation.losses import Reading, discriminator_loss, joint_loss, lm_loss
 from understudy.methods.conditional_generation.memory import recomputes, rows_per_pass
 from understudy.methods.conditional_generation.model import (
@@ -113,14 +113,15 @@ def check_trainable(
     context = getattr(backbone(model.lm).config, "max_position_embeddings", None)
     width = 0 if prompts is None else prompts.width
     wanted = {
-        "train.max_length": config.train.max_length,
+        "train.max_length": width + config.train.max_length,
         "generate.sampling.max_new_tokens": width + config.generate.sampling.max_new_tokens,
     }
     for setting, tokens in wanted.items():
         if context is not None and tokens > context:
-            raise InputError(f"{setting} asks for {tokens} tokens, the model's context holds {context}: lower it")
-    if prompts is not None:
-        text_room(prompts, config)
+            raise InputError(
+                f"{setting}: prompt ({width} tokens) and text take {tokens}, the model's context holds {context}: "
+                "lower it"
+            )
 
 
 @contextmanager

@@ -28,7 +28,7 @@ def test_shapes_are_public(tokenizer, make_config, label_names):
     long = encode_rows(["word " * 99], [2], tokenizer=tokenizer, config=config, label_names=label_names)
     for name in ("input_ids", "attention_mask", "loss_mask", "label", "valid"):
         assert getattr(short, name).shape == getattr(long, name).shape
-    assert short.input_ids.shape == (1, config.train.max_length)
+    assert short.input_ids.shape == (1, short.text_start + config.train.max_length)
     assert (short.text_start, short.label_span) == (long.text_start, long.label_span)
 
 
@@ -57,12 +57,6 @@ def test_an_undeclared_label_is_refused_by_row_not_by_text(tokenizer, make_confi
     assert "secret" not in str(refused.value)
 
 
-def test_a_length_without_room_for_text_is_refused(tokenizer, make_config, label_names):
-    config = make_config(train={"max_length": 8}, prompt={"before": "a public sentence before the label"})
-    with pytest.raises(InputError, match="max_length=8"):
-        encode_rows(["a"], [0], tokenizer=tokenizer, config=config, label_names=label_names)
-
-
 def test_no_rows_encode_to_nothing(tokenizer, make_config, label_names):
     rows = encode_rows([], [], tokenizer=tokenizer, config=make_config(), label_names=label_names)
-    assert rows.input_ids.shape == (0, 20)
+    assert rows.input_ids.shape == (0, rows.text_start + 20)

@@ -7,7 +7,7 @@ from understudy.methods.conditional_generation.generate import generate, synthes
 from understudy.methods.conditional_generation.states import label_log_probabilities
 
 SIZES = {"negative": 4, "positive": 7, "rather undecided": 0}
-STRONG = {"steer": "key_value", "steps": 2, "step_size": 0.2}
+STRONG = {"steer": "key_value", "steps": 2, "kl_budget": 1.0}
 
 
 @pytest.mark.parametrize("steering", [{"steer": "none"}, STRONG], ids=["plain", "steered"])
