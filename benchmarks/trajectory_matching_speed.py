@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -143,9 +144,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             "time_ratio": spread([turn[side] / turn["reverse_mode"] for turn in turns]),
             "memory_ratio": peaks[side][options.steps] / peaks["reverse_mode"][options.steps],
             "mib": peaks[side],
-            "growth_per_doubling": [
-                peaks[side][b] / peaks[side][a] for a, b in zip(N_OF_MEMORY, N_OF_MEMORY[1:], strict=False)
-            ],
+            "growth_per_doubling": [peaks[side][b] / peaks[side][a] for a, b in pairwise(N_OF_MEMORY)],
             "gradient_difference": differences[side],
         }
         for side in SIDES

@@ -2,15 +2,20 @@
 
 import pytest
 import torch
+from random_students import moved_weights, random_rows, random_student
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from understudy.errors import InputError
 from understudy.methods.trajectory_matching.student import BatchLoss
 from understudy.methods.trajectory_matching.unroll import Segment, match_trajectory, squared_distance
 
-from .conftest import moved_weights, random_rows
-
 K, STEP_SIZE = 2, 0.2
+
+
+@pytest.fixture(params=["llama", "gpt2"])
+def student(request):
+    """Small enough for a test."""
+    return random_student(request.param)
 
 
 def toy_loss(weights, prompts, step):

@@ -1,6 +1,5 @@
 """A tiny student and rows of random tokens."""
 
-import pytest
 import torch
 from random_models import random_model
 
@@ -27,8 +26,7 @@ def moved_weights(student: Student, *, seed: int, scale: float = 0.05) -> dict[s
     }
 
 
-@pytest.fixture(params=["llama", "gpt2"])
-def student(request: pytest.FixtureRequest) -> Student:
+def random_student(family: str = "llama", *, seed: int = 0) -> Student:
     """Two layers of width 16, adapters of rank 2."""
-    model = random_model(request.param, vocabulary=VOCABULARY, width=16, positions=32, heads=2)
-    return Student(model, rank=2, alpha=4.0, seed=0)
+    model = random_model(family, vocabulary=VOCABULARY, width=16, positions=32, heads=2)
+    return Student(model, rank=2, alpha=4.0, seed=seed)

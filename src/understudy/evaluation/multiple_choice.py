@@ -1,0 +1,159 @@
+"""Multiple choice by likelihood: the candidate answer with the highest mean log-likelihood per token is the choice.
+
+Brown et al. 2020 (arXiv 2005.14165, section 2.4) for zero-shot and k-shot; the mean over tokens, as OPT and NACD take
+it, does not favour short candidates. `questions_of` makes questions of instructions whose responses repeat, such as
+labels: every different response is a candidate. `by_harness` asks the same of a task of lm-evaluation-harness.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from understudy.compute import widened
+from understudy.errors import InputError
+from understudy.generation.instructions import Pair, PairEncoder
+from understudy.generation.step import backbone, head
+
+MOST_CANDIDATES = 26
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question.
+
+    Attributes:
+        instruction: what is asked.
+        candidates: the answers to choose from, at least two.
+        answer: place of the right one.
+    """
+
+    instruction: str
+    candidates: tuple[str, ...]
+    answer: int
+
+    def __post_init__(self) -> None:
+        """Check that there is a choice, and a right one.
+
+        Raises:
+            InputError: naming what was found.
+        """
+        if len(self.candidates) < 2 or not 0 <= self.answer < len(self.candidates):
+            raise InputError(
+                f"expected at least two candidates and the place of the right one, found {len(self.candidates)} and "
+                f"answer={self.answer}; correct the question"
+            )
+
+
+def questions_of(pairs: Sequence[Pair], *, candidates: Sequence[str] | None = None) -> list[Question]:
+    """Questions of pairs whose responses are few and repeat; none where they are not.
+
+    Args:
+        pairs: instructions with the right responses.
+        candidates: the answers to choose from; None takes the responses of the pairs.
+    """
+    if candidates is None:
+        counts = Counter(pair.response.strip() for pair in pairs)
+        candidates = sorted(counts)
+        if not 2 <= len(candidates) <= min(MOST_CANDIDATES, len(pairs) // 2):
+            return []
+    place = {text: index for index, text in enumerate(candidates)}
+    return [
+        Question(pair.instruction, tuple(candidates), place[pair.response.strip()])
+        for pair in pairs
+        if pair.response.strip() in place
+    ]
+
+
+@torch.no_grad()
+def accuracy(
+    model: Any,
+    tokenizer: Any,
+    questions: Sequence[Question],
+    *,
+    shots: Sequence[Pair] = (),
+    template: Any = "auto",
+    max_length: int = 128,
+    batch_size: int = 16,
+) -> float:
+    """Part of the questions whose right candidate has the highest mean log-likelihood.
+
+    Args:
+        model: causal language model, in evaluation mode.
+        tokenizer: of the model.
+        questions: at least one.
+        shots: k answered pairs that stand before every question; none is zero-shot.
+        template: how a pair is written, as of `PairEncoder`.
+        max_length: tokens of a question with a candidate.
+        batch_size: candidates in one forward pass.
+
+    Raises:
+        InputError: there is no question.
+    """
+    if not questions:
+        raise InputError("expected at least one question, found none; bring pairs whose responses repeat")
+    encoder = PairEncoder(tokenizer, template)
+    before = "".join(f"{shot.instruction}\n{shot.response}\n\n" for shot in shots)
+    asked = [
+        Pair(f"{before}{question.instruction}", candidate)
+        for question in questions
+        for candidate in question.candidates
+    ]
+    scores = [
+        score
+        for start in range(0, len(asked), batch_size)
+        for score in likelihoods(model, encoder, asked[start : start + batch_size], max_length=max_length).tolist()
+    ]
+    right, place = 0, 0
+    for question in questions:
+        own = scores[place : place + len(question.candidates)]
+        right += own.index(max(own)) == question.answer
+        place += len(own)
+    return right / len(questions)
+
+
+def likelihoods(model: Any, encoder: PairEncoder, pairs: Sequence[Pair], *, max_length: int) -> Tensor:
+    """Mean log-likelihood `(n,)` of the tokens of each response and its end token, given its instruction."""
+    rows = encoder.encode(pairs, max_length=max_length)
+    width = int(rows.attention_mask.sum(1).max())
+    device = next(model.parameters()).device
+    ids, mask = rows.input_ids[:, :width].to(device), rows.attention_mask[:, :width].to(device)
+    states = backbone(model)(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+    row, column = rows.loss_mask[:, 1:width].to(device).nonzero(as_tuple=True)
+    logits = widened(head(model)(states[row, column]))
+    found = torch.log_softmax(logits, -1).gather(1, ids[row, column + 1][:, None])[:, 0]
+    sums = found.new_zeros(len(ids)).index_add(0, row, found)
+    return sums / rows.loss_mask[:, 1:width].to(device).sum(1).clamp(min=1)
+
+
+def by_harness(
+    model: Any, tokenizer: Any, tasks: Sequence[str], *, shots: int = 0, limit: int | None = None
+) -> dict[str, float]:
+    """Accuracy of tasks of lm-evaluation-harness (the extra `harness`), normalised by length where a task has that.
+
+    Args:
+        model: causal language model.
+        tokenizer: of the model.
+        tasks: names such as `arc_easy` and `mmlu`, or paths of task files.
+        shots: answered questions before each one.
+        limit: questions of each task, at most.
+
+    Raises:
+        InputError: the extra is not installed.
+    """
+    try:
+        from lm_eval import simple_evaluate
+        from lm_eval.models.huggingface import HFLM
+    except ImportError as error:
+        raise InputError(
+            "lm-evaluation-harness is missing: expected the extra `harness`; install it with "
+            "`pip install 'understudy[harness]'`, or measure on questions of your own"
+        ) from error
+    wrapped = HFLM(pretrained=model, tokenizer=tokenizer)
+    found = simple_evaluate(model=wrapped, tasks=list(tasks), num_fewshot=shots, limit=limit)["results"]
+    return {task: float(values.get("acc_norm,none", values.get("acc,none"))) for task, values in found.items()}

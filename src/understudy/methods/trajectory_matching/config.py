@@ -1,0 +1,154 @@
+"""The one config of trajectory matching: public values only, no torch.
+
+`profile` fills what is not given. `paper` holds the sizes of the NACD paper; what it leaves open (number of experts,
+optimisers, first step size) has measured defaults. `tiny` shrinks sizes so that a run takes minutes on two cores.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from understudy.frozen import Frozen, MethodSettings, Profiles
+from understudy.generation.instructions import Template
+from understudy.quantities import Count, LearningRate, NonEmpty, Positive, Probability, Size, setting
+
+Carrier = Literal["auto", "selected", "public", "written"]
+
+
+class ExpertsConfig(Frozen):
+    """The fine-tunings on the whole set whose trajectories are matched."""
+
+    count: Size = setting(2, "Number of experts, at least 1; under one charge each costs epsilon.", le=64)
+    epochs: Count = setting(3, "Passes over the rows; a snapshot after each. At least distil.max_start + 0.", le=1000)
+    batch_size: Size = setting(16, "Rows per step; with a charge the expected number. paper 16.")
+    learning_rate: LearningRate = setting(2e-3, "Adam. tiny 2e-3, paper 2e-4.")
+    lora_rank: Size = setting(8, "Rank of the adapters.")
+    lora_alpha: Positive = setting(16.0, "LoRA alpha.")
+    private: bool | None = setting(
+        None, "Whether DP-SGD trains them under the run's charge; none: as the run has an epsilon or not."
+    )
+    l2_clip_norm: Positive = setting(1.0, "With a charge: clip norm of one row's gradient.")
+    micro_batch: Size = setting(16, "With a charge: rows per forward pass.")
+
+
+class SelectionConfig(Frozen):
+    """Which rows carry the pseudo tokens."""
+
+    strategy: Literal["random", "bm25", "dsir", "less"] = setting("random", "How rows are chosen. paper less.")
+    ratio: Probability = setting(0.05, "Part of the rows that is chosen, at most 1. paper 0.05.")
+    rows: Count | None = setting(None, "Number of rows instead of a ratio.")
+    target: str | None = setting(
+        None,
+        "File of instructions with responses that the chosen rows should resemble (bm25, dsir, less); none: "
+        "`validation` of the rows to choose from, which are then not chosen.",
+    )
+    validation: Count = setting(16, "Rows of the target that are looked at, at most.", le=10_000)
+    buckets: Count = setting(10_000, "dsir: buckets of hashed unigrams and bigrams.", le=10_000_000)
+    warmup: Probability = setting(0.05, "less: part of the rows that the warm-up sees. LESS 0.05.")
+    warmup_epochs: Count = setting(2, "less: epochs of the warm-up. tiny 2, LESS 4.", le=100)
+    projection: Size = setting(512, "less: dimension of projected gradients. tiny 512, LESS 8192.")
+
+
+class DistilConfig(Frozen):
+    """How the pseudo tokens are learnt."""
+
+    tokens: Size = setting(2, "k, pseudo tokens before each row, at least 1. paper 2.", le=1024)
+    steps: Count = setting(60, "S, steps of distillation. tiny 60, paper 3000.")
+    inner_steps: Size = setting(6, "N, the student's steps. paper 6.", le=1000)
+    span: Count = setting(1, "M, epochs between the expert's two snapshots. paper 1.", le=1000)
+    max_start: Count = setting(2, "T_max: start epochs are below it. paper 2.", le=1000)
+    batch_size: Size = setting(8, "Rows of one inner step. paper 8.")
+    beta: float = setting(100.0, "Weight of the distance to the nearest token. paper 100; sweep 0, 20, 50, 100.", ge=0)
+    learning_rate: LearningRate = setting(3e-3, "Adam, of the pseudo tokens.")
+    step_size: Positive = setting(0.3, "alpha_0, the student's first step size.", le=1000)
+    step_size_learning_rate: LearningRate = setting(0.05, "Adam, of the logarithm of the step size.")
+    trainable: Literal["tokens", "step_size"] = setting(
+        "tokens", "tokens: pseudo tokens and step size (paper). step_size: frozen tokens, the ablation."
+    )
+
+
+class TuningConfig(Frozen):
+    """Instruction tuning on the result, and how it is measured."""
+
+    epochs: Count = setting(3, "Passes over the distilled rows.", le=1000)
+    batch_size: Size = setting(8, "Rows per step. paper 8.")
+    learning_rate: LearningRate = setting(2e-3, "Adam. tiny 2e-3, paper 2e-4.")
+    transfer: str | None = setting(None, "Another base model that is tuned on the decoded text; none: left out.")
+    questions: Count = setting(100, "Held-out rows that are measured on, at most.")
+
+
+_PROFILES: Profiles = {
+    "tiny": {},
+    "paper": {
+        "model": "facebook/opt-1.3b",
+        "max_length": 512,
+        "experts": {"learning_rate": 2e-4},
+        "selection": {"strategy": "less", "warmup_epochs": 4, "projection": 8192},
+        "distil": {"steps": 3000},
+        "tuning": {"learning_rate": 2e-4, "transfer": "meta-llama/Llama-2-7b-hf", "questions": 10_000},
+    },
+}
+
+
+class TrajectoryMatchingConfig(MethodSettings):
+    """Trajectory matching: pseudo tokens are learnt so that few rows train a model as the whole set does."""
+
+    profiles: ClassVar[Profiles] = _PROFILES
+
+    method: Literal["trajectory-matching"] = setting("trajectory-matching", "Which method these settings are of.")
+    samples: Count | None = setting(None, "Distilled rows in all, as selection.rows; none: by selection.ratio.")
+    max_length: int = setting(96, "Tokens of a row, template included. tiny 96, paper 512.", ge=8, le=65_536)
+    template: Template = setting("auto", "How a row is written: the tokenizer's chat template, or a plain one.")
+    carrier: Carrier = setting(
+        "auto",
+        "What carries the pseudo tokens. selected: real rows. public: rows of `carriers`. written: its instructions, "
+        "answered by the public model. auto: selected without an epsilon, written with one.",
+    )
+    carriers: NonEmpty = setting(
+        "sample:instructions", "Public instructions with responses: a file, or a sample. Never private rows."
+    )
+    experts: ExpertsConfig = Field(default_factory=ExpertsConfig)
+    selection: SelectionConfig = Field(default_factory=SelectionConfig)
+    distil: DistilConfig = Field(default_factory=DistilConfig)
+    tuning: TuningConfig = Field(default_factory=TuningConfig)
+
+    @model_validator(mode="after")
+    def _check_snapshots(self) -> Self:
+        last, epochs = self.distil.max_start - 1 + self.distil.span, self.experts.epochs
+        if last > epochs:
+            raise ValueError(
+                f"distil.max_start={self.distil.max_start} and distil.span={self.distil.span}: expected snapshots up "
+                f"to epoch {last}, experts.epochs={epochs} gives {epochs}; lower the first two or raise the last"
+            )
+        if self.experts.private and self.carrier == "selected":
+            raise ValueError(
+                "carrier=selected: expected public rows to carry the pseudo tokens of private experts, for real rows "
+                "would leave as they are; choose carrier=written or carrier=public"
+            )
+        return self
+
+    @property
+    def reads_selected(self) -> bool:
+        """Whether real rows carry the pseudo tokens."""
+        return self.carrier == "selected"
+
+
+def promised(config: TrajectoryMatchingConfig, *, has_epsilon: bool) -> TrajectoryMatchingConfig:
+    """The settings with `auto` replaced, by whether the run has an epsilon.
+
+    Raises:
+        ValueError: the settings and the epsilon exclude each other.
+    """
+    private = has_epsilon if config.experts.private is None else config.experts.private
+    if private != has_epsilon:
+        found = "an epsilon" if has_epsilon else "none"
+        fix = "leave experts.private out" if has_epsilon else "give --epsilon"
+        raise ValueError(
+            f"experts.private={private}: expected a run with an epsilon exactly then, found {found}; {fix}"
+        )
+    carrier = ("written" if private else "selected") if config.carrier == "auto" else config.carrier
+    experts = config.experts.model_copy(update={"private": private})
+    whole = config.model_copy(update={"experts": experts, "carrier": carrier})
+    return TrajectoryMatchingConfig.model_validate(whole.model_dump())

@@ -1,0 +1,86 @@
+"""Which rows carry the pseudo tokens: random, BM25, DSIR or LESS (NACD, sections 4.1 and 4.2).
+
+- `bm25`: Robertson & Zaragoza 2009, by bm25s: the highest score that any target row, as a query, gives to the row.
+- `dsir`: Xie et al. 2023 (arXiv 2302.03169): unigrams and bigrams hashed into buckets, two bags of buckets with add-one
+  smoothing, and the rows with the largest Gumbel-perturbed log ratios: importance resampling without replacement.
+- `less`: in `less.py`.
+
+The chosen rows are as private as the rows they were chosen from.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from understudy.errors import InputError
+from understudy.methods.trajectory_matching.config import SelectionConfig
+
+Scores = npt.NDArray[np.floating]
+_WORD = re.compile(r"\w+")
+
+
+def rows_wanted(config: SelectionConfig, available: int) -> int:
+    """How many rows are chosen of `available`.
+
+    Raises:
+        InputError: more are wanted than there are.
+    """
+    wanted = config.rows if config.rows is not None else max(1, round(config.ratio * available))
+    if wanted > available:
+        raise InputError(
+            f"selection.rows={wanted}: expected at most the {available} rows that can be chosen from; lower it, or "
+            "leave it out and give selection.ratio"
+        )
+    return wanted
+
+
+def random_rows(available: int, wanted: int, *, generator: np.random.Generator) -> list[int]:
+    """Rows drawn without replacement, in ascending order."""
+    return sorted(generator.choice(available, size=wanted, replace=False).tolist())
+
+
+def highest(scores: Scores, wanted: int) -> list[int]:
+    """The rows of the highest scores, in ascending order; of equal scores the lower row."""
+    return sorted(np.argsort(-scores, kind="stable")[:wanted].tolist())
+
+
+def bm25_scores(texts: Sequence[str], target: Sequence[str]) -> Scores:
+    """The best BM25 score `(n,)` of each text for any target text as the query."""
+    import bm25s
+
+    index = bm25s.BM25()
+    index.index([_words(text) for text in texts], show_progress=False)
+    known = set(index.vocab_dict)
+    best = np.zeros(len(texts))
+    for query in target:
+        words = [word for word in dict.fromkeys(_words(query)) if word in known]
+        if words:
+            best = np.maximum(best, index.get_scores(words))
+    return best
+
+
+def dsir_scores(texts: Sequence[str], target: Sequence[str], *, buckets: int, generator: np.random.Generator) -> Scores:
+    """Log importance weights `(n,)` with Gumbel noise: the largest are a sample in proportion to the weights."""
+    counts = [_hashed(text, buckets) for text in texts]
+    of_target = sum((_hashed(text, buckets) for text in target), np.zeros(buckets))
+    of_all = sum(counts, np.zeros(buckets))
+    ratio = np.log((of_target + 1) / (of_target.sum() + buckets)) - np.log((of_all + 1) / (of_all.sum() + buckets))
+    return np.array([float(one @ ratio) for one in counts]) + generator.gumbel(size=len(texts))
+
+
+def _words(text: str) -> list[str]:
+    return _WORD.findall(text.lower())
+
+
+def _hashed(text: str, buckets: int) -> npt.NDArray[np.float64]:
+    """Counts `(buckets,)` of hashed unigrams and bigrams; the hash is the same on every machine."""
+    words = _words(text)
+    grams = [*words, *(" ".join(pair) for pair in pairwise(words))]
+    places = [zlib.crc32(gram.encode()) % buckets for gram in grams]
+    return np.bincount(places, minlength=buckets).astype(float) if places else np.zeros(buckets)

@@ -1,0 +1,194 @@
+"""Plain fine-tuning of adapters: what experts, the warm-up of a selection and instruction tuning have in common.
+
+Adam over batches in an order that is a function of (seed, epoch), so a state is weights, two moments and the step, and
+a training that was killed and resumed ends in the same bytes as one that was not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from understudy.methods.trajectory_matching.student import Rows, Student
+from understudy.methods.trajectory_matching.unroll import Weights
+from understudy.models.checkpoints import TrainingCheckpoint
+from understudy.progress import Progress
+from understudy.tensor_files import load_tensors, save_tensors
+
+SECONDS_BETWEEN_CHECKPOINTS = 15.0
+_BETAS, _EPSILON = (0.9, 0.999), 1e-8
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Sizes of a training; public.
+
+    Attributes:
+        epochs: passes over the rows.
+        batch_size: rows of a step; the last one of an epoch may have fewer.
+        learning_rate: of Adam.
+        seed: of the order of the rows.
+    """
+
+    epochs: int
+    batch_size: int
+    learning_rate: float
+    seed: int
+
+    def steps_per_epoch(self, rows: int) -> int:
+        """Steps of one pass."""
+        return -(-rows // self.batch_size)
+
+    def batch(self, step: int, rows: int) -> Tensor:
+        """The rows of a step, int64."""
+        epoch, place = divmod(step, self.steps_per_epoch(rows))
+        generator = torch.Generator().manual_seed((self.seed << 20) + epoch)
+        order = torch.randperm(rows, generator=generator)
+        return order[place * self.batch_size : (place + 1) * self.batch_size]
+
+
+class PacedCheckpoint:
+    """A sink of states that writes one when `seconds` have passed since the last, and at every epoch's end.
+
+    At the end of an epoch the weights are kept as a snapshot too, before the state that lies behind them, so that a
+    resumed training finds every snapshot that it will not make again.
+    """
+
+    every = 1
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        per_epoch: int,
+        seconds: float = SECONDS_BETWEEN_CHECKPOINTS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Keep states and snapshots in `folder`; an epoch has `per_epoch` steps."""
+        self._folder, self._per_epoch, self._seconds, self._clock = folder, per_epoch, seconds, clock
+        self._states = TrainingCheckpoint(folder)
+        self._last = clock()
+
+    def load(self) -> tuple[int, dict[str, Tensor]] | None:
+        """The newest (completed steps, state), or None."""
+        return self._states.load()
+
+    def save(self, step: int, tensors: Mapping[str, Tensor]) -> None:
+        """Keep the state after `step` steps, if it is time to."""
+        epoch, within = divmod(step, self._per_epoch)
+        if within == 0:
+            weights = {name.removeprefix("weight/"): t for name, t in tensors.items() if name.startswith("weight/")}
+            save_tensors(self._snapshot(epoch), weights)
+        elif self._clock() - self._last < self._seconds:
+            return
+        self._states.save(step, tensors)
+        self._last = self._clock()
+
+    def snapshots(self, epochs: int) -> list[Weights]:
+        """The weights after epochs 1, ..., `epochs`."""
+        return [load_tensors(self._snapshot(epoch)) for epoch in range(1, epochs + 1)]
+
+    def _snapshot(self, epoch: int) -> Path:
+        return self._folder / f"snapshot-{epoch:05d}.safetensors"
+
+
+@dataclass
+class AdamState:
+    """Weights with Adam's two moments (Kingma & Ba 2015, Algorithm 1)."""
+
+    weights: dict[str, Tensor]
+    first: dict[str, Tensor]
+    second: dict[str, Tensor]
+    step: int = 0
+
+    @classmethod
+    def at(cls, weights: Weights) -> AdamState:
+        """Before the first step."""
+        zeros = {name: torch.zeros_like(value) for name, value in weights.items()}
+        return cls(dict(weights), dict(zeros), dict(zeros))
+
+    def updated(self, gradient: Weights, *, learning_rate: float) -> AdamState:
+        """After one more step."""
+        step, (b1, b2) = self.step + 1, _BETAS
+        first = {name: b1 * m + (1 - b1) * gradient[name] for name, m in self.first.items()}
+        second = {name: b2 * v + (1 - b2) * gradient[name].square() for name, v in self.second.items()}
+        moves = AdamState(self.weights, first, second, step).direction()
+        weights = {name: value - learning_rate * moves[name] for name, value in self.weights.items()}
+        return AdamState(weights, first, second, step)
+
+    def direction(self) -> dict[str, Tensor]:
+        """First moments over the root of the second ones, bias corrected."""
+        b1, b2 = _BETAS
+        return {
+            name: (m / (1 - b1**self.step)) / ((self.second[name] / (1 - b2**self.step)).sqrt() + _EPSILON)
+            for name, m in self.first.items()
+        }
+
+    def direction_after(self, gradient: Weights) -> dict[str, Tensor]:
+        """`direction` if this gradient came next."""
+        return self.updated(gradient, learning_rate=0.0).direction()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint holds of it."""
+        parts = {"weight": self.weights, "first": self.first, "second": self.second}
+        return {f"{part}/{name}": value for part, values in parts.items() for name, value in values.items()}
+
+    @classmethod
+    def of(cls, step: int, tensors: Mapping[str, Tensor], device: torch.device) -> AdamState:
+        """What `tensors` was taken of."""
+        parts: dict[str, dict[str, Tensor]] = {"weight": {}, "first": {}, "second": {}}
+        for key, value in tensors.items():
+            part, _, name = key.partition("/")
+            parts[part][name] = value.to(device)
+        return cls(parts["weight"], parts["first"], parts["second"], step)
+
+
+def fine_tune(
+    student: Student,
+    rows: Rows,
+    schedule: Schedule,
+    *,
+    prompts: Tensor | None = None,
+    checkpoint: PacedCheckpoint | None = None,
+    progress: Progress | None = None,
+) -> AdamState:
+    """Train the student's adapters from their start on all rows, each behind its pseudo tokens if it has any.
+
+    Args:
+        student: gives start and loss.
+        rows: to train on.
+        schedule: sizes.
+        prompts: `(n, k, d)`, or None.
+        checkpoint: keeps states and snapshots.
+        progress: called with (steps done, steps in all).
+
+    Returns:
+        The last state; its step is the number of steps taken.
+    """
+    n, steps = len(rows), schedule.epochs * schedule.steps_per_epoch(len(rows))
+    device = student.vocabulary.device
+    found = checkpoint.load() if checkpoint is not None else None
+    state = AdamState.at(student.start) if found is None else AdamState.of(*found, device)
+    for step in range(state.step, steps):
+        batch = schedule.batch(step, n)
+        gradient = gradient_of(student, rows[batch], state.weights, None if prompts is None else prompts[batch])
+        state = state.updated(gradient, learning_rate=schedule.learning_rate)
+        if checkpoint is not None:
+            checkpoint.save(state.step, state.tensors())
+        if progress is not None:
+            progress(state.step, steps)
+    return state
+
+
+def gradient_of(student: Student, rows: Rows, weights: Weights, prompts: Tensor | None = None) -> dict[str, Tensor]:
+    """Gradient of the rows' mean loss by the adapters' weights."""
+    leaves = {name: value.detach().requires_grad_() for name, value in weights.items()}
+    with sdpa_kernel(SDPBackend.MATH):
+        found = torch.autograd.grad(student.loss(leaves, rows, prompts), list(leaves.values()))
+    return dict(zip(leaves, found, strict=True))

@@ -1,0 +1,55 @@
+"""Multiple choice by mean log-likelihood."""
+
+import pytest
+import torch
+
+from understudy.errors import InputError
+from understudy.evaluation.multiple_choice import Question, accuracy, likelihoods, questions_of
+from understudy.generation.instructions import Pair, PairEncoder
+from understudy.models.loading import load_model
+
+PAIRS = [Pair(f"film {n}", ("bad", "good")[n % 2]) for n in range(6)]
+
+
+@pytest.fixture(scope="module")
+def base():
+    """The shipped model."""
+    return load_model("tiny-llama")
+
+
+def test_questions_are_made_of_responses_that_repeat():
+    questions = questions_of(PAIRS)
+    assert [question.candidates for question in questions] == [("bad", "good")] * 6
+    assert [question.answer for question in questions] == [0, 1, 0, 1, 0, 1]
+    assert questions_of([Pair("a", "one"), Pair("b", "two"), Pair("c", "three")]) == []
+
+
+def test_a_question_without_a_choice_is_refused():
+    with pytest.raises(InputError, match="two candidates"):
+        Question("a", ("b",), 0)
+    with pytest.raises(InputError, match="found none"):
+        accuracy(None, None, [])
+
+
+def test_likelihoods_are_means_over_the_response_one_by_one(base):
+    encoder = PairEncoder(base.tokenizer)
+    pairs = [Pair("a film", "very good indeed"), Pair("another longer film about a dog", "bad")]
+    found = likelihoods(base.model, encoder, pairs, max_length=64)
+    for n, pair in enumerate(pairs):
+        row = encoder.encode([pair], max_length=64)
+        with torch.no_grad():
+            logits = base.model(input_ids=row.input_ids, attention_mask=row.attention_mask).logits
+        losses = torch.nn.functional.cross_entropy(logits[0, :-1], row.input_ids[0, 1:], reduction="none")
+        assert float(found[n]) == pytest.approx(-float(losses[row.loss_mask[0, 1:]].mean()), rel=1e-4)
+
+
+def test_the_choice_is_what_the_model_holds_likelier(base):
+    """Whatever it prefers is right in one list of questions and wrong in the other."""
+    questions = questions_of(PAIRS)
+    swapped = [Question(q.instruction, q.candidates, 1 - q.answer) for q in questions]
+    plain = accuracy(base.model, base.tokenizer, questions)
+    assert plain + accuracy(base.model, base.tokenizer, swapped) == 1
+    few = accuracy(base.model, base.tokenizer, questions, shots=[Pair("a film", "good")] * 3)
+    assert 0 <= few <= 1
+    longest = max(len(base.tokenizer.encode(q.instruction)) for q in questions)
+    assert longest < 128

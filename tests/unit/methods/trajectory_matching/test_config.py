@@ -1,0 +1,54 @@
+"""Settings that exclude each other are refused by name."""
+
+import pytest
+from pydantic import ValidationError
+
+from understudy.errors import InputError
+from understudy.methods.trajectory_matching.config import TrajectoryMatchingConfig, promised
+from understudy.methods.trajectory_matching.queries import plan_of_expert, queries_of
+from understudy.privacy.accounting import epsilon_pld
+from understudy.privacy.queries import event_of
+
+
+def test_start_epochs_beyond_the_snapshots_are_refused():
+    with pytest.raises(ValidationError, match=r"distil\.max_start=3.*experts\.epochs=2"):
+        TrajectoryMatchingConfig(experts={"epochs": 2}, distil={"max_start": 3})
+
+
+def test_no_pseudo_tokens_are_refused():
+    with pytest.raises(ValidationError, match="tokens"):
+        TrajectoryMatchingConfig(distil={"tokens": 0})
+
+
+def test_private_experts_never_carry_real_rows():
+    with pytest.raises(ValidationError, match="carrier=selected"):
+        TrajectoryMatchingConfig(experts={"private": True}, carrier="selected")
+    with pytest.raises(ValueError, match="carrier=selected"):
+        promised(TrajectoryMatchingConfig(carrier="selected"), has_epsilon=True)
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_experts_are_private_exactly_with_an_epsilon(private):
+    found = promised(TrajectoryMatchingConfig(), has_epsilon=private)
+    assert (found.experts.private, found.carrier) == (private, "written" if private else "selected")
+    other = TrajectoryMatchingConfig(experts={"private": not private})
+    with pytest.raises(ValueError, match=r"experts\.private"):
+        promised(other, has_epsilon=private)
+
+
+def test_all_steps_of_all_experts_are_one_event_of_the_wanted_epsilon(tmp_path):
+    config = promised(TrajectoryMatchingConfig(experts={"count": 2, "epochs": 2}), has_epsilon=True)
+    queries = queries_of(config, n=200, epsilon=8.0, delta=1e-4, cache=tmp_path)
+    assert [query.batch for query in queries] == ["expert-0", "expert-1"]
+    assert 7.9 < epsilon_pld(event_of(queries), 1e-4) <= 8.0
+    one = queries_of(config.model_copy(update={"experts": config.experts.model_copy(update={"count": 1})}),
+                     n=200, epsilon=8.0, delta=1e-4, cache=tmp_path)  # fmt: skip
+    assert one[0].noise_multiplier < queries[0].noise_multiplier
+    assert plan_of_expert(config, queries, 1).queries == queries[1:]
+
+
+def test_experts_without_a_charge_ask_nothing_and_promise_nothing():
+    config = promised(TrajectoryMatchingConfig(), has_epsilon=False)
+    assert queries_of(config, n=200, epsilon=float("inf"), delta=1e-4) == ()
+    with pytest.raises(InputError, match=r"experts\.private=true"):
+        queries_of(config, n=200, epsilon=8.0, delta=1e-4)

@@ -1,0 +1,83 @@
+"""Distillation: its loss falls, resumes, and stays near tokens; emission reads back."""
+
+import pytest
+import torch
+from random_students import random_rows, random_student
+
+from understudy.methods.trajectory_matching.config import TrajectoryMatchingConfig
+from understudy.methods.trajectory_matching.distil import Distilled, distil, mean_prompts, nearest_tokens
+from understudy.methods.trajectory_matching.emission import decoded, load_distilled, save_distilled
+from understudy.methods.trajectory_matching.training import Schedule, fine_tune
+from understudy.models.loading import load_model
+
+
+@pytest.fixture(scope="module")
+def setting():
+    """A student, ten rows that carry pseudo tokens, and one expert that fits thirty rows in two epochs."""
+    student, whole = random_student(), random_rows(30)
+    states = [student.start]
+    for epochs in (1, 2):
+        states.append(fine_tune(student, whole, Schedule(epochs, 5, 5e-3, 0)).weights)
+    return student, whole[torch.arange(10)], states
+
+
+def config(**distilling):
+    sizes = {"steps": 25, "inner_steps": 3, "max_start": 1, "batch_size": 4, "learning_rate": 0.05, "beta": 0.0}
+    return TrajectoryMatchingConfig(distil={**sizes, "step_size": 1.0, **distilling})
+
+
+def test_the_loss_falls_below_one_and_below_that_of_frozen_tokens(setting):
+    student, rows, states = setting
+    learnt = distil(student, rows, [states], config())
+    frozen = distil(student, rows, [states], config(trainable="step_size"))
+    assert torch.equal(frozen.prompts, mean_prompts(student.vocabulary, 10, 2))
+    late = slice(-8, None)
+    assert float(learnt.losses[late].mean()) < 0.98
+    assert float(learnt.losses[late].mean()) < float(frozen.losses[late].mean())
+
+
+def test_beta_keeps_pseudo_tokens_near_tokens(setting):
+    student, rows, states = setting
+    near, free = (distil(student, rows, [states], config(beta=beta)) for beta in (100.0, 0.0))
+    assert float(near.distances[-1]) < 0.5 * float(free.distances[-1])
+
+
+def test_a_killed_distillation_ends_in_the_same_bytes(setting, tmp_path):
+    student, rows, states = setting
+    expected = distil(student, rows, [states], config(steps=6))
+
+    def kill(step, _total):
+        if step == 6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        distil(student, rows, [states], config(steps=6), folder=tmp_path, progress=kill)
+    found = distil(student, rows, [states], config(steps=6), folder=tmp_path)
+    assert torch.equal(found.prompts, expected.prompts)
+    assert torch.equal(found.losses, expected.losses)
+    assert found.step_size == expected.step_size
+
+
+def test_the_nearest_token_of_an_embedding_is_its_token():
+    table = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
+    tokens, distances = nearest_tokens(table[[3, 7]][None], table)
+    assert tokens.tolist() == [[3, 7]]
+    assert float(distances.max()) == 0
+    forbidden = torch.ones(20, dtype=torch.bool)
+    forbidden[3] = False
+    assert int(nearest_tokens(table[[3]][None], table, allowed=forbidden)[0]) != 3
+
+
+def test_decoded_pseudo_tokens_are_text_and_results_read_back(tmp_path):
+    base = load_model("tiny-llama")
+    table = base.model.get_input_embeddings().weight.detach()
+    word = base.tokenizer.encode(" film", add_special_tokens=False)[0]
+    prompts = torch.stack([table[[word, base.tokenizer.pad_token_id]], table[[word, word]]])
+    tokens, texts = decoded(prompts, table, base.tokenizer)
+    assert texts[1] == "film film"
+    assert base.tokenizer.pad_token_id not in tokens
+    distilled = Distilled(prompts, 0.25, torch.ones(3), torch.zeros(3))
+    save_distilled(tmp_path, distilled, tokens)
+    read, read_tokens = load_distilled(tmp_path)
+    assert torch.equal(read.prompts, prompts)
+    assert (read.step_size, read_tokens.tolist()) == (0.25, tokens.tolist())

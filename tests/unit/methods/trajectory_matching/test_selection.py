@@ -1,0 +1,56 @@
+"""The four ways to choose rows."""
+
+import numpy as np
+import pytest
+import torch
+from random_students import random_rows, random_student
+
+from understudy.errors import InputError
+from understudy.methods.trajectory_matching.config import SelectionConfig, TrajectoryMatchingConfig
+from understudy.methods.trajectory_matching.less import less_scores
+from understudy.methods.trajectory_matching.selection import (
+    bm25_scores,
+    dsir_scores,
+    highest,
+    rows_wanted,
+)
+from understudy.methods.trajectory_matching.selection import (
+    random_rows as drawn_rows,
+)
+from understudy.methods.trajectory_matching.student import Rows
+
+FILMS = [f"the film had a long plot and actor {n} played well" for n in range(6)]
+MEALS = [f"boil the rice with salt for {n} minutes in a pot" for n in range(6)]
+TARGET = ["which actor played in the film", "the plot of a film"]
+
+
+def test_bm25_and_dsir_choose_what_resembles_the_target():
+    texts = [text for both in zip(FILMS, MEALS, strict=True) for text in both]
+    generator = np.random.default_rng(0)
+    for scores in (bm25_scores(texts, TARGET), dsir_scores(texts, TARGET * 20, buckets=512, generator=generator)):
+        assert highest(scores, 6) == [0, 2, 4, 6, 8, 10]
+
+
+def test_a_target_without_a_known_word_scores_nothing():
+    assert bm25_scores(FILMS, ["zzz"]).tolist() == [0.0] * 6
+
+
+def test_random_rows_differ_by_seed_and_never_repeat():
+    found = [drawn_rows(50, 20, generator=np.random.default_rng(seed)) for seed in (0, 1)]
+    assert found[0] != found[1]
+    assert all(len(set(rows)) == 20 and rows == sorted(rows) for rows in found)
+
+
+def test_less_prefers_rows_whose_gradients_resemble_the_target():
+    """Rows that are the target themselves, among others."""
+    student, others, target = random_student(), random_rows(8, seed=1), random_rows(3, seed=2)
+    rows = Rows(*(torch.cat([getattr(others, name), getattr(target, name)]) for name in vars(others)))
+    config = TrajectoryMatchingConfig(selection={"projection": 2048, "warmup": 0.5, "warmup_epochs": 1})
+    assert highest(less_scores(student, rows, target, config).numpy(), 3) == [8, 9, 10]
+
+
+def test_a_selection_larger_than_the_set_is_refused():
+    with pytest.raises(InputError, match=r"selection\.rows=11: expected at most the 10"):
+        rows_wanted(SelectionConfig(rows=11), 10)
+    assert rows_wanted(SelectionConfig(ratio=0.05), 100) == 5
+    assert rows_wanted(SelectionConfig(ratio=0.001), 100) == 1

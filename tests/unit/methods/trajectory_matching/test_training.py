@@ -1,0 +1,90 @@
+"""Fine-tuning, its checkpoints, and experts."""
+
+import pytest
+import torch
+from random_students import VOCABULARY, random_rows, random_student
+
+from understudy.errors import InputError
+from understudy.methods.trajectory_matching.config import TrajectoryMatchingConfig
+from understudy.methods.trajectory_matching.experts import check_trajectories, load_trajectory, save_trajectory
+from understudy.methods.trajectory_matching.training import AdamState, PacedCheckpoint, Schedule, fine_tune
+
+SCHEDULE = Schedule(epochs=3, batch_size=4, learning_rate=1e-2, seed=5)
+PER_EPOCH = 3  # ten rows in batches of four
+
+
+class Killed(Exception):
+    """Stands for a kill -9 between two steps."""
+
+
+def killed_after(steps):
+    def progress(step, _total):
+        if step == steps:
+            raise Killed
+
+    return progress
+
+
+def test_every_epoch_reads_every_row_once_in_another_order():
+    epochs = [torch.cat([SCHEDULE.batch(3 * epoch + step, 10) for step in range(3)]) for epoch in range(2)]
+    assert all(sorted(epoch.tolist()) == list(range(10)) for epoch in epochs)
+    assert epochs[0].tolist() != epochs[1].tolist()
+
+
+def test_adam_is_that_of_torch():
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(5, generator=generator)
+    theirs = start.clone().requires_grad_()
+    optimizer, ours = torch.optim.Adam([theirs], lr=0.1), AdamState.at({"w": start})
+    for _ in range(4):
+        gradient = torch.randn(5, generator=generator)
+        theirs.grad = gradient.clone()
+        optimizer.step()
+        ours = ours.updated({"w": gradient}, learning_rate=0.1)
+    torch.testing.assert_close(ours.weights["w"], theirs.detach())
+
+
+@pytest.mark.parametrize("steps", [1, PER_EPOCH, 7])
+def test_a_killed_training_ends_in_the_same_bytes(tmp_path, steps):
+    student, rows = random_student(), random_rows(10)
+    whole = PacedCheckpoint(tmp_path / "whole", per_epoch=PER_EPOCH)
+    expected = fine_tune(student, rows, SCHEDULE, checkpoint=whole).weights
+    again = PacedCheckpoint(tmp_path / "again", per_epoch=PER_EPOCH, seconds=0.0)
+    with pytest.raises(Killed):
+        fine_tune(student, rows, SCHEDULE, checkpoint=again, progress=killed_after(steps))
+    taken = []
+    resumed = PacedCheckpoint(tmp_path / "again", per_epoch=PER_EPOCH, seconds=0.0)
+    found = fine_tune(student, rows, SCHEDULE, checkpoint=resumed, progress=lambda step, _: taken.append(step)).weights
+    assert taken[0] == steps + 1
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    for one, other in zip(resumed.snapshots(3), whole.snapshots(3), strict=True):
+        assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_state_is_kept_when_enough_time_has_passed(tmp_path):
+    now = [0.0]
+    sink = PacedCheckpoint(tmp_path, per_epoch=100, seconds=15.0, clock=lambda: now[0])
+    for step in range(1, 6):
+        now[0] += 10.0
+        sink.save(step, {"weight/w": torch.zeros(1)})
+    assert sink.load()[0] == 4  # every second of the steps that take ten seconds
+
+
+def test_a_trajectory_reads_back_and_must_fit_the_student(tmp_path):
+    student = random_student()
+    config = TrajectoryMatchingConfig(experts={"epochs": 2}, distil={"max_start": 2, "span": 1})
+    trajectory = [student.start, student.start, student.start]
+    save_trajectory(tmp_path / "trajectory.safetensors", trajectory)
+    read = load_trajectory(tmp_path / "trajectory.safetensors")
+    check_trajectories({"expert 0": read}, student.start, config)
+    with pytest.raises(InputError, match=r"distil\.max_start"):
+        check_trajectories({"expert 0": read[:2]}, student.start, config)
+    wider = {name: torch.cat([value, value]) for name, value in student.start.items()}
+    with pytest.raises(InputError, match=r"experts\.lora_rank"):
+        check_trajectories({"expert 0": read}, wider, config)
+    with pytest.raises(InputError, match="found none"):
+        check_trajectories({}, student.start, config)
+
+
+def test_the_vocabulary_of_the_tests_is_small():
+    assert random_student().vocabulary.shape == (VOCABULARY, 16)
