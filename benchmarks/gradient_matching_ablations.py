@@ -135,7 +135,7 @@ def matched_texts(settings: Settings, cell: Cell) -> dict[str, list[Any]]:
     from understudy.methods.gradient_matching.optimise import match_shard
     from understudy.methods.gradient_matching.queries import Asked, schedule_of
     from understudy.methods.gradient_matching.release import release_target
-    from understudy.methods.gradient_matching.synthesis import shards
+    from understudy.methods.gradient_matching.shards import shards
     from understudy.privacy.accounting import default_delta
 
     one, config = cell.matched, configure(settings, cell.matched)

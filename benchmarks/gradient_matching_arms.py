@@ -34,7 +34,8 @@ from understudy.evaluation.rows import LabelledTexts, labelled_texts
 from understudy.generation.config import SamplingConfig
 from understudy.methods.gradient_matching.config import GradientMatchingConfig
 from understudy.methods.gradient_matching.optimise import match_shard
-from understudy.methods.gradient_matching.synthesis import select_texts, shards
+from understudy.methods.gradient_matching.shards import shards
+from understudy.methods.gradient_matching.synthesis import select_texts
 
 Made = tuple[LabelledTexts | None, dict[str, Any]]  # rows to fine-tune on, and what is known of them
 

@@ -14,7 +14,7 @@ from understudy.flows.paid_run import paid_run
 from understudy.generation.config import SamplingConfig
 from understudy.methods.gradient_matching.config import GradientMatchingConfig
 from understudy.methods.gradient_matching.evaluation_config import MatchingEvaluationConfig
-from understudy.methods.gradient_matching.synthesis import further_shards, matching_settings, shards
+from understudy.methods.gradient_matching.shards import further_shards, matching_settings, shards
 from understudy.runs.exported import Exported
 from understudy.runs.request import RunRequest
 from understudy.tasks.baselines import zero_shot

@@ -3,6 +3,8 @@
 A run makes its list once, before the first private row is read. The charge stores it, epsilon is computed from it, the
 statement prints it, and the mechanism interface is opened with it: a call that is not on it is refused before anything
 is drawn.
+
+The accountants are imported by the functions that ask them: the server zone, which reads lists, waits for none.
 """
 
 from __future__ import annotations
@@ -11,23 +13,16 @@ import json
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
-import dp_accounting as dp
 from pydantic import Field, ValidationError, model_validator
 
 from understudy.errors import InputError, UnderstudyError
 from understudy.frozen import Frozen
-from understudy.privacy.accounting import epsilon_pld
-from understudy.privacy.events import (
-    combined_noise_multiplier,
-    composed_event,
-    event_from_json,
-    event_to_json,
-    histogram_event,
-    sgd_event,
-)
 from understudy.privacy.secure_aggregation.accounting import NEGLIGIBLE, delta_correction
+
+if TYPE_CHECKING:
+    import dp_accounting as dp
 
 Kind = Literal["gaussian_sum", "histogram", "masked_sum"]
 NAME: Final = r"^[a-z0-9][a-z0-9_./-]*$"
@@ -97,6 +92,8 @@ def event_of(queries: Sequence[Query]) -> dp.DpEvent:
     Raises:
         InputError: see `check_queries`.
     """
+    from understudy.privacy.events import composed_event
+
     by_mask: dict[str, list[Query]] = {}
     for position, query in enumerate(check_queries(queries)):
         by_mask.setdefault(f"{position}" if query.batch is None else f"mask {query.batch}", []).append(query)
@@ -104,6 +101,10 @@ def event_of(queries: Sequence[Query]) -> dp.DpEvent:
 
 
 def _one_event(queries: Sequence[Query]) -> dp.DpEvent:
+    import dp_accounting as dp
+
+    from understudy.privacy.events import combined_noise_multiplier, histogram_event, sgd_event
+
     first = queries[0]
     if first.kind == "histogram":
         return histogram_event(sigma=first.noise_multiplier)
@@ -136,6 +137,8 @@ def check_epsilon_of(queries: Sequence[Query], *, epsilon: float, delta: float) 
     Raises:
         UnderstudyError: when the list costs more than `epsilon` at `delta`.
     """
+    from understudy.privacy.events import event_to_json
+
     if math.isinf(epsilon):
         return
     left = event_delta(queries, epsilon=epsilon, delta=delta)
@@ -155,12 +158,17 @@ def _first_step(queries: Sequence[Query], delta: float) -> float:
 
     Where noise is far too small this alone tells. Losses are rounded up by at most 0.01 for each query.
     """
+    from understudy.privacy.accounting import epsilon_pld
+
     one = [query.model_copy(update={"steps": 1}) for query in queries]
     return epsilon_pld(event_of(one), delta, interval=min(0.01, 1 / len(one)))
 
 
 @lru_cache(maxsize=64)
 def _epsilon(event: str, delta: float) -> float:
+    from understudy.privacy.accounting import epsilon_pld
+    from understudy.privacy.events import event_from_json
+
     return epsilon_pld(event_from_json(event), delta)
 
 
