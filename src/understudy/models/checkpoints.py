@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,15 +26,37 @@ EXPORTED_FILES = (
 )
 _STEP = re.compile(r"step-(\d{9})\.safetensors")
 
+# Of work between two checkpoints; what a kill costs is at most this much and the step that it hit.
+APART_S = 25.0
+
 
 class TrainingCheckpoint:
     """The checkpoints of one training run: a folder in which only the newest step is kept."""
 
-    def __init__(self, directory: Path, *, every: int = 1) -> None:
-        """Keep checkpoints in `directory`, one each `every` steps and one after the last step."""
+    def __init__(self, directory: Path, *, every: int | None = 1, clock: Callable[[], float] = time.monotonic) -> None:
+        """Keep checkpoints in `directory`, one each `every` steps, sooner where steps are slow, and one after the last.
+
+        Args:
+            directory: made if missing; one process at a time holds it.
+            every: steps; None goes by the time alone.
+            clock: in seconds.
+        """
         self._directory = directory
-        self.every = every
+        self._every = every
+        self._clock = clock
+        self._saved = self._asked = clock()
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def due(self, step: int) -> bool:
+        """Whether to keep the state after `step` steps; ask once after each step.
+
+        By time, a step is kept when the next one, as long as this one was, would end more than `APART_S` seconds after
+        the last that was kept. When a checkpoint is written changes no byte of the result.
+        """
+        now = self._clock()
+        took, self._asked = now - self._asked, now
+        by_number = self._every is not None and step % self._every == 0
+        return by_number or now - self._saved + took > APART_S
 
     def load(self) -> tuple[int, dict[str, Tensor]] | None:
         """The newest (step, tensors), or None at the start of a run.
@@ -56,6 +79,7 @@ class TrainingCheckpoint:
         # What a killed process left half-written; only one process at a time holds this folder.
         for path in self._directory.glob(".writing-*"):
             path.unlink(missing_ok=True)
+        self._saved = self._asked = self._clock()
 
     def _steps(self) -> dict[int, Path]:
         found = ((_STEP.fullmatch(path.name), path) for path in self._directory.iterdir())

@@ -67,6 +67,27 @@ def test_checkpoint_keeps_only_the_newest_step(tmp_path):
     assert [p.name for p in (tmp_path / "run").iterdir()] == ["step-000000100.safetensors"]
 
 
+@pytest.mark.parametrize(
+    ("every", "took", "kept"),
+    [
+        (4, [1.0] * 9, [4, 8]),
+        (None, [1.0] * 60, [25, 50]),
+        (100, [10.0] * 6, [2, 4, 6]),  # a third would have ended after 30 seconds
+        (None, [40.0] * 3, [1, 2, 3]),
+        (None, [1.0, 1.0, 14.0, 14.0, 14.0], [3, 4, 5]),
+    ],
+)
+def test_slow_steps_are_kept_sooner(tmp_path, every, took, kept):
+    now, found = 0.0, []
+    sink = TrainingCheckpoint(tmp_path, every=every, clock=lambda: now)
+    for step, seconds in enumerate(took, start=1):
+        now += seconds
+        if sink.due(step):
+            sink.save(step, {"w": torch.zeros(1)})
+            found.append(step)
+    assert found == kept
+
+
 def test_a_killed_writer_leaves_a_whole_checkpoint(tmp_path):
     code = (
         "import sys, torch\n"

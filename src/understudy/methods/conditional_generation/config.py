@@ -79,7 +79,7 @@ class TrainConfig(Frozen):
         "Rows per forward pass, at least 1: memory and rounding only. auto: by model, length and expected batch, the "
         "same on every machine.",
     )
-    checkpoint_every: Count = setting(20, "Steps between checkpoints, at least 1.")
+    checkpoint_every: Count = setting(20, "Steps between checkpoints, at least 1; slow steps are saved within 30 s.")
 
 
 class FilterConfig(Frozen):

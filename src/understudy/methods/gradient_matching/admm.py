@@ -79,8 +79,8 @@ def admm(
         project: Onto the set of texts.
         start: `(batch, length, d)` public initial embeddings.
         config: Rounds, steps, learning rate, clip norm and penalty.
-        checkpoint: Of this batch; its state is saved after the warm start (step 0), each `checkpoint.every` rounds
-            and the last.
+        checkpoint: Of this batch; its state is saved after the warm start (step 0), each round that it
+            calls due and the last.
         progress: Called with (completed rounds, rounds).
 
     Returns:
@@ -95,7 +95,7 @@ def admm(
         state = restore_state(*found, device=start.device)
     while state.round < config.rounds:
         state = next_round(state, objective, project, config=config)
-        if checkpoint is not None and (state.round % checkpoint.every == 0 or state.round == config.rounds):
+        if checkpoint is not None and (checkpoint.due(state.round) or state.round == config.rounds):
             checkpoint.save(state.round, state_tensors(state))
         if progress is not None:
             progress(state.round, config.rounds)

@@ -32,6 +32,7 @@ from understudy.methods.preference_optimization.candidates import prompt_tokens
 from understudy.methods.preference_optimization.config import PreferenceConfig
 from understudy.models.adapters import Adapter, put_adapter, same_weights, take_adapter, wrap
 from understudy.models.loading import LoadedModel
+from understudy.privacy.dpsgd.training import CheckpointSink
 
 Progress = Callable[[int, int, float], None]
 
@@ -51,7 +52,7 @@ class Pairs:
     rejected: Sequence[str]
 
 
-def train_round(
+def train_round(  # noqa: PLR0913 - what is trained on, how, and where its state may be kept
     base: LoadedModel,
     previous: Mapping[str, Tensor] | None,
     *,
@@ -60,6 +61,7 @@ def train_round(
     public_seed: int,
     round: int,
     folder: Path,
+    checkpoint: CheckpointSink | None = None,
     progress: Progress | None = None,
 ) -> Adapter:
     """Train the adapter on one round's pairs; nothing private comes in.
@@ -72,6 +74,7 @@ def train_round(
         public_seed: start values (the same in every round) and, with the round, the order of the pairs.
         round: number of the round.
         folder: temporary folder, the only place where trl may write.
+        checkpoint: state is saved after each step that it calls due; a resumed round ends in the same bytes.
         progress: called after each step with (steps done, steps, loss).
 
     Returns:
@@ -87,7 +90,7 @@ def train_round(
             base, previous, rows, config=config, seeds=_seeds(public_seed, round), folder=folder, progress=progress
         )
         start = take_adapter(trainer.model)
-        trainer.train()
+        trainer.train(resume_from_checkpoint=_resumed(trainer, checkpoint, folder))
         adapter = take_adapter(trainer.model)
     if not all(bool(torch.isfinite(tensor).all()) for tensor in adapter.values()):
         raise UnderstudyError(
@@ -192,6 +195,17 @@ def build_trainer(
     return trainer
 
 
+def _resumed(trainer: Any, checkpoint: CheckpointSink | None, folder: Path) -> str | None:
+    """What transformers is told of an earlier attempt at the round; from now on, steps are kept."""
+    if checkpoint is None:
+        return None
+    from understudy.methods.preference_optimization.dpo_checkpoint import Keeper
+
+    keeper = Keeper(checkpoint)
+    trainer.add_callback(keeper)
+    return keeper.resumed(trainer, folder / "resumed")
+
+
 def _trainer_class() -> Any:
     """The trainer of trl on token ids, without its message to the makers; imported late, for trl is slow to load."""
     from trl.trainer.dpo_trainer import DPOTrainer
@@ -201,6 +215,10 @@ def _trainer_class() -> Any:
             return dataset
 
         def _send_telemetry(self) -> None:
+            return None
+
+        def _load_from_checkpoint(self, *_: Any, **__: Any) -> None:
+            # Only a step is stored where it would look; the adapter is in place already.
             return None
 
     return PairTrainer

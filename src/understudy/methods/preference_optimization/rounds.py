@@ -22,6 +22,7 @@ from understudy.methods.preference_optimization.dpo import Pairs, train_round
 from understudy.methods.preference_optimization.preferences import drop_identical, preference_pairs
 from understudy.methods.preference_optimization.stored import CANDIDATE_SCHEMA, Candidates
 from understudy.models.adapters import Adapter
+from understudy.models.checkpoints import TrainingCheckpoint
 from understudy.models.loading import LoadedModel
 from understudy.progress import Progress
 
@@ -115,6 +116,7 @@ def prefer(
         public_seed=config.public_seed,
         round=round,
         folder=folder,
+        checkpoint=TrainingCheckpoint(folder / "steps", every=None),
         progress=None if progress is None else lambda step, steps, _: progress(step, steps),
     )
     return adapter, facts

@@ -126,7 +126,9 @@ class Objective:
 class CheckpointSink(Protocol):
     """Where a training keeps its state, under the private root (`models.checkpoints.TrainingCheckpoint`)."""
 
-    every: int
+    def due(self, step: int) -> bool:
+        """Whether to keep the state after `step` steps; asked once after each step."""
+        ...
 
     def load(self) -> tuple[int, dict[str, Tensor]] | None:
         """The newest (completed steps, state), or None."""
@@ -162,7 +164,7 @@ def train(
         mechanisms: of the charge that paid for `plan.event`.
         micro_batch: rows per forward pass, public; the last one of a step is filled with rows that do not
             count.
-        checkpoint: state is saved each `checkpoint.every` steps and after the last.
+        checkpoint: state is saved after each step that it calls due, and after the last.
         progress: called with (completed steps, steps).
 
     Raises:
@@ -190,7 +192,7 @@ def train(
                 rate = objectives[name].learning_rate_at(step, plan.steps)
                 state.update(name, gradients.pop(name), learning_rate=rate, divisor=plan.expected_batch)
             done = step + 1
-            if checkpoint is not None and (done % checkpoint.every == 0 or done == plan.steps):
+            if checkpoint is not None and (checkpoint.due(done) or done == plan.steps):
                 checkpoint.save(done, state.tensors())
             if progress is not None:
                 progress(done, plan.steps)

@@ -3,7 +3,7 @@
 import pytest
 
 from understudy.methods.gradient_matching.config import GradientMatchingConfig
-from understudy.methods.gradient_matching.synthesis import further_shards, shards
+from understudy.methods.gradient_matching.shards import further_shards, shards
 
 NAMES = ("bad", "good", "so-so")
 

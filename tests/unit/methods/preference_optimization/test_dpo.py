@@ -20,6 +20,7 @@ from understudy.methods.preference_optimization import dpo
 from understudy.methods.preference_optimization.config import PreferenceConfig
 from understudy.methods.preference_optimization.dpo import Pairs, build_trainer, encode_pairs, train_round
 from understudy.models.adapters import put_adapter, same_weights, take_adapter, with_adapter, wrap
+from understudy.models.checkpoints import TrainingCheckpoint
 from understudy.models.loading import LoadedModel, load_model
 
 ANIMALS = ["cat", "dog", "horse", "bird", "fish", "mouse", "sheep", "cow"]
@@ -288,3 +289,36 @@ def test_numbers_that_are_not_finite_end_the_round(gpt2, tmp_path):
     broken[next(iter(broken))][0, 0] = math.inf
     with pytest.raises(UnderstudyError, match=r"lower preferences\.learning_rate"):
         run(gpt2, broken, tmp_path)
+
+
+class Interrupted(RuntimeError):
+    pass
+
+
+class DyingCheckpoint(TrainingCheckpoint):
+    """Fails right after it has kept the state of one step."""
+
+    def save(self, step, tensors):
+        super().save(step, tensors)
+        if step == 3:
+            raise Interrupted
+
+
+def test_a_round_resumed_amid_its_steps_ends_in_the_same_bytes(base, tmp_path):
+    config = ALL_AT_ONCE.model_copy(update={"batch_size": 2, "epochs": 2})
+    previous, steps = random_adapter(base), []
+    whole = run(base, previous, tmp_path / "whole", config=config)
+    with pytest.raises(Interrupted):
+        run(base, previous, tmp_path / "a", config=config, checkpoint=DyingCheckpoint(tmp_path / "steps", every=3))
+    resumed = run(
+        base,
+        previous,
+        tmp_path / "b",
+        config=config,
+        checkpoint=TrainingCheckpoint(tmp_path / "steps", every=100),
+        progress=lambda step, _, __: steps.append(step),
+    )
+    assert len(PAIRS.prompts) > 4, "it was cut within its first epoch"
+    assert steps[0] == 4
+    assert save(resumed) == save(whole)
+    assert [path.suffix for path in (tmp_path / "steps").iterdir()] == [".safetensors"]
