@@ -271,6 +271,12 @@ def purge(
 
 
 @app.command()
+def deploy(as_json: Json = False) -> None:
+    """Make deployments, work pools, queues, limits and the automation for killed runs on your Prefect server."""
+    command("deploy")(as_json=as_json)
+
+
+@app.command()
 def doctor(as_json: Json = False) -> None:
     """Check this installation: versions, stores, permissions, secret, ledger, base models."""
     command("doctor")(as_json=as_json)

@@ -340,6 +340,16 @@ def purge(*, source: str, forget_rows: bool, as_json: bool) -> None:
     show(purge_source(source, forget_rows=forget_rows), as_json=as_json, title=f"purged {source}")
 
 
+def deploy(*, as_json: bool) -> None:
+    """`understudy deploy`."""
+    from understudy.settings import prepare_environment
+
+    prepare_environment()
+    from understudy.flows.deploy import deploy as make
+
+    show(make(), as_json=as_json, title="deployed")
+
+
 def doctor(*, as_json: bool) -> None:
     """`understudy doctor`; exit code 1 when a check fails."""
     from understudy.flows.doctor import examine

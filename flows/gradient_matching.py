@@ -28,7 +28,7 @@ METHOD = "gradient-matching"
 
 @flow(name=METHOD, persist_result=True)
 def gradient_matching(request: RunRequest) -> Exported:
-    """Private labelled texts in, synthetic labelled texts with their privacy statement out."""
+    """Private labelled texts in, a noised gradient per label and readable texts that match it out."""
     with paid_run(request, GradientMatchingConfig, code_digest(release.fn)) as run:
         config, names, (rows, test_rows) = run.config, run.plan.label_names, run.rows
         target = finalize(run.receipt, release(rows, run.receipt, run.charged))

@@ -16,6 +16,7 @@ from understudy.runs.request import RunRequest
 from understudy.runs.run_plan import RunPlan
 from understudy.tasks.charge_receipt import ChargeReceipt
 from understudy.tasks.charging import charge, environment_digest
+from understudy.tasks.engine.heartbeat import beating
 from understudy.tasks.engine.tracking import parent_run
 from understudy.tasks.export import export
 
@@ -64,8 +65,9 @@ def paid_run(request: RunRequest, settings: type[C], *code: str) -> Iterator[Pai
         code: digests of the code that asks private rows anything.
     """
     method = str(settings.model_fields["method"].default)
-    plan = registered(request, method)
-    config = plan.settings(settings)
-    with parent_run(plan.key, method, parameters={"request": request, "config": config}):
-        receipt = charge(plan, code=environment_digest(*code), accept_new=request.accept_new_charge)
-        yield PaidRun(request, plan, receipt, config, plan.charged_settings(settings))
+    with beating():
+        plan = registered(request, method)
+        config = plan.settings(settings)
+        with parent_run(plan.key, method, parameters={"request": request, "config": config}):
+            receipt = charge(plan, code=environment_digest(*code), accept_new=request.accept_new_charge)
+            yield PaidRun(request, plan, receipt, config, plan.charged_settings(settings))

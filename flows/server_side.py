@@ -32,6 +32,7 @@ from understudy.errors import InputError, UnderstudyError, ZoneError
 from understudy.privacy import labels
 from understudy.settings import settings
 from understudy.tasks.engine.cache_key import references
+from understudy.tasks.engine.heartbeat import beating
 from understudy.tasks.engine.progress import waiting
 from understudy.tasks.engine.runtime import Zone
 from understudy.tasks.engine.tracking import parent_run
@@ -124,7 +125,7 @@ class ServerSide(Generic[S]):
         public_key("client").verify(order.signature, order.content.encode(), purpose=_ORDER)
         step = self.steps.validate_json(order.content)
         key = hashlib.sha256(order.content.encode()).hexdigest()
-        with parent_run(key, self.name, parameters={"step": step}, zone="server"):
+        with beating(), parent_run(key, self.name, parameters={"step": step}, zone="server"):
             made = self.take(step, "server")
         return Completed(message=answered(made, order).model_dump_json())
 
@@ -145,9 +146,8 @@ class ServerSide(Generic[S]):
         except ObjectNotFound:
             raise InputError(
                 f"UNDERSTUDY_ZONE=client: expected the deployment {self.deployment} on the Prefect server, found none; "
-                "make the pool (`prefect work-pool create server --type process`), deploy (`prefect --no-prompt deploy "
-                "--all`) and start a worker with UNDERSTUDY_ZONE=server, or unset UNDERSTUDY_ZONE to run both zones "
-                "here"
+                "make it and its work pool (`understudy deploy`) and start a worker with UNDERSTUDY_ZONE=server, or "
+                "unset UNDERSTUDY_ZONE to run both zones here"
             ) from None
         state = ended.state
         if state is None or not state.is_completed() or not state.message:

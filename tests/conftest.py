@@ -1,14 +1,17 @@
 """What every test shares: a home of its own, no telemetry, and one Prefect server per session if asked for."""
 
+import fcntl
 import functools
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from confinement import Confinement, files_of
-from homes import home_environment
+from homes import bare_environment, home_environment
 
 # Before anything imports Prefect, MLflow, torch or datasets.
 for _name, _value in {
@@ -81,12 +84,36 @@ def home(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.fixture(scope="session")
-def prefect_server() -> Iterator[None]:
-    """One temporary Prefect server for the whole session; ask for it in tests that run flows."""
-    from prefect.testing.utilities import prefect_test_harness
+def empty_prefect_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Prefect database with its tables: its migrations take longer than all else that a server does to start.
 
-    with prefect_test_harness(server_startup_timeout=120):
-        yield
+    Made once for all processes of a session; each server gets a copy.
+    """
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "empty-prefect"
+    folder.mkdir(exist_ok=True)
+    path = folder / "prefect.db"
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "made").exists():
+            url = {"PREFECT_API_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{path}", "PREFECT_HOME": str(folder)}
+            command = [sys.executable, "-m", "prefect", "server", "database", "upgrade", "-y"]
+            subprocess.run(command, env={**bare_environment(), **url}, check=True, capture_output=True, timeout=300)
+            (folder / "made").touch()
+    return path
+
+
+@pytest.fixture(scope="session")
+def prefect_server(empty_prefect_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One temporary Prefect server for the whole session; ask for it in tests that run flows."""
+    from prefect.testing import utilities
+
+    folder = tmp_path_factory.mktemp("prefect-server")
+    shutil.copy(empty_prefect_database, folder / "prefect-test.db")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(utilities, "mkdtemp", lambda: str(folder))
+        with utilities.prefect_test_harness(server_startup_timeout=120):
+            yield
 
 
 @pytest.fixture(scope="session")

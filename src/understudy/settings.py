@@ -100,6 +100,13 @@ class Settings(BaseSettings):
         description="CUDA devices of runs without a Prefect server, by number: 0,1 lets two tasks compute at once.",
     )
 
+    heartbeat_s: float = Field(
+        default=15.0,
+        ge=1,
+        le=25,
+        description="Seconds between heartbeats of a flow run; the automation of `understudy deploy` waits for four.",
+    )
+
     @field_validator("home", "models", mode="after")
     @classmethod
     def _absolute(cls, value: Path) -> Path:
@@ -218,7 +225,7 @@ def prepare_environment() -> None:
         "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
         "PREFECT_RESULTS_LOCAL_STORAGE_PATH": str(now.results_root),
         "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
-        # Two heartbeats within the 90 seconds after which a silent flow run counts as crashed.
+        # Prefect's own, for automations of the user's; that of `understudy deploy` goes by tasks/engine/heartbeat.py.
         "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "HF_HUB_DISABLE_TELEMETRY": "1",

@@ -129,10 +129,12 @@ def check_kills(command: Command, moments: list[float], tmp_path: Path, in_home)
     assert landed > 0, "no kill landed before the end of its run"
 
 
-def test_a_killed_run_ends_in_the_same_bytes(prefect_server, tmp_path, command_of, in_home):
+def test_a_killed_run_ends_in_the_same_bytes(prefect_server, empty_prefect_database, tmp_path, command_of, in_home):
     """The command of the shell, with a Prefect server of its own, killed once it has trained."""
     command = command_of("conditional-generation")
     calm, killed = charged_twice(command, tmp_path, in_home)
+    (killed / "prefect").mkdir()
+    shutil.copy(empty_prefect_database, killed / "prefect")
     process = start_command(command.words(tmp_path / "killed-out"), killed)
     while not trained_models(killed):
         assert process.poll() is None, process.communicate()[1][-3000:]

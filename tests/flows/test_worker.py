@@ -2,23 +2,26 @@
 
 import json
 import os
+import random
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import time
 import urllib.request
-from contextlib import contextmanager
+from collections import Counter
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
-from homes import bare_environment
+from homes import bare_environment, home_environment
+from kill_and_resume import digests
 from prefect import Flow
-from tests_support import SMALL_ROUND
+from tests_support import SMALL, SMALL_ROUND
 
 from understudy.artifacts.zone_keys import OwnKey
 from understudy.data.samples import generate
@@ -35,12 +38,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
-def deployed(tmp_path_factory):
-    """A Prefect server on a free port of this machine, with all pools and deployments; the environment of its clients.
+def deployed(tmp_path_factory, empty_prefect_database):
+    """A Prefect server on a free port of this machine, with what `understudy deploy` makes; its clients' environment.
 
     Its log lies in its home, `PREFECT_HOME`.
     """
     home = tmp_path_factory.mktemp("prefect")
+    shutil.copy(empty_prefect_database, home)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -52,6 +56,8 @@ def deployed(tmp_path_factory):
         # A worker takes what is due within this time; the run then waits for its moment.
         "PREFECT_WORKER_PREFETCH_SECONDS": "120",
         "PREFECT_LOGGING_LEVEL": "WARNING",
+        # A run is dead after ten seconds of silence.
+        "UNDERSTUDY_HEARTBEAT_S": "2",
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
@@ -59,9 +65,7 @@ def deployed(tmp_path_factory):
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
         try:
             wait_for(f"http://127.0.0.1:{port}/api/health", process, home / "server.log")
-            for pool in ("client", "server"):
-                prefect(environment, "work-pool", "create", pool, "--type", "process")
-            prefect(environment, "--no-prompt", "deploy", "--all")
+            tool("understudy.flows.cli", environment | home_environment(home / "operator"), "deploy")
             yield environment
         finally:
             process.terminate()
@@ -88,7 +92,11 @@ def wait_for(url: str, process: subprocess.Popen, log: Path) -> None:
 
 
 def prefect(environment: dict[str, str], *words: str, within: float = 500) -> str:
-    command = [sys.executable, "-m", "prefect", *words]
+    return tool("prefect", environment, *words, within=within)
+
+
+def tool(module: str, environment: dict[str, str], *words: str, within: float = 500) -> str:
+    command = [sys.executable, "-m", module, *words]
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=within)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout
@@ -113,6 +121,29 @@ def test_every_method_of_the_command_line_has_a_deployment_that_imports():
     assert {tuple(flow.parameters.properties) for flow in flows.values()} == {("request",)}
 
 
+def test_deploying_again_makes_nothing_twice_and_leaves_what_an_operator_has_set(deployed):
+    api, home = deployed["PREFECT_API_URL"], Path(deployed["PREFECT_HOME"])
+    place = f"{api}/deployments/name/gradient-matching/default"
+    schedule = {"schedule": {"interval": 86400, "anchor_date": "2040-01-01T00:00:00Z"}, "active": False}
+    ask(f"{api}/deployments/{ask(place)['id']}/schedules", [schedule])
+    done = json.loads(tool("understudy.flows.cli", deployed | home_environment(home / "operator"), "deploy", "--json"))
+    assert {said.split()[0] for name, said in done.items() if not name.startswith(("deployment", "auto"))} == {"was"}
+    assert len(ask(place)["schedules"]) == 1
+    assert len(ask(f"{api}/automations/filter", {})) == 1
+    assert {pool["name"] for pool in ask(f"{api}/work_pools/filter", {})} == {"client", "server"}
+    queues = {(queue["work_pool_name"], queue["name"]) for queue in ask(f"{api}/work_queues/filter", {})}
+    assert {(pool, queue) for pool in ("client", "server") for queue in ("cpu", "gpu")} <= queues
+    assert ask(f"{api}/v2/concurrency_limits/gpu")["limit"] == 1
+    # As `prefect deploy --all` makes them of prefect.yaml.
+    for wanted in yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]:
+        module, _, name = wanted["entrypoint"].rpartition(".")
+        found = ask(f"{api}/deployments/name/{getattr(import_module(module), name).name}/default")
+        for field in ("entrypoint", "tags"):
+            assert found[field] == wanted[field], field
+        place = {"name": found["work_pool_name"], "work_queue_name": found["work_queue_name"]}
+        assert place == wanted["work_pool"]
+
+
 def ask(place: str, body: object = None) -> object:
     """What the server's API answers: to a question with a body, or to a plain one."""
     data = None if body is None else json.dumps(body).encode()
@@ -133,32 +164,121 @@ def scheduled_run(api: str, server_log: Path, within: float = 120) -> dict:
     pytest.fail(f"expected a scheduled run within {within:g} s: {server_log.read_text()[-3000:]}")
 
 
-def test_a_schedule_starts_a_run_on_a_worker_that_makes_the_artifacts_of_the_command_line(server, request_of, tmp_path):
-    """SQLAlchemy 2.1 made every tick of the server's scheduler raise, and no scheduled run ever started."""
+@contextmanager
+def worker(environment: dict[str, str], pool: str, log: Path):
+    """A worker; in the end it is killed with whatever it runs, as when a machine is lost."""
+    command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool]
+    here = environment | {"PREFECT_WORKER_QUERY_SECONDS": "1"}
+    with log.open("w") as file:
+        process = subprocess.Popen(command, env=here, cwd=ROOT, stdout=file, stderr=file)
+        try:
+            yield
+        finally:
+            # The process of a run has a session of its own, and would note that its worker is gone.
+            for each in (psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)):
+                with suppress(psutil.NoSuchProcess):
+                    each.kill()
+            process.wait()
+
+
+def steps_kept(home: Path) -> int:
+    """The newest step in a checkpoint of a training; 0 if there is none."""
+    files = (home / "private/checkpoints").glob("*/*/*/step-*.safetensors")
+    return max((int(path.stem.removeprefix("step-")) for path in files), default=0)
+
+
+def wait_until(reached, log: Path, within: float) -> float:
+    """Wait for a condition; gives the seconds that it took."""
+    began = time.monotonic()
+    while not reached():
+        assert time.monotonic() - began < within, f"not within {within:g} s: {log.read_text()[-3000:]}"
+        time.sleep(0.1)
+    return time.monotonic() - began
+
+
+def kill_in_training(environment: dict[str, str], run: str, log: Path, *, steps: int) -> float:
+    """Kill worker and process of a run once so many further steps are kept; gives the seconds until it is Crashed."""
+    api, home = environment["PREFECT_API_URL"], settings().home
+    before = steps_kept(home)
+    with worker(environment, "client", log):
+        wait_until(lambda: steps_kept(home) >= before + steps, log, within=300)
+    assert ask(f"{api}/flow_runs/{run}")["state"]["type"] == "RUNNING", "nobody was left to say that it was killed"
+    return wait_until(lambda: ask(f"{api}/flow_runs/{run}")["state"]["type"] == "CRASHED", log, within=120)
+
+
+def tasks_of(api: str, run: str) -> Counter[tuple[str, str]]:
+    """How often a task of the run stands in a state."""
+    found = ask(f"{api}/task_runs/filter", {"flow_runs": {"id": {"any_": [run]}}})
+    return Counter((task["name"], task["state_name"]) for task in found)
+
+
+def test_a_scheduled_run_that_was_killed_with_its_worker_is_crashed_retried_and_ends_in_the_same_bytes(
+    server, request_of, tmp_path, in_home
+):
+    """Also: SQLAlchemy 2.1 made every tick of the server's scheduler raise, and no scheduled run ever started."""
     api, log = server["PREFECT_API_URL"], Path(server["PREFECT_HOME"]) / "server.log"
     deployment = ask(f"{api}/deployments/name/conditional-generation/default")["id"]
-    soon = (datetime.now(UTC) + timedelta(seconds=20)).isoformat()
+    soon = (datetime.now(UTC) + timedelta(seconds=10)).isoformat()
     schedule = {"schedule": {"interval": 86400, "anchor_date": soon}, "active": True}
-    parameters = {"request": request_of(out=str(tmp_path / "worker-out")).model_dump(mode="json")}
+    request = request_of(out=str(tmp_path / "worker-out"), overrides=(*SMALL, "train.epochs=20"))
+    parameters = {"request": request.model_dump(mode="json")}
     ask(f"{api}/deployments/{deployment}/schedules", [schedule | {"parameters": parameters}])
     made = scheduled_run(api, log)
+    assert kill_in_training(server, made["id"], tmp_path / "worker.log", steps=2) < 60
+    reached = steps_kept(settings().home)
+    assert reached < 60, "expected a kill amid the training"
+    assert tasks_of(api, made["id"])["train", "Running"] == 1
+    shutil.copytree(settings().home, tmp_path / "calm")
+
+    prefect(server, "flow-run", "retry", made["id"])
     prefect(server, "worker", "start", "--pool", "client", "--run-once")
     ended = ask(f"{api}/flow_runs/{made['id']}")
     assert ended["state"]["type"] == "COMPLETED", ended["state"]
     began, due = (datetime.fromisoformat(moment) for moment in (ended["start_time"], made["expected_start_time"]))
     assert began >= due - timedelta(seconds=2), "the run waits for its time, as exactly as the worker's clock ticks"
     assert "Traceback" not in log.read_text()
-    by_worker = read_record(tmp_path / "worker-out")
+    states = tasks_of(api, made["id"])
+    assert states["train", "Crashed"] == states["train", "Completed"] == 1
+    assert {state for _, state in states} <= {"Crashed", "Completed", "Cached"}
+    assert len(Ledger.open().charges("ward")) == 1
     statement = json.loads((tmp_path / "worker-out/export/statement.json").read_text())
-    assert (by_worker.source, statement["epsilon"] <= 3) == ("ward", True)
+    assert statement["epsilon"] <= 3
 
     from understudy.flows.conditional_generation import conditional_generation
 
-    conditional_generation(request_of(out=str(tmp_path / "here-out")))
-    here = read_record(tmp_path / "here-out")
-    assert (here.released, here.synthetic) == (by_worker.released, by_worker.synthetic)
-    assert here.metrics == by_worker.metrics, "nothing was computed again"
+    shutil.rmtree(tmp_path / "calm/private/checkpoints")
+    with in_home(tmp_path / "calm"):
+        conditional_generation(request.model_copy(update={"out": str(tmp_path / "calm-out")}))
+        assert len(Ledger.open().charges("ward")) == 1
+    assert digests(tmp_path / "worker-out") == digests(tmp_path / "calm-out"), "as if it had never been killed"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_ten_kills_of_worker_and_run(server, request_of, tmp_path, in_home):
+    api, drawn = server["PREFECT_API_URL"], random.Random(0)
+    deployment = ask(f"{api}/deployments/name/conditional-generation/default")["id"]
+    sizes = ("train.epochs=200", "train.checkpoint_every=1")
+    request = request_of(out=str(tmp_path / "worker-out"), overrides=(*SMALL, *sizes))
+    body = {"parameters": {"request": request.model_dump(mode="json")}, "state": {"type": "SCHEDULED"}}
+    run = ask(f"{api}/deployments/{deployment}/create_flow_run", body)["id"]
+    for number in range(10):
+        assert kill_in_training(server, run, tmp_path / "worker.log", steps=drawn.randint(1, 40)) < 60
+        if number == 0:
+            shutil.copytree(settings().home, tmp_path / "calm")
+        prefect(server, "flow-run", "retry", run)
+    prefect(server, "worker", "start", "--pool", "client", "--run-once")
+    states = tasks_of(api, run)
+    assert ask(f"{api}/flow_runs/{run}")["state"]["type"] == "COMPLETED"
+    assert (states["charge", "Completed"], states["train", "Crashed"], states["train", "Running"]) == (1, 10, 0)
     assert len(Ledger.open().charges("ward")) == 1
+
+    from understudy.flows.conditional_generation import conditional_generation
+
+    shutil.rmtree(tmp_path / "calm/private/checkpoints")
+    with in_home(tmp_path / "calm"):
+        conditional_generation(request.model_copy(update={"out": str(tmp_path / "calm-out")}))
+    assert digests(tmp_path / "worker-out") == digests(tmp_path / "calm-out")
 
 
 def introduce(client: dict[str, str], server: dict[str, str]) -> None:
@@ -183,20 +303,12 @@ def worker_of_the_server_zone(environment: dict[str, str], home: Path, tracking:
         "UNDERSTUDY_HOME": str(home),
         "UNDERSTUDY_MLFLOW_URI": f"sqlite:///{home / 'mlflow.db'}",
         "HF_DATASETS_CACHE": str(home / "datasets"),
-        "PREFECT_WORKER_QUERY_SECONDS": "1",
     }
     home.mkdir(mode=0o700)
     shutil.copy(tracking, home / "mlflow.db")
     introduce(environment | {"UNDERSTUDY_ZONE": "client"}, here)
-    command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", "server"]
-    with (home / "worker.log").open("w") as log:
-        process = subprocess.Popen(command, env=here, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
-        try:
-            yield
-        finally:
-            # With whatever it runs: a worker that is asked to end may wait for its next look at the pool.
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+    with worker(here, "server", home / "worker.log"):
+        yield
 
 
 def holding(folder: Path, texts: list[str]) -> list[Path]:
@@ -251,6 +363,6 @@ def test_a_client_zone_without_the_server_side_is_told_what_to_do(request_of, tm
     with pytest.raises(InputError, match=r"key of the server zone.*understudy keys trust"):
         preference_optimization(request_of(**given, overrides=ROUNDS))
     monkeypatch.setenv("UNDERSTUDY_TRUSTED_KEY", OwnKey("server", b"s" * 32).public.text)
-    with pytest.raises(InputError, match=r"work-pool create server.*unset UNDERSTUDY_ZONE"):
+    with pytest.raises(InputError, match=r"understudy deploy.*unset UNDERSTUDY_ZONE"):
         preference_optimization(request_of(**given, overrides=ROUNDS))
     assert len(Ledger.open().charges("ward")) == 1

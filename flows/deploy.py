@@ -1,0 +1,150 @@
+"""`understudy deploy`: everything that runs on workers need, made on the user's Prefect server.
+
+Calling it again makes nothing twice. Deployments and the automation are brought up to date; schedules, queues and
+limits that an operator has set stay as they are.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from prefect import Flow, get_client
+from prefect.automations import Automation
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.actions import DeploymentUpdate, GlobalConcurrencyLimitCreate, WorkPoolCreate
+from prefect.client.schemas.objects import StateType
+from prefect.deployments.runner import EntrypointType
+from prefect.events.actions import ChangeFlowRunState
+from prefect.events.schemas.automations import EventTrigger, Posture
+from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
+from prefect.utilities.callables import parameter_schema
+
+from understudy.errors import InputError
+from understudy.lazy import load
+from understudy.methods import registry
+from understudy.runs import checks
+from understudy.settings import prefect_setting
+from understudy.tasks.engine import heartbeat
+
+NAME = "default"
+AUTOMATION = "understudy: a silent run is crashed"
+POOLS = ("client", "server")
+QUEUES = ("cpu", "gpu")
+LIMIT = "gpu"
+_SERVER_SIDE = "understudy.flows.server_side:server_side"
+# After these, a run sends no further heartbeat; the other name of Failed is that of a run that took too long.
+_ENDS = (
+    "Completed",
+    "Failed",
+    "TimedOut",
+    "Crashed",
+    "Cancelled",
+    "Cancelling",
+    "Paused",
+    "Suspended",
+    "AwaitingRetry",
+)
+
+
+def deploy() -> dict[str, str]:
+    """Make deployments, work pools, queues, the GPU's concurrency limit and the automation, where they are missing.
+
+    Returns:
+        What there is now -> what was done.
+
+    Raises:
+        InputError: without a Prefect server that outlives this command, or when it does not answer.
+    """
+    if prefect_setting("PREFECT_API_URL") is None:
+        raise InputError(
+            "PREFECT_API_URL: expected a Prefect server of your own, found none; start it (prefect server start) and "
+            "set PREFECT_API_URL=http://127.0.0.1:4200/api"
+        )
+    checks.prefect_server()
+    with get_client(sync_client=True) as client:
+        done = {f"work pool {pool}": _pool(client, pool) for pool in POOLS}
+        done |= {f"work queue {pool}/{queue}": _queue(client, pool, queue) for pool in POOLS for queue in QUEUES}
+        done[f"concurrency limit {LIMIT}"] = _limit(client)
+        pools = {registry.get(name).flow: "client" for name in registry.names()} | {_SERVER_SIDE: "server"}
+        for place, pool in pools.items():
+            flow = load(place)
+            done[f"deployment {flow.name}/{NAME}"] = _deployment(client, flow, pool)
+    done[f"automation {AUTOMATION!r}"] = _automation()
+    return done
+
+
+def _pool(client: SyncPrefectClient, name: str) -> str:
+    try:
+        client.create_work_pool(WorkPoolCreate(name=name, type="process"))
+    except ObjectAlreadyExists:
+        return "was there"
+    return "made"
+
+
+def _queue(client: SyncPrefectClient, pool: str, name: str) -> str:
+    try:
+        client.read_work_queue_by_name(name, work_pool_name=pool)
+    except ObjectNotFound:
+        client.create_work_queue(name, work_pool_name=pool)
+        return "made"
+    return "was there"
+
+
+def _limit(client: SyncPrefectClient) -> str:
+    try:
+        found = client.read_global_concurrency_limit_by_name(LIMIT)
+    except ObjectNotFound:
+        client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=LIMIT, limit=1))
+        return "made, 1 task at a time"
+    return f"was there, {found.limit} at a time"
+
+
+def _deployment(client: SyncPrefectClient, flow: Flow[..., object], pool: str) -> str:
+    """Make the deployment of a flow, or tell it of the flow as it is now: schedules and queue stay an operator's."""
+    made = flow.to_deployment(
+        NAME,
+        tags=["understudy"],
+        work_pool_name=pool,
+        work_queue_name=QUEUES[0],
+        entrypoint_type=EntrypointType.MODULE_PATH,
+    )
+    try:
+        found = client.read_deployment_by_name(f"{flow.name}/{NAME}")
+    except ObjectNotFound:
+        made.apply()
+        return f"made, pool {pool}, queue {QUEUES[0]}"
+    facts = {name: getattr(made, name) for name in ("version", "description", "entrypoint")}
+    update = DeploymentUpdate(**facts, parameter_openapi_schema=parameter_schema(flow).model_dump())
+    client.update_deployment(found.id, update)
+    return f"brought up to date, pool {found.work_pool_name}, queue {found.work_queue_name}"
+
+
+def _automation() -> str:
+    """Runs that sent a heartbeat and then fall silent become Crashed, from which they can be retried."""
+    silence = heartbeat.silence_s()
+    wanted = Automation(
+        name=AUTOMATION,
+        description="The process of the run was killed, or its machine is gone: retry the run, and it goes on.",
+        trigger=EventTrigger(
+            posture=Posture.Proactive,
+            match={"prefect.resource.id": "prefect.flow-run.*"},
+            for_each={"prefect.resource.id"},
+            after={heartbeat.EVENT},
+            expect={heartbeat.EVENT, *(f"prefect.flow-run.{end}" for end in _ENDS)},
+            threshold=1,
+            within=timedelta(seconds=silence),
+        ),
+        actions=[
+            ChangeFlowRunState(
+                state=StateType.CRASHED, name="Crashed", message=f"no heartbeat for {silence:g} s: retry it, it goes on"
+            )
+        ],
+    )
+    try:
+        found = Automation.read(name=AUTOMATION)
+    except ValueError:
+        wanted.create()
+        return f"made, after {silence:g} s of silence"
+    wanted.id = found.id
+    wanted.update()
+    return f"brought up to date, after {silence:g} s of silence"

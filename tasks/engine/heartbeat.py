@@ -1,0 +1,92 @@
+"""A flow run's sign of life on the Prefect server, by which an automation tells a dead run from a slow one.
+
+The process that computes sends it, whoever started it: the command line, a worker, a notebook. Prefect's own heartbeat
+depends on a setting of whatever starts the process, and comes at most twice a minute, too seldom to find a dead run
+within two minutes. `understudy deploy` makes the automation, which follows runs of Understudy alone.
+"""
+
+import contextvars
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from uuid import UUID
+
+import httpx
+from prefect import get_client
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId, TaskRunFilter
+from prefect.client.schemas.objects import FlowRun
+from prefect.context import FlowRunContext
+from prefect.events import emit_event
+from prefect.states import Crashed
+
+from understudy.settings import prefect_setting, settings
+
+EVENT = "understudy.flow-run.heartbeat"
+# Of silence, in heartbeats, after which a run counts as dead; Prefect takes no less than ten seconds.
+MISSED = 4
+SHORTEST_SILENCE_S = 10.0
+
+_log = logging.getLogger(__name__)
+
+
+def silence_s() -> float:
+    """Seconds without a heartbeat after which a run counts as dead."""
+    return max(SHORTEST_SILENCE_S, MISSED * settings().heartbeat_s)
+
+
+@contextmanager
+def beating() -> Iterator[None]:
+    """Send heartbeats of the running flow while the block runs; nothing without a Prefect server that outlives it.
+
+    Task runs that an attempt of this flow run left behind as Running, because it was killed, are marked Crashed first.
+    """
+    context = FlowRunContext.get()
+    run = None if context is None else context.flow_run
+    if run is None or prefect_setting("PREFECT_API_URL") is None:
+        yield
+        return
+    ended = threading.Event()
+    # The thread sees the settings of this flow run, and so its server.
+    heart = threading.Thread(
+        target=contextvars.copy_context().run, args=(_beat, run, ended), name="flow-heart", daemon=True
+    )
+    heart.start()
+    try:
+        _end_left_behind(run)
+        yield
+    finally:
+        ended.set()
+        heart.join(timeout=1.0)
+
+
+def _beat(run: FlowRun, ended: threading.Event) -> None:
+    resource = {"prefect.resource.id": f"prefect.flow-run.{run.id}", "prefect.resource.name": run.name}
+    every = settings().heartbeat_s
+    while True:
+        # Whatever Prefect's client raises for a server that is away for a while: the next heartbeat tries again.
+        try:
+            emit_event(EVENT, resource=resource)
+        except Exception as error:
+            _log.warning("a heartbeat of flow run %s was not sent: %s", run.id, type(error).__name__)
+        if ended.wait(every):
+            return
+
+
+def _end_left_behind(run: FlowRun) -> None:
+    """Before the first task of an attempt, whatever of this run stands as Running belongs to a dead one."""
+    try:
+        with get_client(sync_client=True) as client:
+            for task_run in _running_tasks(client, run):
+                client.set_task_run_state(task_run, Crashed(message="its process was killed"), force=True)
+    except httpx.HTTPError as error:
+        _log.warning("task runs of a killed attempt may still stand as Running: %s", type(error).__name__)
+
+
+def _running_tasks(client: SyncPrefectClient, run: FlowRun) -> list[UUID]:
+    running = TaskRunFilter.model_validate({"state": {"type": {"any_": ["RUNNING"]}}})
+    found = client.read_task_runs(
+        flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run.id])), task_run_filter=running
+    )
+    return [task_run.id for task_run in found]
