@@ -9,14 +9,14 @@ from __future__ import annotations
 from datetime import timedelta
 
 from prefect import Flow, get_client
-from prefect.automations import Automation
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import DeploymentUpdate, GlobalConcurrencyLimitCreate, WorkPoolCreate
 from prefect.client.schemas.objects import StateType
-from prefect.deployments.runner import EntrypointType
+from prefect.deployments.runner import RunnerDeployment
 from prefect.events.actions import ChangeFlowRunState
-from prefect.events.schemas.automations import EventTrigger, Posture
+from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
+from prefect.types.entrypoint import EntrypointType
 from prefect.utilities.callables import parameter_schema
 
 from understudy.errors import InputError
@@ -69,7 +69,7 @@ def deploy() -> dict[str, str]:
         for place, pool in pools.items():
             flow = load(place)
             done[f"deployment {flow.name}/{NAME}"] = _deployment(client, flow, pool)
-    done[f"automation {AUTOMATION!r}"] = _automation()
+        done[f"automation {AUTOMATION!r}"] = _automation(client)
     return done
 
 
@@ -101,7 +101,8 @@ def _limit(client: SyncPrefectClient) -> str:
 
 def _deployment(client: SyncPrefectClient, flow: Flow[..., object], pool: str) -> str:
     """Make the deployment of a flow, or tell it of the flow as it is now: schedules and queue stay an operator's."""
-    made = flow.to_deployment(
+    made = RunnerDeployment.from_flow(
+        flow,
         NAME,
         tags=["understudy"],
         work_pool_name=pool,
@@ -119,10 +120,11 @@ def _deployment(client: SyncPrefectClient, flow: Flow[..., object], pool: str) -
     return f"brought up to date, pool {found.work_pool_name}, queue {found.work_queue_name}"
 
 
-def _automation() -> str:
+def _automation(client: SyncPrefectClient) -> str:
     """Runs that sent a heartbeat and then fall silent become Crashed, from which they can be retried."""
     silence = heartbeat.silence_s()
-    wanted = Automation(
+    said = f"no heartbeat for {silence:g} s: retry it, it goes on"
+    wanted = AutomationCore(
         name=AUTOMATION,
         description="The process of the run was killed, or its machine is gone: retry the run, and it goes on.",
         trigger=EventTrigger(
@@ -134,17 +136,11 @@ def _automation() -> str:
             threshold=1,
             within=timedelta(seconds=silence),
         ),
-        actions=[
-            ChangeFlowRunState(
-                state=StateType.CRASHED, name="Crashed", message=f"no heartbeat for {silence:g} s: retry it, it goes on"
-            )
-        ],
+        actions=[ChangeFlowRunState(state=StateType.CRASHED, name="Crashed", force=False, message=said)],
     )
-    try:
-        found = Automation.read(name=AUTOMATION)
-    except ValueError:
-        wanted.create()
+    found = client.read_automations_by_name(AUTOMATION)
+    if not found:
+        client.create_automation(wanted)
         return f"made, after {silence:g} s of silence"
-    wanted.id = found.id
-    wanted.update()
+    client.update_automation(found[0].id, wanted)
     return f"brought up to date, after {silence:g} s of silence"
