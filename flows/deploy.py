@@ -6,7 +6,9 @@ limits that an operator has set stay as they are.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import timedelta
+from importlib import import_module
 
 from prefect import Flow, get_client
 from prefect.client.orchestration import SyncPrefectClient
@@ -31,7 +33,6 @@ AUTOMATION = "understudy: a silent run is crashed"
 POOLS = ("client", "server")
 QUEUES = ("cpu", "gpu")
 LIMIT = "gpu"
-_SERVER_SIDE = "understudy.flows.server_side:server_side"
 # After these, a run sends no further heartbeat; the other name of Failed is that of a run that took too long.
 _ENDS = (
     "Completed",
@@ -65,12 +66,20 @@ def deploy() -> dict[str, str]:
         done = {f"work pool {pool}": _pool(client, pool) for pool in POOLS}
         done |= {f"work queue {pool}/{queue}": _queue(client, pool, queue) for pool in POOLS for queue in QUEUES}
         done[f"concurrency limit {LIMIT}"] = _limit(client)
-        pools = {registry.get(name).flow: "client" for name in registry.names()} | {_SERVER_SIDE: "server"}
-        for place, pool in pools.items():
-            flow = load(place)
+        for flow, pool in _flows():
             done[f"deployment {flow.name}/{NAME}"] = _deployment(client, flow, pool)
         done[f"automation {AUTOMATION!r}"] = _automation(client)
     return done
+
+
+def _flows() -> Iterator[tuple[Flow[..., object], str]]:
+    """The flow of each method with its pool, and that of its server side, which stands beside it as `server_side`."""
+    for name in registry.names():
+        place = registry.get(name).flow
+        yield load(place), "client"
+        served = getattr(import_module(place.partition(":")[0]), "server_side", None)
+        if isinstance(served, Flow):
+            yield served, "server"
 
 
 def _pool(client: SyncPrefectClient, name: str) -> str:
