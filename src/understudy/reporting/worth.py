@@ -41,14 +41,14 @@ def completeness_of(labels: Sequence[str | None], shortfall: Mapping[str, int]) 
 
     Args:
         labels: label name of each row made; None for rows without labels.
-        shortfall: label name -> rows asked for and not made.
+        shortfall: label name, empty for rows without labels -> rows asked for and not made.
 
     >>> completeness_of(["a", "a"], {"a": 0, "b": 2}).lacking
     ('b',)
-    >>> completeness_of([None, None], {"all": 1}).lacking
-    ()
+    >>> completeness_of([None, None], {"": 1}).in_words()
+    '1 of 3 rows are missing (all 1).'
     """
-    short = {name: int(count) for name, count in shortfall.items() if count > 0}
+    short = {name or "all": int(count) for name, count in shortfall.items() if count > 0}
     unlabelled = bool(labels) and labels[0] is None
     lacking = () if unlabelled else tuple(name for name in short if name not in set(labels))
     return Completeness(rows=len(labels), shortfall=short, lacking=lacking)

@@ -53,8 +53,8 @@ def test_next_tokens_are_said_where_there_is_no_classifier():
         (["a", "b"], {"a": 0, "b": 0}, "", ()),
         (["a", "b"], {"b": 3}, "3 of 5 rows are missing (b 3).", ()),
         (["a"], {"a": 1, "b": 2}, "3 of 4 rows are missing (a 1, b 2); no row at all for b.", ("b",)),
-        ([None], {"all": 2}, "2 of 3 rows are missing (all 2).", ()),
-        ([], {"all": 2}, "2 of 2 rows are missing (all 2); no row at all for all.", ("all",)),
+        ([None], {"": 2}, "2 of 3 rows are missing (all 2).", ()),
+        ([], {"": 2}, "2 of 2 rows are missing (all 2); no row at all for all.", ("all",)),
     ],
 )
 def test_what_is_missing_is_counted_by_label(labels, shortfall, said, lacking):
