@@ -6,6 +6,7 @@ A folder appears whole or not at all: it is written aside, checked against the p
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -197,10 +198,10 @@ def _download(
     import httpx
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-    from huggingface_hub.utils import logging
+    from huggingface_hub.utils import logging as hub_logging
 
-    level = logging.get_verbosity()
-    logging.set_verbosity_error()  # it tells of every retry; the error below says what came of them
+    level = hub_logging.get_verbosity()
+    hub_logging.set_verbosity(logging.ERROR)  # it tells of every retry; the error below says what came of them
     try:
         folder = snapshot_download(
             repository,
@@ -215,7 +216,7 @@ def _download(
             "reachable from here)"
         ) from error
     finally:
-        logging.set_verbosity(level)
+        hub_logging.set_verbosity(level)
     if into is not None:
         shutil.rmtree(into / ".cache", ignore_errors=True)
     return Path(str(folder))
