@@ -51,7 +51,7 @@ def test_the_files_of_a_checkout_are_listed_without_caches(tmp_path):
     assert files_of(tmp_path) == {"README.md", "src/one.py"}
 
 
-@pytest.mark.parametrize("processes", [(), ("-n", "2")], ids=["alone", "xdist"])
+@pytest.mark.parametrize("processes", [(), ("-p", "xdist.plugin", "-n", "2")], ids=["alone", "xdist"])
 def test_a_file_that_another_process_leaves_in_the_checkout_fails_the_session(processes, tmp_path):
     """A checkout of its own, whose one test lets a child process write into it."""
     checkout = tmp_path / "checkout"
@@ -66,6 +66,8 @@ def test_a_file_that_another_process_leaves_in_the_checkout_fails_the_session(pr
         done = subprocess.run(
             [sys.executable, "-m", "pytest", "-q", *processes],
             cwd=checkout,
+            # Hypothesis and others take longer to load than all else here.
+            env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
             capture_output=True,
             text=True,
             check=False,
