@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -13,3 +15,28 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def write_atomically(path: Path, content: bytes, *, once: bool = False) -> None:
+    """Write a file (mode 0600): a reader, or a crash, finds the old content or the new, never a part.
+
+    Args:
+        path: the file; missing folders are made, readable by this user only.
+        content: all of it.
+        once: keep the file that is already there.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        if once:
+            with suppress(FileExistsError):
+                os.link(name, path)
+        else:
+            Path(name).replace(path)
+    finally:
+        Path(name).unlink(missing_ok=True)
+    sync(path.parent)

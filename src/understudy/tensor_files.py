@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from understudy.durable import sync
+from understudy.durable import write_atomically
 from understudy.errors import ArtifactDamaged
 
 
@@ -46,28 +43,3 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
         return dict(load_file(path, device="cpu"))
     except (SafetensorError, FileNotFoundError) as error:
         raise ArtifactDamaged(f"{path}: expected a whole safetensors file: {error}; delete it and run again") from error
-
-
-def write_atomically(path: Path, content: bytes, *, once: bool = False) -> None:
-    """Write a file (mode 0600): a reader, or a crash, finds the old content or the new, never a part.
-
-    Args:
-        path: the file; missing folders are made, readable by this user only.
-        content: all of it.
-        once: keep the file that is already there.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        if once:
-            with suppress(FileExistsError):
-                os.link(name, path)
-        else:
-            Path(name).replace(path)
-    finally:
-        Path(name).unlink(missing_ok=True)
-    sync(path.parent)

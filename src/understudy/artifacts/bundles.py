@@ -27,11 +27,10 @@ from pydantic import ValidationError
 
 from understudy.artifacts.manifest import FileEntry, canonical_json
 from understudy.artifacts.zone_keys import OwnKey, PublicKey
-from understudy.durable import sync
+from understudy.durable import sync, write_atomically
 from understudy.errors import ZoneError
 from understudy.frozen import Frozen
 from understudy.privacy.labels import Label
-from understudy.tensor_files import write_atomically
 
 HEADER, PAYLOAD = "bundle.json", "payload.bin"
 _PURPOSE = "bundle"

@@ -15,10 +15,10 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+from understudy.durable import write_atomically
 from understudy.errors import InputError, ZoneError
 from understudy.privacy.ledger.secret import check_secret, create_secret, read_secret
 from understudy.settings import settings
-from understudy.tensor_files import write_atomically
 
 Zone = Literal["client", "server"]
 

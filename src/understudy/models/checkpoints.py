@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from safetensors.torch import save
 from torch import Tensor
 
-from understudy.tensor_files import load_tensors, save_tensors, write_atomically
+from understudy.durable import write_atomically
+from understudy.tensor_files import load_tensors, save_tensors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

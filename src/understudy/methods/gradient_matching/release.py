@@ -19,6 +19,7 @@ from torch import Tensor
 
 from understudy.compute import copied_to, widened_weights
 from understudy.data.private_rows import PrivateRows
+from understudy.durable import write_atomically
 from understudy.errors import ArtifactDamaged, InputError
 from understudy.frozen import Frozen
 from understudy.methods.gradient_matching.config import GradientMatchingConfig
@@ -31,7 +32,7 @@ from understudy.models.loading import LoadedModel, load_base
 from understudy.privacy.grid_sum import GridSum
 from understudy.privacy.mechanisms import Mechanisms
 from understudy.progress import Progress
-from understudy.tensor_files import load_tensors, save_tensors, write_atomically
+from understudy.tensor_files import load_tensors, save_tensors
 
 # Rows whose sum is held in float64 before it is rounded to the grid.
 _ROWS_IN_FLOATS = 1 << 15
