@@ -117,6 +117,7 @@ def accuracy(
     return right / len(questions)
 
 
+@torch.no_grad()
 def likelihoods(model: Any, encoder: PairEncoder, pairs: Sequence[Pair], *, max_length: int) -> Tensor:
     """Mean log-likelihood `(n,)` of the tokens of each response and its end token, given its instruction."""
     rows = encoder.encode(pairs, max_length=max_length)

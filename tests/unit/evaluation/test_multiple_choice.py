@@ -49,7 +49,23 @@ def test_the_choice_is_what_the_model_holds_likelier(base):
     swapped = [Question(q.instruction, q.candidates, 1 - q.answer) for q in questions]
     plain = accuracy(base.model, base.tokenizer, questions)
     assert plain + accuracy(base.model, base.tokenizer, swapped) == 1
-    few = accuracy(base.model, base.tokenizer, questions, shots=[Pair("a film", "good")] * 3)
-    assert 0 <= few <= 1
-    longest = max(len(base.tokenizer.encode(q.instruction)) for q in questions)
-    assert longest < 128
+
+
+def test_answered_examples_before_a_question_move_the_choice(base):
+    """Twenty answers of one kind make that answer likelier than it was."""
+    questions = questions_of(PAIRS)
+    encoder = PairEncoder(base.tokenizer)
+    shots = [Pair(f"film {n}", "good") for n in range(20)]
+    before = "".join(f"{shot.instruction}\n{shot.response}\n\n" for shot in shots)
+    plain, led = (
+        likelihoods(base.model, encoder, [Pair(f"{text}film 1", "good")], max_length=400) for text in ("", before)
+    )
+    assert float(led) != pytest.approx(float(plain), abs=1e-3)
+    whole = accuracy(base.model, base.tokenizer, questions, shots=shots, max_length=400)
+    alone = accuracy(
+        base.model,
+        base.tokenizer,
+        [Question(f"{before}{q.instruction}", q.candidates, q.answer) for q in questions],
+        max_length=400,
+    )
+    assert whole == alone
