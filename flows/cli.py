@@ -66,7 +66,9 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
     ],
     data: Annotated[str, typer.Option(help="CSV, JSONL or Parquet file, hub id, or sample:NAME.")],
     out: Annotated[str, typer.Option(help="Folder for export/ and internal/.")],
-    epsilon: Annotated[float, typer.Option(help="Epsilon of this run, 1e-4 to 100; inf stays private.")],
+    epsilon: Annotated[
+        float | None, typer.Option(help="Epsilon of this run, 1e-4 to 100; inf stays private.", show_default=False)
+    ] = None,
     source: Annotated[str | None, typer.Option(help="Name under which these rows keep their budget.")] = None,
     budget: Annotated[str | None, typer.Option(help="EPSILON,DELTA of the source, on first use.")] = None,
     delta: Annotated[float | None, typer.Option(help="Below 1/n; default 1/(n ln n).")] = None,
@@ -91,6 +93,9 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
     profile: Annotated[Profile, typer.Option(help="Sizes of the run.")] = Profile.tiny,
     overrides: Annotated[list[str] | None, typer.Option("--set", help="section.key=value over the profile.")] = None,
     samples: Annotated[int | None, typer.Option(help="Number of synthetic texts.")] = None,
+    share_real_rows: Annotated[
+        bool, typer.Option("--share-real-rows", help="Export the output of a run without --epsilon, real rows in it.")
+    ] = False,
     accept_new_charge: Annotated[bool, typer.Option(help="Pay again after a change of code or machine.")] = False,
     dry_run: Annotated[bool, typer.Option(help="Print the plan, its cost, time and memory; charge nothing.")] = False,
     as_json: Json = False,
@@ -120,6 +125,7 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
             "profile": profile.value,
             "overrides": tuple(overrides or ()),
             "samples": samples,
+            "share_real_rows": share_real_rows,
             "accept_new_charge": accept_new_charge,
         },
         dry_run=dry_run,

@@ -17,6 +17,7 @@ from understudy.lazy import load
 from understudy.runs.request import Budget, RunRequest, parse_budget, request_of
 
 if TYPE_CHECKING:
+    from understudy.runs.run_plan import RunPlan
     from understudy.reporting.view import SectionsOf
 
 console = Console()
@@ -66,17 +67,25 @@ def run(*, method: str, options: Mapping[str, Any], dry_run: bool, as_json: bool
             "finished before, nothing was computed",
         )
     else:
-        notes.print(
-            f"charges source {plan.source}: epsilon={plan.epsilon:g}, delta={plan.delta:.3g} "
-            f"(budget {plan.budget.epsilon:g}, {plan.budget.delta:g}); a repeated run is not charged again",
-            markup=False,
-            highlight=False,
-        )
+        notes.print(_price(plan), markup=False, highlight=False)
         with handed_over(request, register(validated)):
             result, ended = load(chosen.flow)(request), "done"
     if result.missing:
         notes.print(result.missing, markup=False, highlight=False, style="bold")
     show(result.model_dump(mode="json"), as_json=as_json, title=f"{method}: {ended}")
+
+
+def _price(plan: RunPlan) -> str:
+    """What a run charges, in words."""
+    if not plan.queries:
+        return (
+            f"reads source {plan.source} without noise: nothing is charged and nothing promised, the result is as "
+            "private as the rows"
+        )
+    return (
+        f"charges source {plan.source}: epsilon={plan.epsilon:g}, delta={plan.delta:.3g} (budget "
+        f"{plan.budget.epsilon:g}, {plan.budget.delta:g}); a repeated run is not charged again"
+    )
 
 
 def request_from(options: Mapping[str, Any]) -> RunRequest:

@@ -52,7 +52,10 @@ class PaidRun(Generic[C]):
         Raises:
             UnderstudyError: after the export, when a label has no row.
         """
-        return complete(export(self.plan, self.receipt, released, synthetic, metrics, out=self.request.out))
+        shared, out = self.request.share_real_rows, self.request.out
+        return complete(
+            export(self.plan, self.receipt, released, synthetic, metrics, out=out, shares_real_rows=shared)
+        )
 
 
 @contextmanager

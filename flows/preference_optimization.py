@@ -118,7 +118,7 @@ def server_side(order: Signed) -> State[None]:
 @flow(name=METHOD, persist_result=True)
 def preference_optimization(request: RunRequest) -> Exported:
     """Texts of private clients in, synthetic texts and the model that wrote them out, with their statement."""
-    zone: Zone = "server" if math.isfinite(request.epsilon) else "client"
+    zone: Zone = "server" if math.isfinite(request.epsilon or math.inf) else "client"
     with paid_run(request, PreferenceOptimizationConfig, *charged_code(zone)) as run:
         config, fixed, names, (rows, test_rows) = run.config, run.charged, run.plan.label_names, run.rows
         pool = embed_clients(rows, fixed, names, run.plan.n)

@@ -45,6 +45,7 @@ def export(
     metrics: ArtifactRef,
     *,
     out: str,
+    shares_real_rows: bool = False,
 ) -> Exported:
     """Write DIR/export and DIR/internal; the same inputs give the same files but for the statement's time."""
     ledger = Ledger.open()
@@ -66,8 +67,8 @@ def export(
         metrics=metrics,
     )
     folder = Path(out).expanduser().absolute()
-    if paid.exportable:
-        write_export(folder, record, statement, render_markdown(statement))
+    if paid.exportable or shares_real_rows:
+        write_export(folder, record, statement, render_markdown(statement), shares_real_rows=shares_real_rows)
     remember(folder, source=run.source)
     write_internal(folder, record, lambda inner: _write_report(inner, run, ledger, paid, synthetic, metrics, statement))
     if paid.status == "released":

@@ -51,8 +51,8 @@ def synthesize(
     data: Table | str | Path,
     *,
     source: str,
-    epsilon: float,
     out: str | Path,
+    epsilon: float | None = None,
     method: str = "conditional-generation",
     budget: tuple[float, float] | None = None,
     test: Table | str | Path | None = None,
@@ -63,8 +63,8 @@ def synthesize(
     Args:
         data: private rows: a table (of pyarrow, pandas, polars or datasets), a file, a hub id or `sample:NAME`.
         source: name under which these rows keep their budget.
-        epsilon: of this run; inf gives private output.
         out: folder for export/ and internal/.
+        epsilon: of this run; inf gives private output. None where the method runs without one.
         method: as on the command line.
         budget: (epsilon, delta) of the source, on its first use.
         test: real rows for measuring only; None holds out about one unit in ten.

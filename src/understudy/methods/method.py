@@ -151,12 +151,16 @@ class Charging(Generic[C]):
         queries: gives everything that private rows will be asked: the one source of the event, of the statement's
             mechanisms, of the dry run and of what the mechanisms permit.
         releases: kind of the artifact that the charge pays for.
+        by_epsilon: (settings, whether the run has an epsilon) -> the settings that go with it, or a ValueError; of a
+            method that runs without an epsilon too. Such a run has no queries, spends nothing, and its output is
+            private. None: the method always needs an epsilon.
     """
 
     protects: Callable[[C], Protected]
     settings: Callable[[C], C]
     queries: QueriesOf[C]
     releases: str
+    by_epsilon: Callable[[C, bool], C] | None = None
 
 
 @dataclass(frozen=True)

@@ -70,11 +70,8 @@ def check_queries(queries: Sequence[Query]) -> Queries:
     """The list itself, when it can be charged.
 
     Raises:
-        InputError: when it is empty, two queries share a name, or queries on one mask differ in units, steps or
-            probability.
+        InputError: when two queries share a name, or queries on one mask differ in units, steps or probability.
     """
-    if not queries:
-        raise InputError("expected at least one query: a run that asks private rows nothing needs no charge")
     names = [query.name for query in queries]
     if len(set(names)) != len(names):
         raise InputError(f"expected queries of different names, found {names}")
@@ -89,11 +86,17 @@ def check_queries(queries: Sequence[Query]) -> Queries:
 def event_of(queries: Sequence[Query]) -> dp.DpEvent:
     """The whole event of a list, in its order; the queries on one mask are one event, at the place of the first.
 
+    A run without queries reads rows past every mechanism: its event is the one that is not private, at any epsilon.
+
     Raises:
         InputError: see `check_queries`.
     """
+    import dp_accounting as dp
+
     from understudy.privacy.events import composed_event
 
+    if not queries:
+        return dp.NonPrivateDpEvent()
     by_mask: dict[str, list[Query]] = {}
     for position, query in enumerate(check_queries(queries)):
         by_mask.setdefault(f"{position}" if query.batch is None else f"mask {query.batch}", []).append(query)
@@ -135,12 +138,17 @@ def check_epsilon_of(queries: Sequence[Query], *, epsilon: float, delta: float) 
         delta: what is to be charged.
 
     Raises:
+        InputError: when the list is empty and epsilon finite.
         UnderstudyError: when the list costs more than `epsilon` at `delta`.
     """
     from understudy.privacy.events import event_to_json
 
     if math.isinf(epsilon):
         return
+    if not queries:
+        raise InputError(
+            f"expected at least one query for epsilon={epsilon:g}: rows that no mechanism reads are promised nothing"
+        )
     left = event_delta(queries, epsilon=epsilon, delta=delta)
     found = _first_step(queries, left) if left > 0 else math.inf
     if found <= epsilon + 1:
@@ -185,6 +193,9 @@ def queries_from_json(text: str) -> Queries:
         UnderstudyError: when the text is not such a list.
     """
     try:
-        return check_queries([Query.model_validate(entry) for entry in json.loads(text)])
+        entries = json.loads(text)
+        if not isinstance(entries, list):
+            raise TypeError(f"expected a list, found {type(entries).__name__}")
+        return check_queries([Query.model_validate(entry) for entry in entries])
     except (ValueError, TypeError, ValidationError, InputError) as error:
         raise UnderstudyError("expected the canonical JSON of a list of queries, found something else") from error

@@ -46,7 +46,7 @@ def exported(
     leaves = record.released.label.kind != "private"
     found = completeness if leaves else None
     return Exported(
-        export=str(place) if leaves else None,
+        export=str(place) if leaves or place.is_dir() else None,
         report=str(folder / INTERNAL / "report.html"),
         statement={key: statement[key] for key in _TOLD},
         released=record.released.id,

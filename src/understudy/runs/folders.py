@@ -177,16 +177,25 @@ def _remove(folder: Path) -> None:
         shutil.rmtree(folder)
 
 
-def write_export(out: Path, record: RunRecord, statement: Mapping[str, Any], statement_text: str) -> Path:
+def write_export(
+    out: Path, record: RunRecord, statement: Mapping[str, Any], statement_text: str, *, shares_real_rows: bool = False
+) -> Path:
     """Write DIR/export: synthetic.parquet, statement.json, statement.md and, under its kind, what was released.
 
     What `generate` drew beside them is kept as long as the release is the one it was drawn from.
+
+    Args:
+        out: the run's folder.
+        record: of the run.
+        statement: its privacy statement.
+        statement_text: the same in words.
+        shares_real_rows: the user said in so many words that private artifacts may be written here.
 
     Raises:
         UnderstudyError: when anything in it is not released or public: nothing is written then.
     """
     for ref in (record.released, record.synthetic):
-        if ref.label.kind == "private":
+        if ref.label.kind == "private" and not shares_real_rows:
             raise UnderstudyError(f"artifact {ref.id} is {ref.label}: only public and released ones are exported")
 
     further = _further_draws(out, record)

@@ -79,7 +79,11 @@ class RunRequest(BaseModel):
     )
     source: str = Field(min_length=1, description="Name under which these rows keep their budget.")
     out: str = Field(description="Folder for export/ (safe to hand over) and internal/ (not private).")
-    epsilon: float = Field(description="Epsilon of this run; > 0. inf: private output that never leaves.")
+    epsilon: float | None = Field(
+        default=None,
+        description="Epsilon of this run; > 0. inf: private output that never leaves. None: of a method that runs "
+        "without one, whose output is as private as the rows.",
+    )
     delta: float | None = Field(default=None, description="Delta, below 1/n. Default 1/(n ln n).")
     budget: Budget | None = Field(
         default=None,
@@ -124,6 +128,10 @@ class RunRequest(BaseModel):
     )
     model: str | None = Field(default=None, description="Base model: shipped name, folder or hub id.")
     samples: int | None = Field(default=None, description="Number of synthetic texts; >= 1.")
+    share_real_rows: bool = Field(
+        default=False,
+        description="Export the output of a run without an epsilon, real rows in it, though nothing is promised.",
+    )
     accept_new_charge: bool = Field(
         default=False, description="Pay again when the code or the environment changed since the charge."
     )

@@ -176,5 +176,5 @@ def dry_run_of(plan: RunPlan) -> Mapping[str, Any]:
             f"sampling probability {m.sampling_probability:.4g}, grid 2^{round(math.log2(m.grid))}"
             for m in plan.description.mechanisms
         ],
-        "output": "private: epsilon is infinite, nothing will be exported" if private else "released, may be exported",
+        "output": "private: nothing is promised, nothing will be exported" if private else "released, may be exported",
     }

@@ -56,8 +56,38 @@ def configure(request: RunRequest, method: str) -> Any:
     """
     shortcuts = [f"model={request.model}"] if request.model else []
     shortcuts += [f"samples={request.samples}"] if request.samples is not None else []
-    plain = registry.get(method).config(profile=request.profile, about=words_about(request))
-    return apply_overrides(plain, [*shortcuts, *request.overrides])
+    chosen = registry.get(method)
+    plain = chosen.config(profile=request.profile, about=words_about(request))
+    config = apply_overrides(plain, [*shortcuts, *request.overrides])
+    if chosen.charge.by_epsilon is None:
+        return config
+    try:
+        return chosen.charge.by_epsilon(config, request.epsilon is not None)
+    except ValueError as error:
+        first = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+        raise InputError(first.removeprefix("Value error, ")) from None
+
+
+def _epsilon_of(request: RunRequest, chosen: Method[Any]) -> float:
+    """The run's epsilon; infinity for one that has none.
+
+    Raises:
+        InputError: the epsilon is missing or out of range, or real rows are to be shared by a run that makes none.
+    """
+    optional = chosen.charge.by_epsilon is not None
+    if request.share_real_rows and (not optional or request.epsilon is not None):
+        raise InputError(
+            "--share-real-rows: expected a run without --epsilon of a method whose output holds real rows, found "
+            f"{chosen.name} with --epsilon {request.epsilon}; leave --share-real-rows out"
+        )
+    if request.epsilon is not None:
+        return check_epsilon(request.epsilon)
+    if not optional:
+        raise InputError(
+            f"--epsilon is missing: {chosen.name} promises differential privacy, so it needs one; common values are "
+            "0.1 to 10, and inf adds no noise and keeps the output private"
+        )
+    return math.inf
 
 
 def validate(request: RunRequest, method: str) -> Validated:
@@ -67,9 +97,10 @@ def validate(request: RunRequest, method: str) -> Validated:
         InputError: the user's input is wrong; the message says what was expected and how to fix it.
         BudgetRefused: the source's budget does not allow the charge.
     """
-    epsilon, out = check_epsilon(request.epsilon), Path(request.out).expanduser()
-    check_folder(out, exports=math.isfinite(epsilon))
-    chosen, config, ledger = registry.get(method), configure(request, method), Ledger.open()
+    chosen, out = registry.get(method), Path(request.out).expanduser()
+    epsilon = _epsilon_of(request, chosen)
+    check_folder(out, exports=math.isfinite(epsilon) or request.share_real_rows)
+    config, ledger = configure(request, method), Ledger.open()
     for store in (private_store(), exchange_store()):
         store.check_writable()
     known = next((record for record in ledger.sources() if record.name == request.source), None)
@@ -214,7 +245,11 @@ def _source_record(
     budget, notes = request.budget, []
     if budget is None:
         if epsilon == float("inf"):
-            raise InputError("--epsilon inf on a new source: expected --budget E,D, for inf cannot be a budget")
+            found = "--epsilon inf" if request.epsilon is not None else "a run without --epsilon"
+            raise InputError(
+                f"{found} on a new source: expected --budget E,D, the total that later runs with noise may spend; this "
+                "one spends nothing of it"
+            )
         budget = Budget(epsilon=epsilon, delta=delta)
         notes = [
             f"first use of {request.source!r}: this run's epsilon={epsilon:g}, delta={delta:.3g} become its budget"
