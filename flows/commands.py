@@ -17,8 +17,8 @@ from understudy.lazy import load
 from understudy.runs.request import Budget, RunRequest, parse_budget, request_of
 
 if TYPE_CHECKING:
-    from understudy.runs.run_plan import RunPlan
     from understudy.reporting.view import SectionsOf
+    from understudy.runs.run_plan import RunPlan
 
 console = Console()
 notes = Console(stderr=True)

@@ -53,9 +53,7 @@ class PaidRun(Generic[C]):
             UnderstudyError: after the export, when a label has no row.
         """
         shared, out = self.request.share_real_rows, self.request.out
-        return complete(
-            export(self.plan, self.receipt, released, synthetic, metrics, out=out, shares_real_rows=shared)
-        )
+        return complete(export(self.plan, self.receipt, released, synthetic, metrics, out=out, shares_real_rows=shared))
 
 
 @contextmanager

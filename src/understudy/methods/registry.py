@@ -22,6 +22,7 @@ BUILT_IN: Mapping[str, str] = {
     "conditional-generation": "understudy.methods.conditional_generation.method:METHOD",
     "gradient-matching": "understudy.methods.gradient_matching.method:METHOD",
     "preference-optimization": "understudy.methods.preference_optimization.method:METHOD",
+    "trajectory-matching": "understudy.methods.trajectory_matching.method:METHOD",
 }
 
 

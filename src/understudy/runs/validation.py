@@ -245,9 +245,9 @@ def _source_record(
     budget, notes = request.budget, []
     if budget is None:
         if epsilon == float("inf"):
-            found = "--epsilon inf" if request.epsilon is not None else "a run without --epsilon"
+            kind = "--epsilon inf" if request.epsilon is not None else "a run without --epsilon"
             raise InputError(
-                f"{found} on a new source: expected --budget E,D, the total that later runs with noise may spend; this "
+                f"{kind} on a new source: expected --budget E,D, the total that later runs with noise may spend; this "
                 "one spends nothing of it"
             )
         budget = Budget(epsilon=epsilon, delta=delta)

@@ -18,6 +18,7 @@ GIVEN = {
         "verbalizer": {"words": {"a": "x"}},
         "filter": {"examples": {"a": ["one", "two"]}},
     },
+    "trajectory-matching": {"carrier": "public", "distil": {"tokens": 5}, "tuning": {"transfer": "tiny-gpt2"}},
     "preference-optimization": {"rounds": 3, "scoring": {"aggregation": "masked"}},
 }
 

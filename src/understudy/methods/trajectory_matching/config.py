@@ -11,9 +11,9 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from understudy.frozen import Frozen, MethodSettings, Profiles
-from understudy.generation.instructions import Template
 from understudy.quantities import Count, LearningRate, NonEmpty, Positive, Probability, Size, setting
 
+Template = Literal["auto", "plain", "chat"]
 Carrier = Literal["auto", "selected", "public", "written"]
 
 

@@ -142,7 +142,7 @@ def check_fits_source(source: SourceRecord, request: ChargeRequest) -> None:
         )
     if request.delta >= 1 / source.n:
         raise InputError(f"expected delta < 1/n = {1 / source.n:.6g}, found delta={request.delta:.6g}")
-    units = max(query.units for query in queries_from_json(request.queries))
+    units = max((query.units for query in queries_from_json(request.queries)), default=0)
     if units > source.n:
         raise InputError(
             f"source={source.name!r} is registered for at most {source.n} {source.unit}s, found queries over {units}: "

@@ -1,0 +1,52 @@
+"""Trajectory matching as a flow: experts on the whole set, few rows with pseudo tokens that train as the set does.
+
+rows -> charge -> train-expert (mapped) -> gather -> settle --+-> distil -> emit --+-> evaluate-tuning -> deliver
+carriers (real rows, or public ones) -> select-rows ----------+                    +
+"""
+
+from __future__ import annotations
+
+from prefect import flow, unmapped
+
+from understudy.artifacts.access import ArtifactRef
+from understudy.flows.paid_run import paid_run
+from understudy.methods.trajectory_matching.config import TrajectoryMatchingConfig
+from understudy.runs.exported import Exported
+from understudy.runs.request import RunRequest
+from understudy.tasks.charging import finalize
+from understudy.tasks.engine.runtime import code_digest
+from understudy.tasks.trajectory_matching import (
+    distil,
+    emit_text,
+    evaluate_tuning,
+    gather_experts,
+    read_public_rows,
+    select_rows,
+    train_expert,
+    write_carriers,
+)
+
+METHOD = "trajectory-matching"
+
+
+@flow(name=METHOD, persist_result=True)
+def trajectory_matching(request: RunRequest) -> Exported:
+    """Instructions with responses in, a few of them behind learnt pseudo tokens out."""
+    with paid_run(request, TrajectoryMatchingConfig, code_digest(train_expert.fn)) as run:
+        config, (rows, test_rows) = run.config, run.rows
+        numbers = list(range(config.experts.count))
+        experts = train_expert.map(unmapped(rows), unmapped(run.receipt), unmapped(run.charged), numbers)
+        trajectories = finalize(run.receipt, gather_experts(experts.result(), run.receipt))
+        carriers = rows if config.carrier == "selected" else _public_carriers(config)
+        target = config.selection.target
+        resembled = read_public_rows(target, "selection.target") if target is not None else None
+        selected = select_rows(carriers, resembled, config)
+        distilled = distil(trajectories, selected, config)
+        metrics = evaluate_tuning(distilled, trajectories, test_rows, config)
+        return run.export(distilled, emit_text(distilled), metrics)
+
+
+def _public_carriers(config: TrajectoryMatchingConfig) -> ArtifactRef:
+    """Public rows, or public instructions that the public model answers."""
+    public = read_public_rows(config.carriers, "carriers")
+    return public if config.carrier == "public" else write_carriers(public, config)

@@ -1,0 +1,138 @@
+"""The rows that may carry pseudo tokens, encoded, and the choice among them.
+
+Real rows, public rows, or public instructions that the public model answered: the last two are never private, whatever
+the experts saw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from understudy.data.instructions import INSTRUCTION_SCHEMA, check_instructions
+from understudy.data.readers import read_source
+from understudy.errors import InputError
+from understudy.generation.config import SamplingConfig
+from understudy.generation.instructions import Pair, PairEncoder
+from understudy.generation.sampling import sample
+from understudy.methods.trajectory_matching.config import TrajectoryMatchingConfig
+from understudy.methods.trajectory_matching.less import less_scores
+from understudy.methods.trajectory_matching.selection import (
+    bm25_scores,
+    dsir_scores,
+    highest,
+    random_rows,
+    rows_wanted,
+)
+from understudy.methods.trajectory_matching.student import Rows, Student
+from understudy.models.loading import LoadedModel
+from understudy.progress import Progress
+
+_BATCH = 16
+
+
+def read_pairs(spec: str, *, setting: str) -> pa.Table:
+    """A public table with the columns `instruction` and `response`.
+
+    Args:
+        spec: a file or `sample:NAME`.
+        setting: that named it, for the message.
+
+    Raises:
+        InputError: it cannot be read or lacks a column.
+    """
+    try:
+        return check_instructions(read_source(spec)).table
+    except InputError as error:
+        raise InputError(f"{setting}={spec}: {error}") from None
+
+
+def encoded(pairs: Sequence[Pair], tokenizer: Any, config: TrajectoryMatchingConfig) -> Rows:
+    """Pairs as the student reads them."""
+    found = PairEncoder(tokenizer, config.template).encode(pairs, max_length=config.max_length)
+    return Rows(found.input_ids, found.attention_mask, found.loss_mask)
+
+
+def answered(
+    base: LoadedModel, pairs: Sequence[Pair], config: TrajectoryMatchingConfig, *, progress: Progress | None = None
+) -> list[Pair]:
+    """The same instructions, answered by the public model; where it says nothing, the given response stays."""
+    encoder, room = PairEncoder(base.tokenizer, config.template), config.max_length // 2
+    written: list[Pair] = []
+    for start in range(0, len(pairs), _BATCH):
+        some = pairs[start : start + _BATCH]
+        ids, mask, _ = encoder.prompts(some, max_length=config.max_length - room)
+        seeds = [(config.public_seed << 32) + start + place for place in range(len(some))]
+        drawn = sample(
+            base.model,
+            (ids.to(base.model.device), mask.to(base.model.device)),
+            config=SamplingConfig(max_new_tokens=room),
+            seeds=seeds,
+            eos=encoder.end,
+        )
+        texts = [encoder.decode(tokens) for tokens in drawn]
+        written += [replace(pair, response=text or pair.response) for pair, text in zip(some, texts, strict=True)]
+        if progress is not None:
+            progress(len(written), len(pairs))
+    return written
+
+
+def choose(
+    pairs: Sequence[Pair],
+    target: Sequence[Pair] | None,
+    config: TrajectoryMatchingConfig,
+    *,
+    student: Student | None = None,
+    tokenizer: Any = None,
+    progress: Progress | None = None,
+) -> list[int]:
+    """Which pairs carry pseudo tokens, in ascending order.
+
+    Args:
+        pairs: to choose from.
+        target: that the chosen should resemble; None sets some of the pairs aside for it.
+        config: strategy and number.
+        student: needed by `less`.
+        tokenizer: needed by `less`.
+        progress: of `less`.
+
+    Raises:
+        InputError: more are wanted than can be chosen from.
+    """
+    settings = config.selection
+    if config.samples is not None:
+        settings = settings.model_copy(update={"rows": config.samples})
+    generator = np.random.default_rng(config.public_seed)
+    if settings.strategy == "random":
+        return random_rows(len(pairs), rows_wanted(settings, len(pairs)), generator=generator)
+    aside: list[int] = []
+    if target is None:
+        aside = random_rows(len(pairs), min(settings.validation, len(pairs) // 2), generator=generator)
+        target = [pairs[row] for row in aside]
+    places = sorted(set(range(len(pairs))) - set(aside))
+    free, like = [pairs[row] for row in places], list(target)[: settings.validation]
+    wanted = rows_wanted(settings, len(free))
+    if settings.strategy == "less":
+        assert student is not None
+        rows, resembled = (encoded(some, tokenizer, config) for some in (free, like))
+        scores = less_scores(student, rows, resembled, config, progress=progress).numpy()
+    elif settings.strategy == "bm25":
+        scores = bm25_scores([_text(pair) for pair in free], [_text(pair) for pair in like])
+    else:
+        texts = [_text(pair) for pair in free]
+        scores = dsir_scores(texts, [_text(pair) for pair in like], buckets=settings.buckets, generator=generator)
+    return [places[row] for row in highest(scores, wanted)]
+
+
+def table_of(pairs: Sequence[Pair]) -> pa.Table:
+    """Pairs as a table of instructions; a system text stands before its instruction."""
+    instructions = [f"{pair.system}\n\n{pair.instruction}".strip() for pair in pairs]
+    return pa.table([instructions, [pair.response for pair in pairs]], schema=INSTRUCTION_SCHEMA)
+
+
+def _text(pair: Pair) -> str:
+    return f"{pair.instruction}\n{pair.response}"

@@ -1,0 +1,163 @@
+"""Instruction tuning on the result, and its measure on held-out rows (NACD, section 3.3); internal figures.
+
+Held-out rows whose responses repeat, such as labels, are multiple-choice questions. Of all of them the mean loss of the
+response is measured. The last weights are measured, never the best. What is tuned is the base model with new adapters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+
+from understudy.evaluation.metrics import Metrics
+from understudy.evaluation.multiple_choice import accuracy, likelihoods, questions_of
+from understudy.generation.instructions import Pair, PairEncoder
+from understudy.methods.trajectory_matching.carriers import encoded
+from understudy.methods.trajectory_matching.config import TrajectoryMatchingConfig
+from understudy.methods.trajectory_matching.distil import Distilled, mean_prompts
+from understudy.methods.trajectory_matching.emission import with_pseudo_text
+from understudy.methods.trajectory_matching.experts import adapters_of, expert_student
+from understudy.methods.trajectory_matching.metric_names import METRIC_NAMES, PARTS
+from understudy.methods.trajectory_matching.student import Student
+from understudy.methods.trajectory_matching.training import Schedule, fine_tune
+from understudy.methods.trajectory_matching.unroll import Weights
+from understudy.models.loading import LoadedModel
+
+_BATCH = 16
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """What is tuned on.
+
+    Attributes:
+        carriers: the chosen rows.
+        distilled: their pseudo tokens.
+        text: of the pseudo tokens of each row.
+    """
+
+    carriers: Sequence[Pair]
+    distilled: Distilled
+    text: Sequence[str]
+
+    @property
+    def as_text(self) -> list[Pair]:
+        """The rows behind the text of their pseudo tokens."""
+        texts = with_pseudo_text([pair.instruction for pair in self.carriers], self.text)
+        return [replace(pair, instruction=text) for pair, text in zip(self.carriers, texts, strict=True)]
+
+
+def evaluate_tuning(
+    base: LoadedModel,
+    emitted: Emitted,
+    expert: Weights,
+    held_out: Sequence[Pair],
+    config: TrajectoryMatchingConfig,
+    *,
+    other: LoadedModel | None = None,
+) -> Metrics:
+    """Tune on the result and on what it is compared with, and measure each.
+
+    Args:
+        base: the distiller; changed.
+        emitted: what is tuned on.
+        expert: last weights of an expert.
+        held_out: real rows, private; the figures are internal.
+        config: sizes.
+        other: a model of another family, tuned on the text; changed. None leaves it out.
+    """
+    test = list(held_out)[: config.tuning.questions]
+    student = expert_student(base.model, config, 0)
+    measured = _Measured(student, base, test, config)
+    rows, text = (encoded(pairs, base.tokenizer, config) for pairs in (emitted.carriers, emitted.as_text))
+    prompts = emitted.distilled.prompts.to(student.vocabulary.device)
+    plain = mean_prompts(student.vocabulary, len(rows), prompts.shape[1])
+    schedule = _schedule(config)
+    values = {
+        **_of_distillation(emitted.distilled),
+        **measured("untuned", student.start),
+        **measured("expert", expert),
+        **measured("selected", fine_tune(student, rows, schedule).weights),
+        **measured("mean_tokens", fine_tune(student, rows, schedule, prompts=plain).weights),
+        **measured("distilled", fine_tune(student, rows, schedule, prompts=prompts).weights),
+        **measured("distilled_text", fine_tune(student, text, schedule).weights),
+    }
+    if other is not None:
+        values |= _transfer(other, emitted, test, config)
+    missing = () if questions_of(test) else ("accuracy among candidates: held-out responses do not repeat",)
+    return Metrics(values=values, missing=missing, declared=METRIC_NAMES)
+
+
+def _transfer(
+    other: LoadedModel, emitted: Emitted, test: Sequence[Pair], config: TrajectoryMatchingConfig
+) -> dict[str, float]:
+    """The same for a model that knows the pseudo tokens as text only."""
+    student = expert_student(other.model, config, 0)
+    measured = _Measured(student, other, test, config)
+    values = measured("transfer.untuned", student.start)
+    for arm, pairs in (("selected", emitted.carriers), ("distilled_text", emitted.as_text)):
+        tuned = fine_tune(student, encoded(pairs, other.tokenizer, config), _schedule(config))
+        values |= measured(f"transfer.{arm}", tuned.weights)
+    return values
+
+
+def _schedule(config: TrajectoryMatchingConfig) -> Schedule:
+    tuning = config.tuning
+    return Schedule(tuning.epochs, tuning.batch_size, tuning.learning_rate, config.public_seed)
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """Figures of one model at some adapters' weights."""
+
+    student: Student
+    base: LoadedModel
+    test: Sequence[Pair]
+    config: TrajectoryMatchingConfig
+
+    def __call__(self, arm: str, weights: Weights) -> dict[str, float]:
+        config, tokenizer, questions = self.config, self.base.tokenizer, questions_of(self.test)
+        encoder = PairEncoder(tokenizer, config.template)
+        with _holding(self.student, weights):
+            model = self.student.lm
+            losses = [
+                -likelihoods(model, encoder, self.test[start : start + _BATCH], max_length=config.max_length)
+                for start in range(0, len(self.test), _BATCH)
+            ]
+            found = {f"tuning.{arm}.loss": float(torch.cat(losses).mean())} if losses else {}
+            if questions:
+                found[f"tuning.{arm}.accuracy"] = accuracy(
+                    model, tokenizer, questions, template=config.template, max_length=config.max_length
+                )
+        return found
+
+
+@contextmanager
+def _holding(student: Student, weights: Weights) -> Iterator[None]:
+    """The student's own adapters with these weights; its start afterwards."""
+    _fill(student, weights)
+    try:
+        yield
+    finally:
+        _fill(student, student.start)
+
+
+@torch.no_grad()
+def _fill(student: Student, weights: Weights) -> None:
+    for name, parameter in adapters_of(student).items():
+        parameter.copy_(weights[name])
+
+
+def _of_distillation(distilled: Distilled) -> dict[str, float]:
+    parts = distilled.losses.tensor_split(min(PARTS, len(distilled.losses)))
+    tail = len(parts[-1])
+    return {
+        **{f"distillation.matching_loss.part_{n}": float(part.mean()) for n, part in enumerate(parts)},
+        "distillation.matching_loss.last": float(parts[-1].mean()),
+        "distillation.distance.first": float(distilled.distances[0]),
+        "distillation.distance.last": float(distilled.distances[-tail:].mean()),
+        "distillation.step_size": distilled.step_size,
+    }

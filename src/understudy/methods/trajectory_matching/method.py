@@ -1,0 +1,142 @@
+"""Trajectory matching as the framework sees it: what it charges, says about itself, and expects to need.
+
+Without an epsilon the experts read the rows past every mechanism: nothing is charged, and real rows carry the result.
+With one they are trained by DP-SGD, and everything after them is post-processing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from understudy.methods.method import Charging, Description, Method, Preparation, Promise, Protected, Reporting
+from understudy.methods.trajectory_matching.config import TrajectoryMatchingConfig, promised
+from understudy.methods.trajectory_matching.queries import queries_of
+from understudy.privacy.queries import Queries
+from understudy.privacy.statement import FLOATING_POINT, TRAINING_FLOATS, Access, mechanism_facts
+from understudy.settings import settings
+
+if TYPE_CHECKING:
+    from understudy.models.loading import LoadedModel
+
+_PAIRS = Protected("instructions", "example", "replace_special")
+
+
+def by_epsilon(config: TrajectoryMatchingConfig, has_epsilon: bool) -> TrajectoryMatchingConfig:
+    """Private experts and public carriers exactly with an epsilon."""
+    return promised(config, has_epsilon=has_epsilon)
+
+
+def charged_settings(config: TrajectoryMatchingConfig) -> TrajectoryMatchingConfig:
+    """The settings that the experts meet; everything else can be changed without training them again (ADR 0005)."""
+    plain = TrajectoryMatchingConfig(profile=config.profile)
+    return config.model_copy(
+        update={
+            "samples": None,
+            "carriers": plain.carriers,
+            "carrier": "written" if config.experts.private else "selected",
+            "selection": plain.selection,
+            "distil": plain.distil.model_copy(update={"max_start": 1, "span": 1}),
+            "tuning": plain.tuning,
+        }
+    )
+
+
+def check_model(config: TrajectoryMatchingConfig, label_names: Sequence[str]) -> LoadedModel:
+    """Load the base model and the public files, and refuse before anything is charged what would fail later.
+
+    Raises:
+        InputError: the model is unknown, its context is too short, a layer gives no per-example gradients, a public
+            file cannot be read, or more rows are wanted than it has.
+    """
+    from understudy.methods.trajectory_matching.preparation import check_model as check  # torch, only where needed
+
+    return check(config)
+
+
+def queries(config: TrajectoryMatchingConfig, *, n: int, epsilon: float, delta: float) -> Queries:
+    """`queries_of`, with earlier calibrations of the same public values reused."""
+    return queries_of(config, n=n, epsilon=epsilon, delta=delta, cache=settings().home / "calibrations")
+
+
+def describe(config: TrajectoryMatchingConfig, promise: Promise) -> Description:
+    """What the run says about itself; public values only."""
+    experts, distil = config.experts, config.distil
+    sizes = {
+        "experts": experts.count,
+        "epochs": experts.epochs,
+        "pseudo_tokens": distil.tokens,
+        "distillation_steps": distil.steps,
+        "inner_steps": distil.inner_steps,
+        "carrier": config.carrier,
+    }
+    public: dict[str, Any] = {"padded length in tokens": config.max_length}
+    if config.carrier != "selected":
+        public["rows that carry pseudo tokens"] = f"{config.carriers} ({config.carrier})"
+    if config.selection.target is not None:
+        public["rows that the chosen ones resemble"] = config.selection.target
+    if not experts.private:
+        return Description(
+            mechanisms=(),
+            contributions="Nothing bounds the contribution of a row.",
+            released=("nothing, unless --share-real-rows is given: then real rows with learnt pseudo tokens",),
+            accesses=(
+                Access(task="train-expert", reads="the rows", through="none: no noise is added"),
+                Access(task="select-rows", reads="the rows", through="none: real rows are chosen"),
+            ),
+            choices="Settings and defaults were fixed before the run; the last weights are used.",
+            declared_public=public,
+            dry_run=sizes,
+            warnings=(
+                "this run has no epsilon: real rows carry the result, and nothing is promised; give --epsilon for "
+                "experts with noise and rows of the public model",
+            )
+            if config.carrier == "selected"
+            else ("this run has no epsilon: the result depends on real rows, and nothing is promised",),
+            evaluations=("evaluate-tuning",),
+        )
+    return Description(
+        mechanisms=tuple(mechanism_facts(query, asks=_ASKS) for query in promise.queries),
+        contributions="One example is one pair. Its gradient by an expert's adapters is clipped to the stated norm and "
+        "added once to each step's sum in which it takes part; all steps of all experts are composed.",
+        released=("the experts' adapters after every epoch", "public rows behind pseudo tokens that follow from them"),
+        accesses=(
+            Access(task="train-expert", reads="the rows", through="the mechanisms' Poisson sampling and Gaussian sums"),
+        ),
+        choices="Settings and defaults were fixed before the run; no snapshot was chosen, all are used.",
+        declared_public=public,
+        dry_run=sizes,
+        evaluations=("evaluate-tuning",),
+        floating_point=FLOATING_POINT + TRAINING_FLOATS,
+    )
+
+
+_ASKS = "sum of per-example gradients of the response's loss by an expert's adapters"
+
+
+def report_facts(config: TrajectoryMatchingConfig) -> dict[str, str]:
+    """What the report names of the settings."""
+    distil = config.distil
+    return {
+        "experts": f"{config.experts.count}, {config.experts.epochs} epochs",
+        "carrier": f"{config.carrier}, chosen by {config.selection.strategy}",
+        "pseudo tokens": f"{distil.tokens} a row, {distil.steps} steps of {distil.inner_steps} inner steps",
+    }
+
+
+def estimate(config: TrajectoryMatchingConfig, promise: Promise) -> dict[str, Any]:
+    """Expected time and memory, from single steps on made-up rows of the run's public shape."""
+    from understudy.methods.trajectory_matching.preparation import expected_cost
+
+    return expected_cost(config, promise)
+
+
+METHOD = Method(
+    config=TrajectoryMatchingConfig,
+    charge=Charging(
+        lambda _: _PAIRS, settings=charged_settings, queries=queries, releases="trajectories", by_epsilon=by_epsilon
+    ),
+    preparation=Preparation(check_model, describe=describe, estimate=estimate),
+    report=Reporting(report_facts, sections="understudy.methods.trajectory_matching.report:sections"),
+    flow="understudy.flows.trajectory_matching:trajectory_matching",
+)

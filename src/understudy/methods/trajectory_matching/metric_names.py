@@ -1,0 +1,38 @@
+"""The metrics that only trajectory matching shows: how distillation went, and what tuning on its result gives."""
+
+from __future__ import annotations
+
+from understudy.evaluation.names import MetricName
+
+ARMS = {
+    "untuned": "the base model as it is",
+    "expert": "an expert, which saw the whole set",
+    "selected": "the base model tuned on the carrying rows alone",
+    "mean_tokens": "the base model tuned on them behind unlearnt mean tokens",
+    "distilled": "the base model tuned on them behind the learnt embeddings",
+    "distilled_text": "the base model tuned on them behind the text of the learnt tokens",
+    "transfer.untuned": "the other model as it is",
+    "transfer.selected": "the other model tuned on the carrying rows alone",
+    "transfer.distilled_text": "the other model tuned on them behind the text of the learnt tokens",
+}
+PARTS = 10
+
+METRIC_NAMES: tuple[MetricName, ...] = (
+    MetricName("distillation.matching_loss.part_{i}", "Mean matching loss of part {i} of ten", "score", "lower"),
+    MetricName(
+        "distillation.matching_loss.last", "Mean matching loss of the last tenth of the steps", "score", "lower"
+    ),
+    MetricName(
+        "distillation.distance.first", "Distance of pseudo tokens to tokens at the first step", "distance", "context"
+    ),
+    MetricName("distillation.distance.last", "The same, mean of the last tenth", "distance", "lower"),
+    MetricName("distillation.step_size", "The student's learnt step size", "score", "context"),
+    *(
+        MetricName(f"tuning.{arm}.accuracy", f"Right choices among the candidate answers: {meaning}", "share", "higher")
+        for arm, meaning in ARMS.items()
+    ),
+    *(
+        MetricName(f"tuning.{arm}.loss", f"Mean loss of held-out responses: {meaning}", "nats per token", "lower")
+        for arm, meaning in ARMS.items()
+    ),
+)

@@ -1,0 +1,146 @@
+"""What is looked at before a run: its model and public files, and what it will take.
+
+Single steps are run at their full size on made-up rows, so time is a count times a measured step, and the peak of
+memory is the peak of those steps.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from understudy.errors import InputError
+from understudy.generation.instructions import EncodedPairs, Pair, PairEncoder
+from understudy.generation.step import backbone
+from understudy.hardware import chosen
+from understudy.methods.method import Promise
+from understudy.methods.trajectory_matching.carriers import read_pairs
+from understudy.methods.trajectory_matching.config import TrajectoryMatchingConfig
+from understudy.methods.trajectory_matching.distil import distil
+from understudy.methods.trajectory_matching.experts import expert_student, train_private_expert
+from understudy.methods.trajectory_matching.queries import plan_of_expert, steps_per_epoch
+from understudy.methods.trajectory_matching.selection import rows_wanted
+from understudy.methods.trajectory_matching.student import Rows, Student
+from understudy.methods.trajectory_matching.training import Schedule, fine_tune
+from understudy.models.loading import LoadedModel, load_base
+from understudy.privacy.dpsgd.layers import rules_of
+from understudy.privacy.ledger.records import KeyMaterial
+from understudy.privacy.mechanisms import Mechanisms
+
+# Of one step that is timed; the first also sets things up.
+_STEPS = 2
+_MEASURED_ARMS = 6
+
+
+def check_model(config: TrajectoryMatchingConfig) -> LoadedModel:
+    """Load the base model and the public files of a run.
+
+    Raises:
+        InputError: see `method.check_model`.
+    """
+    base = load_base(config)
+    PairEncoder(base.tokenizer, config.template).check_width(config.max_length)
+    context = getattr(backbone(base.model).config, "max_position_embeddings", None)
+    wanted = config.max_length + config.distil.tokens
+    if context is not None and wanted > context:
+        raise InputError(
+            f"max_length={config.max_length} and distil.tokens={config.distil.tokens} ask for {wanted} tokens, the "
+            f"model's context holds {context}: lower max_length"
+        )
+    if config.carrier != "selected":
+        available = read_pairs(config.carriers, setting="carriers").num_rows
+        rows_wanted(_selection(config), available)
+    if config.selection.target is not None:
+        read_pairs(config.selection.target, setting="selection.target")
+    if config.experts.private:
+        student = expert_student(load_base(config).model, config, 0)
+        layers = {name.rpartition(".")[0] for name in student.start}
+        for name, module in student.adapted.named_modules():
+            if name in layers:
+                rules_of(name, module)
+    return base
+
+
+def _selection(config: TrajectoryMatchingConfig) -> Any:
+    wanted = {} if config.samples is None else {"rows": config.samples}
+    return config.selection.model_copy(update=wanted)
+
+
+def expected_cost(config: TrajectoryMatchingConfig, promise: Promise) -> dict[str, Any]:
+    """Minutes of experts, selection, distillation and tuning, and the peak of memory in MiB."""
+    base = load_base(config, chosen())
+    student = expert_student(base.model, config, 0)
+    of_carriers = (
+        promise.n if config.carrier == "selected" else read_pairs(config.carriers, setting="carriers").num_rows
+    )
+    rows = rows_wanted(_selection(config), of_carriers)
+    experts, distilling, tuning = config.experts, config.distil, config.tuning
+    if experts.private:
+        step = _private_step(student, base, config, promise)
+    else:
+        step = _seconds_of_tuning(student, _made_up(base, config, experts.batch_size), experts.batch_size)
+    of_tuning = _seconds_of_tuning(student, _made_up(base, config, tuning.batch_size), tuning.batch_size)
+    matching = _seconds_of_matching(student, _made_up(base, config, distilling.batch_size), config)
+    seconds = {
+        "experts": experts.count * experts.epochs * steps_per_epoch(config, promise.n) * step,
+        "selection": _selection_seconds(config, of_carriers, _seconds_of_tuning(student, _made_up(base, config, 1), 1)),
+        "distillation": distilling.steps * matching,
+        "tuning": _MEASURED_ARMS * tuning.epochs * -(-rows // tuning.batch_size) * of_tuning,
+    }
+    found: dict[str, Any] = {f"expected_{name}_minutes": round(value / 60, 1) for name, value in seconds.items()}
+    found["expected_peak_memory_mib"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    return found
+
+
+def _selection_seconds(config: TrajectoryMatchingConfig, rows: int, each: float) -> float:
+    """LESS takes a gradient of every row at every state; the others take next to nothing."""
+    return config.selection.warmup_epochs * rows * each if config.selection.strategy == "less" else 0.0
+
+
+def _made_up(base: LoadedModel, config: TrajectoryMatchingConfig, rows: int) -> Rows:
+    found = _encoded(base, config, rows)
+    return Rows(found.input_ids, found.attention_mask, found.loss_mask)
+
+
+def _encoded(base: LoadedModel, config: TrajectoryMatchingConfig, rows: int) -> EncodedPairs:
+    """Rows that fill the width: an instruction of half of it, a short answer."""
+    pair = Pair("a question " * config.max_length, "an answer of some words")
+    return PairEncoder(base.tokenizer, config.template).encode([pair] * rows, max_length=config.max_length)
+
+
+def _seconds_of_tuning(student: Student, rows: Rows, batch_size: int) -> float:
+    return _last(lambda mark: fine_tune(student, rows, Schedule(_STEPS, batch_size, 1e-4, 0), progress=mark))
+
+
+def _seconds_of_matching(student: Student, rows: Rows, config: TrajectoryMatchingConfig) -> float:
+    settings = config.distil.model_copy(update={"steps": _STEPS, "max_start": 1, "span": 1})
+    few = config.model_copy(update={"distil": settings})
+    moved = {name: value + 1e-3 for name, value in student.start.items()}
+    return _last(lambda mark: distil(student, rows, [[student.start, moved]], few, progress=mark))
+
+
+def _private_step(student: Student, base: LoadedModel, config: TrajectoryMatchingConfig, promise: Promise) -> float:
+    """One step of DP-SGD on as many made-up rows as are expected."""
+    rows = _encoded(base, config, config.experts.batch_size)
+    plan = plan_of_expert(config, promise.queries, 0)
+    few = plan.model_copy(update={"n": len(rows.valid), "sampling_probability": 1.0, "steps": _STEPS})
+    # Keys of no charge: what this trains on is made up, and the result is thrown away.
+    mechanisms = Mechanisms.live(KeyMaterial(b"estimate" * 4, "estimate", b"estimate" * 4, few.queries))
+    short = config.model_copy(update={"experts": config.experts.model_copy(update={"epochs": 1})})
+    with TemporaryDirectory() as folder:
+        return _last(
+            lambda mark: train_private_expert(
+                student, rows, short, plan=few, mechanisms=mechanisms, folder=Path(folder), progress=mark
+            )
+        )
+
+
+def _last(work: Callable[[Callable[[int, int], None]], object]) -> float:
+    """Seconds of the last step of some work that calls back after each."""
+    marks: list[float] = []
+    work(lambda _step, _total: marks.append(time.perf_counter()))
+    return marks[-1] - marks[-2]

@@ -1,0 +1,58 @@
+"""What the report says of trajectory matching; a section whose figures were not measured is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from understudy.evaluation.metrics import Metrics
+from understudy.methods.trajectory_matching.metric_names import ARMS
+from understudy.reporting.text_formatting import percent
+from understudy.reporting.view import MethodSections, Section, Table
+
+
+def sections(metrics: Metrics, _statement: Mapping[str, Any]) -> MethodSections:
+    """How the distillation went, and what tuning on its result gives."""
+    found = (tuning_section(metrics), distillation_section(metrics))
+    return MethodSections(first=tuple(section for section in found if section is not None))
+
+
+def tuning_section(metrics: Metrics) -> Section | None:
+    """Accuracy and loss on held-out rows, by what the model was tuned on."""
+    values = metrics.values
+    rows = [
+        (
+            meaning,
+            _shown(values.get(f"tuning.{arm}.accuracy"), percent),
+            _shown(values.get(f"tuning.{arm}.loss"), _three),
+        )
+        for arm, meaning in ARMS.items()
+        if f"tuning.{arm}.loss" in values
+    ]
+    if not rows:
+        return None
+    table = Table(("Model", "Right choices", "Loss of a response"), tuple(rows))
+    lead = "Every model is measured on real rows that nothing was trained on, at its last weights."
+    return Section("tuning", "What tuning on the distilled rows gives", (lead,), table=table)
+
+
+def distillation_section(metrics: Metrics) -> Section | None:
+    """How close the student came to the experts, and pseudo tokens to tokens."""
+    values = metrics.values
+    if "distillation.matching_loss.last" not in values:
+        return None
+    lead = (
+        f"The matching loss of the last steps is {values['distillation.matching_loss.last']:.3f}: 1 is a student that "
+        "did not move towards the expert, 0 one that arrived.",
+        f"Pseudo tokens lie {values['distillation.distance.last']:.3g} from their nearest tokens, "
+        f"{values['distillation.distance.first']:.3g} at the start.",
+    )
+    return Section("distillation", "How the distillation went", lead)
+
+
+def _three(value: float) -> str:
+    return f"{value:.3f}"
+
+
+def _shown(value: float | None, form: Any) -> str:
+    return "not measured" if value is None else str(form(value))
