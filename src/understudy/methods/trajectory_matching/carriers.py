@@ -17,7 +17,7 @@ from understudy.data.instructions import INSTRUCTION_SCHEMA, check_instructions
 from understudy.data.readers import read_source
 from understudy.errors import InputError
 from understudy.generation.config import SamplingConfig
-from understudy.generation.instructions import Pair, PairEncoder
+from understudy.generation.instructions import LEAST_ROOM, Pair, PairEncoder
 from understudy.generation.sampling import sample
 from understudy.methods.trajectory_matching.config import TrajectoryMatchingConfig
 from understudy.methods.trajectory_matching.less import less_scores
@@ -61,16 +61,16 @@ def answered(
     base: LoadedModel, pairs: Sequence[Pair], config: TrajectoryMatchingConfig, *, progress: Progress | None = None
 ) -> list[Pair]:
     """The same instructions, answered by the public model; where it says nothing, the given response stays."""
-    encoder, room = PairEncoder(base.tokenizer, config.template), config.max_length // 2
+    encoder = PairEncoder(base.tokenizer, config.template)
     written: list[Pair] = []
     for start in range(0, len(pairs), _BATCH):
         some = pairs[start : start + _BATCH]
-        ids, mask, _ = encoder.prompts(some, max_length=config.max_length - room)
+        ids, mask, _ = encoder.prompts(some, max_length=config.max_length - LEAST_ROOM)
         seeds = [(config.public_seed << 32) + start + place for place in range(len(some))]
         drawn = sample(
             base.model,
             (ids.to(base.model.device), mask.to(base.model.device)),
-            config=SamplingConfig(max_new_tokens=room),
+            config=SamplingConfig(max_new_tokens=config.max_length - ids.shape[1]),
             seeds=seeds,
             eos=encoder.end,
         )

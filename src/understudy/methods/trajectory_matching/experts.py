@@ -75,14 +75,16 @@ def train_expert(
         config: sizes.
         number: of the expert.
         folder: of its checkpoints.
-        progress: called with (steps done, steps in all).
+        progress: called with (hundredths done, 100).
     """
     kept = Rows(*(part[rows.valid] for part in (rows.input_ids, rows.attention_mask, rows.loss_mask)))
     experts = config.experts
     seed = config.public_seed * _SEEDS + number
     schedule = Schedule(experts.epochs, experts.batch_size, experts.learning_rate, seed)
     sink = PacedCheckpoint(folder, per_epoch=schedule.steps_per_epoch(len(kept)))
-    fine_tune(student, kept, schedule, checkpoint=sink, progress=progress)
+    # How many rows are there is not public, so progress is told in hundredths.
+    told = None if progress is None else lambda step, steps: progress(100 * step // steps, 100)
+    fine_tune(student, kept, schedule, checkpoint=sink, progress=told)
     return [student.start, *sink.snapshots(experts.epochs)]
 
 

@@ -34,7 +34,7 @@ def less_scores(
         rows: to choose from.
         target: that they should resemble.
         config: sizes; the warm-up trains as an expert does.
-        progress: called with (rows done, rows in all).
+        progress: called with (hundredths done, 100).
 
     Returns:
         `(n,)` float32.
@@ -59,7 +59,7 @@ def less_scores(
                 kept[row] = projection(state.direction_after(gradient) if some is rows else gradient)
                 done += 1
                 if progress is not None:
-                    progress(done, total)
+                    progress(100 * done // total, 100)  # how many rows are there may be private
         of_rows, of_target = (functional.normalize(kept, dim=1) for kept in features)
         cosines += of_rows @ of_target.T
     return cosines.max(1).values

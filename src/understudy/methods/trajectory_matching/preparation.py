@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from understudy.errors import InputError
-from understudy.generation.instructions import EncodedPairs, Pair, PairEncoder
+from understudy.generation.instructions import LEAST_ROOM, EncodedPairs, Pair, PairEncoder
 from understudy.generation.step import backbone
 from understudy.hardware import chosen
 from understudy.methods.method import Promise
@@ -43,7 +43,9 @@ def check_model(config: TrajectoryMatchingConfig) -> LoadedModel:
         InputError: see `method.check_model`.
     """
     base = load_base(config)
-    PairEncoder(base.tokenizer, config.template).check_width(config.max_length)
+    # A written answer needs room behind the longest question.
+    room = LEAST_ROOM if config.carrier == "written" else 0
+    PairEncoder(base.tokenizer, config.template).check_width(config.max_length - room)
     context = getattr(backbone(base.model).config, "max_position_embeddings", None)
     wanted = config.max_length + config.distil.tokens
     if context is not None and wanted > context:

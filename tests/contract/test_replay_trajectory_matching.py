@@ -1,0 +1,157 @@
+"""Record and replay of trajectory matching with an epsilon: the real flow, from a file of pairs to its export."""
+
+import pyarrow as pa
+import pytest
+from contract.flow_under_replay import FlowRun, smaller, without_evaluation
+from contract.labelled_flow import OPTIONS, three_and_fifty
+from contract.private_files import ROWS
+from prefect.task_runners import ThreadPoolTaskRunner
+
+from understudy.evaluation.metrics import Metrics
+from understudy.flows import trajectory_matching as flows
+from understudy.methods.trajectory_matching import distil, evaluation, experts
+from understudy.privacy.dpsgd import training as dp_training
+from understudy.privacy.mechanisms import Mechanisms
+from understudy.privacy.testing.replay import replay_check
+from understudy.tasks import trajectory_matching as tasks
+
+SMALL = (
+    "max_length=56",
+    "experts.epochs=1",
+    "experts.batch_size=7",
+    "experts.micro_batch=3",
+    "experts.lora_rank=2",
+    "experts.l2_clip_norm=0.05",
+    "distil.max_start=1",
+    "distil.steps=2",
+    "distil.inner_steps=2",
+    "distil.batch_size=2",
+)
+VARIANTS = {
+    "two experts": ("experts.count=2", "carrier=public"),
+    "less": (
+        "experts.count=1",
+        "carrier=public",
+        "selection.strategy=less",
+        "selection.projection=16",
+        "selection.validation=2",
+        "selection.warmup_epochs=1",
+    ),  # fmt: skip
+    "written": ("experts.count=1", "carrier=written", "selection.strategy=dsir", "selection.buckets=64"),
+}
+KINDS = ("plain", "extreme", "special", "long response")
+
+
+def pairs(slot=None, instruction=None, response=None):
+    """Pairs, of which one may be changed or be the null record."""
+    asked = [f"what about number {i} and {'more ' * (i % 4)}" for i in range(ROWS)]
+    said = [f"number {i} is {'even' if i % 2 else 'odd'}" for i in range(ROWS)]
+    if slot is not None:
+        asked[slot], said[slot] = instruction, response
+    return pa.table({"instruction": pa.array(asked, pa.string()), "response": pa.array(said, pa.string())})
+
+
+def pair_of(kind, slot):
+    """A file whose pair in the slot is of some kind."""
+    return {
+        "plain": lambda: pairs(),
+        "extreme": lambda: pairs(slot, "zzyzx " * 200, "quux"),
+        "special": lambda: pairs(slot, "<|endoftext|> <pad>", "<|endoftext|>"),
+        "long response": lambda: pairs(slot, "a", "quux " * 300),
+    }[kind]()
+
+
+@pytest.fixture
+def carriers(tmp_path_factory):
+    """Six public pairs."""
+    import pyarrow.parquet as pq
+
+    path = tmp_path_factory.mktemp("public") / "pairs.parquet"
+    table = {"instruction": [f"a public question {i}" for i in range(6)], "response": [f"answer {i}" for i in range(6)]}
+    pq.write_table(pa.table(table), path)
+    return path
+
+
+def flow(variant, carriers, model, folder, places, patch):
+    smaller(patch)
+    # Experts side by side ask in any order; a replay answers in the recorded one.
+    patch.setattr(flows.trajectory_matching, "task_runner", ThreadPoolTaskRunner(max_workers=1))
+    # What is measured on private rows is internal; that it stays so is a matter of labels.
+    patch.setattr(evaluation, "evaluate_tuning", lambda *_, **__: Metrics())
+    overrides = (*SMALL, *VARIANTS[variant], f"carriers={carriers}")
+    options = {"units": ROWS, "model": str(model), "samples": 3, "overrides": overrides}
+    return FlowRun("trajectory-matching", OPTIONS | options, folder, places, patch)
+
+
+FIFTY = [(list(VARIANTS)[n % 3], KINDS[n % 4], n // 4) for n in range(50)]
+THREE = [("two experts", "extreme"), ("less", "plain"), ("written", "special")]
+
+
+@pytest.mark.parametrize(("variant", "kind", "number"), three_and_fifty(THREE, FIFTY))
+def test_neighbours(variant, kind, number, carriers, surroundings):
+    run = flow(variant, carriers, *surroundings)
+    slot = run.trained_slot(number)
+    report = replay_check(run, data=pair_of(kind, slot), neighbour=pairs(slot), forced=[slot])
+    assert (*report.faults, *dict.fromkeys(run.seen)) == (), f"{variant}, {kind} pair in slot {slot}"
+    assert 0.3 < report.distance_forced <= 1 + report.tolerance
+
+
+def clip_removed(patch):
+    exact = dp_training.clipped_gradient_sum
+    patch.setattr(
+        dp_training,
+        "clipped_gradient_sum",
+        lambda *args, l2_clip_norm, **options: exact(*args, l2_clip_norm=1e3, **options),
+    )
+
+
+def noise_not_used(patch):
+    from understudy.privacy.grid import grid_of
+    from understudy.privacy.grid_sum import from_steps
+
+    exact = Mechanisms.gaussian_sum
+
+    def unused(self, query, *, sensitivity, **options):
+        exact(self, query, sensitivity=sensitivity, **options)
+        return {name: from_steps(value, grid=grid_of(sensitivity)) for name, value in query.items()}
+
+    patch.setattr(Mechanisms, "gaussian_sum", unused)
+
+
+def null_row_dropped(patch):
+    exact = tasks.read_table
+    patch.setattr(tasks, "read_table", lambda ref: exact(ref).drop_null() if ref.kind == "rows" else exact(ref))
+
+
+def real_rows_as_carriers(patch):
+    """A pseudo token is learnt on a private row."""
+    exact, seen = experts.train_private_expert, []
+
+    def noting(student, rows, *args, **options):
+        seen.append(rows)
+        return exact(student, rows, *args, **options)
+
+    def mixed(student, rows, *args, **options):
+        private = seen[-1]
+        for name in ("input_ids", "attention_mask", "loss_mask"):
+            getattr(rows, name)[0] = getattr(private, name)[SLOT[0]]
+        return plain(student, rows, *args, **options)
+
+    plain = distil.distil
+    patch.setattr(experts, "train_private_expert", noting)
+    patch.setattr(distil, "distil", mixed)
+
+
+SLOT: list[int] = []
+
+
+@pytest.mark.parametrize(
+    "plant", [clip_removed, noise_not_used, null_row_dropped, real_rows_as_carriers], ids=lambda plant: plant.__name__
+)
+def test_a_planted_fault_is_found(plant, carriers, surroundings):
+    run = flow("two experts", carriers, *surroundings)
+    without_evaluation(surroundings[-1])
+    SLOT[:] = [run.trained_slot(3)]
+    plant(surroundings[-1])
+    found = run.faults(pair_of("extreme", SLOT[0]), pairs(SLOT[0]), forced=SLOT)
+    assert found, f"{plant.__name__} was not found"
