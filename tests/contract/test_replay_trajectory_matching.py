@@ -36,7 +36,7 @@ VARIANTS = {
         "selection.projection=16",
         "selection.validation=2",
         "selection.warmup_epochs=1",
-    ),  # fmt: skip
+    ),
     "written": ("experts.count=1", "carrier=written", "selection.strategy=dsir", "selection.buckets=64"),
 }
 KINDS = ("plain", "extreme", "special", "long response")
