@@ -7,11 +7,9 @@ nothing may go to the server, so the same steps run in the client zone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING
 
-from prefect import Task
 from pydantic import BaseModel, ConfigDict
 
 from understudy.artifacts.access import ArtifactRef, path_of, read_table, store_for, write_json
@@ -22,22 +20,18 @@ from understudy.privacy.labels import Label
 from understudy.runs.request import Profile
 from understudy.settings import private_directory, settings
 from understudy.tasks.charge_receipt import ChargeReceipt, open_mechanisms, write_released
-from understudy.tasks.engine.runtime import Zone, checkpoint_directory, code_digest, compute, progress, task
+from understudy.tasks.engine.runtime import (
+    Zone,
+    checkpoint_directory,
+    code_digest,
+    compute,
+    in_either_zone,
+    progress,
+    task,
+)
 
 if TYPE_CHECKING:
     from understudy.models.loading import LoadedModel
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def in_either_zone(name: str) -> Callable[[Callable[P, R]], Mapping[Zone, Task[P, R]]]:
-    """One function as a task of either zone."""
-
-    def decorate(function: Callable[P, R]) -> Mapping[Zone, Task[P, R]]:
-        return {"client": task(name=name, zone="client")(function), "server": task(name=name, zone="server")(function)}
-
-    return decorate
 
 
 @task(name="embed-clients")

@@ -39,7 +39,7 @@ from understudy.tasks.engine.machine import compute, prepared
 from understudy.tasks.engine.progress import Reporter, prefect_publisher
 from understudy.tasks.engine.run_record import TaskRecord
 
-__all__ = ["checkpoint_directory", "code_digest", "compute", "progress", "report_metrics", "task"]
+__all__ = ["checkpoint_directory", "code_digest", "compute", "in_either_zone", "progress", "report_metrics", "task"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -153,6 +153,15 @@ def task(
             retry_condition_fn=_may_retry,
             on_completion=[finalize] if cache else None,
         )
+
+    return decorate
+
+
+def in_either_zone(name: str) -> Callable[[Callable[P, R]], Mapping[Zone, Task[P, R]]]:
+    """One function as a task of either zone."""
+
+    def decorate(function: Callable[P, R]) -> Mapping[Zone, Task[P, R]]:
+        return {"client": task(name=name, zone="client")(function), "server": task(name=name, zone="server")(function)}
 
     return decorate
 

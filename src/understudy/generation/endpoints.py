@@ -101,7 +101,7 @@ def complete(
     """
     if len(seeds) != len(prompts):
         raise InputError(f"len(seeds)={len(seeds)}: expected one seed for each of {len(prompts)} prompts")
-    address = _address(endpoint.url)
+    address = check_address(endpoint.url)
     bodies = [
         _body(prompt, seed, sampling=sampling, model=endpoint.model, stop=stop)
         for prompt, seed in zip(prompts, seeds, strict=True)
@@ -137,7 +137,12 @@ def _body(prompt: str, seed: int, *, sampling: SamplingConfig, model: str, stop:
     return {**body, "stop": list(stop)} if stop else body
 
 
-def _address(url: str | None) -> httpx.URL:
+def check_address(url: str | None) -> httpx.URL:
+    """Where completions are asked for.
+
+    Raises:
+        InputError: no URL, or one that is not to be kept.
+    """
     if url is None:
         raise InputError("endpoint.url=None: expected the base of an OpenAI-compatible endpoint, http://host:8000/v1")
     try:

@@ -259,6 +259,11 @@ class PairEncoder:
         return behind[0] if behind and behind[0] in self._tokenizer.all_special_ids else self._eos
 
 
+def plain_text(instruction: str) -> str:
+    """The plain template around an instruction, as a text: what a served model is sent."""
+    return f"{PREFACE}{_BEFORE}{instruction.strip()}{_AFTER}"
+
+
 def pairs_of(table: Any) -> list[Pair | None]:
     """The rows of a checked table of instructions as pairs; None for null records."""
     columns = {name: table[name].to_pylist() for name in table.column_names}

@@ -21,6 +21,7 @@ GROUP = "understudy.methods"
 BUILT_IN: Mapping[str, str] = {
     "conditional-generation": "understudy.methods.conditional_generation.method:METHOD",
     "gradient-matching": "understudy.methods.gradient_matching.method:METHOD",
+    "knowledge-distillation": "understudy.methods.knowledge_distillation.method:METHOD",
     "preference-optimization": "understudy.methods.preference_optimization.method:METHOD",
     "trajectory-matching": "understudy.methods.trajectory_matching.method:METHOD",
 }

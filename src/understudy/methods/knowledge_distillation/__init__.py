@@ -1,0 +1,1 @@
+"""Knowledge distillation: a private client, a professional server, and only adapters between them."""

@@ -1,0 +1,97 @@
+"""What is looked at before the charge: whether every step will find what it needs, and how long it will take."""
+
+from __future__ import annotations
+
+import math
+import resource
+import time
+from typing import Any
+
+from understudy.artifacts.zone_keys import public_key
+from understudy.compute import ON_CPU
+from understudy.generation.endpoints import check_address
+from understudy.generation.instructions import Pair, PairEncoder
+from understudy.generation.scoring import response_losses
+from understudy.hardware import chosen
+from understudy.methods.knowledge_distillation.base import seed_pairs, shared_base
+from understudy.methods.knowledge_distillation.config import KnowledgeDistillationConfig
+from understudy.methods.knowledge_distillation.filters import answer_tokens
+from understudy.methods.knowledge_distillation.instructions import draw_instructions, few_shot_prompts
+from understudy.methods.knowledge_distillation.responses import check_context, load_professional
+from understudy.methods.knowledge_distillation.train import attach_adapter, check_trainable
+from understudy.methods.method import Promise
+from understudy.models.loading import LoadedModel, load_base
+from understudy.models.lora import trainable_parameters
+from understudy.privacy.dpsgd.per_example import clipped_gradient_sum
+from understudy.settings import settings
+
+_TIMED_TOKENS = 4
+
+
+def check(config: KnowledgeDistillationConfig) -> LoadedModel:
+    """The base model, if everything that the run needs is there.
+
+    Raises:
+        InputError: something is not; it is named.
+    """
+    loaded = load_base(config)
+    public_key("server")
+    if config.seed.pairs:
+        seed_pairs(config)
+    few_shot_prompts(loaded, config, count=1)
+    if config.professional.url is not None:
+        check_address(config.professional.url)
+    elif settings().zone == "both":
+        professional = load_professional(config.professional)
+        check_context(professional, config)
+        if config.filters.judge != "none":
+            answer_tokens(professional)
+    check_trainable(load_base(config), config)  # an adapter stays on the model that it was attached to
+    return loaded
+
+
+def expected_cost(config: KnowledgeDistillationConfig, promise: Promise) -> dict[str, Any]:
+    """Minutes of the training and of the instructions, from one micro-batch and a few tokens of made-up pairs."""
+    (query,) = promise.queries
+    training = _micro_batch_seconds(config)
+    rows = math.ceil(query.units * query.sampling_probability / config.train.micro_batch)
+    sampling = config.instructions.sampling.model_copy(update={"max_new_tokens": _TIMED_TOKENS})
+    few = config.instructions.model_copy(update={"sampling": sampling, "draws": 1.0})
+    began = time.perf_counter()
+    small = config.model_copy(update={"samples": min(8, config.samples), "instructions": few})
+    draw_instructions(shared_base(config, chosen()), small)
+    tokens = (time.perf_counter() - began) / (_TIMED_TOKENS * small.samples)
+    drawn = config.samples * config.instructions.draws * config.instructions.sampling.max_new_tokens
+    return {
+        "expected_training_minutes": round(training * rows * query.steps / 60, 1),
+        "expected_instruction_minutes": round(tokens * drawn / 60, 1),
+        "expected_peak_memory_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+    }
+
+
+def _micro_batch_seconds(config: KnowledgeDistillationConfig) -> float:
+    base = load_base(config, chosen() if settings().device_type != "cpu" else ON_CPU)
+    model = attach_adapter(base, config)
+    pairs: list[Pair | None] = [Pair("a " * config.train.max_length, "b " * config.train.max_length)]
+    rows = PairEncoder(base.tokenizer, config.template).encode(
+        pairs * config.train.micro_batch, max_length=config.train.max_length
+    )
+    device = next(model.parameters()).device
+    batch = {
+        "input_ids": rows.input_ids.to(device),
+        "attention_mask": rows.attention_mask.to(device),
+        "loss_mask": rows.loss_mask.to(device),
+    }
+    seconds = []
+    for _ in range(2):  # the first one warms up
+        began = time.perf_counter()
+        clipped_gradient_sum(
+            model,
+            trainable_parameters(model),
+            response_losses,
+            batch,
+            l2_clip_norm=config.train.l2_clip_norm,
+            valid=rows.valid.to(device),
+        )
+        seconds.append(time.perf_counter() - began)
+    return min(seconds)

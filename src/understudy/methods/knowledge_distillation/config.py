@@ -1,0 +1,165 @@
+"""The one config of knowledge distillation: public values only, no torch.
+
+`profile` fills what is not given. `paper` reproduces appendix D of the KnowledgeSG paper; `tiny` shrinks sizes so that
+a run takes minutes on two cores. Where the paper is silent (thresholds, clip norm's learning rate), the values were
+chosen on public text.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from understudy.frozen import Frozen, MethodSettings, Profiles
+from understudy.generation.config import SamplingConfig
+from understudy.quantities import Count, CountOrZero, LearningRate, NonEmpty, Positive, Size, setting
+
+Template = Literal["auto", "plain", "chat"]
+
+
+class LoraConfig(Frozen):
+    """The adapter that crosses the boundary."""
+
+    rank: int = setting(8, "Rank, 1 to 1024. tiny 8, paper 32.", le=1024, ge=1)
+    alpha: Positive = setting(16.0, "The adapter is scaled by alpha / rank. tiny 16, paper 64.")
+    targets: tuple[str, ...] | Literal["attention", "all-linear"] = setting(
+        "attention", "Last parts of layer names, the attention's projections (paper), or all linear layers."
+    )
+
+
+class TrainConfig(Frozen):
+    """DP-SGD on the client's pairs: everything the privacy event and the update depend on."""
+
+    max_length: int = setting(
+        96, "Padded tokens of a pair, 16 to 8192; longer ones are cut. tiny 96, paper 512.", ge=16, le=8192
+    )
+    batch_size: Count = setting(64, "Expected Poisson batch, at least 1. tiny 64, paper 16.")
+    epochs: Positive = setting(4.0, "Expected passes over the pairs, above 0; paper 4.")
+    l2_clip_norm: Positive = setting(1.0, "Clip norm of an example's gradient, above 0; paper 1.")
+    learning_rate: LearningRate = setting(2e-3, "Adam step, above 0. tiny 2e-3, paper 4e-4.")
+    learning_rate_decay: bool = setting(True, "Linear decay to 0.")
+    micro_batch: Size = setting(8, "Pairs per forward pass, at least 1: memory and rounding only.")
+    checkpoint_every: Count = setting(20, "Steps between checkpoints, at least 1.")
+
+
+class SeedConfig(Frozen):
+    """A public set of pairs, known to both zones, on which the base model is tuned before anything else.
+
+    An intercepted adapter then does not fit the public checkpoint. It is an obstacle, not protection.
+    """
+
+    pairs: str = setting("", "Public table with columns instruction and response; empty: the base model as it is.")
+    digest: str = setting("", "sha256 of the pairs; set by the run.")
+    epochs: Count = setting(1, "Passes over them, at least 1.")
+    learning_rate: LearningRate = setting(2e-4, "AdamW step, above 0.")
+
+
+class InstructionConfig(Frozen):
+    """How the adapted model writes instructions."""
+
+    examples: NonEmpty = setting(
+        "builtin", "Public instructions that prompts show: builtin, or a table with a column instruction."
+    )
+    shots: int = setting(3, "Examples in a prompt, 1 to 16, fewer where the context is short.", ge=1, le=16)
+    draws: float = setting(2.0, "Instructions drawn per wanted pair, 1 to 20; paper 2.", ge=1, le=20)
+    least_words: Count = setting(2, "Shorter instructions are dropped; paper 2.")
+    sampling: SamplingConfig = Field(
+        default_factory=lambda: SamplingConfig(max_new_tokens=32, temperature=0.7, top_p=1.0),
+        description="How they are drawn; paper temperature 0.7.",
+    )
+    batch_size: Size = setting(32, "Rows generated or scored at a time; speed only.")
+
+
+class FilterConfig(Frozen):
+    """Which instructions are kept."""
+
+    bleu: float = setting(
+        70.0,
+        "Highest sentence BLEU of an instruction to a kept or public one, 0 to 100.",
+        ge=0,
+        le=100,
+    )
+    against: str = setting("", "Public table with a column instruction to compare with too; empty: none.")
+    judge: Literal["professional", "none"] = setting(
+        "professional", "Who says whether an instruction is of the domain; none: nobody."
+    )
+    threshold: float | Literal["neutral"] = setting(
+        "neutral", "Least probability of yes over yes and no; neutral: that of a request without content."
+    )
+    rank: Literal["ifd", "none"] = setting(
+        "ifd", "Pairs are kept from the lowest IFD score on, or in the order in which they were drawn."
+    )
+
+
+class ProfessionalConfig(Frozen):
+    """The professional model: in the server zone, or served; it sees released text only."""
+
+    model: NonEmpty = setting("tiny-llama", "Shipped model, folder or hub id; also judges.")
+    model_digest: str = setting("", "sha256 of its files; set by the run where both zones are here.")
+    url: str | None = setting(
+        None, "Base of an OpenAI-compatible completions endpoint, which answers instead; none: in process."
+    )
+    served_name: NonEmpty = setting("professional", "Name of the model at the endpoint.")
+    timeout_seconds: float = setting(60.0, "Of one request, above 0.", le=3600, gt=0)
+    requests_per_minute: CountOrZero = setting(0, "Most requests a minute; 0: no limit.")
+    template: Template = setting("auto", "auto: its chat template, or the plain one where it has none.")
+    sampling: SamplingConfig = Field(
+        default_factory=lambda: SamplingConfig(max_new_tokens=48, temperature=0.7, top_p=0.9),
+        description="How answers are drawn.",
+    )
+
+
+class TuneConfig(Frozen):
+    """Normal fine-tuning of the adapter on the synthetic pairs: no private row is near, no noise is needed."""
+
+    steps: Count = setting(60, "Steps, at least 1. tiny 60, paper 1000 (100 rounds of 10).")
+    batch_size: Size = setting(5, "Pairs per step; paper 5.")
+    learning_rate: LearningRate = setting(5e-4, "AdamW, first step. tiny 5e-4, paper 5e-5.")
+    final_learning_rate: LearningRate = setting(1e-5, "At the last step, by a cosine. tiny 1e-5, paper 1e-6.")
+    max_length: int = setting(128, "Tokens of a pair, 16 to 8192. tiny 128, paper 512.", ge=16, le=8192)
+    checkpoint_every: Count = setting(50, "Steps between checkpoints, at least 1.")
+
+
+class MeasureConfig(Frozen):
+    """What is measured on real rows in the end; internal."""
+
+    most_pairs: Count = setting(64, "Held-out pairs whose responses are scored, at most.")
+    win_pairs: CountOrZero = setting(16, "Held-out instructions on which answers are compared; 0: none.")
+
+
+_PROFILES: Profiles = {
+    "tiny": {},
+    "paper": {
+        "model": "meta-llama/Llama-2-7b-hf",
+        "samples": 500,
+        "lora": {"rank": 32, "alpha": 64.0},
+        "train": {"max_length": 512, "batch_size": 16, "learning_rate": 4e-4},
+        "professional": {
+            "model": "AlpaCare/AlpaCare-llama2-7b",
+            "sampling": {"max_new_tokens": 512, "temperature": 0.7, "top_p": 1.0},
+        },
+        "instructions": {"sampling": {"max_new_tokens": 128, "temperature": 0.7, "top_p": 1.0}},
+        "tune": {"steps": 1000, "learning_rate": 5e-5, "final_learning_rate": 1e-6, "max_length": 512},
+        "measure": {"most_pairs": 1000, "win_pairs": 200},
+    },
+}
+
+
+class KnowledgeDistillationConfig(MethodSettings):
+    """Knowledge distillation: DP adapter out, a professional model's pairs and a better adapter back."""
+
+    profiles: ClassVar[Profiles] = _PROFILES
+
+    method: Literal["knowledge-distillation"] = setting("knowledge-distillation", "Which method these settings are of.")
+    samples: Count = setting(100, "n: synthetic pairs. tiny 100, paper 500.")
+    about: str = setting("", "What the pairs are about, in public words, such as: medicine. Empty: nothing is said.")
+    template: Template = setting("auto", "How pairs are written for the base model: its chat template, or a plain one.")
+    lora: LoraConfig = Field(default_factory=LoraConfig)
+    train: TrainConfig = Field(default_factory=TrainConfig)
+    seed: SeedConfig = Field(default_factory=SeedConfig)
+    instructions: InstructionConfig = Field(default_factory=InstructionConfig)
+    filters: FilterConfig = Field(default_factory=FilterConfig)
+    professional: ProfessionalConfig = Field(default_factory=ProfessionalConfig)
+    tune: TuneConfig = Field(default_factory=TuneConfig)
+    measure: MeasureConfig = Field(default_factory=MeasureConfig)

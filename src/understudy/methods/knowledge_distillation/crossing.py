@@ -1,0 +1,81 @@
+"""What crosses the boundary: an adapter with its statement, sealed for one zone, bound to one charge and one way.
+
+Nobody but the receiver reads it, and what the receiver reads is what the sender signed. Where the run is of one process
+it is sealed and opened all the same.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from safetensors.torch import load, save
+
+from understudy.artifacts.bundles import seal, unseal
+from understudy.artifacts.zone_keys import PublicKey, Zone, own_key, parse_key, public_key
+from understudy.models.adapters import Adapter
+from understudy.privacy.labels import Label
+from understudy.settings import private_directory, settings
+
+ADAPTER, STATEMENT = "adapter.safetensors", "statement.json"
+Way = Literal["kept", "to-server", "to-client"]
+
+
+def send(
+    adapter: Adapter,
+    folder: Path,
+    *,
+    label: Label,
+    charge: str,
+    way: Way,
+    sender: Zone,
+    receiver: PublicKey,
+    facts: Mapping[str, Any],
+) -> None:
+    """Seal an adapter into an empty folder.
+
+    Args:
+        adapter: its tensors, released.
+        folder: of the artifact.
+        label: of the artifact, which the receiver compares.
+        charge: that paid for it.
+        way: which step of the charge it belongs to.
+        sender: this process's zone.
+        receiver: public key of the zone that may open it.
+        facts: public; stand in the statement beside the label.
+    """
+    statement = {"label": label.model_dump(mode="json"), "charge": charge, **facts}
+    files = {
+        ADAPTER: save({name: adapter[name].contiguous() for name in sorted(adapter)}),
+        STATEMENT: json.dumps(statement, sort_keys=True).encode(),
+    }
+    seal(files, folder, sender=own_key(sender), receiver=receiver, exchange=f"{charge}/{way}", label=label)
+
+
+def receive(folder: Path, *, label: Label, charge: str, way: Way, sender: Zone, receiver: Zone) -> Adapter:
+    """Open a sealed adapter.
+
+    Raises:
+        ZoneError: it was changed, is old, of another charge, from another sender or for another key.
+    """
+    files = unseal(
+        folder,
+        receiver=own_key(receiver),
+        sender=public_key(sender),
+        exchange=f"{charge}/{way}",
+        label=label,
+        received=private_directory(settings().private_root / "received"),
+    )
+    return dict(load(files[ADAPTER]))
+
+
+def key_of(zone: Zone) -> str:
+    """The public key of a zone, as text: an argument of the step that seals for it."""
+    return public_key(zone).text
+
+
+def key_from(text: str) -> PublicKey:
+    """The public key that `key_of` gave."""
+    return parse_key(text)

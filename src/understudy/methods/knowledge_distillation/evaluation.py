@@ -1,0 +1,215 @@
+"""What a finished run is worth: responses, pairs, answers; all of it internal.
+
+Held-out responses under the base, the DP and the distilled model; MAUVE and Frechet distance of the pairs under three
+encoders that need no download (a sentence encoder, mean states of the base model, TF-IDF with SVD); the distribution
+of IFD scores; a pairwise comparison of answers by a judge that sees both orders. Nothing of it chooses anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from understudy.compute import ON_CPU, Compute
+from understudy.evaluation.config import EvaluationConfig
+from understudy.evaluation.encoder import FloatArray
+from understudy.evaluation.language_model import mean_hidden_states
+from understudy.evaluation.measure import Embedder, measure_diversity, measure_fidelity, measure_memorization
+from understudy.evaluation.metrics import Metrics, merge
+from understudy.evaluation.paired import mean_difference, mean_interval
+from understudy.evaluation.pairwise import compare_answers, preference_judge
+from understudy.evaluation.term_vectors import term_vectors
+from understudy.frozen import Profile
+from understudy.generation.instructions import Pair, PairEncoder
+from understudy.generation.scoring import Floats, mean_response_losses
+from understudy.methods.knowledge_distillation.config import KnowledgeDistillationConfig
+from understudy.methods.knowledge_distillation.filters import answer_tokens
+from understudy.methods.knowledge_distillation.metric_names import METRIC_NAMES, SETS
+from understudy.methods.knowledge_distillation.ranking import ifd_scores
+from understudy.methods.knowledge_distillation.responses import load_professional, write_responses
+from understudy.models.loading import LoadedModel
+from understudy.progress import Progress
+
+_TERMS = 32
+
+
+@dataclass(frozen=True)
+class EvaluationInputs:
+    """What is measured.
+
+    Attributes:
+        synthetic: pairs that are exported.
+        prompt_only: pairs of the same steps with the base model.
+        train: the client's pairs, private.
+        test: held-out pairs, private.
+        models: base, dp_only and target, each loaded when it is called.
+        sent_bytes: size of the sealed adapter.
+    """
+
+    synthetic: Sequence[Pair]
+    prompt_only: Sequence[Pair]
+    train: Sequence[Pair] = field(repr=False)
+    test: Sequence[Pair] = field(repr=False)
+    models: Mapping[str, Callable[[], LoadedModel]] = field(repr=False)
+    sent_bytes: int = 0
+
+
+def evaluate_run(
+    inputs: EvaluationInputs,
+    *,
+    config: KnowledgeDistillationConfig,
+    profile: Profile,
+    embedder: Embedder,
+    compute: Compute = ON_CPU,
+    progress: Progress | None = None,
+) -> Metrics:
+    """Every figure of a run.
+
+    Args:
+        inputs: pairs and models.
+        config: of the run.
+        profile: sizes of the evaluation.
+        embedder: sentence encoder.
+        compute: where the judge goes.
+        progress: called with (parts measured, parts).
+    """
+    settings = EvaluationConfig(profile=profile)
+    test = list(inputs.test)[: config.measure.most_pairs]
+    # One model at a time: three copies of a large one would not fit.
+    losses: dict[str, Floats] = {}
+    answers: dict[str, list[str]] = {}
+    parts = [Metrics(values={"crossing.bytes": float(inputs.sent_bytes)}, declared=METRIC_NAMES)]
+    asked = [pair.instruction for pair in test[: config.measure.win_pairs]]
+    for done, (name, load) in enumerate(inputs.models.items()):
+        model = load()
+        encoder = PairEncoder(model.tokenizer, config.template)
+        rows = encoder.encode(test, max_length=config.tune.max_length)
+        losses[name] = mean_response_losses(model.model, rows)
+        if name in ("dp_only", "target") and asked:
+            answers[name] = write_responses(asked, model, _answering(config, model))
+        if name == "dp_only":
+            parts.append(measure_ifd(inputs, model, config))
+        if name == "base":
+            parts.append(measure_encoders(inputs, model, embedder, settings))
+        if progress is not None:
+            progress(done + 1, len(inputs.models) + 1)
+    parts.append(measure_responses(losses, settings))
+    if asked:
+        parts.append(measure_wins(asked, answers, config, compute))
+    texts = {name: [_text(pair) for pair in getattr(inputs, name)] for name in ("synthetic", "train", "test")}
+    if texts["synthetic"]:
+        parts.append(measure_diversity(texts["synthetic"], texts["test"], seed=settings.public_seed))
+        parts.append(measure_memorization(texts["synthetic"], texts["train"], texts["test"], seed=settings.public_seed))
+    else:
+        parts.append(Metrics(missing=("everything about the synthetic pairs: none was kept",)))
+    if progress is not None:
+        progress(len(inputs.models) + 1, len(inputs.models) + 1)
+    return merge(*parts)
+
+
+def measure_responses(losses: Mapping[str, Floats], settings: EvaluationConfig) -> Metrics:
+    """Losses of held-out responses by each model, and the distilled model's beside the others', pair by pair."""
+    bootstrap: dict[str, Any] = {
+        "seed": settings.public_seed,
+        "replicates": settings.replicates,
+        "level": settings.level,
+    }
+    found = {f"responses.{name}.loss": mean_interval(values, **bootstrap) for name, values in losses.items()}
+    for other in ("base", "dp_only"):
+        found[f"responses.target_minus_{other}.loss"] = mean_difference(losses["target"], losses[other], **bootstrap)
+    return Metrics(
+        values={name: one.value for name, one in found.items()} | {"responses.pairs": float(len(losses["target"]))},
+        intervals={name: (one.low, one.high) for name, one in found.items()},
+        declared=METRIC_NAMES,
+    )
+
+
+def measure_ifd(inputs: EvaluationInputs, model: LoadedModel, config: KnowledgeDistillationConfig) -> Metrics:
+    """The distribution of IFD scores of each set, by one model."""
+    encoder = PairEncoder(model.tokenizer, config.template)
+    sets = {"synthetic": inputs.synthetic, "prompt_only": inputs.prompt_only, "real": inputs.test}
+    values: dict[str, float] = {}
+    missing = []
+    for name, pairs in sets.items():
+        if not pairs:
+            missing.append(f"IFD of {SETS[name]}: there are none")
+            continue
+        scores = ifd_scores(list(pairs), model, encoder=encoder, max_length=config.tune.max_length)
+        values[f"ifd.{name}.mean"] = float(scores.mean())
+        for percent in (10, 50, 90):
+            values[f"ifd.{name}.q{percent}"] = float(np.quantile(scores, percent / 100))
+    return Metrics(values=values, missing=tuple(missing), declared=METRIC_NAMES)
+
+
+def measure_encoders(
+    inputs: EvaluationInputs, base: LoadedModel, embedder: Embedder, settings: EvaluationConfig
+) -> Metrics:
+    """MAUVE and Frechet distance to held-out pairs under three encoders."""
+    sets = [[_text(pair) for pair in pairs] for pairs in (inputs.synthetic, inputs.test, inputs.prompt_only)]
+    if not sets[0]:
+        return Metrics(missing=("MAUVE and Frechet distance: no synthetic pair was kept",))
+
+    def states(texts: Sequence[str]) -> FloatArray:
+        return mean_hidden_states(base.model, base.tokenizer, texts)
+
+    found = [measure_fidelity(*(embedder(texts) for texts in sets), config=settings)]
+    terms = term_vectors(sets[1], dimensions=_TERMS)
+    for name, encode in (("states", states), ("tfidf", terms)):
+        measured = measure_fidelity(encode(sets[0]), encode(sets[1]), config=settings)
+        found.append(_renamed(measured, name))
+    return merge(*found)
+
+
+def _renamed(measured: Metrics, encoder: str) -> Metrics:
+    """The same figures under the name of another encoder; how many rows there were is said once."""
+    names = {
+        name: name.replace("fidelity.", f"fidelity.{encoder}.", 1) for name in measured.values if "rows" not in name
+    }
+    return Metrics(
+        values={new: measured.values[old] for old, new in names.items()},
+        intervals={names[old]: pair for old, pair in measured.intervals.items() if old in names},
+        missing=measured.missing,
+        declared=METRIC_NAMES,
+    )
+
+
+def measure_wins(
+    asked: Sequence[str], answers: Mapping[str, Sequence[str]], config: KnowledgeDistillationConfig, compute: Compute
+) -> Metrics:
+    """How often the professional model prefers the distilled model's answers; it sees each pair in both orders."""
+    if config.professional.url is not None:
+        return Metrics(
+            missing=("the comparison of answers: the professional model is served, and judges nothing there",)
+        )
+    judge = load_professional(config.professional, compute)
+    encoder = PairEncoder(judge.tokenizer, config.professional.template)
+    compared = compare_answers(
+        asked, answers["target"], answers["dp_only"], judge=preference_judge(judge, encoder, answer_tokens(judge))
+    )
+    return Metrics(
+        values={
+            "wins.target_over_dp_only": compared.rate,
+            "wins.undecided": compared.undecided,
+            "wins.pairs": float(len(asked)),
+        },
+        intervals={"wins.target_over_dp_only": compared.interval},
+        declared=METRIC_NAMES,
+    )
+
+
+def _answering(config: KnowledgeDistillationConfig, model: LoadedModel) -> KnowledgeDistillationConfig:
+    """Settings by which a model of ours answers: in its own template, within its context."""
+    context = int(getattr(model.model.config, "max_position_embeddings", 0) or 4096)
+    sampling = config.professional.sampling
+    room = min(sampling.max_new_tokens, context // 2)
+    own = config.professional.model_copy(
+        update={"template": config.template, "sampling": sampling.model_copy(update={"max_new_tokens": room})}
+    )
+    return config.model_copy(update={"professional": own})
+
+
+def _text(pair: Pair) -> str:
+    return f"{pair.instruction}\n{pair.response}"

@@ -1,0 +1,105 @@
+"""Which raw instructions are kept (paper, section 3.3): no near-copies, and only what belongs to the domain.
+
+Near-copies are told by sentence BLEU (sacrebleu) among the synthetic instructions and against public ones. The domain
+is judged by the professional model's probability of yes over yes and no, not by a search for words in what it writes.
+*Deviations*: the paper's comparison with the private instructions is left out, for it is no post-processing. The
+threshold is the probability that a request without content gets, unless a number is given: a model that leans to one
+answer leans there too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from sacrebleu.metrics import BLEU
+
+from understudy.errors import InputError
+from understudy.generation.instructions import Pair, PairEncoder
+from understudy.generation.scoring import Floats, preferences
+from understudy.methods.knowledge_distillation.config import KnowledgeDistillationConfig
+from understudy.models.loading import LoadedModel
+
+_YES = ("yes", "Yes", "YES", " yes", " Yes", " YES")
+_NO = ("no", "No", "NO", " no", " No", " NO")
+NEUTRAL = "N/A"
+
+
+def drop_near_copies(texts: Sequence[str], *, most: float, public: Sequence[str] = ()) -> list[int]:
+    """Places of the texts whose BLEU to every text kept before them, and to every public one, is at most `most`.
+
+    Args:
+        texts: in the order in which they were drawn.
+        most: 0 to 100.
+        public: texts to compare with too.
+    """
+    metric = BLEU(effective_order=True)
+    kept: list[int] = []
+    known = [(text, _words(text)) for text in public]
+    for place, text in enumerate(texts):
+        words = _words(text)
+        # Texts that share no word have BLEU 0.
+        if all(_bleu(metric, text, other) <= most for other, others in known if words & others):
+            kept.append(place)
+            known.append((text, words))
+    return kept
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.lower().split())
+
+
+def _bleu(metric: BLEU, text: str, reference: str) -> float:
+    return float(metric.sentence_score(text, [reference]).score)
+
+
+def judged(texts: Sequence[str], judge: LoadedModel, config: KnowledgeDistillationConfig) -> tuple[Floats, float]:
+    """The probability that each instruction belongs to the domain, and the least one that counts.
+
+    Args:
+        texts: instructions.
+        judge: the professional model, or the base where the professional one is served.
+        config: domain, threshold, template, batch.
+
+    Raises:
+        InputError: the judge cannot tell yes from no by their first tokens.
+    """
+    yes, no = answer_tokens(judge)
+    encoder = PairEncoder(judge.tokenizer, config.professional.template)
+    context = int(getattr(judge.model.config, "max_position_embeddings", 0) or 4096)
+    asked = [Pair(question(text, about=config.about)) for text in (*texts, NEUTRAL)]
+    ids, mask, _ = encoder.prompts(asked, max_length=context)
+    found = preferences(judge.model, (ids, mask), first=yes, second=no, batch_size=config.instructions.batch_size)
+    least = float(found[-1]) if config.filters.threshold == "neutral" else config.filters.threshold
+    return found[:-1], least
+
+
+def question(text: str, *, about: str) -> str:
+    """What the judge is asked."""
+    subject = f"a clear request about {about}" if about.strip() else "a clear request"
+    return f"Request: {text}\nIs this {subject}? Answer yes or no."
+
+
+def answer_tokens(judge: LoadedModel) -> tuple[list[int], list[int]]:
+    """First tokens of yes and of no, however they are written; those of both count for neither.
+
+    Raises:
+        InputError: one of them has no first token of its own.
+    """
+    found = []
+    for forms in (_YES, _NO):
+        encoded = (judge.tokenizer.encode(form, add_special_tokens=False, verbose=False) for form in forms)
+        found.append({ids[0] for ids in encoded if ids})
+    both = found[0] & found[1]
+    yes, no = (sorted(side - both) for side in found)
+    if not yes or not no:
+        raise InputError(
+            f"professional.model={judge.name}: its tokenizer gives yes and no the same first token, so it cannot "
+            "judge; use filters.judge=none or another model"
+        )
+    return yes, no
+
+
+def passed(probabilities: Floats, least: float) -> list[int]:
+    """Places of the instructions that are judged to belong to the domain."""
+    return [int(place) for place in np.flatnonzero(probabilities > least)]

@@ -1,0 +1,124 @@
+"""Knowledge distillation as the framework sees it: what it charges, says about itself, and expects to need."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from understudy.methods.knowledge_distillation.config import KnowledgeDistillationConfig
+from understudy.methods.knowledge_distillation.queries import queries_of, schedule_of
+from understudy.methods.method import Charging, Description, Method, Preparation, Promise, Protected, Reporting
+from understudy.privacy.queries import Queries
+from understudy.privacy.statement import FLOATING_POINT, TRAINING_FLOATS, Access, mechanism_facts
+from understudy.settings import settings
+
+if TYPE_CHECKING:
+    from understudy.models.loading import LoadedModel
+
+PAIRS = Protected("instructions", "example", "replace_special")
+
+
+def charged_settings(config: KnowledgeDistillationConfig) -> KnowledgeDistillationConfig:
+    """The settings that private pairs meet: model, seed set, template, adapter and training (ADR 0005).
+
+    Everything behind the adapter reads the adapter alone, so another professional model, other filters or more pairs
+    charge nothing.
+    """
+    plain = KnowledgeDistillationConfig(profile=config.profile)
+    met = {"profile", "model", "model_digest", "public_seed", "method", "template", "lora", "train", "seed"}
+    others = {name: getattr(plain, name) for name in type(config).model_fields if name not in met}
+    # The seed set is tuned on with these.
+    tune = plain.tune.model_copy(
+        update={"max_length": config.tune.max_length, "batch_size": config.tune.batch_size} if config.seed.pairs else {}
+    )
+    return config.model_copy(update={**others, "tune": tune})
+
+
+def resolve(config: KnowledgeDistillationConfig, _n: int) -> KnowledgeDistillationConfig:
+    """The digests of the public seed set and, where it is in this process, of the professional model."""
+    from understudy.methods.knowledge_distillation.base import seed_digest
+    from understudy.models.folders import folder_digest, model_folder
+
+    professional = config.professional
+    if settings().zone == "both" and professional.url is None and not professional.model_digest:
+        digest = folder_digest(model_folder(professional.model))
+        professional = professional.model_copy(update={"model_digest": digest})
+    seed = config.seed.model_copy(update={"digest": config.seed.digest or seed_digest(config)})
+    return config.model_copy(update={"professional": professional, "seed": seed})
+
+
+def check_model(config: KnowledgeDistillationConfig, _label_names: Sequence[str]) -> LoadedModel:
+    """Load the base model and refuse, before anything is charged, what would fail later.
+
+    Raises:
+        InputError: a model, public table or setting is wrong; a layer cannot give per-example gradients; the context is
+            too short for pairs, examples or answers; or the other zone's key is not known.
+    """
+    from understudy.methods.knowledge_distillation.checks import check
+
+    return check(config)
+
+
+def queries(config: KnowledgeDistillationConfig, *, n: int, epsilon: float, delta: float) -> Queries:
+    """`queries_of`, with earlier calibrations of the same public values reused."""
+    return queries_of(config, n=n, epsilon=epsilon, delta=delta, cache=settings().home / "calibrations")
+
+
+def describe(config: KnowledgeDistillationConfig, promise: Promise) -> Description:
+    """What the run says about itself; public values only."""
+    (query,) = promise.queries
+    professional = config.professional
+    served = (f"the endpoint {professional.url} sees released instructions",) if professional.url else ()
+    return Description(
+        mechanisms=(mechanism_facts(query, asks="sum of per-example gradients of the responses' loss"),),
+        contributions="One example is one pair of instruction and response. The gradient of its loss is clipped to the "
+        "stated norm; it adds at most that much to each noised sum.",
+        released=(
+            "the DP adapter, sealed for the server zone",
+            "any number of pairs written with it, with the professional model's responses",
+            "the adapter tuned on these pairs",
+            *served,
+        ),
+        accesses=(
+            Access(task="train", reads="the pairs", through="the mechanisms' Poisson sampling and Gaussian sums"),
+        ),
+        choices="Settings and defaults were fixed before the run; no checkpoint was chosen, the last one is used.",
+        declared_public={
+            "padded length in tokens": config.train.max_length,
+            "public examples": config.instructions.examples,
+            **({"what the pairs are about": config.about} if config.about else {}),
+            **({"public seed set": config.seed.pairs} if config.seed.pairs else {}),
+        },
+        dry_run={"steps": schedule_of(promise.queries).steps, "micro_batch": config.train.micro_batch},
+        evaluations=("evaluate-pairs",),
+        against="Everyone who sees only what is exported, and the server zone: both see the adapter and what follows "
+        "from it, never a pair.",
+        floating_point=FLOATING_POINT + TRAINING_FLOATS,
+    )
+
+
+def report_facts(config: KnowledgeDistillationConfig) -> dict[str, str]:
+    """What the report names of the settings."""
+    professional = config.professional
+    return {
+        "professional": f"{professional.served_name} at {professional.url}" if professional.url else professional.model,
+        "adapter": f"rank {config.lora.rank} on {config.lora.targets}",
+        "pairs ranked by": config.filters.rank,
+    }
+
+
+def estimate(config: KnowledgeDistillationConfig, promise: Promise) -> dict[str, Any]:
+    """Expected time: one micro-batch and a few tokens are timed on made-up pairs, and multiplied."""
+    from understudy.methods.knowledge_distillation.checks import expected_cost
+
+    return expected_cost(config, promise)
+
+
+METHOD = Method(
+    config=KnowledgeDistillationConfig,
+    charge=Charging(lambda _: PAIRS, settings=charged_settings, queries=queries, releases="model"),
+    preparation=Preparation(check_model, describe=describe, estimate=estimate, resolve=resolve),
+    report=Reporting(report_facts, sections="understudy.methods.knowledge_distillation.report:sections"),
+    flow="understudy.flows.knowledge_distillation:knowledge_distillation",
+    generate="understudy.methods.knowledge_distillation.more:further_rows",
+)

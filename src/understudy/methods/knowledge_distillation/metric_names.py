@@ -1,0 +1,59 @@
+"""The metrics that only knowledge distillation shows."""
+
+from __future__ import annotations
+
+from understudy.evaluation.names import MetricName
+
+MODELS = {"base": "the base model", "dp_only": "the DP model", "target": "the distilled model"}
+SETS = {"synthetic": "synthetic pairs", "prompt_only": "pairs made without private data", "real": "held-out real pairs"}
+
+METRIC_NAMES: tuple[MetricName, ...] = (
+    MetricName("responses.pairs", "Held-out pairs whose responses were scored", "rows", "context"),
+    *(
+        MetricName(
+            f"responses.{name}.loss",
+            f"Mean loss per token of held-out responses behind their instructions, by {words}",
+            "nats per token",
+            "lower" if name == "target" else "context",
+        )
+        for name, words in MODELS.items()
+    ),
+    *(
+        MetricName(
+            f"responses.target_minus_{name}.loss",
+            f"The same: {MODELS['target']} minus {MODELS[name]}, on the same pairs",
+            "nats per token",
+            "lower",
+        )
+        for name in ("base", "dp_only")
+    ),
+    *(
+        MetricName(f"ifd.{name}.{part}", f"IFD score by the DP model of {words}, {told}", "score", "context")
+        for name, words in SETS.items()
+        for part, told in (("mean", "mean"), ("q10", "10 % quantile"), ("q50", "median"), ("q90", "90 % quantile"))
+    ),
+    *(
+        MetricName(
+            f"fidelity.{encoder}.{measure}",
+            f"{shown} of pairs to held-out pairs, under {words}",
+            "score" if measure.startswith("mauve") else "distance",
+            better,
+        )
+        for encoder, words in (("states", "mean states of the base model"), ("tfidf", "TF-IDF with SVD"))
+        for measure, shown, better in (
+            ("mauve", "MAUVE", "higher"),
+            ("mauve_ceiling", "MAUVE of real pairs", "context"),
+            ("frechet", "Frechet distance", "lower"),
+            ("frechet_floor", "Frechet distance of real pairs", "context"),
+        )
+    ),
+    MetricName("wins.pairs", "Held-out instructions on which answers were compared", "rows", "context"),
+    MetricName(
+        "wins.target_over_dp_only",
+        "How often the judge prefers the distilled model's answer to the DP model's, in both orders; ties count half",
+        "share",
+        "higher",
+    ),
+    MetricName("wins.undecided", "Comparisons in which the judge's preference went with the order", "share", "lower"),
+    MetricName("crossing.bytes", "Size of the sealed adapter", "bytes", "lower"),
+)

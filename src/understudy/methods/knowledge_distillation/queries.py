@@ -1,0 +1,71 @@
+"""Everything that a run asks of the private pairs, fixed before the first of them is read; public values only."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from understudy.errors import InputError, UnderstudyError
+from understudy.methods.knowledge_distillation.config import KnowledgeDistillationConfig
+from understudy.privacy.accounting import calibrate_noise_multiplier
+from understudy.privacy.charged import Charged
+from understudy.privacy.dpsgd.training import DpSgdPlan, Stream
+from understudy.privacy.queries import Queries
+
+FINE_TUNING, RESPONSES = "fine-tuning", "responses"
+
+Asked = Charged[KnowledgeDistillationConfig, DpSgdPlan]
+
+
+def queries_of(
+    config: KnowledgeDistillationConfig, *, n: int, epsilon: float, delta: float, cache: Path | None = None
+) -> Queries:
+    """Calibrate the noise of the fine-tuning to (epsilon, delta), by PLD.
+
+    *Guarantee*: the queries together are (epsilon, delta)-DP (unit example, relation replace_special, n public).
+
+    Args:
+        config: batch, epochs, clip norm.
+        n: pairs of the source, null ones included; public.
+        epsilon: target; infinity gives zero noise.
+        delta: target.
+        cache: folder of earlier calibrations, or None.
+
+    Raises:
+        InputError: a value is out of range.
+    """
+    if n < 1:
+        raise InputError(f"n={n}: expected at least one pair")
+    noise = calibrate_noise_multiplier(lambda z: _plan(config, n, z).event, epsilon=epsilon, delta=delta, cache=cache)
+    return _plan(config, n, noise).queries
+
+
+def schedule_of(queries: Queries) -> DpSgdPlan:
+    """The training behind a list of queries, `schedule_of(plan.queries) == plan`.
+
+    Raises:
+        UnderstudyError: the list is not one of this method.
+    """
+    if len(queries) == 1:
+        (query,) = queries
+        plan = DpSgdPlan(
+            name=query.batch or FINE_TUNING,
+            n=query.units,
+            sampling_probability=query.sampling_probability,
+            steps=query.steps,
+            streams=(Stream(name=RESPONSES, l2_clip_norm=query.sensitivity, noise_multiplier=query.noise_multiplier),),
+        )
+        if plan.queries == queries:
+            return plan
+    raise UnderstudyError(f"expected the one query of a fine-tuning, found {len(queries)} others")
+
+
+def _plan(config: KnowledgeDistillationConfig, n: int, noise: float) -> DpSgdPlan:
+    probability = min(1.0, config.train.batch_size / n)
+    return DpSgdPlan(
+        name=FINE_TUNING,
+        n=n,
+        sampling_probability=probability,
+        steps=max(1, math.ceil(config.train.epochs / probability - 1e-9)),
+        streams=(Stream(name=RESPONSES, l2_clip_norm=config.train.l2_clip_norm, noise_multiplier=noise),),
+    )

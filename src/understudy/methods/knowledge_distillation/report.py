@@ -1,0 +1,69 @@
+"""What the report says of knowledge distillation; a section whose figures were not measured is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from understudy.evaluation.metrics import Metrics
+from understudy.methods.knowledge_distillation.metric_names import MODELS, SETS
+from understudy.reporting.text_formatting import number, percent
+from understudy.reporting.view import MethodSections, Section, Table, range_of
+
+
+def sections(metrics: Metrics, _statement: Mapping[str, Any]) -> MethodSections:
+    """The sections of a run, in the place of the accuracy of a classifier."""
+    found = (response_section(metrics), difficulty_section(metrics))
+    return MethodSections(first=tuple(section for section in found if section is not None))
+
+
+def response_section(metrics: Metrics) -> Section | None:
+    """How likely held-out responses are to each model, and whose answers the judge prefers."""
+    values = metrics.values
+    if "responses.target.loss" not in values:
+        return None
+    difference = "responses.target_minus_dp_only.loss"
+    between = range_of(metrics, difference, lambda loss: f"{loss:+.3f}")
+    lead = [
+        f"Held-out responses cost the distilled model {values['responses.target.loss']:.3f} nats per token, the DP "
+        f"model {values['responses.dp_only.loss']:.3f}.",
+        f"The difference is {values[difference]:+.3f}{between and f' ({between})'}; below 0 the distilled model is "
+        "better.",
+    ]
+    if "wins.target_over_dp_only" in values:
+        lead.append(
+            "The professional model prefers the distilled model's answer in "
+            f"{percent(values['wins.target_over_dp_only'])} of {number(values['wins.pairs'])} comparisons; in "
+            f"{percent(values['wins.undecided'])} its choice went with the order."
+        )
+    rows = tuple(
+        (words.capitalize(), f"{values[f'responses.{name}.loss']:.3f}")
+        for name, words in MODELS.items()
+        if f"responses.{name}.loss" in values
+    )
+    return Section(
+        "responses",
+        "Held-out responses",
+        tuple(lead),
+        table=Table(("model", "nats per token"), rows),
+        note="The responses were written by people or systems that took no part in training. Intervals are over pairs.",
+    )
+
+
+def difficulty_section(metrics: Metrics) -> Section | None:
+    """The distribution of IFD scores."""
+    values = metrics.values
+    rows = tuple(
+        (words.capitalize(), *(f"{values[f'ifd.{name}.{part}']:.2f}" for part in ("q10", "q50", "q90")))
+        for name, words in SETS.items()
+        if f"ifd.{name}.q50" in values
+    )
+    if not rows:
+        return None
+    return Section(
+        "ifd",
+        "Instruction-following difficulty",
+        ("A score below 1 says that the instruction makes its response more likely; the lower, the more.",),
+        table=Table(("pairs", "10 %", "median", "90 %"), rows),
+        note="Perplexity of the response behind its instruction over that of the response alone, by the DP model.",
+    )

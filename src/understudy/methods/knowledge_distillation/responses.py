@@ -1,0 +1,119 @@
+"""The professional model's responses (paper, section 3.3): in this process, batched, or from a served model.
+
+A served model sees released instructions only. Each of its answers is kept by its prompt as soon as it is there, so
+that a step that was killed asks for none twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from understudy.compute import ON_CPU, Compute
+from understudy.errors import InputError
+from understudy.generation.answers import Asking, asked_once
+from understudy.generation.instructions import Pair, PairEncoder, plain_text
+from understudy.generation.prompts import row_seeds
+from understudy.generation.sampling import sample
+from understudy.methods.knowledge_distillation.config import KnowledgeDistillationConfig, ProfessionalConfig
+from understudy.models.loading import LoadedModel, load_model
+from understudy.progress import Progress
+
+
+def load_professional(config: ProfessionalConfig, compute: Compute = ON_CPU) -> LoadedModel:
+    """The professional model of this process.
+
+    Raises:
+        InputError: it is unknown, or not the one that the run began with.
+    """
+    try:
+        return load_model(config.model, digest=config.model_digest, compute=compute)
+    except InputError as error:
+        raise InputError(f"professional.{error}") from None
+
+
+def write_responses(
+    instructions: Sequence[str],
+    model: LoadedModel,
+    config: KnowledgeDistillationConfig,
+    *,
+    progress: Progress | None = None,
+) -> list[str]:
+    """One response per instruction, by a model of this process; an empty one is an answer.
+
+    Args:
+        instructions: released.
+        model: the professional one, or any other to compare with.
+        config: template, sampling, batch and public seed.
+        progress: called with (responses, instructions).
+    """
+    settings = config.professional
+    encoder = PairEncoder(model.tokenizer, settings.template)
+    context = int(getattr(model.model.config, "max_position_embeddings", 0) or 4096)
+    ids, mask, _ = encoder.prompts(
+        [Pair(text) for text in instructions], max_length=context - settings.sampling.max_new_tokens
+    )
+    if not instructions:
+        return []
+    device = next(model.model.parameters()).device
+    drawn = sample(
+        model.model,
+        (ids.to(device), mask.to(device)),
+        config=settings.sampling,
+        seeds=_seeds(config, len(instructions)),
+        eos=encoder.end,
+        forbidden=[token for token in model.tokenizer.all_special_ids if token != encoder.end],
+        batch_size=config.instructions.batch_size,
+        progress=progress,
+    )
+    return [encoder.decode(tokens) for tokens in drawn]
+
+
+def request_responses(
+    instructions: Sequence[str],
+    config: KnowledgeDistillationConfig,
+    *,
+    kept: Path,
+    progress: Progress | None = None,
+) -> list[str]:
+    """One response per instruction from the endpoint.
+
+    Args:
+        instructions: released; the server sees them.
+        config: endpoint, sampling and public seed.
+        kept: folder of answers by prompt.
+        progress: called with (responses, instructions).
+
+    Raises:
+        InputError: the server refuses, or does not speak the protocol.
+        UnderstudyError: it does not answer.
+    """
+    settings = config.professional
+    asking = Asking(
+        url=settings.url,
+        model=settings.served_name,
+        timeout_seconds=settings.timeout_seconds,
+        per_minute=settings.requests_per_minute,
+    )
+    prompts = [plain_text(text) for text in instructions]
+    found = asked_once(
+        prompts, _seeds(config, len(prompts)), asking=asking, sampling=settings.sampling, kept=kept, progress=progress
+    )
+    return [text.strip() for text in found]
+
+
+def _seeds(config: KnowledgeDistillationConfig, count: int) -> list[int]:
+    return row_seeds(config.public_seed, range(count), purpose="distillation/responses")
+
+
+def check_context(model: LoadedModel, config: KnowledgeDistillationConfig) -> None:
+    """Refuse answers that leave no room for an instruction.
+
+    Raises:
+        InputError: naming the setting.
+    """
+    context = int(getattr(model.model.config, "max_position_embeddings", 0) or 4096)
+    PairEncoder(model.tokenizer, config.professional.template).check_width(
+        context - config.professional.sampling.max_new_tokens,
+        setting="professional: the context less professional.sampling.max_new_tokens",
+    )

@@ -1,0 +1,123 @@
+"""DP fine-tuning on the client's pairs (paper, section 3.2): a LoRA adapter by DP-SGD, loss on the responses.
+
+*Deviations*: Poisson batches divided by their public expectation and Adam on the noised sum, as in all DP-SGD here; a
+pair's loss is the mean over its own response, so that its weight does not depend on the others. Delta is 1/(n ln n),
+not 1/n.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from understudy.errors import InputError
+from understudy.generation.instructions import Pair, PairEncoder
+from understudy.generation.scoring import response_losses
+from understudy.methods.knowledge_distillation.base import targets_of
+from understudy.methods.knowledge_distillation.config import KnowledgeDistillationConfig
+from understudy.methods.knowledge_distillation.queries import RESPONSES, Asked
+from understudy.models.adapters import Adapter, take_adapter, wrap
+from understudy.models.loading import LoadedModel
+from understudy.models.lora import trainable_parameters
+from understudy.privacy.dpsgd.layers import rules_of
+from understudy.privacy.dpsgd.training import CheckpointSink, Objective, train
+from understudy.progress import Progress
+
+
+@dataclass(frozen=True)
+class PrivatePairs:
+    """The client's pairs; None is the null record."""
+
+    pairs: Sequence[Pair | None]
+
+    def __repr__(self) -> str:
+        """Says nothing of them."""
+        return "PrivatePairs(...)"
+
+
+def train_on_pairs(
+    private: PrivatePairs,
+    asked: Asked,
+    *,
+    base: LoadedModel,
+    checkpoint: CheckpointSink | None = None,
+    progress: Progress | None = None,
+) -> Adapter:
+    """Train an adapter on private pairs as charged.
+
+    *Guarantee*: that of the charge (`privacy.charged`); unit example, relation replace_special.
+
+    Args:
+        private: the pairs, null records included.
+        asked: what was charged.
+        base: the shared base model; changed in place.
+        checkpoint: keeps the training's state under the private root.
+        progress: called with (steps done, steps).
+
+    Raises:
+        InputError: the pairs are not as many as were charged.
+    """
+    config, plan = asked.config, asked.schedule
+    if len(private.pairs) != plan.n:
+        raise InputError(f"expected n={plan.n} pairs, as charged, found {len(private.pairs)}; null records count")
+    rows = PairEncoder(base.tokenizer, config.template).encode(private.pairs, max_length=config.train.max_length)
+    model = attach_adapter(base, config)
+    train(
+        model,
+        plan=plan,
+        objectives={RESPONSES: _objective(model, config)},
+        data={
+            "input_ids": rows.input_ids,
+            "attention_mask": rows.attention_mask,
+            "loss_mask": rows.loss_mask,
+            "valid": rows.valid,
+        },
+        mechanisms=asked.mechanisms,
+        micro_batch=config.train.micro_batch,
+        checkpoint=checkpoint,
+        progress=progress,
+    )
+    return take_adapter(model)
+
+
+def attach_adapter(base: LoadedModel, config: KnowledgeDistillationConfig) -> Any:
+    """The base model with a fresh adapter from the public seed."""
+    return wrap(
+        base.model,
+        rank=config.lora.rank,
+        alpha=config.lora.alpha,
+        seed=config.public_seed,
+        targets=targets_of(base.model, config.lora),
+    ).eval()
+
+
+def check_trainable(base: LoadedModel, config: KnowledgeDistillationConfig) -> None:
+    """Refuse before anything is charged what could not be trained.
+
+    Raises:
+        InputError: a layer cannot give per-example gradients (it is named), or pairs do not fit the context.
+    """
+    context = getattr(base.model.config, "max_position_embeddings", None)
+    for name, length in (("train.max_length", config.train.max_length), ("tune.max_length", config.tune.max_length)):
+        PairEncoder(base.tokenizer, config.template).check_width(length, setting=name)
+        if context is not None and length > context:
+            raise InputError(f"{name}={length}: the context of {base.name} holds {context} tokens; lower it")
+    model = attach_adapter(base, config)
+    for name, module in model.named_modules():
+        if any(parameter.requires_grad for parameter in module.parameters(recurse=False)):
+            rules_of(name, module)
+
+
+def _objective(model: nn.Module, config: KnowledgeDistillationConfig) -> Objective:
+    def loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+        return response_losses(model, batch)
+
+    return Objective(
+        loss,
+        trainable_parameters(model),
+        config.train.learning_rate,
+        "linear" if config.train.learning_rate_decay else "constant",
+    )

@@ -1,0 +1,255 @@
+"""The steps of knowledge distillation as tasks, in two zones.
+
+Client zone: train the adapter, send it, take the better one back, measure. Server zone: write pairs with it, have them
+answered, tune it. What goes from client to server is a sealed adapter and nothing else. At epsilon inf nothing may go
+to the server, so the same steps run in the client zone.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from understudy.artifacts.access import TABLE, VALUE, ArtifactRef, path_of, read_table, store_for, write_json
+from understudy.methods.knowledge_distillation.config import KnowledgeDistillationConfig
+from understudy.privacy import labels
+from understudy.runs.request import Profile
+from understudy.settings import private_directory, settings
+from understudy.tasks.charge_receipt import ChargeReceipt, open_mechanisms, write_released
+from understudy.tasks.engine.runtime import Zone, checkpoint_directory, compute, in_either_zone, progress, task
+
+
+@task(name="train")
+def train(rows: ArtifactRef, receipt: ChargeReceipt, config: KnowledgeDistillationConfig) -> ArtifactRef:
+    """DP fine-tuning: everything that the charge pays for. The adapter is sealed for this zone itself."""
+    from understudy.generation.instructions import pairs_of
+    from understudy.methods.knowledge_distillation import crossing
+    from understudy.methods.knowledge_distillation.base import shared_base
+    from understudy.methods.knowledge_distillation.queries import Asked, schedule_of
+    from understudy.methods.knowledge_distillation.train import PrivatePairs, train_on_pairs
+    from understudy.models.checkpoints import TrainingCheckpoint
+
+    adapter = train_on_pairs(
+        PrivatePairs(pairs_of(read_table(rows))),
+        Asked(config, schedule_of(receipt.queries), open_mechanisms(receipt)),
+        base=shared_base(config, compute()),
+        checkpoint=TrainingCheckpoint(checkpoint_directory(), every=config.train.checkpoint_every),
+        progress=progress,
+    )
+    with write_released(receipt, kind="adapter") as draft:
+        crossing.send(
+            adapter,
+            draft.path,
+            label=receipt.label,
+            charge=receipt.charge_id,
+            way="kept",
+            sender="client",
+            receiver=crossing.key_from(crossing.key_of("client")),
+            facts={"model_digest": config.model_digest},
+        )
+    return draft.ref
+
+
+@task(name="send")
+def send(adapter: ArtifactRef, charge: str, receiver: str, config: KnowledgeDistillationConfig) -> ArtifactRef:
+    """The adapter, sealed for the zone that works on.
+
+    Args:
+        adapter: of `train`.
+        charge: that paid for it.
+        receiver: public key of that zone.
+        config: the charged settings.
+    """
+    from understudy.methods.knowledge_distillation import crossing
+
+    label = labels.post_process(adapter.label)
+    with store_for(label).write(kind="bundle", label=label, parents=[adapter]) as draft:
+        crossing.send(
+            _kept(adapter, charge),
+            draft.path,
+            label=label,
+            charge=charge,
+            way="to-server",
+            sender="client",
+            receiver=crossing.key_from(receiver),
+            facts={"model_digest": config.model_digest},
+        )
+    return draft.ref
+
+
+@in_either_zone("write-pairs")
+def write_pairs(
+    bundle: ArtifactRef | None, charge: str, zone: Zone, config: KnowledgeDistillationConfig
+) -> ArtifactRef:
+    """Synthetic pairs: instructions of the DP model, filtered, answered by the professional one, ranked.
+
+    Args:
+        bundle: of `send`; None: pairs of the base model, to compare with.
+        charge: that paid for it.
+        zone: where this runs.
+        config: the run's settings.
+    """
+    import pyarrow.parquet as pq
+
+    from understudy.methods.knowledge_distillation.distil import dp_model, synthesise
+
+    adapter = None if bundle is None else _sent(bundle, charge, zone)
+    synthesis = synthesise(
+        dp_model(config, adapter, compute()),
+        config,
+        answers=private_directory(settings().private_root / "endpoint-answers"),
+        compute=compute(),
+        progress=progress,
+    )
+    label = labels.public() if bundle is None else labels.post_process(bundle.label)
+    kind = "prompt-only" if bundle is None else "synthetic"
+    with store_for(label).write(kind=kind, label=label, parents=[] if bundle is None else [bundle]) as draft:
+        pq.write_table(synthesis.table.combine_chunks(), draft.path / TABLE, compression="zstd")
+        (draft.path / VALUE).write_text(json.dumps(synthesis.facts, sort_keys=True) + "\n")
+    return draft.ref
+
+
+@in_either_zone("improve")
+def improve(
+    bundle: ArtifactRef,
+    pairs: ArtifactRef,
+    charge: str,
+    zone: Zone,
+    receiver: str,
+    config: KnowledgeDistillationConfig,
+) -> ArtifactRef:
+    """The adapter tuned on the pairs without noise, sealed for the client zone.
+
+    Args:
+        bundle: of `send`.
+        pairs: of `write_pairs`.
+        charge: that paid for it.
+        zone: where this runs.
+        receiver: public key of the client zone.
+        config: the run's settings.
+    """
+    from understudy.methods.knowledge_distillation import crossing, distil
+    from understudy.methods.knowledge_distillation.base import shared_base
+    from understudy.models.checkpoints import TrainingCheckpoint
+
+    adapter = distil.improve(
+        shared_base(config, compute()),
+        _sent(bundle, charge, zone),
+        _pairs(pairs),
+        config,
+        checkpoint=TrainingCheckpoint(checkpoint_directory(), every=config.tune.checkpoint_every),
+        progress=progress,
+    )
+    label = labels.post_process(labels.join(bundle.label, pairs.label))
+    with store_for(label).write(kind="bundle", label=label, parents=[bundle, pairs]) as draft:
+        crossing.send(
+            adapter,
+            draft.path,
+            label=label,
+            charge=charge,
+            way="to-client",
+            sender=zone,
+            receiver=crossing.key_from(receiver),
+            facts={"model_digest": config.model_digest},
+        )
+    return draft.ref
+
+
+@task(name="publish")
+def publish(bundle: ArtifactRef, charge: str, sender: Zone, config: KnowledgeDistillationConfig) -> ArtifactRef:
+    """The better adapter, opened and merged: a model that transformers alone can load."""
+    from understudy.methods.knowledge_distillation.distil import dp_model
+    from understudy.models.checkpoints import export_model
+
+    model = dp_model(config, _returned(bundle, charge, sender), compute().in_float32)
+    label = labels.post_process(bundle.label)
+    with store_for(label).write(kind="model", label=label, parents=[bundle]) as draft:
+        export_model(model.model, model.tokenizer, draft.path)
+    return draft.ref
+
+
+class EvaluationRefs(BaseModel):
+    """What a finished run is judged by."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    synthetic: ArtifactRef
+    prompt_only: ArtifactRef
+    train: ArtifactRef
+    test: ArtifactRef
+    adapter: ArtifactRef
+    bundle: ArtifactRef
+
+
+@task(name="evaluate-pairs")
+def evaluate_pairs(
+    inputs: EvaluationRefs, charge: str, sender: Zone, config: KnowledgeDistillationConfig, profile: Profile
+) -> ArtifactRef:
+    """Measure the pairs and the models; the figures read private pairs and are private."""
+    from understudy.evaluation.encoder import embed, load_encoder
+    from understudy.methods.knowledge_distillation.distil import dp_model
+    from understudy.methods.knowledge_distillation.evaluation import EvaluationInputs, evaluate_run
+
+    cache = private_directory(settings().private_root / "embeddings")
+    kept, returned = _kept(inputs.adapter, charge), _returned(inputs.bundle, charge, sender)
+    adapters = {"base": None, "dp_only": kept, "target": returned}
+    metrics = evaluate_run(
+        EvaluationInputs(
+            synthetic=_pairs(inputs.synthetic),
+            prompt_only=_pairs(inputs.prompt_only),
+            train=_pairs(inputs.train),
+            test=_pairs(inputs.test),
+            models={name: partial(dp_model, config, adapter, compute()) for name, adapter in adapters.items()},
+            sent_bytes=_size(path_of(inputs.bundle)),
+        ),
+        config=config,
+        profile=profile,
+        embedder=partial(embed, encoder=load_encoder(device=compute().device), cache=cache),
+        compute=compute(),
+        progress=progress,
+    )
+    refs = [inputs.synthetic, inputs.prompt_only, inputs.train, inputs.test, inputs.adapter, inputs.bundle]
+    sources = labels.join(*(ref.label for ref in refs)).sources
+    return write_json(metrics.model_dump(mode="json"), kind="metrics", label=labels.private(*sources), parents=refs)
+
+
+def _kept(adapter: ArtifactRef, charge: str) -> Any:
+    """The adapter as the client zone keeps it."""
+    from understudy.methods.knowledge_distillation import crossing
+
+    return crossing.receive(
+        path_of(adapter), label=adapter.label, charge=charge, way="kept", sender="client", receiver="client"
+    )
+
+
+def _sent(bundle: ArtifactRef, charge: str, zone: Zone) -> Any:
+    """The adapter as the working zone receives it."""
+    from understudy.methods.knowledge_distillation import crossing
+
+    return crossing.receive(
+        path_of(bundle), label=bundle.label, charge=charge, way="to-server", sender="client", receiver=zone
+    )
+
+
+def _returned(bundle: ArtifactRef, charge: str, sender: Zone) -> Any:
+    """The adapter as it came back."""
+    from understudy.methods.knowledge_distillation import crossing
+
+    return crossing.receive(
+        path_of(bundle), label=bundle.label, charge=charge, way="to-client", sender=sender, receiver="client"
+    )
+
+
+def _pairs(ref: ArtifactRef) -> list[Any]:
+    """The pairs of a stored table, null records left out."""
+    from understudy.generation.instructions import pairs_of
+
+    return [pair for pair in pairs_of(read_table(ref)) if pair is not None]
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir())
