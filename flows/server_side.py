@@ -116,14 +116,22 @@ class ServerSide(Generic[S]):
         message = self._answer_to(order, step)
         return came_back(verified(message, order), step)
 
+    def read(self, order: Signed) -> S:
+        """The step that was ordered.
+
+        Raises:
+            ZoneError: the client zone did not sign the order.
+        """
+        public_key("client").verify(order.signature, order.content.encode(), purpose=_ORDER)
+        return self.steps.validate_json(order.content)
+
     def answer(self, order: Signed) -> State[None]:
         """Take an ordered step in the server zone; the state's message is the signed reference to what it made.
 
         Raises:
             ZoneError: the client zone did not sign the order.
         """
-        public_key("client").verify(order.signature, order.content.encode(), purpose=_ORDER)
-        step = self.steps.validate_json(order.content)
+        step = self.read(order)
         key = hashlib.sha256(order.content.encode()).hexdigest()
         with beating(), parent_run(key, self.name, parameters={"step": step}, zone="server"):
             made = self.take(step, "server")

@@ -18,13 +18,19 @@ def digests(out: Path) -> dict[str, str]:
 def reserve(request: RunRequest, method: str) -> None:
     """Charge a run and compute nothing: every copy of the home then draws the same noise."""
     from understudy.runs.registration import registered
-    from understudy.tasks import conditional_generation, gradient_matching, preference_optimization
+    from understudy.tasks import (
+        conditional_generation,
+        gradient_matching,
+        knowledge_distillation,
+        preference_optimization,
+    )
     from understudy.tasks.charging import charge, environment_digest
     from understudy.tasks.engine.runtime import code_digest
 
     code = {
         "conditional-generation": lambda: [code_digest(conditional_generation.train.fn)],
         "gradient-matching": lambda: [code_digest(gradient_matching.release.fn)],
+        "knowledge-distillation": lambda: [code_digest(knowledge_distillation.train.fn)],
         "preference-optimization": lambda: preference_optimization.charged_code("server"),
     }
     charge.fn(registered(request, method), code=environment_digest(*code[method]()), accept_new=False)

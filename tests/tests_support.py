@@ -26,6 +26,26 @@ SMALL_ROUND = (
     "preferences.epochs=1",
 )
 
+# A run of knowledge distillation of a few seconds on a random model of 128 positions.
+SMALL_DISTILLATION = (
+    "lora.rank=2",
+    "train.max_length=56",
+    "train.batch_size=20",
+    "train.epochs=2",
+    "train.checkpoint_every=1",
+    "instructions.shots=1",
+    "instructions.sampling.max_new_tokens=8",
+    "instructions.least_words=1",
+    "filters.judge=none",
+    "professional.sampling.max_new_tokens=8",
+    "tune.steps=3",
+    "tune.batch_size=2",
+    "tune.max_length=56",
+    "tune.checkpoint_every=1",
+    "measure.most_pairs=4",
+    "measure.win_pairs=1",
+)
+
 # A run of a few seconds on the random model.
 SMALL = (
     "lora.rank=2",
@@ -54,7 +74,7 @@ SENTIMENT_WORDS = partial(
 )
 
 
-def write_random_model(folder: Path) -> Path:
+def write_random_model(folder: Path, *, positions: int = 64) -> Path:
     """Save a GPT-2 of two layers, 16 wide, random weights, with the tokenizer of the shipped tiny-gpt2."""
     tokenizer = load_model("tiny-gpt2").tokenizer
     config = GPT2Config(
@@ -62,7 +82,7 @@ def write_random_model(folder: Path) -> Path:
         n_embd=16,
         n_layer=2,
         n_head=2,
-        n_positions=64,
+        n_positions=positions,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,

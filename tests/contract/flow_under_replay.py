@@ -35,6 +35,7 @@ from understudy.errors import UnderstudyError
 from understudy.evaluation import encoder, measure
 from understudy.evaluation.metrics import Metrics
 from understudy.methods.gradient_matching import evaluation as matching_evaluation
+from understudy.methods.knowledge_distillation import evaluation as distillation_evaluation
 from understudy.methods.preference_optimization import evaluation
 from understudy.privacy.ledger import ledger, stored_secrets
 from understudy.privacy.ledger.ledger import Ledger
@@ -197,6 +198,7 @@ class FlowRun:
         patch.setenv("UNDERSTUDY_EXCHANGE", str(root / "exchange"))
         patch.setenv("UNDERSTUDY_MLFLOW_URI", f"sqlite:///{self._tracking()}")
         patch.setenv("UNDERSTUDY_SECRET", "s" * 64)
+        patch.setenv("UNDERSTUDY_ZONE_KEY", "z" * 64)
         patch.setenv("TMPDIR", str(root / "tmp"))
         patch.setattr(tempfile, "tempdir", None)
         patch.chdir(root / "cwd")
@@ -231,6 +233,7 @@ def without_evaluation(patch: pytest.MonkeyPatch) -> None:
         (measure, "evaluate_synthetic"),
         (matching_evaluation, "measure_matching"),
         (evaluation, "evaluate_run"),
+        (distillation_evaluation, "evaluate_run"),
     ):
         patch.setattr(module, name, lambda *_, **__: Metrics())
     patch.setattr(export_task, "build_report", lambda folder, **_: (folder / "report.html").write_text(""))

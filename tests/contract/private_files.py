@@ -63,6 +63,34 @@ def unrelated_clients() -> pa.Table:
     return pa.table({"client_id": [f"client {client}" for client in range(CLIENTS)], "text": texts})
 
 
+def pairs(slot: int = SLOT, pair: tuple[str | None, str | None] | None = None) -> pa.Table:
+    """Instructions with responses, of which one row may be changed."""
+    rows = [(f"tell me of {text_of(i, words=3 + i % 4)}", text_of(i + 7, words=3 + i * 5 % 9)) for i in range(ROWS)]
+    if pair is not None:
+        rows[slot] = pair
+    asked, answered = zip(*rows, strict=True)
+    return pa.table({"instruction": pa.array(asked, pa.string()), "response": pa.array(answered, pa.string())})
+
+
+def without_pair(slot: int = SLOT) -> pa.Table:
+    """The null record in a slot."""
+    return pairs(slot, (None, None))
+
+
+def pair_of(kind: str, slot: int = SLOT) -> pa.Table:
+    """A file whose pair in the slot is of some kind."""
+    return {
+        "plain": lambda: pairs(slot),
+        "long response": lambda: pairs(slot, ("say it", "zzyzx " * 400)),
+        "long instruction": lambda: pairs(slot, ("zzyzx " * 400, "so be it")),
+        "end of turn": lambda: pairs(slot, ("stop <|endoftext|>", "<|endoftext|><|endoftext|> go on")),
+        "one letter": lambda: pairs(slot, ("a", "b")),
+    }[kind]()
+
+
+PAIR_KINDS = ("plain", "long response", "long instruction", "end of turn", "one letter")
+
+
 CLIENT_KINDS = ("plain", "extreme", "repeated")
 
 

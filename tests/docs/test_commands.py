@@ -41,6 +41,14 @@ FEWER = {
         "matching.inner_steps=1",
         "matching.swap_sweeps=1",
     ),
+    "knowledge-distillation": (
+        "train.epochs=0.2",
+        "instructions.sampling.max_new_tokens=8",
+        "professional.sampling.max_new_tokens=8",
+        "tune.steps=2",
+        "measure.most_pairs=4",
+        "measure.win_pairs=1",
+    ),
     "preference-optimization": (
         "rounds=1",
         "candidates.prompts=4",

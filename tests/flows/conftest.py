@@ -40,6 +40,20 @@ def random_model_folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def wide_model_folder(tmp_path_factory):
+    """A random model with room for pairs in their template."""
+    return write_random_model(tmp_path_factory.mktemp("model") / "wide", positions=128)
+
+
+@pytest.fixture(scope="session")
+def private_pairs():
+    """Pairs with words that occur nowhere else."""
+    asked = [f"patient zq{i}x asks doctor vw{i * 7}k on ward {i % 9} about the ailment number {i}" for i in range(40)]
+    answered = [f"tell zq{i}x to rest for {i} days and to call ward {i % 9} if vw{i * 7}k is away" for i in range(40)]
+    return pa.table({"instruction": asked, "response": answered})
+
+
+@pytest.fixture(scope="session")
 def small_matching():
     return SMALL_MATCHING
 
@@ -168,10 +182,11 @@ def find_leaks():
 
     Gives (place, beginning of what was found there) of each leak.
     """
+    from understudy.data.columns import text_columns
     from understudy.data.tables import row_digests
 
     def find(rows: pa.Table, *, home: Path, export: Path, said: dict[str, str]) -> list[tuple[str, bytes]]:
-        texts = rows["text"].to_pylist()
+        texts = [text for name in text_columns(rows) for text in rows[name].to_pylist()]
         grams = {" ".join(words[i : i + 8]) for words in map(str.split, texts) for i in range(len(words) - 7)}
         digests = {digest.hex() for digest in row_digests(rows)}
         needles = [text.encode() for text in (*texts, *grams, *digests)]
@@ -181,11 +196,13 @@ def find_leaks():
             for path in sorted(p for p in root.rglob("*") if p.is_file() and not p.is_relative_to(private)):
                 places[str(path)] = path.read_bytes() if path.name != "synthetic.parquet" else b""
         synthetic = pq.read_table(export / "synthetic.parquet")
-        places["synthetic.parquet"] = "\n".join(synthetic["text"].to_pylist()).encode()
+        made = [text for name in text_columns(synthetic) for text in synthetic[name].to_pylist()]
+        places["synthetic.parquet"] = "\n".join(made).encode()
         assert {"ledger.db", "mlflow.db", "statement.json"} <= {Path(name).name for name in places}
         assert len(places["prefect"]) > 1000
         # The search itself can find: the rows do lie in the private root.
-        kept = [text for p in private.rglob("table.parquet") for text in pq.read_table(p)["text"].to_pylist()]
+        tables = [pq.read_table(path) for path in private.rglob("table.parquet")]
+        kept = [text for table in tables for name in text_columns(table) for text in table[name].to_pylist()]
         assert set(needles) & {text.encode() for text in kept if text is not None}
         return [(name, needle[:30]) for name, content in places.items() for needle in needles if needle in content]
 

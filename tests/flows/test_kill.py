@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from homes import kill, start_command
 from kill_and_resume import digests, reserve
-from tests_support import SMALL
+from tests_support import SMALL, SMALL_DISTILLATION
 
 from understudy.privacy.ledger.ledger import Ledger
 from understudy.runs.request import Budget, RunRequest
@@ -30,6 +30,7 @@ class Command:
     model: Path
     data: Path
     settings: tuple[str, ...]
+    labels: dict[str, str] | None
 
     def words(self, out: Path) -> list[str]:
         options = {
@@ -38,10 +39,11 @@ class Command:
             "epsilon": 3,
             "budget": "8,0.015",
             "model": self.model,
-            "label-names": "bad=bad,good=good",
             "samples": 12,
             "out": out,
         }
+        if self.labels:
+            options["label-names"] = ",".join(f"{value}={name}" for value, name in self.labels.items())
         said = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
         return ["run", self.method, *said, *(word for setting in self.settings for word in ("--set", setting))]
 
@@ -53,20 +55,25 @@ class Command:
             epsilon=3.0,
             budget=Budget(epsilon=8, delta=0.015),
             model=str(self.model),
-            label_names={"bad": "bad", "good": "good"},
+            label_names=self.labels,
             samples=12,
             overrides=self.settings,
         )
 
 
 @pytest.fixture(scope="module")
-def command_of(tmp_path_factory, private_rows, random_model_folder, small_matching):
-    rows = tmp_path_factory.mktemp("rows") / "rows.parquet"
-    pq.write_table(private_rows, rows)
+def command_of(tmp_path_factory, private_rows, private_pairs, random_model_folder, wide_model_folder, small_matching):
+    folder = tmp_path_factory.mktemp("rows")
+    pq.write_table(private_rows, folder / "rows.parquet")
+    pq.write_table(private_pairs, folder / "pairs.parquet")
     settings = {"conditional-generation": SMALL, "gradient-matching": small_matching}
+    distillation = (*SMALL_DISTILLATION, f"professional.model={wide_model_folder}")
 
     def make(method: str, *more: str) -> Command:
-        return Command(method, random_model_folder, rows, (*settings[method], *more))
+        if method == "knowledge-distillation":
+            return Command(method, wide_model_folder, folder / "pairs.parquet", (*distillation, *more), None)
+        labels = {"bad": "bad", "good": "good"}
+        return Command(method, random_model_folder, folder / "rows.parquet", (*settings[method], *more), labels)
 
     return make
 
@@ -151,9 +158,28 @@ def test_a_killed_run_ends_in_the_same_bytes(prefect_server, empty_prefect_datab
     assert digests(tmp_path / "killed-out") == expected
 
 
+def test_a_run_killed_between_the_zones_ends_in_the_same_bytes(prefect_server, tmp_path, command_of, in_home):
+    """Killed once the adapter is sealed: the server's part is done by the repeated command, with the same bundle."""
+    command = command_of("knowledge-distillation")
+    calm, killed = charged_twice(command, tmp_path, in_home)
+    process = start_command(command.words(tmp_path / "killed-out"), killed)
+    while not sealed_adapters(killed):
+        assert process.poll() is None, process.communicate()[1][-3000:]
+        time.sleep(0.02)
+    kill(process)
+    assert not (tmp_path / "killed-out").exists()
+
+    for home in (calm, killed):
+        finish_here(command, home, tmp_path / f"{home.name}-out", in_home)
+    assert sealed_adapters(killed) == sealed_adapters(calm)
+    expected = digests(tmp_path / "calm-out")
+    assert {"export/synthetic.parquet", "export/model/model.safetensors"} <= expected.keys()
+    assert digests(tmp_path / "killed-out") == expected
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(5400)
-@pytest.mark.parametrize("method", ["conditional-generation", "gradient-matching"])
+@pytest.mark.parametrize("method", ["conditional-generation", "gradient-matching", "knowledge-distillation"])
 def test_twenty_kills_at_random_moments(method, tmp_path, command_of, in_home):
     # Not in the first tenth, in which Python only imports.
     drawn = random.Random(0)
@@ -216,6 +242,12 @@ def finish_here(command: Command, home: Path, out: Path, in_home) -> None:
 def trained_models(home: Path) -> set[str]:
     """Ids of the released models that are whole."""
     found = (path.parent for path in (home / "exchange").glob("[0-9a-f]*/model.safetensors"))
+    return {folder.name for folder in found if (folder / "manifest.json").is_file()}
+
+
+def sealed_adapters(home: Path) -> set[str]:
+    """Ids of the bundles and sealed adapters that are whole."""
+    found = (path.parent for path in (home / "exchange").glob("[0-9a-f]*/payload.bin"))
     return {folder.name for folder in found if (folder / "manifest.json").is_file()}
 
 

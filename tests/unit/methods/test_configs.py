@@ -19,6 +19,7 @@ GIVEN = {
         "filter": {"examples": {"a": ["one", "two"]}},
     },
     "trajectory-matching": {"carrier": "public", "distil": {"tokens": 5}, "tuning": {"transfer": "tiny-gpt2"}},
+    "knowledge-distillation": {"filters": {"threshold": 0.5}, "lora": {"targets": ["q_proj"]}},
     "preference-optimization": {"rounds": 3, "scoring": {"aggregation": "masked"}},
 }
 
@@ -72,6 +73,7 @@ WRONG = {
         "length=65": "max_length",
         "length=mean": "length",
     },
+    "knowledge-distillation": {"tune.step=3": "tune.step", "instructions.draws=0.5": "instructions.draws"},
     "preference-optimization": {"candidates.prompt=3": "candidates.prompt", "rounds=0": "rounds"},
 }
 

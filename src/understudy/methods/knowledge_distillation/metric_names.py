@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from understudy.evaluation.names import MetricName
+from understudy.evaluation.names import Better, MetricName
 
 MODELS = {"base": "the base model", "dp_only": "the DP model", "target": "the distilled model"}
 SETS = {"synthetic": "synthetic pairs", "prompt_only": "pairs made without private data", "real": "held-out real pairs"}
+
+_MEASURES: tuple[tuple[str, str, Better], ...] = (
+    ("mauve", "MAUVE", "higher"),
+    ("mauve_ceiling", "MAUVE of real pairs", "context"),
+    ("frechet", "Frechet distance", "lower"),
+    ("frechet_floor", "Frechet distance of real pairs", "context"),
+)
 
 METRIC_NAMES: tuple[MetricName, ...] = (
     MetricName("responses.pairs", "Held-out pairs whose responses were scored", "rows", "context"),
@@ -40,12 +47,7 @@ METRIC_NAMES: tuple[MetricName, ...] = (
             better,
         )
         for encoder, words in (("states", "mean states of the base model"), ("tfidf", "TF-IDF with SVD"))
-        for measure, shown, better in (
-            ("mauve", "MAUVE", "higher"),
-            ("mauve_ceiling", "MAUVE of real pairs", "context"),
-            ("frechet", "Frechet distance", "lower"),
-            ("frechet_floor", "Frechet distance of real pairs", "context"),
-        )
+        for measure, shown, better in _MEASURES
     ),
     MetricName("wins.pairs", "Held-out instructions on which answers were compared", "rows", "context"),
     MetricName(

@@ -1,0 +1,148 @@
+"""Synthetic pairs without a professional model: what KnowledgeSG compares itself with, as one parametrised way.
+
+Paper: KnowledgeSG, section 4.1. A way says which model generates, whether request and answer are written in one step or
+in two, and whether real pairs are shown as examples. Real pairs in a prompt make the result `private`, whatever the
+model: the prompt is read outside of any mechanism.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import Field
+
+from understudy.frozen import Frozen
+from understudy.generation import self_instruct
+from understudy.generation.config import SamplingConfig
+from understudy.generation.instructions import Pair, PairEncoder
+from understudy.generation.prompts import row_seeds
+from understudy.generation.sampling import sample
+from understudy.models.loading import LoadedModel
+from understudy.privacy import labels
+from understudy.privacy.labels import Label
+
+
+@dataclass(frozen=True)
+class Way:
+    """How pairs are made.
+
+    Attributes:
+        generator: the public base model, or the one that was tuned with DP.
+        steps: 1: request and answer together; 2: requests first, answers of the same model later.
+        shots: whose pairs are shown as examples.
+    """
+
+    generator: Literal["base", "dp"]
+    steps: Literal[1, 2]
+    shots: Literal["public", "private"]
+
+
+WAYS: Mapping[str, Way] = {
+    "icl": Way("base", 1, "private"),
+    "self_instruct": Way("base", 2, "public"),
+    "self_instruct_icl": Way("base", 2, "private"),
+    "dp_gene": Way("dp", 1, "public"),
+    "dp_instruct": Way("dp", 2, "public"),
+    "dp_instruct_icl": Way("dp", 2, "private"),
+}
+
+
+class Making(Frozen):
+    """What all ways have in common; public.
+
+    Attributes:
+        count: pairs to be drawn.
+        shots: most examples in a prompt.
+        about: what the pairs are about, in public words.
+        requests: how requests, or whole pairs, are drawn.
+        answers: how answers are drawn in the second step.
+        public_seed: of all choices and draws.
+        batch_size: rows in flight; speed only.
+    """
+
+    count: int
+    shots: int = 3
+    about: str = ""
+    requests: SamplingConfig = Field(
+        default_factory=lambda: SamplingConfig(max_new_tokens=48, temperature=0.7, top_p=1.0)
+    )
+    answers: SamplingConfig = Field(default_factory=lambda: SamplingConfig(max_new_tokens=64, temperature=0.7))
+    public_seed: int = 0
+    batch_size: int = 32
+
+
+def label_of(way: Way, generator: Label, *, source: str) -> Label:
+    """The label of pairs made in a way: private where real pairs stood in a prompt, else that of the generator.
+
+    Args:
+        way: which.
+        generator: label of the model that generates.
+        source: whose pairs the real ones are.
+    """
+    return labels.private(source) if way.shots == "private" else labels.post_process(generator)
+
+
+def make_pairs(way: Way, model: LoadedModel, examples: Sequence[Pair], making: Making) -> list[Pair]:
+    """Pairs made in a way; drawn ones that are no pair are left out, so there may be fewer than `making.count`.
+
+    Args:
+        way: steps; the model is the caller's choice.
+        model: generates.
+        examples: shown in prompts, public or private as the way says.
+        making: how many, and how.
+
+    Raises:
+        InputError: not even one example fits the model's context.
+    """
+    written = self_instruct.continue_prompts(
+        model,
+        _prompts(way, model, examples, making),
+        sampling=making.requests,
+        public_seed=making.public_seed,
+        purpose="baseline/requests",
+        batch_size=making.batch_size,
+    )
+    if way.steps == 1:
+        return [pair for text in written if (pair := self_instruct.first_pair(text)) is not None]
+    requests = [text for text in map(self_instruct.first_entry, written) if text]
+    answers = _answers(model, requests, making)
+    return [Pair(*both) for both in zip(requests, answers, strict=True) if both[1]]
+
+
+def _prompts(way: Way, model: LoadedModel, examples: Sequence[Pair], making: Making) -> list[list[int]]:
+    def write(chosen: Sequence[int]) -> str:
+        shown = [examples[place] for place in chosen]
+        if way.steps == 1:
+            return self_instruct.pair_prompt(shown, about=making.about)
+        return self_instruct.list_prompt([pair.instruction for pair in shown], about=making.about)
+
+    return self_instruct.few_shot_prompts(
+        model,
+        write,
+        examples=len(examples),
+        shots=making.shots,
+        count=making.count,
+        room=self_instruct.context_of(model) - making.requests.max_new_tokens,
+        seed=row_seeds(making.public_seed, [0], purpose="baseline/examples")[0],
+    )
+
+
+def _answers(model: LoadedModel, requests: Sequence[str], making: Making) -> list[str]:
+    if not requests:
+        return []
+    encoder = PairEncoder(model.tokenizer)
+    room = min(self_instruct.context_of(model), 4096) - making.answers.max_new_tokens
+    ids, mask, _ = encoder.prompts([Pair(text) for text in requests], max_length=room)
+    device = next(model.model.parameters()).device
+    drawn = sample(
+        model.model,
+        (ids.to(device), mask.to(device)),
+        config=making.answers,
+        seeds=row_seeds(making.public_seed, range(len(requests)), purpose="baseline/answers"),
+        eos=encoder.end,
+        forbidden=[token for token in model.tokenizer.all_special_ids if token != encoder.end],
+        batch_size=making.batch_size,
+    )
+    return [encoder.decode(tokens) for tokens in drawn]

@@ -1,0 +1,148 @@
+"""Instructions, or whole pairs, by continuing a list of examples (Self-Instruct, Wang et al. 2022, in our words).
+
+Two steps write instructions first, as entries of a numbered list, and have them answered later; one step writes request
+and answer together. What the examples are, public or private, is the caller's affair, and so is the label of what comes
+out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+import torch
+
+from understudy.errors import InputError
+from understudy.generation.config import SamplingConfig
+from understudy.generation.instructions import Pair, PairEncoder
+from understudy.generation.prompts import row_seeds, special_ids
+from understudy.generation.sampling import sample
+from understudy.models.loading import LoadedModel
+from understudy.progress import Progress
+
+_NUMBERED = re.compile(r"\s*\b\d{1,3}[.)]\s")
+_REQUEST, _ANSWER = "Request:", "Answer:"
+
+
+def first_entry(text: str) -> str:
+    """The first entry of a continued list.
+
+    >>> first_entry(" Why is the sky blue? 5. Name a bird.")
+    'Why is the sky blue?'
+    """
+    return " ".join(_NUMBERED.split(text.strip().partition("\n")[0])[0].split())
+
+
+def first_pair(text: str) -> Pair | None:
+    """The first request with its answer in a continued list of pairs; None where one of them is missing.
+
+    >>> first_pair(" Name a bird. Answer: A wren. Request: Name a fish.")
+    Pair(instruction='Name a bird.', response='A wren.', system='')
+    """
+    request, _, rest = text.partition(_ANSWER)
+    answer = rest.partition(_REQUEST)[0]
+    pair = Pair(" ".join(request.split()), " ".join(answer.split()))
+    return pair if pair.instruction and pair.response else None
+
+
+def list_prompt(examples: Sequence[str], *, about: str) -> str:
+    """A list of instructions to be continued."""
+    lines = [f"{number}. {example}" for number, example in enumerate(examples, 1)]
+    return "\n".join([f"Requests of people to an assistant{_subject(about)}:", *lines, f"{len(lines) + 1}."])
+
+
+def pair_prompt(examples: Sequence[Pair], *, about: str) -> str:
+    """A list of pairs to be continued."""
+    lines = [f"{_REQUEST} {pair.instruction}\n{_ANSWER} {pair.response}\n" for pair in examples]
+    return "\n".join([f"Requests of people to an assistant{_subject(about)}, with answers.\n", *lines, _REQUEST])
+
+
+def few_shot_prompts(
+    model: LoadedModel,
+    write: Callable[[Sequence[int]], str],
+    *,
+    examples: int,
+    shots: int,
+    count: int,
+    room: int,
+    seed: int,
+) -> list[list[int]]:
+    """Token ids of `count` prompts, each with examples of its own choice, as many as fit.
+
+    Args:
+        model: gives the tokenizer.
+        write: numbers of examples -> the prompt's text.
+        examples: how many there are to choose from.
+        shots: most examples in one prompt.
+        count: prompts wanted.
+        room: most tokens of a prompt.
+        seed: of the choice; public.
+
+    Raises:
+        InputError: not even one example fits.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    bos, _, _ = special_ids(model.tokenizer)
+    prompts = []
+    for _ in range(count):
+        chosen = torch.randperm(examples, generator=generator)[:shots].tolist()
+        fitting = None
+        for shown in range(len(chosen), 0, -1):
+            text = write(chosen[:shown])
+            ids = [bos, *model.tokenizer.encode(text, add_special_tokens=False, verbose=False)]
+            if len(ids) <= room:
+                fitting = ids
+                break
+        if fitting is None:
+            raise InputError(
+                f"instructions: the context of {model.name} has no room for one example beside the "
+                "instructions.sampling.max_new_tokens to be drawn; lower that, or shorten about and the examples"
+            )
+        prompts.append(fitting)
+    return prompts
+
+
+def continue_prompts(
+    model: LoadedModel,
+    prompts: Sequence[Sequence[int]],
+    *,
+    sampling: SamplingConfig,
+    public_seed: int,
+    purpose: str,
+    batch_size: int,
+    progress: Progress | None = None,
+) -> list[str]:
+    """One continuation per prompt.
+
+    Args:
+        model: draws.
+        prompts: token ids.
+        sampling: how.
+        public_seed: a continuation is a function of it, the purpose, its prompt and its number.
+        purpose: names the stream of seeds.
+        batch_size: rows in flight; speed only.
+        progress: called with (continuations, prompts).
+    """
+    _, eos, _ = special_ids(model.tokenizer)
+    ids, mask = PairEncoder(model.tokenizer, "plain").padded_left(prompts)
+    device = next(model.model.parameters()).device
+    drawn = sample(
+        model.model,
+        (ids.to(device), mask.to(device)),
+        config=sampling,
+        seeds=row_seeds(public_seed, range(len(prompts)), purpose=purpose),
+        eos=eos,
+        forbidden=tuple(model.tokenizer.all_special_ids),
+        batch_size=batch_size,
+        progress=progress,
+    )
+    return [str(model.tokenizer.decode(tokens, skip_special_tokens=True)) for tokens in drawn]
+
+
+def context_of(model: LoadedModel) -> int:
+    """Tokens that the model's context holds; a large number where it names none."""
+    return int(getattr(model.model.config, "max_position_embeddings", 0) or 1_000_000)
+
+
+def _subject(about: str) -> str:
+    return f" about {about}" if about.strip() else ""

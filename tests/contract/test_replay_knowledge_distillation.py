@@ -1,0 +1,124 @@
+"""Record and replay of knowledge distillation: the real flow with both zones, from a file to its export."""
+
+import pytest
+from contract.flow_under_replay import FlowRun, smaller, without_evaluation
+from contract.labelled_flow import OPTIONS
+from contract.private_files import PAIR_KINDS, ROWS, pair_of, pairs, without_pair
+from tests_support import SMALL_DISTILLATION, write_random_model
+
+from understudy.methods.knowledge_distillation import crossing
+from understudy.methods.knowledge_distillation import train as training
+from understudy.privacy.dpsgd import training as dpsgd
+from understudy.privacy.mechanisms import Mechanisms
+from understudy.privacy.testing.replay import replay_check
+
+VARIANTS = {
+    "attention": (),
+    "all linear, sampled": ("lora.targets=all-linear", "train.batch_size=9", "train.epochs=1"),
+    "several micro-batches": ("train.micro_batch=3", "train.epochs=1"),
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return write_random_model(tmp_path_factory.mktemp("model") / "random", positions=128)
+
+
+@pytest.fixture
+def flow(model, tmp_path, places, monkeypatch):
+    def make(variant="attention", *more, **fields):
+        smaller(monkeypatch)
+        settings = (*SMALL_DISTILLATION, f"professional.model={model}", *VARIANTS[variant], *more)
+        options = {"units": ROWS, "model": str(model), "samples": 3, "overrides": settings}
+        return FlowRun("knowledge-distillation", OPTIONS | options | fields, tmp_path, places, monkeypatch)
+
+    return make
+
+
+def fifty():
+    names = list(VARIANTS)
+    every = [(names[place % len(names)], PAIR_KINDS[place % len(PAIR_KINDS)], place // 3) for place in range(50)]
+    return [pytest.param(*one, marks=pytest.mark.slow) for one in every]
+
+
+@pytest.mark.parametrize(
+    ("variant", "kind", "number"),
+    [
+        ("attention", "long response", 3),
+        ("all linear, sampled", "end of turn", 3),
+        ("several micro-batches", "one letter", 5),
+        *fifty(),
+    ],
+)
+def test_neighbours(variant, kind, number, flow):
+    run = flow(variant)
+    slot = run.trained_slot(number)
+    report = replay_check(run, data=pair_of(kind, slot), neighbour=without_pair(slot), forced="every")
+    assert (*report.faults, *dict.fromkeys(run.seen)) == (), f"{kind} pair in slot {slot}"
+    assert 0 < report.distance_forced <= 1 + report.tolerance
+
+
+def without_clipping(patch):
+    def unclipped(*args, l2_clip_norm, **options):
+        return clipped(*args, l2_clip_norm=1e6 * l2_clip_norm, **options)
+
+    clipped = dpsgd.clipped_gradient_sum
+    patch.setattr(dpsgd, "clipped_gradient_sum", unclipped)
+
+
+def length_in_the_statement(patch):
+    """The sealed statement says how long the longest response is: unreadable on the way, but never released."""
+
+    def fit(private, asked, **options):
+        seen.append(max(len(pair.response) for pair in private.pairs if pair is not None))
+        return exact(private, asked, **options)
+
+    def telling(adapter, folder, *, facts, **options):
+        send(adapter, folder, facts={**facts, "longest": seen[-1]}, **options)
+
+    seen: list[int] = []
+    exact, send = training.train_on_pairs, crossing.send
+    patch.setattr(training, "train_on_pairs", fit)
+    patch.setattr(crossing, "send", telling)
+
+
+def rate_by_length(patch):
+    """Public arithmetic by a private length: the learning rate follows the longest response."""
+
+    def fit(private, asked, **options):
+        longest = max(len(pair.response) for pair in private.pairs if pair is not None)
+        config = asked.config.model_copy(
+            update={"train": asked.config.train.model_copy(update={"learning_rate": 1e-4 * (1 + longest)})}
+        )
+        return exact(private, type(asked)(config, asked.schedule, asked.mechanisms), **options)
+
+    exact = training.train_on_pairs
+    patch.setattr(training, "train_on_pairs", fit)
+
+
+FAULTS = {
+    "clip removed": (without_clipping, "plain", ""),
+    "length in the sealed statement": (length_in_the_statement, "long response", "exchange"),
+    "rate by the longest response": (rate_by_length, "long response", ""),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_caught(fault, flow, monkeypatch):
+    plant, kind, word = FAULTS[fault]
+    run = flow("attention", "train.micro_batch=20", "train.epochs=1", "train.l2_clip_norm=0.001")
+    without_evaluation(monkeypatch)
+    slot = run.trained_slot(3)
+    plant(monkeypatch)
+    found = run.faults(pair_of(kind, slot), without_pair(slot), forced="every")
+    assert found
+    assert any(word in one for one in found), found
+
+
+def test_at_infinity_everything_stays_with_the_client(flow, monkeypatch):
+    run = flow(epsilon=float("inf"))
+    without_evaluation(monkeypatch)
+    seen = run(pairs(), lambda material: Mechanisms(material))
+    told = [name for name in seen.visible if name.startswith(("exchange", "out/export"))]
+    public = [name for name in told if name.endswith(("table.parquet", "value.json", "manifest.json"))]
+    assert told == public, "nothing but the public model's pairs is outside of the private store"

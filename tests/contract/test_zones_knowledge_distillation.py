@@ -1,0 +1,97 @@
+"""The server zone of knowledge distillation in its own process, with keys of its own and the client's home away."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from contract.flow_under_replay import FlowRun, smaller, without_evaluation
+from contract.labelled_flow import OPTIONS
+from contract.private_files import ROWS, pairs
+from tests_support import SMALL_DISTILLATION, write_random_model
+
+from understudy.artifacts.zone_keys import OwnKey
+from understudy.errors import ZoneError
+from understudy.flows.server_side import ServerSide
+from understudy.privacy.mechanisms import Mechanisms
+
+CLIENT, SERVER = "z" * 64, "y" * 64
+
+
+@pytest.fixture
+def apart(tmp_path, places, monkeypatch):
+    """A run whose server steps are taken in another process; gives what that process opened, step by step."""
+    model = write_random_model(tmp_path / "model", positions=128)
+    smaller(monkeypatch)
+    without_evaluation(monkeypatch)
+    settings = (*SMALL_DISTILLATION, f"professional.model={model}")
+    options = {"units": ROWS, "model": str(model), "samples": 3, "overrides": settings}
+    run = FlowRun("knowledge-distillation", OPTIONS | options, tmp_path, places, monkeypatch)
+    opened: dict[str, list[str]] = {}
+    there = tmp_path / "server"
+    there.mkdir(mode=0o700)
+
+    def ask_the_other_process(self, order, step):
+        client, away, noted = tmp_path / "run/home", tmp_path / "run/away", tmp_path / "opened.txt"
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("UNDERSTUDY_")}
+        environment |= {
+            "UNDERSTUDY_HOME": str(there),
+            "UNDERSTUDY_EXCHANGE": str(tmp_path / "run/exchange"),
+            "UNDERSTUDY_ZONE": "server",
+            "UNDERSTUDY_ZONE_KEY": SERVER,
+            "UNDERSTUDY_TRUSTED_KEY": OwnKey("client", CLIENT.encode()).public.text,
+            "TMPDIR": str(there),
+            "UNDERSTUDY_THREADS": "1",
+            "UNDERSTUDY_DEVICE": "cpu",
+            "UNDERSTUDY_PRECISION": "float32",
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        }
+        client.rename(away)
+        try:
+            command = [sys.executable, str(Path(__file__).with_name("server_process.py")), str(noted)]
+            done = subprocess.run(
+                command, env=environment, input=order.model_dump_json(), capture_output=True, text=True, timeout=300
+            )
+        finally:
+            assert not client.exists(), "a step of the server made a place of the client's"
+            away.rename(client)
+        assert done.returncode == 0, done.stderr[-3000:]
+        opened.setdefault(step.step, []).extend(noted.read_text().splitlines())
+        return done.stdout
+
+    monkeypatch.setattr(ServerSide, "_answer_to", ask_the_other_process)
+    monkeypatch.setenv("UNDERSTUDY_ZONE", "client")
+    monkeypatch.setenv("UNDERSTUDY_TRUSTED_KEY", OwnKey("server", SERVER.encode()).public.text)
+    return run, opened, tmp_path, there, model
+
+
+def test_the_server_opens_the_bundle_and_public_files_and_no_private_row(apart, monkeypatch):
+    run, opened, root, there, model = apart
+    found = run(pairs(), lambda material: Mechanisms(material))
+    assert opened.keys() == {"write-pairs", "improve"}
+    every = {path for paths in opened.values() for path in paths if path.startswith(str(root))}
+    allowed = (root / "run/exchange", there, model)
+    stray = sorted(path for path in every if not any(Path(path).is_relative_to(place) for place in allowed))
+    # Beside these it writes the list itself.
+    assert [path for path in stray if path != str(root / "opened.txt")] == []
+    names = {Path(path).name for path in every if Path(path).is_relative_to(root / "run/exchange")}
+    assert {"bundle.json", "payload.bin"} <= names, "what it works on is the bundle"
+    rows = [text.encode() for name in ("instruction", "response") for text in pairs()[name].to_pylist()]
+    written = [path for path in there.rglob("*") if path.is_file()]
+    assert not [path for path in written if path.name in ("secret", "ledger.db")]
+    for path in [*written, *(root / "opened.txt",)]:
+        content = path.read_bytes()
+        assert not any(row in content for row in rows), path
+
+    monkeypatch.setenv("UNDERSTUDY_ZONE", "both")
+    together = run(pairs(), lambda material: Mechanisms(material))
+    for name in ("out/export/synthetic.parquet", "out/export/model/model.safetensors"):
+        assert found.visible[name] == together.visible[name], "the same bytes in one process and in two"
+
+
+def test_a_server_whose_key_the_client_does_not_know_is_not_followed(apart, monkeypatch):
+    run, *_ = apart
+    monkeypatch.setenv("UNDERSTUDY_TRUSTED_KEY", OwnKey("server", b"x" * 64).public.text)
+    with pytest.raises((ZoneError, AssertionError), match=r"for the key|keys trust"):
+        run(pairs(), lambda material: Mechanisms(material))

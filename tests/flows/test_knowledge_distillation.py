@@ -1,0 +1,135 @@
+"""Knowledge distillation as a flow, on a random base model: its export, its charge, its endpoint, and its refusals."""
+
+import functools
+import json
+import stat
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tests_support import SMALL_DISTILLATION
+
+import understudy
+from understudy.errors import InputError
+from understudy.privacy.ledger.ledger import Ledger
+from understudy.runs.further_texts import generate_more
+from understudy.runs.validation import validate
+from understudy.settings import prepare_environment
+
+COMPUTED = {"train", "send", "write-pairs", "improve", "publish", "evaluate-pairs"}
+METHOD = "knowledge-distillation"
+
+
+@pytest.fixture(autouse=True)
+def with_server(prefect_server):
+    prepare_environment()
+
+
+@pytest.fixture
+def run(run_flow):
+    return functools.partial(run_flow, METHOD, tasks=COMPUTED)
+
+
+@pytest.fixture
+def pairs_request(request_of, tmp_path, private_pairs, wide_model_folder):
+    path = tmp_path / "pairs.parquet"
+    pq.write_table(private_pairs, path)
+
+    def make(*more, **given):
+        settings = (*SMALL_DISTILLATION, f"professional.model={wide_model_folder}", *more)
+        plain = {"data": str(path), "model": str(wide_model_folder), "label_names": None, "samples": 4}
+        return request_of(**plain | {"overrides": settings} | given)
+
+    return make
+
+
+def test_a_run_ends_with_pairs_that_load_and_a_second_one_charges_nothing(
+    run, pairs_request, tmp_path, home, private_pairs, find_leaks, caplog, capfd
+):
+    import datasets
+
+    caplog.set_level("DEBUG")
+    request = pairs_request()
+    first, states = run(request)
+    printed = capfd.readouterr()
+    said = {"log": caplog.text, "printed": printed.out + printed.err}
+    assert find_leaks(private_pairs, home=home, export=tmp_path / "out/export", said=said) == []
+    assert stat.S_IMODE((home / "zone-key").stat().st_mode) == 0o600
+    assert {states[name] for name in COMPUTED} == {"Completed"}
+    statement = json.loads((tmp_path / "out/export/statement.json").read_text())
+    assert 0 < statement["epsilon"] <= 3
+    assert statement["verdict"] == "proven under assumptions"
+    assert any("sealed for the server zone" in entry for entry in statement["released"])
+    path = str(tmp_path / "out/export/synthetic.parquet")
+    loaded = datasets.load_dataset("parquet", data_files=path, split="train", cache_dir=str(tmp_path / "cache"))
+    assert loaded.column_names == ["instruction", "response"]
+    assert 0 < len(loaded) <= 4
+    report = json.loads((tmp_path / "out/internal/report.json").read_text())
+    wanted = {"responses.target_minus_dp_only.loss", "ifd.synthetic.q50", "fidelity.tfidf.frechet", "crossing.bytes"}
+    assert wanted <= report["metrics"].keys()
+    assert "Held-out responses" in (tmp_path / "out/internal/report.html").read_text()
+    exported = {path.name for path in (tmp_path / "out/export").rglob("*")}
+    assert not exported & {"payload.bin", "adapter.safetensors"}
+
+    spent = Ledger.open().spent("ward")
+    again, states = run(request)
+    assert {states[name] for name in COMPUTED} == {"Cached"}
+    assert (again.released, again.synthetic) == (first.released, first.synthetic)
+    more, states = run(pairs_request("about=wards", samples=5))
+    assert states["train"] == "Cached", "everything behind the adapter is post-processing"
+    assert more.synthetic != first.synthetic
+    assert Ledger.open().spent("ward") == spent == (3.0, pytest.approx(spent[1]))
+    drawn, rows = generate_more(tmp_path / "out", samples=2)
+    assert pq.read_table(drawn).column_names == ["instruction", "response"]
+    assert rows <= 2
+
+
+def test_synthesize_takes_and_gives_pairs(private_pairs, wide_model_folder, tmp_path):
+    renamed = private_pairs.rename_columns(["ask", "answer"])
+    result = understudy.synthesize(
+        renamed.append_column("system", pa.array(["be brief"] * 40)),
+        source="ward",
+        epsilon=3,
+        budget=(8, 0.01),
+        out=tmp_path / "out",
+        method=METHOD,
+        model=str(wide_model_folder),
+        instruction_column="ask",
+        response_column="answer",
+        system_column="system",
+        samples=2,
+        overrides=(*SMALL_DISTILLATION, f"professional.model={wide_model_folder}", "measure.win_pairs=0"),
+    )
+    assert result.synthetic.column_names == ["instruction", "response"]
+    assert result.statement["unit"] == "example"
+    assert "responses.target.loss" in result.metrics.values
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("professional.template=chat", "template=plain"),
+        ("professional.model=no-such-model", r"professional\.model"),
+        ("professional.url=ftp://host", "http:// or https://"),
+        ("train.max_length=16", r"train\.max_length=16: the template and a pair"),
+        ("tune.max_length=4000", "the context of"),
+        ("professional.sampling.max_new_tokens=120", r"professional\.sampling\.max_new_tokens"),
+        ('lora.targets=["nothing"]', "no such layer"),
+        ("instructions.examples=missing.csv", "instructions.examples=missing.csv"),
+        ("seed.pairs=missing.csv", "missing.csv"),
+    ],
+)
+def test_what_would_fail_later_is_refused_before_the_charge(change, message, pairs_request):
+    with pytest.raises(InputError, match=message):
+        validate(pairs_request(change), METHOD)
+    assert Ledger.open().sources() == ()
+
+
+def test_rows_that_are_no_pairs_are_refused_before_the_charge(pairs_request, tmp_path):
+    path = tmp_path / "turns.jsonl"
+    path.write_text('{"messages": [{"role": "user", "content": "a"}]}\n' * 12)
+    with pytest.raises(InputError, match="multi-turn"):
+        validate(pairs_request(data=str(path)), METHOD)
+    path.write_text("\n".join(json.dumps({"instruction": "ask", "response": " "}) for _ in range(12)))
+    with pytest.raises(InputError, match="row 0: expected text, found white space"):
+        validate(pairs_request(data=str(path)), METHOD)

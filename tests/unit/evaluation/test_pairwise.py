@@ -1,0 +1,69 @@
+"""Answers compared by a judge in both orders, means with intervals, and texts as few numbers."""
+
+import numpy as np
+import pytest
+
+from understudy.evaluation.paired import mean_difference, mean_interval
+from understudy.evaluation.pairwise import compare_answers, preference_judge, wilson
+from understudy.evaluation.term_vectors import term_vectors
+from understudy.generation.instructions import PairEncoder
+from understudy.models.loading import load_model
+
+ASKED = [f"question {i}" for i in range(20)]
+OURS, OTHERS = [f"ours {i}" for i in range(20)], [f"other {i}" for i in range(20)]
+
+
+def by_name(asked, first, second):
+    return np.array([1.0 if text.startswith("ours") else 0.0 for text in first])
+
+
+def by_place(asked, first, second):
+    return np.ones(len(asked))
+
+
+def test_a_judge_that_reads_decides_and_one_that_takes_the_first_does_not():
+    read = compare_answers(ASKED, OURS, OTHERS, judge=by_name)
+    assert (read.rate, read.undecided) == (1.0, 0.0)
+    assert read.interval[0] > 0.8
+    placed = compare_answers(ASKED, OURS, OTHERS, judge=by_place)
+    assert (placed.rate, placed.undecided) == (0.5, 1.0)
+    turned = compare_answers(ASKED, OTHERS, OURS, judge=by_name)
+    assert turned.rate == 0.0
+    assert turned.interval[1] == pytest.approx(1 - read.interval[0])
+
+
+def test_wilson_is_that_of_a_table():
+    """9 of 10: 0.596 to 0.982 (Brown, Cai and DasGupta 2001)."""
+    assert wilson(0.9, 10) == pytest.approx((0.596, 0.982), abs=1e-3)
+
+
+def test_a_language_model_as_judge_gives_a_share_for_each_pair():
+    base = load_model("tiny-llama")
+    judge = preference_judge(base, PairEncoder(base.tokenizer), ([5], [6]))
+    found = judge(ASKED[:3], OURS[:3], OTHERS[:3])
+    assert found.shape == (3,)
+    assert ((found > 0) & (found < 1)).all()
+    turned = preference_judge(base, PairEncoder(base.tokenizer), ([6], [5]))(ASKED[:3], OURS[:3], OTHERS[:3])
+    assert found + turned == pytest.approx(np.ones(3))
+
+
+def test_a_difference_is_taken_row_by_row():
+    random = np.random.default_rng(0)
+    rows = random.normal(size=200) * 10
+    found = mean_difference(rows + 1.0, rows, seed=0)
+    assert (found.value, found.low, found.high) == pytest.approx((1.0, 1.0, 1.0))
+    plain = mean_interval(rows, seed=0)
+    assert plain.low < rows.mean() < plain.high
+    half = (plain.high - plain.low) / 2
+    assert half == pytest.approx(1.96 * rows.std() / np.sqrt(200), rel=0.15)
+    with pytest.raises(ValueError, match="same rows"):
+        mean_difference(rows, rows[:-1], seed=0)
+
+
+def test_texts_on_few_axes_are_near_where_they_share_words():
+    texts = ["water the fern", "water the rose", "pay the bank", "pay the loan"] * 3
+    vectors = term_vectors(texts, dimensions=3)(["water a fern", "water a rose", "the bank loan"])
+    assert vectors.shape == (3, 3)
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    assert unit[0] @ unit[1] > unit[0] @ unit[2]
+    assert term_vectors(["a b", "b c"], dimensions=9)(["zzz"]).shape == (1, 1)

@@ -1,0 +1,141 @@
+"""Instructions, the charged settings, the shared seed set, tuning, and what crosses."""
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from tests_support import write_random_model
+
+from understudy.artifacts.zone_keys import own_key
+from understudy.errors import InputError, UnderstudyError, ZoneError
+from understudy.generation.instructions import Pair
+from understudy.methods.knowledge_distillation import crossing, distil
+from understudy.methods.knowledge_distillation.base import seed_digest, shared_base, targets_of
+from understudy.methods.knowledge_distillation.config import KnowledgeDistillationConfig, LoraConfig
+from understudy.methods.knowledge_distillation.instructions import (
+    BUILTIN,
+    draw_instructions,
+    few_shot_prompts,
+)
+from understudy.methods.knowledge_distillation.method import charged_settings
+from understudy.methods.knowledge_distillation.queries import queries_of, schedule_of
+from understudy.models.checkpoints import TrainingCheckpoint
+from understudy.models.loading import load_model
+from understudy.privacy import labels
+from understudy.runs.overrides import apply_overrides
+
+PAIRS = [Pair("Name a colour.", "Red is one."), Pair("How do I water a fern?", "Little and often.")]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_random_model(tmp_path_factory.mktemp("model") / "random", positions=128)
+
+
+@pytest.fixture
+def config(folder):
+    plain = KnowledgeDistillationConfig(model=str(folder), samples=4)
+    small = ["tune.steps=4", "tune.batch_size=2", "tune.max_length=64", "instructions.sampling.max_new_tokens=8"]
+    return apply_overrides(plain, [*small, f"professional.model={folder}"])
+
+
+def test_prompts_show_as_many_public_examples_as_fit(folder, config):
+    model = load_model(folder)
+    prompts = few_shot_prompts(model, config, count=6)
+    shown = [model.tokenizer.decode(ids) for ids in prompts]
+    assert all(any(example in text for example in BUILTIN) for text in shown)
+    assert len(set(shown)) > 1, "each prompt chooses its own"
+    assert max(map(len, prompts)) + 8 <= 128
+    with pytest.raises(InputError, match="one example"):
+        few_shot_prompts(model, apply_overrides(config, ["instructions.sampling.max_new_tokens=120"]), count=1)
+
+
+def test_as_many_instructions_are_drawn_as_asked_and_short_ones_counted(folder, config):
+    drawn = draw_instructions(load_model(folder), config)
+    assert drawn.drawn == 8
+    assert len(drawn.texts) + drawn.short == 8
+    again = draw_instructions(load_model(folder), apply_overrides(config, ["instructions.batch_size=3"]))
+    assert again.texts == drawn.texts, "the batch is speed only"
+
+
+def test_only_what_private_pairs_meet_is_charged(config):
+    fixed = charged_settings(config)
+    for change in ("samples=9", "about=plants", "filters.bleu=5", "tune.steps=7", "professional.model=other"):
+        assert charged_settings(apply_overrides(config, [change])) == fixed, change
+    for change in ("train.epochs=9", "lora.rank=3", "template=plain", "public_seed=4", "train.max_length=60"):
+        assert charged_settings(apply_overrides(config, [change])) != fixed, change
+
+
+def test_the_schedule_is_that_of_the_queries_and_no_other(config):
+    queries = queries_of(config, n=100, epsilon=4.0, delta=1e-3)
+    plan = schedule_of(queries)
+    assert plan.queries == queries
+    assert (plan.n, plan.expected_batch) == (100, 64)
+    with pytest.raises(UnderstudyError, match="one query"):
+        schedule_of((*queries, *queries))
+
+
+def test_the_attention_s_projections_are_found_or_named(folder):
+    assert targets_of(load_model("tiny-llama").model, LoraConfig()) == ("q_proj", "k_proj", "v_proj", "o_proj")
+    assert targets_of(load_model(folder).model, LoraConfig()) == ("c_attn",)
+    assert targets_of(load_model(folder).model, LoraConfig(targets=("c_fc",))) == ("c_fc",)
+    with pytest.raises(InputError, match="all-linear"):
+        targets_of(torch.nn.Linear(2, 2), LoraConfig())
+
+
+def test_both_zones_make_the_same_base_from_the_shared_seed_set(config, tmp_path):
+    path = tmp_path / "seed.parquet"
+    pq.write_table(pa.table({"instruction": ["Name a colour."] * 4, "response": ["Red is one."] * 4}), path)
+    seeded = apply_overrides(config, [f"seed.pairs={path}"])
+    one, same, plain = shared_base(seeded), shared_base(seeded), shared_base(config)
+    weights = [loaded.model.state_dict() for loaded in (one, same, plain)]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    assert any(not torch.equal(weights[0][name], weights[2][name]) for name in weights[0])
+    fixed = seeded.model_copy(update={"seed": seeded.seed.model_copy(update={"digest": seed_digest(seeded)})})
+    shared_base(fixed)
+    pq.write_table(pa.table({"instruction": ["Name a tree."], "response": ["An oak."]}), path)
+    with pytest.raises(InputError, match="pairs that the run began with"):
+        shared_base(fixed)
+
+
+def test_tuning_goes_on_where_it_was_killed_and_ends_in_the_same_bytes(config, tmp_path):
+    calm = distil.improve(shared_base(config), None, PAIRS, config)
+    checkpoint = TrainingCheckpoint(tmp_path / "steps", every=1)
+
+    def die(step, _steps):
+        if step == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        distil.improve(shared_base(config), None, PAIRS, config, checkpoint=checkpoint, progress=die)
+    resumed = distil.improve(shared_base(config), None, PAIRS, config, checkpoint=checkpoint)
+    assert calm.keys() == resumed.keys()
+    assert all(torch.equal(calm[name], resumed[name]) for name in calm)
+    fresh = distil.improve(shared_base(config), None, [], config)
+    assert any(not torch.equal(calm[name], fresh[name]) for name in calm), "without pairs the adapter stays"
+
+
+def test_an_adapter_crosses_to_its_receiver_for_its_charge_only(home, tmp_path, config):
+    adapter = distil.improve(shared_base(config), None, [], config)
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    sent = {"label": labels.public(), "charge": "charge-1", "way": "to-server", "sender": "client", "facts": {}}
+    crossing.send(adapter, tmp_path / "one", receiver=own_key("server").public, **sent)
+    taken = {"label": labels.public(), "charge": "charge-1", "way": "to-server", "sender": "client"}
+    back = crossing.receive(tmp_path / "one", receiver="server", **taken)
+    assert all(torch.equal(adapter[name], back[name]) for name in adapter)
+    with pytest.raises(ZoneError, match="for the key"):
+        crossing.receive(tmp_path / "one", receiver="client", **taken)
+    with pytest.raises(ZoneError, match="an old bundle"):
+        crossing.receive(tmp_path / "one", receiver="server", **taken | {"charge": "charge-2"})
+    with pytest.raises(ZoneError, match="an old bundle"):
+        crossing.receive(tmp_path / "one", receiver="server", **taken | {"way": "to-client"})
+
+
+def test_what_leaves_no_pair_says_so_and_keeps_the_adapter(config, tmp_path):
+    strict = apply_overrides(config, ["filters.threshold=1.0"])
+    made = distil.synthesise(shared_base(strict), strict, answers=tmp_path)
+    assert made.table.num_rows == 0
+    dropped = made.facts["dropped"]["all"]
+    assert sum(dropped.values()) == made.facts["drawn"]["all"] == 8
+    assert made.facts["shortfall"]["all"] == 4
