@@ -97,7 +97,7 @@ def knowledge_distillation(request: RunRequest) -> Exported:
         synthetic = SERVER.in_zone(zone, WritePairs(bundle=bundle, charge=charge, config=config))
         back = Improve(bundle=bundle, pairs=synthetic, charge=charge, receiver=public_key("client").text, config=config)
         improved = SERVER.in_zone(zone, back)
-        model = finalize(run.receipt, publish(improved, charge, zone, config))
+        model = finalize(run.receipt, publish(improved, synthetic, charge, zone, config))
         public = SERVER.in_zone(zone, WritePairs(bundle=None, charge="", config=config))
         inputs = EvaluationRefs(
             synthetic=synthetic, prompt_only=public, train=rows, test=test_rows, adapter=adapter, bundle=improved

@@ -46,7 +46,7 @@ def train(rows: ArtifactRef, receipt: ChargeReceipt, config: KnowledgeDistillati
             draft.path,
             label=receipt.label,
             charge=receipt.charge_id,
-            way="kept",
+            way=crossing.KEPT,
             sender="client",
             receiver=crossing.key_from(crossing.key_of("client")),
             facts={"model_digest": config.model_digest},
@@ -73,7 +73,7 @@ def send(adapter: ArtifactRef, charge: str, receiver: str, config: KnowledgeDist
             draft.path,
             label=label,
             charge=charge,
-            way="to-server",
+            way=crossing.TO_SERVER,
             sender="client",
             receiver=crossing.key_from(receiver),
             facts={"model_digest": config.model_digest},
@@ -151,7 +151,7 @@ def improve(
             draft.path,
             label=label,
             charge=charge,
-            way="to-client",
+            way=crossing.to_client(pairs.id, config),
             sender=zone,
             receiver=crossing.key_from(receiver),
             facts={"model_digest": config.model_digest},
@@ -160,12 +160,22 @@ def improve(
 
 
 @task(name="publish")
-def publish(bundle: ArtifactRef, charge: str, sender: Zone, config: KnowledgeDistillationConfig) -> ArtifactRef:
-    """The better adapter, opened and merged: a model that transformers alone can load."""
+def publish(
+    bundle: ArtifactRef, pairs: ArtifactRef, charge: str, sender: Zone, config: KnowledgeDistillationConfig
+) -> ArtifactRef:
+    """The better adapter, opened and merged: a model that transformers alone can load.
+
+    Args:
+        bundle: of `improve`.
+        pairs: that it was tuned on.
+        charge: that paid for it.
+        sender: zone that sealed it.
+        config: the run's settings.
+    """
     from understudy.methods.knowledge_distillation.distil import dp_model
     from understudy.models.checkpoints import export_model
 
-    model = dp_model(config, _returned(bundle, charge, sender), compute().in_float32)
+    model = dp_model(config, _returned(bundle, pairs, charge, sender, config), compute().in_float32)
     label = labels.post_process(bundle.label)
     with store_for(label).write(kind="model", label=label, parents=[bundle]) as draft:
         export_model(model.model, model.tokenizer, draft.path)
@@ -195,7 +205,8 @@ def evaluate_pairs(
     from understudy.methods.knowledge_distillation.evaluation import EvaluationInputs, evaluate_run
 
     cache = private_directory(settings().private_root / "embeddings")
-    kept, returned = _kept(inputs.adapter, charge), _returned(inputs.bundle, charge, sender)
+    kept = _kept(inputs.adapter, charge)
+    returned = _returned(inputs.bundle, inputs.synthetic, charge, sender, config)
     adapters = {"base": None, "dp_only": kept, "target": returned}
     metrics = evaluate_run(
         EvaluationInputs(
@@ -222,7 +233,7 @@ def _kept(adapter: ArtifactRef, charge: str) -> Any:
     from understudy.methods.knowledge_distillation import crossing
 
     return crossing.receive(
-        path_of(adapter), label=adapter.label, charge=charge, way="kept", sender="client", receiver="client"
+        path_of(adapter), label=adapter.label, charge=charge, way=crossing.KEPT, sender="client", receiver="client"
     )
 
 
@@ -231,16 +242,19 @@ def _sent(bundle: ArtifactRef, charge: str, zone: Zone) -> Any:
     from understudy.methods.knowledge_distillation import crossing
 
     return crossing.receive(
-        path_of(bundle), label=bundle.label, charge=charge, way="to-server", sender="client", receiver=zone
+        path_of(bundle), label=bundle.label, charge=charge, way=crossing.TO_SERVER, sender="client", receiver=zone
     )
 
 
-def _returned(bundle: ArtifactRef, charge: str, sender: Zone) -> Any:
-    """The adapter as it came back."""
+def _returned(
+    bundle: ArtifactRef, pairs: ArtifactRef, charge: str, sender: Zone, config: KnowledgeDistillationConfig
+) -> Any:
+    """The adapter that was tuned on some pairs, as it came back."""
     from understudy.methods.knowledge_distillation import crossing
 
+    way = crossing.to_client(pairs.id, config)
     return crossing.receive(
-        path_of(bundle), label=bundle.label, charge=charge, way="to-client", sender=sender, receiver="client"
+        path_of(bundle), label=bundle.label, charge=charge, way=way, sender=sender, receiver="client"
     )
 
 

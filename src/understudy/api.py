@@ -111,7 +111,7 @@ def load_result(folder: str | Path) -> Result:
     table = pq.read_table(place / (EXPORT if exported else INTERNAL) / "synthetic.parquet")
     report = json.loads((place / INTERNAL / "report.json").read_text())
     metrics = Metrics.model_validate(
-        {key: report[key] for key in ("intervals", "missing")} | {"values": report["metrics"]}
+        {key: report[key] for key in ("intervals", "missing", "declared")} | {"values": report["metrics"]}
     )
     return Result(synthetic=table, statement=report["statement"], metrics=metrics, folder=place)
 

@@ -6,21 +6,33 @@ it is sealed and opened all the same.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from safetensors.torch import load, save
 
 from understudy.artifacts.bundles import seal, unseal
 from understudy.artifacts.zone_keys import PublicKey, Zone, own_key, parse_key, public_key
+from understudy.methods.knowledge_distillation.config import KnowledgeDistillationConfig
 from understudy.models.adapters import Adapter
 from understudy.privacy.labels import Label
 from understudy.settings import private_directory, settings
 
 ADAPTER, STATEMENT = "adapter.safetensors", "statement.json"
-Way = Literal["kept", "to-server", "to-client"]
+KEPT, TO_SERVER = "kept", "to-server"
+
+
+def to_client(pairs: str, config: KnowledgeDistillationConfig) -> str:
+    """The way back of the adapter that was tuned on some pairs: of one charge several may come back.
+
+    Args:
+        pairs: id of the artifact that holds them.
+        config: of the run.
+    """
+    return f"to-client/{hashlib.sha256(f'{pairs} {config.model_dump_json()}'.encode()).hexdigest()[:32]}"
 
 
 def send(
@@ -29,7 +41,7 @@ def send(
     *,
     label: Label,
     charge: str,
-    way: Way,
+    way: str,
     sender: Zone,
     receiver: PublicKey,
     facts: Mapping[str, Any],
@@ -41,7 +53,7 @@ def send(
         folder: of the artifact.
         label: of the artifact, which the receiver compares.
         charge: that paid for it.
-        way: which step of the charge it belongs to.
+        way: which step of the charge it belongs to: `KEPT`, `TO_SERVER` or `to_client`.
         sender: this process's zone.
         receiver: public key of the zone that may open it.
         facts: public; stand in the statement beside the label.
@@ -54,7 +66,7 @@ def send(
     seal(files, folder, sender=own_key(sender), receiver=receiver, exchange=f"{charge}/{way}", label=label)
 
 
-def receive(folder: Path, *, label: Label, charge: str, way: Way, sender: Zone, receiver: Zone) -> Adapter:
+def receive(folder: Path, *, label: Label, charge: str, way: str, sender: Zone, receiver: Zone) -> Adapter:
     """Open a sealed adapter.
 
     Raises:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from understudy.errors import InputError
 from understudy.methods.knowledge_distillation.config import KnowledgeDistillationConfig
 from understudy.methods.knowledge_distillation.queries import queries_of, schedule_of
 from understudy.methods.method import Charging, Description, Method, Preparation, Promise, Protected, Reporting
@@ -41,7 +42,10 @@ def resolve(config: KnowledgeDistillationConfig, _n: int) -> KnowledgeDistillati
 
     professional = config.professional
     if settings().zone == "both" and professional.url is None and not professional.model_digest:
-        digest = folder_digest(model_folder(professional.model))
+        try:
+            digest = folder_digest(model_folder(professional.model))
+        except InputError as error:
+            raise InputError(f"professional.model: {error}") from None
         professional = professional.model_copy(update={"model_digest": digest})
     seed = config.seed.model_copy(update={"digest": config.seed.digest or seed_digest(config)})
     return config.model_copy(update={"professional": professional, "seed": seed})

@@ -129,7 +129,7 @@ def test_an_adapter_crosses_to_its_receiver_for_its_charge_only(home, tmp_path, 
     with pytest.raises(ZoneError, match="an old bundle"):
         crossing.receive(tmp_path / "one", receiver="server", **taken | {"charge": "charge-2"})
     with pytest.raises(ZoneError, match="an old bundle"):
-        crossing.receive(tmp_path / "one", receiver="server", **taken | {"way": "to-client"})
+        crossing.receive(tmp_path / "one", receiver="server", **taken | {"way": crossing.to_client("a" * 64, config)})
 
 
 def test_what_leaves_no_pair_says_so_and_keeps_the_adapter(config, tmp_path):

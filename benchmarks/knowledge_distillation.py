@@ -1,0 +1,305 @@
+"""Knowledge distillation against its baselines, on medical dialogues and on financial phrases asked as questions.
+
+A half of each training set is declared public: the professional model is the base model fully fine-tuned on it. Of the
+other half, `--pairs` are the client's. Each arm gives a model, which is judged by the loss of held-out responses and,
+for the phrases, by accuracy and macro F1 of its answers; an answer that cannot be read counts as neutral.
+
+    base, professional      as they are
+    non_private, dp_only    adapters trained on the client's pairs, without noise, and by DP-SGD
+    distilled               the method
+    dp_instruct, dp_gene    pairs of the DP model itself, in two steps and in one; they tune the DP adapter
+    self_instruct, icl, ... pairs of the base model; icl and the like show real pairs, so they are private
+
+    python benchmarks/knowledge_distillation.py --data FOLDER --cache FOLDER --seeds 0 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import cells
+import pyarrow as pa
+import pyarrow.parquet as pq
+from tables import Row, interval_text, print_table, write_figures
+
+LABELS = ("negative", "neutral", "positive")
+QUESTION = "What is the sentiment of this news? Answer with negative, neutral or positive. News: {text}"
+ABOUT = {"medical_dialogue": "health problems", "financial_phrasebank": "the sentiment of business news"}
+ARMS = ("base", "professional", "dp_only", "distilled", "dp_instruct", "dp_gene", "non_private", "self_instruct", "icl")
+ALL_ARMS = (*ARMS, "self_instruct_icl", "dp_instruct_icl")
+PRIVATE = ("icl", "self_instruct_icl", "dp_instruct_icl", "non_private")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all cells share."""
+
+    data: Path
+    cache: Path
+    model: str = "tiny-llama"
+    pairs: int = 1000
+    samples: int = 200
+    tested: int = 200
+    length: int = 128
+    professional_steps: int = 300
+    tune_steps: int = 100
+    epochs: int = 4
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One arm on one data set."""
+
+    data: str
+    arm: str
+    epsilon: float
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """A file name."""
+        return f"distillation-{self.data}-{self.arm}-{self.epsilon:g}-{self.seed}"
+
+
+def table_of(settings: Settings, data: str, part: str) -> pa.Table:
+    """Pairs of a data set; phrases become questions."""
+    found = pq.read_table(settings.data / data / f"{part}.parquet")
+    if "response" in found.column_names:
+        return found.select(["instruction", "response"])
+    asked = [QUESTION.format(text=text) for text in found["text"].to_pylist()]
+    return pa.table({"instruction": asked, "response": found["label_name"]})
+
+
+def halves(settings: Settings, cell: Cell) -> tuple[list[Any], list[Any], list[Any]]:
+    """Public, private and test pairs."""
+    from understudy.generation.instructions import pairs_of
+
+    train, test = (table_of(settings, cell.data, part) for part in ("train", "test"))
+    half = train.num_rows // 2
+    private = train.slice(half + (cell.seed * settings.pairs) % max(half - settings.pairs, 1), settings.pairs)
+    return pairs_of(train.slice(0, half)), pairs_of(private), pairs_of(test.slice(0, settings.tested))
+
+
+def config_of(settings: Settings, cell: Cell, *, professional: str) -> Any:
+    """The method's settings of a cell."""
+    from understudy.methods.knowledge_distillation.config import KnowledgeDistillationConfig
+
+    epochs = 10.0 if cell.arm == "dp_only" else float(settings.epochs)
+    return KnowledgeDistillationConfig.model_validate(
+        {
+            "model": settings.model,
+            "samples": settings.samples,
+            "about": ABOUT[cell.data],
+            "public_seed": cell.seed,
+            "train": {"max_length": settings.length, "epochs": epochs, "batch_size": 100, "micro_batch": 8},
+            "tune": {"steps": settings.tune_steps, "max_length": settings.length, "batch_size": 8},
+            "professional": {"model": professional, "sampling": {"max_new_tokens": 32, "temperature": 0.7}},
+            "instructions": {"sampling": {"max_new_tokens": 48, "temperature": 0.7, "top_p": 1.0}},
+        }
+    )
+
+
+def professional_folder(settings: Settings, data: str) -> Path:
+    """Where the professional model of a data set is kept."""
+    return settings.cache / f"professional-{data}-{settings.model}-{settings.professional_steps}"
+
+
+def make_professional(settings: Settings, data: str) -> None:
+    """The base model, all of it fine-tuned on the public half."""
+    from understudy.generation.instructions import PairEncoder
+    from understudy.generation.scoring import response_losses
+    from understudy.models.checkpoints import export_model
+    from understudy.models.loading import load_model
+    from understudy.models.tuning import Steps, tune
+
+    folder = professional_folder(settings, data)
+    if folder.exists():
+        return
+    public, _, _ = halves(settings, Cell(data, "professional", math.inf, 0))
+    base = load_model(settings.model)
+    rows = PairEncoder(base.tokenizer).encode(public, max_length=settings.length)
+    base.model.requires_grad_(True)
+    tune(
+        base.model,
+        {"input_ids": rows.input_ids, "attention_mask": rows.attention_mask, "loss_mask": rows.loss_mask},
+        response_losses,
+        plan=Steps(
+            steps=settings.professional_steps, batch_size=16, learning_rate=5e-4, final_learning_rate=1e-5, seed=0
+        ),
+    )
+    with cells.temporary(folder, folder=True) as part:
+        export_model(base.model, base.tokenizer, part)
+
+
+def dp_adapter(settings: Settings, cell: Cell, config: Any) -> Any:
+    """The client's adapter; of several arms the same, so it is kept."""
+    from understudy.methods.knowledge_distillation.base import shared_base
+    from understudy.methods.knowledge_distillation.method import charged_settings
+    from understudy.methods.knowledge_distillation.queries import Asked, queries_of, schedule_of
+    from understudy.methods.knowledge_distillation.train import PrivatePairs, train_on_pairs
+    from understudy.privacy.ledger.records import KeyMaterial
+    from understudy.privacy.mechanisms import Mechanisms
+    from understudy.tensor_files import load_tensors, save_tensors
+
+    fixed, epsilon = charged_settings(config), math.inf if cell.arm == "non_private" else cell.epsilon
+    facts = {"charged": fixed.model_dump_json(), "data": cell.data, "epsilon": str(epsilon), "pairs": settings.pairs}
+    path = settings.cache / f"adapter-{cells.short_digest(facts)}.safetensors"
+    if not path.exists():
+        _, private, _ = halves(settings, cell)
+        n = len(private)
+        queries = queries_of(fixed, n=n, epsilon=epsilon, delta=1 / (n * math.log(n)))
+        mechanisms = Mechanisms(KeyMaterial(b"b" * 32, f"{cell.data}-{cell.seed}", b"t" * 32, queries))
+        asked = Asked(fixed, schedule_of(queries), mechanisms)
+        save_tensors(path, train_on_pairs(PrivatePairs(private), asked, base=shared_base(fixed)))
+    return load_tensors(path)
+
+
+def model_of(settings: Settings, cell: Cell, config: Any) -> tuple[Any, dict[str, Any]]:
+    """The arm's model, and what is to be said of how it came about."""
+    from understudy.methods.knowledge_distillation import distil
+    from understudy.models.loading import load_model
+
+    if cell.arm == "base":
+        return distil.dp_model(config, None), {}
+    if cell.arm == "professional":
+        return load_model(config.professional.model), {}
+    if cell.arm in ("dp_only", "non_private"):
+        return distil.dp_model(config, dp_adapter(settings, cell, config)), {}
+    start = None if cell.arm in ("self_instruct", "icl", "self_instruct_icl") else dp_adapter(settings, cell, config)
+    pairs, facts = pairs_by(settings, cell, config, start)
+    better = distil.improve(distil.shared_base(config), start, pairs, config)
+    return distil.dp_model(config, better), facts
+
+
+def pairs_by(settings: Settings, cell: Cell, config: Any, start: Any) -> tuple[list[Any], dict[str, Any]]:
+    """The synthetic pairs of an arm."""
+    from understudy.baselines.instruction_pairs import WAYS, Making, make_pairs
+    from understudy.generation.instructions import Pair, pairs_of
+    from understudy.methods.knowledge_distillation import distil
+    from understudy.methods.knowledge_distillation.instructions import BUILTIN
+
+    model = distil.dp_model(config, start)
+    if cell.arm == "distilled":
+        made = distil.synthesise(model, config, answers=settings.cache / "answers")
+        dropped = made.facts["dropped"]["all"]
+        return [pair for pair in pairs_of(made.table) if pair is not None], {
+            "dropped": dropped,
+            "made": len(made.table),
+        }
+    way = WAYS[cell.arm]
+    _, private, _ = halves(settings, cell)
+    public = [Pair(text, "Here is an answer.") for text in BUILTIN]
+    making = Making(count=settings.samples, about=config.about, public_seed=cell.seed)
+    pairs = make_pairs(way, model, private if way.shots == "private" else public, making)
+    return pairs, {"made": len(pairs)}
+
+
+def figures(settings: Settings, cell: Cell) -> cells.Value:
+    """Loss of held-out responses; accuracy and F1 where answers are of a fixed set."""
+    from understudy.evaluation.answer_set import score_answers
+    from understudy.evaluation.paired import mean_interval
+    from understudy.generation.instructions import PairEncoder
+    from understudy.generation.scoring import mean_response_losses
+    from understudy.methods.knowledge_distillation.responses import write_responses
+
+    config = config_of(settings, cell, professional=str(professional_folder(settings, cell.data)))
+    model, facts = model_of(settings, cell, config)
+    _, _, test = halves(settings, cell)
+    losses = mean_response_losses(model.model, PairEncoder(model.tokenizer).encode(test, max_length=settings.length))
+    loss = mean_interval(losses, seed=0)
+    value: cells.Value = {"loss": [loss.value, loss.low, loss.high], "losses": losses.tolist(), **facts}
+    if cell.data == "financial_phrasebank":
+        answering = config.professional.model_copy(
+            update={"sampling": config.professional.sampling.model_copy(update={"max_new_tokens": 6, "top_p": 0.01})}
+        )
+        answers = write_responses(
+            [pair.instruction for pair in test], model, config.model_copy(update={"professional": answering})
+        )
+        right = [LABELS.index(pair.response) for pair in test]
+        scored = score_answers(answers, right, answers=LABELS, neutral=1)
+        accuracy = mean_interval(scored.correct.astype(float), seed=0)
+        value |= {"accuracy": [accuracy.value, accuracy.low, accuracy.high], "macro_f1": scored.macro_f1}
+        value |= {"unparsed": scored.unparsed, "correct": scored.correct.astype(int).tolist()}
+    return value
+
+
+def shared(settings: Settings, waiting: list[Cell]) -> list[list[Any]]:
+    """The professional models of the data sets that wait."""
+    return [[partial(make_professional, settings, data) for data in sorted({cell.data for cell in waiting})]]
+
+
+def digest(settings: Settings, cell: Cell) -> str:
+    """Of the settings that a cell depends on."""
+    facts = {name: str(value) for name, value in vars(settings).items() if name not in ("data", "cache")}
+    return cells.short_digest(facts)
+
+
+def rows_of(found: dict[Cell, cells.Value], data: str) -> list[Row]:
+    """One row per arm and epsilon: means over seeds, and the difference to dp_instruct on the same held-out pairs."""
+    import numpy as np
+
+    from understudy.evaluation.paired import mean_difference
+
+    rows = []
+    for arm in ALL_ARMS:
+        own = {cell: value for cell, value in found.items() if (cell.data, cell.arm) == (data, arm)}
+        if not own:
+            continue
+        row = {"arm": f"{arm} (private)" if arm in PRIVATE else arm, "seeds": str(len(own))}
+        row["loss"] = f"{np.mean([value['loss'][0] for value in own.values()]):.3f}"
+        for other in ("dp_instruct", "dp_only"):
+            beside = {(c.seed, c.epsilon): v for c, v in found.items() if (c.data, c.arm) == (data, other)}
+            both = [
+                (v["losses"], beside[c.seed, c.epsilon]["losses"])
+                for c, v in own.items()
+                if (c.seed, c.epsilon) in beside
+            ]
+            if both and arm != other:
+                # Lower losses are better, so the difference is theirs minus ours.
+                ours, theirs = (np.concatenate(side) for side in zip(*both, strict=True))
+                one = mean_difference(theirs, ours, seed=0)
+                row[f"better than {other} by"] = interval_text((one.value, one.low, one.high))
+        if data == "financial_phrasebank":
+            row["accuracy"] = f"{np.mean([value['accuracy'][0] for value in own.values()]):.3f}"
+            row["macro F1"] = f"{np.mean([value['macro_f1'] for value in own.values()]):.3f}"
+            row["unparsed"] = f"{np.mean([value['unparsed'] for value in own.values()]):.1f}"
+        row["pairs"] = (
+            "" if "made" not in next(iter(own.values())) else f"{np.mean([v['made'] for v in own.values()]):.0f}"
+        )
+        row["minutes"] = f"{np.mean([value['cpu_seconds'] for value in own.values()]) / 60:.1f}"
+        rows.append(row)
+    return rows
+
+
+def main() -> None:
+    parser: argparse.ArgumentParser = cells.arguments(__doc__)
+    plain = Settings(Path(), Path())
+    parser.add_argument("--model", default=plain.model)
+    for name in ("pairs", "samples", "tested", "length", "professional_steps", "tune_steps", "epochs"):
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(plain, name))
+    parser.add_argument("--sets", nargs="+", default=list(ABOUT), choices=list(ABOUT))
+    parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ALL_ARMS))
+    parser.add_argument("--epsilon", type=float, default=8.0)
+    options = cells.parse(parser)
+    settings = cells.settings_from(Settings, options)
+    every = [
+        Cell(data, arm, options.epsilon, seed)
+        for seed in options.seeds
+        for data in options.sets
+        for arm in options.arms
+    ]
+    benchmark = cells.Benchmark(settings, figures, digest=digest, shared=shared, minutes=dict.fromkeys(ALL_ARMS, 3.0))
+    found = cells.complete(benchmark, every, options)
+    tables = {data: rows_of(found, data) for data in options.sets}
+    for data, rows in tables.items():
+        print_table(rows, title=f"{data}, epsilon {options.epsilon:g}")
+    write_figures(options.figures, tables)
+
+
+if __name__ == "__main__":
+    main()

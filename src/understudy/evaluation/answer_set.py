@@ -1,0 +1,74 @@
+"""Answers out of a fixed set, read from free text: accuracy and macro F1 of a model that answers in words.
+
+KnowledgeSG, section 4.2: an answer that cannot be read counts as the neutral one. How many these were is said.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from understudy.errors import InputError
+
+
+@dataclass(frozen=True)
+class Answered:
+    """How free answers compare with the right ones.
+
+    Attributes:
+        correct: `(n,)` bool.
+        accuracy: share of right answers.
+        macro_f1: mean over answers that are right for some text.
+        unparsed: how many texts named none of the answers, or several; they count as the neutral one.
+    """
+
+    correct: npt.NDArray[np.bool_]
+    accuracy: float
+    macro_f1: float
+    unparsed: int
+
+
+def read_answer(text: str, answers: Sequence[str]) -> int | None:
+    """Which answer a text names, by whole words in any case; None where it names none, or several.
+
+    >>> read_answer("It is Positive.", ["negative", "neutral", "positive"])
+    2
+    >>> read_answer("positive or negative", ["negative", "neutral", "positive"]) is None
+    True
+    """
+    named = {
+        place
+        for place, answer in enumerate(answers)
+        if re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", text, flags=re.IGNORECASE)
+    }
+    return named.pop() if len(named) == 1 else None
+
+
+def score_answers(texts: Sequence[str], right: Sequence[int], *, answers: Sequence[str], neutral: int) -> Answered:
+    """Accuracy and macro F1 of free answers.
+
+    Args:
+        texts: what was answered, at least one.
+        right: place of the right answer of each.
+        answers: the fixed set.
+        neutral: place of the answer that an unreadable text counts as.
+
+    Raises:
+        InputError: no text, or not one right answer for each.
+    """
+    if not texts or len(texts) != len(right):
+        raise InputError(f"expected a right answer for each text, at least one, found {len(texts)} and {len(right)}")
+    read = [read_answer(text, answers) for text in texts]
+    given = np.array([neutral if place is None else place for place in read])
+    wanted = np.asarray(right)
+    scores = []
+    for place in sorted(set(wanted.tolist())):
+        hits = int(((given == place) & (wanted == place)).sum())
+        scores.append(2 * hits / int((given == place).sum() + (wanted == place).sum()))
+    correct = given == wanted
+    unparsed = sum(place is None for place in read)
+    return Answered(correct, float(correct.mean()), float(np.mean(scores)), unparsed)
