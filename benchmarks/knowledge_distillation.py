@@ -186,7 +186,7 @@ def pairs_by(settings: Settings, cell: Cell, config: Any, start: Any) -> tuple[l
     model = distil.dp_model(config, start)
     if cell.arm == "distilled":
         made = distil.synthesise(model, config, answers=settings.cache / "answers")
-        dropped = made.facts["dropped"]["all"]
+        dropped = made.facts["dropped"][""]
         return [pair for pair in pairs_of(made.table) if pair is not None], {
             "dropped": dropped,
             "made": len(made.table),

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from understudy.durable import write_atomically
 from understudy.generation.config import SamplingConfig
 from understudy.generation.endpoints import complete
 from understudy.progress import Progress
-from understudy.tensor_files import write_atomically
 
 # Prompts that are asked for together; after each lot its answers are on the disk.
 _TOGETHER = 8

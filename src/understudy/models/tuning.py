@@ -95,7 +95,7 @@ def tune(
             torch.autograd.backward(loss(model, batch).mean())
             optimizer.step()
             done = step + 1
-            if checkpoint is not None and (done % checkpoint.every == 0 or done == plan.steps):
+            if checkpoint is not None and (checkpoint.due(done) or done == plan.steps):
                 checkpoint.save(done, _state(parameters, optimizer))
             if progress is not None:
                 progress(done, plan.steps)

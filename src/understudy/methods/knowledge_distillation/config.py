@@ -153,7 +153,6 @@ class KnowledgeDistillationConfig(MethodSettings):
 
     method: Literal["knowledge-distillation"] = setting("knowledge-distillation", "Which method these settings are of.")
     samples: Count = setting(100, "n: synthetic pairs. tiny 100, paper 500.")
-    about: str = setting("", "What the pairs are about, in public words, such as: medicine. Empty: nothing is said.")
     template: Template = setting("auto", "How pairs are written for the base model: its chat template, or a plain one.")
     lora: LoraConfig = Field(default_factory=LoraConfig)
     train: TrainConfig = Field(default_factory=TrainConfig)

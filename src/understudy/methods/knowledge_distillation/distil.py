@@ -91,9 +91,9 @@ def synthesise(
     table = ranked(pairs, model, config)
     dropped["ranked below"] = len(pairs) - table.num_rows
     facts = {
-        "drawn": {"all": drawn.drawn},
-        "dropped": {"all": dropped},
-        "shortfall": {"all": config.samples - table.num_rows},
+        "drawn": {"": drawn.drawn},
+        "dropped": {"": dropped},
+        "shortfall": {"": config.samples - table.num_rows},
     }
     return Synthesis(table, facts)
 

@@ -136,6 +136,6 @@ def test_what_leaves_no_pair_says_so_and_keeps_the_adapter(config, tmp_path):
     strict = apply_overrides(config, ["filters.threshold=1.0"])
     made = distil.synthesise(shared_base(strict), strict, answers=tmp_path)
     assert made.table.num_rows == 0
-    dropped = made.facts["dropped"]["all"]
-    assert sum(dropped.values()) == made.facts["drawn"]["all"] == 8
-    assert made.facts["shortfall"]["all"] == 4
+    dropped = made.facts["dropped"][""]
+    assert sum(dropped.values()) == made.facts["drawn"][""] == 8
+    assert made.facts["shortfall"][""] == 4
