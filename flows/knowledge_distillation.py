@@ -89,7 +89,7 @@ def server_side(order: Signed) -> State[None]:
 @flow(name=METHOD, persist_result=True)
 def knowledge_distillation(request: RunRequest) -> Exported:
     """Private pairs in, synthetic pairs and the model tuned on them out, with their statement."""
-    zone: Zone = "server" if math.isfinite(request.epsilon) else "client"
+    zone: Zone = "server" if math.isfinite(request.epsilon or math.inf) else "client"
     with paid_run(request, KnowledgeDistillationConfig, code_digest(train.fn)) as run:
         (rows, test_rows), config, charge = run.rows, run.config, run.receipt.charge_id
         adapter = train(rows, run.receipt, run.charged)
