@@ -32,6 +32,7 @@ from understudy.baselines import prompting, selection
 from understudy.errors import InputError
 from understudy.evaluation.rows import LabelledTexts, labelled_texts
 from understudy.generation.config import SamplingConfig
+from understudy.generation.prompts import Instruction
 from understudy.methods.gradient_matching.config import GradientMatchingConfig
 from understudy.methods.gradient_matching.optimise import match_shard
 from understudy.methods.gradient_matching.shards import shards
@@ -134,7 +135,7 @@ def drawn(settings: Settings, dataset: str, path: Path, *, rows: int, longest: i
             model_of(config.model),
             declared.label_names,
             rows,
-            instruction=declared.instruction,
+            instruction=Instruction(declared.instruction),
             sampling=SamplingConfig(max_new_tokens=longest),
             public_seed=seed,
         )
@@ -151,7 +152,7 @@ def few_shot(settings: Settings, cell: Cell) -> LabelledTexts:
         model_of(config.model),
         shown,
         settings.samples,
-        instruction=declared.instruction,
+        instruction=Instruction(declared.instruction),
         sampling=SamplingConfig(max_new_tokens=_LONGEST),
         public_seed=cell.seed,
     )

@@ -35,6 +35,7 @@ from measuring import arguments, chosen, in_fresh_process, parse_side, peak_memo
 from torch import Tensor
 from torch.nn import functional
 
+from understudy.generation.prompts import Instruction
 from understudy.generation.sampling import backbone, head
 from understudy.methods.gradient_matching.config import (
     MatchingConfig,
@@ -193,7 +194,7 @@ def parts_of_a_text(options: argparse.Namespace) -> dict[str, Callable[[], objec
     setting = build(loaded)
     embeddings, labels = texts(setting, batch=options.batch, length=options.length)
     allowed = allowed_tokens(loaded.tokenizer, "printable")
-    ids, mask = instruction_prompts(loaded.tokenizer, list(WORDS), ProjectionConfig().instruction)
+    ids, mask = instruction_prompts(loaded.tokenizer, list(WORDS), Instruction("Write a text. Label: {label}\nText:"))
     prompts, k = (ids[labels], mask[labels]), ProjectionConfig().k
     table = setting.model.get_input_embeddings().weight.detach()
     tokens = torch.randint(2, setting.space.vocabulary, (*labels.shape, options.length))

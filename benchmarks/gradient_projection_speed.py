@@ -18,8 +18,8 @@ import torch
 from measuring import arguments, chosen, write_result
 from torch import Tensor
 
+from understudy.generation.prompts import Instruction
 from understudy.generation.sampling import backbone, head
-from understudy.methods.gradient_matching.config import ProjectionConfig
 from understudy.methods.gradient_matching.optimise import instruction_prompts
 from understudy.methods.gradient_matching.projection import allowed_tokens, top_k_projection, top_tokens
 from understudy.models.loading import LoadedModel, load_model
@@ -73,7 +73,7 @@ def main() -> int:
     torch.set_num_threads(options.threads)
     loaded = load_model(options.model)
     allowed = allowed_tokens(loaded.tokenizer, "printable")
-    ids, mask = instruction_prompts(loaded.tokenizer, LABELS, ProjectionConfig().instruction)
+    ids, mask = instruction_prompts(loaded.tokenizer, LABELS, Instruction("Write a text. Label: {label}\nText:"))
     labels = torch.arange(options.batch) % len(LABELS)
     prompts = (ids[labels], mask[labels])
     rows = rows_to_project(loaded, options.batch, options.length)

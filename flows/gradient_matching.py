@@ -40,9 +40,9 @@ def gradient_matching(request: RunRequest) -> Exported:
             synthetic = select(matched, config, names)
             parts = further_shards(config, read_json(synthetic), names)
         sampling = SamplingConfig(max_new_tokens=config.max_length)
-        instruction = config.projection.instruction
+        asked = (config.projection.instruction, config.about)
         baseline = zero_shot(
-            config.model, config.model_digest, names, instruction, config.samples, sampling, config.public_seed
+            config.model, config.model_digest, names, *asked, config.samples, sampling, config.public_seed
         )
         metrics = evaluate(synthetic, rows, test_rows, baseline, names, EvaluationConfig(profile=request.profile))
         bound = run.plan.description.dry_run["signal_to_noise_bound"]

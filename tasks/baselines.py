@@ -14,6 +14,7 @@ def zero_shot(
     model_digest: str,
     label_names: tuple[str, ...],
     instruction: str,
+    about: str,
     rows: int,
     sampling: SamplingConfig,
     public_seed: int,
@@ -24,19 +25,21 @@ def zero_shot(
         model: shipped name, folder or hub id.
         model_digest: of its files.
         label_names: every label, public.
-        instruction: with {label} where the label's name goes.
+        instruction: with {label} where the label's name goes; empty asks by the words of `about`.
+        about: public words that say what the texts are.
         rows: texts in all, shared out equally.
         sampling: how tokens are drawn.
         public_seed: of the draws.
     """
     from understudy.baselines.prompting import zero_shot as draw
+    from understudy.generation.prompts import Instruction
     from understudy.models.loading import load_model
 
     table = draw(
         load_model(model, digest=model_digest, compute=compute()),
         label_names,
         rows=rows,
-        instruction=instruction,
+        instruction=Instruction(instruction, about),
         sampling=sampling,
         public_seed=public_seed,
         progress=progress,

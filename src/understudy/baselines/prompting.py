@@ -3,7 +3,7 @@
 Paper: GRADMM, section 5.1 and appendix B.1 (Figures 4 and 5), after Li et al. 2023. Usable beside
 any method.
 *Deviations*: the paper prompts an instruction-tuned model with a paragraph per data set; here the instruction is the
-caller's and public, with `{label}` where the label's name goes. In the few-shot prompt every example stands as the
+caller's and public. In the few-shot prompt every example stands as the
 instruction for its own label followed by its text, which a base model continues without being told to; the paper puts
 the examples between context and instruction and asks not to reword them. Each text draws its own examples, all of the
 wanted label. A text ends at its first line break.
@@ -22,7 +22,7 @@ from understudy.errors import InputError
 from understudy.evaluation.classifier import check_labels
 from understudy.evaluation.rows import LabelledTexts
 from understudy.generation.config import SamplingConfig
-from understudy.generation.prompts import encode_text, row_seeds, special_ids
+from understudy.generation.prompts import Instruction, encode_text, instruction_ids, row_seeds, special_ids
 from understudy.generation.sampling import sample
 from understudy.models.loading import LoadedModel
 from understudy.progress import Progress
@@ -39,7 +39,7 @@ def zero_shot(
     label_names: Sequence[str],
     rows: int,
     *,
-    instruction: str,
+    instruction: Instruction,
     sampling: SamplingConfig,
     public_seed: int,
     progress: Progress | None = None,
@@ -50,7 +50,7 @@ def zero_shot(
         loaded: language model.
         label_names: every label, public.
         rows: texts in all, shared out equally; the first labels get what is left over.
-        instruction: public; `{label}` is replaced by the label's name.
+        instruction: how the model is asked.
         sampling: how tokens are drawn.
         public_seed: a text is a function of it, its label and its number, whatever is drawn beside it.
         progress: called with (texts drawn, texts).
@@ -62,9 +62,10 @@ def zero_shot(
     Raises:
         InputError: instruction and text do not fit the model's context.
     """
-    _check(loaded, label_names, instruction=instruction, shots=0, sampling=sampling)
+    asked = _instructions(loaded, label_names, instruction)
+    _check(loaded, asked, shots=0, sampling=sampling)
     wanted = _share_out(rows, len(label_names))
-    prompts = [[_bos(loaded), *_instruct(loaded, instruction, label_names[label])] for label, _ in wanted]
+    prompts = [asked[label] for label, _ in wanted]
     return _write(loaded, wanted, prompts, sampling=sampling, public_seed=public_seed, progress=progress)
 
 
@@ -73,7 +74,7 @@ def few_shot(
     exemplars: LabelledTexts,
     rows: int,
     *,
-    instruction: str,
+    instruction: Instruction,
     sampling: SamplingConfig,
     public_seed: int,
     shots: int = 4,
@@ -88,7 +89,7 @@ def few_shot(
         loaded: language model.
         exemplars: examples with their labels, and every label's name; each is cut to `sampling.max_new_tokens`.
         rows: as `zero_shot`.
-        instruction: public; `{label}` is replaced by a label's name.
+        instruction: how the model is asked.
         sampling: how tokens are drawn.
         public_seed: as `zero_shot`, for the choice of examples too.
         shots: examples per prompt, at least 1; all of a label's where it has fewer, the bare instruction where none.
@@ -104,19 +105,22 @@ def few_shot(
     if shots < 1:
         raise InputError(f"shots={shots}: expected at least 1; use zero_shot for none")
     names = exemplars.label_names
-    _check(loaded, names, instruction=instruction, shots=shots, sampling=sampling)
+    asked = _instructions(loaded, names, instruction)
+    _check(loaded, asked, shots=shots, sampling=sampling)
     shown: list[list[list[int]]] = [[] for _ in names]
     labels = check_labels(exemplars.texts, exemplars.labels, classes=len(names)) if exemplars.texts else ()
     for text, label in zip(exemplars.texts, labels, strict=True):
         answer = encode_text(loaded.tokenizer, " ".join(text.split()))[: sampling.max_new_tokens]
-        shown[label].append([*_instruct(loaded, instruction, names[label]), *answer, *_encode(loaded, _BETWEEN)])
+        shown[label].append([*_behind_bos(loaded, asked[label]), *answer, *_encode(loaded, _BETWEEN)])
     wanted = _share_out(rows, len(names))
     prompts = []
     for label, number in wanted:
         seed = row_seeds(public_seed, [number], purpose=f"few-shot/{names[label]}")[0]
         chosen = np.random.default_rng(seed).permutation(len(shown[label]))[:shots]
         examples = [token for example in chosen for token in shown[label][example]]
-        prompts.append([_bos(loaded), *examples, *_instruct(loaded, instruction, names[label])])
+        own = asked[label]
+        bos = own[: len(own) - len(_behind_bos(loaded, own))]
+        prompts.append([*bos, *examples, *_behind_bos(loaded, own)])
     return _write(loaded, wanted, prompts, sampling=sampling, public_seed=public_seed, progress=progress)
 
 
@@ -174,12 +178,13 @@ def _padded(loaded: LoadedModel, prompts: Sequence[list[int]]) -> tuple[torch.Te
     return ids.to(device), mask.to(device)
 
 
-def _bos(loaded: LoadedModel) -> int:
-    return special_ids(loaded.tokenizer)[0]
+def _instructions(loaded: LoadedModel, names: Sequence[str], instruction: Instruction) -> list[list[int]]:
+    """The prompt of each label, BOS included."""
+    return [instruction_ids(loaded.tokenizer, name, instruction) for name in names]
 
 
-def _instruct(loaded: LoadedModel, instruction: str, name: str) -> list[int]:
-    return _encode(loaded, instruction.replace("{label}", name))
+def _behind_bos(loaded: LoadedModel, prompt: list[int]) -> list[int]:
+    return prompt[1:] if prompt[0] == special_ids(loaded.tokenizer)[0] else prompt
 
 
 def _encode(loaded: LoadedModel, text: str) -> list[int]:
@@ -187,11 +192,9 @@ def _encode(loaded: LoadedModel, text: str) -> list[int]:
     return list(tokenizer.encode(text, add_special_tokens=False, verbose=False))
 
 
-def _check(
-    loaded: LoadedModel, label_names: Sequence[str], *, instruction: str, shots: int, sampling: SamplingConfig
-) -> None:
+def _check(loaded: LoadedModel, asked: Sequence[list[int]], *, shots: int, sampling: SamplingConfig) -> None:
     """Refuse by public numbers only: an example's own length is none."""
-    widest = max(len(_instruct(loaded, instruction, name)) for name in label_names)
+    widest = max(map(len, asked))
     example = widest + sampling.max_new_tokens + len(_encode(loaded, _BETWEEN))
     longest = 1 + shots * example + widest + sampling.max_new_tokens
     context = getattr(loaded.model.config, "max_position_embeddings", None)

@@ -50,6 +50,7 @@ class LabelModel:
         words: label words and template in that tokenizer.
         max_length: tokens of a text that are read; BOS and template come on top.
         loss: what `label_losses` and fine-tuning mean by loss.
+        prior: (K,) taken off the label words' logits before the likeliest is found; empty for nothing.
     """
 
     model: Any
@@ -57,6 +58,7 @@ class LabelModel:
     words: LabelWords
     max_length: int
     loss: Loss = "vocabulary"
+    prior: tuple[float, ...] = ()
 
     @property
     def classes(self) -> int:
@@ -113,8 +115,12 @@ def predict(target: LabelModel, texts: Sequence[str]) -> Labels:
 
 def predict_encoded(target: LabelModel, sequences: Sequence[Sequence[int]]) -> Labels:
     """`predict` for token sequences that end with the template, whatever stands before."""
-    tokens = target.words.token_ids
-    found = _read(target, sequences, lambda logits, _: logits[:, tokens.to(logits.device)].argmax(-1))
+    tokens, prior = target.words.token_ids, torch.tensor(target.prior or [0.0] * target.classes)
+
+    def likeliest(logits: Tensor, _rows: Tensor) -> Tensor:
+        return (logits[:, tokens.to(logits.device)] - prior.to(logits)).argmax(-1)
+
+    found = _read(target, sequences, likeliest)
     return found.astype(np.int64)
 
 

@@ -77,6 +77,27 @@ def encode_prompts(
     return [*frame.before, *frame.label(tokenizer, label_name), *frame.after]
 
 
+@dataclass(frozen=True)
+class Instruction:
+    """How a model is asked for a text of a label; public.
+
+    Attributes:
+        text: Plain text in which `{label}` stands for the label's name, written after BOS; empty asks as
+            `encode_prompts` does.
+        about: Words that say what the texts are, used without `text`.
+    """
+
+    text: str = ""
+    about: str = ""
+
+
+def instruction_ids(tokenizer: Any, label_name: str, instruction: Instruction) -> list[int]:
+    """Token ids of an instruction to write a text of a label, unpadded."""
+    if not instruction.text:
+        return encode_prompts(tokenizer, label_name, about=instruction.about)
+    return [special_ids(tokenizer)[0], *_encode(tokenizer, instruction.text.replace("{label}", label_name))]
+
+
 def encode_text(tokenizer: Any, text: str, *, lead: str = " ") -> list[int]:
     """Token ids of a text as it stands behind a prompt that ends before `lead`."""
     # Not verbose: the tokenizer would log the length of the first text beyond its model's limit.

@@ -125,7 +125,7 @@ class Description(BaseModel):
     floating_point: str = FLOATING_POINT
 
 
-def _as_they_are(config: C, _units: int) -> C:
+def _as_they_are(config: C, _units: int, _label_names: Sequence[str]) -> C:
     return config
 
 
@@ -171,14 +171,14 @@ class Preparation(Generic[C]):
         check_model: (settings, label names) -> the loaded base model; refuses what would fail later.
         describe: (settings, promise) -> what the run says about itself.
         estimate: (settings, promise) -> expected time and memory, measured on made-up rows.
-        resolve: (settings, number of units) -> the settings with a number in place of every `auto`, from public facts
-            that stay the same: the model's files, other settings, the machine. It is what is charged and cached.
+        resolve: (settings, number of units, label names) -> the settings with a value in place of every `auto`, from
+            public facts that stay the same: the model's files and other settings. It is what is charged and cached.
     """
 
     check_model: Callable[[C, Sequence[str]], LoadedModel]
     describe: Callable[[C, Promise], Description]
     estimate: Callable[[C, Promise], dict[str, Any]]
-    resolve: Callable[[C, int], C] = _as_they_are
+    resolve: Callable[[C, int, Sequence[str]], C] = _as_they_are
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,12 @@ from understudy.baselines.prompting import few_shot, zero_shot
 from understudy.errors import InputError
 from understudy.evaluation.rows import LabelledTexts
 from understudy.generation.config import SamplingConfig
+from understudy.generation.prompts import Instruction
 from understudy.models.loading import load_model
 
 NAMES = ("negative", "positive")
 INSTRUCTION = "A {label} film review:"
+ASKED = Instruction(INSTRUCTION)
 SHORT = SamplingConfig(max_new_tokens=10)
 GREEDY = SamplingConfig(max_new_tokens=10, top_p=1e-6)
 EXAMPLES = LabelledTexts(
@@ -25,12 +27,12 @@ def loaded():
 
 
 def zero(loaded, rows, **changes):
-    options = {"instruction": INSTRUCTION, "sampling": SHORT, "public_seed": 0, **changes}
+    options = {"instruction": ASKED, "sampling": SHORT, "public_seed": 0, **changes}
     return zero_shot(loaded, NAMES, rows, **options)
 
 
 def few(loaded, rows, exemplars=EXAMPLES, **changes):
-    options = {"instruction": INSTRUCTION, "sampling": SHORT, "public_seed": 0, "shots": 2, **changes}
+    options = {"instruction": ASKED, "sampling": SHORT, "public_seed": 0, "shots": 2, **changes}
     return few_shot(loaded, exemplars, rows, **options)
 
 

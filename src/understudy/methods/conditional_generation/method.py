@@ -34,7 +34,9 @@ def charged_settings(config: ConditionalGenerationConfig) -> ConditionalGenerati
     )
 
 
-def resolve(config: ConditionalGenerationConfig, n: int) -> ConditionalGenerationConfig:
+def resolve(
+    config: ConditionalGenerationConfig, n: int, _label_names: Sequence[str] = ()
+) -> ConditionalGenerationConfig:
     """Numbers for `train.micro_batch=auto` and `generate.batch_size=auto`; the first is part of the charge."""
     from understudy.methods.conditional_generation.memory import resolve as numbers  # reads the model's folder
 

@@ -32,10 +32,14 @@ class VerbalizerConfig(Frozen):
     """How a label becomes one token: `BOS <text> <template>`, then the first token of the label's word."""
 
     template: NonEmpty = setting(
-        " It was", "Public text between a text and its label's word, at least one token; paper ' It was'."
+        "auto",
+        "Public text between a text and its label's word, at least one token; auto: of a few, the one after which the "
+        "model labels its own texts best. tiny auto, paper ' It was'.",
     )
-    words: dict[str, str] | None = setting(
-        None, "Label name -> word that stands for it, for every label; none: the label's own name."
+    words: dict[str, str] | Literal["auto", "names"] = setting(
+        "auto",
+        "Label name -> word that stands for it, for every label; names: the label's own; auto: of its name, synonyms "
+        "and the model's words, the one that labels its own texts best. tiny auto, paper by hand (here names).",
     )
 
 
@@ -93,8 +97,9 @@ class ProjectionConfig(Frozen):
     k: Count = setting(200, "top_k only: tokens to choose from, at least 1; paper 200.")
     metric: Literal["cosine", "l2"] = setting("l2", "What nearest means; paper l2.")
     instruction: str = setting(
-        "Write a text. Label: {label}\nText:",
-        "top_k only: public prompt of the language model; {label} is replaced by the label's name.",
+        "",
+        "top_k only: public prompt of the language model; {label} is replaced by the label's name. Empty: the words of "
+        "about, through the chat template of an instruct model.",
     )
     allowed: Literal["printable", "all"] = setting(
         "printable", "Tokens that may be chosen: those that decode to printable text, or all but the special ones."
@@ -113,7 +118,14 @@ class FilterConfig(Frozen):
         ge=1,
         le=100,
     )
-    label_check: bool = setting(True, "Drop texts whose label the language model does not confirm; paper yes.")
+    label_check: bool | Literal["auto"] = setting(
+        "auto",
+        "Drop texts whose label the language model does not confirm; auto: if it can tell the labels of its own texts. "
+        "tiny auto, paper yes.",
+    )
+    prior: dict[str, float] = setting(
+        {}, "Label name -> what the label check takes off its word's log-probability; set by the calibration."
+    )
     examples: dict[str, tuple[str, ...]] = Field(
         default_factory=dict,
         description="Label name -> public example texts shown to the label check; none: it is asked without examples.",
@@ -133,6 +145,8 @@ _PROFILES: Profiles = {
         "samples": 100,
         "max_length": 128,
         "target": {"kind": "head", "calibration": "paper"},
+        "verbalizer": {"template": " It was", "words": "names"},
+        "filter": {"label_check": True},
         "matching": {
             "rounds": 30,
             "inner_steps": 50,

@@ -103,10 +103,15 @@ def filter_texts(
     _check(losses, truth, classes=classes, texts=len(texts))
     steps = [keep_where(np.array([bool(t.strip()) for t in texts], bool), truth, reason="empty", classes=classes)]
     rows = steps[0].rows
-    if config.label_check:
+    if config.label_check is True:
         exemplars = exemplars_of(config, verbalizer.label_names)
         said = few_shot_labels(
-            [texts[row] for row in rows], base=base, verbalizer=verbalizer, exemplars=exemplars, max_length=max_length
+            [texts[row] for row in rows],
+            base=base,
+            verbalizer=verbalizer,
+            exemplars=exemplars,
+            max_length=max_length,
+            prior=[config.prior.get(name, 0.0) for name in verbalizer.label_names],
         )
         steps.append(keep_where(said == truth[rows], truth[rows], reason="wrong_label", classes=classes))
         rows = rows[steps[-1].rows]
@@ -194,6 +199,7 @@ def few_shot_labels(
     verbalizer: Verbalizer,
     exemplars: Sequence[Exemplar],
     max_length: int,
+    prior: Sequence[float] = (),
 ) -> Rows:
     """The label that the public model gives each text after public examples; batched and padded.
 
@@ -205,6 +211,7 @@ def few_shot_labels(
         verbalizer: its label words and template.
         exemplars: public texts with their label indices; may be empty.
         max_length: tokens of a text, and of each example, that are read.
+        prior: (K,) taken off the words' log-probabilities; of a prompt without examples.
 
     Returns:
         (n,) int64.
@@ -212,7 +219,7 @@ def few_shot_labels(
     Raises:
         InputError: Examples and text do not fit the model's context.
     """
-    target = LabelModel(base.model, base.tokenizer, verbalizer, max_length)
+    target = LabelModel(base.model, base.tokenizer, verbalizer, max_length, prior=() if exemplars else tuple(prior))
     between = base.tokenizer.encode(_BETWEEN, add_special_tokens=False, verbose=False)
     bos = encode_row(target, "")[:1]
     shown = list(bos)

@@ -24,6 +24,7 @@ from understudy.methods.gradient_matching.queries import (
 from understudy.methods.method import LABELLED_EXAMPLES, Charging, Description, Method, Preparation, Promise, Reporting
 from understudy.privacy.queries import Queries
 from understudy.privacy.statement import Access, mechanism_facts
+from understudy.settings import settings
 
 if TYPE_CHECKING:
     from understudy.models.loading import LoadedModel
@@ -72,7 +73,7 @@ def check_model(config: GradientMatchingConfig, label_names: Sequence[str]) -> L
     check_context(loaded, verbalizer, config)
     check_matching(loaded, label_names, config=config)
     _check_prompted(loaded, label_names, config)
-    if config.filter.label_check:
+    if config.filter.label_check is True:
         exemplars = exemplars_of(config.filter, label_names)
         # No text to label: what is left of the call is its checks.
         few_shot_labels([], base=loaded, verbalizer=verbalizer, exemplars=exemplars, max_length=config.max_length)
@@ -83,7 +84,9 @@ def _check_prompted(base: LoadedModel, label_names: Sequence[str], config: Gradi
     """Refuse an instruction after which the baseline's texts, as long as real ones may be, do not fit."""
     from understudy.methods.gradient_matching.optimise import instruction_prompts
 
-    width = instruction_prompts(base.tokenizer, label_names, config.projection.instruction)[0].shape[1]
+    width = instruction_prompts(base.tokenizer, label_names, config.projection.instruction, about=config.about)[
+        0
+    ].shape[1]
     context = getattr(base.model.config, "max_position_embeddings", None)
     if context is not None and width + config.max_length > context:
         raise InputError(
@@ -91,6 +94,21 @@ def _check_prompted(base: LoadedModel, label_names: Sequence[str], config: Gradi
             f"of {width} tokens, and the model's context holds {context}; expected at most {context - width}, lower "
             "max_length or shorten projection.instruction"
         )
+
+
+def resolve(config: GradientMatchingConfig, _n: int, label_names: Sequence[str] = ()) -> GradientMatchingConfig:
+    """Words, template and label check in place of `auto`, chosen on texts that the public model wrote.
+
+    Raises:
+        InputError: fewer than two labels, or words that do not fit them.
+    """
+    from understudy.hardware import chosen
+    from understudy.methods.gradient_matching.calibration import resolve_for
+    from understudy.models.loading import load_base
+
+    return resolve_for(
+        config, label_names, base=lambda: load_base(config, chosen()), kept_in=settings().home / "calibrations"
+    )
 
 
 def queries(config: GradientMatchingConfig, *, n: int, epsilon: float, delta: float) -> Queries:
@@ -111,11 +129,14 @@ def signal_to_noise(config: GradientMatchingConfig, promise: Promise) -> float:
 
 def describe(config: GradientMatchingConfig, promise: Promise) -> Description:
     """What the run says about itself; public values only."""
+    from understudy.methods.gradient_matching.verbalizer import template_of
+
     schedule, label_names = schedule_of(promise.queries), promise.label_names
     dimension, width = _dimensions(config, label_names)
     bound = signal_to_noise(config, promise)
     warning = signal_to_noise_warning(schedule, dimension=dimension, directions=width)
     charged_length = schedule.length_noise_multiplier is not None
+    declared_words = dict(zip(label_names, words_of(config, label_names), strict=True))
     return Description(
         mechanisms=tuple(mechanism_facts(query, asks=_ASKS[query.name]) for query in promise.queries),
         contributions=(
@@ -129,11 +150,15 @@ def describe(config: GradientMatchingConfig, promise: Promise) -> Description:
         "by a private score.",
         declared_public={
             "tokens read of a text": config.max_length,
-            "verbaliser": dict(zip(label_names, words_of(config, label_names), strict=True)),
-            "template": config.verbalizer.template,
+            "verbaliser": declared_words,
+            "template": template_of(config.verbalizer),
+            "what prompts say of the rows": config.about,
             "length of a synthetic text": "released with noise" if charged_length else config.length,
         },
         dry_run={
+            "words": ", ".join(f"{name}: {word}" for name, word in declared_words.items()),
+            "template": template_of(config.verbalizer),
+            "label_check": "on" if config.filter.label_check is True else "off",
             "target": config.target.kind if config.matching.gradient == "closed_form" else "all parameters",
             "target_dimension": dimension,
             "signal_to_noise_bound": "infinite" if math.isinf(bound) else float(f"{bound:.3g}"),
@@ -155,8 +180,8 @@ _ASKS = {
 
 def words_of(config: GradientMatchingConfig, label_names: Sequence[str]) -> tuple[str, ...]:
     """The word that stands for each label."""
-    words = config.verbalizer.words or {}
-    return tuple(words.get(name, name) for name in label_names)
+    words = config.verbalizer.words
+    return tuple(words.get(name, name) if isinstance(words, dict) else name for name in label_names)
 
 
 def report_facts(config: GradientMatchingConfig) -> dict[str, str]:
@@ -221,7 +246,7 @@ def _dimensions(config: GradientMatchingConfig, label_names: Sequence[str]) -> t
 METHOD = Method(
     config=GradientMatchingConfig,
     charge=Charging(lambda _: LABELLED_EXAMPLES, settings=charged_settings, queries=queries, releases="target"),
-    preparation=Preparation(check_model, describe=describe, estimate=estimate),
+    preparation=Preparation(check_model, describe=describe, estimate=estimate, resolve=resolve),
     report=Reporting(report_facts, sections="understudy.methods.gradient_matching.report:sections"),
     flow="understudy.flows.gradient_matching:gradient_matching",
 )

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from understudy.compute import copied_to, widened_weights
 from understudy.errors import InputError
-from understudy.generation.prompts import encode_text, row_seeds, special_ids
+from understudy.generation.prompts import Instruction, encode_text, instruction_ids, row_seeds, special_ids
 from understudy.methods.gradient_matching.admm import AdmmState, Objective, Project, admm
 from understudy.methods.gradient_matching.config import GradientMatchingConfig, ProjectionConfig
 from understudy.methods.gradient_matching.full_gradient import full_objective
@@ -91,7 +91,7 @@ def match_shard(
     losses = _objectives(base, target)
     device = next(base.model.parameters()).device
     allowed = allowed_tokens(base.tokenizer, settings.allowed).to(device)
-    ids, mask = (part.to(device) for part in instruction_prompts(base.tokenizer, names, settings.instruction))
+    ids, mask = (part.to(device) for part in _prompts(base, names, config))
     size, steps = config.matching.batch_size, config.matching.rounds + config.matching.swap_sweeps
     table = embed(base.model, torch.arange(base.model.get_input_embeddings().num_embeddings, device=device))
     batches = [examples[start : start + size] for start in range(0, len(examples), size)]
@@ -133,7 +133,7 @@ def check_matching(base: LoadedModel, label_names: Sequence[str], *, config: Gra
     settings = config.projection
     check_projection(
         base.model,
-        prompt_width=instruction_prompts(base.tokenizer, label_names, settings.instruction)[0].shape[1],
+        prompt_width=_prompts(base, label_names, config)[0].shape[1],
         length=config.max_length if config.length == "as_in_data" else config.length,
         allowed=allowed_tokens(base.tokenizer, settings.allowed),
         k=settings.k,
@@ -141,20 +141,28 @@ def check_matching(base: LoadedModel, label_names: Sequence[str], *, config: Gra
     )
 
 
-def instruction_prompts(tokenizer: Any, label_names: Sequence[str], instruction: str) -> tuple[Tensor, Tensor]:
-    """`BOS <instruction>` of every label.
+def _prompts(base: LoadedModel, label_names: Sequence[str], config: GradientMatchingConfig) -> tuple[Tensor, Tensor]:
+    return instruction_prompts(base.tokenizer, label_names, instruction_of(config))
+
+
+def instruction_of(config: GradientMatchingConfig) -> Instruction:
+    """How the language model is asked for texts: by the run's own instruction, else by its public words."""
+    return Instruction(config.projection.instruction, config.about)
+
+
+def instruction_prompts(tokenizer: Any, label_names: Sequence[str], instruction: Instruction) -> tuple[Tensor, Tensor]:
+    """The prompt of every label.
 
     Args:
         tokenizer: Of the model.
         label_names: K names, public.
-        instruction: Public; `{label}` stands for the label's name.
+        instruction: Public.
 
     Returns:
         Token ids and attention mask `(K, width)` int64, padded on the left.
     """
-    bos, _, pad = special_ids(tokenizer)
-    texts = [instruction.replace("{label}", name) for name in label_names]
-    rows = [[bos, *tokenizer.encode(text, add_special_tokens=False, verbose=False)] for text in texts]
+    pad = special_ids(tokenizer)[2]
+    rows = [instruction_ids(tokenizer, name, instruction) for name in label_names]
     width = max(map(len, rows))
     ids = torch.tensor([[pad] * (width - len(row)) + row for row in rows])
     mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])

@@ -16,6 +16,8 @@ from understudy.errors import InputError
 from understudy.generation.prompts import encode_text, special_ids
 from understudy.methods.gradient_matching.config import VerbalizerConfig
 
+_OF_THE_PAPER = " It was"
+
 
 @dataclass(frozen=True)
 class Verbalizer:
@@ -61,15 +63,13 @@ def build_verbalizer(tokenizer: Any, label_names: Sequence[str], config: Verbali
         InputError: Fewer than two labels, words that do not fit the labels, a word or template without tokens, or two
             labels with the same first token.
     """
-    if len(label_names) < 2:
-        raise InputError(
-            f"label_names={list(label_names)}: expected at least two labels; declare every label of the data"
-        )
+    check_words(label_names, config)
     words = _words(label_names, config)
-    template = _encode(tokenizer, config.template)
+    text = template_of(config)
+    template = _encode(tokenizer, text)
     if not template:
-        raise InputError(f"verbalizer.template={config.template!r}: expected at least one token, found none")
-    tokens = [_first_token(tokenizer, config.template, word) for word in words.values()]
+        raise InputError(f"verbalizer.template={text!r}: expected at least one token, found none")
+    tokens = [first_token(tokenizer, text, word) for word in words.values()]
     _check_tokens(tokenizer, words, tokens)
     return Verbalizer(
         label_names=tuple(label_names),
@@ -102,9 +102,27 @@ def encode_rows(texts: Sequence[str | None], *, tokenizer: Any, verbalizer: Verb
     return RowTokens(ids, tokens + len(prefix) + len(template) - 1, tokens)
 
 
+def check_words(label_names: Sequence[str], config: VerbalizerConfig) -> None:
+    """Refuse fewer than two labels, and words that do not fit them.
+
+    Raises:
+        InputError: as `build_verbalizer`.
+    """
+    if len(label_names) < 2:
+        raise InputError(
+            f"label_names={list(label_names)}: expected at least two labels; declare every label of the data"
+        )
+    _words(label_names, config)
+
+
+def template_of(config: VerbalizerConfig) -> str:
+    """The template; that of the paper where none was calibrated."""
+    return _OF_THE_PAPER if config.template == "auto" else config.template
+
+
 def _words(label_names: Sequence[str], config: VerbalizerConfig) -> dict[str, str]:
     """Label name -> word."""
-    if config.words is None:
+    if isinstance(config.words, str):
         return {name: name for name in label_names}
     missing = [name for name in label_names if name not in config.words]
     unknown = sorted(set(config.words) - set(label_names))
@@ -116,7 +134,7 @@ def _words(label_names: Sequence[str], config: VerbalizerConfig) -> dict[str, st
     return {name: config.words[name] for name in label_names}
 
 
-def _first_token(tokenizer: Any, template: str, word: str) -> int | None:
+def first_token(tokenizer: Any, template: str, word: str) -> int | None:
     """The token that follows the template's where the word does; None if the word has no token."""
     before = _encode(tokenizer, template)
     together = _encode(tokenizer, f"{template} {word.strip()}")

@@ -147,7 +147,7 @@ def test_all_steps_in_order_and_counted(make_base, tokenizer):
     texts = [" ".join(generator.choice(["good", "bad", "film", "plot", "cast"], 4)) for _ in range(40)] + ["", " \n"]
     labels = np.arange(42) % 2
     losses = generator.random(42) + 0.2 * labels
-    config = FilterConfig(keep_lowest=8, examples=EXAMPLES)
+    config = FilterConfig(label_check=True, keep_lowest=8, examples=EXAMPLES)
     found = filter_texts(texts, losses, labels, base=base, verbalizer=verbalizer, config=config, max_length=10)
     said = few_shot_labels(
         texts, base=base, verbalizer=verbalizer, exemplars=exemplars_of(config, NAMES), max_length=10

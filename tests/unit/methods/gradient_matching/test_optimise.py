@@ -6,6 +6,7 @@ from random_models import random_model
 from torch.nn import functional
 
 from understudy.errors import InputError
+from understudy.generation.prompts import Instruction
 from understudy.methods.gradient_matching.config import GradientMatchingConfig
 from understudy.methods.gradient_matching.optimise import (
     SCHEMA,
@@ -289,7 +290,7 @@ def test_starts_are_public_streams_of_seed_label_and_number():
 
 
 def test_instructions_name_their_label_and_end_in_the_same_column(base):
-    ids, mask = instruction_prompts(base.tokenizer, NAMES, "{label}? {odd}")
+    ids, mask = instruction_prompts(base.tokenizer, NAMES, Instruction("{label}? {odd}"))
     for name, row, kept in zip(NAMES, ids, mask, strict=True):
         assert base.tokenizer.decode(row[kept.bool()]) == f"<|endoftext|>{name}? {{odd}}"
     assert bool(mask[:, -1].all())
@@ -301,8 +302,8 @@ def test_unfit_settings_are_refused_by_name(base):
     with pytest.raises(InputError, match=r"projection\.k=8200"):
         check_matching(base, NAMES, config=make_config(projection={"k": 8200}))
     check_matching(base, NAMES, config=make_config(projection={"k": 8200, "kind": "l2"}))
-    for changes in ({"length": 60, "max_length": 60}, {"length": "as_in_data", "max_length": 60}):
-        with pytest.raises(InputError, match="length=60"):
+    for changes in ({"length": 62, "max_length": 62}, {"length": "as_in_data", "max_length": 62}):
+        with pytest.raises(InputError, match="length=62"):
             check_matching(base, NAMES, config=make_config(**changes))
 
 

@@ -1,0 +1,38 @@
+"""What was chosen on public text before a charge, kept so that the same question has the same answer the next time.
+
+A choice is a function of public values, but its last bits hang on how a processor rounds. A run that is repeated must
+find the settings that it was charged for, so the first answer stays, in a file named by the question.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from understudy.tensor_files import write_atomically
+
+
+def remembered(question: Mapping[str, Any], make: Callable[[], dict[str, Any]], *, folder: Path) -> dict[str, Any]:
+    """The answer to a question about public values; asked once.
+
+    Args:
+        question: everything that the answer depends on, as JSON values: public.
+        make: finds the answer, as JSON values.
+        folder: where answers are kept.
+    """
+    asked = json.dumps(question, sort_keys=True)
+    place = folder / f"{hashlib.sha256(asked.encode()).hexdigest()}.json"
+    try:
+        kept = json.loads(place.read_text())
+    except (OSError, ValueError):
+        kept = {}
+    if isinstance(kept, dict) and kept.get("question") == json.loads(asked):
+        answer: dict[str, Any] = kept["answer"]
+        return answer
+    answer = json.loads(json.dumps(make()))
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_atomically(place, (json.dumps({"question": json.loads(asked), "answer": answer}, indent=1) + "\n").encode())
+    return answer
