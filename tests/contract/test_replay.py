@@ -11,6 +11,8 @@ SMALL = (
     "train.epochs=1.6",
     "train.micro_batch=20",
     "train.l2_clip_norm=0.1",
+    "train.learning_rate=2e-3",
+    "train.discriminator_learning_rate=2e-3",
     "generate.sampling.max_new_tokens=4",
 )
 VARIANTS = {

@@ -9,6 +9,7 @@ SMALL = (
     "max_length=12",
     "length=5",
     'verbalizer.words={"negative": "bad", "positive": "good", "rare": "odd"}',
+    'verbalizer.template=" It was"',
     "target.kind=sketch",
     "target.sketch_dimension=64",
     "target.l2_clip_norm=0.1",

@@ -29,6 +29,8 @@ SMALL_MATCHING = (
     "matching.shard_size=16",
     "matching.batch_size=8",
     "projection.k=20",
+    "verbalizer.words=names",
+    'verbalizer.template=" It was"',
     "filter.label_check=false",
     "filter.balance=false",
 )

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
+from understudy.errors import InputError
 from understudy.generation.config import PromptFormat, SamplingConfig
 from understudy.generation.prompts import build_prompts, row_seeds, special_ids
 from understudy.generation.sampling import sample
@@ -41,8 +42,17 @@ def write_own_texts(
 
     Returns:
         Texts and their label indices, label by label; a text may be empty.
+
+    Raises:
+        InputError: prompts and texts do not fit the model's context, or labels cannot be told apart.
     """
     prompts = build_prompts(base.tokenizer, label_names, prompt, about=about)
+    context = getattr(base.model.config, "max_position_embeddings", None)
+    if context is not None and prompts.width + tokens > context:
+        raise InputError(
+            f"model={base.name!r}: prompts of {prompts.width} tokens and a text of {tokens} do not fit its context of "
+            f"{context}; shorten --about or the label names, or choose a model with a longer context"
+        )
     labels = [label for label in range(len(label_names)) for _ in range(per_label)]
     device = next(base.model.parameters()).device
     targets = torch.tensor(labels, device=device)

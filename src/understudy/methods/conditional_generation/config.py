@@ -62,10 +62,19 @@ class TrainConfig(Frozen):
     )
     batch_size: Count = setting(256, "Expected Poisson batch, at least 1. tiny 256, paper 128.")
     epochs: Positive = setting(1.0, "Expected passes over the rows, above 0. tiny 1, paper 4.")
-    l2_clip_norm: Positive = setting(0.1, "Clip norm C of every stream's per-example gradient, above 0; paper 0.1.")
-    learning_rate: LearningRate = setting(2e-3, "Adam step of the language model, above 0. tiny 2e-3, paper 5e-4.")
-    discriminator_learning_rate: LearningRate = setting(
-        2e-3, "Adam step of discriminator and filter, above 0. tiny 2e-3, paper 5e-4."
+    l2_clip_norm: Positive | Literal["auto"] = setting(
+        "auto",
+        "Clip norm C of every stream's per-example gradient, above 0; auto: 0.1, or less where the model's own texts "
+        "have smaller gradients. tiny auto, paper 0.1.",
+    )
+    learning_rate: LearningRate | Literal["auto"] = setting(
+        "auto",
+        "Adam step of the language model, above 0; auto: the largest at which noise alone does the model little "
+        "damage, tried before the charge. tiny auto, paper 5e-4.",
+    )
+    discriminator_learning_rate: LearningRate | Literal["auto"] = setting(
+        "auto",
+        "Adam step of discriminator and filter, above 0; auto: that of the language model. tiny auto, paper 5e-4.",
     )
     learning_rate_decay: bool = setting(True, "Linear decay of both learning rates to 0; paper yes.")
     frozen_layers: CountOrZero = setting(
@@ -80,6 +89,17 @@ class TrainConfig(Frozen):
         "same on every machine.",
     )
     checkpoint_every: Count = setting(20, "Steps between checkpoints, at least 1; slow steps are saved within 30 s.")
+
+    @property
+    def clip(self) -> float:
+        """The clip norm; 0.1 where none was chosen yet."""
+        return 0.1 if self.l2_clip_norm == "auto" else self.l2_clip_norm
+
+    @property
+    def rates(self) -> tuple[float, float]:
+        """Learning rates of the language model and of the discriminator; 2e-3 where none was chosen yet."""
+        first = 2e-3 if self.learning_rate == "auto" else self.learning_rate
+        return first, first if self.discriminator_learning_rate == "auto" else self.discriminator_learning_rate
 
 
 class FilterConfig(Frozen):
@@ -118,6 +138,7 @@ _PROFILES: Profiles = {
             "max_length": 128,
             "batch_size": 128,
             "epochs": 4.0,
+            "l2_clip_norm": 0.1,
             "learning_rate": 5e-4,
             "discriminator_learning_rate": 5e-4,
             "frozen_layers": 6,

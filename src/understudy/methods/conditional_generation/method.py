@@ -35,12 +35,24 @@ def charged_settings(config: ConditionalGenerationConfig) -> ConditionalGenerati
 
 
 def resolve(
-    config: ConditionalGenerationConfig, n: int, _label_names: Sequence[str] = ()
+    config: ConditionalGenerationConfig, n: int, label_names: Sequence[str] = ()
 ) -> ConditionalGenerationConfig:
-    """Numbers for `train.micro_batch=auto` and `generate.batch_size=auto`; the first is part of the charge."""
+    """Numbers in place of every `auto`: batch sizes by the model's files, clip norm and rates by its own texts.
+
+    All but the generation batch are part of the charge.
+    """
+    from understudy.hardware import chosen
     from understudy.methods.conditional_generation.memory import resolve as numbers  # reads the model's folder
 
-    return numbers(config, n)
+    sized = numbers(config, n)
+    if "auto" not in (sized.train.l2_clip_norm, sized.train.learning_rate, sized.train.discriminator_learning_rate):
+        return sized
+    from understudy.methods.conditional_generation.twin import resolve_for
+    from understudy.models.loading import load_base
+
+    return resolve_for(
+        sized, n, label_names, base=lambda: load_base(sized, chosen()), kept_in=settings().home / "calibrations"
+    )
 
 
 def check_model(config: ConditionalGenerationConfig, label_names: Sequence[str]) -> LoadedModel:
@@ -83,7 +95,13 @@ def describe(config: ConditionalGenerationConfig, promise: Promise) -> Descripti
             "padded length in tokens": config.train.max_length,
             "what prompts say of the rows": config.about,
         },
-        dry_run={"steps": schedule.steps, "micro_batch": config.train.micro_batch},
+        dry_run={
+            "steps": schedule.steps,
+            "micro_batch": config.train.micro_batch,
+            "clip_norm": config.train.clip,
+            "learning_rate": config.train.rates[0],
+            "steering_kl_budget": config.generate.steering.kl_budget if config.steers else 0,
+        },
         floating_point=FLOATING_POINT + TRAINING_FLOATS,
     )
 

@@ -104,7 +104,7 @@ def queries_of(
     if n < 1:
         raise InputError(f"n={n}: expected at least one row")
     sigma = _histogram_sigma(config, epsilon=epsilon, delta=delta)
-    trainings = partial(_trainings, config, n)
+    trainings = partial(trainings_of, config, n)
     noise = calibrate_noise_multiplier(
         lambda z: event_of(_queries(trainings(z), sigma)), epsilon=epsilon, delta=delta, cache=cache
     )
@@ -132,7 +132,7 @@ def _histogram_sigma(config: ConditionalGenerationConfig, *, epsilon: float, del
     return analytic_gaussian_sigma(epsilon=epsilon * share, delta=delta * share, sensitivity=1.0)
 
 
-def _trainings(config: ConditionalGenerationConfig, n: int, noise_multiplier: float) -> tuple[DpSgdPlan, ...]:
+def trainings_of(config: ConditionalGenerationConfig, n: int, noise_multiplier: float) -> tuple[DpSgdPlan, ...]:
     """The trainings of a variant at one common noise level."""
     z, ratio = noise_multiplier, config.train.noise_ratio
     one_of_two = z * math.sqrt(1 + ratio**-2)  # (z1^-2 + (ratio z1)^-2)^-1/2 = z
@@ -157,7 +157,6 @@ def _training(config: ConditionalGenerationConfig, n: int, name: str, noise: dic
         sampling_probability=probability,
         steps=max(1, math.ceil(config.train.epochs / probability - 1e-9)),
         streams=tuple(
-            Stream(name=stream, l2_clip_norm=config.train.l2_clip_norm, noise_multiplier=z)
-            for stream, z in noise.items()
+            Stream(name=stream, l2_clip_norm=config.train.clip, noise_multiplier=z) for stream, z in noise.items()
         ),
     )

@@ -82,7 +82,7 @@ def fit(
     for training in schedule.trainings:
         if training.name == HEAD:
             merge_adapters(model)  # the head's features are frozen from here on
-        objectives = _objectives(model, rows, config)
+        objectives = objectives_of(model, rows, config)
         with _recomputed(model, active=shape is not None and recomputes(config, shape, micro_batch)):
             train(
                 model,
@@ -142,7 +142,9 @@ def _report(progress: Progress, before: int, total: int, step: int, _steps: int)
     progress(before + step, total)
 
 
-def _objectives(model: MultitaskModel, rows: EncodedRows, config: ConditionalGenerationConfig) -> dict[str, Objective]:
+def objectives_of(
+    model: MultitaskModel, rows: EncodedRows, config: ConditionalGenerationConfig
+) -> dict[str, Objective]:
     """Every stream that the variant could have; each trains what its loss reaches, so no noise goes elsewhere."""
     settings = config.train
     reading = Reading(
@@ -170,7 +172,7 @@ def _objectives(model: MultitaskModel, rows: EncodedRows, config: ConditionalGen
     def filter_stream(model: nn.Module, batch: Batch) -> Tensor:
         return discriminator_loss(cast(Classifier, model.filter), batch, reading=reading)
 
-    rate, second_rate = settings.learning_rate, settings.discriminator_learning_rate
+    rate, second_rate = settings.rates
     return {
         LM: Objective(lm_stream, lm, rate, schedule),
         DISCRIMINATOR: Objective(discriminator_stream, both, second_rate, schedule),

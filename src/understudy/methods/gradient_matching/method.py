@@ -82,11 +82,9 @@ def check_model(config: GradientMatchingConfig, label_names: Sequence[str]) -> L
 
 def _check_prompted(base: LoadedModel, label_names: Sequence[str], config: GradientMatchingConfig) -> None:
     """Refuse an instruction after which the baseline's texts, as long as real ones may be, do not fit."""
-    from understudy.methods.gradient_matching.optimise import instruction_prompts
+    from understudy.methods.gradient_matching.optimise import instruction_of, instruction_prompts
 
-    width = instruction_prompts(base.tokenizer, label_names, config.projection.instruction, about=config.about)[
-        0
-    ].shape[1]
+    width = instruction_prompts(base.tokenizer, label_names, instruction_of(config))[0].shape[1]
     context = getattr(base.model.config, "max_position_embeddings", None)
     if context is not None and width + config.max_length > context:
         raise InputError(

@@ -3,6 +3,7 @@
 import pytest
 
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
+from understudy.methods.conditional_generation.memory import resolve
 from understudy.methods.conditional_generation.method import METHOD
 from understudy.methods.method import Promise
 
@@ -15,7 +16,7 @@ def test_time_of_every_part_and_a_predicted_peak(variant):
     config = ConditionalGenerationConfig(
         variant=variant, samples=4, train={**SIZES, "epochs": 400.0}, generate={"sampling": sampling}
     )
-    config = METHOD.preparation.resolve(config, 40)
+    config = resolve(config, 40)
     queries = METHOD.charge.queries(config, n=40, epsilon=8.0, delta=1e-3)
     found = METHOD.preparation.estimate(config, Promise(queries, 40, 8.0, 1e-3, ("bad", "good")))
     assert found["expected_training_minutes"] > 0

@@ -49,7 +49,7 @@ def test_the_micro_batch_is_the_same_on_every_machine(machine):
     found = set()
     for gib in (0.5, 2, 8, 16, 23.5, 512):
         machine(gib)
-        charged = METHOD.charge.settings(METHOD.preparation.resolve(Config(), 8530))
+        charged = METHOD.charge.settings(resolve(Config(), 8530))
         found.add((rows_per_pass(Config(), 8530, BIG), charged.train.micro_batch, charged.model_dump_json()))
     assert {rows[:2] for rows in found} == {(8, 16)}
     assert len(found) == 1
@@ -72,9 +72,9 @@ def test_given_numbers_stay_and_need_no_model():
 @pytest.mark.usefixtures("machine")
 def test_the_charge_holds_the_resolved_number_and_not_that_of_generation():
     """An explicit number that equals what auto gives is the same charge."""
-    auto = METHOD.charge.settings(METHOD.preparation.resolve(Config(), 8530))
+    auto = METHOD.charge.settings(resolve(Config(), 8530))
     given = METHOD.charge.settings(
-        METHOD.preparation.resolve(Config(train={"micro_batch": 16}, generate={"batch_size": 5}), 8530)
+        resolve(Config(train={"micro_batch": 16}, generate={"batch_size": 5}), 8530)
     )
     assert auto.train.micro_batch == 16
     assert auto == given

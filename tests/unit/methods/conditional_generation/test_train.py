@@ -129,7 +129,7 @@ def test_each_stream_is_noised_where_its_loss_reaches_and_nowhere_else(run, make
         training, stream = mechanism.purpose.split("/")
         both = {"lm", "discriminator"} if training == "fine-tuning" else {"discriminator"}
         assert {n.split(".")[0] for n in names} == reach.get(stream, both)
-        assert mechanism.sensitivity == charged_sensitivity(config.train.l2_clip_norm)
+        assert mechanism.sensitivity == charged_sensitivity(config.train.clip)
 
 
 @pytest.mark.parametrize("name", ["alternating", "naive_pplm"])

@@ -1,0 +1,202 @@
+"""Clip norm and learning rate for a model that nobody tuned for, found on its own texts before the charge.
+
+*Clip norm.* Adam divides by the size of what it sees, so a clip norm below every per-example gradient changes the
+update by nothing but the last bits: every row counts alike. One that is above some of them makes those rows count
+less. So the norm is 0.1, as in the paper, halved until nine of ten of the model's own texts have a larger gradient.
+
+*Learning rate.* Each coordinate of the noised sum is mostly noise at the sizes that DP runs have, and Adam makes a step
+of the learning rate out of it. So the training is run on noise alone: the same steps, through the same mechanism, with
+no row drawn. The largest rate of a short ladder is taken that raises the model's loss on its own texts by no more than
+`MOST_DAMAGE`. Neither choice reads a private row, and both are made once for a model, its labels and its public words.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from understudy.data.private_rows import PrivateRows
+from understudy.generation.own_texts import write_own_texts
+from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
+from understudy.methods.conditional_generation.encode import EncodedRows, encode
+from understudy.methods.conditional_generation.fitting import check_model, train_on_table
+from understudy.methods.conditional_generation.losses import lm_loss
+from understudy.methods.conditional_generation.model import MultitaskModel, build_model
+from understudy.methods.conditional_generation.queries import Asked, QuerySchedule, trainings_of
+from understudy.methods.conditional_generation.train import objectives_of
+from understudy.models.choices import remembered
+from understudy.models.folders import folder_digest, model_folder
+from understudy.models.loading import LoadedModel
+from understudy.privacy.ledger.records import KeyMaterial
+from understudy.privacy.mechanisms import Mechanisms
+
+# Loss in nats per token; with the shipped models at the sizes of their default runs it gives the 2e-3 that was tuned.
+MOST_DAMAGE: Final = 0.0075
+RATES: Final = (2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3, 8e-3)
+_FIRST: Final = 3  # of `RATES`, where the search begins
+_LARGEST_NORM: Final = 0.1
+_VERSION: Final = 1  # of the way these are chosen; what was remembered by another is not taken
+_TEXTS: Final = 32
+_GRADIENTS: Final = 12
+_TOKENS: Final = 32
+_STEPS: Final = 48
+# So improbable that no row is drawn: steps of noise alone.
+_NOBODY: Final = 1e-12
+
+
+@dataclass(frozen=True)
+class Twin:
+    """The model's own texts, encoded as private rows would be.
+
+    Attributes:
+        base: loads the public model anew, for training changes it.
+        rows: the texts with the labels they were asked for.
+        config: of the run, with numbers for its batch sizes.
+        steps: of the run's first training.
+    """
+
+    base: Callable[[], LoadedModel]
+    rows: PrivateRows
+    config: ConditionalGenerationConfig
+    steps: int
+
+
+def resolve_for(
+    config: ConditionalGenerationConfig,
+    n: int,
+    label_names: Sequence[str],
+    *,
+    base: Callable[[], LoadedModel],
+    kept_in: Path,
+) -> ConditionalGenerationConfig:
+    """The settings with numbers for the clip norm and the learning rates that are `auto`.
+
+    Args:
+        config: batch sizes are numbers already; `model_digest` may be empty.
+        n: slots, public.
+        label_names: every label, public.
+        base: loads the public model; called only where nothing is remembered.
+        kept_in: folder of earlier choices.
+
+    Raises:
+        InputError: as `check_model`.
+    """
+    train = config.train
+    wanted = {name: getattr(train, name) for name in ("l2_clip_norm", "learning_rate", "discriminator_learning_rate")}
+    if "auto" not in wanted.values():
+        return config
+    steps = trainings_of(config, n, noise_multiplier=1.0)[0].steps
+    question = {
+        "of": "clip norm and learning rate",
+        "version": _VERSION,
+        "model": folder_digest(model_folder(config.model)),
+        "labels": list(label_names),
+        "about": config.about,
+        "prompt": config.prompt.model_dump(mode="json"),
+        "seed": config.public_seed,
+        "steps": steps,
+        "trained": [config.lora.model_dump(mode="json"), train.frozen_layers, train.learning_rate_decay],
+        "stream": [config.variant, config.update, config.discriminator.model_dump(mode="json")],
+        "max_length": train.max_length,
+    }
+
+    def choose() -> dict[str, Any]:
+        check_model(config, label_names)
+        rows = own_rows(base(), label_names, config)
+        twin = Twin(base, rows, config, steps)
+        return {"l2_clip_norm": clip_norm(twin), "learning_rate": learning_rate(twin)}
+
+    found = remembered(question, choose, folder=kept_in)
+    chosen = {name: found.get(name, found["learning_rate"]) for name, value in wanted.items() if value == "auto"}
+    return config.model_copy(update={"train": train.model_copy(update=chosen)})
+
+
+def own_rows(base: LoadedModel, label_names: Sequence[str], config: ConditionalGenerationConfig) -> PrivateRows:
+    """Texts that the public model writes for each label, in the place of private rows."""
+    texts, labels = write_own_texts(
+        base,
+        label_names,
+        about=config.about,
+        per_label=math.ceil(_TEXTS / len(label_names)),
+        tokens=min(_TOKENS, config.train.max_length - 1),
+        public_seed=config.public_seed,
+        prompt=config.prompt,
+    )
+    return PrivateRows(texts, labels, tuple(label_names))
+
+
+def clip_norm(twin: Twin) -> float:
+    """0.1, halved until nine of ten texts have a larger gradient of the run's first stream."""
+    base = twin.base()
+    model = build_model(base.model, label_names=twin.rows.label_names, config=twin.config)
+    rows = encode(twin.rows, tokenizer=base.tokenizer, config=twin.config)
+    stream = trainings_of(twin.config, len(rows.label), noise_multiplier=1.0)[0].streams[0].name
+    objective = objectives_of(model, rows, twin.config)[stream]
+    spread = torch.linspace(0, len(rows.label) - 1, min(_GRADIENTS, len(rows.label))).long().unique().tolist()
+    parameters = list(objective.parameters.values())
+    norms = sorted(_gradient_norm(model, objective.loss, parameters, rows, row) for row in spread)
+    tenth, norm = norms[len(norms) // 10], _LARGEST_NORM
+    while norm > tenth > 0:
+        norm /= 2
+    return norm
+
+
+def _gradient_norm(
+    model: nn.Module, loss: Callable[..., torch.Tensor], parameters: list[nn.Parameter], rows: EncodedRows, row: int
+) -> float:
+    fields = ("input_ids", "attention_mask", "loss_mask", "label", "valid")
+    batch = {name: getattr(rows, name)[row : row + 1] for name in fields}
+    batch = {**batch, "slot": torch.tensor([row]), "step": torch.tensor(0)}
+    slopes = torch.autograd.grad(loss(model, batch).sum(), parameters, allow_unused=True)
+    return math.sqrt(sum(float(slope.double().square().sum()) for slope in slopes if slope is not None))
+
+
+def learning_rate(twin: Twin) -> float:
+    """The largest rate of the ladder whose steps of noise alone do little damage."""
+    at = _FIRST
+    if damage(twin, RATES[at]) <= MOST_DAMAGE:
+        while at + 1 < len(RATES) and damage(twin, RATES[at + 1]) <= MOST_DAMAGE:
+            at += 1
+        return RATES[at]
+    while at > 0:
+        at -= 1
+        if damage(twin, RATES[at]) <= MOST_DAMAGE:
+            break
+    return RATES[at]
+
+
+def damage(twin: Twin, rate: float) -> float:
+    """Rise of the loss on the model's own texts, in nats per token, after the run's steps on noise alone.
+
+    A random walk's distance grows with the square root of its steps: of long trainings a part is run, at a larger rate.
+    """
+    steps = min(twin.steps, _STEPS)
+    scaled = rate * math.sqrt(twin.steps / steps)
+    train = twin.config.train.model_copy(update={"learning_rate": scaled, "discriminator_learning_rate": scaled})
+    config = twin.config.model_copy(update={"train": train, "class_sizes": "balanced"})
+    plans = trainings_of(config, len(twin.rows.texts), noise_multiplier=1.0)[:1]
+    quiet = plans[0].model_copy(update={"sampling_probability": _NOBODY, "steps": steps})
+    schedule = QuerySchedule(trainings=(quiet,))
+    # Keys of no charge: no private row is there.
+    mechanisms = Mechanisms.live(KeyMaterial(b"own-text" * 4, "own-text", b"own-text" * 4, schedule.queries))
+    base = twin.base()
+    rows = encode(twin.rows, tokenizer=base.tokenizer, config=config)
+    before = _loss(MultitaskModel(base.model), rows)
+    trained = train_on_table(twin.rows, Asked(config, schedule, mechanisms), base=base).trained
+    return _loss(trained.model, rows) - before
+
+
+def _loss(model: MultitaskModel, rows: EncodedRows) -> float:
+    fields, losses = ("input_ids", "attention_mask", "loss_mask"), []
+    device = next(model.parameters()).device
+    with torch.no_grad():
+        for start in range(0, len(rows.label), 8):
+            batch = {name: getattr(rows, name)[start : start + 8].to(device) for name in fields}
+            losses.append(lm_loss(model, batch, prompts=rows.prompts))
+    return float(torch.cat(losses).mean())

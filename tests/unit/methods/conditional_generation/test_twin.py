@@ -1,0 +1,85 @@
+"""What is chosen before the charge on the model's own texts: clip norm and learning rate."""
+
+import math
+
+import pytest
+import torch
+
+from understudy.errors import InputError
+from understudy.methods.conditional_generation import twin as own
+from understudy.methods.conditional_generation.method import METHOD
+from understudy.methods.conditional_generation.twin import Twin, clip_norm, damage, learning_rate, own_rows, resolve_for
+
+
+@pytest.fixture
+def twin_of(make_base, make_config, label_names):
+    def made(steps: int = 12, scale: float = 1.0, **changes) -> Twin:
+        def base():
+            loaded = make_base()
+            with torch.no_grad():
+                loaded.model.get_output_embeddings().weight.mul_(scale)
+            return loaded
+
+        config = make_config(about="notes", **changes)
+        return Twin(base, own_rows(base(), label_names, config), config, steps)
+
+    return made
+
+
+def test_a_larger_rate_does_more_damage_and_no_step_none(twin_of):
+    twin = twin_of()
+    harms = [damage(twin, rate) for rate in (1e-5, 2e-2, 1e-1)]
+    assert abs(harms[0]) < 1e-3
+    assert harms[0] < harms[1] < harms[2]
+    assert damage(twin, 2e-2) == harms[1]  # a function of public values
+
+
+def test_the_rate_is_the_largest_that_does_little_damage(twin_of, monkeypatch):
+    twin = twin_of()
+    for most in (0.0, own.MOST_DAMAGE, math.inf):
+        monkeypatch.setattr(own, "MOST_DAMAGE", most)
+        chosen = learning_rate(twin)
+        at = own.RATES.index(chosen)
+        assert at == 0 or damage(twin, chosen) <= most
+        assert at == len(own.RATES) - 1 or damage(twin, own.RATES[at + 1]) > most
+
+
+def test_long_trainings_are_scaled_down(twin_of, monkeypatch):
+    whole = damage(twin_of(steps=48), 2e-2)
+    monkeypatch.setattr(own, "_STEPS", 12)
+    part = damage(twin_of(steps=48), 2e-2)
+    assert part == pytest.approx(whole, rel=0.8)
+
+
+def test_the_clip_norm_lies_below_the_gradients_of_own_texts(twin_of, label_names):
+    large, small = (clip_norm(twin_of(scale=scale, variant="naive")) for scale in (1.0, 1e-4))
+    assert large == 0.1
+    assert small < 0.1
+    assert math.log2(0.1 / small) == int(math.log2(0.1 / small))
+
+
+def test_auto_becomes_numbers_once_and_what_is_given_stays(make_base, make_config, label_names, tmp_path, monkeypatch):
+    monkeypatch.setattr(own, "check_model", lambda *_: None)
+    monkeypatch.setattr(own, "folder_digest", lambda _: "digest")
+    monkeypatch.setattr(own, "model_folder", lambda _: tmp_path)
+    config, calls = make_config(train={"learning_rate": 0.003}), []
+
+    def base():
+        calls.append(1)
+        return make_base()
+
+    first = resolve_for(config, 40, label_names, base=base, kept_in=tmp_path)
+    loads = len(calls)
+    assert first.train.learning_rate == 0.003
+    assert first.train.discriminator_learning_rate in own.RATES
+    assert first.train.l2_clip_norm <= 0.1
+    assert resolve_for(config, 40, label_names, base=base, kept_in=tmp_path) == first
+    assert len(calls) == loads
+    assert resolve_for(first, 40, label_names, base=None, kept_in=tmp_path) == first
+
+
+def test_what_cannot_be_trained_is_refused_before_a_text_is_written(make_config, tmp_path, monkeypatch):
+    monkeypatch.setenv("UNDERSTUDY_HOME", str(tmp_path / "home"))
+    config = make_config(model="tiny-llama", train={"max_length": 8000})
+    with pytest.raises(InputError, match="context"):
+        METHOD.preparation.resolve(config, 40, ("negative", "positive"))
