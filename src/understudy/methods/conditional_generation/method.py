@@ -39,9 +39,8 @@ def resolve(
 ) -> ConditionalGenerationConfig:
     """Numbers in place of every `auto`: batch sizes by the model's files, clip norm and rates by its own texts.
 
-    All but the generation batch are part of the charge.
+    All but the generation batch are part of the charge, so they are found on the CPU, wherever the run computes.
     """
-    from understudy.hardware import chosen
     from understudy.methods.conditional_generation.memory import resolve as numbers  # reads the model's folder
 
     sized = numbers(config, n)
@@ -50,9 +49,7 @@ def resolve(
     from understudy.methods.conditional_generation.twin import resolve_for
     from understudy.models.loading import load_base
 
-    return resolve_for(
-        sized, n, label_names, base=lambda: load_base(sized, chosen()), kept_in=settings().home / "calibrations"
-    )
+    return resolve_for(sized, n, label_names, base=lambda: load_base(sized), kept_in=settings().home / "calibrations")
 
 
 def check_model(config: ConditionalGenerationConfig, label_names: Sequence[str]) -> LoadedModel:

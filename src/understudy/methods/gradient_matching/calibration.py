@@ -28,7 +28,7 @@ from understudy.generation.own_texts import write_own_texts
 from understudy.generation.prompts import encode_text, position_ids, special_ids
 from understudy.generation.step import backbone, next_logits
 from understudy.methods.gradient_matching.config import GradientMatchingConfig, VerbalizerConfig
-from understudy.methods.gradient_matching.verbalizer import check_words, first_token
+from understudy.methods.gradient_matching.verbalizer import build_verbalizer, check_words, first_token
 from understudy.models.choices import remembered
 from understudy.models.folders import folder_digest, model_folder
 from understudy.models.loading import LoadedModel
@@ -311,7 +311,14 @@ def resolve_for(
         "seed": config.public_seed,
         "verbalizer": words.model_dump(mode="json"),
     }
-    found = Calibration(**remembered(question, lambda: asdict(calibrate(base(), label_names, config)), folder=kept_in))
+
+    def choose() -> dict[str, Any]:
+        loaded = base()
+        if isinstance(words.words, dict):
+            build_verbalizer(loaded.tokenizer, label_names, words)  # refuses words that cannot stand for labels
+        return asdict(calibrate(loaded, label_names, config))
+
+    found = Calibration(**remembered(question, choose, folder=kept_in))
     chosen = words.model_copy(update={"template": found.template, "words": found.words})
     told = {"label_check": found.can_tell, "prior": found.prior} if check == "auto" else {}
     return config.model_copy(update={"verbalizer": chosen, "filter": config.filter.model_copy(update=told)})

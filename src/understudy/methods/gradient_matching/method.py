@@ -73,7 +73,7 @@ def check_model(config: GradientMatchingConfig, label_names: Sequence[str]) -> L
     check_context(loaded, verbalizer, config)
     check_matching(loaded, label_names, config=config)
     _check_prompted(loaded, label_names, config)
-    if config.filter.label_check is True:
+    if config.filter.label_check is True or config.filter.examples:
         exemplars = exemplars_of(config.filter, label_names)
         # No text to label: what is left of the call is its checks.
         few_shot_labels([], base=loaded, verbalizer=verbalizer, exemplars=exemplars, max_length=config.max_length)
@@ -97,16 +97,15 @@ def _check_prompted(base: LoadedModel, label_names: Sequence[str], config: Gradi
 def resolve(config: GradientMatchingConfig, _n: int, label_names: Sequence[str] = ()) -> GradientMatchingConfig:
     """Words, template and label check in place of `auto`, chosen on texts that the public model wrote.
 
+    They are part of the charge, so they are found on the CPU, wherever the run computes.
+
     Raises:
         InputError: fewer than two labels, or words that do not fit them.
     """
-    from understudy.hardware import chosen
     from understudy.methods.gradient_matching.calibration import resolve_for
     from understudy.models.loading import load_base
 
-    return resolve_for(
-        config, label_names, base=lambda: load_base(config, chosen()), kept_in=settings().home / "calibrations"
-    )
+    return resolve_for(config, label_names, base=lambda: load_base(config), kept_in=settings().home / "calibrations")
 
 
 def queries(config: GradientMatchingConfig, *, n: int, epsilon: float, delta: float) -> Queries:

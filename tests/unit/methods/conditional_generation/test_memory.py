@@ -73,9 +73,7 @@ def test_given_numbers_stay_and_need_no_model():
 def test_the_charge_holds_the_resolved_number_and_not_that_of_generation():
     """An explicit number that equals what auto gives is the same charge."""
     auto = METHOD.charge.settings(resolve(Config(), 8530))
-    given = METHOD.charge.settings(
-        resolve(Config(train={"micro_batch": 16}, generate={"batch_size": 5}), 8530)
-    )
+    given = METHOD.charge.settings(resolve(Config(train={"micro_batch": 16}, generate={"batch_size": 5}), 8530))
     assert auto.train.micro_batch == 16
     assert auto == given
 
