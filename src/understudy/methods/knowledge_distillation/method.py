@@ -35,7 +35,9 @@ def charged_settings(config: KnowledgeDistillationConfig) -> KnowledgeDistillati
     return config.model_copy(update={**others, "tune": tune})
 
 
-def resolve(config: KnowledgeDistillationConfig, _n: int) -> KnowledgeDistillationConfig:
+def resolve(
+    config: KnowledgeDistillationConfig, _n: int, _label_names: Sequence[str] = ()
+) -> KnowledgeDistillationConfig:
     """The digests of the public seed set and, where it is in this process, of the professional model."""
     from understudy.methods.knowledge_distillation.base import seed_digest
     from understudy.models.folders import folder_digest, model_folder
