@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from understudy.tensor_files import write_atomically
+from understudy.durable import write_atomically
 
 
 def remembered(question: Mapping[str, Any], make: Callable[[], dict[str, Any]], *, folder: Path) -> dict[str, Any]:

@@ -138,7 +138,7 @@ def clip_norm(twin: Twin) -> float:
     rows = encode(twin.rows, tokenizer=base.tokenizer, config=twin.config)
     stream = trainings_of(twin.config, len(rows.label), noise_multiplier=1.0)[0].streams[0].name
     objective = objectives_of(model, rows, twin.config)[stream]
-    spread = torch.linspace(0, len(rows.label) - 1, min(_GRADIENTS, len(rows.label))).long().unique().tolist()
+    spread = range(0, len(rows.label), math.ceil(len(rows.label) / _GRADIENTS))
     parameters = list(objective.parameters.values())
     norms = sorted(_gradient_norm(model, objective.loss, parameters, rows, row) for row in spread)
     tenth, norm = norms[len(norms) // 10], _LARGEST_NORM
