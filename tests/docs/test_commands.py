@@ -49,6 +49,16 @@ FEWER = {
         "measure.most_pairs=4",
         "measure.win_pairs=1",
     ),
+    "trajectory-matching": (
+        "experts.count=1",
+        "experts.epochs=1",
+        "distil.max_start=1",
+        "distil.steps=2",
+        "distil.inner_steps=2",
+        "max_length=56",
+        "tuning.epochs=1",
+        "tuning.questions=4",
+    ),
     "preference-optimization": (
         "rounds=1",
         "candidates.prompts=4",
@@ -108,7 +118,7 @@ def test_every_understudy_command_runs(tmp_path, monkeypatch, capsys, prefect_se
     assert {"matching.loss.median", "audit.mia.positive_control.advantage"} <= matching["metrics"].keys()
     preferences = json.loads((tmp_path / "out/preferences/internal/report.json").read_text())
     assert {"rounds.recovery.round_1", "utility.next_token.synthetic.accuracy"} <= preferences["metrics"].keys()
-    for name in ("matching-low", "preferences-low", "preferences-masked"):
+    for name in ("trajectories-private", "matching-low", "preferences-low", "preferences-masked"):
         assert not (tmp_path / "out" / name).exists(), "a dry run left something"
 
 

@@ -103,9 +103,7 @@ def choose(
     Raises:
         InputError: more are wanted than can be chosen from.
     """
-    settings = config.selection
-    if config.samples is not None:
-        settings = settings.model_copy(update={"rows": config.samples})
+    settings = config.selecting
     generator = np.random.default_rng(config.public_seed)
     if settings.strategy == "random":
         return random_rows(len(pairs), rows_wanted(settings, len(pairs)), generator=generator)

@@ -130,9 +130,9 @@ class TrajectoryMatchingConfig(MethodSettings):
         return self
 
     @property
-    def reads_selected(self) -> bool:
-        """Whether real rows carry the pseudo tokens."""
-        return self.carrier == "selected"
+    def selecting(self) -> SelectionConfig:
+        """How rows are selected; `samples` is the same as `selection.rows` and counts before it."""
+        return self.selection if self.samples is None else self.selection.model_copy(update={"rows": self.samples})
 
 
 def promised(config: TrajectoryMatchingConfig, *, has_epsilon: bool) -> TrajectoryMatchingConfig:

@@ -55,7 +55,7 @@ def check_model(config: TrajectoryMatchingConfig) -> LoadedModel:
         )
     if config.carrier != "selected":
         available = read_pairs(config.carriers, setting="carriers").num_rows
-        rows_wanted(_selection(config), available)
+        rows_wanted(config.selecting, available)
     if config.selection.target is not None:
         read_pairs(config.selection.target, setting="selection.target")
     if config.experts.private:
@@ -67,11 +67,6 @@ def check_model(config: TrajectoryMatchingConfig) -> LoadedModel:
     return base
 
 
-def _selection(config: TrajectoryMatchingConfig) -> Any:
-    wanted = {} if config.samples is None else {"rows": config.samples}
-    return config.selection.model_copy(update=wanted)
-
-
 def expected_cost(config: TrajectoryMatchingConfig, promise: Promise) -> dict[str, Any]:
     """Minutes of experts, selection, distillation and tuning, and the peak of memory in MiB."""
     base = load_base(config, chosen())
@@ -79,7 +74,7 @@ def expected_cost(config: TrajectoryMatchingConfig, promise: Promise) -> dict[st
     of_carriers = (
         promise.n if config.carrier == "selected" else read_pairs(config.carriers, setting="carriers").num_rows
     )
-    rows = rows_wanted(_selection(config), of_carriers)
+    rows = rows_wanted(config.selecting, of_carriers)
     experts, distilling, tuning = config.experts, config.distil, config.tuning
     if experts.private:
         step = _private_step(student, base, config, promise)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from understudy.errors import InputError
 from understudy.methods.trajectory_matching.config import TrajectoryMatchingConfig
+from understudy.methods.trajectory_matching.selection import rows_wanted
 from understudy.privacy.accounting import calibrate_noise_multiplier
 from understudy.privacy.dpsgd.training import DpSgdPlan, Stream
 from understudy.privacy.queries import Queries, event_of
@@ -56,10 +57,13 @@ def queries_of(
         cache: folder of earlier calibrations, or None.
 
     Raises:
-        InputError: a value is out of range, or a finite epsilon is asked of experts that are not private.
+        InputError: a value is out of range, more rows are to be chosen than there are, or a finite epsilon is asked of
+            experts that are not private.
     """
     if n < 1:
         raise InputError(f"n={n}: expected at least one row")
+    if config.carrier == "selected":
+        rows_wanted(config.selecting, n)
     if not config.experts.private:
         if math.isfinite(epsilon):
             raise InputError(

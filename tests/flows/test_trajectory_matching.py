@@ -1,0 +1,111 @@
+"""Trajectory matching without an epsilon, from a file to its folder, with the real Prefect engine."""
+
+import functools
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from understudy.errors import InputError
+from understudy.privacy.ledger.ledger import Ledger
+from understudy.runs.validation import validate
+from understudy.settings import prepare_environment
+from understudy.tensor_files import load_tensors
+
+METHOD = "trajectory-matching"
+COMPUTED = {"train-expert", "gather-experts", "select-rows", "distil", "emit-text", "evaluate-tuning"}
+SETTINGS = (
+    "max_length=56",
+    "experts.count=2",
+    "experts.epochs=2",
+    "experts.lora_rank=2",
+    "distil.max_start=1",
+    "distil.steps=3",
+    "distil.inner_steps=2",
+    "distil.batch_size=2",
+    "tuning.epochs=1",
+    "tuning.questions=6",
+)
+
+
+@pytest.fixture(autouse=True)
+def with_server(prefect_server):
+    prepare_environment()
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    path = tmp_path / "pairs.parquet"
+    asked = [f"patient zq{i}x asks how ward {i % 9} was" for i in range(40)]
+    table = pa.table({"instruction": asked, "response": ["dreadful" if i % 2 else "lovely" for i in range(40)]})
+    pq.write_table(table, path)
+    return path
+
+
+@pytest.fixture
+def plain(request_of, pairs):
+    """A request without an epsilon, with some fields changed."""
+    fields = {"data": str(pairs), "epsilon": None, "samples": 4, "label_names": None, "overrides": SETTINGS}
+    return lambda **changed: request_of(**{**fields, **changed})
+
+
+def test_real_rows_stay_until_sharing_them_is_asked_for(run_flow, plain, pairs, tmp_path):
+    run = functools.partial(run_flow, METHOD, tasks=COMPUTED)
+    first, states = run(plain())
+    assert {states[name] for name in COMPUTED} == {"Completed"}
+    assert first.export is None
+    assert not (tmp_path / "out/export").exists()
+    report = json.loads((tmp_path / "out/internal/report.json").read_text())
+    assert (report["statement"]["verdict"], report["statement"]["epsilon"]) == ("none", None)
+    assert report["statement"]["mechanisms"] == []
+    assert {"tuning.distilled.accuracy", "tuning.expert.loss", "distillation.matching_loss.last"} <= report[
+        "metrics"
+    ].keys()
+    assert Ledger.open().spent("ward") == (0.0, 0.0)
+    kept = pq.read_table(tmp_path / "out/internal/synthetic.parquet").to_pylist()
+    known = pq.read_table(pairs)["instruction"].to_pylist()
+    assert len(kept) == 4
+    assert all(any(row["instruction"].endswith(text) for text in known) for row in kept)
+
+    shared, states = run(plain(share_real_rows=True))
+    assert {states[name] for name in COMPUTED} == {"Cached"}
+    assert shared.synthetic == first.synthetic
+    export = tmp_path / "out/export"
+    assert json.loads((export / "statement.json").read_text())["verdict"] == "none"
+    tensors = load_tensors(export / "distilled/pseudo_tokens.safetensors")
+    assert tensors["embeddings"].shape[:2] == (4, 2)
+    assert Ledger.open().spent("ward") == (0.0, 0.0)
+
+    other = tuple(one for one in SETTINGS if not one.startswith("distil.steps"))
+    _, states = run(plain(share_real_rows=True, overrides=(*other, "distil.steps=2")))
+    assert states["train-expert"] == "Cached", "experts do not meet the settings of the distillation"
+    assert states["distil"] == "Completed"
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"samples": 400}, r"selection\.rows=400: expected at most the 40 rows"),
+        ({"overrides": (*SETTINGS, "distil.tokens=0")}, "distil.tokens"),
+        ({"overrides": (*SETTINGS, "distil.max_start=3")}, r"distil\.max_start=3.*experts\.epochs=2"),
+        ({"overrides": (*SETTINGS, "max_length=4000")}, "max_length"),
+        ({"overrides": (*SETTINGS, "experts.private=true")}, "give --epsilon"),
+        ({"overrides": (*SETTINGS, "carriers=nowhere.parquet", "carrier=public")}, "carriers=nowhere.parquet"),
+        ({"epsilon": 3.0, "overrides": (*SETTINGS, "carrier=selected")}, "carrier=selected"),
+        ({"epsilon": 3.0, "share_real_rows": True}, "--share-real-rows"),
+        ({"epsilon": 3.0, "samples": 4000}, r"selection\.rows=4000"),
+        ({"budget": None}, "a run without --epsilon on a new source"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_stored(plain, changed, named):
+    with pytest.raises(InputError, match=named):
+        validate(plain(**changed), METHOD)
+    assert Ledger.open().sources() == ()
+
+
+def test_other_methods_still_need_an_epsilon(request_of):
+    with pytest.raises(InputError, match="--epsilon is missing: conditional-generation promises"):
+        validate(request_of(epsilon=None), "conditional-generation")
+    with pytest.raises(InputError, match="--share-real-rows"):
+        validate(request_of(share_real_rows=True), "conditional-generation")
