@@ -1,0 +1,258 @@
+"""What a few rows with learned pseudo tokens are worth: ag_news as instructions, the topics as choices.
+
+A cell is one arm with a seed and a way of selecting; the arms:
+
+- `untuned`: the base model; `full`: tuned on every row, as an expert is;
+- `selected`: tuned on the selected rows; `mean_tokens`: on them behind k unlearned mean tokens;
+- `nacd`: on them behind learned pseudo tokens; `beta0`: the same without the pull towards real tokens;
+- `frozen`: pseudo tokens stay at the mean, the step size is learned: what the matching loss is compared with;
+- `transfer_untuned`, `transfer_selected`, `transfer_text`: the other model, on the rows, and behind the tokens' text.
+
+Experts and distillations are kept in the cache with their checkpoints, so a run that is stopped goes on where it was.
+Nothing here is private: ag_news plays the part of the private set, and every cell is at epsilon infinity.
+
+    python benchmarks/trajectory_matching.py --data DATA --cache CACHE
+    python benchmarks/trajectory_matching.py --data DATA --cache CACHE --rows 300 --steps 30 --seeds 0
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import torch
+from cells import Benchmark, Call, Value, arguments, complete, parse, settings_from, short_digest
+from tables import Row, print_table, write_figures
+
+from understudy.evaluation.multiple_choice import accuracy, questions_of
+from understudy.generation.instructions import Pair, PairEncoder
+from understudy.methods.trajectory_matching.carriers import choose, encoded
+from understudy.methods.trajectory_matching.config import TrajectoryMatchingConfig
+from understudy.methods.trajectory_matching.distil import Distilled, distil, mean_prompts
+from understudy.methods.trajectory_matching.emission import (
+    PROMPTS_FILE,
+    decoded,
+    load_distilled,
+    save_distilled,
+    with_pseudo_text,
+)
+from understudy.methods.trajectory_matching.experts import (
+    Trajectory,
+    adapters_of,
+    expert_student,
+    load_trajectory,
+    save_trajectory,
+    train_expert,
+)
+from understudy.methods.trajectory_matching.student import Student
+from understudy.methods.trajectory_matching.training import Schedule, fine_tune
+from understudy.methods.trajectory_matching.unroll import Weights
+from understudy.models.loading import LoadedModel, load_model
+
+TOPICS = ("World", "Sports", "Business", "Sci/Tech")
+QUESTION = "What is this news about: World, Sports, Business or Sci/Tech? "
+CHARACTERS = 240
+WITHOUT_SELECTION = ("untuned", "full", "transfer_untuned")
+LEARNT = {"nacd": {}, "beta0": {"beta": 0.0}, "frozen": {"trainable": "step_size"}}
+ARMS = (*WITHOUT_SELECTION, "selected", "mean_tokens", *LEARNT, "transfer_selected", "transfer_text")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all cells have in common."""
+
+    data: Path
+    cache: Path
+    model: str = "tiny-llama"
+    other: str = "tiny-gpt2"
+    rows: int = 2700
+    test_rows: int = 400
+    ratio: float = 0.05
+    steps: int = 300
+    tuning_epochs: int = 10
+
+    def config(self, seed: int, strategy: str, **distilling: Any) -> TrajectoryMatchingConfig:
+        """The method's settings of a cell."""
+        return TrajectoryMatchingConfig.model_validate(
+            {
+                "model": self.model,
+                "max_length": 112,
+                "public_seed": seed,
+                "experts": {"count": 1, "private": False},
+                "carrier": "selected",
+                "selection": {"strategy": strategy, "ratio": self.ratio},
+                "distil": {"steps": self.steps, **distilling},
+                "tuning": {"epochs": self.tuning_epochs},
+            }
+        )
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One line of a table."""
+
+    arm: str
+    strategy: str
+    seed: int
+    epsilon: float = field(default=math.inf)
+
+    @property
+    def name(self) -> str:
+        """A file name."""
+        return "-".join(("trajectory", self.arm, self.strategy, str(self.seed)))
+
+
+def pairs_of_news(settings: Settings, split: str, count: int) -> list[Pair]:
+    """The first rows of ag_news as questions about their topic."""
+    rows = pq.read_table(settings.data / "ag_news" / f"{split}.parquet").slice(0, count).to_pylist()
+    return [Pair(QUESTION + row["text"][:CHARACTERS], row["label_name"]) for row in rows]
+
+
+def trajectory(settings: Settings, seed: int) -> Trajectory:
+    """The expert of a seed: read, or trained from its last checkpoint."""
+    config = settings.config(seed, "random")
+    name = short_digest({"model": settings.model, "rows": settings.rows, "config": config.experts.model_dump()})
+    folder = settings.cache / f"expert-{seed}-{name}"
+    path = folder / "trajectory.safetensors"
+    if not path.exists():
+        base = load_model(settings.model)
+        rows = PairEncoder(base.tokenizer).encode(pairs_of_news(settings, "train", settings.rows), max_length=112)
+        student = expert_student(base.model, config, 0)
+        save_trajectory(path, train_expert(student, rows, config, 0, folder=folder / "checkpoints"))
+    return load_trajectory(path)
+
+
+def selected(settings: Settings, cell: Cell) -> list[Pair]:
+    """The rows that carry pseudo tokens."""
+    config, base = settings.config(cell.seed, cell.strategy), load_model(settings.model)
+    pairs = pairs_of_news(settings, "train", settings.rows)
+    student = expert_student(base.model, config, 0)
+    return [pairs[row] for row in choose(pairs, None, config, student=student, tokenizer=base.tokenizer)]
+
+
+def distilled(settings: Settings, cell: Cell, arm: str, carriers: Sequence[Pair]) -> tuple[Distilled, list[str]]:
+    """The pseudo tokens of an arm and their text: read, or learned from the last checkpoint on."""
+    config, base = settings.config(cell.seed, cell.strategy, **LEARNT[arm]), load_model(settings.model)
+    folder = settings.cache / f"{arm}-{cell.strategy}-{cell.seed}-{digest(settings, cell)}"
+    student = expert_student(base.model, config, 0)
+    if not (folder / PROMPTS_FILE).exists():
+        rows = encoded(carriers, base.tokenizer, config)
+        found = distil(student, rows, [trajectory(settings, cell.seed)], config, folder=folder / "checkpoints")
+        save_distilled(folder, found, decoded(found.prompts, student.vocabulary, base.tokenizer)[0])
+    result, tokens = load_distilled(folder)
+    return result, [str(base.tokenizer.decode(row)) for row in tokens.tolist()]
+
+
+def measured(student: Student, base: LoadedModel, weights: Weights, settings: Settings) -> Value:
+    """Accuracy among the four topics."""
+    questions = questions_of(pairs_of_news(settings, "test", settings.test_rows), candidates=TOPICS)
+    with torch.no_grad():
+        for name, parameter in adapters_of(student).items():
+            parameter.copy_(weights[name])
+    return {"accuracy": accuracy(student.lm, base.tokenizer, questions, max_length=112)}
+
+
+def figures(settings: Settings, cell: Cell) -> Value:
+    """The figures of one cell."""
+    transfers = cell.arm.startswith("transfer_")
+    base = load_model(settings.other if transfers else settings.model)
+    config = settings.config(cell.seed, cell.strategy)
+    student = expert_student(base.model, config, 0)
+    if cell.arm in ("untuned", "transfer_untuned"):
+        return measured(student, base, student.start, settings)
+    if cell.arm == "full":
+        return measured(student, base, trajectory(settings, cell.seed)[-1], settings)
+    pairs, prompts, found = selected(settings, cell), None, {}
+    if cell.arm == "mean_tokens":
+        prompts = mean_prompts(student.vocabulary, len(pairs), config.distil.tokens)
+    elif cell.arm in LEARNT or cell.arm == "transfer_text":
+        result, texts = distilled(settings, cell, "nacd" if transfers else cell.arm, pairs)
+        found = curve(result)
+        prompts = None if transfers else result.prompts
+        if transfers:
+            asked = with_pseudo_text([pair.instruction for pair in pairs], texts)
+            pairs = [replace(pair, instruction=text) for pair, text in zip(pairs, asked, strict=True)]
+    schedule = Schedule(config.tuning.epochs, config.tuning.batch_size, config.tuning.learning_rate, cell.seed)
+    tuned = fine_tune(student, encoded(pairs, base.tokenizer, config), schedule, prompts=prompts)
+    return measured(student, base, tuned.weights, settings) | found
+
+
+def curve(result: Distilled) -> Value:
+    """How a distillation went: means of its last tenth."""
+    tail = max(1, len(result.losses) // 10)
+    return {
+        "matching_loss": float(result.losses[-tail:].mean()),
+        "distance": float(result.distances[-tail:].mean()),
+        "step_size": result.step_size,
+    }
+
+
+def digest(settings: Settings, cell: Cell) -> str:
+    """Of everything that a cell's figures depend on."""
+    facts = {name: value for name, value in vars(settings).items() if name not in ("data", "cache")}
+    return short_digest({**facts, "config": settings.config(cell.seed, cell.strategy).model_dump()})
+
+
+def shared(settings: Settings, cells: Sequence[Cell]) -> list[list[Call]]:
+    """The experts, which every cell of a seed reads."""
+    return [[partial(trajectory, settings, seed) for seed in sorted({cell.seed for cell in cells})]]
+
+
+def chains(cells: Sequence[Cell]) -> list[list[Cell]]:
+    """Cells that read one distillation go one after the other."""
+    by_selection: dict[tuple[str, int], list[Cell]] = {}
+    for cell in cells:
+        by_selection.setdefault((cell.strategy, cell.seed), []).append(cell)
+    return list(by_selection.values())
+
+
+def table(found: dict[Cell, Value]) -> list[Row]:
+    """A line per arm and way of selecting: the mean over seeds, and every seed's accuracy."""
+    rows: dict[tuple[str, str], list[Value]] = {}
+    for cell, value in found.items():
+        rows.setdefault((cell.arm, cell.strategy), []).append(value)
+    return [
+        {
+            "arm": arm,
+            "selection": "" if arm in WITHOUT_SELECTION else strategy,
+            "accuracy": f"{sum(v['accuracy'] for v in values) / len(values):.3f}",
+            "each seed": " ".join(f"{v['accuracy']:.3f}" for v in values),
+            **{
+                name: f"{sum(v[name] for v in values) / len(values):.3f}"
+                for name in ("matching_loss", "distance", "step_size")
+                if name in values[0]
+            },
+        }
+        for (arm, strategy), values in rows.items()
+    ]
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    plain = Settings(Path(), Path())
+    for name in ("rows", "test_rows", "steps", "tuning_epochs"):
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(plain, name))
+    parser.add_argument("--ratio", type=float, default=plain.ratio)
+    parser.add_argument("--strategies", nargs="+", default=["random", "less"])
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    options = parse(parser)
+    benchmark = Benchmark(settings_from(Settings, options), figures, digest=digest, shared=shared, chains=chains)
+    cells = [
+        Cell(arm, strategy, seed)
+        for seed in options.seeds
+        for strategy in options.strategies
+        for arm in options.arms
+        if arm not in WITHOUT_SELECTION or strategy == options.strategies[0]
+    ]
+    rows = table(complete(benchmark, cells, options))
+    print_table(rows)
+    write_figures(options.figures, {"trajectory matching": rows})
+
+
+if __name__ == "__main__":
+    main()
