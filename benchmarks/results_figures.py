@@ -169,6 +169,19 @@ def privacy(figure: Figure) -> None:
     axes.legend(loc="upper right", frameon=False)
 
 
+def trajectory_matching(figure: Figure) -> None:
+    """Peak memory over the student's steps, for each way of differentiating them."""
+    axes, rows = figure.subplots(), table("trajectory-matching", "Differentiating the student's steps")
+    counts = (1, 2, 4, 6, 8)
+    for cells, colour, marker in zip(rows, (OURS, OTHER, REAL), "os^", strict=True):
+        axes.plot(counts, [float(cell) for cell in cells[2:]], color=colour, marker=marker, label=cells[0])
+    axes.set_xlabel("N, steps of the student")
+    axes.set_ylabel("MiB above the loaded model")
+    axes.set_ylim(bottom=0)
+    axes.grid(axis="y")
+    axes.legend(frameon=False)
+
+
 def engine(figure: Figure) -> None:
     """What was found over what was wanted; a bar to the right of 1 is more than wanted."""
     names, ratios = [], []
@@ -254,6 +267,7 @@ FIGURES: dict[str, tuple[tuple[float, float], Callable[[Figure], None]]] = {
     "conditional-generation": ((6.5, 3.2), conditional_generation),
     "gradient-matching": ((8.5, 4.6), gradient_matching),
     "preference-optimization": ((6.0, 3.4), preference_optimization),
+    "trajectory-matching": ((6.5, 3.0), trajectory_matching),
     "privacy": ((6.5, 2.4), privacy),
     "engine": ((6.5, 2.8), engine),
     "performance": ((8.0, 6.4), performance),
