@@ -109,7 +109,10 @@ def main() -> int:
             interval = [round(end, 4) for end in guessed.interval]
             found[key].append({"rate": round(guessed.rate, 4), "interval": interval, "texts": guessed.texts})
             spent = time.process_time() - began
-            print(f"seed {seed}, epsilon {key}: {guessed.rate:.3f} {interval}, chance {1 / 64:.4f}, {spent:.0f} s CPU")
+            print(
+                f"seed {seed}, epsilon {key}: {guessed.rate:.3f} {interval}, chance {1 / 64:.4f}, {spent:.0f} s CPU",
+                flush=True,
+            )
     caught = all(one["interval"][0] > 1 / 64 for one in found["inf"])
     hidden = all(one["interval"][0] <= 1 / 64 for one in found[str(options.epsilon)])
     sizes = chosen(options, ("model", "epochs", "batch", "texts", "epsilon", "clip", "seeds"))
