@@ -62,7 +62,7 @@ class DistilConfig(Frozen):
     batch_size: Size = setting(8, "Rows of one inner step. paper 8.")
     beta: float = setting(100.0, "Weight of the distance to the nearest token. paper 100; sweep 0, 20, 50, 100.", ge=0)
     learning_rate: LearningRate = setting(3e-3, "Adam, of the pseudo tokens.")
-    step_size: Positive = setting(0.3, "alpha_0, the student's first step size.", le=1000)
+    step_size: Positive = setting(0.1, "alpha_0, the student's first step size.", le=1000)
     step_size_learning_rate: LearningRate = setting(0.05, "Adam, of the logarithm of the step size.")
     trainable: Literal["tokens", "step_size"] = setting(
         "tokens", "tokens: pseudo tokens and step size (paper). step_size: frozen tokens, the ablation."
