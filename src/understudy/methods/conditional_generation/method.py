@@ -44,7 +44,7 @@ def resolve(
     from understudy.methods.conditional_generation.memory import resolve as numbers  # reads the model's folder
 
     sized = numbers(config, n)
-    if "auto" not in (sized.train.l2_clip_norm, sized.train.learning_rate, sized.train.discriminator_learning_rate):
+    if "auto" not in (sized.train.l2_clip_norm, sized.train.learning_rate):
         return sized
     from understudy.methods.conditional_generation.twin import resolve_for
     from understudy.models.loading import load_base

@@ -75,7 +75,7 @@ def resolve_for(
     base: Callable[[], LoadedModel],
     kept_in: Path,
 ) -> ConditionalGenerationConfig:
-    """The settings with numbers for the clip norm and the learning rates that are `auto`.
+    """The settings with numbers for the clip norm and the learning rate that are `auto`.
 
     Args:
         config: batch sizes are numbers already; `model_digest` may be empty.
@@ -88,8 +88,8 @@ def resolve_for(
         InputError: as `check_model`.
     """
     train = config.train
-    wanted = {name: getattr(train, name) for name in ("l2_clip_norm", "learning_rate", "discriminator_learning_rate")}
-    if "auto" not in wanted.values():
+    wanted = [name for name in ("l2_clip_norm", "learning_rate") if getattr(train, name) == "auto"]
+    if not wanted:
         return config
     steps = trainings_of(config, n, noise_multiplier=1.0)[0].steps
     question = {
@@ -108,12 +108,11 @@ def resolve_for(
 
     def choose() -> dict[str, Any]:
         check_model(config, label_names)
-        rows = own_rows(base(), label_names, config)
-        twin = Twin(base, rows, config, steps)
-        return {"l2_clip_norm": clip_norm(twin), "learning_rate": learning_rate(twin)}
+        twin = Twin(base, own_rows(base(), label_names, config), config, steps)
+        choices = {"l2_clip_norm": clip_norm, "learning_rate": learning_rate}
+        return {name: choices[name](twin) for name in wanted}
 
-    found = remembered(question, choose, folder=kept_in)
-    chosen = {name: found.get(name, found["learning_rate"]) for name, value in wanted.items() if value == "auto"}
+    chosen = remembered({**question, "wanted": wanted}, choose, folder=kept_in)
     return config.model_copy(update={"train": train.model_copy(update=chosen)})
 
 

@@ -70,8 +70,7 @@ def test_auto_becomes_numbers_once_and_what_is_given_stays(make_base, make_confi
 
     first = resolve_for(config, 40, label_names, base=base, kept_in=tmp_path)
     loads = len(calls)
-    assert first.train.learning_rate == 0.003
-    assert first.train.discriminator_learning_rate in own.RATES
+    assert first.train.rates == (0.003, 0.003)
     assert first.train.l2_clip_norm <= 0.1
     assert resolve_for(config, 40, label_names, base=base, kept_in=tmp_path) == first
     assert len(calls) == loads
