@@ -36,12 +36,14 @@ from understudy.models.loading import LoadedModel
 from understudy.privacy.ledger.records import KeyMaterial
 from understudy.privacy.mechanisms import Mechanisms
 
-# Loss in nats per token; with the shipped models at the sizes of their default runs it gives the 2e-3 that was tuned.
-MOST_DAMAGE: Final = 0.0075
-RATES: Final = (2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3, 8e-3)
-_FIRST: Final = 3  # of `RATES`, where the search begins
+# Loss in nats per token: what a run gives up at most where the rows have nothing to teach. Where they have much, a rate
+# this large is worth more: with tiny-llama on 2,400 made-up notes at epsilon 8 (batch 128, 38 steps) the held-out loss
+# fell by 0.81 nats at 2e-3, 1.25 at 4e-3 and 2.07 at 8e-3, where noise alone costs 0.07.
+MOST_DAMAGE: Final = 0.1
+RATES: Final = (2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2, 6.4e-2)
+_FIRST: Final = 5  # of `RATES`, where the search begins
 _LARGEST_NORM: Final = 0.1
-_VERSION: Final = 1  # of the way these are chosen; what was remembered by another is not taken
+_VERSION: Final = 2  # of the way these are chosen; what was remembered by another is not taken
 _TEXTS: Final = 32
 _GRADIENTS: Final = 12
 _TOKENS: Final = 32
