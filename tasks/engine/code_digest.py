@@ -24,6 +24,7 @@ _ENGINE = "understudy.tasks.engine"
 
 
 _PARSING = threading.Lock()
+_PARSINGS = 5
 
 
 @dataclass(frozen=True)
@@ -192,8 +193,16 @@ def _parents(name: str) -> list[str]:
 
 
 def _parse(path: Path) -> ast.Module:
-    """The syntax tree of a file, one at a time: Python 3.11 counts its depth for all threads together (gh-106905)."""
+    """The syntax tree of a file, one at a time: Python 3.11 counts its depth for all threads together (gh-106905).
+
+    Libraries parse in threads of their own, without this lock, so what fails by that alone is tried again.
+    """
     with _PARSING:
+        for _ in range(_PARSINGS - 1):
+            try:
+                return ast.parse(path.read_bytes())
+            except SystemError:
+                continue
         return ast.parse(path.read_bytes())
 
 
