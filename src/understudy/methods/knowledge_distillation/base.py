@@ -35,13 +35,7 @@ def shared_base(config: KnowledgeDistillationConfig, compute: Compute = ON_CPU) 
     encoder = PairEncoder(loaded.tokenizer, config.template)
     rows = encoder.encode(pairs, max_length=config.tune.max_length)
     batch = config.tune.batch_size
-    model = wrap(
-        loaded.model,
-        rank=config.lora.rank,
-        alpha=config.lora.alpha,
-        seed=config.public_seed,
-        targets=targets_of(loaded.model, config.lora),
-    )
+    model = attach_adapter(loaded, config)
     tune(
         model,
         {"input_ids": rows.input_ids, "attention_mask": rows.attention_mask, "loss_mask": rows.loss_mask},
@@ -80,6 +74,17 @@ def seed_digest(config: KnowledgeDistillationConfig) -> str:
         return ""
     table = check_instructions(read_source(config.seed.pairs)).table
     return hashlib.sha256(tables.canonical_digest(table)).hexdigest()
+
+
+def attach_adapter(base: LoadedModel, config: KnowledgeDistillationConfig) -> Any:
+    """The base model with a fresh adapter from the public seed."""
+    return wrap(
+        base.model,
+        rank=config.lora.rank,
+        alpha=config.lora.alpha,
+        seed=config.public_seed,
+        targets=targets_of(base.model, config.lora),
+    ).eval()
 
 
 def targets_of(model: Any, config: LoraConfig) -> Targets:

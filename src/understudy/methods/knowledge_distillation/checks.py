@@ -13,12 +13,12 @@ from understudy.generation.endpoints import check_address
 from understudy.generation.instructions import Pair, PairEncoder
 from understudy.generation.scoring import response_losses
 from understudy.hardware import chosen
-from understudy.methods.knowledge_distillation.base import seed_pairs, shared_base
+from understudy.methods.knowledge_distillation.base import attach_adapter, seed_pairs, shared_base
 from understudy.methods.knowledge_distillation.config import KnowledgeDistillationConfig
 from understudy.methods.knowledge_distillation.filters import answer_tokens
 from understudy.methods.knowledge_distillation.instructions import draw_instructions, few_shot_prompts
 from understudy.methods.knowledge_distillation.responses import check_context, load_professional
-from understudy.methods.knowledge_distillation.train import attach_adapter, check_trainable
+from understudy.methods.knowledge_distillation.train import check_trainable
 from understudy.methods.method import Promise
 from understudy.models.loading import LoadedModel, load_base
 from understudy.models.lora import trainable_parameters

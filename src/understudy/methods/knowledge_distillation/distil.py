@@ -18,13 +18,13 @@ from understudy.data.readers import read_source
 from understudy.errors import InputError
 from understudy.generation.instructions import Pair, PairEncoder
 from understudy.generation.scoring import response_losses
-from understudy.methods.knowledge_distillation.base import shared_base, targets_of
+from understudy.methods.knowledge_distillation.base import attach_adapter, shared_base, targets_of
 from understudy.methods.knowledge_distillation.config import KnowledgeDistillationConfig
 from understudy.methods.knowledge_distillation.filters import drop_near_copies, judged, passed
 from understudy.methods.knowledge_distillation.instructions import draw_instructions
 from understudy.methods.knowledge_distillation.ranking import best_first, ifd_scores
 from understudy.methods.knowledge_distillation.responses import load_professional, request_responses, write_responses
-from understudy.models.adapters import Adapter, put_adapter, take_adapter, with_adapter, wrap
+from understudy.models.adapters import Adapter, put_adapter, take_adapter, with_adapter
 from understudy.models.checkpoints import TrainingCheckpoint
 from understudy.models.loading import LoadedModel
 from understudy.models.tuning import Steps, tune
@@ -131,13 +131,7 @@ def improve(
         checkpoint: keeps the state.
         progress: called with (steps done, steps).
     """
-    model = wrap(
-        base.model,
-        rank=config.lora.rank,
-        alpha=config.lora.alpha,
-        seed=config.public_seed,
-        targets=targets_of(base.model, config.lora),
-    ).eval()
+    model = attach_adapter(base, config)
     if adapter is not None:
         put_adapter(model, adapter)
     if pairs:

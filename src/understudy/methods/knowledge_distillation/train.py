@@ -9,17 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor, nn
 
 from understudy.errors import InputError
 from understudy.generation.instructions import Pair, PairEncoder
 from understudy.generation.scoring import response_losses
-from understudy.methods.knowledge_distillation.base import targets_of
+from understudy.methods.knowledge_distillation.base import attach_adapter
 from understudy.methods.knowledge_distillation.config import KnowledgeDistillationConfig
 from understudy.methods.knowledge_distillation.queries import RESPONSES, Asked
-from understudy.models.adapters import Adapter, take_adapter, wrap
+from understudy.models.adapters import Adapter, take_adapter
 from understudy.models.loading import LoadedModel
 from understudy.models.lora import trainable_parameters
 from understudy.privacy.dpsgd.layers import rules_of
@@ -81,17 +80,6 @@ def train_on_pairs(
         progress=progress,
     )
     return take_adapter(model)
-
-
-def attach_adapter(base: LoadedModel, config: KnowledgeDistillationConfig) -> Any:
-    """The base model with a fresh adapter from the public seed."""
-    return wrap(
-        base.model,
-        rank=config.lora.rank,
-        alpha=config.lora.alpha,
-        seed=config.public_seed,
-        targets=targets_of(base.model, config.lora),
-    ).eval()
 
 
 def check_trainable(base: LoadedModel, config: KnowledgeDistillationConfig) -> None:
