@@ -182,6 +182,34 @@ def trajectory_matching(figure: Figure) -> None:
     axes.legend(frameon=False)
 
 
+def untuned(figure: Figure) -> None:
+    """Accuracy of a user's first command: prompt-only, synthetic and real, per table and method."""
+    axes, rows = figure.subplots(), table("untuned", "A user's first command")
+    for place, row in enumerate(rows):
+        conditions = (
+            ("prompt-only", row[5], OTHER, 0.18),
+            ("synthetic", row[4], OURS, 0.0),
+            ("real", row[6], REAL, -0.18),
+        )
+        for label, text, colour, shift in conditions:
+            value, low, high = point(text)
+            axes.errorbar(
+                value,
+                place + shift,
+                xerr=[[value - low], [high - value]],
+                fmt="o",
+                color=colour,
+                markersize=4,
+                capsize=2,
+                label=label if place == 0 else None,
+            )
+    axes.set_yticks(range(len(rows)), [f"{row[0]}\n{row[1]}" for row in rows])
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.grid(axis="x")
+    axes.set_xlabel("accuracy on real test rows, 95 %")
+    axes.legend(frameon=False)
+
+
 def engine(figure: Figure) -> None:
     """What was found over what was wanted; a bar to the right of 1 is more than wanted."""
     names, ratios = [], []
@@ -268,6 +296,7 @@ FIGURES: dict[str, tuple[tuple[float, float], Callable[[Figure], None]]] = {
     "gradient-matching": ((8.5, 4.6), gradient_matching),
     "preference-optimization": ((6.0, 3.4), preference_optimization),
     "trajectory-matching": ((6.5, 3.0), trajectory_matching),
+    "untuned": ((6.5, 3.8), untuned),
     "privacy": ((6.5, 2.4), privacy),
     "engine": ((6.5, 2.8), engine),
     "performance": ((8.0, 6.4), performance),
