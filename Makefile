@@ -35,7 +35,7 @@ demo-model: install out/home/.made
 demo: install out/home/.made demo-model
 	$(BIN)/understudy run conditional-generation --data sample:ferry --test sample:ferry-test --source demo-notes \
 	    --about "notes to the service desk of a ferry line" --epsilon 8 --budget 8,1e-4 --model $(MODEL) \
-	    --set train.batch_size=128 --set train.epochs=2 --samples 200 --out out/demo
+	    --samples 200 --out out/demo
 
 # Two processes, a file of tests in one of them: tests use one thread each.
 test: install lint

@@ -140,8 +140,8 @@ def test_the_demo_of_the_makefile_is_the_command_of_the_guide():
     said = subprocess.run(
         ["make", "-n", "demo"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
     ).stdout
-    demo = re.sub(r"\\\n\s*", " ", said).split("/understudy ")[1].split("\n")[0]
-    guide = next(command for command in understudy_commands() if "sample:reviews" in command)
+    demo = re.sub(r"\\\n\s*", " ", said).split("/understudy run ")[1].split("\n")[0]
+    guide = next(command for command in understudy_commands() if "sample:ferry" in command)
     wanted = set(shlex.split(guide)) - {"understudy"}
     assert wanted <= set(shlex.split(demo)) | {"run"}
 
