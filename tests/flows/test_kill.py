@@ -253,7 +253,10 @@ def sealed_adapters(home: Path) -> set[str]:
 
 def rounds_kept(home: Path) -> int:
     """The newest round in a checkpoint; -1 if there is none."""
-    files = (home / "private/checkpoints").glob("*/*/batch-*/step-*.safetensors")
+    try:
+        files = list((home / "private/checkpoints").glob("*/*/batch-*/step-*.safetensors"))
+    except FileNotFoundError:
+        return -1  # a task that ended meanwhile has taken its folder away
     return max((int(path.stem.removeprefix("step-")) for path in files), default=-1)
 
 

@@ -7,6 +7,7 @@ import pytest
 from guarantees import GUARANTEE
 from prefect import flow
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_UI_URL, temporary_settings
 from prefect.task_runners import ProcessPoolTaskRunner
@@ -294,7 +295,8 @@ def test_each_side_shows_the_other(tracked, uri):
     assert url.startswith("http://prefect:4200/")
     assert url.endswith(seen["flow_run_id"])
     with get_client(sync_client=True) as client:
-        notes = [a.data for a in client.read_artifacts() if str(a.flow_run_id) == seen["flow_run_id"]]
+        own = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[seen["flow_run_id"]]))
+        notes = [artifact.data for artifact in client.read_artifacts(artifact_filter=own)]
     shown = {
         "sqlite:///x.db": f"MLflow run `{seen['run_id']}`; to look at it: `mlflow ui --backend-store-uri {uri}`",
         "http://me:swordfish@mlflow:5000/": f"[MLflow run {seen['run_id']}](http://mlflow:5000/#/experiments/7/runs/{seen['run_id']})",

@@ -20,8 +20,10 @@ Carrier = Literal["auto", "selected", "public", "written"]
 class ExpertsConfig(Frozen):
     """The fine-tunings on the whole set whose trajectories are matched."""
 
-    count: Size = setting(2, "Number of experts, at least 1; under one charge each costs epsilon.", le=64)
-    epochs: Count = setting(3, "Passes over the rows; a snapshot after each. At least distil.max_start + 0.", le=1000)
+    count: int = setting(2, "Number of experts, at least 1; under one charge each costs epsilon.", le=64, ge=1)
+    epochs: int = setting(
+        3, "Passes over the rows; a snapshot after each. At least distil.max_start + 0.", le=1000, ge=1
+    )
     batch_size: Size = setting(16, "Rows per step; with a charge the expected number. paper 16.")
     learning_rate: LearningRate = setting(2e-3, "Adam. tiny 2e-3, paper 2e-4.")
     lora_rank: Size = setting(8, "Rank of the adapters.")
@@ -44,25 +46,25 @@ class SelectionConfig(Frozen):
         "File of instructions with responses that the chosen rows should resemble (bm25, dsir, less); none: "
         "`validation` of the rows to choose from, which are then not chosen.",
     )
-    validation: Count = setting(16, "Rows of the target that are looked at, at most.", le=10_000)
-    buckets: Count = setting(10_000, "dsir: buckets of hashed unigrams and bigrams.", le=10_000_000)
+    validation: int = setting(16, "Rows of the target that are looked at, at most.", le=10_000, ge=1)
+    buckets: int = setting(10_000, "dsir: buckets of hashed unigrams and bigrams.", le=10_000_000, ge=1)
     warmup: Probability = setting(0.05, "less: part of the rows that the warm-up sees. LESS 0.05.")
-    warmup_epochs: Count = setting(2, "less: epochs of the warm-up. tiny 2, LESS 4.", le=100)
+    warmup_epochs: int = setting(2, "less: epochs of the warm-up. tiny 2, LESS 4.", le=100, ge=1)
     projection: Size = setting(512, "less: dimension of projected gradients. tiny 512, LESS 8192.")
 
 
 class DistilConfig(Frozen):
     """How the pseudo tokens are learnt."""
 
-    tokens: Size = setting(2, "k, pseudo tokens before each row, at least 1. paper 2.", le=1024)
+    tokens: int = setting(2, "k, pseudo tokens before each row, at least 1. paper 2.", le=1024, ge=1)
     steps: Count = setting(60, "S, steps of distillation. tiny 60, paper 3000.")
-    inner_steps: Size = setting(6, "N, the student's steps. paper 6.", le=1000)
-    span: Count = setting(1, "M, epochs between the expert's two snapshots. paper 1.", le=1000)
-    max_start: Count = setting(2, "T_max: start epochs are below it. paper 2.", le=1000)
+    inner_steps: int = setting(6, "N, the student's steps. paper 6.", le=1000, ge=1)
+    span: int = setting(1, "M, epochs between the expert's two snapshots. paper 1.", le=1000, ge=1)
+    max_start: int = setting(2, "T_max: start epochs are below it. paper 2.", le=1000, ge=1)
     batch_size: Size = setting(8, "Rows of one inner step. paper 8.")
     beta: float = setting(100.0, "Weight of the distance to the nearest token. paper 100; sweep 0, 20, 50, 100.", ge=0)
     learning_rate: LearningRate = setting(3e-3, "Adam, of the pseudo tokens.")
-    step_size: Positive = setting(0.1, "alpha_0, the student's first step size.", le=1000)
+    step_size: float = setting(0.1, "alpha_0, the student's first step size.", le=1000, gt=0)
     step_size_learning_rate: LearningRate = setting(0.05, "Adam, of the logarithm of the step size.")
     trainable: Literal["tokens", "step_size"] = setting(
         "tokens", "tokens: pseudo tokens and step size (paper). step_size: frozen tokens, the ablation."
@@ -72,7 +74,7 @@ class DistilConfig(Frozen):
 class TuningConfig(Frozen):
     """Instruction tuning on the result, and how it is measured."""
 
-    epochs: Count = setting(3, "Passes over the distilled rows.", le=1000)
+    epochs: int = setting(3, "Passes over the distilled rows.", le=1000, ge=1)
     batch_size: Size = setting(8, "Rows per step. paper 8.")
     learning_rate: LearningRate = setting(2e-3, "Adam. tiny 2e-3, paper 2e-4.")
     transfer: str | None = setting(None, "Another base model that is tuned on the decoded text; none: left out.")
