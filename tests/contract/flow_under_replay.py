@@ -41,7 +41,7 @@ from understudy.privacy.ledger import ledger, stored_secrets
 from understudy.privacy.ledger.ledger import Ledger
 from understudy.privacy.mechanisms import Mechanism, Mechanisms
 from understudy.privacy.queries import Query, queries_from_json
-from understudy.privacy.testing.replay import MechanismsFactory, Observation, recording, replay_check
+from understudy.privacy.testing.replay import MechanismsFactory, Observation, ReplayReport, recording, replay_check
 from understudy.runs import split
 from understudy.runs.request import RunRequest
 from understudy.tasks import export as export_task
@@ -210,6 +210,12 @@ class FlowRun:
         patch.setattr(Reporter, "update", lambda self, step, total: progress.append(f"{self.name} {step} of {total}"))
 
 
+def nothing_found(run: FlowRun, report: ReplayReport, what: str = "") -> None:
+    """Fail with every finding, in full: a report that an assertion cuts short cannot be told from a flake."""
+    faults = [*report.faults, *dict.fromkeys(run.seen)]
+    assert not faults, "\n".join([f"{run.method}, {what}", *faults])
+
+
 def smaller(patch: pytest.MonkeyPatch) -> None:
     """Public things that take long: a smaller sentence encoder, an evaluation of fewer steps and resamples."""
     from understudy.flows import conditional_generation, gradient_matching
@@ -367,8 +373,13 @@ def _in_order(lines: list[str]) -> str:
 
 @contextmanager
 def _listening(text: io.StringIO) -> Iterator[None]:
-    """Keep every log line; the project's own at every level."""
+    """Keep every log line; the project's own at every level.
+
+    Left out is what Prefect's event client says of its connection to the server, which breaks and comes back when the
+    machine is busy.
+    """
     handler, own = logging.StreamHandler(text), logging.getLogger("understudy")
+    handler.addFilter(lambda record: record.name != "prefect.events.clients")
     with ExitStack() as stack:
         for logger in _loggers_that_end_a_chain():
             logger.addHandler(handler)

@@ -137,24 +137,25 @@ def test_a_class_of_one_and_a_class_of_none_look_the_same_from_outside(scarce):
 def test_rows_that_filters_drop_are_made_up_and_a_class_without_a_row_is_an_error(
     scarce, call, in_home, small_matching
 ):
-    """The random model confirms one label only: the other gets its waves, up to the bound, and no row."""
+    """The prior makes the check say `bad` of every text: `good` gets its waves, up to the bound, and no row."""
     end = scarce[1]
     with in_home(end.home):
         prepare_environment()
         spent = Ledger.open().spent("ward")
         words = [*end.words, "--set", "filter.label_check=true", "--set", "filter.max_draws=3"]
+        words += ["--set", 'filter.prior={"bad": 0, "good": 1000}']
         words[words.index("--out") + 1] = end.out.parent / "checked"
         code, said = call("run", "gradient-matching", *words)
         assert Ledger.open().spent("ward") == spent
     report = json.loads((end.out.parent / "checked/internal/report.json").read_text())
     lacking, made = report["completeness"]["lacking"], report["completeness"]["rows"]
     table = pq.read_table(end.out.parent / "checked/export/synthetic.parquet")
-    assert len(lacking) == 1
+    assert lacking == ["good"]
     assert made == table.num_rows == 6
-    assert report["completeness"]["shortfall"] == {lacking[0]: 6}
+    assert report["completeness"]["shortfall"] == {"good": 6}
     assert (end.out.parent / "checked/export/target/target.safetensors").is_file()
     assert code == 1
-    assert f"6 of 12 rows are missing ({lacking[0]} 6); no row at all for {lacking[0]}." in " ".join(said.split())
+    assert "6 of 12 rows are missing (good 6); no row at all for good." in " ".join(said.split())
     page = (end.out.parent / "checked/internal/report.html").read_text()
     assert page.index("6 of 12 rows are missing") < page.index("Privacy guarantee")
     assert report["facts"]["drawn"] == str(6 * 3 + 12), "12 to begin with, and the lacking label's up to 3 per row"

@@ -265,7 +265,18 @@ def _replay(
 
 def _differences(first: Observation, second: Observation) -> list[str]:
     names = sorted({*first.visible, *second.visible})
-    return [f"visible output {name!r} differs" for name in names if first.visible.get(name) != second.visible.get(name)]
+    pairs = {name: (first.visible.get(name), second.visible.get(name)) for name in names}
+    return [f"visible output {name!r} differs: {_where(*pair)}" for name, pair in pairs.items() if pair[0] != pair[1]]
+
+
+def _where(first: bytes | None, second: bytes | None) -> str:
+    """The place of the first difference of two outputs, and what stands around it."""
+    if first is None or second is None:
+        return f"only the {'second' if first is None else 'first'} run has it"
+    same = (one == other for one, other in zip(first, second, strict=False))
+    place = next((at for at, equal in enumerate(same) if not equal), min(len(first), len(second)))
+    around = slice(max(place - 60, 0), place + 140)
+    return f"from byte {place} on, {first[around]!r} and {second[around]!r}"
 
 
 def _charge_faults(first: tuple[str, ...], second: tuple[str, ...]) -> list[str]:
