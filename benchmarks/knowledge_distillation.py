@@ -1,11 +1,14 @@
 """Knowledge distillation against its baselines, on medical dialogues and on financial phrases asked as questions.
 
-A half of each training set is declared public: the professional model is the base model fully fine-tuned on it. Of the
-other half, `--pairs` are the client's. Each arm gives a model, which is judged by the loss of held-out responses and,
-for the phrases, by accuracy and macro F1 of its answers; an answer that cannot be read counts as neutral.
+A half of each training set is declared public: the professional model is the base model, all of it fine-tuned on
+`--public` of its pairs, and their instructions are the examples of every prompt. Of the other half, `--pairs` are the
+client's. Pairs of more than `--characters` are left out everywhere, each by its own length. Each arm gives a model,
+which is judged by the loss of held-out responses and, for the phrases, by accuracy and macro F1 of its answers; an
+answer that cannot be read counts as neutral.
 
     base, professional      as they are
-    non_private, dp_only    adapters trained on the client's pairs, without noise, and by DP-SGD
+    non_private             an adapter tuned on the client's pairs like those of the other arms on theirs
+    dp_only                 the adapter trained by DP-SGD, for `--only-epochs`
     distilled               the method
     dp_instruct, dp_gene    pairs of the DP model itself, in two steps and in one; they tune the DP adapter
     self_instruct, icl, ... pairs of the base model; icl and the like show real pairs, so they are private
@@ -17,7 +20,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,8 +31,9 @@ import pyarrow.parquet as pq
 from tables import Row, interval_text, print_table, write_figures
 
 LABELS = ("negative", "neutral", "positive")
-QUESTION = "What is the sentiment of this news? Answer with negative, neutral or positive. News: {text}"
-ABOUT = {"medical_dialogue": "health problems", "financial_phrasebank": "the sentiment of business news"}
+QUESTION = "Is this news negative, neutral or positive? {text}"
+ABOUT = {"financial_phrasebank": "the sentiment of business news", "medical_dialogue": "health problems"}
+ANSWER_TOKENS = {"financial_phrasebank": 8, "medical_dialogue": 64}
 ARMS = ("base", "professional", "dp_only", "distilled", "dp_instruct", "dp_gene", "non_private", "self_instruct", "icl")
 ALL_ARMS = (*ARMS, "self_instruct_icl", "dp_instruct_icl")
 PRIVATE = ("icl", "self_instruct_icl", "dp_instruct_icl", "non_private")
@@ -42,13 +46,16 @@ class Settings:
     data: Path
     cache: Path
     model: str = "tiny-llama"
+    public: int = 400
     pairs: int = 1000
     samples: int = 200
     tested: int = 200
+    characters: int = 400
     length: int = 128
     professional_steps: int = 300
     tune_steps: int = 100
     epochs: int = 4
+    only_epochs: int = 10
 
 
 @dataclass(frozen=True)
@@ -67,46 +74,68 @@ class Cell:
 
 
 def table_of(settings: Settings, data: str, part: str) -> pa.Table:
-    """Pairs of a data set; phrases become questions."""
+    """Pairs of a data set that are short enough; phrases become questions."""
     found = pq.read_table(settings.data / data / f"{part}.parquet")
-    if "response" in found.column_names:
-        return found.select(["instruction", "response"])
-    asked = [QUESTION.format(text=text) for text in found["text"].to_pylist()]
-    return pa.table({"instruction": asked, "response": found["label_name"]})
+    if "response" not in found.column_names:
+        asked = [QUESTION.format(text=text) for text in found["text"].to_pylist()]
+        found = pa.table({"instruction": asked, "response": found["label_name"]})
+    names = ("instruction", "response")
+    lengths = (map(len, found[name].to_pylist()) for name in names)
+    short = [sum(both) <= settings.characters for both in zip(*lengths, strict=True)]
+    return found.select(list(names)).filter(pa.array(short))
 
 
 def halves(settings: Settings, cell: Cell) -> tuple[list[Any], list[Any], list[Any]]:
-    """Public, private and test pairs."""
+    """Public, private and test pairs.
+
+    Raises:
+        SystemExit: there are fewer private pairs than are asked for.
+    """
     from understudy.generation.instructions import pairs_of
 
     train, test = (table_of(settings, cell.data, part) for part in ("train", "test"))
     half = train.num_rows // 2
+    if half < settings.pairs:
+        raise SystemExit(f"--pairs {settings.pairs}: expected as many in a half of {cell.data}, found {half}")
     private = train.slice(half + (cell.seed * settings.pairs) % max(half - settings.pairs, 1), settings.pairs)
-    return pairs_of(train.slice(0, half)), pairs_of(private), pairs_of(test.slice(0, settings.tested))
+    public = train.slice(0, min(half, settings.public))
+    return pairs_of(public), pairs_of(private), pairs_of(test.slice(0, settings.tested))
 
 
-def config_of(settings: Settings, cell: Cell, *, professional: str) -> Any:
+def config_of(settings: Settings, cell: Cell) -> Any:
     """The method's settings of a cell."""
     from understudy.methods.knowledge_distillation.config import KnowledgeDistillationConfig
 
-    epochs = 10.0 if cell.arm == "dp_only" else float(settings.epochs)
+    folder = professional_folder(settings, cell.data)
+    epochs = settings.only_epochs if cell.arm == "dp_only" else settings.epochs
+    answers = {"max_new_tokens": ANSWER_TOKENS[cell.data], "temperature": 0.7}
     return KnowledgeDistillationConfig.model_validate(
         {
             "model": settings.model,
             "samples": settings.samples,
             "about": ABOUT[cell.data],
             "public_seed": cell.seed,
-            "train": {"max_length": settings.length, "epochs": epochs, "batch_size": 100, "micro_batch": 8},
+            "train": {"max_length": settings.length, "epochs": float(epochs), "batch_size": 100, "micro_batch": 8},
             "tune": {"steps": settings.tune_steps, "max_length": settings.length, "batch_size": 8},
-            "professional": {"model": professional, "sampling": {"max_new_tokens": 32, "temperature": 0.7}},
-            "instructions": {"sampling": {"max_new_tokens": 48, "temperature": 0.7, "top_p": 1.0}},
+            "professional": {"model": str(folder), "sampling": answers},
+            "instructions": {
+                "examples": str(examples_file(folder)),
+                "sampling": {"max_new_tokens": 40, "temperature": 0.7, "top_p": 1.0},
+            },
         }
     )
 
 
 def professional_folder(settings: Settings, data: str) -> Path:
     """Where the professional model of a data set is kept."""
-    return settings.cache / f"professional-{data}-{settings.model}-{settings.professional_steps}"
+    names = ("model", "public", "characters", "length", "professional_steps")
+    digest = cells.short_digest({name: getattr(settings, name) for name in names})
+    return settings.cache / f"professional-{data}-{digest}"
+
+
+def examples_file(folder: Path) -> Path:
+    """The public instructions beside a professional model."""
+    return folder.with_suffix(".parquet")
 
 
 def make_professional(settings: Settings, data: str) -> None:
@@ -121,6 +150,7 @@ def make_professional(settings: Settings, data: str) -> None:
     if folder.exists():
         return
     public, _, _ = halves(settings, Cell(data, "professional", math.inf, 0))
+    pq.write_table(pa.table({"instruction": [pair.instruction for pair in public]}), examples_file(folder))
     base = load_model(settings.model)
     rows = PairEncoder(base.tokenizer).encode(public, max_length=settings.length)
     base.model.requires_grad_(True)
@@ -146,8 +176,10 @@ def dp_adapter(settings: Settings, cell: Cell, config: Any) -> Any:
     from understudy.privacy.mechanisms import Mechanisms
     from understudy.tensor_files import load_tensors, save_tensors
 
-    fixed, epsilon = charged_settings(config), math.inf if cell.arm == "non_private" else cell.epsilon
-    facts = {"charged": fixed.model_dump_json(), "data": cell.data, "epsilon": str(epsilon), "pairs": settings.pairs}
+    fixed, epsilon = charged_settings(config), cell.epsilon
+    names = ("pairs", "characters")
+    facts = {"charged": fixed.model_dump_json(), "data": cell.data, "epsilon": str(epsilon)}
+    facts |= {name: getattr(settings, name) for name in names}
     path = settings.cache / f"adapter-{cells.short_digest(facts)}.safetensors"
     if not path.exists():
         _, private, _ = halves(settings, cell)
@@ -168,8 +200,11 @@ def model_of(settings: Settings, cell: Cell, config: Any) -> tuple[Any, dict[str
         return distil.dp_model(config, None), {}
     if cell.arm == "professional":
         return load_model(config.professional.model), {}
-    if cell.arm in ("dp_only", "non_private"):
+    if cell.arm == "dp_only":
         return distil.dp_model(config, dp_adapter(settings, cell, config)), {}
+    if cell.arm == "non_private":
+        _, private, _ = halves(settings, cell)
+        return distil.dp_model(config, distil.improve(distil.shared_base(config), None, private, config)), {}
     start = None if cell.arm in ("self_instruct", "icl", "self_instruct_icl") else dp_adapter(settings, cell, config)
     pairs, facts = pairs_by(settings, cell, config, start)
     better = distil.improve(distil.shared_base(config), start, pairs, config)
@@ -179,9 +214,8 @@ def model_of(settings: Settings, cell: Cell, config: Any) -> tuple[Any, dict[str
 def pairs_by(settings: Settings, cell: Cell, config: Any, start: Any) -> tuple[list[Any], dict[str, Any]]:
     """The synthetic pairs of an arm."""
     from understudy.baselines.instruction_pairs import WAYS, Making, make_pairs
-    from understudy.generation.instructions import Pair, pairs_of
+    from understudy.generation.instructions import pairs_of
     from understudy.methods.knowledge_distillation import distil
-    from understudy.methods.knowledge_distillation.instructions import BUILTIN
 
     model = distil.dp_model(config, start)
     if cell.arm == "distilled":
@@ -192,9 +226,14 @@ def pairs_by(settings: Settings, cell: Cell, config: Any, start: Any) -> tuple[l
             "made": len(made.table),
         }
     way = WAYS[cell.arm]
-    _, private, _ = halves(settings, cell)
-    public = [Pair(text, "Here is an answer.") for text in BUILTIN]
-    making = Making(count=settings.samples, about=config.about, public_seed=cell.seed)
+    public, private, _ = halves(settings, cell)
+    making = Making(
+        count=settings.samples,
+        about=config.about,
+        public_seed=cell.seed,
+        requests=config.instructions.sampling,
+        answers=config.professional.sampling,
+    )
     pairs = make_pairs(way, model, private if way.shots == "private" else public, making)
     return pairs, {"made": len(pairs)}
 
@@ -207,7 +246,7 @@ def figures(settings: Settings, cell: Cell) -> cells.Value:
     from understudy.generation.scoring import mean_response_losses
     from understudy.methods.knowledge_distillation.responses import write_responses
 
-    config = config_of(settings, cell, professional=str(professional_folder(settings, cell.data)))
+    config = config_of(settings, cell)
     model, facts = model_of(settings, cell, config)
     _, _, test = halves(settings, cell)
     losses = mean_response_losses(model.model, PairEncoder(model.tokenizer).encode(test, max_length=settings.length))
@@ -239,33 +278,44 @@ def digest(settings: Settings, cell: Cell) -> str:
     return cells.short_digest(facts)
 
 
-def rows_of(found: dict[Cell, cells.Value], data: str) -> list[Row]:
-    """One row per arm and epsilon: means over seeds, and the difference to dp_instruct on the same held-out pairs."""
+def of_arm(found: dict[Cell, cells.Value], data: str, arm: str) -> dict[int, cells.Value]:
+    """Cells of an arm by seed."""
+    return {cell.seed: value for cell, value in found.items() if (cell.data, cell.arm) == (data, arm)}
+
+
+def difference(first: dict[int, cells.Value], second: dict[int, cells.Value], key: str) -> str:
+    """The mean of first minus second over held-out pairs, each the mean over the seeds of both; empty without any."""
     import numpy as np
 
     from understudy.evaluation.paired import mean_difference
 
+    seeds = sorted(first.keys() & second.keys())
+    if not seeds:
+        return ""
+    sides = [np.mean([side[seed][key] for seed in seeds], axis=0) for side in (first, second)]
+    one = mean_difference(sides[0], sides[1], seed=0)
+    return interval_text((one.value, one.low, one.high))
+
+
+def rows_of(found: dict[Cell, cells.Value], data: str) -> list[Row]:
+    """One row per arm: means over seeds, and differences on the same held-out pairs."""
+    import numpy as np
+
     rows = []
     for arm in ALL_ARMS:
-        own = {cell: value for cell, value in found.items() if (cell.data, cell.arm) == (data, arm)}
+        own = of_arm(found, data, arm)
         if not own:
             continue
         row = {"arm": f"{arm} (private)" if arm in PRIVATE else arm, "seeds": str(len(own))}
         row["loss"] = f"{np.mean([value['loss'][0] for value in own.values()]):.3f}"
-        for other in ("dp_instruct", "dp_only"):
-            beside = {(c.seed, c.epsilon): v for c, v in found.items() if (c.data, c.arm) == (data, other)}
-            both = [
-                (v["losses"], beside[c.seed, c.epsilon]["losses"])
-                for c, v in own.items()
-                if (c.seed, c.epsilon) in beside
-            ]
-            if both and arm != other:
-                # Lower losses are better, so the difference is theirs minus ours.
-                ours, theirs = (np.concatenate(side) for side in zip(*both, strict=True))
-                one = mean_difference(theirs, ours, seed=0)
-                row[f"better than {other} by"] = interval_text((one.value, one.low, one.high))
+        beside = {other: of_arm(found, data, other) for other in ("dp_instruct", "dp_only") if other != arm}
+        for other, theirs in beside.items():
+            # Lower losses are better, so the difference is theirs minus ours.
+            row[f"loss below {other}'s by"] = difference(theirs, own, "losses")
         if data == "financial_phrasebank":
             row["accuracy"] = f"{np.mean([value['accuracy'][0] for value in own.values()]):.3f}"
+            for other, theirs in beside.items():
+                row[f"accuracy above {other}'s by"] = difference(own, theirs, "correct")
             row["macro F1"] = f"{np.mean([value['macro_f1'] for value in own.values()]):.3f}"
             row["unparsed"] = f"{np.mean([value['unparsed'] for value in own.values()]):.1f}"
         row["pairs"] = (
@@ -280,7 +330,8 @@ def main() -> None:
     parser: argparse.ArgumentParser = cells.arguments(__doc__)
     plain = Settings(Path(), Path())
     parser.add_argument("--model", default=plain.model)
-    for name in ("pairs", "samples", "tested", "length", "professional_steps", "tune_steps", "epochs"):
+    numbers = [one.name for one in fields(Settings) if one.type == "int"]
+    for name in numbers:
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(plain, name))
     parser.add_argument("--sets", nargs="+", default=list(ABOUT), choices=list(ABOUT))
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ALL_ARMS))

@@ -4,9 +4,9 @@ The shipped clinic messages are the pairs: "Write a message to the clinic about 
 each message gets one of its own 64 candidate names at random, so chance is exactly 1/64. Both models are trained by the
 method's own code, with the same steps: once without noise and clipping that binds, once at the stated epsilon. The
 attacker has the model and the message without its name, and takes the candidate with the lowest loss. The non-private
-model is the positive control.
+model is the positive control. Every message that is trained on is attacked.
 
-    python benchmarks/reconstruction.py --epochs 20 --texts 100 --out reconstruction.json
+    python benchmarks/reconstruction.py --out reconstruction.json
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ from understudy.privacy.ledger.records import KeyMaterial
 from understudy.privacy.mechanisms import Mechanisms
 
 NAMES = [f"{first} {last}" for first in FIRST_NAMES for last in LAST_NAMES]
+# A clip norm that no gradient of these messages reaches.
+NEVER_MET = 1e4
 _NAME = re.compile("|".join(re.escape(name) for name in NAMES))
 
 
@@ -54,11 +56,12 @@ def asked(topic: str) -> str:
     return f"Write a message to the clinic about {topic}."
 
 
-def trained(pairs: list[Pair | None], *, epsilon: float, options: argparse.Namespace) -> LoadedModel:
+def trained(pairs: list[Pair | None], *, epsilon: float, seed: int, options: argparse.Namespace) -> LoadedModel:
     """The model after training at an epsilon; infinity: without noise, and with a clip norm that no gradient meets."""
-    clip = 1e4 if math.isinf(epsilon) else options.clip / 100
+    clip = NEVER_MET if math.isinf(epsilon) else options.clip
     settings = {
         "model": options.model,
+        "public_seed": seed,
         "lora": {"rank": 16, "alpha": 32.0, "targets": "all-linear"},
         "train": {
             "max_length": 96,
@@ -66,14 +69,14 @@ def trained(pairs: list[Pair | None], *, epsilon: float, options: argparse.Names
             "epochs": float(options.epochs),
             "l2_clip_norm": clip,
             "micro_batch": 16,
-            "learning_rate": 3e-3,
+            "learning_rate": options.rate,
         },
     }
     config = charged_settings(KnowledgeDistillationConfig.model_validate(settings))
     delta = 1 / (len(pairs) * math.log(len(pairs)))
     queries = queries_of(config, n=len(pairs), epsilon=epsilon, delta=delta)
     base = load_model(options.model)
-    mechanisms = Mechanisms(KeyMaterial(b"b" * 32, "benchmark", b"t" * 32, queries))
+    mechanisms = Mechanisms(KeyMaterial(b"b" * 32, f"benchmark-{seed}", b"t" * 32, queries))
     adapter = train_on_pairs(PrivatePairs(pairs), Asked(config, schedule_of(queries), mechanisms), base=base)
     return with_adapter(load_model(options.model), adapter, alpha=config.lora.alpha, targets="all-linear")
 
@@ -93,18 +96,22 @@ def attack(model: LoadedModel, planted: list[Planted], topics: list[str]) -> Rec
 
 
 def main() -> int:
-    parser = arguments(__doc__, epochs=20, batch=32, texts=100, clip=100, epsilon=8, seeds=1)
+    parser = arguments(__doc__, epochs=30, batch=32, texts=100, epsilon=8, seeds=2)
+    parser.add_argument("--clip", type=float, default=1.0, help="clip norm at the stated epsilon")
+    parser.add_argument("--rate", type=float, default=3e-3, help="learning rate of both")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     found: dict[str, list[dict[str, Any]]] = {"inf": [], str(options.epsilon): []}
     for seed in range(options.seeds):
-        planted, topics = planted_messages(seed)
+        every, subjects = planted_messages(seed)
+        some = np.random.default_rng(seed).permutation(len(every))[: options.texts].tolist()
+        planted, topics = [every[row] for row in some], [subjects[row] for row in some]
         pairs: list[Pair | None] = [Pair(asked(t), one.text) for one, t in zip(planted, topics, strict=True)]
-        some = np.random.default_rng(seed).permutation(len(planted))[: options.texts].tolist()
         for epsilon in (math.inf, float(options.epsilon)):
             began = time.process_time()
-            model = trained(pairs, epsilon=epsilon, options=options)
-            guessed = attack(model, [planted[row] for row in some], [topics[row] for row in some])
+            model = trained(pairs, epsilon=epsilon, seed=seed, options=options)
+            print(f"trained: {time.process_time() - began:.0f} s CPU", flush=True)
+            guessed = attack(model, planted, topics)
             key = "inf" if math.isinf(epsilon) else str(options.epsilon)
             interval = [round(end, 4) for end in guessed.interval]
             found[key].append({"rate": round(guessed.rate, 4), "interval": interval, "texts": guessed.texts})
@@ -115,7 +122,7 @@ def main() -> int:
             )
     caught = all(one["interval"][0] > 1 / 64 for one in found["inf"])
     hidden = all(one["interval"][0] <= 1 / 64 for one in found[str(options.epsilon)])
-    sizes = chosen(options, ("model", "epochs", "batch", "texts", "epsilon", "clip", "seeds"))
+    sizes = chosen(options, ("model", "epochs", "batch", "texts", "epsilon", "clip", "rate", "seeds"))
     write_result(options.out, {**sizes, "chance": 1 / 64, "found": found, "caught": caught, "hidden": hidden})
     print(f"non-private training above chance: {'met' if caught else 'missed'}")
     print(f"epsilon {options.epsilon} compatible with chance: {'met' if hidden else 'missed'}")

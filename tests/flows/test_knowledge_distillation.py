@@ -7,10 +7,12 @@ import stat
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from completions_server import Completions
 from tests_support import SMALL_DISTILLATION
 
 import understudy
 from understudy.errors import InputError
+from understudy.generation.instructions import plain_text
 from understudy.privacy.ledger.ledger import Ledger
 from understudy.runs.further_texts import generate_more
 from understudy.runs.validation import validate
@@ -83,22 +85,36 @@ def test_a_run_ends_with_pairs_that_load_and_a_second_one_charges_nothing(
     assert rows <= 2
 
 
-def test_synthesize_takes_and_gives_pairs(private_pairs, wide_model_folder, tmp_path):
+def test_synthesize_takes_and_gives_pairs_that_an_endpoint_answers(
+    private_pairs, wide_model_folder, tmp_path, monkeypatch
+):
+    def answer(request):
+        return {"choices": [{"text": f" answer {request['seed']}", "finish_reason": "stop"}]}
+
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     renamed = private_pairs.rename_columns(["ask", "answer"])
-    result = understudy.synthesize(
-        renamed.append_column("system", pa.array(["be brief"] * 40)),
-        source="ward",
-        epsilon=3,
-        budget=(8, 0.01),
-        out=tmp_path / "out",
-        method=METHOD,
-        model=str(wide_model_folder),
-        instruction_column="ask",
-        response_column="answer",
-        system_column="system",
-        samples=2,
-        overrides=(*SMALL_DISTILLATION, f"professional.model={wide_model_folder}", "measure.win_pairs=0"),
-    )
+    with Completions(answer, faults=[(429, {"retry-after": "0"}, b"")]) as server:
+        result = understudy.synthesize(
+            renamed.append_column("system", pa.array(["be brief"] * 40)),
+            source="ward",
+            epsilon=3,
+            budget=(8, 0.01),
+            out=tmp_path / "out",
+            method=METHOD,
+            model=str(wide_model_folder),
+            instruction_column="ask",
+            response_column="answer",
+            system_column="system",
+            samples=2,
+            overrides=(*SMALL_DISTILLATION, f"professional.url={server.url}", "measure.win_pairs=0"),
+        )
+    asked = {request["prompt"]: request["seed"] for request in server.requests}
+    assert len(server.requests) == len(asked) + 1, "each instruction once, and the one that was refused again"
+    for pair in result.synthetic.to_pylist():
+        assert pair["response"] == f"answer {asked[plain_text(pair['instruction'])]}"
+    private = [text for name in private_pairs.column_names for text in private_pairs[name].to_pylist()]
+    assert not [text for text in private if any(text in prompt for prompt in asked)]
+    assert f"the endpoint {server.url} sees released instructions" in result.statement["released"]
     assert result.synthetic.column_names == ["instruction", "response"]
     assert result.statement["unit"] == "example"
     assert "responses.target.loss" in result.metrics.values

@@ -1,10 +1,7 @@
 """Answers of an endpoint are asked for once: against a real server on this machine, that can fail."""
 
-import json
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
-
 import pytest
+from completions_server import Completions
 
 from understudy.errors import InputError, UnderstudyError
 from understudy.generation.answers import Asking, asked_once
@@ -15,32 +12,13 @@ SAMPLING = SamplingConfig(max_new_tokens=8)
 
 @pytest.fixture
 def server():
-    """A completions server; `bodies` is what it was asked, `fails` the answers that it gives first."""
+    """A completions server's address, what it was asked, and the faults that it answers with first."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            with lock:
-                bodies.append(body)
-                status, content = fails.pop(0) if fails else (200, answer(body))
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(content)
+    def answer(request):
+        return {"choices": [{"text": f"re: {request['prompt']}", "finish_reason": "stop"}]}
 
-        def log_message(self, *_):
-            return
-
-    def answer(body):
-        return json.dumps({"choices": [{"text": f"re: {body['prompt']}", "finish_reason": "stop"}]}).encode()
-
-    bodies, fails, lock = [], [], threading.Lock()
-    serving = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=serving.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{serving.server_port}/v1", bodies, fails
-    serving.shutdown()
-    thread.join()
-    serving.server_close()
+    with Completions(answer) as serving:
+        yield serving.url, serving.requests, serving.faults
 
 
 def ask(url, prompts, kept, *, per_minute=0, waits=None):
@@ -65,11 +43,11 @@ def test_another_prompt_seed_or_sampling_is_another_question(server, tmp_path):
 
 def test_a_server_that_is_busy_is_asked_again_and_what_it_said_before_is_kept(server, tmp_path):
     url, bodies, fails = server
-    fails += [(429, b"slow down"), (503, b"")]
+    fails += [(429, {}, b"slow down"), (503, {}, b"")]
     waits: list[float] = []
     assert ask(url, ["a"], tmp_path, waits=waits) == ["re: a"]
     assert (len(bodies), len(waits)) == (3, 2)
-    fails += [(500, b"")] * 50
+    fails += [(500, {}, b"")] * 50
     prompts = ["a", *(f"p{i}" for i in range(3))]
     with pytest.raises(UnderstudyError, match="no answer after 5 tries"):
         ask(url, prompts, tmp_path)
@@ -82,7 +60,7 @@ def test_a_server_that_is_busy_is_asked_again_and_what_it_said_before_is_kept(se
 @pytest.mark.parametrize("garbage", [b"<html>", b"[]", b'{"choices": []}', b'{"choices": [{"text": 3}]}'])
 def test_an_answer_that_is_none_is_refused_and_not_kept(garbage, server, tmp_path):
     url, _, fails = server
-    fails.append((200, garbage))
+    fails.append((200, {}, garbage))
     with pytest.raises(InputError, match="completions endpoint"):
         ask(url, ["a"], tmp_path)
     assert list(tmp_path.iterdir()) == []

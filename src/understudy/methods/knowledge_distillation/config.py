@@ -84,8 +84,15 @@ class FilterConfig(Frozen):
     judge: Literal["professional", "none"] = setting(
         "professional", "Who says whether an instruction is of the domain; none: nobody."
     )
-    threshold: float | Literal["neutral"] = setting(
-        "neutral", "Least probability of yes over yes and no; neutral: that of a request without content."
+    share: float = setting(
+        0.75,
+        "Share of the judged instructions that is kept, the likeliest of the domain; above 0, at most 1.",
+        gt=0,
+        le=1,
+    )
+    threshold: float | Literal["neutral"] | None = setting(
+        None,
+        "Least probability of yes over yes and no, instead of a share; neutral: that of a request without content.",
     )
     rank: Literal["ifd", "none"] = setting(
         "ifd", "Pairs are kept from the lowest IFD score on, or in the order in which they were drawn."

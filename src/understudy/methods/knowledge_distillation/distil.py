@@ -39,8 +39,7 @@ class Synthesis:
 
     Attributes:
         table: `instruction`, `response` and `ifd`, best first.
-        facts: `drawn`, `dropped` by reason and `shortfall`, and the range of the judge's probabilities; as released as
-            the table.
+        facts: `drawn`, `dropped` by reason and `shortfall`; as released as the table.
     """
 
     table: pa.Table
@@ -78,8 +77,8 @@ def synthesise(
     dropped = {"short": drawn.short, "near copy": len(drawn.texts) - len(kept)}
     texts = [drawn.texts[place] for place in kept]
     if config.filters.judge != "none" and texts:
-        probabilities, least = judged(texts, professional, config)
-        inside = passed(probabilities, least)
+        probabilities, neutral = judged(texts, professional, config)
+        inside = passed(probabilities, config.filters, neutral=neutral)
         dropped["not of the domain"] = len(texts) - len(inside)
         texts = [texts[place] for place in inside]
     if served:

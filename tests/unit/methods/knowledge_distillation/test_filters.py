@@ -11,6 +11,7 @@ from understudy.methods.knowledge_distillation import filters
 from understudy.methods.knowledge_distillation.config import KnowledgeDistillationConfig
 from understudy.methods.knowledge_distillation.filters import drop_near_copies, judged, passed
 from understudy.models.loading import load_model
+from understudy.runs.overrides import apply_overrides
 
 CAT = "the cat sat on the mat"
 
@@ -51,7 +52,7 @@ def test_judgement_is_the_share_of_yes_whatever_else_is_likely(base, monkeypatch
     assert preferences(base.model, prompts, first=no, second=yes) == pytest.approx([0.2])
 
 
-def test_what_is_kept_is_above_a_request_without_content_or_above_a_number(base, monkeypatch):
+def test_what_is_kept_is_a_share_or_above_a_request_without_content_or_above_a_number(base, monkeypatch):
     asked = []
 
     def scripted(model, prompts, **_):
@@ -60,11 +61,18 @@ def test_what_is_kept_is_above_a_request_without_content_or_above_a_number(base,
 
     monkeypatch.setattr(filters, "preferences", scripted)
     config = KnowledgeDistillationConfig(about="plants")
-    probabilities, least = judged(["How do I water a fern?", "b", "c"], base, config)
-    assert least == 0.6
-    assert passed(probabilities, least) == [0]
-    fixed = config.model_copy(update={"filters": config.filters.model_copy(update={"threshold": 0.55})})
-    assert passed(*judged(["a", "b", "c"], base, fixed)) == [0, 1]
+    probabilities, neutral = judged(["How do I water a fern?", "b", "c"], base, config)
+    assert neutral == 0.6
+    kept = {
+        "share=0.5": [0, 1],
+        "share=0.01": [0],
+        "threshold=neutral": [0],
+        "threshold=0.55": [0, 1],
+        "threshold=0.9": [],
+    }
+    for setting, places in kept.items():
+        filters_of = apply_overrides(config, [f"filters.{setting}"]).filters
+        assert passed(probabilities, filters_of, neutral=neutral) == places, setting
     assert "How do I water a fern?" in asked[0][0]
     assert "plants" in asked[0][0]
     assert f"Request: {filters.NEUTRAL}\n" in asked[0][3]
