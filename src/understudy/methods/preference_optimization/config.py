@@ -38,7 +38,9 @@ class CandidateConfig(Frozen):
     )
     seed_tokens: Count = setting(32, "A public seed text is cut to so many tokens. tiny 32, paper 64.")
     instruction: str = setting(
-        "", "central_conditional: public text before the examples; {label} is replaced by the label's name."
+        "",
+        "Public words before the examples; {label} is replaced by the label's name. None: 'A list of different' and "
+        "what --about says.",
     )
     sampling: SamplingConfig = Field(
         default_factory=lambda: SamplingConfig(max_new_tokens=32, top_p=1.0),

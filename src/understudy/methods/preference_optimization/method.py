@@ -47,6 +47,21 @@ def charged_settings(config: PreferenceOptimizationConfig) -> PreferenceOptimiza
     return config.model_copy(update={"samples": plain.samples, "seeds_digest": seeds_digest(read_seeds(config.seeds))})
 
 
+def resolve(
+    config: PreferenceOptimizationConfig, _n: int, _label_names: Sequence[str] = ()
+) -> PreferenceOptimizationConfig:
+    """The words before the examples of a prompt, made of what the texts are about unless they are given.
+
+    >>> resolve(PreferenceOptimizationConfig(about="film reviews"), 100).candidates.instruction
+    'A list of different film reviews:'
+    """
+    if config.candidates.instruction.strip() or not config.about.strip():
+        return config
+    label = ", {label}" if config.variant == "central_conditional" else ""
+    words = f"A list of different {config.about.strip()}{label}:"
+    return config.model_copy(update={"candidates": config.candidates.model_copy(update={"instruction": words})})
+
+
 def check_model(config: PreferenceOptimizationConfig, label_names: Sequence[str]) -> LoadedModel:
     """Load the base model and the public seeds and refuse, before anything is charged, what would fail later.
 
@@ -105,6 +120,7 @@ def describe(config: PreferenceOptimizationConfig, promise: Promise) -> Descript
         "a private score.",
         declared_public={
             "public seed texts": config.seeds,
+            **({"words before them": config.candidates.instruction} if config.candidates.instruction else {}),
             "tokens of a sample": config.clients.sample_tokens,
             "candidates per round": candidates,
         },
@@ -215,7 +231,7 @@ METHOD = Method(
     charge=Charging(
         lambda config: _BY_VARIANT[config.variant], settings=charged_settings, queries=queries, releases="model"
     ),
-    preparation=Preparation(check_model, describe=describe, estimate=estimate),
+    preparation=Preparation(check_model, describe=describe, estimate=estimate, resolve=resolve),
     report=Reporting(report_facts, sections="understudy.methods.preference_optimization.report:sections"),
     flow="understudy.flows.preference_optimization:preference_optimization",
     generate="understudy.methods.preference_optimization.more:further_rows",

@@ -16,7 +16,12 @@ from understudy.methods.preference_optimization.candidates import (
     request_continuations,
     round_prompts,
 )
-from understudy.methods.preference_optimization.config import CandidateConfig, EndpointConfig
+from understudy.methods.preference_optimization.config import (
+    CandidateConfig,
+    EndpointConfig,
+    PreferenceOptimizationConfig,
+)
+from understudy.methods.preference_optimization.method import resolve
 from understudy.models.loading import LoadedModel, load_model
 
 SEEDS = [f"seed text number {number} about the weather" for number in range(30)]
@@ -96,6 +101,21 @@ def test_a_prompt_depends_on_seed_round_label_and_number_alone(llama):
     ]
     drawn = [[shown(prompt) for prompt in some] for some in [prompts, *others]]
     assert all(one != other for i, one in enumerate(drawn) for other in drawn[:i])
+
+
+@pytest.mark.parametrize(
+    ("given", "label", "heading"),
+    [
+        ({"about": "film reviews"}, None, "A list of different film reviews:"),
+        ({"about": "film reviews", "variant": "central_conditional"}, "bad", "A list of different film reviews, bad:"),
+        ({"about": "film reviews", "candidates": {"instruction": "Films:"}}, None, "Films:"),
+        ({"about": ""}, None, "A list of different texts:"),
+    ],
+)
+def test_a_prompt_opens_with_what_the_texts_are_about_unless_its_words_are_given(llama, given, label, heading):
+    config = resolve(PreferenceOptimizationConfig.model_validate(given), 100)
+    prompts = prompts_of(llama, SMALL.model_copy(update={"instruction": config.candidates.instruction}), label=label)
+    assert {prompt.splitlines()[0] for prompt in prompts} == {heading}
 
 
 def test_texts_are_cut_by_tokens_and_stand_on_one_line(llama):
