@@ -9,17 +9,17 @@ pairs -> charge -> train -> send -+-> write pairs -+-> improve -> publish -> set
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, ClassVar, Literal
 
 from prefect import flow
 from prefect.client.schemas.objects import State
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from understudy.artifacts.access import ArtifactRef
 from understudy.artifacts.zone_keys import public_key
-from understudy.flows.paid_run import paid_run
+from understudy.flows.paid_run import paid_run, working_zone
 from understudy.flows.server_side import ServerSide, Signed
+from understudy.frozen import Frozen
 from understudy.methods.knowledge_distillation.config import KnowledgeDistillationConfig
 from understudy.runs.exported import Exported
 from understudy.runs.request import RunRequest
@@ -36,13 +36,10 @@ from understudy.tasks.knowledge_distillation import (
 )
 
 METHOD = "knowledge-distillation"
-_FROZEN = ConfigDict(frozen=True, extra="forbid")
 
 
-class WritePairs(BaseModel):
+class WritePairs(Frozen):
     """Write synthetic pairs with the client's adapter, or without one with the base model."""
-
-    model_config = _FROZEN
 
     makes: ClassVar[tuple[str, ...]] = ("synthetic", "prompt-only")
     step: Literal["write-pairs"] = "write-pairs"
@@ -50,11 +47,13 @@ class WritePairs(BaseModel):
     charge: str
     config: KnowledgeDistillationConfig
 
+    def take(self, zone: Zone) -> ArtifactRef:
+        """Run its task."""
+        return write_pairs[zone](self.bundle, self.charge, zone, self.config)
 
-class Improve(BaseModel):
+
+class Improve(Frozen):
     """Tune the adapter on the pairs and seal it for the client zone."""
-
-    model_config = _FROZEN
 
     makes: ClassVar[tuple[str, ...]] = ("bundle",)
     step: Literal["improve"] = "improve"
@@ -64,20 +63,13 @@ class Improve(BaseModel):
     receiver: str
     config: KnowledgeDistillationConfig
 
+    def take(self, zone: Zone) -> ArtifactRef:
+        """Run its task."""
+        return improve[zone](self.bundle, self.pairs, self.charge, zone, self.receiver, self.config)
+
 
 Step = Annotated[WritePairs | Improve, Field(discriminator="step")]
-
-
-def take(step: Step, zone: Zone) -> ArtifactRef:
-    """Run the task of a step in this process."""
-    match step:
-        case WritePairs():
-            return write_pairs[zone](step.bundle, step.charge, zone, step.config)
-        case Improve():
-            return improve[zone](step.bundle, step.pairs, step.charge, zone, step.receiver, step.config)
-
-
-SERVER: ServerSide[Step] = ServerSide(f"{METHOD}-server", TypeAdapter(Step), lambda step, zone: take(step, zone))
+SERVER: ServerSide[Step] = ServerSide(f"{METHOD}-server", TypeAdapter(Step))
 
 
 @flow(name=SERVER.name)
@@ -89,7 +81,7 @@ def server_side(order: Signed) -> State[None]:
 @flow(name=METHOD, persist_result=True)
 def knowledge_distillation(request: RunRequest) -> Exported:
     """Private pairs in, synthetic pairs and the model tuned on them out, with their statement."""
-    zone: Zone = "server" if math.isfinite(request.epsilon or math.inf) else "client"
+    zone = working_zone(request)
     with paid_run(request, KnowledgeDistillationConfig, code_digest(train.fn)) as run:
         (rows, test_rows), config, charge = run.rows, run.config, run.receipt.charge_id
         adapter = train(rows, run.receipt, run.charged)

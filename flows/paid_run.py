@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from understudy.runs.run_plan import RunPlan
 from understudy.tasks.charge_receipt import ChargeReceipt
 from understudy.tasks.charging import charge, environment_digest
 from understudy.tasks.engine.heartbeat import beating
+from understudy.tasks.engine.runtime import Zone
 from understudy.tasks.engine.tracking import parent_run
 from understudy.tasks.export import export
 
@@ -72,3 +74,8 @@ def paid_run(request: RunRequest, settings: type[C], *code: str) -> Iterator[Pai
         with parent_run(plan.key, method, parameters={"request": request, "config": config}):
             receipt = charge(plan, code=environment_digest(*code), accept_new=request.accept_new_charge)
             yield PaidRun(request, plan, receipt, config, plan.charged_settings(settings))
+
+
+def working_zone(request: RunRequest) -> Zone:
+    """Where a method's steps of the server run: without an epsilon nothing may go to the server, so in the client."""
+    return "server" if math.isfinite(request.epsilon or math.inf) else "client"

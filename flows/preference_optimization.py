@@ -9,16 +9,16 @@ rows -> embed ---------------------+
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, ClassVar, Literal
 
 from prefect import flow
 from prefect.client.schemas.objects import State
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from understudy.artifacts.access import ArtifactRef
-from understudy.flows.paid_run import paid_run
+from understudy.flows.paid_run import paid_run, working_zone
 from understudy.flows.server_side import ServerSide, Signed
+from understudy.frozen import Frozen
 from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
 from understudy.runs.exported import Exported
 from understudy.runs.request import RunRequest
@@ -37,13 +37,10 @@ from understudy.tasks.preference_optimization import (
 )
 
 METHOD = "preference-optimization"
-_FROZEN = ConfigDict(frozen=True, extra="forbid")
 
 
-class Propose(BaseModel):
+class Propose(Frozen):
     """Write a round's candidates."""
-
-    model_config = _FROZEN
 
     makes: ClassVar[tuple[str, ...]] = ("candidates",)
     step: Literal["propose"] = "propose"
@@ -52,11 +49,13 @@ class Propose(BaseModel):
     label_names: tuple[str, ...]
     number: int
 
+    def take(self, zone: Zone) -> ArtifactRef:
+        """Run its task."""
+        return propose[zone](self.adapter, self.config, self.label_names, self.number)
 
-class Prefer(BaseModel):
+
+class Prefer(Frozen):
     """Train on a round's noisy scores."""
-
-    model_config = _FROZEN
 
     makes: ClassVar[tuple[str, ...]] = ("adapter",)
     step: Literal["prefer"] = "prefer"
@@ -66,22 +65,26 @@ class Prefer(BaseModel):
     config: PreferenceOptimizationConfig
     number: int
 
+    def take(self, zone: Zone) -> ArtifactRef:
+        """Run its task."""
+        return prefer[zone](self.candidates, self.scores, self.adapter, self.config, self.number)
 
-class Publish(BaseModel):
+
+class Publish(Frozen):
     """Make the last policy a model."""
-
-    model_config = _FROZEN
 
     makes: ClassVar[tuple[str, ...]] = ("model",)
     step: Literal["publish"] = "publish"
     adapter: ArtifactRef
     config: PreferenceOptimizationConfig
 
+    def take(self, zone: Zone) -> ArtifactRef:
+        """Run its task."""
+        return publish[zone](self.adapter, self.config)
 
-class WriteTexts(BaseModel):
+
+class WriteTexts(Frozen):
     """Write the synthetic texts, or without an adapter the public model's."""
-
-    model_config = _FROZEN
 
     makes: ClassVar[tuple[str, ...]] = ("synthetic", "prompt-only")
     step: Literal["write-texts"] = "write-texts"
@@ -89,24 +92,13 @@ class WriteTexts(BaseModel):
     config: PreferenceOptimizationConfig
     label_names: tuple[str, ...]
 
+    def take(self, zone: Zone) -> ArtifactRef:
+        """Run its task."""
+        return write_texts[zone](self.adapter, self.config, self.label_names)
+
 
 Step = Annotated[Propose | Prefer | Publish | WriteTexts, Field(discriminator="step")]
-
-
-def take(step: Step, zone: Zone) -> ArtifactRef:
-    """Run the task of a step in this process."""
-    match step:
-        case Propose():
-            return propose[zone](step.adapter, step.config, step.label_names, step.number)
-        case Prefer():
-            return prefer[zone](step.candidates, step.scores, step.adapter, step.config, step.number)
-        case Publish():
-            return publish[zone](step.adapter, step.config)
-        case WriteTexts():
-            return write_texts[zone](step.adapter, step.config, step.label_names)
-
-
-SERVER: ServerSide[Step] = ServerSide(f"{METHOD}-server", TypeAdapter(Step), lambda step, zone: take(step, zone))
+SERVER: ServerSide[Step] = ServerSide(f"{METHOD}-server", TypeAdapter(Step))
 
 
 @flow(name=SERVER.name)
@@ -118,7 +110,7 @@ def server_side(order: Signed) -> State[None]:
 @flow(name=METHOD, persist_result=True)
 def preference_optimization(request: RunRequest) -> Exported:
     """Texts of private clients in, synthetic texts and the model that wrote them out, with their statement."""
-    zone: Zone = "server" if math.isfinite(request.epsilon or math.inf) else "client"
+    zone = working_zone(request)
     with paid_run(request, PreferenceOptimizationConfig, *charged_code(zone)) as run:
         config, fixed, names, (rows, test_rows) = run.config, run.charged, run.plan.label_names, run.rows
         pool = embed_clients(rows, fixed, names, run.plan.n)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -58,6 +57,9 @@ class Step(Protocol):
     def step(self) -> str:
         """Name of the step."""
 
+    def take(self, zone: Zone) -> ArtifactRef:
+        """Run the step's task in this process."""
+
     def model_dump(self, *, mode: str = "python") -> dict[str, Any]:
         """As of pydantic."""
 
@@ -89,12 +91,10 @@ class ServerSide(Generic[S]):
     Attributes:
         name: of its flow.
         steps: reads a step.
-        take: (step, zone) -> what the step's task makes, in this process.
     """
 
     name: str
     steps: TypeAdapter[S]
-    take: Callable[[S, Zone], ArtifactRef]
 
     @property
     def deployment(self) -> str:
@@ -110,7 +110,7 @@ class ServerSide(Generic[S]):
             ZoneError: what came back is not signed by the server zone, or not what the step makes of its inputs.
         """
         if zone == "client" or settings().zone == "both":
-            return self.take(step, zone)
+            return step.take(zone)
         public_key("server")  # refused now rather than when the answer comes
         order = ordered(step)
         message = self._answer_to(order, step)
@@ -134,7 +134,7 @@ class ServerSide(Generic[S]):
         step = self.read(order)
         key = hashlib.sha256(order.content.encode()).hexdigest()
         with beating(), parent_run(key, self.name, parameters={"step": step}, zone="server"):
-            made = self.take(step, "server")
+            made = step.take("server")
         return Completed(message=answered(made, order).model_dump_json())
 
     def _answer_to(self, order: Signed, step: S) -> str:

@@ -23,7 +23,7 @@ def main(noted: str) -> None:
     for name in ("write_pairs", "improve"):
         setattr(flow, name, {zone: task.fn for zone, task in getattr(flow, name).items()})
     order = Signed.model_validate_json(sys.stdin.read())
-    made = flow.take(flow.SERVER.read(order), "server")
+    made = flow.SERVER.read(order).take("server")
     with open(noted, "w") as file:
         file.write("\n".join(OPENED))
     sys.stdout.write(answered(made, order).model_dump_json())

@@ -38,9 +38,9 @@ def two_machines(root, patch):
         received: every step of the server.
         left: (task, name -> bytes) files that each task of the client added to the exchange.
     """
-    received, left, take = [], [], whole.take
+    received, left = [], []
 
-    def on_the_server(step, zone):
+    def on_the_server(take, step, zone):
         received.append(step)
         client, away, own = root / "home", root / "away", root / "server"
         own.mkdir(mode=0o700, exist_ok=True)
@@ -66,7 +66,8 @@ def two_machines(root, patch):
 
         patch.setattr(whole, name, call)
 
-    patch.setattr(whole, "take", on_the_server)
+    for step in (whole.Propose, whole.Prefer, whole.Publish, whole.WriteTexts):
+        patch.setattr(step, "take", lambda self, zone, take=step.take: on_the_server(take, self, zone))
     on_the_client("embed_clients")
     on_the_client("score")
     return received, left
