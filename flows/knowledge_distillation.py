@@ -72,12 +72,6 @@ Step = Annotated[WritePairs | Improve, Field(discriminator="step")]
 SERVER: ServerSide[Step] = ServerSide(f"{METHOD}-server", TypeAdapter(Step))
 
 
-@flow(name=SERVER.name)
-def server_side(order: Signed) -> State[None]:
-    """One step of the server zone; its last state's message is the signed reference to what it made."""
-    return SERVER.answer(order)
-
-
 @flow(name=METHOD, persist_result=True)
 def knowledge_distillation(request: RunRequest) -> Exported:
     """Private pairs in, synthetic pairs and the model tuned on them out, with their statement."""
@@ -96,3 +90,9 @@ def knowledge_distillation(request: RunRequest) -> Exported:
         )
         metrics = evaluate_pairs(inputs, charge, zone, config, request.profile)
         return run.export(model, synthetic, metrics)
+
+
+@flow(name=SERVER.name)
+def server_side(order: Signed) -> State[None]:
+    """One step of the server zone; its last state's message is the signed reference to what it made."""
+    return SERVER.answer(order)

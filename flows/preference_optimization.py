@@ -101,12 +101,6 @@ Step = Annotated[Propose | Prefer | Publish | WriteTexts, Field(discriminator="s
 SERVER: ServerSide[Step] = ServerSide(f"{METHOD}-server", TypeAdapter(Step))
 
 
-@flow(name=SERVER.name)
-def server_side(order: Signed) -> State[None]:
-    """One step of the server zone; its last state's message is the signed reference to what it made."""
-    return SERVER.answer(order)
-
-
 @flow(name=METHOD, persist_result=True)
 def preference_optimization(request: RunRequest) -> Exported:
     """Texts of private clients in, synthetic texts and the model that wrote them out, with their statement."""
@@ -140,3 +134,9 @@ def preference_optimization(request: RunRequest) -> Exported:
         )
         metrics = evaluate_rounds(inputs, fixed, request.profile)
         return run.export(model, synthetic, metrics)
+
+
+@flow(name=SERVER.name)
+def server_side(order: Signed) -> State[None]:
+    """One step of the server zone; its last state's message is the signed reference to what it made."""
+    return SERVER.answer(order)
