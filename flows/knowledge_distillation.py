@@ -25,6 +25,7 @@ from understudy.runs.exported import Exported
 from understudy.runs.request import RunRequest
 from understudy.tasks.charging import finalize
 from understudy.tasks.engine.runtime import Zone, code_digest
+from understudy.tasks.evaluation import MeasuredTables
 from understudy.tasks.knowledge_distillation import (
     EvaluationRefs,
     evaluate_pairs,
@@ -85,9 +86,8 @@ def knowledge_distillation(request: RunRequest) -> Exported:
         improved = SERVER.in_zone(zone, back)
         model = finalize(run.receipt, publish(improved, synthetic, charge, zone, config))
         public = SERVER.in_zone(zone, WritePairs(bundle=None, charge="", config=config))
-        inputs = EvaluationRefs(
-            synthetic=synthetic, prompt_only=public, train=rows, test=test_rows, adapter=adapter, bundle=improved
-        )
+        tables = MeasuredTables(synthetic=synthetic, prompt_only=public, train=rows, test=test_rows)
+        inputs = EvaluationRefs(tables=tables, adapter=adapter, bundle=improved)
         metrics = evaluate_pairs(inputs, charge, zone, config, request.profile)
         return run.export(model, synthetic, metrics)
 

@@ -24,6 +24,7 @@ from understudy.runs.exported import Exported
 from understudy.runs.request import RunRequest
 from understudy.tasks.charging import finalize
 from understudy.tasks.engine.runtime import Zone
+from understudy.tasks.evaluation import MeasuredTables
 from understudy.tasks.preference_optimization import (
     EvaluationRefs,
     charged_code,
@@ -123,15 +124,8 @@ def preference_optimization(request: RunRequest) -> Exported:
             SERVER.in_zone(zone, WriteTexts(adapter=adapter, config=wanted, label_names=names))
             for adapter in (adapters[-1], None)
         )
-        inputs = EvaluationRefs(
-            synthetic=synthetic,
-            prompt_only=public,
-            train=rows,
-            test=test_rows,
-            pool=pool,
-            candidates=tuple(proposed),
-            scores=tuple(scored),
-        )
+        tables = MeasuredTables(synthetic=synthetic, prompt_only=public, train=rows, test=test_rows)
+        inputs = EvaluationRefs(tables=tables, pool=pool, candidates=tuple(proposed), scores=tuple(scored))
         metrics = evaluate_rounds(inputs, fixed, request.profile)
         return run.export(model, synthetic, metrics)
 

@@ -5,17 +5,20 @@ All of it is internal; nothing exported depends on it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from understudy.artifacts.access import ArtifactRef, read_json, read_table, write_json
 from understudy.evaluation.config import EvaluationConfig
 from understudy.evaluation.metrics import Metrics, merge
+from understudy.frozen import Frozen
 from understudy.privacy import labels
 from understudy.settings import private_directory, settings
 from understudy.tasks.engine.runtime import compute, task
 
 if TYPE_CHECKING:
+    from understudy.evaluation.measure import Embedder
     from understudy.evaluation.rows import LabelledTexts
 
 
@@ -32,12 +35,10 @@ def evaluate(
 
     Of a run that kept no row it says so: the charge is paid by then, and what was released is worth having.
     """
-    from understudy.evaluation.encoder import embed, load_encoder
     from understudy.evaluation.measure import evaluate_synthetic
 
     rows = partial(labelled_rows, label_names=label_names)
     refs = [synthetic, train, test, *([prompt_only] if prompt_only is not None else [])]
-    cache = private_directory(settings().private_root / "embeddings")
     made = rows(synthetic)
     if made.texts:
         metrics = evaluate_synthetic(
@@ -46,21 +47,41 @@ def evaluate(
             rows(test),
             prompt_only=rows(prompt_only) if prompt_only is not None else None,
             config=config,
-            embedder=partial(embed, encoder=load_encoder(device=compute().device), cache=cache),
+            embedder=sentence_embedder(),
             device=compute().device,
         )
     else:
         metrics = Metrics(missing=("everything about the synthetic rows: none was kept",))
-    sources = labels.join(*(ref.label for ref in refs)).sources
-    return write_json(metrics.model_dump(mode="json"), kind="metrics", label=labels.private(*sources), parents=refs)
+    return write_metrics(metrics, refs)
 
 
 @task(name="merge-metrics")
 def merge_metrics(parts: list[ArtifactRef]) -> ArtifactRef:
     """One set of figures from several; each is measured once."""
-    merged = merge(*(Metrics.model_validate(read_json(part)) for part in parts))
-    sources = labels.join(*(part.label for part in parts)).sources
-    return write_json(merged.model_dump(mode="json"), kind="metrics", label=labels.private(*sources), parents=parts)
+    return write_metrics(merge(*(Metrics.model_validate(read_json(part)) for part in parts)), parts)
+
+
+class MeasuredTables(Frozen):
+    """The tables of a finished run that its figures compare."""
+
+    synthetic: ArtifactRef
+    prompt_only: ArtifactRef
+    train: ArtifactRef
+    test: ArtifactRef
+
+
+def write_metrics(metrics: Metrics, made_from: Sequence[ArtifactRef]) -> ArtifactRef:
+    """Store figures, private to every source that what they were made from names."""
+    label = labels.private(*labels.join(*(ref.label for ref in made_from)).sources)
+    return write_json(metrics.model_dump(mode="json"), kind="metrics", label=label, parents=made_from)
+
+
+def sentence_embedder() -> Embedder:
+    """The sentence encoder on this run's device; what it made of a text is kept in the client zone."""
+    from understudy.evaluation.encoder import embed, load_encoder
+
+    cache = private_directory(settings().private_root / "embeddings")
+    return partial(embed, encoder=load_encoder(device=compute().device), cache=cache)
 
 
 def labelled_rows(ref: ArtifactRef, *, label_names: tuple[str, ...]) -> LabelledTexts:

@@ -11,14 +11,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from understudy.artifacts.access import ArtifactRef, path_of, read_json, read_table, store_for, write_json, write_table
+from understudy.artifacts.access import ArtifactRef, path_of, read_json, read_table, store_for, write_table
 from understudy.methods.gradient_matching.config import GradientMatchingConfig
 from understudy.methods.gradient_matching.evaluation_config import MatchingEvaluationConfig
 from understudy.privacy import labels
-from understudy.settings import private_directory, settings
 from understudy.tasks.charge_receipt import ChargeReceipt, open_mechanisms, write_released
 from understudy.tasks.engine.runtime import checkpoint_directory, compute, progress, task
-from understudy.tasks.evaluation import labelled_rows
+from understudy.tasks.evaluation import labelled_rows, sentence_embedder, write_metrics
 
 if TYPE_CHECKING:
     from understudy.evaluation.rows import LabelledTexts
@@ -108,14 +107,13 @@ def evaluate_matching(
         signal_to_noise: bound of the target; a word where it has no noise.
         sizes: of the evaluation.
     """
-    from understudy.evaluation.encoder import embed, load_encoder
     from understudy.evaluation.rows import Conditions
     from understudy.methods.gradient_matching.evaluation import EvaluationModels, measure_matching
     from understudy.methods.gradient_matching.verbalizer import build_verbalizer
     from understudy.models.loading import load_base
 
     rows = {name: labelled_rows(ref, label_names=label_names) for name, ref in tables.items()}
-    base, cache = load_base(config, compute()), private_directory(settings().private_root / "embeddings")
+    base = load_base(config, compute())
     metrics = measure_matching(
         Conditions(rows["synthetic"], rows["train"], rows["prompt_only"]),
         rows["test"],
@@ -124,16 +122,14 @@ def evaluate_matching(
             base=base,
             own=config.model,
             label_words=partial(build_verbalizer, label_names=label_names, config=config.verbalizer),
-            embedder=partial(embed, encoder=load_encoder(device=compute().device), cache=cache),
+            embedder=sentence_embedder(),
             device=compute().device,
         ),
         # No text is read further than the run reads it, which is known to fit the model.
         config=sizes.model_copy(update={"max_length": min(sizes.max_length, config.max_length)}),
         progress=progress,
     )
-    refs = [*tables.values(), *matched, target]
-    sources = labels.join(*(ref.label for ref in refs)).sources
-    return write_json(metrics.model_dump(mode="json"), kind="metrics", label=labels.private(*sources), parents=refs)
+    return write_metrics(metrics, [*tables.values(), *matched, target])
 
 
 def _matched_losses(

@@ -12,15 +12,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
-from understudy.artifacts.access import TABLE, VALUE, ArtifactRef, path_of, read_table, store_for, write_json
+from understudy.artifacts.access import TABLE, VALUE, ArtifactRef, path_of, read_table, store_for
+from understudy.frozen import Frozen
 from understudy.methods.knowledge_distillation.config import KnowledgeDistillationConfig
 from understudy.privacy import labels
 from understudy.runs.request import Profile
 from understudy.settings import private_directory, settings
 from understudy.tasks.charge_receipt import ChargeReceipt, open_mechanisms, write_released
+from understudy.tasks.engine.cache_key import references
 from understudy.tasks.engine.runtime import Zone, checkpoint_directory, compute, in_either_zone, progress, task
+from understudy.tasks.evaluation import MeasuredTables, sentence_embedder, write_metrics
 
 
 @task(name="train")
@@ -182,15 +183,10 @@ def publish(
     return draft.ref
 
 
-class EvaluationRefs(BaseModel):
+class EvaluationRefs(Frozen):
     """What a finished run is judged by."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    synthetic: ArtifactRef
-    prompt_only: ArtifactRef
-    train: ArtifactRef
-    test: ArtifactRef
+    tables: MeasuredTables
     adapter: ArtifactRef
     bundle: ArtifactRef
 
@@ -200,32 +196,28 @@ def evaluate_pairs(
     inputs: EvaluationRefs, charge: str, sender: Zone, config: KnowledgeDistillationConfig, profile: Profile
 ) -> ArtifactRef:
     """Measure the pairs and the models; the figures read private pairs and are private."""
-    from understudy.evaluation.encoder import embed, load_encoder
     from understudy.methods.knowledge_distillation.distil import dp_model
     from understudy.methods.knowledge_distillation.evaluation import EvaluationInputs, evaluate_run
 
-    cache = private_directory(settings().private_root / "embeddings")
     kept = _kept(inputs.adapter, charge)
-    returned = _returned(inputs.bundle, inputs.synthetic, charge, sender, config)
+    returned = _returned(inputs.bundle, inputs.tables.synthetic, charge, sender, config)
     adapters = {"base": None, "dp_only": kept, "target": returned}
     metrics = evaluate_run(
         EvaluationInputs(
-            synthetic=_pairs(inputs.synthetic),
-            prompt_only=_pairs(inputs.prompt_only),
-            train=_pairs(inputs.train),
-            test=_pairs(inputs.test),
+            synthetic=_pairs(inputs.tables.synthetic),
+            prompt_only=_pairs(inputs.tables.prompt_only),
+            train=_pairs(inputs.tables.train),
+            test=_pairs(inputs.tables.test),
             models={name: partial(dp_model, config, adapter, compute()) for name, adapter in adapters.items()},
             sent_bytes=_size(path_of(inputs.bundle)),
         ),
         config=config,
         profile=profile,
-        embedder=partial(embed, encoder=load_encoder(device=compute().device), cache=cache),
+        embedder=sentence_embedder(),
         compute=compute(),
         progress=progress,
     )
-    refs = [inputs.synthetic, inputs.prompt_only, inputs.train, inputs.test, inputs.adapter, inputs.bundle]
-    sources = labels.join(*(ref.label for ref in refs)).sources
-    return write_json(metrics.model_dump(mode="json"), kind="metrics", label=labels.private(*sources), parents=refs)
+    return write_metrics(metrics, list(references(inputs)))
 
 
 def _kept(adapter: ArtifactRef, charge: str) -> Any:

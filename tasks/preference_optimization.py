@@ -7,19 +7,17 @@ nothing may go to the server, so the same steps run in the client zone.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict
-
-from understudy.artifacts.access import ArtifactRef, path_of, read_table, store_for, write_json
+from understudy.artifacts.access import ArtifactRef, path_of, read_table, store_for
 from understudy.compute import Compute
+from understudy.frozen import Frozen
 from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
 from understudy.privacy import labels
 from understudy.privacy.labels import Label
 from understudy.runs.request import Profile
-from understudy.settings import private_directory, settings
 from understudy.tasks.charge_receipt import ChargeReceipt, open_mechanisms, write_released
+from understudy.tasks.engine.cache_key import references
 from understudy.tasks.engine.runtime import (
     Zone,
     checkpoint_directory,
@@ -29,6 +27,7 @@ from understudy.tasks.engine.runtime import (
     progress,
     task,
 )
+from understudy.tasks.evaluation import MeasuredTables, sentence_embedder, write_metrics
 
 if TYPE_CHECKING:
     from understudy.models.loading import LoadedModel
@@ -218,15 +217,10 @@ def write_texts(
     return draft.ref
 
 
-class EvaluationRefs(BaseModel):
+class EvaluationRefs(Frozen):
     """What a finished run is judged by."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    synthetic: ArtifactRef
-    prompt_only: ArtifactRef
-    train: ArtifactRef
-    test: ArtifactRef
+    tables: MeasuredTables
     pool: ArtifactRef
     candidates: tuple[ArtifactRef, ...]
     scores: tuple[ArtifactRef, ...]
@@ -235,20 +229,18 @@ class EvaluationRefs(BaseModel):
 @task(name="evaluate-rounds")
 def evaluate_rounds(inputs: EvaluationRefs, config: PreferenceOptimizationConfig, profile: Profile) -> ArtifactRef:
     """Measure the texts, and the rounds that led to them; the figures read private texts and are private."""
-    from understudy.evaluation.encoder import embed, load_encoder
     from understudy.methods.preference_optimization import stored
     from understudy.methods.preference_optimization.evaluation import EvaluationInputs, evaluate_run
     from understudy.methods.preference_optimization.pool import load_pool
     from understudy.models.loading import load_base
     from understudy.tensor_files import load_tensors
 
-    cache = private_directory(settings().private_root / "embeddings")
     metrics = evaluate_run(
         EvaluationInputs(
-            synthetic=read_table(inputs.synthetic)["text"].to_pylist(),
-            prompt_only=read_table(inputs.prompt_only)["text"].to_pylist(),
-            train=read_table(inputs.train),
-            test=read_table(inputs.test),
+            synthetic=read_table(inputs.tables.synthetic)["text"].to_pylist(),
+            prompt_only=read_table(inputs.tables.prompt_only)["text"].to_pylist(),
+            train=read_table(inputs.tables.train),
+            test=read_table(inputs.tables.test),
             pool=load_pool(path_of(inputs.pool)),
             candidates=[stored.load_candidates(path_of(ref)) for ref in inputs.candidates],
             scores=[load_tensors(path_of(ref) / stored.SCORES_FILE)["scores"] for ref in inputs.scores],
@@ -256,20 +248,11 @@ def evaluate_rounds(inputs: EvaluationRefs, config: PreferenceOptimizationConfig
         config=config,
         profile=profile,
         tokenizer=load_base(config).tokenizer,
-        embedder=partial(embed, encoder=load_encoder(device=compute().device), cache=cache),
+        embedder=sentence_embedder(),
         device=compute().device,
         progress=progress,
     )
-    one = [
-        inputs.synthetic,
-        inputs.prompt_only,
-        inputs.train,
-        inputs.test,
-        inputs.pool,
-    ]
-    refs = [*one, *inputs.candidates, *inputs.scores]
-    sources = labels.join(*(ref.label for ref in refs)).sources
-    return write_json(metrics.model_dump(mode="json"), kind="metrics", label=labels.private(*sources), parents=refs)
+    return write_metrics(metrics, list(references(inputs)))
 
 
 def charged_code(zone: Zone) -> tuple[str, ...]:

@@ -15,13 +15,13 @@ from understudy.artifacts.access import (
     path_of,
     read_table,
     store_for,
-    write_json,
     write_table,
 )
 from understudy.methods.trajectory_matching.config import TrajectoryMatchingConfig
 from understudy.privacy import labels
 from understudy.tasks.charge_receipt import ChargeReceipt, open_mechanisms, write_released
 from understudy.tasks.engine.runtime import checkpoint_directory, compute, progress, task
+from understudy.tasks.evaluation import write_metrics
 
 if TYPE_CHECKING:
     from understudy.generation.instructions import Pair
@@ -165,9 +165,7 @@ def evaluate_tuning(
         config,
         other=load_model(other, compute=compute()) if other else None,
     )
-    refs = [distilled, trajectories, test]
-    label = labels.private(*labels.join(*(ref.label for ref in refs)).sources)
-    return write_json(metrics.model_dump(mode="json"), kind="metrics", label=label, parents=refs)
+    return write_metrics(metrics, [distilled, trajectories, test])
 
 
 def _pairs(ref: ArtifactRef) -> list[Pair]:

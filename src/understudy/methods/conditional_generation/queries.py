@@ -12,11 +12,11 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from understudy.errors import InputError, UnderstudyError
+from understudy.errors import UnderstudyError
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
 from understudy.privacy.accounting import analytic_gaussian_sigma, calibrate_noise_multiplier
 from understudy.privacy.charged import Charged
-from understudy.privacy.dpsgd.training import DpSgdPlan, Stream
+from understudy.privacy.dpsgd.training import DpSgdPlan, Stream, plans_in
 from understudy.privacy.queries import Queries, Query, event_of
 
 LM, DISCRIMINATOR, FILTER, JOINT = "lm", "discriminator", "filter", "joint"
@@ -53,28 +53,8 @@ def schedule_of(queries: Queries) -> QuerySchedule:
     Raises:
         UnderstudyError: the list is not one of this method.
     """
-    by_training: dict[str, list[Query]] = {}
     histogram = [query for query in queries if query.kind == "histogram"]
-    for query in queries:
-        if query.batch is not None:
-            by_training.setdefault(query.batch, []).append(query)
-    trainings = tuple(
-        DpSgdPlan(
-            name=name,
-            n=asked[0].units,
-            sampling_probability=asked[0].sampling_probability,
-            steps=asked[0].steps,
-            streams=tuple(
-                Stream(
-                    name=query.name.removeprefix(f"{name}/"),
-                    l2_clip_norm=query.sensitivity,
-                    noise_multiplier=query.noise_multiplier,
-                )
-                for query in asked
-            ),
-        )
-        for name, asked in by_training.items()
-    )
+    trainings = plans_in(queries)
     sigma = histogram[0].noise_multiplier if histogram else None
     if not trainings or _queries(trainings, sigma) != queries:
         raise UnderstudyError("expected the queries of a training and, at most, a class histogram; found others")
@@ -101,8 +81,6 @@ def queries_of(
     Raises:
         InputError: A value is out of range.
     """
-    if n < 1:
-        raise InputError(f"n={n}: expected at least one row")
     sigma = _histogram_sigma(config, epsilon=epsilon, delta=delta)
     trainings = partial(trainings_of, config, n)
     noise = calibrate_noise_multiplier(
@@ -150,13 +128,5 @@ def trainings_of(config: ConditionalGenerationConfig, n: int, noise_multiplier: 
 
 
 def _training(config: ConditionalGenerationConfig, n: int, name: str, noise: dict[str, float]) -> DpSgdPlan:
-    probability = min(1.0, config.train.batch_size / n)
-    return DpSgdPlan(
-        name=name,
-        n=n,
-        sampling_probability=probability,
-        steps=max(1, math.ceil(config.train.epochs / probability - 1e-9)),
-        streams=tuple(
-            Stream(name=stream, l2_clip_norm=config.train.clip, noise_multiplier=z) for stream, z in noise.items()
-        ),
-    )
+    streams = [Stream(name=stream, l2_clip_norm=config.train.clip, noise_multiplier=z) for stream, z in noise.items()]
+    return DpSgdPlan.of_epochs(config.train.epochs, config.train.batch_size, n=n, name=name, streams=streams)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
-from understudy.errors import InputError, UnderstudyError
+from understudy.errors import UnderstudyError
 from understudy.methods.knowledge_distillation.config import KnowledgeDistillationConfig
 from understudy.privacy.accounting import calibrate_noise_multiplier
 from understudy.privacy.charged import Charged
-from understudy.privacy.dpsgd.training import DpSgdPlan, Stream
+from understudy.privacy.dpsgd.training import DpSgdPlan, Stream, plans_in
 from understudy.privacy.queries import Queries
 
 FINE_TUNING, RESPONSES = "fine-tuning", "responses"
@@ -34,8 +33,6 @@ def queries_of(
     Raises:
         InputError: a value is out of range.
     """
-    if n < 1:
-        raise InputError(f"n={n}: expected at least one pair")
     noise = calibrate_noise_multiplier(lambda z: _plan(config, n, z).event, epsilon=epsilon, delta=delta, cache=cache)
     return _plan(config, n, noise).queries
 
@@ -46,26 +43,12 @@ def schedule_of(queries: Queries) -> DpSgdPlan:
     Raises:
         UnderstudyError: the list is not one of this method.
     """
-    if len(queries) == 1:
-        (query,) = queries
-        plan = DpSgdPlan(
-            name=query.batch or FINE_TUNING,
-            n=query.units,
-            sampling_probability=query.sampling_probability,
-            steps=query.steps,
-            streams=(Stream(name=RESPONSES, l2_clip_norm=query.sensitivity, noise_multiplier=query.noise_multiplier),),
-        )
-        if plan.queries == queries:
-            return plan
+    plans = plans_in(queries)
+    if len(plans) == 1 and [stream.name for stream in plans[0].streams] == [RESPONSES] and plans[0].queries == queries:
+        return plans[0]
     raise UnderstudyError(f"expected the one query of a fine-tuning, found {len(queries)} others")
 
 
 def _plan(config: KnowledgeDistillationConfig, n: int, noise: float) -> DpSgdPlan:
-    probability = min(1.0, config.train.batch_size / n)
-    return DpSgdPlan(
-        name=FINE_TUNING,
-        n=n,
-        sampling_probability=probability,
-        steps=max(1, math.ceil(config.train.epochs / probability - 1e-9)),
-        streams=(Stream(name=RESPONSES, l2_clip_norm=config.train.l2_clip_norm, noise_multiplier=noise),),
-    )
+    stream = Stream(name=RESPONSES, l2_clip_norm=config.train.l2_clip_norm, noise_multiplier=noise)
+    return DpSgdPlan.of_epochs(config.train.epochs, config.train.batch_size, n=n, name=FINE_TUNING, streams=[stream])

@@ -10,7 +10,8 @@ only, and a run that was killed and resumed ends in the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -39,6 +40,7 @@ __all__ = [
     "Schedule",
     "Stream",
     "clipped_gradient_sum",
+    "plans_in",
     "train",
 ]
 
@@ -71,6 +73,26 @@ class DpSgdPlan(Frozen):
             raise ValueError(f"expected different names, found streams={names}")
         return value
 
+    @classmethod
+    def of_epochs(cls, epochs: float, batch_size: float, *, n: int, name: str, streams: Sequence[Stream]) -> DpSgdPlan:
+        """The training that sees every one of n rows so many times in expectation, in Poisson batches.
+
+        Args:
+            epochs: expected passes over the rows.
+            batch_size: expected batch; all rows where there are fewer.
+            n: number of slots, null ones included.
+            name: of the training.
+            streams: of every step.
+
+        Raises:
+            InputError: there is no row.
+        """
+        if n < 1:
+            raise InputError(f"n={n}: expected at least one row")
+        probability = min(1.0, batch_size / n)
+        steps = max(1, math.ceil(epochs / probability - 1e-9))
+        return cls(name=name, n=n, sampling_probability=probability, steps=steps, streams=tuple(streams))
+
     @property
     def expected_batch(self) -> float:
         """What every update is divided by: n * sampling_probability."""
@@ -97,6 +119,34 @@ class DpSgdPlan(Frozen):
     def event(self) -> DpEvent:
         """All steps and streams as one event."""
         return event_of(self.queries)
+
+
+def plans_in(queries: Queries) -> tuple[DpSgdPlan, ...]:
+    """The trainings whose queries are on a list, in its order; what is asked of no batch is passed over."""
+    by_name: dict[str, list[Query]] = {}
+    for query in queries:
+        if query.batch is not None:
+            by_name.setdefault(query.batch, []).append(query)
+    return tuple(_plan_of(name, asked) for name, asked in by_name.items())
+
+
+def _plan_of(name: str, asked: Sequence[Query]) -> DpSgdPlan:
+    streams = tuple(
+        Stream(
+            name=query.name.removeprefix(f"{name}/"),
+            l2_clip_norm=query.sensitivity,
+            noise_multiplier=query.noise_multiplier,
+        )
+        for query in asked
+    )
+    first = asked[0]
+    return DpSgdPlan(
+        name=name,
+        n=first.units,
+        sampling_probability=first.sampling_probability,
+        steps=first.steps,
+        streams=streams,
+    )
 
 
 @dataclass(frozen=True)
