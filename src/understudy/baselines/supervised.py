@@ -32,7 +32,6 @@ from understudy.quantities import Count, LearningRate, Positive, Size, setting
 
 _BATCH = 32
 _PROFILES: Profiles = {
-    "tiny": {},
     "paper": {"lora_rank": 4, "lora_alpha": 8, "learning_rate": 8e-7, "batch_size": 24},
 }
 

@@ -68,6 +68,7 @@ class Protected:
 
 
 LABELLED_EXAMPLES = Protected("labelled", "example", "replace_special")
+INSTRUCTION_PAIRS = Protected("instructions", "example", "replace_special")
 
 
 @dataclass(frozen=True)
@@ -205,8 +206,8 @@ class Method(Generic[C]):
         preparation: what is asked before the charge.
         report: what the report shows of it.
         flow: where its Prefect flow is, `package.module:function`; it takes a `RunRequest` and gives `Exported`.
-        generate: where the function is that draws further rows from what a run exported, a `FurtherRows` of
-            `runs.further_texts`; empty where a run releases nothing to draw from.
+        generate: where the function is that draws further rows from what a run exported, labels by name: it takes a
+            `methods.further.FurtherDraw` and gives a table; empty where a run releases nothing to draw from.
     """
 
     config: type[C]

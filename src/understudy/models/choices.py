@@ -8,11 +8,32 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from understudy.durable import write_atomically
+from understudy.frozen import MethodSettings
+from understudy.models.folders import folder_digest, model_folder
+
+
+def question_of(settings: MethodSettings, label_names: Sequence[str], *, of: str, version: int) -> dict[str, Any]:
+    """The part of a question that every choice about labels on a model's own texts has in common.
+
+    Args:
+        settings: base model, words about the rows, public seed.
+        label_names: every label, public.
+        of: what is chosen, in words.
+        version: of the way it is chosen.
+    """
+    return {
+        "of": of,
+        "version": version,
+        "model": folder_digest(model_folder(settings.model)),
+        "labels": list(label_names),
+        "about": settings.about,
+        "seed": settings.public_seed,
+    }
 
 
 def remembered(question: Mapping[str, Any], make: Callable[[], dict[str, Any]], *, folder: Path) -> dict[str, Any]:

@@ -3,36 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 
 from understudy.errors import InputError
 from understudy.lazy import load
 from understudy.methods import registry
+from understudy.methods.further import FurtherDraw
 from understudy.runs.folders import EXPORT, INTERNAL, RUN_FILE, further_file, write_further
 
 # Streams of the run's own draw are named by its public seed; further draws start at a seed of their own.
 _SEED_STEP = 1_000_003
-
-
-class FurtherRows(Protocol):
-    """What a method gives: draws rows from an exported folder."""
-
-    def __call__(self, folder: Path, record: dict[str, Any] | None, *, samples: int, seed_step: int) -> pa.Table:
-        """The rows, labels by name.
-
-        Args:
-            folder: the export folder.
-            record: `internal/run.json` of the run, where it is at hand.
-            samples: rows wanted.
-            seed_step: to be added to the run's public seed.
-
-        Raises:
-            InputError: there is nothing to draw from, or the record is needed.
-        """
-        ...
 
 
 def generate_more(origin: Path, *, samples: int, out: Path | None = None, draw: int = 1) -> tuple[Path, int]:
@@ -73,8 +57,8 @@ def generate_more(origin: Path, *, samples: int, out: Path | None = None, draw: 
             "so that charges nothing"
         )
     path = further_file(folder, samples=samples, draw=draw, out=out)
-    further: FurtherRows = load(method.generate)
-    table = further(folder, record, samples=samples, seed_step=draw * _SEED_STEP)
+    further: Callable[[FurtherDraw], pa.Table] = load(method.generate)
+    table = further(FurtherDraw(folder, record, samples=samples, seed_step=draw * _SEED_STEP))
     write_further(path, table)
     return path, table.num_rows
 

@@ -128,7 +128,6 @@ class GenerateConfig(Frozen):
 
 
 _PROFILES: Profiles = {
-    "tiny": {},
     "paper": {
         "model": "distilgpt2",
         "update": "alternating",

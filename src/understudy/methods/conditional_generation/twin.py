@@ -30,8 +30,7 @@ from understudy.methods.conditional_generation.losses import lm_loss
 from understudy.methods.conditional_generation.model import MultitaskModel, build_model
 from understudy.methods.conditional_generation.queries import Asked, QuerySchedule, trainings_of
 from understudy.methods.conditional_generation.train import objectives_of
-from understudy.models.choices import remembered
-from understudy.models.folders import folder_digest, model_folder
+from understudy.models.choices import question_of, remembered
 from understudy.models.loading import LoadedModel
 from understudy.privacy.ledger.records import KeyMaterial
 from understudy.privacy.mechanisms import Mechanisms
@@ -95,13 +94,8 @@ def resolve_for(
         return config
     steps = trainings_of(config, n, noise_multiplier=1.0)[0].steps
     question = {
-        "of": "clip norm and learning rate",
-        "version": _VERSION,
-        "model": folder_digest(model_folder(config.model)),
-        "labels": list(label_names),
-        "about": config.about,
+        **question_of(config, label_names, of="clip norm and learning rate", version=_VERSION),
         "prompt": config.prompt.model_dump(mode="json"),
-        "seed": config.public_seed,
         "steps": steps,
         "trained": [config.lora.model_dump(mode="json"), train.frozen_layers, train.learning_rate_decay],
         "stream": [config.variant, config.update, config.discriminator.model_dump(mode="json")],

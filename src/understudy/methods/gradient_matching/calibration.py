@@ -29,8 +29,7 @@ from understudy.generation.prompts import encode_text, position_ids, special_ids
 from understudy.generation.step import backbone, next_logits
 from understudy.methods.gradient_matching.config import GradientMatchingConfig, VerbalizerConfig
 from understudy.methods.gradient_matching.verbalizer import build_verbalizer, check_words, first_token
-from understudy.models.choices import remembered
-from understudy.models.folders import folder_digest, model_folder
+from understudy.models.choices import question_of, remembered
 from understudy.models.loading import LoadedModel
 
 TEMPLATES: Final = (" It was", " Label:", " Category:", " This is about", " The feeling is")
@@ -303,12 +302,7 @@ def resolve_for(
         return config
     check_words(label_names, words)
     question = {
-        "of": "words for labels",
-        "version": _VERSION,
-        "model": folder_digest(model_folder(config.model)),
-        "labels": list(label_names),
-        "about": config.about,
-        "seed": config.public_seed,
+        **question_of(config, label_names, of="words for labels", version=_VERSION),
         "verbalizer": words.model_dump(mode="json"),
     }
 

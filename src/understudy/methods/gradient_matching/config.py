@@ -139,7 +139,6 @@ class FilterConfig(Frozen):
 
 
 _PROFILES: Profiles = {
-    "tiny": {},
     "paper": {
         "model": "microsoft/phi-1_5",
         "samples": 100,

@@ -136,7 +136,6 @@ class MeasureConfig(Frozen):
 
 
 _PROFILES: Profiles = {
-    "tiny": {},
     "paper": {
         "model": "meta-llama/Llama-2-7b-hf",
         "samples": 500,

@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Any
 from understudy.errors import InputError
 from understudy.methods.knowledge_distillation.config import KnowledgeDistillationConfig
 from understudy.methods.knowledge_distillation.queries import queries_of, schedule_of
-from understudy.methods.method import Charging, Description, Method, Preparation, Promise, Protected, Reporting
+from understudy.methods.method import INSTRUCTION_PAIRS, Charging, Description, Method, Preparation, Promise, Reporting
 from understudy.privacy.queries import Queries
 from understudy.privacy.statement import FLOATING_POINT, TRAINING_FLOATS, Access, mechanism_facts
 from understudy.settings import settings
 
 if TYPE_CHECKING:
     from understudy.models.loading import LoadedModel
-
-PAIRS = Protected("instructions", "example", "replace_special")
 
 
 def charged_settings(config: KnowledgeDistillationConfig) -> KnowledgeDistillationConfig:
@@ -122,7 +120,7 @@ def estimate(config: KnowledgeDistillationConfig, promise: Promise) -> dict[str,
 
 METHOD = Method(
     config=KnowledgeDistillationConfig,
-    charge=Charging(lambda _: PAIRS, settings=charged_settings, queries=queries, releases="model"),
+    charge=Charging(lambda _: INSTRUCTION_PAIRS, settings=charged_settings, queries=queries, releases="model"),
     preparation=Preparation(check_model, describe=describe, estimate=estimate, resolve=resolve),
     report=Reporting(report_facts, sections="understudy.methods.knowledge_distillation.report:sections"),
     flow="understudy.flows.knowledge_distillation:knowledge_distillation",

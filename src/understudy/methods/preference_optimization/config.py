@@ -113,7 +113,6 @@ class EndpointConfig(Frozen):
 
 
 _PROFILES: Profiles = {
-    "tiny": {},
     "paper": {
         "model": "meta-llama/Meta-Llama-3-8B",
         "samples": 1_000_000,

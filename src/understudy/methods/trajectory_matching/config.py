@@ -82,7 +82,6 @@ class TuningConfig(Frozen):
 
 
 _PROFILES: Profiles = {
-    "tiny": {},
     "paper": {
         "model": "facebook/opt-1.3b",
         "max_length": 512,

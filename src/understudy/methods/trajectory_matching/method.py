@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from understudy.methods.method import Charging, Description, Method, Preparation, Promise, Protected, Reporting
+from understudy.methods.method import INSTRUCTION_PAIRS, Charging, Description, Method, Preparation, Promise, Reporting
 from understudy.methods.trajectory_matching.config import TrajectoryMatchingConfig, promised
 from understudy.methods.trajectory_matching.queries import queries_of
 from understudy.privacy.queries import Queries
@@ -18,8 +18,6 @@ from understudy.settings import settings
 
 if TYPE_CHECKING:
     from understudy.models.loading import LoadedModel
-
-_PAIRS = Protected("instructions", "example", "replace_special")
 
 
 def by_epsilon(config: TrajectoryMatchingConfig, has_epsilon: bool) -> TrajectoryMatchingConfig:
@@ -134,7 +132,11 @@ def estimate(config: TrajectoryMatchingConfig, promise: Promise) -> dict[str, An
 METHOD = Method(
     config=TrajectoryMatchingConfig,
     charge=Charging(
-        lambda _: _PAIRS, settings=charged_settings, queries=queries, releases="trajectories", by_epsilon=by_epsilon
+        lambda _: INSTRUCTION_PAIRS,
+        settings=charged_settings,
+        queries=queries,
+        releases="trajectories",
+        by_epsilon=by_epsilon,
     ),
     preparation=Preparation(check_model, describe=describe, estimate=estimate),
     report=Reporting(report_facts, sections="understudy.methods.trajectory_matching.report:sections"),

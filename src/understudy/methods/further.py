@@ -1,0 +1,63 @@
+"""What a method draws further rows from: the exported model and the settings of the run that made it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from understudy.errors import InputError
+from understudy.frozen import MethodSettings
+
+C = TypeVar("C", bound=MethodSettings)
+
+
+@dataclass(frozen=True)
+class FurtherDraw:
+    """Further rows that are wanted of a run; everything in it is public or released.
+
+    Attributes:
+        folder: the run's export folder.
+        record: `internal/run.json` of the run, where it is at hand.
+        samples: rows wanted.
+        seed_step: added to the run's public seed.
+    """
+
+    folder: Path
+    record: dict[str, Any] | None
+    samples: int
+    seed_step: int
+
+    @property
+    def model(self) -> Path:
+        """Folder of the released model.
+
+        Raises:
+            InputError: there is none.
+        """
+        place = self.folder / "model"
+        if not place.is_dir():
+            raise InputError(f"--from {self.folder}: expected a folder `model` in it, found none")
+        return place
+
+    def recorded(self, settings: type[C], *, tells: str) -> tuple[C, tuple[str, ...]]:
+        """The run's settings, for this draw, and its label names.
+
+        Args:
+            settings: the class of the method's settings.
+            tells: what the record is needed for, in words.
+
+        Raises:
+            InputError: there is no record of the run.
+        """
+        if self.record is None or not {"config", "label_names"} <= self.record.keys():
+            raise InputError(
+                f"--from {self.folder}: expected internal/run.json beside export/, for it {tells}; name the run's own "
+                "--out folder, or repeat its `understudy run` command with a larger --samples, which charges nothing"
+            )
+        return self.redrawn(settings.model_validate(self.record["config"])), tuple(self.record["label_names"])
+
+    def redrawn(self, config: C) -> C:
+        """The settings with the rows and the seed of this draw."""
+        seed = (config.public_seed + self.seed_step) % 2**63
+        return config.model_copy(update={"samples": self.samples, "public_seed": seed})
