@@ -21,6 +21,7 @@ from understudy.data.private_rows import PrivateRows
 from understudy.evaluation import fidelity, utility
 from understudy.evaluation.config import ClassifierConfig
 from understudy.evaluation.encoder import embed, load_encoder
+from understudy.evaluation.rows import LabelledTexts
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
 from understudy.methods.conditional_generation.encode import encode
 from understudy.methods.conditional_generation.fitting import train_on_table
@@ -148,8 +149,7 @@ def measure(settings: Settings, cell: Cell, made: Made) -> dict[str, Any]:
         result["mauve"] = float(fidelity.mauve(mine[: len(test)], test, seed=0))
         result["texts"] = [[label, text] for text, label in zip(texts, labels, strict=True)]
     if settings.transformer and cell.seed == 0:
-        scored = utility.transformer_accuracy(
-            texts, labels, test_texts, test_labels, classes=2, config=ClassifierConfig(profile="tiny"), seed=0
-        )
+        rows, tested = (LabelledTexts(*pair, LABELS) for pair in ((texts, labels), (test_texts, test_labels)))
+        scored = utility.transformer_accuracy(rows, tested, config=ClassifierConfig(profile="tiny"), seed=0)
         result["transformer_accuracy"] = float(scored.accuracy)
     return result

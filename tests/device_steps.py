@@ -225,7 +225,7 @@ def _candidates(compute: Compute) -> Result:
 
 def _classifier(compute: Compute) -> Result:
     config = ClassifierConfig(epochs=1, max_length=8, batch_size=6)
-    fitted = fit_classifier(TEXTS, LABELS, classes=2, config=config, seed=0, device=compute.device)
+    fitted = fit_classifier(ROWS, config=config, seed=0, device=compute.device)
     return {"weight": fitted.head.weight.detach(), "labels": predict(fitted, TEXTS).tolist()}
 
 
@@ -246,7 +246,7 @@ def _transfer(compute: Compute) -> Result:
 
 def _perplexity(compute: Compute) -> Result:
     base = random_base(compute)
-    loss = language_model_loss_of_texts(base.model, base.tokenizer, TEXTS[:3], max_length=8)
+    loss = language_model_loss_of_texts(base, TEXTS[:3], max_length=8)
     return {"loss": torch.tensor(loss)}
 
 

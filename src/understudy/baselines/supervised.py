@@ -20,7 +20,7 @@ from torch import Tensor
 
 from understudy.errors import InputError
 from understudy.evaluation.language_model import pad
-from understudy.evaluation.next_token import next_token_loss
+from understudy.evaluation.next_token import descend
 from understudy.frozen import Profile, Profiled, Profiles
 from understudy.generation.config import SamplingConfig
 from understudy.generation.prompts import row_seeds, special_ids
@@ -88,14 +88,13 @@ def fine_tune(
         for batch in torch.split(torch.randperm(len(encoded), generator=generator), config.batch_size)
     ]
     model.eval()  # dropout is zero either way
-    for done, rows in enumerate(batches):
-        ids, counted = _batch(base, [encoded[row] for row in rows], base.model.device)
-        optimizer.zero_grad()
-        torch.autograd.backward(next_token_loss(model, ids, counted))
-        optimizer.step()
-        if progress is not None:
-            progress(done + 1, len(batches))
-    optimizer.zero_grad()
+    descend(
+        model,
+        optimizer,
+        batches,
+        batch_of=lambda rows: _batch(base, [encoded[row] for row in rows], base.model.device),
+        taken=None if progress is None else lambda steps: progress(steps, len(batches)),
+    )
     return replace(base, model=model)
 
 

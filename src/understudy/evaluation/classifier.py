@@ -30,9 +30,9 @@ from understudy.errors import InputError
 from understudy.evaluation.config import ClassifierConfig
 from understudy.evaluation.encoder import quietly
 from understudy.evaluation.language_model import encode_texts, pad, pad_token_of
+from understudy.evaluation.rows import LabelledTexts
 from understudy.models.folders import model_folder
 from understudy.models.loading import load_model
-from understudy.progress import Progress
 
 Labels = npt.NDArray[np.int64]
 
@@ -47,26 +47,14 @@ class TextClassifier:
     config: ClassifierConfig
 
 
-def fit_classifier(
-    texts: Sequence[str],
-    labels: Sequence[int] | Labels,
-    *,
-    classes: int,
-    config: ClassifierConfig,
-    seed: int,
-    device: str = "cpu",
-    progress: Progress | None = None,
-) -> TextClassifier:
+def fit_classifier(rows: LabelledTexts, *, config: ClassifierConfig, seed: int, device: str = "cpu") -> TextClassifier:
     """Fine-tune a fresh copy of the base on labelled texts.
 
     Args:
-        texts: (n,) training texts.
-        labels: (n,) ints in [0, classes).
-        classes: number of declared labels; classes without a row are allowed.
+        rows: to train on; declared labels without a row are allowed.
         config: base model and constants.
         seed: of the head's initial weights and the order of rows.
         device: torch device to train on.
-        progress: called with (step, steps) after each step.
 
     Returns:
         The trained classifier. It carries the label of its training rows.
@@ -74,28 +62,26 @@ def fit_classifier(
     Raises:
         InputError: when the base is unknown, there is no row, or texts and labels do not match.
     """
-    targets = check_labels(texts, labels, classes=classes)
+    targets = check_labels(rows.texts, rows.labels, classes=len(rows.label_names))
     generator = torch.Generator().manual_seed(seed)
-    classifier = _untrained(classes, config, generator, device)
-    encoded = encode_texts(classifier.tokenizer, texts, max_length=config.max_length)
+    classifier = _untrained(len(rows.label_names), config, generator, device)
+    encoded = encode_texts(classifier.tokenizer, rows.texts, max_length=config.max_length)
     weights = [p for p in classifier.backbone.parameters() if p.requires_grad] + [*classifier.head.parameters()]
     optimizer = torch.optim.AdamW(weights, lr=config.learning_rate, weight_decay=config.weight_decay)
     steps = config.epochs * math.ceil(len(encoded) / config.batch_size)
     step = 0
     for _ in range(config.epochs):
         order = torch.randperm(len(encoded), generator=generator)
-        for rows in torch.split(order, config.batch_size):
+        for batch in torch.split(order, config.batch_size):
             for group in optimizer.param_groups:
                 group["lr"] = config.learning_rate * (1 - step / steps)
-            logits = _logits(classifier, [encoded[i] for i in rows.tolist()])
-            loss = functional.cross_entropy(logits, copied_to(torch.from_numpy(targets)[rows], logits.device))
+            logits = _logits(classifier, [encoded[i] for i in batch.tolist()])
+            loss = functional.cross_entropy(logits, copied_to(torch.from_numpy(targets)[batch], logits.device))
             optimizer.zero_grad()
             torch.autograd.backward(loss)
             nn.utils.clip_grad_norm_(weights, 1.0)
             optimizer.step()
             step += 1
-            if progress is not None:
-                progress(step, steps)
     return classifier
 
 

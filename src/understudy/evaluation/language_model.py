@@ -21,6 +21,7 @@ from torch import Tensor
 
 from understudy.compute import copied_to
 from understudy.generation.sampling import backbone, head
+from understudy.models.loading import LoadedModel
 from understudy.privacy.dpsgd.token_losses import token_losses
 
 
@@ -53,18 +54,12 @@ def pad(sequences: Sequence[Sequence[int]], *, pad_id: int, device: torch.device
 
 
 def mean_hidden_states(
-    model: torch.nn.Module,
-    tokenizer: Any,
-    texts: Sequence[str],
-    *,
-    max_length: int = 128,
-    batch_size: int = 32,
+    loaded: LoadedModel, texts: Sequence[str], *, max_length: int = 128, batch_size: int = 32
 ) -> npt.NDArray[np.float32]:
     """Last hidden states averaged over each text's tokens.
 
     Args:
-        model: a transformers causal language model, in eval mode; private, public or released.
-        tokenizer: its tokenizer.
+        loaded: a causal language model, in eval mode, with its tokenizer; private, public or released.
         texts: (n,) strings.
         max_length: tokens kept per text.
         batch_size: texts per forward pass.
@@ -72,13 +67,13 @@ def mean_hidden_states(
     Returns:
         float32 (n, hidden size), in the order of `texts`.
     """
-    backbone: Any = model.base_model
-    device = next(model.parameters()).device
-    encoded = encode_texts(tokenizer, texts, max_length=max_length)
+    backbone: Any = loaded.model.base_model
+    device = next(loaded.model.parameters()).device
+    encoded = encode_texts(loaded.tokenizer, texts, max_length=max_length)
     pooled = []
     with torch.no_grad():
         for batch in _slices(len(encoded), batch_size):
-            ids, mask = pad(encoded[batch], pad_id=pad_token_of(tokenizer), device=device)
+            ids, mask = pad(encoded[batch], pad_id=pad_token_of(loaded.tokenizer), device=device)
             states = backbone(input_ids=ids, attention_mask=mask).last_hidden_state
             weights = mask[..., None].to(states.dtype)
             pooled.append(((states * weights).sum(1) / weights.sum(1)).float().cpu().numpy())
@@ -122,12 +117,7 @@ def language_model_loss(
 
 
 def language_model_loss_of_texts(
-    model: torch.nn.Module,
-    tokenizer: Any,
-    texts: Sequence[str],
-    *,
-    max_length: int = 128,
-    batch_size: int = 32,
+    loaded: LoadedModel, texts: Sequence[str], *, max_length: int = 128, batch_size: int = 32
 ) -> float:
     """Mean negative log-likelihood per token of unprompted texts, in nats.
 
@@ -138,11 +128,11 @@ def language_model_loss_of_texts(
     """
     if not texts:
         raise ValueError("expected at least one text, found none")
-    encoded = encode_texts(tokenizer, texts, max_length=max_length)
-    if tokenizer.eos_token_id is not None:
-        encoded = [[*ids, tokenizer.eos_token_id][:max_length] for ids in encoded]
-    ids, mask = pad(encoded, pad_id=pad_token_of(tokenizer), device=torch.device("cpu"))
-    return language_model_loss(model, ids, mask, mask, batch_size=batch_size)
+    encoded = encode_texts(loaded.tokenizer, texts, max_length=max_length)
+    if loaded.tokenizer.eos_token_id is not None:
+        encoded = [[*ids, loaded.tokenizer.eos_token_id][:max_length] for ids in encoded]
+    ids, mask = pad(encoded, pad_id=pad_token_of(loaded.tokenizer), device=torch.device("cpu"))
+    return language_model_loss(loaded.model, ids, mask, mask, batch_size=batch_size)
 
 
 def pad_token_of(tokenizer: Any) -> int:

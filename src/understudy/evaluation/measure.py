@@ -269,16 +269,7 @@ def _transformer_correct(
     return {
         arm: np.stack(
             [
-                utility.transformer_accuracy(
-                    rows.texts,
-                    rows.labels,
-                    test.texts,
-                    test.labels,
-                    classes=len(test.label_names),
-                    config=config.classifier,
-                    seed=seed,
-                    device=device,
-                ).correct
+                utility.transformer_accuracy(rows, test, config=config.classifier, seed=seed, device=device).correct
                 for seed in config.seeds
             ]
         )

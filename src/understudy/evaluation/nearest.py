@@ -144,7 +144,4 @@ def log_perplexities(
     Raises:
         ValueError: when a set is empty.
     """
-    return {
-        name: language_model_loss_of_texts(base.model, base.tokenizer, texts, max_length=max_length)
-        for name, texts in sets.items()
-    }
+    return {name: language_model_loss_of_texts(base, texts, max_length=max_length) for name, texts in sets.items()}

@@ -13,7 +13,7 @@ Scores are computed on real text: they are internal and choose nothing that is e
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -28,7 +28,6 @@ from understudy.evaluation.language_model import encode_texts, pad, pad_token_of
 from understudy.evaluation.utility import Interval
 from understudy.frozen import Profile, Profiled, Profiles
 from understudy.models.loading import LoadedModel, load_model
-from understudy.progress import Progress
 from understudy.quantities import CountOrZero, LearningRate, NonEmpty, Size, setting
 
 Counts = npt.NDArray[np.int64]
@@ -107,14 +106,34 @@ def next_token_loss(model: torch.nn.Module, ids: Tensor, mask: Tensor) -> Tensor
     return (losses * counted).sum() / counted.sum().clamp(min=1)
 
 
-def fine_tune(
-    texts: Sequence[str],
+def descend(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batches: Iterable[Sequence[int]],
     *,
-    config: NextTokenConfig,
-    seed: int,
-    device: str = "cpu",
-    progress: Progress | None = None,
-) -> LoadedModel:
+    batch_of: Callable[[Sequence[int]], tuple[Tensor, Tensor]],
+    taken: Callable[[int], None] | None = None,
+) -> None:
+    """Take one step of next-token loss per batch.
+
+    Args:
+        model: a causal language model, changed in place.
+        optimizer: of what is trained of it.
+        batches: rows of each step.
+        batch_of: rows -> ids and mask, as `next_token_loss`.
+        taken: called with the number of steps taken, after each.
+    """
+    for done, rows in enumerate(batches):
+        ids, mask = batch_of(rows)
+        optimizer.zero_grad()
+        torch.autograd.backward(next_token_loss(model, ids, mask))
+        optimizer.step()
+        if taken is not None:
+            taken(done + 1)
+    optimizer.zero_grad()
+
+
+def fine_tune(texts: Sequence[str], *, config: NextTokenConfig, seed: int, device: str = "cpu") -> LoadedModel:
     """Fine-tune a fresh copy of the downstream model on texts by next-token loss.
 
     Args:
@@ -122,7 +141,6 @@ def fine_tune(
         config: model and constants.
         seed: of the order of texts, the only random choice.
         device: torch device.
-        progress: called with (steps done, steps).
 
     Returns:
         The tuned model in eval mode. It carries the label of `texts`.
@@ -137,17 +155,13 @@ def fine_tune(
         raise InputError(f"expected texts to fine-tune on, found {len(texts)} without a single token")
     model: Any = loaded.model.requires_grad_(True).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay)
-    batches = list(_epochs(len(encoded), config, torch.Generator().manual_seed(seed)))
-    for done, rows in enumerate(batches):
-        ids, mask = pad(
-            [encoded[row] for row in rows], pad_id=pad_token_of(loaded.tokenizer), device=torch.device(device)
-        )
-        optimizer.zero_grad()
-        torch.autograd.backward(next_token_loss(model, ids, mask))
-        optimizer.step()
-        if progress is not None:
-            progress(done + 1, len(batches))
-    optimizer.zero_grad()
+    filler = pad_token_of(loaded.tokenizer)
+
+    def batch_of(rows: Sequence[int]) -> tuple[Tensor, Tensor]:
+        return pad([encoded[row] for row in rows], pad_id=filler, device=torch.device(device))
+
+    batches = _epochs(len(encoded), config, torch.Generator().manual_seed(seed))
+    descend(model, optimizer, batches, batch_of=batch_of)
     return replace(loaded, model=model.requires_grad_(False))
 
 

@@ -34,10 +34,8 @@ from understudy.evaluation.label_model import (
     label_loss,
     last_states,
     padded,
-    predict,
 )
 from understudy.evaluation.rows import LabelledTexts
-from understudy.evaluation.utility import Predictions, score
 from understudy.frozen import Profile, Profiled, Profiles
 from understudy.models.loading import load_model
 from understudy.models.upper_layers import entering_states, freeze_lower_layers, last_state
@@ -153,37 +151,6 @@ def fine_tune(
     if callback is not None:
         callback(config.steps, target)
     return target
-
-
-def transfer_accuracy(
-    train: LabelledTexts,
-    test: LabelledTexts,
-    *,
-    label_words: WordsOf,
-    config: TransferConfig,
-    seed: int,
-    device: str = "cpu",
-    callback: Callback | None = None,
-) -> Predictions:
-    """Accuracy on real test rows of the target model fine-tuned on `train`.
-
-    Args:
-        train: as `fine_tune`.
-        test: real rows; internal.
-        label_words: as `fine_tune`.
-        config: as `fine_tune`.
-        seed: as `fine_tune`.
-        device: torch device.
-        callback: as `fine_tune`.
-
-    Returns:
-        The verdict on each row; `correct` of several seeds, stacked, goes into `utility.paired_bootstrap`.
-
-    Raises:
-        InputError: as `fine_tune`.
-    """
-    tuned = fine_tune(train, label_words=label_words, config=config, seed=seed, device=device, callback=callback)
-    return score(predict(tuned, test.texts), test.labels)
 
 
 def _row_stream(rows: int, generator: torch.Generator) -> Iterator[int]:

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from understudy.evaluation.config import ClassifierConfig
-from understudy.evaluation.encoder import Encoder, embed
+from understudy.evaluation.rows import LabelledTexts
 
 Labels = npt.NDArray[np.int64]
 Correct = npt.NDArray[np.bool_]
@@ -105,50 +104,14 @@ def fit_probe(
     return lambda rows: np.asarray(model.predict(rows), dtype=np.int64)
 
 
-def probe_accuracy(
-    train_texts: Sequence[str],
-    train_labels: Sequence[int] | Labels,
-    test_texts: Sequence[str],
-    test_labels: Sequence[int] | Labels,
-    *,
-    encoder: Encoder,
-    cache: Path | None = None,
-    seed: int = 0,
-) -> Predictions:
-    """Accuracy on real test rows of a logistic regression on sentence embeddings.
-
-    Args:
-        train_texts: synthetic, prompt-only or real texts.
-        train_labels: their labels.
-        test_texts: real texts; internal.
-        test_labels: their labels; internal.
-        encoder: from `encoder.load_encoder`.
-        cache: directory for embeddings, where the label of the texts allows one.
-        seed: see `fit_probe`.
-    """
-    probe = fit_probe(embed(train_texts, encoder, cache=cache), train_labels, seed=seed)
-    return score(probe(embed(test_texts, encoder, cache=cache)), test_labels)
-
-
 def transformer_accuracy(
-    train_texts: Sequence[str],
-    train_labels: Sequence[int] | Labels,
-    test_texts: Sequence[str],
-    test_labels: Sequence[int] | Labels,
-    *,
-    classes: int,
-    config: ClassifierConfig,
-    seed: int,
-    device: str = "cpu",
+    train: LabelledTexts, test: LabelledTexts, *, config: ClassifierConfig, seed: int, device: str = "cpu"
 ) -> Predictions:
     """Accuracy on real test rows of a fine-tuned transformer (see `evaluation.classifier`).
 
     Args:
-        train_texts: synthetic, prompt-only or real texts.
-        train_labels: their labels.
-        test_texts: real texts; internal.
-        test_labels: their labels; internal.
-        classes: number of declared labels.
+        train: synthetic, prompt-only or real rows.
+        test: real rows; internal.
         config: the classifier's constants.
         seed: of its head and row order.
         device: torch device.
@@ -158,10 +121,8 @@ def transformer_accuracy(
     """
     from understudy.evaluation import classifier
 
-    fitted = classifier.fit_classifier(
-        train_texts, train_labels, classes=classes, config=config, seed=seed, device=device
-    )
-    return score(classifier.predict(fitted, test_texts), test_labels)
+    fitted = classifier.fit_classifier(train, config=config, seed=seed, device=device)
+    return score(classifier.predict(fitted, test.texts), test.labels)
 
 
 def label_fidelity(texts: Inputs, labels: Sequence[int] | Labels, judge: Callable[[Inputs], Labels]) -> LabelFidelity:

@@ -5,6 +5,7 @@ import torch
 from understudy.errors import InputError
 from understudy.evaluation.classifier import check_labels, fit_classifier, predict
 from understudy.evaluation.config import ClassifierConfig
+from understudy.evaluation.rows import LabelledTexts
 
 TINY = ClassifierConfig(profile="tiny", base="tiny-gpt2", epochs=2, learning_rate=1e-3, max_length=24)
 
@@ -16,23 +17,19 @@ def weights(classifier):
 def test_it_learns_and_its_seed_fixes_every_byte(make_reviews):
     train, test = make_reviews(96, seed=1), make_reviews(40, seed=2)
     torch.manual_seed(1)
-    one = fit_classifier(train.texts, train.labels, classes=2, config=TINY, seed=5)
+    one = fit_classifier(train, config=TINY, seed=5)
     torch.manual_seed(2)  # the global generator must not matter
-    two = fit_classifier(train.texts, train.labels, classes=2, config=TINY, seed=5)
+    two = fit_classifier(train, config=TINY, seed=5)
     assert torch.equal(weights(one), weights(two))
     assert np.mean(predict(one, test.texts) == test.labels) > 0.85
     assert predict(one, []).shape == (0,)
 
 
-def test_another_seed_gives_another_classifier_and_progress_counts_steps(make_reviews):
+def test_another_seed_gives_another_classifier(make_reviews):
     train = make_reviews(20, seed=1)
     config = TINY.model_copy(update={"epochs": 1, "batch_size": 8})
-    seen = []
-    one = fit_classifier(
-        train.texts, train.labels, classes=2, config=config, seed=0, progress=lambda *s: seen.append(s)
-    )
-    two = fit_classifier(train.texts, train.labels, classes=2, config=config, seed=1)
-    assert seen == [(1, 3), (2, 3), (3, 3)]
+    one = fit_classifier(train, config=config, seed=0)
+    two = fit_classifier(train, config=config, seed=1)
     assert not torch.equal(weights(one), weights(two))
 
 
@@ -41,7 +38,7 @@ def test_the_global_generator_is_untouched_and_padding_does_not_change_a_verdict
     train = make_reviews(8, seed=1)
     state = torch.get_rng_state()
     config = TINY.model_copy(update={"epochs": 1, "pooling": pooling})
-    classifier = fit_classifier(train.texts, train.labels, classes=2, config=config, seed=0)
+    classifier = fit_classifier(train, config=config, seed=0)
     assert torch.equal(torch.get_rng_state(), state)
     from understudy.evaluation.classifier import _logits
 
@@ -54,7 +51,7 @@ def test_frozen_layers_do_not_move_and_the_others_do(make_reviews):
 
     train = make_reviews(16, seed=1)
     config = TINY.model_copy(update={"epochs": 1, "frozen_layers": 2})
-    tuned = fit_classifier(train.texts, train.labels, classes=2, config=config, seed=0).backbone
+    tuned = fit_classifier(train, config=config, seed=0).backbone
     base = load_model("tiny-gpt2").model.base_model
     moved = [
         any(not torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
@@ -68,14 +65,16 @@ def test_an_encoder_model_can_be_the_base(make_reviews):
 
     train, test = make_reviews(16, seed=1), make_reviews(6, seed=2)
     config = TINY.model_copy(update={"base": str(MODEL_DIR), "epochs": 1})
-    classifier = fit_classifier(train.texts, train.labels, classes=2, config=config, seed=0)
+    classifier = fit_classifier(train, config=config, seed=0)
     assert type(classifier.backbone).__name__ == "BertModel"
     assert set(predict(classifier, test.texts)) <= {0, 1}
 
 
 def test_unknown_base_is_refused():
     with pytest.raises(InputError, match="no-such-model"):
-        fit_classifier(["a"], [0], classes=2, config=TINY.model_copy(update={"base": "no-such-model"}), seed=0)
+        fit_classifier(
+            LabelledTexts(["a"], [0], ["bad", "good"]), config=TINY.model_copy(update={"base": "no-such-model"}), seed=0
+        )
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ def test_log_perplexity_is_the_loss_per_token_of_each_set():
     sets = {"english": ["the film was good", "a dull story"], "noise": ["qzx vvk wqj xxq", "kkq zxv qqw"]}
     found = log_perplexities(base, sets)
     assert list(found) == ["english", "noise"]
-    assert found["english"] == language_model_loss_of_texts(base.model, base.tokenizer, sets["english"])
+    assert found["english"] == language_model_loss_of_texts(base, sets["english"])
     assert found["english"] < found["noise"]
     with pytest.raises(ValueError, match="at least one text"):
         log_perplexities(base, {"none": []})

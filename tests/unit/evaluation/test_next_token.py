@@ -107,10 +107,8 @@ def test_one_step_of_training_is_adamw_on_the_mean_over_tokens(base):
 def test_training_learns_and_repeats(base):
     texts = ["fog until noon , then a heron by the river"] * 20
     config = NextTokenConfig(base=base, epochs=10, batch_size=5, learning_rate=0.01)
-    seen = []
-    first = next_token.fine_tune(texts, config=config, seed=0, progress=lambda *step: seen.append(step))
+    first = next_token.fine_tune(texts, config=config, seed=0)
     second = next_token.fine_tune(texts, config=config, seed=0)
-    assert seen == [(step, 40) for step in range(1, 41)]
     for one, other in zip(first.model.parameters(), second.model.parameters(), strict=True):
         assert torch.equal(one, other)
     before = next_token.score_clients(load_model(base), [texts[:1]])

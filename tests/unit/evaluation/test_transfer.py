@@ -12,8 +12,8 @@ from understudy.errors import InputError
 from understudy.evaluation import transfer
 from understudy.evaluation.label_model import LabelModel, encode_rows, label_losses, predict
 from understudy.evaluation.rows import LabelledTexts
-from understudy.evaluation.transfer import TransferConfig, fine_tune, load_label_model, transfer_accuracy
-from understudy.evaluation.utility import paired_bootstrap
+from understudy.evaluation.transfer import TransferConfig, fine_tune, load_label_model
+from understudy.evaluation.utility import paired_bootstrap, score
 from understudy.methods.gradient_matching.config import VerbalizerConfig
 from understudy.methods.gradient_matching.verbalizer import build_verbalizer
 
@@ -118,7 +118,7 @@ def test_it_learns_and_gives_verdicts_that_pair_up(make_reviews, seed):
     config = SHORT.model_copy(update={"steps": 60, "batch_size": 8, "max_length": 32, "learning_rate": 1e-3})
     flipped = LabelledTexts(train.texts, 1 - np.asarray(train.labels), SENTIMENTS)
     right, wrong = (
-        transfer_accuracy(rows, test, label_words=SENTIMENT_WORDS, config=config, seed=seed)
+        score(predict(fine_tune(rows, label_words=SENTIMENT_WORDS, config=config, seed=seed), test.texts), test.labels)
         for rows in (train, flipped)
     )
     assert right.accuracy > 0.8

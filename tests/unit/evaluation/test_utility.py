@@ -4,6 +4,7 @@ import pytest
 from understudy.errors import InputError
 from understudy.evaluation import utility
 from understudy.evaluation.config import ClassifierConfig
+from understudy.evaluation.rows import LabelledTexts
 
 
 def test_score_keeps_correctness_per_row():
@@ -20,11 +21,12 @@ def test_score_refuses_unequal_or_empty(labels):
 
 def test_probe_learns_a_difference_that_is_there_and_none_that_is_not(encoder, make_reviews):
     train, test = make_reviews(60, seed=1), make_reviews(40, seed=2)
-    learnt = utility.probe_accuracy(train.texts, train.labels, test.texts, test.labels, encoder=encoder)
+    features, tested = encoder.encode(train.texts), encoder.encode(test.texts)
+    learnt = utility.score(utility.fit_probe(features, train.labels)(tested), test.labels)
     assert learnt.accuracy > 0.9
     assert learnt.correct.shape == (40,)
     shuffled = np.random.default_rng(0).permutation(train.labels)
-    noise = utility.probe_accuracy(train.texts, shuffled, test.texts, test.labels, encoder=encoder)
+    noise = utility.score(utility.fit_probe(features, shuffled)(tested), test.labels)
     assert noise.accuracy < 0.8
 
 
@@ -56,12 +58,10 @@ def test_label_fidelity_leaves_out_labels_without_rows():
 def test_transformer_accuracy_uses_the_test_rows(make_reviews):
     train, test = make_reviews(32, seed=1), make_reviews(10, seed=2)
     config = ClassifierConfig(profile="tiny", base="tiny-gpt2", epochs=1, max_length=24)
-    found = utility.transformer_accuracy(
-        train.texts, train.labels, test.texts, test.labels, classes=2, config=config, seed=0
-    )
+    found = utility.transformer_accuracy(train, test, config=config, seed=0)
     assert found.correct.tolist() == (found.predicted == test.labels).tolist()
     with pytest.raises(InputError, match="row 0"):
-        utility.transformer_accuracy(["a"], [2], test.texts, test.labels, classes=2, config=config, seed=0)
+        utility.transformer_accuracy(LabelledTexts(["a"], [2], test.label_names), test, config=config, seed=0)
 
 
 def correctness(share, rows, *, seed, seeds=1):

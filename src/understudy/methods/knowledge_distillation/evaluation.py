@@ -153,7 +153,7 @@ def measure_encoders(
         return Metrics(missing=("MAUVE and Frechet distance: no synthetic pair was kept",))
 
     def states(texts: Sequence[str]) -> FloatArray:
-        return mean_hidden_states(base.model, base.tokenizer, texts)
+        return mean_hidden_states(base, texts)
 
     found = [measure_fidelity(*(embedder(texts) for texts in sets), config=settings)]
     terms = term_vectors(sets[1], dimensions=_TERMS)

@@ -43,8 +43,8 @@ def schedule_of(queries: Queries) -> DpSgdPlan:
     Raises:
         UnderstudyError: the list is not one of this method.
     """
-    plans = plans_in(queries)
-    if len(plans) == 1 and [stream.name for stream in plans[0].streams] == [RESPONSES] and plans[0].queries == queries:
+    plans = plans_in(queries) if len(queries) == 1 else ()
+    if [stream.name for plan in plans for stream in plan.streams] == [RESPONSES] and plans[0].queries == queries:
         return plans[0]
     raise UnderstudyError(f"expected the one query of a fine-tuning, found {len(queries)} others")
 

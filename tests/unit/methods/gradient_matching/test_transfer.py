@@ -11,10 +11,11 @@ from tests_support import SENTIMENT_WORDS, SENTIMENTS, write_random_model
 
 from understudy.auditing.membership import MembershipScores, membership_audit
 from understudy.evaluation.config import EvaluationConfig
+from understudy.evaluation.label_model import predict
 from understudy.evaluation.measure import evaluate_synthetic, merge
 from understudy.evaluation.rows import Conditions, LabelledTexts
-from understudy.evaluation.transfer import TransferConfig, load_label_model, transfer_accuracy
-from understudy.evaluation.utility import Interval
+from understudy.evaluation.transfer import TransferConfig, fine_tune, load_label_model
+from understudy.evaluation.utility import Interval, score
 from understudy.methods.gradient_matching import transfer
 from understudy.methods.gradient_matching.config import VerbalizerConfig
 from understudy.methods.gradient_matching.evaluation import EvaluationModels, MatchedLosses, measure_matching
@@ -90,7 +91,8 @@ def test_accuracies_are_those_of_fine_tuning_each_arm_alone(found, folder, sets)
     members = disjoint_rows(conditions.real, 10, seed=0)[0]
     config = SAME.model_copy(update={"base": folder})
     for arm, rows in (("synthetic", conditions.synthetic), ("prompt_only", conditions.prompt_only), ("real", members)):
-        wanted = transfer_accuracy(rows, tested, label_words=SENTIMENT_WORDS, config=config, seed=0).accuracy
+        tuned = fine_tune(rows, label_words=SENTIMENT_WORDS, config=config, seed=0)
+        wanted = score(predict(tuned, tested.texts), tested.labels).accuracy
         name = f"utility.transfer.my-model.{arm}.accuracy"
         assert found.values[name] == pytest.approx(wanted)
         assert found.intervals[name][0] <= wanted <= found.intervals[name][1]
