@@ -27,7 +27,7 @@ from tables import Row, print_table, write_figures
 
 from understudy.evaluation.encoder import embed, load_encoder
 from understudy.generation.config import SamplingConfig
-from understudy.methods.preference_optimization.candidates import continue_prompts, round_prompts
+from understudy.methods.preference_optimization.candidates import RoundSeed, continue_prompts, round_prompts
 from understudy.methods.preference_optimization.client_vectors import FloatArray, Rows, unit_rows
 from understudy.methods.preference_optimization.config import (
     CandidateConfig,
@@ -144,9 +144,9 @@ def candidates(settings: Settings, seed: int) -> Rows:
     sampling = SamplingConfig(max_new_tokens=48, top_p=1.0)
     asked = CandidateConfig(prompts=64, per_prompt=10, seed_tokens=32, sampling=sampling)
     base = model_of(MODEL)
-    prompts = round_prompts(public_texts(settings.data)[0], asked, loaded=base, round=0, public_seed=seed)
+    prompts = round_prompts(public_texts(settings.data)[0], asked, loaded=base, seed=RoundSeed(0, seed))
     policy = with_adapter(base, None, alpha=32)
-    return kept(path, continue_prompts(policy, prompts, per_prompt=10, sampling=sampling, public_seed=seed, round=0))
+    return kept(path, continue_prompts(policy, prompts, asked, seed=RoundSeed(0, seed)))
 
 
 def everyone(settings: Settings, arm: str) -> FloatArray:
@@ -191,11 +191,10 @@ def moved(settings: Settings, cell: Cell) -> Value:
     config = PreferenceConfig(learning_rate=cell.learning_rate, epochs=cell.epochs)
     sampling, base = SamplingConfig(max_new_tokens=32, top_p=1.0), model_of(MODEL)
     asked = CandidateConfig(prompts=PROMPTS, per_prompt=PER_PROMPT, seed_tokens=32, sampling=sampling)
-    drawn = {"per_prompt": PER_PROMPT, "sampling": sampling, "public_seed": cell.seed}
     for number in range(ROUNDS + 1):
-        prompts = round_prompts(seeds, asked, loaded=base, round=number, public_seed=cell.seed)
+        prompts = round_prompts(seeds, asked, loaded=base, seed=RoundSeed(number, cell.seed))
         policy = with_adapter(base, adapter, alpha=config.lora_alpha)
-        texts = continue_prompts(policy, prompts, **drawn, round=number)
+        texts = continue_prompts(policy, prompts, asked, seed=RoundSeed(number, cell.seed))
         scores = (embed(texts, encoder()) @ target).reshape(PROMPTS, PER_PROMPT)
         cosines.append(float(scores.mean()))
         if number < ROUNDS:

@@ -29,7 +29,7 @@ from simulation import model_of, noise_facts
 from understudy.baselines import private_evolution, supervised
 from understudy.baselines.votes import Samples
 from understudy.evaluation.medoid import median_distance_to_medoid
-from understudy.methods.preference_optimization.candidates import continue_prompts, round_prompts
+from understudy.methods.preference_optimization.candidates import RoundSeed, continue_prompts, round_prompts
 from understudy.models.loading import load_model
 from understudy.privacy.accounting import default_delta
 
@@ -51,8 +51,7 @@ def evolution(settings: Settings, cell: Cell) -> tuple[list[str], dict[str, Any]
         seed_texts(settings),
         config.candidates.model_copy(update={"prompts": len(survivors)}),
         loaded=model_of(config.model),
-        round=config.rounds - 1,
-        public_seed=cell.seed,
+        seed=RoundSeed(config.rounds - 1, cell.seed),
     )
     tuned = supervised.fine_tune(
         load_model(config.model),
@@ -110,17 +109,11 @@ def prompt_of(settings: Settings, cell: Cell, examples: Sequence[str]) -> str:
     config = configure(settings, cell)
     shown = [text for text in examples if text.strip()] or list(seed_texts(settings)[: len(examples)])
     shape = config.candidates.model_copy(update={"prompts": 1, "seeds_per_prompt": len(shown)})
-    return round_prompts(shown, shape, loaded=model_of(config.model), round=0, public_seed=cell.seed)[0]
+    return round_prompts(shown, shape, loaded=model_of(config.model), seed=RoundSeed(0, cell.seed))[0]
 
 
 def generate(settings: Settings, cell: Cell, prompts: Sequence[str], count: int, number: int) -> list[str]:
     """Continuations by the public model, as the method draws them."""
     config = configure(settings, cell)
-    return continue_prompts(
-        model_of(config.model),
-        prompts,
-        per_prompt=count,
-        sampling=config.candidates.sampling,
-        public_seed=cell.seed,
-        round=number,
-    )
+    shape = config.candidates.model_copy(update={"per_prompt": count})
+    return continue_prompts(model_of(config.model), prompts, shape, seed=RoundSeed(number, cell.seed))

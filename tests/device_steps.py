@@ -40,8 +40,8 @@ from understudy.methods.gradient_matching.queries import queries_of as target_qu
 from understudy.methods.gradient_matching.queries import schedule_of as target_schedule_of
 from understudy.methods.gradient_matching.release import Target, release_target
 from understudy.methods.gradient_matching.verbalizer import build_verbalizer
-from understudy.methods.preference_optimization.candidates import continue_prompts
-from understudy.methods.preference_optimization.config import PreferenceConfig
+from understudy.methods.preference_optimization.candidates import RoundSeed, continue_prompts
+from understudy.methods.preference_optimization.config import CandidateConfig, PreferenceConfig
 from understudy.methods.preference_optimization.dpo import Pairs, _as_found, build_trainer, encode_pairs
 from understudy.models.adapters import same_weights, take_adapter, with_adapter, wrap
 from understudy.models.loading import LoadedModel, load_model
@@ -215,10 +215,8 @@ def _candidates(compute: Compute) -> Result:
     texts = continue_prompts(
         with_adapter(base, adapter, alpha=4),
         ["Text 1: a cat\n\nText 2:"],
-        per_prompt=2,
-        sampling=SamplingConfig(max_new_tokens=3),
-        public_seed=0,
-        round=0,
+        CandidateConfig(per_prompt=2, sampling=SamplingConfig(max_new_tokens=3)),
+        seed=RoundSeed(0, 0),
     )
     return {"texts": texts}
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -13,6 +14,7 @@ from understudy.methods.gradient_matching.config import VerbalizerConfig
 from understudy.methods.gradient_matching.verbalizer import build_verbalizer
 from understudy.models.checkpoints import export_model
 from understudy.models.loading import load_model
+from understudy.privacy import mechanisms
 
 # A round of preference optimisation of a second or two on the random model.
 SMALL_ROUND = (
@@ -101,3 +103,13 @@ def write_random_model(folder: Path, *, positions: int = 64) -> Path:
 def scheduled_by(queries: ModuleType) -> Callable[..., Any]:
     """Makes the list of queries of a config, as the method whose module `queries` this is reads it."""
     return lambda config, **options: queries.schedule_of(queries.queries_of(config, **options))
+
+
+def scale_noise(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
+    """The mechanisms' Gaussian noise becomes `factor` times what is declared: a planted fault."""
+    exact = mechanisms.rounded_gaussian
+    monkeypatch.setattr(
+        mechanisms,
+        "rounded_gaussian",
+        lambda key, size, *, scale, start: exact(key, size, scale=scale * factor, start=start),
+    )

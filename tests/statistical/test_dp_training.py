@@ -9,6 +9,7 @@ import math
 import pytest
 import torch
 from scipy import stats
+from tests_support import scale_noise
 from torch.nn import functional
 
 from understudy.models import lora
@@ -104,12 +105,7 @@ def test_clipped_signal_moves_every_trainable_tensor_and_lowers_the_loss(name, r
 
 @pytest.mark.parametrize("factor", [2 / 3, 1.0, 3 / 2])
 def test_noise_of_the_gateway_has_the_declared_scale(monkeypatch, factor):
-    exact = mechanisms_module.rounded_gaussian
-    monkeypatch.setattr(
-        mechanisms_module,
-        "rounded_gaussian",
-        lambda key, size, *, scale, start: exact(key, size, scale=scale * factor, start=start),
-    )
+    scale_noise(monkeypatch, factor)
     streams = {"lm": 0.1, "discriminator": 2.0}
     queries = [one_sum(name, steps=20, sensitivity=c, noise_multiplier=0.7) for name, c in streams.items()]
     recording = Recording()

@@ -88,15 +88,30 @@ def write_all(directory: Path = SAMPLES) -> None:
 
 def _reviews(train: int = 600, test: int = 200) -> tuple[pa.Table, pa.Table]:
     choose = Chooser("understudy/reviews")
+    return _labelled(lambda label: _review(choose, good=label == "positive"), ("negative", "positive"), train, test)
+
+
+def _labelled(write: Callable[[str], str], names: Sequence[str], train: int, test: int) -> tuple[pa.Table, pa.Table]:
+    """Different texts of each label in turn, to train on and to test with."""
     rows: dict[str, str] = {}
     while len(rows) < train + test:
-        label = ("negative", "positive")[len(rows) % 2]
-        rows.setdefault(_review(choose, good=label == "positive"), label)
+        label = names[len(rows) % len(names)]
+        rows.setdefault(write(label), label)
     texts, labels = list(rows), list(rows.values())
     return (
         pa.table({"text": texts[:train], "label": labels[:train]}),
         pa.table({"text": texts[train:], "label": labels[train:]}),
     )
+
+
+def _parts(choose: Chooser, openings: Sequence[str], *, asides: Sequence[str], ends: Sequence[str]) -> list[str]:
+    """An opening, sometimes an aside, mostly an end."""
+    parts = [choose.pick(openings)]
+    if choose.below(3) == 0:
+        parts.append(choose.pick(asides))
+    if choose.below(5) > 1:
+        parts.append(choose.pick(ends))
+    return parts
 
 
 def _review(choose: Chooser, *, good: bool) -> str:
@@ -105,37 +120,23 @@ def _review(choose: Chooser, *, good: bool) -> str:
     film, about, maker = choose.pick(phrases.FILMS), choose.pick(phrases.ABOUT), choose.pick(phrases.MAKERS)
     first, against = choose.pick(side), choose.pick(other)
     second = choose.pick([phrase for phrase in side if phrase != first])
-    parts = [
-        choose.pick(
-            (
-                f"this {film} about {about} offers {first} and {second}",
-                f"{maker} gives this {film} {first}",
-                f"{first} and {second} in a {film} about {about}",
-                f"despite {against} , the {film} has {first}",
-                f"it starts with {against} but {maker} soon brings {first}",
-                f"i expected {against} and got {first} instead",
-                f"other films about {about} have {against} , this one has {first}",
-            )
-        )
-    ]
-    if choose.below(3) == 0:
-        parts.append(choose.pick(phrases.NEUTRAL))
-    if choose.below(5) > 1:
-        parts.append(choose.pick(phrases.GOOD_VERDICT if good else phrases.BAD_VERDICT))
+    clauses = (
+        f"this {film} about {about} offers {first} and {second}",
+        f"{maker} gives this {film} {first}",
+        f"{first} and {second} in a {film} about {about}",
+        f"despite {against} , the {film} has {first}",
+        f"it starts with {against} but {maker} soon brings {first}",
+        f"i expected {against} and got {first} instead",
+        f"other films about {about} have {against} , this one has {first}",
+    )
+    verdicts = phrases.GOOD_VERDICT if good else phrases.BAD_VERDICT
+    parts = _parts(choose, clauses, asides=phrases.NEUTRAL, ends=verdicts)
     return " . ".join(parts) + choose.pick((" .", " !", " ."))
 
 
 def _ferry(train: int = 2400, test: int = 400) -> tuple[pa.Table, pa.Table]:
     choose = Chooser("understudy/ferry")
-    rows: dict[str, str] = {}
-    while len(rows) < train + test:
-        label = LABEL_NAMES["ferry"][len(rows) % 2]
-        rows.setdefault(_ferry_note(choose, of_pier=label == "landing"), label)
-    texts, labels = list(rows), list(rows.values())
-    return (
-        pa.table({"text": texts[:train], "label": labels[:train]}),
-        pa.table({"text": texts[train:], "label": labels[train:]}),
-    )
+    return _labelled(lambda label: _ferry_note(choose, of_pier=label == "landing"), LABEL_NAMES["ferry"], train, test)
 
 
 def _ferry_note(choose: Chooser, *, of_pier: bool) -> str:
@@ -144,23 +145,17 @@ def _ferry_note(choose: Chooser, *, of_pier: bool) -> str:
     fault, other = _ferry_fault(choose, of_pier=of_pier), _ferry_fault(choose, of_pier=not of_pier)
     aside = choose.pick(ferry.BOARD_ASIDES if of_pier else ferry.PIER_ASIDES)
     when = choose.pick(ferry.TIMES)
-    parts = [
-        choose.pick(
-            (
-                f"{when}, {{boat}}: {fault}",
-                f"on {when} of the {{boat}} {fault}",
-                f"{fault}, {when} again",
-                f"{aside}, {fault}",
-                f"{fault} on {when}, {aside}",
-                f"never mind that {other}: on {when} {fault}",
-                f"{fault}. that {other} can wait",
-            )
-        )
-    ]
-    if choose.below(3) == 0:
-        parts.append(choose.pick(ferry.NEUTRAL))
-    if choose.below(5) > 1:
-        parts.append(choose.pick(ferry.PIER_WISHES if of_pier else ferry.BOARD_WISHES))
+    faults = (
+        f"{when}, {{boat}}: {fault}",
+        f"on {when} of the {{boat}} {fault}",
+        f"{fault}, {when} again",
+        f"{aside}, {fault}",
+        f"{fault} on {when}, {aside}",
+        f"never mind that {other}: on {when} {fault}",
+        f"{fault}. that {other} can wait",
+    )
+    wishes = ferry.PIER_WISHES if of_pier else ferry.BOARD_WISHES
+    parts = _parts(choose, faults, asides=ferry.NEUTRAL, ends=wishes)
     note = ". ".join(parts).format(
         boat=boat,
         pier=pier,

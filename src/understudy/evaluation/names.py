@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -69,76 +69,67 @@ def _utility() -> Iterable[MetricName]:
     yield MetricName("utility.test_rows", "Real test rows behind the accuracies", "rows", "context")
 
 
+def _of_sets(family: str, sets: Mapping[str, str], figures: Iterable[MetricName]) -> Iterable[MetricName]:
+    """The figures of several sets of texts, set after set: what is better is said of the first, context of others.
+
+    Args:
+        family: first part of the names.
+        sets: set -> the words for it.
+        figures: in whose name and meaning `{set}` and `{whose}` stand for the two.
+    """
+    for number, (name, whose) in enumerate(sets.items()):
+        for figure in figures:
+            pattern = f"{family}.{figure.pattern.replace('{set}', name)}"
+            meaning = figure.meaning.replace("{whose}", whose)
+            yield MetricName(pattern, meaning, figure.unit, "context" if number else figure.better)
+
+
 def _fidelity() -> Iterable[MetricName]:
-    for prefix, whose in (("", "synthetic"), ("prompt_only.", "prompt-only")):
-        better: Better = "context" if prefix else "higher"
-        yield MetricName(
-            f"fidelity.{prefix}mauve",
-            f"MAUVE of {whose} against unseen real text (1 is equal)",
-            "score",
-            better,
-        )
-        better = "context" if prefix else "lower"
-        yield MetricName(
-            f"fidelity.{prefix}frechet",
-            f"Frechet distance of {whose} to unseen real text",
-            "distance",
-            better,
-        )
+    yield from _of_sets(
+        "fidelity",
+        {"": "synthetic", "prompt_only.": "prompt-only"},
+        (
+            MetricName("{set}mauve", "MAUVE of {whose} against unseen real text (1 is equal)", "score", "higher"),
+            MetricName("{set}frechet", "Frechet distance of {whose} to unseen real text", "distance", "lower"),
+        ),
+    )
     yield MetricName("fidelity.mauve_ceiling", "MAUVE of real against real text of the same size", "score", "context")
     yield MetricName(
-        "fidelity.frechet_floor",
-        "Frechet distance of real to real text of the same size",
-        "distance",
-        "context",
+        "fidelity.frechet_floor", "Frechet distance of real to real text of the same size", "distance", "context"
     )
     yield MetricName("fidelity.rows", "Rows per set behind the fidelity figures", "rows", "context")
     yield MetricName("fidelity.mauve_rows", "Rows per set of each draw that MAUVE is averaged over", "rows", "context")
 
 
 def _diversity() -> Iterable[MetricName]:
-    for prefix, whose in (("", "synthetic"), ("real.", "real")):
-        better: Better = "context" if prefix else "as real"
-        yield MetricName(
-            f"diversity.{prefix}distinct_{{i}}",
-            f"Distinct {{i}}-grams over all {{i}}-grams, {whose} text",
-            "share",
-            better,
-        )
-        yield MetricName(f"diversity.{prefix}duplicates", f"Repeated texts among the {whose} ones", "share", better)
-        yield MetricName(f"diversity.{prefix}length_mean", f"Mean words per {whose} text", "words", better)
-        yield MetricName(
-            f"diversity.{prefix}length_q{{i}}",
-            f"{{i}} % quantile of the words per {whose} text",
-            "words",
-            better,
-        )
+    yield from _of_sets(
+        "diversity",
+        {"": "synthetic", "real.": "real"},
+        (
+            MetricName("{set}distinct_{i}", "Distinct {i}-grams over all {i}-grams, {whose} text", "share", "as real"),
+            MetricName("{set}duplicates", "Repeated texts among the {whose} ones", "share", "as real"),
+            MetricName("{set}length_mean", "Mean words per {whose} text", "words", "as real"),
+            MetricName("{set}length_q{i}", "{i} % quantile of the words per {whose} text", "words", "as real"),
+        ),
+    )
     yield MetricName("diversity.rows", "Texts per set behind the diversity figures", "rows", "context")
 
 
 def _memorization() -> Iterable[MetricName]:
-    for side, whose in (("synthetic", "the private rows"), ("holdout", "as many rows never seen")):
-        better: Better = "lower" if side == "synthetic" else "context"
-        yield MetricName(
-            f"memorization.ngram_{{i}}.{side}",
-            f"Share of the synthetic text's distinct {{i}}-grams that stand in {whose}",
-            "share",
-            better,
-        )
-        yield MetricName(
-            f"memorization.longest_match.{side}", f"Longest run of words shared with {whose}", "words", better
-        )
-        yield MetricName(
-            f"memorization.exact_duplicates.{side}",
-            f"Share of synthetic texts that equal one of {whose}",
-            "share",
-            better,
-        )
+    shared = "Share of the synthetic text's distinct {i}-grams that stand in {whose}"
+    yield from _of_sets(
+        "memorization",
+        {"synthetic": "the private rows", "holdout": "as many rows never seen"},
+        (
+            MetricName("ngram_{i}.{set}", shared, "share", "lower"),
+            MetricName("longest_match.{set}", "Longest run of words shared with {whose}", "words", "lower"),
+            MetricName(
+                "exact_duplicates.{set}", "Share of synthetic texts that equal one of {whose}", "share", "lower"
+            ),
+        ),
+    )
     yield MetricName(
-        "memorization.longest_match.all_private",
-        "Longest run of words shared with any private row",
-        "words",
-        "lower",
+        "memorization.longest_match.all_private", "Longest run of words shared with any private row", "words", "lower"
     )
     yield MetricName(
         "memorization.exact_duplicates.all_private",

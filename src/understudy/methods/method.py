@@ -136,6 +136,12 @@ class QueriesOf(Protocol[C_contra]):
     def __call__(self, config: C_contra, *, n: int, epsilon: float, delta: float) -> Queries:
         """Calibrate the noise to (epsilon, delta); earlier calibrations of the same public values are reused.
 
+        Args:
+            config: the charged settings.
+            n: units of the source, null ones included; public.
+            epsilon: target; infinity gives zero noise.
+            delta: target.
+
         Raises:
             InputError: a value is out of range.
         """

@@ -89,33 +89,22 @@ class NamedModel:
         return any(isinstance(origin, ShippedOrigin) for origin in self.origins)
 
 
-_TINY_DATA = "public texts listed in the model card that ships with it"
+def _shipped(name: str, parameters: int, *, sha256: str) -> NamedModel:
+    """A model that comes with Understudy; the digest is of its weights."""
+    return NamedModel(
+        name=name,
+        parameters=parameters,
+        licence="Apache-2.0",
+        training_data="public texts listed in the model card that ships with it",
+        origins=(ShippedOrigin(files={WEIGHTS: sha256}),),
+    )
+
 
 NAMED_MODELS: Mapping[str, NamedModel] = {
     model.name: model
     for model in (
-        NamedModel(
-            name="tiny-llama",
-            parameters=6_052_608,
-            licence="Apache-2.0",
-            training_data=_TINY_DATA,
-            origins=(
-                ShippedOrigin(
-                    files={WEIGHTS: "6b50007fc4e5c4c900aef5453dafc4d9078af1f84d64d7249d00961db65185b5"},
-                ),
-            ),
-        ),
-        NamedModel(
-            name="tiny-gpt2",
-            parameters=3_452_736,
-            licence="Apache-2.0",
-            training_data=_TINY_DATA,
-            origins=(
-                ShippedOrigin(
-                    files={WEIGHTS: "37544fe458b2713d6d8da876b4a81334796a485fd8096c9285a4062999a0e21e"},
-                ),
-            ),
-        ),
+        _shipped("tiny-llama", 6_052_608, sha256="6b50007fc4e5c4c900aef5453dafc4d9078af1f84d64d7249d00961db65185b5"),
+        _shipped("tiny-gpt2", 3_452_736, sha256="37544fe458b2713d6d8da876b4a81334796a485fd8096c9285a4062999a0e21e"),
         NamedModel(
             name="smollm2-135m-instruct",
             parameters=134_515_008,

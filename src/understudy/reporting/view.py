@@ -66,6 +66,11 @@ SectionsOf = Callable[[Metrics, Mapping[str, Any]], MethodSections]  # (figures,
 ARM_TITLES = {"prompt_only": "Prompt-only", "synthetic": "Synthetic", "real": "Real"}
 
 
+def both(values: Mapping[str, float], name: str, other: str) -> tuple[float, float] | None:
+    """Two figures that are told side by side; None where one of them is missing."""
+    return (values[name], values[other]) if name in values and other in values else None
+
+
 def utility_section(metrics: Metrics) -> Section:
     """Accuracy on real rows by training set."""
     values, key, title = metrics.values, "utility", "Utility"
@@ -128,8 +133,7 @@ def memorization_section(metrics: Metrics) -> Section:
     """n-gram overlap beside a holdout."""
     values, key, title = metrics.values, "memorization", "Memorisation"
     lead: list[str] = []
-    pair = [values.get(f"memorization.ngram_5.{side}") for side in ("synthetic", "holdout")]
-    if pair[0] is not None and pair[1] is not None:
+    if pair := both(values, "memorization.ngram_5.synthetic", "memorization.ngram_5.holdout"):
         lead.append(
             f"Of the distinct runs of five words in the synthetic text {percent(pair[0], 2)} stand in "
             f"private rows and {percent(pair[1], 2)} in as many real rows that the generator never saw."
@@ -171,9 +175,8 @@ def diversity_section(metrics: Metrics) -> Section:
         for name, (label, form) in labels.items()
         if f"diversity.{name}" in values and f"diversity.real.{name}" in values
     ]
-    pair = [values.get(f"diversity.{prefix}distinct_2") for prefix in ("", "real.")]
     lead = []
-    if pair[0] is not None and pair[1] is not None:
+    if pair := both(values, "diversity.distinct_2", "diversity.real.distinct_2"):
         lead.append(
             f"Of the synthetic pairs of words {percent(pair[0])} are distinct; of as many real texts’, "
             f"{percent(pair[1])}."

@@ -179,10 +179,7 @@ def _tracking_server(uri: str, name: str) -> None:
         answer = httpx.get(f"{uri.rstrip('/')}/health", timeout=PATIENCE_S / 3)
         answer.raise_for_status()
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise InputError(
-            f"{name}={_public(uri)}: expected an MLflow server that answers, found {_said(error)}; start it or "
-            f"correct {name}"
-        ) from None
+        raise _no_tracking(name, _public(uri), "an MLflow server that answers", _said(error)) from None
 
 
 def _tracking_file(path: Path, name: str) -> None:
@@ -198,10 +195,7 @@ def _tracking_file(path: Path, name: str) -> None:
         finally:
             connection.close()
     except (OSError, sqlite3.Error) as error:
-        raise InputError(
-            f"{name}=sqlite:///{path}: expected a database that MLflow can write, found: {_said(error)}; fix it or "
-            f"correct {name}"
-        ) from None
+        raise _no_tracking(name, f"sqlite:///{path}", "a database that MLflow can write", _said(error)) from None
 
 
 def _tracking_database(uri: str, name: str) -> None:
@@ -212,10 +206,11 @@ def _tracking_database(uri: str, name: str) -> None:
         with engine.connect() as connection:
             connection.execute(sqlalchemy.text("select 1"))
     except (sqlalchemy.exc.SQLAlchemyError, ImportError) as error:
-        raise InputError(
-            f"{name}={_public(uri)}: expected a database that answers, found {type(error).__name__}; start it or "
-            f"correct {name}"
-        ) from None
+        raise _no_tracking(name, _public(uri), "a database that answers", type(error).__name__) from None
+
+
+def _no_tracking(name: str, place: str, expected: str, found: str) -> InputError:
+    return InputError(f"{name}={place}: expected {expected}, found: {found}; fix or start it, or correct {name}")
 
 
 def _ask_prefect(url: str, path: str) -> httpx.Response:

@@ -71,15 +71,7 @@ def queries_of(
 
     *Guarantee*: the queries together are (epsilon, delta)-DP (unit example, relation replace_special, n public).
 
-    Args:
-        config: Variant, batch, epochs, clip norms.
-        n: Rows of the source, null ones included; public.
-        epsilon: Target; infinity gives zero noise.
-        delta: Target.
-        cache: Folder of earlier calibrations, or None.
-
-    Raises:
-        InputError: A value is out of range.
+    Its arguments are those of `methods.method.QueriesOf`; `cache` is the folder of earlier calibrations.
     """
     sigma = _histogram_sigma(config, epsilon=epsilon, delta=delta)
     trainings = partial(trainings_of, config, n)

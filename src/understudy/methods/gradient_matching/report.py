@@ -10,7 +10,7 @@ from understudy.evaluation.metrics import Metrics
 from understudy.methods.gradient_matching import figures
 from understudy.methods.gradient_matching.metric_names import DROP_REASONS
 from understudy.reporting.text_formatting import number, percent
-from understudy.reporting.view import ARM_TITLES, MethodSections, Section, Table, range_of
+from understudy.reporting.view import ARM_TITLES, MethodSections, Section, Table, both, range_of
 
 _SIGNAL = "signal-to-noise"
 
@@ -106,8 +106,7 @@ def nearest_section(metrics: Metrics) -> Section | None:
     if drawing is None:
         return None
     lead = []
-    pair = [values.get(f"memorization.nearest_median.{side}") for side in ("synthetic", "holdout")]
-    if pair[0] is not None and pair[1] is not None:
+    if pair := both(values, "memorization.nearest_median.synthetic", "memorization.nearest_median.holdout"):
         lead.append(
             f"The median synthetic text is {pair[0]:.3f} from its nearest private row; the median real row never seen "
             f"is {pair[1]:.3f} from its own."

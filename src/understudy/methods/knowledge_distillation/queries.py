@@ -23,15 +23,7 @@ def queries_of(
 
     *Guarantee*: the queries together are (epsilon, delta)-DP (unit example, relation replace_special, n public).
 
-    Args:
-        config: batch, epochs, clip norm.
-        n: pairs of the source, null ones included; public.
-        epsilon: target; infinity gives zero noise.
-        delta: target.
-        cache: folder of earlier calibrations, or None.
-
-    Raises:
-        InputError: a value is out of range.
+    Its arguments are those of `methods.method.QueriesOf`; `cache` is the folder of earlier calibrations.
     """
     noise = calibrate_noise_multiplier(lambda z: _plan(config, n, z).event, epsilon=epsilon, delta=delta, cache=cache)
     return _plan(config, n, noise).queries

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,6 @@ import torch
 from torch import Tensor
 
 from understudy.errors import InputError
-from understudy.generation.config import SamplingConfig
 from understudy.generation.endpoints import Endpoint, Served, complete
 from understudy.generation.prompts import row_seeds, special_ids
 from understudy.generation.sampling import Step, StepHook, sample
@@ -30,14 +30,29 @@ _HEADING = "A list of different texts:"
 _ROWS = 64
 
 
+@dataclass(frozen=True)
+class RoundSeed:
+    """What prompts and texts of one round are functions of.
+
+    Attributes:
+        round: number of the round.
+        public_seed: of the run.
+    """
+
+    round: int
+    public_seed: int
+
+    def of_prompts(self, count: int, label: str | None) -> list[int]:
+        """A seed per prompt of a label."""
+        return row_seeds(self.public_seed, range(count), purpose=f"prompt/{self.round}/{label or ''}")
+
+    def of_texts(self, rows: Sequence[int]) -> list[int]:
+        """A seed per text, whatever is drawn beside it."""
+        return row_seeds(self.public_seed, rows, purpose=f"candidate/{self.round}")
+
+
 def round_prompts(
-    seeds: Sequence[str],
-    config: CandidateConfig,
-    *,
-    loaded: LoadedModel,
-    round: int,
-    public_seed: int,
-    label: str | None = None,
+    seeds: Sequence[str], config: CandidateConfig, *, loaded: LoadedModel, seed: RoundSeed, label: str | None = None
 ) -> list[str]:
     """The K prompts of a round; each shows `seeds_per_prompt` public texts, drawn without repetition.
 
@@ -45,8 +60,7 @@ def round_prompts(
         seeds: public texts; empty ones are passed over.
         config: K, texts per prompt, their greatest length, the instruction.
         loaded: the base model, whose tokenizer cuts the texts and whose context must hold prompt and continuation.
-        round: number of the round; each has other prompts.
-        public_seed: a prompt is a function of it, the round, the label and its number.
+        seed: a prompt is a function of it, the label and its number; each round has other prompts.
         label: central conditional: name of the label; `{label}` in the instruction is replaced by it.
 
     Returns:
@@ -64,7 +78,7 @@ def round_prompts(
             "that are not empty; give more, or lower candidates.seeds_per_prompt"
         )
     prompts = []
-    for number in row_seeds(public_seed, range(config.prompts), purpose=f"prompt/{round}/{label or ''}"):
+    for number in seed.of_prompts(config.prompts, label):
         chosen = np.random.default_rng(number).choice(len(shown), size=config.seeds_per_prompt, replace=False)
         cut = [_one_line(loaded.tokenizer, shown[row], tokens=config.seed_tokens) for row in chosen]
         prompts.append(_prompt(heading, cut))
@@ -75,11 +89,9 @@ def round_prompts(
 def continue_prompts(
     loaded: LoadedModel,
     prompts: Sequence[str],
+    config: CandidateConfig,
     *,
-    per_prompt: int,
-    sampling: SamplingConfig,
-    public_seed: int,
-    round: int,
+    seed: RoundSeed,
     progress: Progress | None = None,
 ) -> list[str]:
     """J continuations of each prompt by the policy in this process.
@@ -87,10 +99,8 @@ def continue_prompts(
     Args:
         loaded: the policy: base model with the round's adapter.
         prompts: `round_prompts`.
-        per_prompt: J.
-        sampling: how tokens are drawn.
-        public_seed: a text is a function of it, the round, its prompt and its index, whatever is drawn beside it.
-        round: number of the round.
+        config: J, and how tokens are drawn.
+        seed: a text is a function of it, its prompt and its index, whatever is drawn beside it.
         progress: called with (texts drawn, texts).
 
     Returns:
@@ -102,12 +112,12 @@ def continue_prompts(
     """
     encoded = [prompt_tokens(loaded, prompt) for prompt in prompts]
     texts: list[str] = []
+    per_prompt = config.per_prompt
     together = max(1, _ROWS // per_prompt)
     for start in range(0, len(prompts), together):
         batch = encoded[start : start + together]
         rows = range(start * per_prompt, (start + len(batch)) * per_prompt)
-        seeds = _row_seeds(public_seed, rows, round=round)
-        texts += _draw(loaded, batch, per_prompt=per_prompt, seeds=seeds, sampling=sampling)
+        texts += _draw(loaded, batch, config, seeds=seed.of_texts(rows))
         if progress is not None:
             progress(len(texts), len(prompts) * per_prompt)
     return texts
@@ -115,12 +125,10 @@ def continue_prompts(
 
 def request_continuations(
     prompts: Sequence[str],
+    config: CandidateConfig,
     *,
-    per_prompt: int,
-    sampling: SamplingConfig,
     endpoint: Endpoint,
-    public_seed: int,
-    round: int,
+    seed: RoundSeed,
     progress: Progress | None = None,
     report: Callable[[Served], None] | None = None,
 ) -> list[str]:
@@ -133,11 +141,11 @@ def request_continuations(
         InputError: `complete`.
         UnderstudyError: `complete`.
     """
-    rows = range(len(prompts) * per_prompt)
+    rows = range(len(prompts) * config.per_prompt)
     answers = complete(
-        [prompts[row // per_prompt] for row in rows],
-        _row_seeds(public_seed, rows, round=round),
-        sampling=sampling,
+        [prompts[row // config.per_prompt] for row in rows],
+        seed.of_texts(rows),
+        sampling=config.sampling,
         endpoint=endpoint,
         progress=progress,
         report=report,
@@ -154,10 +162,6 @@ def prompt_tokens(loaded: LoadedModel, prompt: str) -> list[int]:
     """Token ids of a prompt behind BOS, as the policy reads it; DPO trains on the same ids."""
     tokenizer: Any = loaded.tokenizer
     return [special_ids(tokenizer)[0], *tokenizer.encode(prompt, add_special_tokens=False, verbose=False)]
-
-
-def _row_seeds(public_seed: int, rows: Sequence[int], *, round: int) -> list[int]:
-    return row_seeds(public_seed, rows, purpose=f"candidate/{round}")
 
 
 def _heading(instruction: str, label: str | None) -> str:
@@ -201,12 +205,7 @@ def _check_context(loaded: LoadedModel, prompts: Sequence[str], config: Candidat
 
 
 def _draw(
-    loaded: LoadedModel,
-    prompts: Sequence[list[int]],
-    *,
-    per_prompt: int,
-    seeds: Sequence[int],
-    sampling: SamplingConfig,
+    loaded: LoadedModel, prompts: Sequence[list[int]], config: CandidateConfig, *, seeds: Sequence[int]
 ) -> list[str]:
     """J texts for each of some prompts; `sample` reads each prompt once."""
     eos, pad = special_ids(loaded.tokenizer)[1:]
@@ -216,8 +215,8 @@ def _draw(
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
     drawn = sample(
         loaded.model,
-        (ids.repeat_interleave(per_prompt, 0), mask.repeat_interleave(per_prompt, 0)),
-        config=sampling,
+        (ids.repeat_interleave(config.per_prompt, 0), mask.repeat_interleave(config.per_prompt, 0)),
+        config=config.sampling,
         seeds=seeds,
         eos=eos,
         forbidden=tuple(loaded.tokenizer.all_special_ids),

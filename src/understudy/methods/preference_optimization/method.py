@@ -69,7 +69,7 @@ def check_model(config: PreferenceOptimizationConfig, label_names: Sequence[str]
         InputError: the model is unknown or its tokenizer cannot cut clients' texts, the seeds are too few or cannot be
             read, a prompt does not fit the context, or settings exclude each other.
     """
-    from understudy.methods.preference_optimization.candidates import round_prompts
+    from understudy.methods.preference_optimization.candidates import RoundSeed, round_prompts
     from understudy.methods.preference_optimization.clients import check_tokenizer
     from understudy.methods.preference_optimization.seeds import read_seeds
     from understudy.models.loading import load_base
@@ -77,9 +77,9 @@ def check_model(config: PreferenceOptimizationConfig, label_names: Sequence[str]
     loaded = load_base(config)
     if config.variant == "federated":
         check_tokenizer(loaded.tokenizer)
-    seeds = read_seeds(config.seeds)
+    seeds, first = read_seeds(config.seeds), RoundSeed(0, config.public_seed)
     for label in label_names or (None,):
-        round_prompts(seeds, config.candidates, loaded=loaded, round=0, public_seed=config.public_seed, label=label)
+        round_prompts(seeds, config.candidates, loaded=loaded, seed=first, label=label)
     return loaded
 
 
@@ -174,7 +174,7 @@ def report_facts(config: PreferenceOptimizationConfig) -> dict[str, str]:
 def estimate(config: PreferenceOptimizationConfig, promise: Promise) -> dict[str, Any]:
     """Expected time and memory: candidates and one DPO round are timed on two prompts of public seeds."""
     from understudy.hardware import chosen
-    from understudy.methods.preference_optimization.candidates import continue_prompts, round_prompts
+    from understudy.methods.preference_optimization.candidates import RoundSeed, continue_prompts, round_prompts
     from understudy.methods.preference_optimization.dpo import Pairs, train_round
     from understudy.methods.preference_optimization.seeds import read_seeds
     from understudy.models.loading import load_base
@@ -185,19 +185,11 @@ def estimate(config: PreferenceOptimizationConfig, promise: Promise) -> dict[str
         read_seeds(config.seeds),
         config.candidates,
         loaded=loaded,
-        round=0,
-        public_seed=config.public_seed,
+        seed=RoundSeed(0, config.public_seed),
         label=label_names[0] if label_names else None,
     )[:2]
     began = time.perf_counter()
-    texts = continue_prompts(
-        loaded,
-        prompts,
-        per_prompt=config.candidates.per_prompt,
-        sampling=config.candidates.sampling,
-        public_seed=config.public_seed,
-        round=0,
-    )
+    texts = continue_prompts(loaded, prompts, config.candidates, seed=RoundSeed(0, config.public_seed))
     drawn = time.perf_counter()
     step = config.candidates.per_prompt
     pairs = Pairs(prompts, chosen=[f"{text} a" for text in texts[::step]], rejected=texts[1::step])

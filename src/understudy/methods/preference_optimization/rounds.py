@@ -16,7 +16,12 @@ import pyarrow as pa
 from torch import Tensor
 
 from understudy.errors import InputError
-from understudy.methods.preference_optimization.candidates import continue_prompts, request_continuations, round_prompts
+from understudy.methods.preference_optimization.candidates import (
+    RoundSeed,
+    continue_prompts,
+    request_continuations,
+    round_prompts,
+)
 from understudy.methods.preference_optimization.config import CandidateConfig, PreferenceOptimizationConfig
 from understudy.methods.preference_optimization.dpo import Pairs, train_round
 from understudy.methods.preference_optimization.preferences import drop_identical, preference_pairs
@@ -204,10 +209,9 @@ def _draw(
     """Prompts and continuations, label after label."""
     columns: dict[str, list[Any]] = {"prompt": [], "text": [], "label": []}
     for index, name in enumerate(list(names) or [None]):
-        prompts = round_prompts(
-            seeds, shape, loaded=policy, round=round, public_seed=config.public_seed + index, label=name
-        )
-        columns["text"] += _continue(policy, prompts, config=config, shape=shape, round=round, index=index, done=done)
+        seed = RoundSeed(round, config.public_seed + index)
+        prompts = round_prompts(seeds, shape, loaded=policy, seed=seed, label=name)
+        columns["text"] += _continue(policy, prompts, config=config, shape=shape, seed=seed, done=done)
         columns["prompt"] += [prompt for prompt in prompts for _ in range(shape.per_prompt)]
         columns["label"] += [index if name is not None else None] * len(prompts) * shape.per_prompt
     return pa.table(columns, schema=CANDIDATE_SCHEMA)
@@ -219,26 +223,9 @@ def _continue(
     *,
     config: PreferenceOptimizationConfig,
     shape: CandidateConfig,
-    round: int,
-    index: int,
+    seed: RoundSeed,
     done: Progress | None,
 ) -> list[str]:
     if config.endpoint.url is None:
-        return continue_prompts(
-            policy,
-            prompts,
-            per_prompt=shape.per_prompt,
-            sampling=shape.sampling,
-            public_seed=config.public_seed + index,
-            round=round,
-            progress=done,
-        )
-    return request_continuations(
-        prompts,
-        per_prompt=shape.per_prompt,
-        sampling=shape.sampling,
-        endpoint=config.endpoint,
-        public_seed=config.public_seed + index,
-        round=round,
-        progress=done,
-    )
+        return continue_prompts(policy, prompts, shape, seed=seed, progress=done)
+    return request_continuations(prompts, shape, endpoint=config.endpoint, seed=seed, progress=done)

@@ -10,6 +10,7 @@ from understudy.generation.prompts import row_seeds
 from understudy.generation.sampling import sample
 from understudy.methods.preference_optimization import candidates
 from understudy.methods.preference_optimization.candidates import (
+    RoundSeed,
     continue_prompts,
     first_line,
     prompt_tokens,
@@ -57,8 +58,9 @@ def breaks_lines() -> LoadedModel:
     return LoadedModel(model=model, tokenizer=tokenizer, digest="", name="breaks", notes=())
 
 
-def prompts_of(loaded, config=SMALL, seeds=SEEDS, **more):
-    return round_prompts(seeds, config, loaded=loaded, **{"round": 0, "public_seed": 0, **more})
+def prompts_of(loaded, config=SMALL, seeds=SEEDS, *, label=None, **more):
+    seed = RoundSeed(**{"round": 0, "public_seed": 0, **more})
+    return round_prompts(seeds, config, loaded=loaded, seed=seed, label=label)
 
 
 def shown(prompt: str) -> list[str]:
@@ -180,9 +182,9 @@ def one_by_one(loaded, prompts, per_prompt, sampling, public_seed, round):
     return texts
 
 
-def drawn_by(loaded, prompts, **more):
-    wanted = {"per_prompt": 3, "sampling": SMALL.sampling, "public_seed": 0, "round": 2}
-    return continue_prompts(loaded, prompts, **{**wanted, **more})
+def drawn_by(loaded, prompts, *, round=2, public_seed=0, progress=None, **more):
+    config = SMALL.model_copy(update={"per_prompt": 3, **more})
+    return continue_prompts(loaded, prompts, config, seed=RoundSeed(round, public_seed), progress=progress)
 
 
 def test_texts_equal_those_drawn_one_by_one(loaded):
@@ -228,9 +230,8 @@ def test_a_served_policy_gets_prompts_and_seeds_in_candidate_order(monkeypatch):
 
     monkeypatch.setattr(candidates, "complete", served)
     endpoint = EndpointConfig(url="http://host/v1")
-    texts = request_continuations(
-        ["a", "b"], per_prompt=2, sampling=SMALL.sampling, endpoint=endpoint, public_seed=5, round=1
-    )
+    two = SMALL.model_copy(update={"per_prompt": 2})
+    texts = request_continuations(["a", "b"], two, endpoint=endpoint, seed=RoundSeed(1, 5))
     assert texts == ["a0", "a1", "b2", "b3"]
     assert calls[0][1] == row_seeds(5, range(4), purpose="candidate/1")
     assert (calls[0][2]["sampling"], calls[0][2]["endpoint"]) == (SMALL.sampling, endpoint)

@@ -4,6 +4,7 @@ import hashlib
 
 import pytest
 import torch
+from tests_support import scale_noise
 from torch import nn
 from torch.nn import functional
 
@@ -225,12 +226,7 @@ def test_a_null_row_that_still_counts_is_caught(monkeypatch):
 
 @pytest.mark.parametrize("factor", [0.0, 2 / 3, 3 / 2])
 def test_wrong_noise_is_caught(monkeypatch, factor):
-    exact = mechanisms_module.rounded_gaussian
-    monkeypatch.setattr(
-        mechanisms_module,
-        "rounded_gaussian",
-        lambda key, size, *, scale, start: exact(key, size, scale=scale * factor, start=start),
-    )
+    scale_noise(monkeypatch, factor)
     (pair,) = pairs(kinds=("plain",))
     assert any("times what was declared" in fault for fault in check(pair).faults)
 
