@@ -52,6 +52,27 @@ class From(StrEnum):
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 RunFolder = Annotated[Path, typer.Argument(help="The --out folder of a finished run.", show_default=False)]
+Method = Annotated[
+    str, typer.Argument(help="How the synthetic text is made.", metavar="|".join(names()), show_default=False)
+]
+Source = Annotated[str, typer.Argument(help="Name of the source.", show_default=False)]
+TextColumn = Annotated[str, typer.Option(help="Column with the texts.")]
+LabelColumn = Annotated[str, typer.Option(help="Column with the labels.")]
+LabelNames = Annotated[str | None, typer.Option(help="VALUE=NAME,... of the label column.")]
+Epsilon = Annotated[
+    float | None, typer.Option(help="Epsilon of this run, 1e-4 to 100; inf stays private.", show_default=False)
+]
+LabelsFromData = Annotated[
+    bool, typer.Option("--labels-from-data", help="Publish the labels found in the rows; no epsilon covers them.")
+]
+About = Annotated[
+    str | None, typer.Option(help="Public words that say what the rows are, for prompts.", metavar="WORDS")
+]
+Units = Annotated[int | None, typer.Option(help="Number of rows, or clients, or an upper bound; becomes public.")]
+Overrides = Annotated[list[str] | None, typer.Option("--set", help="section.key=value over the profile.")]
+ShareRealRows = Annotated[
+    bool, typer.Option("--share-real-rows", help="Export the output of a run without --epsilon, real rows in it.")
+]
 
 
 def command(name: str) -> Any:
@@ -61,76 +82,38 @@ def command(name: str) -> Any:
 
 @app.command()
 def run(  # noqa: PLR0913 - one parameter per option of the command
-    method: Annotated[
-        str, typer.Argument(help="How the synthetic text is made.", metavar="|".join(names()), show_default=False)
-    ],
+    method: Method,
     data: Annotated[str, typer.Option(help="CSV, JSONL or Parquet file, hub id, or sample:NAME.")],
     out: Annotated[str, typer.Option(help="Folder for export/ and internal/.")],
-    epsilon: Annotated[
-        float | None, typer.Option(help="Epsilon of this run, 1e-4 to 100; inf stays private.", show_default=False)
-    ] = None,
+    epsilon: Epsilon = None,
     source: Annotated[str | None, typer.Option(help="Name under which these rows keep their budget.")] = None,
     budget: Annotated[str | None, typer.Option(help="EPSILON,DELTA of the source, on first use.")] = None,
     delta: Annotated[float | None, typer.Option(help="Below 1/n; default 1/(n ln n).")] = None,
-    text_column: Annotated[str, typer.Option(help="Column with the texts.")] = "text",
-    label_column: Annotated[str, typer.Option(help="Column with the labels.")] = "label",
-    label_names: Annotated[str | None, typer.Option(help="VALUE=NAME,... of the label column.")] = None,
-    labels_from_data: Annotated[
-        bool, typer.Option("--labels-from-data", help="Publish the labels found in the rows; no epsilon covers them.")
-    ] = False,
+    text_column: TextColumn = "text",
+    label_column: LabelColumn = "label",
+    label_names: LabelNames = None,
+    labels_from_data: LabelsFromData = False,
     client_column: Annotated[str, typer.Option(help="Column that says whose text it is.")] = "client_id",
     instruction_column: Annotated[str, typer.Option(help="Column with the instructions.")] = "instruction",
     response_column: Annotated[str, typer.Option(help="Column with the responses.")] = "response",
     system_column: Annotated[str | None, typer.Option(help="Column with a system text for each pair.")] = None,
-    about: Annotated[
-        str | None, typer.Option(help="Public words that say what the rows are, for prompts.", metavar="WORDS")
-    ] = None,
-    units: Annotated[
-        int | None, typer.Option(help="Number of rows, or clients, or an upper bound; becomes public.")
-    ] = None,
+    about: About = None,
+    units: Units = None,
     test: Annotated[str | None, typer.Option(help="Real rows for measuring; default about one in ten.")] = None,
     model: Annotated[str | None, typer.Option(help="Base model: name (see models list), folder or hub id.")] = None,
     profile: Annotated[Profile, typer.Option(help="Sizes of the run.")] = Profile.tiny,
-    overrides: Annotated[list[str] | None, typer.Option("--set", help="section.key=value over the profile.")] = None,
+    overrides: Overrides = None,
     samples: Annotated[int | None, typer.Option(help="Number of synthetic texts.")] = None,
-    share_real_rows: Annotated[
-        bool, typer.Option("--share-real-rows", help="Export the output of a run without --epsilon, real rows in it.")
-    ] = False,
+    share_real_rows: ShareRealRows = False,
     accept_new_charge: Annotated[bool, typer.Option(help="Pay again after a change of code or machine.")] = False,
     dry_run: Annotated[bool, typer.Option(help="Print the plan, its cost, time and memory; charge nothing.")] = False,
     as_json: Json = False,
 ) -> None:
     """Make a synthetic table from a private one."""
-    command("run")(
-        method=method,
-        options={
-            "data": data,
-            "out": out,
-            "epsilon": epsilon,
-            "source": source,
-            "budget": budget,
-            "delta": delta,
-            "text_column": text_column,
-            "label_column": label_column,
-            "label_names": label_names,
-            "labels_from_data": labels_from_data,
-            "client_column": client_column,
-            "instruction_column": instruction_column,
-            "response_column": response_column,
-            "system_column": system_column,
-            "about": about,
-            "units": units,
-            "test": test,
-            "model": model,
-            "profile": profile.value,
-            "overrides": tuple(overrides or ()),
-            "samples": samples,
-            "share_real_rows": share_real_rows,
-            "accept_new_charge": accept_new_charge,
-        },
-        dry_run=dry_run,
-        as_json=as_json,
-    )
+    # Every parameter but these three is a field of the request, under the same name.
+    options = {name: value for name, value in locals().items() if name not in ("method", "dry_run", "as_json")}
+    options |= {"profile": profile.value, "overrides": tuple(overrides or ())}
+    command("run")(method=method, options=options, dry_run=dry_run, as_json=as_json)
 
 
 @app.command()
@@ -153,9 +136,9 @@ def evaluate(
     real: Annotated[str, typer.Option(help="Real training rows; the result is internal, not private.")],
     test: Annotated[str, typer.Option(help="Real rows that nothing was trained on.")],
     out: Annotated[Path, typer.Option(help="Folder for report.html and report.json.")],
-    text_column: Annotated[str, typer.Option(help="Column with the texts.")] = "text",
-    label_column: Annotated[str, typer.Option(help="Column with the labels.")] = "label",
-    label_names: Annotated[str | None, typer.Option(help="VALUE=NAME,... of the label column.")] = None,
+    text_column: TextColumn = "text",
+    label_column: LabelColumn = "label",
+    label_names: LabelNames = None,
     as_json: Json = False,
 ) -> None:
     """Measure a synthetic table against real rows; reads private rows, charges nothing, exports nothing."""
@@ -198,7 +181,7 @@ def models_get(
 
 @ledger_app.command("register")
 def ledger_register(
-    source: Annotated[str, typer.Argument(help="Name of the source.", show_default=False)],
+    source: Source,
     budget: Annotated[str, typer.Option(help="EPSILON,DELTA that all runs may spend together.")],
     rows: Annotated[int, typer.Option(help="Number of rows, or of clients, or an upper bound; becomes public.")],
     unit: Annotated[str, typer.Option(help="What one unit of privacy is: example (a row), or client.")] = "example",
@@ -221,10 +204,7 @@ def ledger_show(
 
 
 @ledger_app.command("budget")
-def ledger_budget(
-    source: Annotated[str, typer.Argument(help="Name of the source.", show_default=False)],
-    as_json: Json = False,
-) -> None:
+def ledger_budget(source: Source, as_json: Json = False) -> None:
     """What a source has spent and has left."""
     command("ledger_budget")(source=source, as_json=as_json)
 
