@@ -26,6 +26,7 @@ from understudy.models.loading import load_model
 from understudy.privacy.dpsgd.training import DpSgdPlan, Objective, Stream, train
 from understudy.privacy.ledger.records import KeyMaterial
 from understudy.privacy.mechanisms import Mechanisms
+from understudy.progress import Course
 
 SETTINGS = ("model", "batch", "length", "micro_batch", "threads")
 TARGETS = {"throughput": 0.8, "memory": 1.25}
@@ -81,7 +82,7 @@ def dp_steps(
         data=data,
         mechanisms=Mechanisms.live(KeyMaterial(b"benchmark", "none", b"", plan.queries)),
         micro_batch=options.micro_batch,
-        progress=lambda done, steps: after_each(),
+        course=Course(progress=lambda done, steps: after_each()),
     )
 
 

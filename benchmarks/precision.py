@@ -29,6 +29,7 @@ from understudy.privacy.dpsgd.token_losses import token_losses
 from understudy.privacy.dpsgd.training import DpSgdPlan, Objective, Stream, train
 from understudy.privacy.ledger.records import KeyMaterial
 from understudy.privacy.mechanisms import Mechanisms
+from understudy.progress import Course
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -86,7 +87,7 @@ def step_seconds(precision: str, rank: int, options: argparse.Namespace) -> dict
         data=data,
         mechanisms=Mechanisms.live(KeyMaterial(b"benchmark", "none", b"", plan.queries)),
         micro_batch=options.micro_batch,
-        progress=alternate,
+        course=Course(progress=alternate),
     )
     seconds = [after - before for before, after in itertools.pairwise(marks)]
     return {"dp": seconds[2::2], "plain": seconds[3::2]}

@@ -16,6 +16,7 @@ from understudy.artifacts.access import TABLE, VALUE, ArtifactRef, path_of, read
 from understudy.frozen import Frozen
 from understudy.methods.knowledge_distillation.config import KnowledgeDistillationConfig
 from understudy.privacy import labels
+from understudy.progress import Course
 from understudy.runs.request import Profile
 from understudy.settings import private_directory, settings
 from understudy.tasks.charge_receipt import ChargeReceipt, open_mechanisms, write_released
@@ -38,8 +39,7 @@ def train(rows: ArtifactRef, receipt: ChargeReceipt, config: KnowledgeDistillati
         PrivatePairs(pairs_of(read_table(rows))),
         Asked(config, schedule_of(receipt.queries), open_mechanisms(receipt)),
         base=shared_base(config, compute()),
-        checkpoint=TrainingCheckpoint(checkpoint_directory(), every=config.train.checkpoint_every),
-        progress=progress,
+        course=Course(TrainingCheckpoint(checkpoint_directory(), every=config.train.checkpoint_every), progress),
     )
     with write_released(receipt, kind="adapter") as draft:
         crossing.send(
@@ -142,8 +142,7 @@ def improve(
         _sent(bundle, charge, zone),
         _pairs(pairs),
         config,
-        checkpoint=TrainingCheckpoint(checkpoint_directory(), every=config.tune.checkpoint_every),
-        progress=progress,
+        course=Course(TrainingCheckpoint(checkpoint_directory(), every=config.tune.checkpoint_every), progress),
     )
     label = labels.post_process(labels.join(bundle.label, pairs.label))
     with store_for(label).write(kind="bundle", label=label, parents=[bundle, pairs]) as draft:

@@ -13,9 +13,8 @@ from torch import Tensor
 from understudy.compute import copied_to
 from understudy.errors import InputError
 from understudy.frozen import Frozen
-from understudy.models.checkpoints import TrainingCheckpoint
 from understudy.models.lora import trainable_parameters
-from understudy.progress import Progress
+from understudy.progress import UNKEPT, Course
 
 BatchLoss = Callable[[Any, Mapping[str, Tensor]], Tensor]
 
@@ -62,8 +61,7 @@ def tune(
     loss: BatchLoss,
     *,
     plan: Steps,
-    checkpoint: TrainingCheckpoint | None = None,
-    progress: Progress | None = None,
+    course: Course = UNKEPT,
 ) -> None:
     """Train what is trainable of `model`, in place.
 
@@ -72,8 +70,7 @@ def tune(
         data: tensors of n rows each, public or released.
         loss: (model, batch of rows) -> losses (batch,), of which the mean is minimised.
         plan: steps, batch, rates.
-        checkpoint: keeps the state; resuming from it changes no byte.
-        progress: called with (steps done, steps).
+        course: keeps the state and tells of steps.
 
     Raises:
         InputError: there is no row.
@@ -83,7 +80,7 @@ def tune(
         raise InputError("expected rows to fine-tune on, found none")
     parameters = trainable_parameters(model)
     optimizer = torch.optim.AdamW(list(parameters.values()), lr=plan.learning_rate)
-    start = _restore(parameters, optimizer, checkpoint)
+    start = _restore(parameters, optimizer, course.resumed())
     device = next(iter(parameters.values())).device
     with _deterministic():
         for step in range(start, plan.steps):
@@ -94,11 +91,7 @@ def tune(
             optimizer.zero_grad(set_to_none=True)
             torch.autograd.backward(loss(model, batch).mean())
             optimizer.step()
-            done = step + 1
-            if checkpoint is not None and (checkpoint.due(done) or done == plan.steps):
-                checkpoint.save(done, _state(parameters, optimizer))
-            if progress is not None:
-                progress(done, plan.steps)
+            course.stepped(step + 1, plan.steps, lambda: _state(parameters, optimizer))
     optimizer.zero_grad(set_to_none=True)
 
 
@@ -112,10 +105,9 @@ def _state(parameters: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> d
 
 
 def _restore(
-    parameters: Mapping[str, Any], optimizer: torch.optim.Optimizer, checkpoint: TrainingCheckpoint | None
+    parameters: Mapping[str, Any], optimizer: torch.optim.Optimizer, found: tuple[int, dict[str, Tensor]] | None
 ) -> int:
-    """Take over the newest state; returns the number of completed steps."""
-    found = checkpoint.load() if checkpoint is not None else None
+    """Take over a kept state; returns the number of completed steps."""
     if found is None:
         return 0
     done, tensors = found

@@ -23,9 +23,6 @@ Profile = Literal["tiny", "paper"]
 # at 1e5 it never ends (docs/privacy.md).
 LEAST_EPSILON: Final = 1e-4
 MOST_EPSILON: Final = 100.0
-MOST_UNITS: Final = 10_000_000
-MOST_LABELS: Final = 1_000
-MOST_OVERRIDES: Final = 200
 # What Linux takes as a path and as one name in it.
 LONGEST_TEXT: Final = 4_096
 LONGEST_NAME: Final = 255
@@ -101,7 +98,7 @@ class RunRequest(BaseModel):
     system_column: str | None = Field(default=None, description="Column with a system text for each pair, if any.")
     label_names: dict[str, str] | None = Field(
         default=None,
-        max_length=MOST_LABELS,
+        max_length=1_000,
         description="Value in the label column -> name used in prompts; declared public.",
     )
     labels_from_data: bool = Field(
@@ -115,7 +112,7 @@ class RunRequest(BaseModel):
     units: int | None = Field(
         default=None,
         ge=1,
-        le=MOST_UNITS,
+        le=10_000_000,
         description="Number of rows, or of clients, or an upper bound; becomes public. Default: as registered, else "
         "counted on first use.",
     )
@@ -124,7 +121,7 @@ class RunRequest(BaseModel):
     )
     profile: Profile = Field(default="tiny", description="tiny: two cores, minutes. paper: the paper's sizes.")
     overrides: tuple[Annotated[str, Field(max_length=LONGEST_TEXT)], ...] = Field(
-        default=(), max_length=MOST_OVERRIDES, description="section.key=value over the profile."
+        default=(), max_length=200, description="section.key=value over the profile."
     )
     model: str | None = Field(default=None, description="Base model: shipped name, folder or hub id.")
     samples: int | None = Field(default=None, description="Number of synthetic texts; >= 1.")

@@ -42,8 +42,8 @@ from understudy.models.loading import LoadedModel
 from understudy.models.lora import trainable_parameters
 from understudy.models.shape import shape_of
 from understudy.privacy.dpsgd.layers import rules_of
-from understudy.privacy.dpsgd.training import Batch, CheckpointSink, Objective, Schedule, train
-from understudy.progress import Progress
+from understudy.privacy.dpsgd.training import Batch, Objective, Schedule, train
+from understudy.progress import CheckpointSink, Course, Progress
 
 Checkpoints = Callable[[str], CheckpointSink]
 
@@ -91,8 +91,10 @@ def fit(
                 data=data,
                 mechanisms=asked.mechanisms,
                 micro_batch=micro_batch,
-                checkpoint=None if checkpoints is None else checkpoints(training.name),
-                progress=None if progress is None else partial(_report, progress, done, schedule.steps),
+                course=Course(
+                    None if checkpoints is None else checkpoints(training.name),
+                    None if progress is None else partial(_report, progress, done, schedule.steps),
+                ),
             )
         done += training.steps
     return TrainedModel(merge_adapters(model), base.tokenizer, rows.label_names, rows.prompts)

@@ -23,14 +23,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from understudy.methods.gradient_matching.config import MatchingConfig
 from understudy.methods.gradient_matching.projection import Projected
-from understudy.privacy.dpsgd.training import CheckpointSink
-from understudy.progress import Progress
+from understudy.progress import UNKEPT, Course
 
 Objective = Callable[[Tensor], Tensor]  # (batch, length, d) -> (batch,), row b of row b only
 Project = Callable[[Tensor], Projected]  # (batch, length, d) -> tokens and their embeddings
@@ -64,13 +64,7 @@ class AdmmState:
 
 
 def admm(
-    objective: Objective,
-    project: Project,
-    start: Tensor,
-    *,
-    config: MatchingConfig,
-    checkpoint: CheckpointSink | None = None,
-    progress: Progress | None = None,
+    objective: Objective, project: Project, start: Tensor, *, config: MatchingConfig, course: Course = UNKEPT
 ) -> AdmmState:
     """Run Algorithm 1, steps 1 and 2, on a batch of examples; a resumed run ends in the same bytes.
 
@@ -79,26 +73,20 @@ def admm(
         project: Onto the set of texts.
         start: `(batch, length, d)` public initial embeddings.
         config: Rounds, steps, learning rate, clip norm and penalty.
-        checkpoint: Of this batch; its state is saved after the warm start (step 0), each round that it
-            calls due and the last.
-        progress: Called with (completed rounds, rounds).
+        course: Of this batch; its state is also kept after the warm start (step 0). A step is a round.
 
     Returns:
         The state after the last round.
     """
-    found = None if checkpoint is None else checkpoint.load()
+    found = course.resumed()
     if found is None:
         state = warm_start(objective, start, config=config)
-        if checkpoint is not None:
-            checkpoint.save(0, state_tensors(state))
+        course.begun(partial(state_tensors, state))
     else:
         state = restore_state(*found, device=start.device)
     while state.round < config.rounds:
         state = next_round(state, objective, project, config=config)
-        if checkpoint is not None and (checkpoint.due(state.round) or state.round == config.rounds):
-            checkpoint.save(state.round, state_tensors(state))
-        if progress is not None:
-            progress(state.round, config.rounds)
+        course.stepped(state.round, config.rounds, partial(state_tensors, state))
     return state
 
 

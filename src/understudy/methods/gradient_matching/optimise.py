@@ -37,8 +37,7 @@ from understudy.methods.gradient_matching.swaps import Propose, Swapped, any_tok
 from understudy.methods.gradient_matching.targets import target_space
 from understudy.methods.gradient_matching.verbalizer import build_verbalizer
 from understudy.models.loading import LoadedModel
-from understudy.privacy.dpsgd.training import CheckpointSink
-from understudy.progress import Progress
+from understudy.progress import CheckpointSink, Course, Progress
 
 Checkpoints = Callable[[str], CheckpointSink]
 Example = tuple[int, int]  # label index, number of the example among those of its label
@@ -105,8 +104,10 @@ def match_shard(
             project,
             embed(base.model, start),
             config=config.matching,
-            checkpoint=None if checkpoints is None else checkpoints(f"batch-{number:05d}"),
-            progress=None if progress is None else _shifted(progress, number * steps, len(batches) * steps),
+            course=Course(
+                None if checkpoints is None else checkpoints(f"batch-{number:05d}"),
+                None if progress is None else _shifted(progress, number * steps, len(batches) * steps),
+            ),
         )
         swapped = swap_tokens(
             losses(labels),

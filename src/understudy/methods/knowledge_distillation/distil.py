@@ -25,10 +25,9 @@ from understudy.methods.knowledge_distillation.instructions import draw_instruct
 from understudy.methods.knowledge_distillation.ranking import best_first, ifd_scores
 from understudy.methods.knowledge_distillation.responses import load_professional, request_responses, write_responses
 from understudy.models.adapters import Adapter, put_adapter, take_adapter, with_adapter
-from understudy.models.checkpoints import TrainingCheckpoint
 from understudy.models.loading import LoadedModel
 from understudy.models.tuning import Steps, tune
-from understudy.progress import Progress
+from understudy.progress import UNKEPT, Course, Progress
 
 SCHEMA = pa.schema([("instruction", pa.string()), ("response", pa.string()), ("ifd", pa.float64())])
 
@@ -117,8 +116,7 @@ def improve(
     pairs: list[Pair],
     config: KnowledgeDistillationConfig,
     *,
-    checkpoint: TrainingCheckpoint | None = None,
-    progress: Progress | None = None,
+    course: Course = UNKEPT,
 ) -> Adapter:
     """Tune the DP adapter on the synthetic pairs, without noise.
 
@@ -127,8 +125,7 @@ def improve(
         adapter: of the client; None: a fresh one.
         pairs: synthetic; without any the adapter stays as it is.
         config: steps, batch, rates.
-        checkpoint: keeps the state.
-        progress: called with (steps done, steps).
+        course: keeps the state and tells of steps.
     """
     model = attach_adapter(base, config)
     if adapter is not None:
@@ -147,8 +144,7 @@ def improve(
                 final_learning_rate=settings.final_learning_rate,
                 seed=config.public_seed,
             ),
-            checkpoint=checkpoint,
-            progress=progress,
+            course=course,
         )
     return take_adapter(model)
 

@@ -22,8 +22,8 @@ from understudy.models.adapters import Adapter, take_adapter
 from understudy.models.loading import LoadedModel
 from understudy.models.lora import trainable_parameters
 from understudy.privacy.dpsgd.layers import rules_of
-from understudy.privacy.dpsgd.training import CheckpointSink, Objective, train
-from understudy.progress import Progress
+from understudy.privacy.dpsgd.training import Objective, train
+from understudy.progress import UNKEPT, Course
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,7 @@ class PrivatePairs:
         return "PrivatePairs(...)"
 
 
-def train_on_pairs(
-    private: PrivatePairs,
-    asked: Asked,
-    *,
-    base: LoadedModel,
-    checkpoint: CheckpointSink | None = None,
-    progress: Progress | None = None,
-) -> Adapter:
+def train_on_pairs(private: PrivatePairs, asked: Asked, *, base: LoadedModel, course: Course = UNKEPT) -> Adapter:
     """Train an adapter on private pairs as charged.
 
     *Guarantee*: that of the charge (`privacy.charged`); unit example, relation replace_special.
@@ -53,8 +46,7 @@ def train_on_pairs(
         private: the pairs, null records included.
         asked: what was charged.
         base: the shared base model; changed in place.
-        checkpoint: keeps the training's state under the private root.
-        progress: called with (steps done, steps).
+        course: keeps the training's state, under the private root, and tells of steps.
 
     Raises:
         InputError: the pairs are not as many as were charged.
@@ -76,8 +68,7 @@ def train_on_pairs(
         },
         mechanisms=asked.mechanisms,
         micro_batch=config.train.micro_batch,
-        checkpoint=checkpoint,
-        progress=progress,
+        course=course,
     )
     return take_adapter(model)
 

@@ -32,7 +32,7 @@ from understudy.methods.preference_optimization.candidates import prompt_tokens
 from understudy.methods.preference_optimization.config import PreferenceConfig
 from understudy.models.adapters import Adapter, put_adapter, same_weights, take_adapter, wrap
 from understudy.models.loading import LoadedModel
-from understudy.privacy.dpsgd.training import CheckpointSink
+from understudy.progress import CheckpointSink
 
 Progress = Callable[[int, int, float], None]
 

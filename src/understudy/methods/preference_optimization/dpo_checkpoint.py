@@ -15,7 +15,7 @@ from transformers import TrainerCallback, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 
 from understudy.models.adapters import put_adapter, take_adapter
-from understudy.privacy.dpsgd.training import CheckpointSink
+from understudy.progress import CheckpointSink
 
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 

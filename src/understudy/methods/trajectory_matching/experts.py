@@ -22,7 +22,7 @@ from understudy.methods.trajectory_matching.unroll import Weights, check_same_sh
 from understudy.privacy.dpsgd.token_losses import token_losses
 from understudy.privacy.dpsgd.training import Batch, DpSgdPlan, Objective, train
 from understudy.privacy.mechanisms import Mechanisms
-from understudy.progress import Progress
+from understudy.progress import Course, Progress
 from understudy.tensor_files import load_tensors, save_tensors
 
 # A list of weights: at the start, and after every epoch.
@@ -126,8 +126,7 @@ def train_private_expert(
         data={name: getattr(rows, name) for name in ("input_ids", "attention_mask", "loss_mask", "valid")},
         mechanisms=mechanisms,
         micro_batch=config.experts.micro_batch,
-        checkpoint=sink,
-        progress=progress,
+        course=Course(sink, progress),
     )
     student.requires_grad_(False)
     return [start, *sink.snapshots(config.experts.epochs)]

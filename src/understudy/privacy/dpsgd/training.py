@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from dp_accounting import DpEvent
@@ -29,11 +29,10 @@ from understudy.privacy.dpsgd.per_example import Batch, LossFunction, clipped_gr
 from understudy.privacy.grid_sum import GridSum
 from understudy.privacy.mechanisms import Mechanisms
 from understudy.privacy.queries import Queries, Query, event_of
-from understudy.progress import Progress
+from understudy.progress import UNKEPT, Course
 
 __all__ = [
     "Batch",
-    "CheckpointSink",
     "DpSgdPlan",
     "LossFunction",
     "Objective",
@@ -173,22 +172,6 @@ class Objective:
         return self.learning_rate * (1.0 - step / steps if self.schedule == "linear" else 1.0)
 
 
-class CheckpointSink(Protocol):
-    """Where a training keeps its state, under the private root (`models.checkpoints.TrainingCheckpoint`)."""
-
-    def due(self, step: int) -> bool:
-        """Whether to keep the state after `step` steps; asked once after each step."""
-        ...
-
-    def load(self) -> tuple[int, dict[str, Tensor]] | None:
-        """The newest (completed steps, state), or None."""
-        ...
-
-    def save(self, step: int, tensors: Mapping[str, Tensor]) -> None:
-        """Keep the state after `step` steps, whole or not at all."""
-        ...
-
-
 def train(
     model: nn.Module,
     *,
@@ -197,8 +180,7 @@ def train(
     data: Mapping[str, Tensor],
     mechanisms: Mechanisms,
     micro_batch: int,
-    checkpoint: CheckpointSink | None = None,
-    progress: Progress | None = None,
+    course: Course = UNKEPT,
 ) -> None:
     """Train `model` in place under `plan`; resuming from a checkpoint changes no byte of the result.
 
@@ -214,8 +196,7 @@ def train(
         mechanisms: of the charge that paid for `plan.event`.
         micro_batch: rows per forward pass, public; the last one of a step is filled with rows that do not
             count.
-        checkpoint: state is saved after each step that it calls due, and after the last.
-        progress: called with (completed steps, steps).
+        course: keeps the state and tells of steps.
 
     Raises:
         InputError: before anything private is read, when the parts do not fit together.
@@ -223,7 +204,7 @@ def train(
     _check(model, plan, objectives, data, micro_batch)
     device = _device(objectives)
     state = _State(objectives)
-    start = state.restore(checkpoint)
+    start = state.restore(course.resumed())
     with _deterministic():
         for step in range(start, plan.steps):
             mask = mechanisms.poisson(step=step, n=plan.n, probability=plan.sampling_probability, purpose=plan.name)
@@ -241,11 +222,7 @@ def train(
             for name in list(gradients):
                 rate = objectives[name].learning_rate_at(step, plan.steps)
                 state.update(name, gradients.pop(name), learning_rate=rate, divisor=plan.expected_batch)
-            done = step + 1
-            if checkpoint is not None and (checkpoint.due(done) or done == plan.steps):
-                checkpoint.save(done, state.tensors())
-            if progress is not None:
-                progress(done, plan.steps)
+            course.stepped(step + 1, plan.steps, state.tensors)
 
 
 def _micro_batches(
@@ -316,9 +293,8 @@ class _State:
                     found[f"adam/{stream}/{name}/{key}"] = value
         return found
 
-    def restore(self, checkpoint: CheckpointSink | None) -> int:
-        """Take over the newest checkpoint; returns the number of completed steps."""
-        found = checkpoint.load() if checkpoint is not None else None
+    def restore(self, found: tuple[int, dict[str, Tensor]] | None) -> int:
+        """Take over a kept state; returns the number of completed steps."""
         if found is None:
             return 0
         done, tensors = found

@@ -19,6 +19,7 @@ from understudy.methods.gradient_matching.admm import (
 from understudy.methods.gradient_matching.config import MatchingConfig
 from understudy.methods.gradient_matching.projection import Projected
 from understudy.models.checkpoints import TrainingCheckpoint
+from understudy.progress import Course
 from understudy.tensor_files import save_tensors
 
 
@@ -212,14 +213,13 @@ def test_a_run_resumed_from_any_round_ends_in_the_same_bytes(tmp_path, last, eve
     save_tensors(tmp_path / "whole", state_tensors(admm(f, onto_plane, start, config=config)))
     folder, rounds = tmp_path / "cut", []
     with pytest.raises(Interrupted):
-        admm(f, onto_plane, start, config=config, checkpoint=DyingCheckpoint(folder, last=last, every=every))
+        admm(f, onto_plane, start, config=config, course=Course(DyingCheckpoint(folder, last=last, every=every)))
     resumed = admm(
         f,
         onto_plane,
         torch.full_like(start, torch.nan),  # where it started no longer matters
         config=config,
-        checkpoint=TrainingCheckpoint(folder, every=every),
-        progress=lambda done, total: rounds.append((done, total)),
+        course=Course(TrainingCheckpoint(folder, every=every), lambda done, total: rounds.append((done, total))),
     )
     save_tensors(tmp_path / "resumed", state_tensors(resumed))
     assert (tmp_path / "resumed").read_bytes() == (tmp_path / "whole").read_bytes()
@@ -230,7 +230,7 @@ def test_a_run_resumed_from_any_round_ends_in_the_same_bytes(tmp_path, last, eve
 def test_a_state_survives_its_file(tmp_path):
     centre, weight = toy(5)
     f, config = weighted_quadratic(centre, weight), settings_of(rounds=3, inner_steps=2)
-    state = admm(f, onto_box, centre, config=config, checkpoint=TrainingCheckpoint(tmp_path))
+    state = admm(f, onto_box, centre, config=config, course=Course(TrainingCheckpoint(tmp_path)))
     found = TrainingCheckpoint(tmp_path).load()
     assert found is not None
     back = restore_state(*found, device=centre.device)

@@ -22,6 +22,7 @@ from understudy.methods.knowledge_distillation.queries import queries_of, schedu
 from understudy.models.checkpoints import TrainingCheckpoint
 from understudy.models.loading import load_model
 from understudy.privacy import labels
+from understudy.progress import Course
 from understudy.runs.overrides import apply_overrides
 
 PAIRS = [Pair("Name a colour.", "Red is one."), Pair("How do I water a fern?", "Little and often.")]
@@ -107,8 +108,8 @@ def test_tuning_goes_on_where_it_was_killed_and_ends_in_the_same_bytes(config, t
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        distil.improve(shared_base(config), None, PAIRS, config, checkpoint=checkpoint, progress=die)
-    resumed = distil.improve(shared_base(config), None, PAIRS, config, checkpoint=checkpoint)
+        distil.improve(shared_base(config), None, PAIRS, config, course=Course(checkpoint, die))
+    resumed = distil.improve(shared_base(config), None, PAIRS, config, course=Course(checkpoint))
     assert calm.keys() == resumed.keys()
     assert all(torch.equal(calm[name], resumed[name]) for name in calm)
     fresh = distil.improve(shared_base(config), None, [], config)

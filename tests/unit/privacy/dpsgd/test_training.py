@@ -20,6 +20,7 @@ from understudy.privacy.ledger.records import KeyMaterial
 from understudy.privacy.mechanisms import Mechanisms
 from understudy.privacy.queries import Query, event_of
 from understudy.privacy.testing.replay import Recording
+from understudy.progress import Course
 from understudy.tensor_files import load_tensors
 
 N, LENGTH, VOCABULARY = 12, 6, 17
@@ -99,8 +100,7 @@ def run(plan=None, *, micro_batch=3, checkpoint=None, progress=None, secret=b"s"
         data=data(plan.n),
         mechanisms=Mechanisms.live(material(plan, secret)),
         micro_batch=micro_batch,
-        checkpoint=checkpoint,
-        progress=progress,
+        course=Course(checkpoint, progress),
     )
     return {name: p.detach().clone() for name, p in model.named_parameters()}
 
@@ -238,6 +238,7 @@ from understudy.models.checkpoints import TrainingCheckpoint
 from understudy.privacy.dpsgd.training import DpSgdPlan, Objective, Stream, train
 from understudy.privacy.ledger.records import KeyMaterial
 from understudy.privacy.mechanisms import Mechanisms
+from understudy.progress import Course
 
 generator = torch.Generator().manual_seed(0)
 model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
@@ -265,8 +266,7 @@ train(
     data=data,
     mechanisms=Mechanisms.live(KeyMaterial(b"s" * 32, "charge-1", b"0" * 16, plan.queries)),
     micro_batch=4,
-    checkpoint=TrainingCheckpoint(folder, every=1),
-    progress=progress,
+    course=Course(TrainingCheckpoint(folder, every=1), progress),
 )
 """
 

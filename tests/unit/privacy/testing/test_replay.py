@@ -22,6 +22,7 @@ from understudy.privacy.testing.replay import (
     replay_check,
     unrelated_data,
 )
+from understudy.progress import Course
 
 N, LENGTH, VOCABULARY, LABELS = 24, 5, 19, 3
 RARE_TOKEN, RARE_LABEL = 18, 2
@@ -108,7 +109,7 @@ def method(data, make_mechanisms, *, fault="", keep=()):
         data=data,
         mechanisms=mechanisms,
         micro_batch=N,
-        progress=progress,
+        course=Course(progress=progress),
     )
     if candidates:
         model.load_state_dict(min(candidates, key=lambda pair: pair[0])[1])
