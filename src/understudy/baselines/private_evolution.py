@@ -111,6 +111,14 @@ def plan(config: EvolutionConfig, *, n: int, epsilon: float, delta: float, cache
     )
 
 
+def list_prompt(examples: Sequence[str]) -> str:
+    """A numbered list that the generator continues by one more text (POPri, figure 5)."""
+    heading = "Original Text Sample"
+    lines = [f"List of {len(examples) + 3} diverse original text samples:"]
+    lines += [f"{heading} {i}\n{' '.join(text.split())}" for i, text in enumerate(examples, start=1)]
+    return "\n\n".join([*lines, f"{heading} {len(examples) + 1}\n"])
+
+
 def evolve(
     samples: Samples,
     seeds: Sequence[str],
@@ -120,7 +128,7 @@ def evolve(
     mechanisms: Mechanisms,
     generate: Generate,
     embed: Embed,
-    to_prompt: ToPrompt | None = None,
+    to_prompt: ToPrompt = list_prompt,
 ) -> list[Generation]:
     """All rounds: generate, vote, noise, keep, and again with the survivors as examples.
 
@@ -135,7 +143,7 @@ def evolve(
         mechanisms: Of the charge.
         generate: (prompts, per_prompt, round) -> len(prompts) * per_prompt texts, prompt by prompt.
         embed: Texts -> (texts, d), in the space of `samples.vectors`.
-        to_prompt: Examples -> prompt; None writes `list_prompt`.
+        to_prompt: Examples -> prompt.
 
     Returns:
         One entry per round; the last one is the result.
@@ -163,7 +171,7 @@ def next_prompts(
     *,
     config: EvolutionConfig,
     round: int,
-    to_prompt: ToPrompt | None = None,
+    to_prompt: ToPrompt = list_prompt,
 ) -> list[str]:
     """Prompts that show surviving texts as examples, drawn in proportion to their votes; post-processing.
 
@@ -183,16 +191,8 @@ def next_prompts(
     prompts = []
     for seed in row_seeds(config.public_seed, range(count), purpose=f"{NAME}/{round}"):
         chosen = np.random.default_rng(seed).choice(alive, size=shown, replace=False, p=share)
-        prompts.append((to_prompt or list_prompt)([parents.texts[i] for i in chosen]))
+        prompts.append(to_prompt([parents.texts[i] for i in chosen]))
     return prompts
-
-
-def list_prompt(examples: Sequence[str]) -> str:
-    """A numbered list that the generator continues by one more text (POPri, figure 5)."""
-    heading = "Original Text Sample"
-    lines = [f"List of {len(examples) + 3} diverse original text samples:"]
-    lines += [f"{heading} {i}\n{' '.join(text.split())}" for i, text in enumerate(examples, start=1)]
-    return "\n\n".join([*lines, f"{heading} {len(examples) + 1}\n"])
 
 
 def threshold(config: EvolutionConfig, plan: DpSgdPlan) -> float:

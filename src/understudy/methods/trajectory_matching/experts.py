@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from understudy.errors import InputError
+from understudy.generation.instructions import EncodedPairs
 from understudy.generation.step import backbone, head
 from understudy.methods.trajectory_matching.config import TrajectoryMatchingConfig
 from understudy.methods.trajectory_matching.student import Rows, Student
@@ -32,26 +33,6 @@ Trajectory = Sequence[Weights]
 _SEEDS = 1000
 
 
-class Encoded(Protocol):
-    """Encoded rows with the null ones among them."""
-
-    @property
-    def input_ids(self) -> Tensor:
-        """`(n, width)` int64."""
-
-    @property
-    def attention_mask(self) -> Tensor:
-        """`(n, width)` int64."""
-
-    @property
-    def loss_mask(self) -> Tensor:
-        """`(n, width)` bool."""
-
-    @property
-    def valid(self) -> Tensor:
-        """`(n,)` bool."""
-
-
 def expert_student(base: Any, config: TrajectoryMatchingConfig, number: int) -> Student:
     """The student that expert `number` begins as; `base` is changed."""
     experts, seed = config.experts, config.public_seed * _SEEDS + number
@@ -60,7 +41,7 @@ def expert_student(base: Any, config: TrajectoryMatchingConfig, number: int) -> 
 
 def train_expert(
     student: Student,
-    rows: Encoded,
+    rows: EncodedPairs,
     config: TrajectoryMatchingConfig,
     number: int,
     *,
@@ -84,13 +65,13 @@ def train_expert(
     sink = PacedCheckpoint(folder, per_epoch=schedule.steps_per_epoch(len(kept)))
     # How many rows are there is not public, so progress is told in hundredths.
     told = None if progress is None else lambda step, steps: progress(100 * step // steps, 100)
-    fine_tune(student, kept, schedule, checkpoint=sink, progress=told)
+    fine_tune(student, kept, schedule, course=Course(sink, told))
     return [student.start, *sink.snapshots(experts.epochs)]
 
 
 def train_private_expert(
     student: Student,
-    rows: Encoded,
+    rows: EncodedPairs,
     config: TrajectoryMatchingConfig,
     *,
     plan: DpSgdPlan,

@@ -30,6 +30,7 @@ from understudy.models.loading import LoadedModel, load_base
 from understudy.privacy.dpsgd.layers import rules_of
 from understudy.privacy.ledger.records import KeyMaterial
 from understudy.privacy.mechanisms import Mechanisms
+from understudy.progress import Course
 
 # Of one step that is timed; the first also sets things up.
 _STEPS = 2
@@ -110,7 +111,9 @@ def _encoded(base: LoadedModel, config: TrajectoryMatchingConfig, rows: int) -> 
 
 
 def _seconds_of_tuning(student: Student, rows: Rows, batch_size: int) -> float:
-    return _last(lambda mark: fine_tune(student, rows, Schedule(_STEPS, batch_size, 1e-4, 0), progress=mark))
+    return _last(
+        lambda mark: fine_tune(student, rows, Schedule(_STEPS, batch_size, 1e-4, 0), course=Course(progress=mark))
+    )
 
 
 def _seconds_of_matching(student: Student, rows: Rows, config: TrajectoryMatchingConfig) -> float:

@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from understudy.methods.trajectory_matching.student import Rows, Student
 from understudy.methods.trajectory_matching.unroll import Weights
 from understudy.models.checkpoints import TrainingCheckpoint
-from understudy.progress import Progress
+from understudy.progress import UNKEPT, Course
 from understudy.tensor_files import load_tensors, save_tensors
 
 SECONDS_BETWEEN_CHECKPOINTS = 15.0
@@ -152,13 +152,7 @@ class AdamState:
 
 
 def fine_tune(
-    student: Student,
-    rows: Rows,
-    schedule: Schedule,
-    *,
-    prompts: Tensor | None = None,
-    checkpoint: PacedCheckpoint | None = None,
-    progress: Progress | None = None,
+    student: Student, rows: Rows, schedule: Schedule, *, prompts: Tensor | None = None, course: Course = UNKEPT
 ) -> AdamState:
     """Train the student's adapters from their start on all rows, each behind its pseudo tokens if it has any.
 
@@ -167,24 +161,20 @@ def fine_tune(
         rows: to train on.
         schedule: sizes.
         prompts: `(n, k, d)`, or None.
-        checkpoint: keeps states and snapshots.
-        progress: called with (steps done, steps in all).
+        course: keeps states, in a `PacedCheckpoint` snapshots too, and tells of steps.
 
     Returns:
         The last state; its step is the number of steps taken.
     """
     n, steps = len(rows), schedule.epochs * schedule.steps_per_epoch(len(rows))
     device = student.vocabulary.device
-    found = checkpoint.load() if checkpoint is not None else None
+    found = course.resumed()
     state = AdamState.at(student.start) if found is None else AdamState.of(*found, device)
     for step in range(state.step, steps):
         batch = schedule.batch(step, n)
         gradient = gradient_of(student, rows[batch], state.weights, None if prompts is None else prompts[batch])
         state = state.updated(gradient, learning_rate=schedule.learning_rate)
-        if checkpoint is not None:
-            checkpoint.save(state.step, state.tensors())
-        if progress is not None:
-            progress(state.step, steps)
+        course.stepped(state.step, steps, state.tensors)
     return state
 
 

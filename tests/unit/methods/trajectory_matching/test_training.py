@@ -8,6 +8,7 @@ from understudy.errors import InputError
 from understudy.methods.trajectory_matching.config import TrajectoryMatchingConfig
 from understudy.methods.trajectory_matching.experts import check_trajectories, load_trajectory, save_trajectory
 from understudy.methods.trajectory_matching.training import AdamState, PacedCheckpoint, Schedule, fine_tune
+from understudy.progress import Course
 
 SCHEDULE = Schedule(epochs=3, batch_size=4, learning_rate=1e-2, seed=5)
 PER_EPOCH = 3  # ten rows in batches of four
@@ -48,13 +49,13 @@ def test_adam_is_that_of_torch():
 def test_a_killed_training_ends_in_the_same_bytes(tmp_path, steps):
     student, rows = random_student(), random_rows(10)
     whole = PacedCheckpoint(tmp_path / "whole", per_epoch=PER_EPOCH)
-    expected = fine_tune(student, rows, SCHEDULE, checkpoint=whole).weights
+    expected = fine_tune(student, rows, SCHEDULE, course=Course(whole)).weights
     again = PacedCheckpoint(tmp_path / "again", per_epoch=PER_EPOCH, seconds=0.0)
     with pytest.raises(Killed):
-        fine_tune(student, rows, SCHEDULE, checkpoint=again, progress=killed_after(steps))
+        fine_tune(student, rows, SCHEDULE, course=Course(again, killed_after(steps)))
     taken = []
     resumed = PacedCheckpoint(tmp_path / "again", per_epoch=PER_EPOCH, seconds=0.0)
-    found = fine_tune(student, rows, SCHEDULE, checkpoint=resumed, progress=lambda step, _: taken.append(step)).weights
+    found = fine_tune(student, rows, SCHEDULE, course=Course(resumed, lambda step, _: taken.append(step))).weights
     assert taken[0] == steps + 1
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     for one, other in zip(resumed.snapshots(3), whole.snapshots(3), strict=True):
