@@ -22,7 +22,7 @@ from understudy.errors import InputError
 from understudy.evaluation.classifier import check_labels
 from understudy.evaluation.rows import LabelledTexts
 from understudy.generation.config import SamplingConfig
-from understudy.generation.prompts import Instruction, encode_text, instruction_ids, row_seeds, special_ids
+from understudy.generation.prompts import Instruction, encode_text, instruction_ids, padded_left, row_seeds, special_ids
 from understudy.generation.sampling import sample
 from understudy.models.loading import LoadedModel
 from understudy.progress import Progress
@@ -171,11 +171,8 @@ def _first_line(loaded: LoadedModel, tokens: list[int]) -> str:
 
 def _padded(loaded: LoadedModel, prompts: Sequence[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
     """Ids and mask of prompts, padded on the left, both (rows, longest) int64."""
-    pad, width = special_ids(loaded.tokenizer)[2], max(map(len, prompts))
-    ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts])
-    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
     device = next(loaded.model.parameters()).device
-    return ids.to(device), mask.to(device)
+    return padded_left(prompts, pad=special_ids(loaded.tokenizer)[2], device=device)
 
 
 def _instructions(loaded: LoadedModel, names: Sequence[str], instruction: Instruction) -> list[list[int]]:

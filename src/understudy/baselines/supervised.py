@@ -23,7 +23,7 @@ from understudy.evaluation.language_model import pad
 from understudy.evaluation.next_token import descend
 from understudy.frozen import Profile, Profiled, Profiles
 from understudy.generation.config import SamplingConfig
-from understudy.generation.prompts import row_seeds, special_ids
+from understudy.generation.prompts import padded_left, row_seeds, special_ids
 from understudy.generation.sampling import sample
 from understudy.models.loading import LoadedModel
 from understudy.models.lora import attach, trainable_parameters
@@ -139,12 +139,9 @@ def draw_texts(
     for start in range(0, wanted, _BATCH):
         rows = range(start, min(start + _BATCH, wanted))
         own = [encoded[row // per_prompt] for row in rows]
-        width = max(map(len, own))
-        ids = torch.tensor([[filler] * (width - len(prompt)) + prompt for prompt in own])
-        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in own])
         drawn = sample(
             loaded.model,
-            (ids.to(device), mask.to(device)),
+            padded_left(own, pad=filler, device=device),
             config=sampling,
             seeds=row_seeds(public_seed, rows, purpose="continuation"),
             eos=eos,

@@ -115,7 +115,7 @@ def predict(target: LabelModel, texts: Sequence[str]) -> Labels:
 
 def predict_encoded(target: LabelModel, sequences: Sequence[Sequence[int]]) -> Labels:
     """`predict` for token sequences that end with the template, whatever stands before."""
-    tokens, prior = target.words.token_ids, torch.tensor(target.prior or [0.0] * target.classes)
+    tokens, prior = target.words.token_ids, torch.tensor(target.prior or [0.0] * target.classes, device="cpu")
 
     def likeliest(logits: Tensor, _rows: Tensor) -> Tensor:
         return (logits[:, tokens.to(logits.device)] - prior.to(logits)).argmax(-1)
@@ -144,7 +144,9 @@ def _read(
     """`read(logits, rows)` over all sequences, those of like length together so that little is padded; (n,)."""
     if not sequences:
         return np.zeros(0)
-    order = torch.tensor(sorted(range(len(sequences)), key=lambda row: len(sequences[row])), dtype=torch.long)
+    order = torch.tensor(
+        sorted(range(len(sequences)), key=lambda row: len(sequences[row])), dtype=torch.long, device="cpu"
+    )
     head = target.model.get_output_embeddings()
     with torch.no_grad():
         found = [

@@ -45,10 +45,10 @@ def encode_texts(tokenizer: Any, texts: Sequence[str], *, max_length: int) -> li
 def pad(sequences: Sequence[Sequence[int]], *, pad_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Right-padded ids (n, longest) and attention mask (n, longest), both int64."""
     longest = max(len(ids) for ids in sequences)
-    ids = torch.full((len(sequences), longest), pad_id)
-    mask = torch.zeros((len(sequences), longest), dtype=torch.int64)
+    ids = torch.full((len(sequences), longest), pad_id, device="cpu")
+    mask = torch.zeros((len(sequences), longest), dtype=torch.int64, device="cpu")
     for row, sequence in enumerate(sequences):
-        ids[row, : len(sequence)] = torch.tensor(sequence)
+        ids[row, : len(sequence)] = torch.tensor(sequence, device="cpu")
         mask[row, : len(sequence)] = 1
     return copied_to(ids, device), copied_to(mask, device)
 

@@ -172,7 +172,7 @@ def _states_of(target: LabelModel, encoded: Sequences, frozen: int) -> Callable[
 
     kept: list[Tensor] | None = None
     if len(encoded) <= _STATES_KEPT:
-        chunks = torch.split(torch.arange(len(encoded)), _CHUNK)
+        chunks = torch.split(torch.arange(len(encoded), device="cpu"), _CHUNK)
         kept = [state for chunk in chunks for state in entering(chunk.tolist())]
 
     def states_of(rows: list[int]) -> Tensor:

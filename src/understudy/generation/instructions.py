@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from understudy.errors import InputError
-from understudy.generation.prompts import special_ids
+from understudy.generation.prompts import padded_left, special_ids
 
 Template = Literal["auto", "plain", "chat"]
 
@@ -133,7 +133,7 @@ class PairEncoder:
         """
         self.check_width(max_length)
         fitted = [self._fitted(pair, max_length) for pair in pairs]
-        valid = torch.tensor([pair is not None for pair in pairs], dtype=torch.bool)
+        valid = torch.tensor([pair is not None for pair in pairs], dtype=torch.bool, device="cpu")
         return self._tensors(fitted, [one.prompt for one in fitted], max_length, valid)
 
     def alone(self, pairs: Sequence[Pair], *, max_length: int) -> EncodedPairs:
@@ -143,7 +143,9 @@ class PairEncoder:
         """
         self.check_width(max_length)
         fitted = [self._fitted(pair, max_length) for pair in pairs]
-        return self._tensors(fitted, [[self._bos]] * len(pairs), max_length, torch.ones(len(pairs), dtype=torch.bool))
+        return self._tensors(
+            fitted, [[self._bos]] * len(pairs), max_length, torch.ones(len(pairs), dtype=torch.bool, device="cpu")
+        )
 
     def prompts(self, pairs: Sequence[Pair], *, max_length: int) -> tuple[Tensor, Tensor, int]:
         """Prompts to be continued, padded on the left to the longest.
@@ -166,10 +168,7 @@ class PairEncoder:
 
     def padded_left(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         """Ids and attention mask `(n, longest)` of prompts of several lengths."""
-        width = max(map(len, rows), default=0)
-        ids = torch.tensor([[self._pad] * (width - len(row)) + list(row) for row in rows], dtype=torch.long)
-        mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], dtype=torch.long)
-        return ids, mask
+        return padded_left(rows, pad=self._pad)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of a drawn response."""
@@ -179,11 +178,11 @@ class PairEncoder:
         self, fitted: Sequence[_Fitted], prompts: Sequence[Sequence[int]], max_length: int, valid: Tensor
     ) -> EncodedPairs:
         """Each response behind its prompt, padded on the right."""
-        ids = torch.full((len(fitted), max_length), self._pad, dtype=torch.long)
-        attention, loss = torch.zeros_like(ids), torch.zeros(ids.shape, dtype=torch.bool)
+        ids = torch.full((len(fitted), max_length), self._pad, dtype=torch.long, device="cpu")
+        attention, loss = torch.zeros_like(ids), torch.zeros(ids.shape, dtype=torch.bool, device="cpu")
         for row, (prompt, one) in enumerate(zip(prompts, fitted, strict=True)):
             tokens = [*prompt, *one.response]
-            ids[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.long)
+            ids[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.long, device="cpu")
             attention[row, : len(tokens)] = 1
             loss[row, len(prompt) : len(tokens)] = True
         cut_prompts, cut_responses = (sum(one.cut_prompt for one in fitted), sum(one.cut_response for one in fitted))

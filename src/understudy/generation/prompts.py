@@ -53,6 +53,16 @@ class PromptTable:
         return self.input_ids.shape[1]
 
 
+def padded_left(
+    rows: Sequence[Sequence[int]], *, pad: int, device: torch.device | str = "cpu"
+) -> tuple[Tensor, Tensor]:
+    """Ids and attention mask `(n, longest)` int64 of prompts that end together, where their continuations begin."""
+    width = max(map(len, rows), default=0)
+    ids = [[pad] * (width - len(row)) + list(row) for row in rows]
+    mask = [[0] * (width - len(row)) + [1] * len(row) for row in rows]
+    return torch.tensor(ids, dtype=torch.int64, device=device), torch.tensor(mask, dtype=torch.int64, device=device)
+
+
 def special_ids(tokenizer: Any) -> tuple[int, int, int]:
     """Ids of BOS, EOS and padding; BOS falls back to EOS (GPT-2) and padding to EOS.
 
@@ -180,13 +190,10 @@ def build_prompts(
     _check_labels(label_names, labels)
     _, _, pad = special_ids(tokenizer)
     widest, start = max(map(len, labels)), len(frame.before)
-    width = start + widest + len(frame.after)
-    rows = [[*frame.before, *label, *frame.after] for label in labels]
-    ids = torch.tensor([[pad] * (width - len(row)) + row for row in rows])
-    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
-    neutral = torch.tensor([*frame.before, *[pad] * widest, *frame.after])
+    ids, mask = padded_left([[*frame.before, *label, *frame.after] for label in labels], pad=pad)
+    neutral = torch.tensor([*frame.before, *[pad] * widest, *frame.after], device="cpu")
     special = set(tokenizer.all_special_ids)
-    ordinary = torch.tensor([token for token in range(len(tokenizer)) if token not in special])
+    ordinary = torch.tensor([token for token in range(len(tokenizer)) if token not in special], device="cpu")
     return PromptTable(ids, mask, (start, start + widest), neutral, ordinary, frame.lead)
 
 

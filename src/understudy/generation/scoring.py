@@ -92,7 +92,7 @@ def preferences(
     ids, mask = prompts
     found = []
     with torch.no_grad():
-        for some in _batches(torch.arange(len(ids)), batch_size):
+        for some in _batches(torch.arange(len(ids), device="cpu"), batch_size):
             states = last_states(model, copied_to(ids[some], device), copied_to(mask[some], device))
             scores = next_logits(model, states[:, -1]).double()
             sides = [torch.logsumexp(scores[:, list(tokens)], dim=1) for tokens in (first, second)]

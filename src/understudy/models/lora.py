@@ -69,7 +69,7 @@ def attach(
 
 
 def _initialise(name: str, parameter: nn.Parameter, generator: torch.Generator) -> None:
-    start = torch.zeros(parameter.shape)
+    start = torch.zeros(parameter.shape, device="cpu")
     if ".lora_A." in name:
         nn.init.kaiming_uniform_(start, a=math.sqrt(5), generator=generator)
     with torch.no_grad():

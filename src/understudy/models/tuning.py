@@ -47,7 +47,7 @@ class Steps(Frozen):
         """Row numbers of a step: passes over all rows, each in an order of its own."""
         places = range(step * self.batch_size, (step + 1) * self.batch_size)
         orders = {turn: self._order(turn, count) for turn in {place // count for place in places}}
-        return torch.tensor([orders[place // count][place % count] for place in places])
+        return torch.tensor([orders[place // count][place % count] for place in places], device="cpu")
 
     def _order(self, turn: int, count: int) -> list[int]:
         generator = torch.Generator().manual_seed((self.seed * 1_000_003 + turn) % 2**63)

@@ -339,7 +339,7 @@ class Mechanisms:
             return draw()
         path = self.release_log / f"{call.kind}.{call.step}.{call.purpose.replace('/', '+')}.safetensors"
         if not path.exists():
-            tagged = {_TAG: torch.tensor(list(tag), dtype=torch.uint8)} if tag else {}
+            tagged = {_TAG: torch.tensor(list(tag), dtype=torch.uint8, device="cpu")} if tag else {}
             write_tensors_once(path, draw() | tagged)
         kept = load_tensors(path)
         found = kept.pop(_TAG, None)

@@ -111,10 +111,10 @@ def discrete_gaussian(key: bytes, size: int, *, scale: float) -> torch.Tensor:
     if not 0 <= scale < math.inf or size < 0 or len(key) != 32:
         raise ValueError(f"expected 32 bytes, size >= 0, scale >= 0, found {len(key)}, {size=}, {scale=}")
     if scale == 0:
-        return torch.zeros(size, dtype=torch.int64)
+        return torch.zeros(size, dtype=torch.int64, device="cpu")
     variance = Fraction(scale) ** 2
     bits = _RandomIntegers(key)
-    return torch.tensor([_discrete_gaussian_one(bits, variance) for _ in range(size)], dtype=torch.int64)
+    return torch.tensor([_discrete_gaussian_one(bits, variance) for _ in range(size)], dtype=torch.int64, device="cpu")
 
 
 class _RandomIntegers:

@@ -35,7 +35,7 @@ def poisson_mask(key: bytes, n: int, *, probability: float) -> torch.Tensor:
     if n < 0 or not 0 <= probability <= 1:
         raise ValueError(f"expected n >= 0 and a probability in [0, 1], found {n=}, {probability=}")
     if probability == 1:
-        return torch.ones(n, dtype=torch.bool)
+        return torch.ones(n, dtype=torch.bool, device="cpu")
     threshold = math.floor(Fraction(probability) * 2**64)
     return torch.from_numpy(uniform_words(key, n) < np.uint64(threshold))
 
@@ -60,7 +60,7 @@ def poisson_mask_of(key: bytes, unit_ids: npt.NDArray[np.uint8], *, probability:
     if unit_ids.ndim != 2 or unit_ids.shape[1:] != (16,) or unit_ids.dtype != np.uint8 or not 0 <= probability <= 1:
         raise ValueError(f"expected uint8 (n, 16) and a probability in [0, 1], found {unit_ids.shape}, {probability=}")
     if probability == 1:
-        return torch.ones(len(unit_ids), dtype=torch.bool)
+        return torch.ones(len(unit_ids), dtype=torch.bool, device="cpu")
     # Each block on its own: a permutation of 2^128 values at distinct points is as good as independent uniform words.
     encryptor = Cipher(AES256(key), ECB()).encryptor()
     words = np.frombuffer(encryptor.update(unit_ids.tobytes()), dtype="<u8")[0::2]

@@ -150,7 +150,7 @@ def _draw_two(base: LoadedModel) -> None:
 
     bos, eos, pad = special_ids(base.tokenizer)
     word = (base.tokenizer.encode(" a", add_special_tokens=False) or [eos])[0]
-    ids, mask = torch.tensor([[pad, bos], [bos, word]]), torch.tensor([[0, 1], [1, 1]])
+    ids, mask = torch.tensor([[pad, bos], [bos, word]], device="cpu"), torch.tensor([[0, 1], [1, 1]], device="cpu")
     drawn = sample(
         base.model,
         (ids, mask),

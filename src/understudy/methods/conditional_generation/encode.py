@@ -65,7 +65,7 @@ def encode(private: PrivateRows, *, tokenizer: Any, config: ConditionalGeneratio
         InputError: Label names collide.
     """
     prompts = build_prompts(tokenizer, private.label_names, config.prompt, about=config.about)
-    label = torch.tensor(private.label_indices, dtype=torch.long)
+    label = torch.tensor(private.label_indices, dtype=torch.long, device="cpu")
     text_ids, text_mask, truncated = encode_texts(
         private.valid_texts, prompts=prompts, tokenizer=tokenizer, config=config
     )
@@ -75,7 +75,7 @@ def encode(private: PrivateRows, *, tokenizer: Any, config: ConditionalGeneratio
         attention_mask=torch.cat([prompt_mask, text_mask.long()], dim=1),
         loss_mask=torch.cat([torch.zeros_like(prompt_mask, dtype=torch.bool), text_mask], dim=1),
         label=label,
-        valid=torch.tensor(private.valid, dtype=torch.bool),
+        valid=torch.tensor(private.valid, dtype=torch.bool, device="cpu"),
         label_names=tuple(private.label_names),
         prompts=prompts,
         truncated=truncated,
@@ -93,13 +93,13 @@ def encode_texts(
     """
     room = config.train.max_length
     _, eos, pad = special_ids(tokenizer)
-    ids = torch.full((len(texts), room), pad, dtype=torch.long)
-    mask = torch.zeros(len(texts), room, dtype=torch.bool)
+    ids = torch.full((len(texts), room), pad, dtype=torch.long, device="cpu")
+    mask = torch.zeros(len(texts), room, dtype=torch.bool, device="cpu")
     truncated = 0
     for row, text in enumerate(texts):
         tokens = [] if text is None else [*encode_text(tokenizer, text, lead=prompts.lead), eos]
         truncated += len(tokens) > room
         tokens = tokens[:room]
-        ids[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.long)
+        ids[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.long, device="cpu")
         mask[row, : len(tokens)] = True
     return ids, mask, truncated

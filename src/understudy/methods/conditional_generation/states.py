@@ -110,8 +110,10 @@ def text_states(
     prompts = trained.prompts
     text_ids, text_mask, _ = encode_texts(texts, prompts=prompts, tokenizer=trained.tokenizer, config=config)
     # One draw for all: what a text gives must not depend on the texts beside it.
-    labels = random_labels(prompts, torch.zeros(len(texts), dtype=torch.long), step=-1, seed=config.public_seed)
-    unused = torch.zeros(len(texts), prompts.width, dtype=torch.long)
+    labels = random_labels(
+        prompts, torch.zeros(len(texts), dtype=torch.long, device="cpu"), step=-1, seed=config.public_seed
+    )
+    unused = torch.zeros(len(texts), prompts.width, dtype=torch.long, device="cpu")
     ids, mask = hide_labels(
         torch.cat([unused, text_ids], dim=1),
         torch.cat([unused, text_mask.long()], dim=1),
@@ -121,7 +123,7 @@ def text_states(
     device = next(lm.parameters()).device
     ends, means = [], []
     with torch.no_grad():
-        for rows in torch.split(torch.arange(len(texts)), _BATCH):
+        for rows in torch.split(torch.arange(len(texts), device="cpu"), _BATCH):
             hidden = last_hidden(lm, ids[rows].to(device), mask[rows].to(device))[:, prompts.width :]
             text = text_mask[rows].to(device)
             each, end = torch.arange(len(rows), device=device), (text.sum(1) - 1).clamp(min=0)

@@ -147,7 +147,7 @@ def _gradient_norm(
 ) -> float:
     fields = ("input_ids", "attention_mask", "loss_mask", "label", "valid")
     batch = {name: getattr(rows, name)[row : row + 1] for name in fields}
-    batch = {**batch, "slot": torch.tensor([row]), "step": torch.tensor(0)}
+    batch = {**batch, "slot": torch.tensor([row], device="cpu"), "step": torch.tensor(0, device="cpu")}
     slopes = torch.autograd.grad(loss(model, batch).sum(), parameters, allow_unused=True)
     return math.sqrt(sum(float(slope.double().square().sum()) for slope in slopes if slope is not None))
 

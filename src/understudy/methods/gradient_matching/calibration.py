@@ -96,8 +96,8 @@ def calibrate(base: LoadedModel, label_names: Sequence[str], config: GradientMat
     texts, labels = write_own_texts(
         base, label_names, about=config.about, per_label=_PER_LABEL, tokens=_TOKENS, public_seed=config.public_seed
     )
-    told = torch.tensor(labels)
-    first_half = torch.arange(len(labels)) % 2 == 0
+    told = torch.tensor(labels, device="cpu")
+    first_half = torch.arange(len(labels), device="cpu") % 2 == 0
     templates = TEMPLATES if config.verbalizer.template == "auto" else (config.verbalizer.template,)
     answers = [
         _Answers(

@@ -86,7 +86,7 @@ def losses_of(
             verbalizer=verbalizer,
             max_length=target.settings.max_length,
         )
-        for part in torch.split(torch.arange(len(rows.texts)), _BATCH)
+        for part in torch.split(torch.arange(len(rows.texts), device="cpu"), _BATCH)
     ]
     losses: Losses = torch.cat(found).double().cpu().numpy()
     return losses

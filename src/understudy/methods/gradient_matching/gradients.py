@@ -90,7 +90,7 @@ def head_gradient(target: LabelModel, rows: LabelledTexts) -> Tensor:
     tokens = target.words.token_ids.to(truth.device)
     total: Tensor | None = None
     with torch.no_grad():
-        for chunk in torch.split(torch.arange(len(encoded)), _CHUNK):
+        for chunk in torch.split(torch.arange(len(encoded), device="cpu"), _CHUNK):
             states = last_states(target, [encoded[row] for row in chunk.tolist()])
             logits, answers = head(states), truth[chunk]
             logits, answers = (logits[:, tokens], answers) if target.loss == "verbalizer" else (logits, tokens[answers])
@@ -109,7 +109,7 @@ def all_gradients(target: LabelModel, rows: LabelledTexts) -> list[Tensor]:
     head = target.model.get_output_embeddings()
     totals = [torch.zeros_like(weight) for weight in weights]
     with _differentiable(weights), torch.enable_grad():
-        for chunk in torch.split(torch.arange(len(encoded)), _CHUNK):
+        for chunk in torch.split(torch.arange(len(encoded), device="cpu"), _CHUNK):
             logits = head(last_states(target, [encoded[row] for row in chunk.tolist()]))
             loss = label_loss(logits, truth[chunk], words=target.words, loss=target.loss).sum() / len(encoded)
             for total, part in zip(totals, torch.autograd.grad(loss, weights, allow_unused=True), strict=True):

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from understudy.compute import copied_to, widened_weights
 from understudy.errors import InputError
-from understudy.generation.prompts import Instruction, encode_text, instruction_ids, row_seeds, special_ids
+from understudy.generation.prompts import Instruction, encode_text, instruction_ids, padded_left, row_seeds, special_ids
 from understudy.methods.gradient_matching.admm import AdmmState, Objective, Project, admm
 from understudy.methods.gradient_matching.config import GradientMatchingConfig, ProjectionConfig
 from understudy.methods.gradient_matching.full_gradient import full_objective
@@ -164,10 +164,7 @@ def instruction_prompts(tokenizer: Any, label_names: Sequence[str], instruction:
     """
     pad = special_ids(tokenizer)[2]
     rows = [instruction_ids(tokenizer, name, instruction) for name in label_names]
-    width = max(map(len, rows))
-    ids = torch.tensor([[pad] * (width - len(row)) + row for row in rows])
-    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
-    return ids, mask
+    return padded_left(rows, pad=pad)
 
 
 def starting_tokens(

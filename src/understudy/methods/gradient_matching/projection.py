@@ -59,10 +59,10 @@ def allowed_tokens(tokenizer: Any, kind: Literal["printable", "all"]) -> Tensor:
     """
     count = len(tokenizer)
     special = set(tokenizer.all_special_ids)
-    mask = torch.tensor([token not in special for token in range(count)])
+    mask = torch.tensor([token not in special for token in range(count)], device="cpu")
     if kind == "printable":
         texts = tokenizer.batch_decode([[token] for token in range(count)], clean_up_tokenization_spaces=False)
-        mask &= torch.tensor([_printable(text) for text in texts])
+        mask &= torch.tensor([_printable(text) for text in texts], device="cpu")
     return mask
 
 

@@ -106,8 +106,8 @@ def release_target(
     verbalizer = build_verbalizer(loaded.tokenizer, label_names, config.verbalizer)
     space = target_space(loaded.model, verbalizer, config.target, public_seed=config.public_seed)
     check_context(loaded, verbalizer, config)
-    labels = torch.tensor(private.label_indices, dtype=torch.long)
-    valid = torch.tensor(private.valid, dtype=torch.bool)
+    labels = torch.tensor(private.label_indices, dtype=torch.long, device="cpu")
+    valid = torch.tensor(private.valid, dtype=torch.bool, device="cpu")
     rows = encode_rows(
         private.valid_texts, tokenizer=loaded.tokenizer, verbalizer=verbalizer, max_length=config.max_length
     )

@@ -73,9 +73,9 @@ def build_verbalizer(tokenizer: Any, label_names: Sequence[str], config: Verbali
     _check_tokens(tokenizer, words, tokens)
     return Verbalizer(
         label_names=tuple(label_names),
-        token_ids=torch.tensor(tokens),
-        template_ids=torch.tensor(template),
-        prefix_ids=torch.tensor(special_ids(tokenizer)[:1]),
+        token_ids=torch.tensor(tokens, device="cpu"),
+        template_ids=torch.tensor(template, device="cpu"),
+        prefix_ids=torch.tensor(special_ids(tokenizer)[:1], device="cpu"),
     )
 
 
@@ -94,11 +94,11 @@ def encode_rows(texts: Sequence[str | None], *, tokenizer: Any, verbalizer: Verb
     pad = special_ids(tokenizer)[2]
     prefix, template = verbalizer.prefix_ids.tolist(), verbalizer.template_ids.tolist()
     pieces = [[] if text is None else encode_text(tokenizer, text)[:max_length] for text in texts]
-    ids = torch.full((len(texts), len(prefix) + max_length + len(template)), pad)
+    ids = torch.full((len(texts), len(prefix) + max_length + len(template)), pad, device="cpu")
     for row, piece in enumerate(pieces):
-        whole = torch.tensor([*prefix, *piece, *template])
+        whole = torch.tensor([*prefix, *piece, *template], device="cpu")
         ids[row, : len(whole)] = whole
-    tokens = torch.tensor([len(piece) for piece in pieces], dtype=torch.long)
+    tokens = torch.tensor([len(piece) for piece in pieces], dtype=torch.long, device="cpu")
     return RowTokens(ids, tokens + len(prefix) + len(template) - 1, tokens)
 
 

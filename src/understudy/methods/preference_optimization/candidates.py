@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from understudy.errors import InputError
 from understudy.generation.endpoints import Endpoint, Served, complete
-from understudy.generation.prompts import row_seeds, special_ids
+from understudy.generation.prompts import padded_left, row_seeds, special_ids
 from understudy.generation.sampling import Step, StepHook, sample
 from understudy.methods.preference_optimization.config import CandidateConfig
 from understudy.models.loading import LoadedModel
@@ -209,10 +208,7 @@ def _draw(
 ) -> list[str]:
     """J texts for each of some prompts; `sample` reads each prompt once."""
     eos, pad = special_ids(loaded.tokenizer)[1:]
-    width = max(map(len, prompts))
-    device = next(loaded.model.parameters()).device
-    ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts], device=device)
-    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
+    ids, mask = padded_left(prompts, pad=pad, device=next(loaded.model.parameters()).device)
     drawn = sample(
         loaded.model,
         (ids.repeat_interleave(config.per_prompt, 0), mask.repeat_interleave(config.per_prompt, 0)),

@@ -134,13 +134,13 @@ class _State:
         return cls(
             step=0,
             prompts=prompts,
-            log_step_size=torch.tensor(math.log(settings.step_size), dtype=torch.float64),
+            log_step_size=torch.tensor(math.log(settings.step_size), dtype=torch.float64, device="cpu"),
             mean=torch.zeros_like(prompts),
             square=torch.zeros_like(prompts),
-            used=torch.zeros(rows, dtype=torch.int64),
-            size_moments=torch.zeros(2, dtype=torch.float64),
-            losses=torch.zeros(settings.steps),
-            distances=torch.zeros(settings.steps),
+            used=torch.zeros(rows, dtype=torch.int64, device="cpu"),
+            size_moments=torch.zeros(2, dtype=torch.float64, device="cpu"),
+            losses=torch.zeros(settings.steps, device="cpu"),
+            distances=torch.zeros(settings.steps, device="cpu"),
         )
 
     def tensors(self) -> dict[str, Tensor]:
@@ -221,5 +221,5 @@ def _move_step_size(state: _State, slope: float, learning_rate: float) -> None:
     """Adam on the logarithm of the step size."""
     first, second = state.size_moments.tolist()
     first, second, count = _B1 * first + (1 - _B1) * slope, _B2 * second + (1 - _B2) * slope**2, state.step + 1
-    state.size_moments = torch.tensor([first, second], dtype=torch.float64)
+    state.size_moments = torch.tensor([first, second], dtype=torch.float64, device="cpu")
     state.log_step_size -= learning_rate * (first / (1 - _B1**count)) / (math.sqrt(second / (1 - _B2**count)) + _TINY)

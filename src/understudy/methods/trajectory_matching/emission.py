@@ -20,7 +20,7 @@ PROMPTS_FILE = "pseudo_tokens.safetensors"
 
 def ordinary_tokens(tokenizer: Any, vocabulary: int) -> Tensor:
     """`(vocabulary,)` bool: tokens that are text of their own, which reads back as it was written."""
-    allowed = torch.zeros(vocabulary, dtype=torch.bool)
+    allowed = torch.zeros(vocabulary, dtype=torch.bool, device="cpu")
     special = set(tokenizer.all_special_ids)
     for token in range(min(vocabulary, len(tokenizer))):
         text = tokenizer.decode([token])
@@ -46,7 +46,7 @@ def save_distilled(folder: Path, distilled: Distilled, tokens: Tensor) -> None:
         {
             "embeddings": distilled.prompts,
             "nearest_tokens": tokens,
-            "step_size": torch.tensor([distilled.step_size], dtype=torch.float64),
+            "step_size": torch.tensor([distilled.step_size], dtype=torch.float64, device="cpu"),
             "matching_loss": distilled.losses,
             "distance_to_nearest_token": distilled.distances,
         },

@@ -47,15 +47,15 @@ def less_scores(
     state = AdamState.at(student.start)
     projection = _Projection(sum(value.numel() for value in student.start.values()), settings.projection)
     total, done = settings.warmup_epochs * (len(rows) + len(target)), 0
-    cosines = torch.zeros(len(rows), len(target))
+    cosines = torch.zeros(len(rows), len(target), device="cpu")
     for _ in range(settings.warmup_epochs):
         for _ in range(schedule.steps_per_epoch(len(part))):
             gradient = gradient_of(student, part[schedule.batch(state.step, len(part))], state.weights)
             state = state.updated(gradient, learning_rate=schedule.learning_rate)
-        features = [torch.zeros(len(some), settings.projection) for some in (rows, target)]
+        features = [torch.zeros(len(some), settings.projection, device="cpu") for some in (rows, target)]
         for some, kept in zip((rows, target), features, strict=True):
             for row in range(len(some)):
-                gradient = gradient_of(student, some[torch.tensor([row])], state.weights)
+                gradient = gradient_of(student, some[torch.tensor([row], device="cpu")], state.weights)
                 kept[row] = projection(state.direction_after(gradient) if some is rows else gradient)
                 done += 1
                 if progress is not None:
@@ -76,4 +76,4 @@ class _Projection:
 
     def __call__(self, gradient: Weights) -> Tensor:
         flat = torch.cat([gradient[name].flatten() for name in sorted(gradient)]).cpu()
-        return torch.zeros(self._dimension).index_add_(0, self._place, flat * self._sign)
+        return torch.zeros(self._dimension, device="cpu").index_add_(0, self._place, flat * self._sign)

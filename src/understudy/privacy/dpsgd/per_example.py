@@ -256,7 +256,7 @@ def _tapped(
     receive: Callable[[_Layer, Tensor, Tensor], None],
     receive_head: Callable[[_Layer, HeadFactors], None],
 ) -> Iterator[None]:
-    anchor = torch.zeros((), requires_grad=True)
+    anchor = torch.zeros((), requires_grad=True, device="cpu")
 
     def tap(layer: _Layer) -> Callable[[Tensor], Tensor]:
         plain = layer.module.forward

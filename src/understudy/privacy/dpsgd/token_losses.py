@@ -45,7 +45,7 @@ def token_losses(head: nn.Module, hidden: Tensor, targets: Tensor) -> Tensor:
         return _read(hidden, targets, head.weight, head.bias, slopes=False, products=False)[0]
     # The anchor lets a tapped head take part when nothing below it requires a gradient.
     tap = vars(head).get(TAP)
-    anchor = None if tap is None else torch.zeros((), requires_grad=True)
+    anchor = None if tap is None else torch.zeros((), requires_grad=True, device="cpu")
     losses: Tensor = _TokenLosses.apply(  # type: ignore[no-untyped-call]
         hidden, head.weight, head.bias, targets, anchor, tap
     )

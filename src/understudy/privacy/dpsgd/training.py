@@ -233,11 +233,11 @@ def _micro_batches(
     for start in range(0, len(slots), size):
         chunk = slots[start : start + size]
         # Slot 0 stands in for the missing rows: with valid = false its content contributes exactly zero.
-        filled = torch.zeros(size, dtype=torch.int64)
+        filled = torch.zeros(size, dtype=torch.int64, device="cpu")
         filled[: len(chunk)] = chunk
         batch = {name: copied_to(values[filled], device) for name, values in data.items()}
-        batch["valid"] = copied_to(data["valid"][filled] & (torch.arange(size) < len(chunk)), device)
-        yield {**batch, "slot": copied_to(filled, device), "step": torch.tensor(step)}
+        batch["valid"] = copied_to(data["valid"][filled] & (torch.arange(size, device="cpu") < len(chunk)), device)
+        yield {**batch, "slot": copied_to(filled, device), "step": torch.tensor(step, device="cpu")}
 
 
 def _clipped_sum(
