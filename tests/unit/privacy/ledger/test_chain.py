@@ -53,7 +53,7 @@ def by_hand(url, *statements):
             assert connection.exec_driver_sql(statement).rowcount != 0
 
 
-def all_refuse(ledger, url, head, match):
+def assert_all_refuse(ledger, url, head, match):
     """The next opening refuses, and so does a ledger that was open before."""
     with pytest.raises(UnderstudyError, match=match):
         Ledger(url, secret=SECRET, head=head)
@@ -92,13 +92,13 @@ CHANGES = {
 def test_what_was_changed_by_hand_is_noticed(ledger, url, head, change):
     ledger.verify()
     by_hand(url, CHANGES[change])
-    all_refuse(ledger, url, head, "changed by other means")
+    assert_all_refuse(ledger, url, head, "changed by other means")
 
 
 def test_a_charge_deleted_by_hand_is_noticed(ledger, url, head):
     (gone,) = [charge.id for charge in ledger.charges() if charge.request_key == "reserved"]
     by_hand(url, f"DELETE FROM ledger_charges WHERE id = '{gone}'")
-    all_refuse(ledger, url, head, f"'{gone}'.*entry 6")
+    assert_all_refuse(ledger, url, head, f"'{gone}'.*entry 6")
 
 
 def test_a_charge_deleted_with_its_entry_in_the_middle_is_noticed(ledger, url, head):
@@ -109,7 +109,7 @@ def test_a_charge_deleted_with_its_entry_in_the_middle_is_noticed(ledger, url, h
         "UPDATE ledger_chain SET number = -number WHERE number > 6",
         "UPDATE ledger_chain SET number = -number - 1 WHERE number < 0",
     )
-    all_refuse(ledger, url, head, "entry 6 .*changed")
+    assert_all_refuse(ledger, url, head, "entry 6 .*changed")
 
 
 def test_a_charge_made_by_hand_is_noticed(ledger, url, head):
@@ -120,7 +120,7 @@ def test_a_charge_made_by_hand_is_noticed(ledger, url, head):
         f"INSERT INTO ledger_charges ({', '.join(columns)}) SELECT {copied} FROM ledger_charges "
         "WHERE request_key = 'reserved'",
     )
-    all_refuse(ledger, url, head, "charge forged")
+    assert_all_refuse(ledger, url, head, "charge forged")
 
 
 @pytest.mark.parametrize(("charge", "found"), [("released", "put back"), ("reserved", "changed")])
@@ -134,7 +134,7 @@ def test_a_charge_keeps_no_salt_but_its_own(ledger, url, head, charge, found):
         "UPDATE ledger_charges SET salt = (SELECT salt FROM ledger_charges WHERE request_key = 'running') "
         f"WHERE request_key = '{charge}'",
     )
-    all_refuse(ledger, url, head, f"salt of the charge .*{found}")
+    assert_all_refuse(ledger, url, head, f"salt of the charge .*{found}")
 
 
 LAST = "(SELECT max(number) FROM ledger_chain)"
@@ -152,8 +152,10 @@ def cut_the_last_charge_off(ledger, url):
 def test_a_shortened_ledger_is_refused(ledger, url, head):
     """Its chain is whole as far as it goes: only the head tells."""
     cut_the_last_charge_off(ledger, url)
-    all_refuse(ledger, url, head, "has 11 entries, .* speaks of 12.*backup.*accept-loss")
-    Ledger(url, secret=SECRET)
+    assert_all_refuse(ledger, url, head, "has 11 entries, .* speaks of 12.*backup.*accept-loss")
+    without_head = Ledger(url, secret=SECRET)
+    without_head.verify()
+    assert {charge.request_key for charge in without_head.charges()} == {"released", "running", "reserved"}
 
 
 def test_a_ledger_cut_and_written_on_is_refused(ledger, url, head):
@@ -161,13 +163,14 @@ def test_a_ledger_cut_and_written_on_is_refused(ledger, url, head):
     behind = Ledger(url, secret=SECRET)
     for key in ("one", "two"):
         behind.reserve(**asked(request_key=key))
-    all_refuse(ledger, url, head, "not the one that its head")
+    assert_all_refuse(ledger, url, head, "not the one that its head")
 
 
 def test_a_required_head_that_is_gone_is_refused(ledger, url, head):
     head.path.unlink()
-    all_refuse(ledger, url, head, "head .* is gone.*accept-loss")
+    assert_all_refuse(ledger, url, head, "head .* is gone.*accept-loss")
     Ledger(url, secret=SECRET, head=Head(head.path, required=False)).verify()
+    assert head.path.exists(), "the head is made anew where it is not required"
     assert head.read().entries == 11
 
 
