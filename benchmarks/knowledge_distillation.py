@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,78 +28,9 @@ from typing import Any
 import cells
 import pyarrow as pa
 import pyarrow.parquet as pq
-from tables import Row, interval_text, print_table, write_figures
-
-LABELS = ("negative", "neutral", "positive")
-QUESTION = "Is this news negative, neutral or positive? {text}"
-ABOUT = {"financial_phrasebank": "the sentiment of business news", "medical_dialogue": "health problems"}
-ANSWER_TOKENS = {"financial_phrasebank": 8, "medical_dialogue": 64}
-ARMS = ("base", "professional", "dp_only", "distilled", "dp_instruct", "dp_gene", "non_private", "self_instruct", "icl")
-ALL_ARMS = (*ARMS, "self_instruct_icl", "dp_instruct_icl")
-PRIVATE = ("icl", "self_instruct_icl", "dp_instruct_icl", "non_private")
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What all cells share."""
-
-    data: Path
-    cache: Path
-    model: str = "tiny-llama"
-    public: int = 400
-    pairs: int = 1000
-    samples: int = 200
-    tested: int = 200
-    characters: int = 400
-    length: int = 128
-    professional_steps: int = 300
-    tune_steps: int = 100
-    epochs: int = 4
-    only_epochs: int = 10
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One arm on one data set."""
-
-    data: str
-    arm: str
-    epsilon: float
-    seed: int
-
-    @property
-    def name(self) -> str:
-        """A file name."""
-        return f"distillation-{self.data}-{self.arm}-{self.epsilon:g}-{self.seed}"
-
-
-def table_of(settings: Settings, data: str, part: str) -> pa.Table:
-    """Pairs of a data set that are short enough; phrases become questions."""
-    found = pq.read_table(settings.data / data / f"{part}.parquet")
-    if "response" not in found.column_names:
-        asked = [QUESTION.format(text=text) for text in found["text"].to_pylist()]
-        found = pa.table({"instruction": asked, "response": found["label_name"]})
-    names = ("instruction", "response")
-    lengths = (map(len, found[name].to_pylist()) for name in names)
-    short = [sum(both) <= settings.characters for both in zip(*lengths, strict=True)]
-    return found.select(list(names)).filter(pa.array(short))
-
-
-def halves(settings: Settings, cell: Cell) -> tuple[list[Any], list[Any], list[Any]]:
-    """Public, private and test pairs.
-
-    Raises:
-        SystemExit: there are fewer private pairs than are asked for.
-    """
-    from understudy.generation.instructions import pairs_of
-
-    train, test = (table_of(settings, cell.data, part) for part in ("train", "test"))
-    half = train.num_rows // 2
-    if half < settings.pairs:
-        raise SystemExit(f"--pairs {settings.pairs}: expected as many in a half of {cell.data}, found {half}")
-    private = train.slice(half + (cell.seed * settings.pairs) % max(half - settings.pairs, 1), settings.pairs)
-    public = train.slice(0, min(half, settings.public))
-    return pairs_of(public), pairs_of(private), pairs_of(test.slice(0, settings.tested))
+from knowledge_distillation_data import ABOUT, ANSWER_TOKENS, LABELS, Cell, Settings, halves
+from knowledge_distillation_tables import ALL_ARMS, ARMS, rows_of
+from tables import print_table, write_figures
 
 
 def config_of(settings: Settings, cell: Cell) -> Any:
@@ -276,54 +207,6 @@ def digest(settings: Settings, cell: Cell) -> str:
     """Of the settings that a cell depends on."""
     facts = {name: str(value) for name, value in vars(settings).items() if name not in ("data", "cache")}
     return cells.short_digest(facts)
-
-
-def of_arm(found: dict[Cell, cells.Value], data: str, arm: str) -> dict[int, cells.Value]:
-    """Cells of an arm by seed."""
-    return {cell.seed: value for cell, value in found.items() if (cell.data, cell.arm) == (data, arm)}
-
-
-def difference(first: dict[int, cells.Value], second: dict[int, cells.Value], key: str) -> str:
-    """The mean of first minus second over held-out pairs, each the mean over the seeds of both; empty without any."""
-    import numpy as np
-
-    from understudy.evaluation.paired import mean_difference
-
-    seeds = sorted(first.keys() & second.keys())
-    if not seeds:
-        return ""
-    sides = [np.mean([side[seed][key] for seed in seeds], axis=0) for side in (first, second)]
-    one = mean_difference(sides[0], sides[1], seed=0)
-    return interval_text((one.value, one.low, one.high))
-
-
-def rows_of(found: dict[Cell, cells.Value], data: str) -> list[Row]:
-    """One row per arm: means over seeds, and differences on the same held-out pairs."""
-    import numpy as np
-
-    rows = []
-    for arm in ALL_ARMS:
-        own = of_arm(found, data, arm)
-        if not own:
-            continue
-        row = {"arm": f"{arm} (private)" if arm in PRIVATE else arm, "seeds": str(len(own))}
-        row["loss"] = f"{np.mean([value['loss'][0] for value in own.values()]):.3f}"
-        beside = {other: of_arm(found, data, other) for other in ("dp_instruct", "dp_only") if other != arm}
-        for other, theirs in beside.items():
-            # Lower losses are better, so the difference is theirs minus ours.
-            row[f"loss below {other}'s by"] = difference(theirs, own, "losses")
-        if data == "financial_phrasebank":
-            row["accuracy"] = f"{np.mean([value['accuracy'][0] for value in own.values()]):.3f}"
-            for other, theirs in beside.items():
-                row[f"accuracy above {other}'s by"] = difference(own, theirs, "correct")
-            row["macro F1"] = f"{np.mean([value['macro_f1'] for value in own.values()]):.3f}"
-            row["unparsed"] = f"{np.mean([value['unparsed'] for value in own.values()]):.1f}"
-        row["pairs"] = (
-            "" if "made" not in next(iter(own.values())) else f"{np.mean([v['made'] for v in own.values()]):.0f}"
-        )
-        row["minutes"] = f"{np.mean([value['cpu_seconds'] for value in own.values()]) / 60:.1f}"
-        rows.append(row)
-    return rows
 
 
 def main() -> None:

@@ -1,0 +1,66 @@
+"""Tables of the benchmark of knowledge distillation: a row per arm, with differences on the same held-out pairs."""
+
+from __future__ import annotations
+
+import cells
+import numpy as np
+from knowledge_distillation_data import Cell
+from tables import Row, interval_text
+
+from understudy.evaluation.paired import mean_difference, mean_interval
+from understudy.evaluation.utility import Interval
+
+ARMS = ("base", "professional", "dp_only", "distilled", "dp_instruct", "dp_gene", "non_private", "self_instruct", "icl")
+ALL_ARMS = (*ARMS, "self_instruct_icl", "dp_instruct_icl")
+PRIVATE = ("icl", "self_instruct_icl", "dp_instruct_icl", "non_private")
+
+
+def of_arm(found: dict[Cell, cells.Value], data: str, arm: str) -> dict[int, cells.Value]:
+    """Cells of an arm by seed."""
+    return {cell.seed: value for cell, value in found.items() if (cell.data, cell.arm) == (data, arm)}
+
+
+def level(own: dict[int, cells.Value], key: str) -> str:
+    """The mean over held-out pairs, each the mean over seeds."""
+    return spoken(mean_interval(np.mean([value[key] for value in own.values()], axis=0), seed=0))
+
+
+def difference(first: dict[int, cells.Value], second: dict[int, cells.Value], key: str) -> str:
+    """The mean of first minus second over held-out pairs, each the mean over the seeds of both; empty without any."""
+    seeds = sorted(first.keys() & second.keys())
+    if not seeds:
+        return ""
+    sides = [np.mean([side[seed][key] for seed in seeds], axis=0) for side in (first, second)]
+    return spoken(mean_difference(sides[0], sides[1], seed=0))
+
+
+def spoken(found: Interval) -> str:
+    """As tables print it."""
+    return interval_text((found.value, found.low, found.high))
+
+
+def rows_of(found: dict[Cell, cells.Value], data: str) -> list[Row]:
+    """One row per arm: means over seeds, and differences on the same held-out pairs."""
+    rows = []
+    for arm in ALL_ARMS:
+        own = of_arm(found, data, arm)
+        if not own:
+            continue
+        row = {"arm": f"{arm} (private)" if arm in PRIVATE else arm, "seeds": str(len(own))}
+        row["loss"] = level(own, "losses")
+        beside = {other: of_arm(found, data, other) for other in ("dp_instruct", "dp_only") if other != arm}
+        for other, theirs in beside.items():
+            # Lower losses are better, so the difference is theirs minus ours.
+            row[f"loss below {other}'s by"] = difference(theirs, own, "losses")
+        if data == "financial_phrasebank":
+            row["accuracy"] = level(own, "correct")
+            for other, theirs in beside.items():
+                row[f"accuracy above {other}'s by"] = difference(own, theirs, "correct")
+            row["macro F1"] = f"{np.mean([value['macro_f1'] for value in own.values()]):.3f}"
+            row["unparsed"] = f"{np.mean([value['unparsed'] for value in own.values()]):.1f}"
+        row["pairs"] = (
+            "" if "made" not in next(iter(own.values())) else f"{np.mean([v['made'] for v in own.values()]):.0f}"
+        )
+        row["minutes"] = f"{np.mean([value['cpu_seconds'] for value in own.values()]) / 60:.1f}"
+        rows.append(row)
+    return rows
