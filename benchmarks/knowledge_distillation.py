@@ -9,7 +9,7 @@ answer that cannot be read counts as neutral.
     base, professional      as they are
     non_private             an adapter tuned on the client's pairs like those of the other arms on theirs
     dp_only                 the adapter trained by DP-SGD, for `--only-epochs`
-    distilled               the method
+    distilled, unranked     the method, and the method with `filters.rank=none`
     dp_instruct, dp_gene    pairs of the DP model itself, in two steps and in one; they tune the DP adapter
     self_instruct, icl, ... pairs of the base model; icl and the like show real pairs, so they are private
 
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import statistics
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -49,6 +50,7 @@ def config_of(settings: Settings, cell: Cell) -> Any:
             "train": {"max_length": settings.length, "epochs": float(epochs), "batch_size": 100, "micro_batch": 8},
             "tune": {"steps": settings.tune_steps, "max_length": settings.length, "batch_size": 8},
             "professional": {"model": str(folder), "sampling": answers},
+            "filters": {"rank": "none" if cell.arm == "unranked" else "ifd"},
             "instructions": {
                 "examples": str(examples_file(folder)),
                 "sampling": {"max_new_tokens": 40, "temperature": 0.7, "top_p": 1.0},
@@ -149,13 +151,10 @@ def pairs_by(settings: Settings, cell: Cell, config: Any, start: Any) -> tuple[l
     from understudy.methods.knowledge_distillation import distil
 
     model = distil.dp_model(config, start)
-    if cell.arm == "distilled":
+    if cell.arm in ("distilled", "unranked"):
         made = distil.synthesise(model, config, answers=settings.cache / "answers")
-        dropped = made.facts["dropped"][""]
-        return [pair for pair in pairs_of(made.table) if pair is not None], {
-            "dropped": dropped,
-            "made": len(made.table),
-        }
+        facts = {"dropped": made.facts["dropped"][""], "made": len(made.table), "answers": answer_scores(made.table)}
+        return [pair for pair in pairs_of(made.table) if pair is not None], facts
     way = WAYS[cell.arm]
     public, private, _ = halves(settings, cell)
     making = Making(
@@ -167,6 +166,13 @@ def pairs_by(settings: Settings, cell: Cell, config: Any, start: Any) -> tuple[l
     )
     pairs = make_pairs(way, model, private if way.shots == "private" else public, making)
     return pairs, {"made": len(pairs)}
+
+
+def answer_scores(table: pa.Table) -> dict[str, tuple[int, float]]:
+    """How many responses are each of the fixed answers, and their mean IFD."""
+    rows = table.to_pylist()
+    found = {label: [row["ifd"] for row in rows if row["response"] == label] for label in LABELS}
+    return {label: (len(scores), statistics.fmean(scores)) for label, scores in found.items() if scores}
 
 
 def figures(settings: Settings, cell: Cell) -> cells.Value:

@@ -11,7 +11,7 @@ from understudy.evaluation.paired import mean_difference, mean_interval
 from understudy.evaluation.utility import Interval
 
 ARMS = ("base", "professional", "dp_only", "distilled", "dp_instruct", "dp_gene", "non_private", "self_instruct", "icl")
-ALL_ARMS = (*ARMS, "self_instruct_icl", "dp_instruct_icl")
+ALL_ARMS = (*ARMS, "unranked", "self_instruct_icl", "dp_instruct_icl")
 PRIVATE = ("icl", "self_instruct_icl", "dp_instruct_icl", "non_private")
 
 

@@ -96,7 +96,7 @@ def attack(model: LoadedModel, planted: list[Planted], topics: list[str]) -> Rec
 
 
 def main() -> int:
-    parser = arguments(__doc__, epochs=30, batch=32, texts=100, epsilon=8, seeds=2)
+    parser = arguments(__doc__, epochs=30, batch=32, texts=100, epsilon=8, seeds=1)
     parser.add_argument("--clip", type=float, default=1.0, help="clip norm at the stated epsilon")
     parser.add_argument("--rate", type=float, default=3e-3, help="learning rate of both")
     options = parser.parse_args()

@@ -182,6 +182,26 @@ def trajectory_matching(figure: Figure) -> None:
     axes.legend(frameon=False)
 
 
+def knowledge_distillation(figure: Figure) -> None:
+    """Loss of held-out responses per arm, and names guessed with and without noise."""
+    losses, guessed = figure.subplots(1, 2, width_ratios=(3, 2))
+    rows = published("knowledge-distillation")["financial_phrasebank"]
+    names = [row["arm"].removesuffix(" (private)") for row in rows]
+    of_the_client = {"distilled": OURS, "unranked": OURS, "dp_only": OTHER, "dp_instruct": OTHER}
+    colours = [of_the_client.get(name, REAL) for name in names]
+    intervals(losses, names, [point(row["loss"]) for row in rows], colours=colours, shift=0.0)
+    losses.set_title("financial_phrasebank", fontsize=9)
+    losses.set_xlabel("loss of held-out responses, 95 %")
+    found = published("knowledge-distillation-reconstruction")
+    noised = str(found["epsilon"])
+    points = [(one["rate"], *one["interval"]) for one in (found["found"]["inf"][0], found["found"][noised][0])]
+    intervals(guessed, ["no noise", f"epsilon {noised}"], points, colours=(REAL, OURS), shift=0.0)
+    guessed.axvline(found["chance"], color="black", linestyle=":", label="chance")
+    guessed.set_title("names guessed among 64", fontsize=9)
+    guessed.set_xlabel("share of texts, 95 %")
+    guessed.legend(loc="lower right", frameon=False)
+
+
 def untuned(figure: Figure) -> None:
     """Accuracy of a user's first command: prompt-only, synthetic and real, per table and method."""
     axes, rows = figure.subplots(), table("untuned", "A user's first command")
@@ -296,6 +316,7 @@ FIGURES: dict[str, tuple[tuple[float, float], Callable[[Figure], None]]] = {
     "gradient-matching": ((8.5, 4.6), gradient_matching),
     "preference-optimization": ((6.0, 3.4), preference_optimization),
     "trajectory-matching": ((6.5, 3.0), trajectory_matching),
+    "knowledge-distillation": ((8.0, 2.8), knowledge_distillation),
     "untuned": ((6.5, 3.8), untuned),
     "privacy": ((6.5, 2.4), privacy),
     "engine": ((6.5, 2.8), engine),
