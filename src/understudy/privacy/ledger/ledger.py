@@ -11,22 +11,20 @@ Nothing private is kept: rows as keyed hashes, keys wrapped under the secret, sa
 from __future__ import annotations
 
 import hmac
-import json
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import sqlalchemy as sa
 
-from understudy.errors import InputError, UnderstudyError, ZoneError
-from understudy.privacy.ledger import chain, rows
+from understudy.errors import InputError, ZoneError
+from understudy.privacy.ledger import charges, rows, sources
 from understudy.privacy.ledger import secret as keys
 from understudy.privacy.ledger import selects as queries
 from understudy.privacy.ledger import stored_secrets as vault
-from understudy.privacy.ledger.budget import Cost, admit, spent
-from understudy.privacy.ledger.database import CHARGES, ROWS, SECRETS, SOURCES, create_tables, open_engine, transact
-from understudy.privacy.ledger.head import EntriesLost, Head
+from understudy.privacy.ledger.budget import spent
+from understudy.privacy.ledger.database import CHARGES, SECRETS, SOURCES
+from understudy.privacy.ledger.head import Head
 from understudy.privacy.ledger.records import (
     RENYI_ORDERS,
     Charge,
@@ -35,6 +33,7 @@ from understudy.privacy.ledger.records import (
     KeyMaterial,
     SourceRecord,
 )
+from understudy.privacy.ledger.sealed import SealedTables
 
 if TYPE_CHECKING:
     from understudy.settings import Settings
@@ -50,8 +49,6 @@ __all__ = [
     "accept_ledger_loss",
     "rotate_stored_secret",
 ]
-
-T = TypeVar("T")
 
 
 def _utc_now() -> datetime:
@@ -90,16 +87,9 @@ class Ledger:
             UnderstudyError: when the ledger belongs to another secret, was changed by other means, lost entries, or
                 cannot be opened.
         """
-        self._secret = keys.check_secret(secret)
-        self._head = head
-        self._clock = clock
-        self._on_step = on_step
-        self._engine = open_engine(url)
-        create_tables(self._engine)
-        self._root_key = transact(self._engine, lambda connection: self._found_or_read(connection, accept_loss))
-        if accept_loss:
-            self._run("accept_loss", self._accept_loss, check_head=False)
-        self._run("open", lambda _: None)
+        self._tables = SealedTables(
+            url, secret=secret, head=head, accept_loss=accept_loss, clock=clock, on_step=on_step
+        )
 
     @classmethod
     def open(cls) -> Ledger:
@@ -134,11 +124,11 @@ class Ledger:
         Raises:
             UnderstudyError: naming what was changed or is missing.
         """
-        self._run("verify", lambda connection: self._untampered(lambda: rows.check_all(connection, self._root_key)))
+        self._tables.verify()
 
     def losses(self) -> tuple[Mapping[str, Any], ...]:
         """Every time that lost entries were accepted: `at`, the `entries` that there were (None: unknown), `left`."""
-        return self._run("losses", lambda connection: tuple(chain.verify(connection, self._root_key).losses))
+        return self._tables.losses()
 
     # Sources
 
@@ -148,20 +138,9 @@ class Ledger:
         Raises:
             InputError: when the name is registered with other properties.
         """
-        record = source.model_copy(update={"registered_at": source.registered_at or self._now()})
+        record = source.model_copy(update={"registered_at": source.registered_at or self._tables.now()})
 
-        def work(connection: sa.Connection) -> SourceRecord:
-            known = queries.find_source(connection, source.name)
-            if known is not None:
-                queries.check_same_source(known, record)
-                return known
-            wrapped = keys.wrap(self._secret, secrets.token_bytes(32), name=f"source/{source.name}")
-            values = {"name": source.name, "record": record.model_dump_json(), "wrapped_key": wrapped}
-            connection.execute(sa.insert(SOURCES).values(values))
-            self._append(connection, "source", source.name)
-            return record
-
-        return self._run("register", work)
+        return self._tables.run("register", lambda connection: sources.register(connection, self._tables, record))
 
     def source(self, name: str) -> SourceRecord:
         """The source registered as `name`.
@@ -169,12 +148,12 @@ class Ledger:
         Raises:
             InputError: when there is none.
         """
-        return self._run("source", lambda connection: queries.get_source(connection, name))
+        return self._tables.run("source", lambda connection: queries.get_source(connection, name))
 
     def sources(self) -> tuple[SourceRecord, ...]:
         """Every source, by name."""
         query = sa.select(SOURCES.c.record).order_by(SOURCES.c.name)
-        found = self._run("sources", lambda connection: connection.execute(query).scalars().all())
+        found = self._tables.run("sources", lambda connection: connection.execute(query).scalars().all())
         return tuple(SourceRecord.model_validate_json(record) for record in found)
 
     def spent(self, name: str) -> tuple[float, float]:
@@ -183,7 +162,7 @@ class Ledger:
         Raises:
             InputError: when there is no such source.
         """
-        return self._run(
+        return self._tables.run(
             "spent",
             lambda connection: spent(queries.get_source(connection, name), queries.costs(connection, name)),
         )
@@ -194,13 +173,13 @@ class Ledger:
         Raises:
             InputError: when a row or its client (named by index) is registered under another source.
         """
-        hashes = self._row_hashes(row_digests, client_digests)
+        hashes = sources.row_hashes(self._tables, row_digests, client_digests)
 
         def work(connection: sa.Connection) -> None:
-            self._untampered(lambda: rows.check_counts(connection))
+            self._tables.check_rows(connection)
             rows.known(connection, name, hashes)
 
-        self._run("check_rows", work)
+        self._tables.run("check_rows", work)
 
     def register_rows(self, name: str, row_digests: Sequence[bytes], client_digests: Sequence[bytes] = ()) -> None:
         """Notes which rows and clients belong to a source, as keyed hashes; the same again change nothing.
@@ -215,15 +194,15 @@ class Ledger:
             InputError: when there is no such source, or a row or its client (named by index) is registered under
                 another: nothing is noted then.
         """
-        hashes = self._row_hashes(row_digests, client_digests)
+        hashes = sources.row_hashes(self._tables, row_digests, client_digests)
 
         def work(connection: sa.Connection) -> None:
             queries.get_source(connection, name)
-            self._untampered(lambda: rows.check_counts(connection))
+            self._tables.check_rows(connection)
             if rows.note(connection, name, hashes):
-                self._append(connection, "rows", name, **rows.recount(connection, self._root_key, name))
+                self._tables.append(connection, "rows", name, **rows.recount(connection, self._tables.root_key, name))
 
-        self._run("register_rows", work)
+        self._tables.run("register_rows", work)
 
     def purge(self, name: str, *, forget_rows: bool = False) -> None:
         """Erases what the ledger holds for a source's runs: the source's key and unreleased salts.
@@ -240,19 +219,9 @@ class Ledger:
         Raises:
             InputError: when there is no such source.
         """
-        wrapped = keys.wrap(self._secret, secrets.token_bytes(32), name=f"source/{name}")
-
-        def work(connection: sa.Connection) -> None:
-            queries.get_source(connection, name)
-            if forget_rows:
-                connection.execute(sa.delete(ROWS).where(ROWS.c.source == name))
-                self._append(connection, "rows", name, **rows.recount(connection, self._root_key, name))
-            connection.execute(sa.update(CHARGES).where(CHARGES.c.source == name).values(salt=None))
-            connection.execute(sa.update(SOURCES).where(SOURCES.c.name == name).values(wrapped_key=wrapped))
-            vault.drop_idle_secrets(connection)
-            self._append(connection, "purge", name)
-
-        self._run("purge", work)
+        self._tables.run(
+            "purge", lambda connection: sources.purge(connection, self._tables, name, forget_rows=forget_rows)
+        )
 
     # Charges
 
@@ -276,37 +245,10 @@ class Ledger:
         request = queries.checked_request(fields)
         queries.check_cost(request)
 
-        def work(connection: sa.Connection) -> Charge:
-            source = queries.get_source(connection, request.source)
-            known = queries.latest(connection, request.request_key)
-            if known is not None and not accept_new:
-                queries.check_same_request(known, request)
-                return queries.to_charge(known, new=False)
-            queries.check_fits_source(source, request)
-            curve = queries.renyi_curve(source, request)
-            if request.counted:
-                admit(
-                    source,
-                    queries.costs(connection, source.name),
-                    Cost(request.epsilon, request.delta, curve),
-                )
-            charge = Charge(
-                **request.model_dump(),
-                id=secrets.token_hex(12),
-                attempt=1 if known is None else known.attempt + 1,
-                kind="counted" if request.counted else "internal",
-                status="reserved",
-                key_id=keys.key_id(self._secret),
-                created_at=self._now(),
-                released_at=None,
-                new=True,
-            )
-            private = {"salt": secrets.token_bytes(32), "renyi_curve": json.dumps(curve)}
-            connection.execute(sa.insert(CHARGES).values(charge.model_dump(exclude={"new"}) | private))
-            self._append(connection, "reserve", charge.id)
-            return charge
-
-        return self._run("reserve", work)
+        return self._tables.run(
+            "reserve",
+            lambda connection: charges.reserve(connection, self._tables, request, accept_new=accept_new),
+        )
 
     def charge(self, charge_id: str) -> Charge:
         """The charge with this id.
@@ -314,7 +256,7 @@ class Ledger:
         Raises:
             InputError: when there is none.
         """
-        return self._run(
+        return self._tables.run(
             "charge",
             lambda connection: queries.to_charge(queries.get_charge(connection, charge_id), new=False),
         )
@@ -324,7 +266,7 @@ class Ledger:
         query = sa.select(CHARGES).order_by(CHARGES.c.created_at, CHARGES.c.id)
         if name is not None:
             query = query.where(CHARGES.c.source == name)
-        found = self._run("charges", lambda connection: connection.execute(query).all())
+        found = self._tables.run("charges", lambda connection: connection.execute(query).all())
         return tuple(queries.to_charge(row, new=False) for row in found)
 
     def bind_environment(self, charge_id: str, fingerprint: str) -> None:
@@ -339,21 +281,10 @@ class Ledger:
             UnderstudyError: when the charge is tied to another environment, where its noise may have been
                 added to a query with other bytes: the same noise must not be added here.
         """
-
-        def work(connection: sa.Connection) -> None:
-            bound = queries.get_charge(connection, charge_id).environment
-            if bound is None:
-                change = sa.update(CHARGES).where(CHARGES.c.id == charge_id).values(environment=fingerprint)
-                connection.execute(change)
-                self._append(connection, "environment", charge_id, environment=fingerprint)
-            elif bound != fingerprint:
-                raise UnderstudyError(
-                    f"charge {charge_id} began in the environment {bound!r}, found {fingerprint!r}: finish "
-                    "it there (same device type, library versions, threads, micro-batch), or pay for a new "
-                    "run with --accept-new-charge"
-                )
-
-        self._run("bind_environment", work)
+        self._tables.run(
+            "bind_environment",
+            lambda connection: charges.bind(connection, self._tables, charge_id, fingerprint),
+        )
 
     def material(self, charge_id: str, *, part: int = 0) -> KeyMaterial:
         """What the noise of a reserved charge is derived from; every call is noted as a start of its mechanism.
@@ -366,22 +297,9 @@ class Ledger:
             InputError: when there is no such charge.
             UnderstudyError: when the charge was released or its source purged: the salt is gone for good.
         """
-        from understudy.privacy.queries import queries_from_json
-
-        def work(connection: sa.Connection) -> KeyMaterial:
-            row = queries.get_charge(connection, charge_id)
-            if row.status == "released" or row.salt is None:
-                what = "released" if row.status == "released" else "purged"
-                raise UnderstudyError(
-                    f"charge {charge_id} was {what}, its noise cannot be drawn again: use what it released, "
-                    "or pay for a new run with --accept-new-charge"
-                )
-            secret = vault.secret_of(connection, row.key_id, current=self._secret)
-            started = queries.note_start(connection, charge_id, part=part, now=self._now())
-            self._append(connection, "start", charge_id, **started)
-            return KeyMaterial(secret, charge_id, bytes(row.salt), queries_from_json(row.queries))
-
-        return self._run("material", work)
+        return self._tables.run(
+            "material", lambda connection: charges.start(connection, self._tables, charge_id, part=part)
+        )
 
     def restarts(self, charge_id: str) -> int:
         """How often a part of the mechanism of a charge was started again after its first start.
@@ -394,7 +312,7 @@ class Ledger:
             queries.get_charge(connection, charge_id)
             return queries.restarts(connection, charge_id)
 
-        return self._run("restarts", work)
+        return self._tables.run("restarts", work)
 
     def release(self, charge_id: str) -> Charge:
         """Closes a charge after its last draw: erases the salt. The same again changes nothing.
@@ -402,17 +320,7 @@ class Ledger:
         Raises:
             InputError: when there is no such charge.
         """
-
-        def work(connection: sa.Connection) -> Charge:
-            if queries.get_charge(connection, charge_id).status == "reserved":
-                change = sa.update(CHARGES).where(CHARGES.c.id == charge_id)
-                values = {"status": "released", "released_at": self._now(), "salt": None}
-                connection.execute(change.values(values))
-                vault.drop_idle_secrets(connection)
-                self._append(connection, "release", charge_id, released_at=values["released_at"])
-            return queries.to_charge(queries.get_charge(connection, charge_id), new=False)
-
-        return self._run("release", work)
+        return self._tables.run("release", lambda connection: charges.close(connection, self._tables, charge_id))
 
     # Keys
 
@@ -428,7 +336,7 @@ class Ledger:
             queries.get_source(connection, name)
             return bytes(connection.execute(query).scalar_one())
 
-        key = keys.unwrap(self._secret, self._run("hmac", work), name=f"source/{name}")
+        key = keys.unwrap(self._tables.secret, self._tables.run("hmac", work), name=f"source/{name}")
         return hmac.digest(key, data, "sha256")
 
     def keyed_hash(self, name: str, purpose: str, data: bytes) -> bytes:
@@ -444,13 +352,13 @@ class Ledger:
         """
         parts = (name.encode(), purpose.encode(), data)
         framed = b"".join(len(part).to_bytes(8) + part for part in parts)
-        return hmac.digest(keys.derive(self._root_key, "unit"), framed, "sha256")
+        return hmac.digest(keys.derive(self._tables.root_key, "unit"), framed, "sha256")
 
     def request_key(self, *parts: str | bytes) -> str:
         """A keyed digest of what makes a request; the same parts give the same key, also after a rotation."""
         encoded = [b"s" + part.encode() if isinstance(part, str) else b"b" + part for part in parts]
         data = b"".join(len(part).to_bytes(8) + part for part in encoded)
-        return hmac.digest(keys.derive(self._root_key, "request"), data, "sha256").hex()
+        return hmac.digest(keys.derive(self._tables.root_key, "request"), data, "sha256").hex()
 
     def rotate_secret(self, new: bytes) -> str:
         """Puts a new secret in the place of the current one, and gives its key id.
@@ -467,80 +375,12 @@ class Ledger:
         def work(connection: sa.Connection) -> None:
             if connection.execute(sa.select(SECRETS.c.key_id).where(SECRETS.c.key_id == fresh_id)).first():
                 raise InputError(f"the secret {fresh_id} was used before: make a new one")
-            vault.rewrap(connection, old=self._secret, new=fresh, now=self._now())
-            self._append(connection, "rotate", fresh_id)
+            vault.rewrap(connection, old=self._tables.secret, new=fresh, now=self._tables.now())
+            self._tables.append(connection, "rotate", fresh_id)
 
-        self._run("rotate", work)
-        self._secret = fresh
+        self._tables.run("rotate", work)
+        self._tables.secret = fresh
         return fresh_id
-
-    def _row_hashes(self, row_digests: Sequence[bytes], client_digests: Sequence[bytes]) -> rows.Hashes:
-        """Keyed, under a key for each kind: what is not compared has none."""
-        found: rows.Hashes = []
-        for kind, digests in (("row", row_digests), ("client", client_digests)):
-            key = keys.derive(self._root_key, f"{kind}s")
-            found += [(kind, i, hmac.digest(key, digest, "sha256")) for i, digest in enumerate(digests) if digest]
-        return found
-
-    def _now(self) -> str:
-        return self._clock().astimezone(UTC).isoformat(timespec="seconds")
-
-    def _found_or_read(self, connection: sa.Connection, accept_loss: bool) -> bytes:
-        if self._head is not None and not accept_loss and not vault.is_founded(connection):
-            self._head.check_empty(f"the ledger {self._name} is empty")
-        return vault.found_or_read_root_key(connection, self._secret, now=self._now())
-
-    def _accept_loss(self, connection: sa.Connection) -> None:
-        """Records what the head speaks of and the chain does not hold."""
-        found = self._verified(connection, check_head=False)
-        try:
-            if self._head is not None:
-                self._head.check(found)
-        except EntriesLost as lost:
-            entries, mac = (lost.head.entries, lost.head.mac) if lost.head else (None, None)
-            left = len(found.macs)
-            self._append(connection, "loss", "", at=self._now(), entries=entries, mac=mac, left=left)
-            return
-        raise InputError("expected a ledger that lost entries, found one that is whole: nothing is to be accepted")
-
-    def _append(self, connection: sa.Connection, kind: chain.Kind, subject: str, **content: Any) -> None:
-        chain.append(connection, self._root_key, kind, subject, **content)
-
-    def _verified(self, connection: sa.Connection, *, check_head: bool = True) -> chain.Chain:
-        found = self._untampered(lambda: chain.verify(connection, self._root_key))
-        if check_head and self._head is not None:
-            self._head.check(found)
-        return found
-
-    def _untampered(self, check: Callable[[], T]) -> T:
-        try:
-            return check()
-        except chain.Tampered as error:
-            raise UnderstudyError(
-                f"the ledger {self._name} was changed by other means than Understudy: {error}. Nothing is charged or "
-                "drawn with it: put the newest backup back"
-            ) from None
-
-    @property
-    def _name(self) -> str:
-        return self._engine.url.render_as_string(hide_password=True)
-
-    def _run(self, operation: str, work: Callable[[sa.Connection], T], *, check_head: bool = True) -> T:
-        """One transaction, in which the ledger still belongs to our secret and is as its chain and its head say."""
-
-        def checked(connection: sa.Connection) -> tuple[T, chain.Tip, set[str]]:
-            vault.require_current_secret(connection, self._secret)
-            found = self._verified(connection, check_head=check_head)
-            self._on_step(f"{operation}:begun")
-            result = work(connection)
-            self._on_step(f"{operation}:written")
-            return result, chain.tip(connection), found.accepted
-
-        result, tip, accepted = transact(self._engine, checked)
-        self._on_step(f"{operation}:committed")
-        if self._head is not None:
-            self._head.advance(tip, accepted=accepted)
-        return result
 
 
 def accept_ledger_loss() -> Mapping[str, Any]:

@@ -1,0 +1,92 @@
+"""What a transaction does with charges: reserve one, bind it, start its mechanism, close it."""
+
+from __future__ import annotations
+
+import json
+import secrets
+
+import sqlalchemy as sa
+
+from understudy.errors import UnderstudyError
+from understudy.privacy.ledger import secret as keys
+from understudy.privacy.ledger import selects as queries
+from understudy.privacy.ledger import stored_secrets as vault
+from understudy.privacy.ledger.budget import Cost, admit
+from understudy.privacy.ledger.database import CHARGES
+from understudy.privacy.ledger.records import Charge, ChargeRequest, KeyMaterial
+from understudy.privacy.ledger.sealed import SealedTables
+
+
+def reserve(connection: sa.Connection, tables: SealedTables, request: ChargeRequest, *, accept_new: bool) -> Charge:
+    """The charge of a request: the one it has already, or a new one if the budget allows it."""
+    source = queries.get_source(connection, request.source)
+    known = queries.latest(connection, request.request_key)
+    if known is not None and not accept_new:
+        queries.check_same_request(known, request)
+        return queries.to_charge(known, new=False)
+    queries.check_fits_source(source, request)
+    curve = queries.renyi_curve(source, request)
+    if request.counted:
+        admit(
+            source,
+            queries.costs(connection, source.name),
+            Cost(request.epsilon, request.delta, curve),
+        )
+    charge = Charge(
+        **request.model_dump(),
+        id=secrets.token_hex(12),
+        attempt=1 if known is None else known.attempt + 1,
+        kind="counted" if request.counted else "internal",
+        status="reserved",
+        key_id=keys.key_id(tables.secret),
+        created_at=tables.now(),
+        released_at=None,
+        new=True,
+    )
+    private = {"salt": secrets.token_bytes(32), "renyi_curve": json.dumps(curve)}
+    connection.execute(sa.insert(CHARGES).values(charge.model_dump(exclude={"new"}) | private))
+    tables.append(connection, "reserve", charge.id)
+    return charge
+
+
+def bind(connection: sa.Connection, tables: SealedTables, charge_id: str, fingerprint: str) -> None:
+    """Ties a charge to what its bytes depend on, or refuses where it is tied to something else."""
+    bound = queries.get_charge(connection, charge_id).environment
+    if bound is None:
+        change = sa.update(CHARGES).where(CHARGES.c.id == charge_id).values(environment=fingerprint)
+        connection.execute(change)
+        tables.append(connection, "environment", charge_id, environment=fingerprint)
+    elif bound != fingerprint:
+        raise UnderstudyError(
+            f"charge {charge_id} began in the environment {bound!r}, found {fingerprint!r}: finish "
+            "it there (same device type, library versions, threads, micro-batch), or pay for a new "
+            "run with --accept-new-charge"
+        )
+
+
+def start(connection: sa.Connection, tables: SealedTables, charge_id: str, *, part: int) -> KeyMaterial:
+    """What the noise of a reserved charge is derived from; the start is noted."""
+    from understudy.privacy.queries import queries_from_json
+
+    row = queries.get_charge(connection, charge_id)
+    if row.status == "released" or row.salt is None:
+        what = "released" if row.status == "released" else "purged"
+        raise UnderstudyError(
+            f"charge {charge_id} was {what}, its noise cannot be drawn again: use what it released, "
+            "or pay for a new run with --accept-new-charge"
+        )
+    secret = vault.secret_of(connection, row.key_id, current=tables.secret)
+    started = queries.note_start(connection, charge_id, part=part, now=tables.now())
+    tables.append(connection, "start", charge_id, **started)
+    return KeyMaterial(secret, charge_id, bytes(row.salt), queries_from_json(row.queries))
+
+
+def close(connection: sa.Connection, tables: SealedTables, charge_id: str) -> Charge:
+    """Erases the salt of a charge that is not closed yet."""
+    if queries.get_charge(connection, charge_id).status == "reserved":
+        change = sa.update(CHARGES).where(CHARGES.c.id == charge_id)
+        values = {"status": "released", "released_at": tables.now(), "salt": None}
+        connection.execute(change.values(values))
+        vault.drop_idle_secrets(connection)
+        tables.append(connection, "release", charge_id, released_at=values["released_at"])
+    return queries.to_charge(queries.get_charge(connection, charge_id), new=False)
