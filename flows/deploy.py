@@ -1,6 +1,6 @@
 """`understudy deploy`: everything that runs on workers need, made on the user's Prefect server.
 
-Calling it again makes nothing twice. Deployments and the automation are brought up to date; schedules, queues and
+Calling it again makes nothing twice. Deployments and the automations are brought up to date; schedules, queues and
 limits that an operator has set stay as they are.
 """
 
@@ -29,7 +29,8 @@ from understudy.settings import prefect_setting
 from understudy.tasks.engine import heartbeat
 
 NAME = "default"
-AUTOMATION = "understudy: a silent run is crashed"
+SILENT = "understudy: a silent run is crashed"
+NEVER_HEARD = "understudy: a run that never sent a heartbeat is crashed"
 POOLS = ("client", "server")
 QUEUES = ("cpu", "gpu")
 LIMIT = "gpu"
@@ -48,7 +49,7 @@ _ENDS = (
 
 
 def deploy() -> dict[str, str]:
-    """Make deployments, work pools, queues, the GPU's concurrency limit and the automation, where they are missing.
+    """Make deployments, work pools, queues, the GPU's concurrency limit and the automations, where they are missing.
 
     Returns:
         What there is now -> what was done.
@@ -68,7 +69,8 @@ def deploy() -> dict[str, str]:
         done[f"concurrency limit {LIMIT}"] = _limit(client)
         for flow, pool in _flows():
             done[f"deployment {flow.name}/{NAME}"] = _deployment(client, flow, pool)
-        done[f"automation {AUTOMATION!r}"] = _automation(client)
+        for automation in (_of_silence(), _of_no_beginning()):
+            done[f"automation {automation.name!r}"] = _automation(client, automation)
     return done
 
 
@@ -129,25 +131,62 @@ def _deployment(client: SyncPrefectClient, flow: Flow[..., object], pool: str) -
     return f"brought up to date, pool {found.work_pool_name}, queue {found.work_queue_name}"
 
 
-def _automation(client: SyncPrefectClient) -> str:
-    """Runs that sent a heartbeat and then fall silent become Crashed, from which they can be retried."""
-    silence = heartbeat.silence_s()
+def _of_silence() -> AutomationCore:
+    """Runs that sent a heartbeat and then fall silent."""
+    return _crashing(
+        SILENT, "The process of the run was killed, or its machine is gone", {heartbeat.EVENT}, heartbeat.silence_s()
+    )
+
+
+def _of_no_beginning() -> AutomationCore:
+    """Runs of Understudy's flows, of whose process nothing was heard since a worker took them.
+
+    The server's own events know the flow's name, and Prefect adds it to the heartbeats.
+    """
+    names = sorted({flow.name for flow, _ in _flows()})
+    return _crashing(
+        NEVER_HEARD,
+        "The process of the run was killed before its first heartbeat, or never began",
+        {"prefect.flow-run.Pending", "prefect.flow-run.Running"},
+        heartbeat.beginning_s(),
+        match_related={"prefect.resource.role": "flow", "prefect.resource.name": names},
+    )
+
+
+def _crashing(
+    name: str, cause: str, after: set[str], silence: float, *, match_related: dict[str, str | list[str]] | None = None
+) -> AutomationCore:
+    """An automation that makes a run Crashed, from which it can be retried, when no heartbeat follows one of `after`.
+
+    Args:
+        name: of the automation.
+        cause: what it finds, in words.
+        after: events that begin the wait.
+        silence: seconds without a heartbeat.
+        match_related: which runs; None for all.
+    """
     said = f"no heartbeat for {silence:g} s: retry it, it goes on"
-    wanted = AutomationCore(
-        name=AUTOMATION,
-        description="The process of the run was killed, or its machine is gone: retry the run, and it goes on.",
+    return AutomationCore(
+        name=name,
+        description=f"{cause}: retry the run, and it goes on.",
         trigger=EventTrigger(
             posture=Posture.Proactive,
             match={"prefect.resource.id": "prefect.flow-run.*"},
+            match_related=match_related or {},
             for_each={"prefect.resource.id"},
-            after={heartbeat.EVENT},
+            after=after,
             expect={heartbeat.EVENT, *(f"prefect.flow-run.{end}" for end in _ENDS)},
             threshold=1,
             within=timedelta(seconds=silence),
         ),
         actions=[ChangeFlowRunState(state=StateType.CRASHED, name="Crashed", force=False, message=said)],
     )
-    found = client.read_automations_by_name(AUTOMATION)
+
+
+def _automation(client: SyncPrefectClient, wanted: AutomationCore) -> str:
+    assert isinstance(wanted.trigger, EventTrigger)
+    silence = wanted.trigger.within.total_seconds()
+    found = client.read_automations_by_name(wanted.name)
     if not found:
         client.create_automation(wanted)
         return f"made, after {silence:g} s of silence"

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 TRAJECTORY = "trajectory.safetensors"
 
 
-@task(name="train-expert")
+@task(name="train-expert", apart=True)
 def train_expert(
     rows: ArtifactRef, receipt: ChargeReceipt, config: TrajectoryMatchingConfig, number: int
 ) -> ArtifactRef:

@@ -85,6 +85,12 @@ class Settings(BaseSettings):
         le=1024,
         description="Threads of each torch operation; the default is what this process may use, at most 8.",
     )
+    processes: int = Field(
+        default=1,
+        ge=1,
+        le=256,
+        description="Mapped tasks that compute at once on the CPU, each in a process with `threads` threads.",
+    )
     device: Literal["auto", "cpu", "cuda"] = Field(
         default="auto",
         description="Device of the tasks; auto takes CUDA where it is there.",

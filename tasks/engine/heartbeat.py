@@ -2,7 +2,7 @@
 
 The process that computes sends it, whoever started it: the command line, a worker, a notebook. Prefect's own heartbeat
 depends on a setting of whatever starts the process, and comes at most twice a minute, too seldom to find a dead run
-within two minutes. `understudy deploy` makes the automation, which follows runs of Understudy alone.
+within two minutes. `understudy deploy` makes the automations, which follow runs of Understudy alone.
 """
 
 import contextvars
@@ -27,6 +27,8 @@ EVENT = "understudy.flow-run.heartbeat"
 # Of silence, in heartbeats, after which a run counts as dead; Prefect takes no less than ten seconds.
 MISSED = 4
 SHORTEST_SILENCE_S = 10.0
+# From the moment a worker takes a run: a process has to start and to import before it can send one.
+BEGINNING_S = 90.0
 
 _log = logging.getLogger(__name__)
 
@@ -34,6 +36,11 @@ _log = logging.getLogger(__name__)
 def silence_s() -> float:
     """Seconds without a heartbeat after which a run counts as dead."""
     return max(SHORTEST_SILENCE_S, MISSED * settings().heartbeat_s)
+
+
+def beginning_s() -> float:
+    """Seconds without a first heartbeat, since a worker took a run, after which the run counts as dead."""
+    return max(BEGINNING_S, silence_s())
 
 
 @contextmanager

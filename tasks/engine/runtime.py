@@ -17,7 +17,6 @@ import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeVar
@@ -31,7 +30,8 @@ from prefect.serializers import JSONSerializer
 
 from understudy.errors import TrackingFailed, UnderstudyError
 from understudy.settings import settings
-from understudy.tasks.engine import leases, tracking
+from understudy.tasks.engine import leases, processes, tracking
+from understudy.tasks.engine.body import Body, checkpoint_directory, progress, report_metrics, running
 from understudy.tasks.engine.cache_key import check_zone, describe, references, task_key
 from understudy.tasks.engine.code_digest import code_digest
 from understudy.tasks.engine.failures import can_pass, closed_up
@@ -57,6 +57,7 @@ class _Spec:
     zone: Zone
     cache: bool
     computes: bool
+    apart: bool
     ignore: tuple[str, ...]
     function: Callable[..., Any]
 
@@ -71,14 +72,19 @@ class _Spec:
 
 @dataclass
 class _Run:
-    """What the body of a running task may use."""
+    """One running task."""
 
     lease: leases.Lease
     reporter: Reporter
     metrics: dict[str, float] = field(default_factory=dict)
 
+    def body(self) -> Body:
+        """What its function may use."""
+        return Body(self.lease.directory, self._progress, self.metrics)
 
-_current: ContextVar[_Run | None] = ContextVar("understudy-task", default=None)
+    def _progress(self, step: int, total: int) -> None:
+        self.lease.check()
+        self.reporter.update(step, total)
 
 
 class UnderstudyTask(Task[P, R]):
@@ -102,6 +108,7 @@ def task(
     zone: Zone = "client",
     cache: bool = True,
     computes: bool = True,
+    apart: bool = False,
     retries: int = 3,
     retry_delays: Sequence[float] = (1.0, 5.0, 25.0),
     ignore: tuple[str, ...] = (),
@@ -119,6 +126,8 @@ def task(
             own.
         computes: whether it computes with tensors; a task that does not takes neither threads nor a GPU, and loads no
             torch.
+        apart: whether it may compute in a process of its own, beside others: for mapped tasks of some minutes, whose
+            function stands at the top of its module.
         retries: attempts after the first for faults that can pass; none for errors of the user.
         retry_delays: seconds before each further attempt, the last one repeated.
         ignore: names of arguments that do not change the result.
@@ -128,7 +137,7 @@ def task(
     """
 
     def decorate(function: Callable[P, R]) -> Task[P, R]:
-        spec = _Spec(name, zone, cache, computes, ignore, function)
+        spec = _Spec(name, zone, cache, computes, apart, ignore, function)
 
         @functools.wraps(function)
         def body(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -164,36 +173,6 @@ def in_either_zone(name: str) -> Callable[[Callable[P, R]], Mapping[Zone, Task[P
         return {"client": task(name=name, zone="client")(function), "server": task(name=name, zone="server")(function)}
 
     return decorate
-
-
-def checkpoint_directory() -> Path:
-    """The directory of the running task's checkpoints, with those of an interrupted attempt in it.
-
-    Private (mode 0700), held by this worker alone, named anew for every attempt, removed when the result is
-    committed.
-
-    Raises:
-        UnderstudyError: outside of a task.
-        LeaseLost: when another worker has taken over.
-    """
-    return _require_run().lease.directory()
-
-
-def progress(step: int, total: int) -> None:
-    """Show that `step` of `total` steps are done; both must be public.
-
-    Raises:
-        UnderstudyError: outside of a task.
-        LeaseLost: when another worker has taken over.
-    """
-    run = _require_run()
-    run.lease.check()
-    run.reporter.update(step, total)
-
-
-def report_metrics(metrics: Mapping[str, float]) -> None:
-    """Record public or released numbers with the task; nothing computed on private rows may be among them."""
-    _require_run().metrics.update(metrics)
 
 
 def _run(spec: _Spec, arguments: dict[str, Any]) -> Any:
@@ -239,13 +218,12 @@ def _run(spec: _Spec, arguments: dict[str, Any]) -> Any:
 
 
 def _compute(spec: _Spec, run: _Run, arguments: dict[str, Any], *, inside: bool) -> Any:
-    token = _current.set(run)
     try:
-        with prepared(spec.function, inside=inside) if spec.computes else nullcontext():
-            call = functools.partial(_call, spec.function, arguments)
-            result = closed_up(spec.name, call) if inside else call()
+        if inside and spec.apart and processes.side_by_side():
+            result = processes.compute_apart(spec.name, spec.function, arguments, run.body())
+        else:
+            result = _compute_here(spec, run, arguments, inside=inside)
     finally:
-        _current.reset(token)
         run.reporter.close()
     run.lease.check()
     describe(result, where=f"the result of task {spec.name!r}")
@@ -255,6 +233,12 @@ def _compute(spec: _Spec, run: _Run, arguments: dict[str, Any], *, inside: bool)
     run.lease.save_result(kept)
     # What a hit would return: a tuple has become a list.
     return _SERIALIZER.loads(kept)["result"]
+
+
+def _compute_here(spec: _Spec, run: _Run, arguments: dict[str, Any], *, inside: bool) -> Any:
+    with running(run.body()), prepared(spec.function, inside=inside) if spec.computes else nullcontext():
+        call = functools.partial(_call, spec.function, arguments)
+        return closed_up(spec.name, call) if inside else call()
 
 
 def _call(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
@@ -331,10 +315,3 @@ def _own_context(spec: _Spec) -> TaskRunContext | None:
     if context is None or inspect.unwrap(context.task.fn).__code__ != inspect.unwrap(spec.function).__code__:
         return None
     return context
-
-
-def _require_run() -> _Run:
-    run = _current.get()
-    if run is None:
-        raise UnderstudyError("expected to be inside a task; call this from the body of a function with @task")
-    return run

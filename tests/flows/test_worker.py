@@ -129,7 +129,7 @@ def test_deploying_again_makes_nothing_twice_and_leaves_what_an_operator_has_set
     done = json.loads(tool("understudy.flows.cli", deployed | home_environment(home / "operator"), "deploy", "--json"))
     assert {said.split()[0] for name, said in done.items() if not name.startswith(("deployment", "auto"))} == {"was"}
     assert len(ask(place)["schedules"]) == 1
-    assert len(ask(f"{api}/automations/filter", {})) == 1
+    assert len(ask(f"{api}/automations/filter", {})) == 2
     assert {pool["name"] for pool in ask(f"{api}/work_pools/filter", {})} == {"client", "server"}
     queues = {(queue["work_pool_name"], queue["name"]) for queue in ask(f"{api}/work_queues/filter", {})}
     assert {(pool, queue) for pool in ("client", "server") for queue in ("cpu", "gpu")} <= queues
@@ -206,6 +206,13 @@ def kill_in_training(environment: dict[str, str], run: str, log: Path, *, steps:
     return wait_until(lambda: ask(f"{api}/flow_runs/{run}")["state"]["type"] == "CRASHED", log, within=120)
 
 
+def taken_and_lost(api: str, deployment: str, parameters: dict) -> str:
+    """A run that a worker took, and whose process died before its first heartbeat."""
+    # Not scheduled: no worker may take it.
+    body = {"parameters": parameters, "state": {"type": "PENDING", "name": "Pending"}}
+    return ask(f"{api}/deployments/{deployment}/create_flow_run", body)["id"]
+
+
 def tasks_of(api: str, run: str) -> Counter[tuple[str, str]]:
     """How often a task of the run stands in a state."""
     found = ask(f"{api}/task_runs/filter", {"flow_runs": {"id": {"any_": [run]}}})
@@ -224,6 +231,7 @@ def test_a_scheduled_run_that_was_killed_with_its_worker_is_crashed_retried_and_
     parameters = {"request": request.model_dump(mode="json")}
     ask(f"{api}/deployments/{deployment}/schedules", [schedule | {"parameters": parameters}])
     made = scheduled_run(api, log)
+    taken = taken_and_lost(api, deployment, parameters)
     assert kill_in_training(server, made["id"], tmp_path / "worker.log", steps=2) < 60
     reached = steps_kept(settings().home)
     assert reached < 60, "expected a kill amid the training"
@@ -237,6 +245,7 @@ def test_a_scheduled_run_that_was_killed_with_its_worker_is_crashed_retried_and_
     began, due = (datetime.fromisoformat(moment) for moment in (ended["start_time"], made["expected_start_time"]))
     assert began >= due - timedelta(seconds=2), "the run waits for its time, as exactly as the worker's clock ticks"
     assert "Traceback" not in log.read_text()
+    wait_until(lambda: ask(f"{api}/flow_runs/{taken}")["state"]["type"] == "CRASHED", log, within=120)
     states = tasks_of(api, made["id"])
     assert states["train", "Crashed"] == states["train", "Completed"] == 1
     assert {state for _, state in states} <= {"Crashed", "Completed", "Cached"}

@@ -25,6 +25,10 @@ class ExpertsConfig(Frozen):
         3, "Passes over the rows; a snapshot after each. At least distil.max_start + 0.", le=1000, ge=1
     )
     batch_size: Size = setting(16, "Rows per step; with a charge the expected number. paper 16.")
+    optimizer: Literal["momentum", "adam"] = setting(
+        "momentum", "Without a charge: momentum can be followed by a student of plain SGD; a charge takes Adam."
+    )
+    momentum_learning_rate: LearningRate = setting(0.03, "Momentum, gradients of length 1 at most.")
     learning_rate: LearningRate = setting(2e-3, "Adam. tiny 2e-3, paper 2e-4.")
     lora_rank: Size = setting(8, "Rank of the adapters.")
     lora_alpha: Positive = setting(16.0, "LoRA alpha.")
@@ -33,6 +37,11 @@ class ExpertsConfig(Frozen):
     )
     l2_clip_norm: Positive = setting(1.0, "With a charge: clip norm of one row's gradient.")
     micro_batch: Size = setting(16, "With a charge: rows per forward pass.")
+
+    @property
+    def plain(self) -> tuple[Literal["momentum", "adam"], float]:
+        """Optimizer and learning rate of experts without a charge."""
+        return self.optimizer, self.momentum_learning_rate if self.optimizer == "momentum" else self.learning_rate
 
 
 class SelectionConfig(Frozen):
@@ -64,8 +73,8 @@ class DistilConfig(Frozen):
     batch_size: Size = setting(8, "Rows of one inner step. paper 8.")
     beta: float = setting(100.0, "Weight of the distance to the nearest token. paper 100; sweep 0, 20, 50, 100.", ge=0)
     learning_rate: LearningRate = setting(3e-3, "Adam, of the pseudo tokens.")
-    step_size: float = setting(0.1, "alpha_0, the student's first step size.", le=1000, gt=0)
-    step_size_learning_rate: LearningRate = setting(0.05, "Adam, of the logarithm of the step size.")
+    step_size: float = setting(0.05, "alpha_0, the student's first step size.", le=1000, gt=0)
+    step_size_learning_rate: LearningRate = setting(0.02, "Adam, of the logarithm of the step size.")
     trainable: Literal["tokens", "step_size"] = setting(
         "tokens", "tokens: pseudo tokens and step size (paper). step_size: frozen tokens, the ablation."
     )

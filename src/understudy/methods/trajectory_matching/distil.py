@@ -6,7 +6,9 @@ behind their pseudo tokens, and moves the pseudo tokens and the step size down t
     |theta_{t+N} - theta*_{t+M}|^2 / |theta*_t - theta*_{t+M}|^2  +  beta * mean distance to the nearest token.
 
 Deviations: the step size is learnt as its logarithm, so that it stays positive; both are moved by Adam, which the paper
-does not say. Adam's moments of a row's pseudo tokens change only in steps that used the row.
+does not say. Adam's moments of a row's pseudo tokens change only in steps that used the row. A step size that is a
+little too long throws the student far beyond the expert, and one such step would fill Adam's second moments for a
+thousand others: a matching loss above 1 is descended as 1 + its logarithm, and the slope of the step size is at most 1.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from understudy.methods.trajectory_matching.unroll import Segment, match_traject
 from understudy.progress import Progress
 
 _B1, _B2, _TINY = 0.9, 0.999, 1e-8
+_STEEPEST = 1.0  # of the matching loss by the logarithm of the step size
 
 
 @dataclass(frozen=True)
@@ -187,16 +190,17 @@ def _advance(
         [state.prompts[batch] for batch in draw.batches],
         step_size=size,
     )
-    slope = torch.zeros_like(state.prompts)
+    slope, damped = torch.zeros_like(state.prompts), 1 / max(1.0, found.loss)
     for batch, part in zip(draw.batches, found.by_prompts, strict=True):
-        slope.index_add_(0, batch.to(device), part)
+        slope.index_add_(0, batch.to(device), damped * part)
     used = torch.cat(draw.batches).bincount(minlength=len(rows)).nonzero()[:, 0].to(device)
     distance, pull = _regulariser(state.prompts[used], student.vocabulary)
     slope[used] += settings.beta * pull
     state.losses[state.step], state.distances[state.step] = found.loss, distance
     if settings.trainable == "tokens":
         _move_prompts(state, used, slope[used], settings.learning_rate)
-    _move_step_size(state, size * found.by_step_size, settings.step_size_learning_rate)
+    steepness = min(_STEEPEST, max(-_STEEPEST, damped * size * found.by_step_size))
+    _move_step_size(state, steepness, settings.step_size_learning_rate)
     state.step += 1
 
 

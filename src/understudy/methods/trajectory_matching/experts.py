@@ -61,7 +61,8 @@ def train_expert(
     kept = Rows(*(part[rows.valid] for part in (rows.input_ids, rows.attention_mask, rows.loss_mask)))
     experts = config.experts
     seed = config.public_seed * _SEEDS + number
-    schedule = Schedule(experts.epochs, experts.batch_size, experts.learning_rate, seed)
+    optimizer, learning_rate = experts.plain
+    schedule = Schedule(experts.epochs, experts.batch_size, learning_rate, seed, optimizer)
     sink = PacedCheckpoint(folder, per_epoch=schedule.steps_per_epoch(len(kept)))
     # How many rows are there is not public, so progress is told in hundredths.
     told = None if progress is None else lambda step, steps: progress(100 * step // steps, 100)

@@ -18,8 +18,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from understudy.methods.trajectory_matching.config import TrajectoryMatchingConfig
+from understudy.methods.trajectory_matching.optimizers import AdamState
 from understudy.methods.trajectory_matching.student import Rows, Student
-from understudy.methods.trajectory_matching.training import AdamState, Schedule, gradient_of
+from understudy.methods.trajectory_matching.training import Schedule, gradient_of
 from understudy.methods.trajectory_matching.unroll import Weights
 from understudy.progress import Progress
 
@@ -33,7 +34,7 @@ def less_scores(
         student: gives gradients of adapters.
         rows: to choose from.
         target: that they should resemble.
-        config: sizes; the warm-up trains as an expert does.
+        config: sizes; the warm-up is an instruction tuning, in an expert's batches.
         progress: called with (hundredths done, 100).
 
     Returns:
@@ -42,8 +43,8 @@ def less_scores(
     settings = config.selection
     chosen = torch.randperm(len(rows), generator=torch.Generator().manual_seed(config.public_seed))
     part = rows[chosen[: max(1, math.ceil(settings.warmup * len(rows)))]]
-    experts = config.experts
-    schedule = Schedule(settings.warmup_epochs, experts.batch_size, experts.learning_rate, config.public_seed)
+    batch_size, learning_rate = config.experts.batch_size, config.tuning.learning_rate
+    schedule = Schedule(settings.warmup_epochs, batch_size, learning_rate, config.public_seed)
     state = AdamState.at(student.start)
     projection = _Projection(sum(value.numel() for value in student.start.values()), settings.projection)
     total, done = settings.warmup_epochs * (len(rows) + len(target)), 0

@@ -1,7 +1,7 @@
 """Plain fine-tuning of adapters: what experts, the warm-up of a selection and instruction tuning have in common.
 
-Adam over batches in an order that is a function of (seed, epoch), so a state is weights, two moments and the step, and
-a training that was killed and resumed ends in the same bytes as one that was not.
+The order of the batches is a function of (seed, epoch), so a state is weights, moments and the step, and a training
+that was killed and resumed ends in the same bytes as one that was not.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from understudy.methods.trajectory_matching.optimizers import STATES, OptimizerState
 from understudy.methods.trajectory_matching.student import Rows, Student
 from understudy.methods.trajectory_matching.unroll import Weights
 from understudy.models.checkpoints import TrainingCheckpoint
@@ -22,7 +24,6 @@ from understudy.progress import UNKEPT, Course
 from understudy.tensor_files import load_tensors, save_tensors
 
 SECONDS_BETWEEN_CHECKPOINTS = 15.0
-_BETAS, _EPSILON = (0.9, 0.999), 1e-8
 
 
 @dataclass(frozen=True)
@@ -32,14 +33,16 @@ class Schedule:
     Attributes:
         epochs: passes over the rows.
         batch_size: rows of a step; the last one of an epoch may have fewer.
-        learning_rate: of Adam.
+        learning_rate: of the optimizer.
         seed: of the order of the rows.
+        optimizer: by which the weights move.
     """
 
     epochs: int
     batch_size: int
     learning_rate: float
     seed: int
+    optimizer: Literal["adam", "momentum"] = "adam"
 
     def steps_per_epoch(self, rows: int) -> int:
         """Steps of one pass."""
@@ -100,60 +103,9 @@ class PacedCheckpoint:
         return self._folder / f"snapshot-{epoch:05d}.safetensors"
 
 
-@dataclass
-class AdamState:
-    """Weights with Adam's two moments (Kingma & Ba 2015, Algorithm 1)."""
-
-    weights: dict[str, Tensor]
-    first: dict[str, Tensor]
-    second: dict[str, Tensor]
-    step: int = 0
-
-    @classmethod
-    def at(cls, weights: Weights) -> AdamState:
-        """Before the first step."""
-        zeros = {name: torch.zeros_like(value) for name, value in weights.items()}
-        return cls(dict(weights), dict(zeros), dict(zeros))
-
-    def updated(self, gradient: Weights, *, learning_rate: float) -> AdamState:
-        """After one more step."""
-        step, (b1, b2) = self.step + 1, _BETAS
-        first = {name: b1 * m + (1 - b1) * gradient[name] for name, m in self.first.items()}
-        second = {name: b2 * v + (1 - b2) * gradient[name].square() for name, v in self.second.items()}
-        moves = AdamState(self.weights, first, second, step).direction()
-        weights = {name: value - learning_rate * moves[name] for name, value in self.weights.items()}
-        return AdamState(weights, first, second, step)
-
-    def direction(self) -> dict[str, Tensor]:
-        """First moments over the root of the second ones, bias corrected."""
-        b1, b2 = _BETAS
-        return {
-            name: (m / (1 - b1**self.step)) / ((self.second[name] / (1 - b2**self.step)).sqrt() + _EPSILON)
-            for name, m in self.first.items()
-        }
-
-    def direction_after(self, gradient: Weights) -> dict[str, Tensor]:
-        """`direction` if this gradient came next."""
-        return self.updated(gradient, learning_rate=0.0).direction()
-
-    def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint holds of it."""
-        parts = {"weight": self.weights, "first": self.first, "second": self.second}
-        return {f"{part}/{name}": value for part, values in parts.items() for name, value in values.items()}
-
-    @classmethod
-    def of(cls, step: int, tensors: Mapping[str, Tensor], device: torch.device) -> AdamState:
-        """What `tensors` was taken of."""
-        parts: dict[str, dict[str, Tensor]] = {"weight": {}, "first": {}, "second": {}}
-        for key, value in tensors.items():
-            part, _, name = key.partition("/")
-            parts[part][name] = value.to(device)
-        return cls(parts["weight"], parts["first"], parts["second"], step)
-
-
 def fine_tune(
     student: Student, rows: Rows, schedule: Schedule, *, prompts: Tensor | None = None, course: Course = UNKEPT
-) -> AdamState:
+) -> OptimizerState:
     """Train the student's adapters from their start on all rows, each behind its pseudo tokens if it has any.
 
     Args:
@@ -169,7 +121,8 @@ def fine_tune(
     n, steps = len(rows), schedule.epochs * schedule.steps_per_epoch(len(rows))
     device = student.vocabulary.device
     found = course.resumed()
-    state = AdamState.at(student.start) if found is None else AdamState.of(*found, device)
+    kind = STATES[schedule.optimizer]
+    state: OptimizerState = kind.at(student.start) if found is None else kind.of(*found, device)
     for step in range(state.step, steps):
         batch = schedule.batch(step, n)
         gradient = gradient_of(student, rows[batch], state.weights, None if prompts is None else prompts[batch])

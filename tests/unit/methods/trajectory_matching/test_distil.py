@@ -36,6 +36,18 @@ def test_the_loss_falls_below_one_and_below_that_of_frozen_tokens(setting):
     assert float(learnt.losses[late].mean()) < float(frozen.losses[late].mean())
 
 
+def test_a_student_that_overshoots_finds_back_to_shorter_steps(setting):
+    student, rows, states = setting
+    found = distil(
+        student,
+        rows,
+        [states],
+        config(steps=40, step_size=30.0, step_size_learning_rate=0.2, trainable="step_size"),
+    )
+    assert float(found.losses[0]) > 2
+    assert float(found.losses[-5:].mean()) < 1.1
+
+
 def test_beta_keeps_pseudo_tokens_near_tokens(setting):
     student, rows, states = setting
     near, free = (distil(student, rows, [states], config(beta=beta)) for beta in (100.0, 0.0))

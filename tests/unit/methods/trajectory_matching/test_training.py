@@ -1,5 +1,7 @@
 """Fine-tuning, its checkpoints, and experts."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from random_students import random_rows, random_student
@@ -7,7 +9,8 @@ from random_students import random_rows, random_student
 from understudy.errors import InputError
 from understudy.methods.trajectory_matching.config import TrajectoryMatchingConfig
 from understudy.methods.trajectory_matching.experts import check_trajectories, load_trajectory, save_trajectory
-from understudy.methods.trajectory_matching.training import AdamState, PacedCheckpoint, Schedule, fine_tune
+from understudy.methods.trajectory_matching.optimizers import LONGEST_GRADIENT, MOMENTUM, AdamState, MomentumState
+from understudy.methods.trajectory_matching.training import PacedCheckpoint, Schedule, fine_tune
 from understudy.progress import Course
 
 SCHEDULE = Schedule(epochs=3, batch_size=4, learning_rate=1e-2, seed=5)
@@ -45,17 +48,34 @@ def test_adam_is_that_of_torch():
     torch.testing.assert_close(ours.weights["w"], theirs.detach())
 
 
+def test_momentum_is_that_of_torch_with_long_gradients_shortened():
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(5, generator=generator)
+    theirs = start.clone().requires_grad_()
+    optimizer, ours = torch.optim.SGD([theirs], lr=0.1, momentum=MOMENTUM), MomentumState.at({"w": start})
+    for length in (0.5, 3.0, 0.7, 20.0):
+        gradient = torch.randn(5, generator=generator)
+        gradient *= length / gradient.norm()
+        theirs.grad = gradient.clone()
+        torch.nn.utils.clip_grad_norm_([theirs], LONGEST_GRADIENT)
+        optimizer.step()
+        ours = ours.updated({"w": gradient}, learning_rate=0.1)
+    torch.testing.assert_close(ours.weights["w"], theirs.detach())
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "momentum"])
 @pytest.mark.parametrize("steps", [1, PER_EPOCH, 7])
-def test_a_killed_training_ends_in_the_same_bytes(tmp_path, steps):
+def test_a_killed_training_ends_in_the_same_bytes(tmp_path, steps, optimizer):
     student, rows = random_student(), random_rows(10)
+    schedule = replace(SCHEDULE, optimizer=optimizer)
     whole = PacedCheckpoint(tmp_path / "whole", per_epoch=PER_EPOCH)
-    expected = fine_tune(student, rows, SCHEDULE, course=Course(whole)).weights
+    expected = fine_tune(student, rows, schedule, course=Course(whole)).weights
     again = PacedCheckpoint(tmp_path / "again", per_epoch=PER_EPOCH, seconds=0.0)
     with pytest.raises(Killed):
-        fine_tune(student, rows, SCHEDULE, course=Course(again, killed_after(steps)))
+        fine_tune(student, rows, schedule, course=Course(again, killed_after(steps)))
     taken = []
     resumed = PacedCheckpoint(tmp_path / "again", per_epoch=PER_EPOCH, seconds=0.0)
-    found = fine_tune(student, rows, SCHEDULE, course=Course(resumed, lambda step, _: taken.append(step))).weights
+    found = fine_tune(student, rows, schedule, course=Course(resumed, lambda step, _: taken.append(step))).weights
     assert taken[0] == steps + 1
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     for one, other in zip(resumed.snapshots(3), whole.snapshots(3), strict=True):
