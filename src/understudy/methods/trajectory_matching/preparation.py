@@ -13,12 +13,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pyarrow as pa
+
 from understudy.errors import InputError
-from understudy.generation.instructions import LEAST_ROOM, EncodedPairs, Pair, PairEncoder
+from understudy.generation.instructions import LEAST_ROOM, EncodedPairs, Pair, PairEncoder, pairs_of
 from understudy.generation.step import backbone
 from understudy.hardware import chosen
 from understudy.methods.method import Promise
-from understudy.methods.trajectory_matching.carriers import read_pairs
+from understudy.methods.trajectory_matching.carriers import answered, read_pairs
 from understudy.methods.trajectory_matching.config import TrajectoryMatchingConfig
 from understudy.methods.trajectory_matching.distil import distil
 from understudy.methods.trajectory_matching.experts import expert_student, train_private_expert
@@ -34,7 +36,14 @@ from understudy.progress import Course
 
 # Of one step that is timed; the first also sets things up.
 _STEPS = 2
-_MEASURED_ARMS = 6
+# Tuned: selected, mean tokens, embeddings, text; measured besides: the untuned model, an expert. A transfer tunes two
+# and measures three, taken at the pace of the base model.
+_TUNED, _TUNED_BY_TRANSFER = 4, 2
+_MEASURED, _MEASURED_BY_TRANSFER = 6, 3
+# A question is read with its response and with each candidate, of which a guess is four; reading takes about a third
+# of a gradient's time.
+_READ_PER_QUESTION, _READING = 5, 1 / 3
+_ANSWERED = 8
 
 
 def check_model(config: TrajectoryMatchingConfig) -> LoadedModel:
@@ -69,12 +78,12 @@ def check_model(config: TrajectoryMatchingConfig) -> LoadedModel:
 
 
 def expected_cost(config: TrajectoryMatchingConfig, promise: Promise) -> dict[str, Any]:
-    """Minutes of experts, selection, distillation and tuning, and the peak of memory in MiB."""
+    """Minutes of experts, carriers, selection, distillation and tuning, and the peak of memory in MiB."""
     base = load_base(config, chosen())
+    public = None if config.carrier == "selected" else read_pairs(config.carriers, setting="carriers")
+    answering = 0.0 if public is None or config.carrier != "written" else _seconds_of_answers(base, public, config)
     student = expert_student(base.model, config, 0)
-    of_carriers = (
-        promise.n if config.carrier == "selected" else read_pairs(config.carriers, setting="carriers").num_rows
-    )
+    of_carriers = promise.n if public is None else public.num_rows
     rows = rows_wanted(config.selecting, of_carriers)
     experts, distilling, tuning = config.experts, config.distil, config.tuning
     if experts.private:
@@ -85,13 +94,31 @@ def expected_cost(config: TrajectoryMatchingConfig, promise: Promise) -> dict[st
     matching = _seconds_of_matching(student, _made_up(base, config, distilling.batch_size), config)
     seconds = {
         "experts": experts.count * experts.epochs * steps_per_epoch(config, promise.n) * step,
+        "carriers": answering,
         "selection": _selection_seconds(config, of_carriers, _seconds_of_tuning(student, _made_up(base, config, 1), 1)),
         "distillation": distilling.steps * matching,
-        "tuning": _MEASURED_ARMS * tuning.epochs * -(-rows // tuning.batch_size) * of_tuning,
+        "tuning": _tuning_seconds(config, rows, of_tuning),
     }
     found: dict[str, Any] = {f"expected_{name}_minutes": round(value / 60, 1) for name, value in seconds.items()}
     found["expected_peak_memory_mib"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
     return found
+
+
+def _tuning_seconds(config: TrajectoryMatchingConfig, rows: int, step: float) -> float:
+    """Every arm is tuned on the chosen rows and measured on the held-out ones."""
+    tuning = config.tuning
+    tuned = _TUNED + (_TUNED_BY_TRANSFER if tuning.transfer else 0)
+    measured = _MEASURED + (_MEASURED_BY_TRANSFER if tuning.transfer else 0)
+    read = tuning.questions * _READ_PER_QUESTION * _READING * step / tuning.batch_size
+    return tuned * tuning.epochs * -(-rows // tuning.batch_size) * step + measured * read
+
+
+def _seconds_of_answers(base: LoadedModel, public: pa.Table, config: TrajectoryMatchingConfig) -> float:
+    """The public model answers a few of the public instructions, which stand for all."""
+    pairs = [pair for pair in pairs_of(public.slice(0, _ANSWERED)) if pair is not None]
+    began = time.perf_counter()
+    answered(base, pairs, config)
+    return (time.perf_counter() - began) * public.num_rows / max(1, len(pairs))
 
 
 def _selection_seconds(config: TrajectoryMatchingConfig, rows: int, each: float) -> float:
