@@ -19,7 +19,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any
 
 from prefect.serializers import JSONSerializer
 
@@ -104,7 +104,7 @@ _SLOTS = _Slots()
 
 
 @contextmanager
-def _process() -> Iterator[tuple[TextIO, TextIO]]:
+def _process() -> Iterator[tuple[IO[str], IO[str]]]:
     """A fresh process with the import path of this one: its stdin and its stdout; it is gone afterwards."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     process = subprocess.Popen(
@@ -122,7 +122,7 @@ def _process() -> Iterator[tuple[TextIO, TextIO]]:
         _close(process.stdin)
 
 
-def _close(pipe: TextIO) -> None:
+def _close(pipe: IO[str]) -> None:
     try:
         pipe.close()
     except BrokenPipeError:

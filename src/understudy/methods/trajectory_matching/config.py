@@ -71,8 +71,10 @@ class DistilConfig(Frozen):
     span: int = setting(1, "M, epochs between the expert's two snapshots. paper 1.", le=1000, ge=1)
     max_start: int = setting(2, "T_max: start epochs are below it. paper 2.", le=1000, ge=1)
     batch_size: Size = setting(8, "Rows of one inner step. paper 8.")
-    beta: float = setting(100.0, "Weight of the distance to the nearest token. paper 100; sweep 0, 20, 50, 100.", ge=0)
-    learning_rate: LearningRate = setting(3e-3, "Adam, of the pseudo tokens.")
+    beta: float = setting(
+        0.01, "Weight of the distance to the nearest token. tiny 0.01, paper 100; sweep 0, 20, 50, 100.", ge=0
+    )
+    learning_rate: LearningRate = setting(0.01, "Adam, of the pseudo tokens. tiny 0.01, paper 3e-3.")
     step_size: float = setting(0.05, "alpha_0, the student's first step size.", le=1000, gt=0)
     step_size_learning_rate: LearningRate = setting(0.02, "Adam, of the logarithm of the step size.")
     trainable: Literal["tokens", "step_size"] = setting(
@@ -96,7 +98,7 @@ _PROFILES: Profiles = {
         "max_length": 512,
         "experts": {"learning_rate": 2e-4},
         "selection": {"strategy": "less", "warmup_epochs": 4, "projection": 8192},
-        "distil": {"steps": 3000},
+        "distil": {"steps": 3000, "beta": 100.0, "learning_rate": 3e-3},
         "tuning": {"learning_rate": 2e-4, "transfer": "meta-llama/Llama-2-7b-hf", "questions": 10_000},
     },
 }

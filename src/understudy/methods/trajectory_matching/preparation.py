@@ -118,7 +118,8 @@ def _seconds_of_answers(base: LoadedModel, public: pa.Table, config: TrajectoryM
     pairs = [pair for pair in pairs_of(public.slice(0, _ANSWERED)) if pair is not None]
     began = time.perf_counter()
     answered(base, pairs, config)
-    return (time.perf_counter() - began) * public.num_rows / max(1, len(pairs))
+    rounds: float = public.num_rows / max(1, len(pairs))
+    return (time.perf_counter() - began) * rounds
 
 
 def _selection_seconds(config: TrajectoryMatchingConfig, rows: int, each: float) -> float:
