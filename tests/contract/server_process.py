@@ -1,9 +1,11 @@
-"""One step of the server zone of knowledge distillation, in a process of its own; every file that it opens is noted.
+"""The server zone of knowledge distillation in a process of its own; every file that a step opens is noted.
 
-Reads a signed order from the standard input, writes the signed answer to the standard output and the opened paths to
-the file that is named.
+Reads a request per line from the standard input, an `environment` and a signed `order`, and writes a line to the
+standard output: the signed `answer` and the paths that were `opened`. As a worker of that zone it imports once.
 """
 
+import json
+import os
 import sys
 
 OPENED: list[str] = []
@@ -15,20 +17,23 @@ def note(event: str, arguments: tuple) -> None:
         OPENED.append(arguments[0])
 
 
-def main(noted: str) -> None:
-    """Follow the order on the standard input."""
+def main() -> None:
+    """Follow the orders on the standard input."""
     from understudy.flows import knowledge_distillation as flow
     from understudy.flows.server_side import Signed, answered
 
     for name in ("write_pairs", "improve"):
         setattr(flow, name, {zone: task.fn for zone, task in getattr(flow, name).items()})
-    order = Signed.model_validate_json(sys.stdin.read())
-    made = flow.SERVER.read(order).take("server")
-    with open(noted, "w") as file:
-        file.write("\n".join(OPENED))
-    sys.stdout.write(answered(made, order).model_dump_json())
+    answers, sys.stdout = sys.stdout, sys.stderr
+    for line in sys.stdin:
+        request = json.loads(line)
+        os.environ.update(request["environment"])
+        OPENED.clear()
+        order = Signed.model_validate_json(request["order"])
+        answer = answered(flow.SERVER.read(order).take("server"), order)
+        print(json.dumps({"answer": answer.model_dump_json(), "opened": OPENED}), file=answers, flush=True)
 
 
 if __name__ == "__main__":
     sys.addaudithook(note)
-    main(sys.argv[1])
+    main()

@@ -1,5 +1,6 @@
 """The server zone of knowledge distillation in its own process, with keys of its own; the client's files are away."""
 
+import json
 import os
 import subprocess
 import sys
@@ -19,8 +20,37 @@ from understudy.privacy.mechanisms import Mechanisms
 CLIENT, SERVER = "z" * 64, "y" * 64
 
 
+@pytest.fixture(scope="module")
+def server_zone(tmp_path_factory):
+    """The process of the server zone: what it was given, it answers."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("UNDERSTUDY_")}
+    errors = tmp_path_factory.mktemp("server-zone") / "errors.txt"
+    with errors.open("w") as file:
+        process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("server_process.py"))],
+            env=environment | {"PYTHONPATH": os.pathsep.join(sys.path)},
+            cwd=errors.parent,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=file,
+            text=True,
+        )
+
+    def ask(request: dict) -> dict:
+        process.stdin.write(json.dumps(request) + "\n")
+        process.stdin.flush()
+        answer = process.stdout.readline()
+        assert answer, errors.read_text()[-3000:]
+        return json.loads(answer)
+
+    yield ask
+    process.stdin.close()
+    process.wait(timeout=60)
+    process.stdout.close()
+
+
 @pytest.fixture
-def apart(tmp_path, places, monkeypatch):
+def apart(tmp_path, places, monkeypatch, server_zone):
     """A run whose server steps are taken in another process; gives what that process opened, step by step."""
     model = write_random_model(tmp_path / "model", positions=128)
     smaller(monkeypatch)
@@ -34,10 +64,9 @@ def apart(tmp_path, places, monkeypatch):
 
     def ask_the_other_process(self, order, step):
         # Libraries that open files themselves pass the audit hook, so the private rows are not there to be opened.
-        private, noted = [tmp_path / "run/home", tmp_path / "run/data"], tmp_path / "opened.txt"
+        private = [tmp_path / "run/home", tmp_path / "run/data"]
         away = [path.with_name(f"{path.name}-away") for path in private]
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("UNDERSTUDY_")}
-        environment |= {
+        environment = {
             "UNDERSTUDY_HOME": str(there),
             "UNDERSTUDY_EXCHANGE": str(tmp_path / "run/exchange"),
             "UNDERSTUDY_ZONE": "server",
@@ -47,22 +76,17 @@ def apart(tmp_path, places, monkeypatch):
             "UNDERSTUDY_THREADS": "1",
             "UNDERSTUDY_DEVICE": "cpu",
             "UNDERSTUDY_PRECISION": "float32",
-            "PYTHONPATH": os.pathsep.join(sys.path),
         }
         for path, place in zip(private, away, strict=True):
             path.rename(place)
         try:
-            command = [sys.executable, str(Path(__file__).with_name("server_process.py")), str(noted)]
-            done = subprocess.run(
-                command, env=environment, input=order.model_dump_json(), capture_output=True, text=True, timeout=300
-            )
+            done = server_zone({"environment": environment, "order": order.model_dump_json()})
         finally:
             assert not any(path.exists() for path in private), "a step of the server made a place of the client's"
             for path, place in zip(private, away, strict=True):
                 place.rename(path)
-        assert done.returncode == 0, done.stderr[-3000:]
-        opened.setdefault(step.step, []).extend(noted.read_text().splitlines())
-        return done.stdout
+        opened.setdefault(step.step, []).extend(done["opened"])
+        return done["answer"]
 
     monkeypatch.setattr(ServerSide, "_answer_to", ask_the_other_process)
     monkeypatch.setenv("UNDERSTUDY_ZONE", "client")
@@ -77,16 +101,16 @@ def test_the_server_opens_the_bundle_and_public_files_and_no_private_row(apart, 
     every = {path for paths in opened.values() for path in paths if path.startswith(str(root))}
     allowed = (root / "run/exchange", there, model)
     stray = sorted(path for path in every if not any(Path(path).is_relative_to(place) for place in allowed))
-    # Beside these it writes the list itself.
-    assert [path for path in stray if path != str(root / "opened.txt")] == []
+    assert stray == []
     names = {Path(path).name for path in every if Path(path).is_relative_to(root / "run/exchange")}
     assert {"bundle.json", "payload.bin"} <= names, "what it works on is the bundle"
     rows = [text.encode() for name in ("instruction", "response") for text in pairs()[name].to_pylist()]
     written = [path for path in there.rglob("*") if path.is_file()]
     assert not [path for path in written if path.name in ("secret", "ledger.db")]
-    for path in [*written, *(root / "opened.txt",)]:
+    for path in written:
         content = path.read_bytes()
         assert not any(row in content for row in rows), path
+    assert not any(row.decode() in path for row in rows for path in every)
 
     monkeypatch.setenv("UNDERSTUDY_ZONE", "both")
     together = run(pairs(), lambda material: Mechanisms(material))

@@ -105,7 +105,7 @@ def test_both_calibrations_stand_side_by_side_for_sum_and_mean(epsilon):
 
 def test_a_formula_that_would_cost_more_than_the_target_is_raised(monkeypatch):
     monkeypatch.setattr(
-        "understudy.methods.gradient_matching.queries.paper_noise_multiplier", lambda epsilon, delta: 0.5
+        "understudy.methods.gradient_matching.queries.paper_noise_multiplier", lambda epsilon, delta: 3.0
     )
     planned = scheduled(make("paper"), n=50, epsilon=1.0, delta=DELTA)
     assert calibrations(make("paper"), n=50, epsilon=1.0, delta=DELTA)[1].epsilon > 1.0
