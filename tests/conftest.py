@@ -2,6 +2,7 @@
 
 import fcntl
 import functools
+import gc
 import os
 import shutil
 import subprocess
@@ -44,6 +45,12 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         session.config.stash[_before] = files_of()
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What the imports made is there to stay: without this, each collection of garbage looks through half a million."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail when the tests have left a file in the checkout, or taken one."""
@@ -69,7 +76,7 @@ def confined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def home(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An isolated home, exchange store and MLflow database, one thread, the CPU and float32, for each test.
 
-    Where flows run, the MLflow database has its tables already: a session makes them once.
+    Where flows run, the MLflow database has its tables already, which a session makes once, and figures no layout.
     """
     for name in [name for name in os.environ if name.startswith("UNDERSTUDY_")]:
         monkeypatch.delenv(name)
@@ -80,6 +87,9 @@ def home(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
         root.mkdir(mode=0o700)
         shutil.copy(request.getfixturevalue("empty_tracking_store"), root / "mlflow.db")
         request.getfixturevalue("one_encoder")
+        from tests_support import without_layout
+
+        without_layout(monkeypatch)
     return root
 
 

@@ -100,6 +100,12 @@ def write_random_model(folder: Path, *, positions: int = 64) -> Path:
     return folder
 
 
+def without_layout(patch: pytest.MonkeyPatch) -> None:
+    """Figures are painted and not laid out, which takes matplotlib longer than a small run: the report's tests do."""
+    drawn = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1 1"/>'
+    patch.setattr("matplotlib.backends.backend_svg.FigureCanvasSVG.print_svg", lambda _, file, **__: file.write(drawn))
+
+
 def scheduled_by(queries: ModuleType) -> Callable[..., Any]:
     """Makes the list of queries of a config, as the method whose module `queries` this is reads it."""
     return lambda config, **options: queries.schedule_of(queries.queries_of(config, **options))

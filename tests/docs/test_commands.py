@@ -31,6 +31,7 @@ BY_THE_WORKER_TEST = {
 FEWER = {
     "conditional-generation": (
         "train.epochs=0.2",
+        "train.learning_rate=0.001",
         "train.max_length=24",
         "generate.sampling.max_new_tokens=6",
     ),

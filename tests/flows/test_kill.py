@@ -166,9 +166,11 @@ def test_a_killed_run_ends_in_the_same_bytes(prefect_server, empty_prefect_datab
 
 def test_a_run_killed_between_the_zones_ends_in_the_same_bytes(prefect_server, tmp_path, command_of, in_home):
     """Killed once the adapter is sealed: the server's part is done by the repeated command, with the same bundle."""
+    from prefect.settings import PREFECT_API_URL
+
     command = command_of("knowledge-distillation")
     calm, killed = charged_twice(command, tmp_path, in_home)
-    process = start_command(command.words(tmp_path / "killed-out"), killed)
+    process = start_command(command.words(tmp_path / "killed-out"), killed, api=PREFECT_API_URL.value())
     while not sealed_adapters(killed):
         assert process.poll() is None, process.communicate()[1][-3000:]
         time.sleep(0.02)

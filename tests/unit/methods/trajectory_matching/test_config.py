@@ -38,11 +38,11 @@ def test_experts_are_private_exactly_with_an_epsilon(private):
 
 def test_all_steps_of_all_experts_are_one_event_of_the_wanted_epsilon(tmp_path):
     config = promised(TrajectoryMatchingConfig(experts={"count": 2, "epochs": 2}), has_epsilon=True)
-    queries = queries_of(config, n=200, epsilon=8.0, delta=1e-4, cache=tmp_path)
+    queries = queries_of(config, n=200, epsilon=2.0, delta=1e-4, cache=tmp_path)
     assert [query.batch for query in queries] == ["expert-0", "expert-1"]
-    assert 7.9 < epsilon_pld(event_of(queries), 1e-4) <= 8.0
+    assert 1.97 < epsilon_pld(event_of(queries), 1e-4) <= 2.0
     one = queries_of(config.model_copy(update={"experts": config.experts.model_copy(update={"count": 1})}),
-                     n=200, epsilon=8.0, delta=1e-4, cache=tmp_path)  # fmt: skip
+                     n=200, epsilon=2.0, delta=1e-4, cache=tmp_path)  # fmt: skip
     assert one[0].noise_multiplier < queries[0].noise_multiplier
     assert plan_of_expert(config, queries, 1).queries == queries[1:]
 

@@ -206,9 +206,14 @@ class Interrupted(Exception):
     pass
 
 
+@pytest.fixture(scope="module")
+def uninterrupted():
+    return run()
+
+
 @pytest.mark.parametrize("stop", [1, 2, 3, 4, 5])
-def test_interrupted_and_resumed_equals_uninterrupted(tmp_path, stop):
-    expected = run()
+def test_interrupted_and_resumed_equals_uninterrupted(tmp_path, uninterrupted, stop):
+    expected = uninterrupted
 
     def interrupt(done, steps):
         if done == stop:
