@@ -38,7 +38,7 @@ from understudy.evaluation.metrics import Metrics
 from understudy.methods.gradient_matching import evaluation as matching_evaluation
 from understudy.methods.knowledge_distillation import evaluation as distillation_evaluation
 from understudy.methods.preference_optimization import evaluation
-from understudy.privacy.ledger import ledger, stored_secrets
+from understudy.privacy.ledger import charges, sources, stored_secrets
 from understudy.privacy.ledger.ledger import Ledger
 from understudy.privacy.mechanisms import Mechanism, Mechanisms
 from understudy.privacy.queries import Query, queries_from_json
@@ -204,7 +204,7 @@ class FlowRun:
         patch.setattr(tempfile, "tempdir", None)
         patch.chdir(root / "cwd")
         random = SimpleNamespace(token_hex=lambda size: "ab" * size, token_bytes=lambda size: b"t" * size)
-        for module in (ledger, stored_secrets):
+        for module in (charges, sources, stored_secrets):
             patch.setattr(module, "secrets", random)
         numbers = count()
         patch.setattr(store, "new_private_id", lambda: f"p{next(numbers):032x}")
