@@ -38,6 +38,9 @@ def pairs(rows: int) -> pa.Table:
 
 def run_experts(options: argparse.Namespace) -> None:
     """Print the seconds and the digests of the experts, in the home that the environment names."""
+    from understudy.settings import prepare_environment
+
+    prepare_environment()
     from prefect import flow, unmapped
 
     from understudy.artifacts.access import path_of, write_table
