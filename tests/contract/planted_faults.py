@@ -86,7 +86,7 @@ def clip_of_training_removed(patch: Patch) -> None:
 def checkpoint_chosen_on_private_loss(patch: Patch) -> None:
     exact = training.train
 
-    def choosing(model, *, plan, objectives, data, progress=None, **options):
+    def choosing(model, *, plan, objectives, data, course, **options):
         objective = objectives[plan.streams[0].name]
         kept = []
 
@@ -95,10 +95,11 @@ def checkpoint_chosen_on_private_loss(patch: Patch) -> None:
             with torch.no_grad():
                 loss = float(objective.loss(model, batch)[data["valid"]].mean())
             kept.append((loss, {name: p.detach().clone() for name, p in objective.parameters.items()}))
-            if progress is not None:
-                progress(done, steps)
+            if course.progress is not None:
+                course.progress(done, steps)
 
-        exact(model, plan=plan, objectives=objectives, data=data, progress=looking, **options)
+        watched = dataclasses.replace(course, progress=looking)
+        exact(model, plan=plan, objectives=objectives, data=data, course=watched, **options)
         with torch.no_grad():
             for name, value in min(kept, key=lambda pair: pair[0])[1].items():
                 objective.parameters[name].copy_(value)
