@@ -38,7 +38,8 @@ def with_server(prefect_server):
 def pairs(tmp_path):
     path = tmp_path / "pairs.parquet"
     asked = [f"patient zq{i}x asks how ward {i % 9} was" for i in range(40)]
-    table = pa.table({"instruction": asked, "response": ["dreadful" if i % 2 else "lovely" for i in range(40)]})
+    # Of every ten rows in a row one is held out: both answers are among those, whatever the key.
+    table = pa.table({"instruction": asked, "response": ["dreadful" if i // 10 % 2 else "lovely" for i in range(40)]})
     pq.write_table(table, path)
     return path
 

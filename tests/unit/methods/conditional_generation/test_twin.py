@@ -9,6 +9,7 @@ from understudy.errors import InputError
 from understudy.methods.conditional_generation import twin as own
 from understudy.methods.conditional_generation.method import METHOD
 from understudy.methods.conditional_generation.twin import Twin, clip_norm, damage, learning_rate, own_rows, resolve_for
+from understudy.models import choices
 
 
 @pytest.fixture
@@ -60,8 +61,8 @@ def test_the_clip_norm_lies_below_the_gradients_of_own_texts(twin_of, label_name
 
 def test_auto_becomes_numbers_once_and_what_is_given_stays(make_base, make_config, label_names, tmp_path, monkeypatch):
     monkeypatch.setattr(own, "check_model", lambda *_: None)
-    monkeypatch.setattr(own, "folder_digest", lambda _: "digest")
-    monkeypatch.setattr(own, "model_folder", lambda _: tmp_path)
+    monkeypatch.setattr(choices, "folder_digest", lambda _: "digest")
+    monkeypatch.setattr(choices, "model_folder", lambda _: tmp_path)
     config, calls = make_config(train={"learning_rate": 0.003}), []
 
     def base():
