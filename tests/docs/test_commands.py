@@ -30,7 +30,7 @@ BY_THE_WORKER_TEST = {
 # What the texts and figures are worth is measured elsewhere: each step of a run is taken, none is taken often.
 FEWER = {
     "conditional-generation": (
-        "train.epochs=0.2",
+        "train.epochs=0.05",
         "train.learning_rate=0.001",
         "train.max_length=24",
         "generate.sampling.max_new_tokens=6",
