@@ -76,7 +76,7 @@ def confined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def home(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An isolated home, exchange store and MLflow database, one thread, the CPU and float32, for each test.
 
-    Where flows run, the MLflow database has its tables already, which a session makes once, and figures no layout.
+    Where flows run, the MLflow database has its tables already, which a session makes once, and figures are not drawn.
     """
     for name in [name for name in os.environ if name.startswith("UNDERSTUDY_")]:
         monkeypatch.delenv(name)
@@ -87,9 +87,9 @@ def home(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
         root.mkdir(mode=0o700)
         shutil.copy(request.getfixturevalue("empty_tracking_store"), root / "mlflow.db")
         request.getfixturevalue("one_encoder")
-        from tests_support import without_layout
+        from tests_support import without_drawing
 
-        without_layout(monkeypatch)
+        without_drawing(monkeypatch)
     return root
 
 

@@ -100,8 +100,11 @@ def write_random_model(folder: Path, *, positions: int = 64) -> Path:
     return folder
 
 
-def without_layout(patch: pytest.MonkeyPatch) -> None:
-    """Figures are painted and not laid out, which takes matplotlib longer than a small run: the report's tests do."""
+def without_drawing(patch: pytest.MonkeyPatch) -> None:
+    """An empty picture stands for every figure of the report, which takes longer to draw than a small run.
+
+    The report lies in the folder `internal`, which no replay compares; its own tests draw.
+    """
     drawn = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1 1"/>'
     patch.setattr("matplotlib.backends.backend_svg.FigureCanvasSVG.print_svg", lambda _, file, **__: file.write(drawn))
 

@@ -28,7 +28,7 @@ import pytest
 from contract import preference_rows
 from contract.private_files import CLIENTS, ROWS
 from contract.written_places import outside, written_places
-from tests_support import without_layout
+from tests_support import without_drawing
 from transformers.utils import logging as transformers_logging
 
 from understudy.artifacts import store
@@ -230,7 +230,7 @@ def smaller(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(gradient_matching, "MatchingEvaluationConfig", matching)
     downstream = functools.partial(evaluation.NextTokenConfig, epochs=1, max_length=8, batch_size=64)
     patch.setattr(evaluation, "NextTokenConfig", downstream)
-    without_layout(patch)
+    without_drawing(patch)
     # It collects garbage after every training, which takes longer than the training.
     patch.setattr("accelerate.utils.memory.clear_device_cache", lambda **_: None)
 

@@ -12,7 +12,7 @@ from contract.private_files import NAMES, ROW_KINDS, ROWS, row_of, without_row
 from understudy.privacy.testing.replay import ReplayReport, replay_check
 from understudy.runs.request import Budget
 
-OPTIONS = {"source": "replayed", "epsilon": 2.0, "delta": 1e-3, "budget": Budget(epsilon=8, delta=1e-3)}
+OPTIONS = {"source": "replayed", "epsilon": 8.0, "delta": 1e-3, "budget": Budget(epsilon=8, delta=1e-3)}
 
 
 def labelled_flow(

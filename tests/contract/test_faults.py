@@ -25,7 +25,6 @@ class Planted:
         kind: of the unit that the neighbour lacks.
         settings: added to the variant's.
         far: also replay on a file that differs in every unit.
-        epsilon: of the run; None: the flow's own.
     """
 
     plant: Callable[[pytest.MonkeyPatch], None]
@@ -35,7 +34,6 @@ class Planted:
     kind: str = "plain"
     settings: tuple[str, ...] = ()
     far: bool = False
-    epsilon: float | None = None
 
 
 MOVED, SEEN, SCALE = "times its declared sensitivity", "visible output", "times what was declared"
@@ -65,8 +63,6 @@ PLANTED = {
         JOINT,
         settings=MANY_STEPS,
         far=True,
-        # With more noise the loss grows from the first step on, whatever the rows.
-        epsilon=8.0,
     ),
     "class count read": Planted(
         plant.class_count_read, generation, "differs", "multitask, alternating, steered", "rare class"
@@ -134,8 +130,6 @@ def found_by(fault, model, folder, places, patch):
     """What a replay says; the evaluation stands aside, for all faults lie before it."""
     run = fault.method.flow(fault.variant, model, folder, places, patch, *fault.settings)
     without_evaluation(patch)
-    if fault.epsilon is not None:
-        run.options["epsilon"] = fault.epsilon
     if fault.method is preferences:
         unit = run.first_client()
         data, neighbour, far = client_of(fault.kind, unit), clients(unit), unrelated_clients()

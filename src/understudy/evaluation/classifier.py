@@ -122,7 +122,7 @@ def _untrained(classes: int, config: ClassifierConfig, generator: torch.Generato
     with torch.random.fork_rng(devices=[]):  # the default initialisation, replaced below, draws from it
         head = nn.Linear(backbone.config.hidden_size, classes)
     with torch.no_grad():
-        head.weight.copy_(0.02 * torch.randn(head.weight.shape, generator=generator))
+        head.weight.copy_(0.02 * torch.randn(head.weight.shape, generator=generator, device="cpu"))
         head.bias.zero_()
     return TextClassifier(backbone=backbone, head=head.to(device), tokenizer=tokenizer, config=config)
 

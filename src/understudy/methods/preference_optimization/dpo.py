@@ -36,6 +36,8 @@ from understudy.progress import CheckpointSink
 
 Progress = Callable[[int, int, float], None]
 
+_log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Pairs:
@@ -107,30 +109,35 @@ def train_round(  # noqa: PLR0913 - what is trained on, how, and where its state
 def encode_pairs(base: LoadedModel, pairs: Pairs) -> dict[str, list[list[int]]]:
     """Token ids of prompts and texts, exactly as in generation; nothing is cut.
 
-    A pair of equal texts has no gradient but that of rounding, which AdamW would scale up: it is left out.
+    A pair of equal texts has no gradient but that of rounding, which AdamW would scale up: it is left out. So is one
+    that is longer than the context: a text may be of more tokens when it is read than when it was drawn, which is
+    known after the charge only.
 
     Returns:
         Columns `prompt_ids`, `chosen_ids`, `rejected_ids`.
 
     Raises:
-        InputError: lists of different length, no pair of two texts, or one that does not fit the model's context.
+        InputError: lists of different length, no pair of two texts, or none that fits the model's context.
     """
     sizes = (len(pairs.prompts), len(pairs.chosen), len(pairs.rejected))
     if len(set(sizes)) != 1 or sizes[0] == 0:
         raise InputError(f"pairs: expected as many chosen and rejected texts as prompts, at least 1, found {sizes}")
     rows: dict[str, list[list[int]]] = {"prompt_ids": [], "chosen_ids": [], "rejected_ids": []}
-    context = getattr(base.model.config, "max_position_embeddings", None)
-    for row, (asked, *texts) in enumerate(zip(pairs.prompts, pairs.chosen, pairs.rejected, strict=True)):
+    context, longer = getattr(base.model.config, "max_position_embeddings", None), 0
+    for asked, *texts in zip(pairs.prompts, pairs.chosen, pairs.rejected, strict=True):
         prompt, answers = prompt_tokens(base, asked), [_text_tokens(base, text) for text in texts]
-        wanted = len(prompt) + max(map(len, answers))
-        if context is not None and wanted > context:
-            raise InputError(
-                f"pair {row}: prompt and longer text take {wanted} tokens, {base.name}'s context holds {context}: "
-                "lower candidates.seeds_per_prompt, seed_tokens or max_new_tokens"
-            )
-        if answers[0] != answers[1]:
+        if context is not None and len(prompt) + max(map(len, answers)) > context:
+            longer += 1
+        elif answers[0] != answers[1]:
             for column, ids in zip(rows.values(), (prompt, *answers), strict=True):
                 column.append(ids)
+    if longer == sizes[0]:
+        raise InputError(
+            f"pairs: found {sizes[0]}, none of which fits {base.name}'s context of {context} tokens; lower "
+            "candidates.seeds_per_prompt, seed_tokens or max_new_tokens"
+        )
+    if longer:
+        _log.warning("%d of %d pairs are longer than the context of %d tokens and left out", longer, sizes[0], context)
     if not rows["prompt_ids"]:
         raise InputError(
             f"pairs: found {sizes[0]} pairs, none with texts that differ; raise candidates.sampling.temperature, "

@@ -252,14 +252,18 @@ def test_no_token_is_added_or_cut_between_prompt_and_text(base):
     assert rows["rejected_ids"] == [encode("\n")]
 
 
-def test_a_pair_that_does_not_fit_is_refused_not_cut(gpt2):
+def test_a_pair_that_does_not_fit_is_left_out_not_cut(gpt2, caplog):
     fitting = "a " * 100
     while len(encode_rows := gpt2.tokenizer.encode(" " + fitting.strip())) + 2 > 48 - 1:
         fitting = fitting[:-2]
     prompt = ""  # BOS alone
     assert len(encode_pairs(gpt2, Pairs([prompt], [fitting], ["b"]))["chosen_ids"][0]) == len(encode_rows) + 1 == 46
-    with pytest.raises(InputError, match=r"pair 1: .* 49 tokens, gpt2's context holds 48"):
-        encode_pairs(gpt2, Pairs([prompt] * 2, ["b", "b"], ["c", fitting + "a a"]))
+    rows = encode_pairs(gpt2, Pairs([prompt] * 2, ["b", "b"], ["c", fitting + "a a"]))
+    assert [gpt2.tokenizer.decode(ids) for ids in rows["rejected_ids"]] == [" c\n"]
+    assert [len(column) for column in rows.values()] == [1, 1, 1]
+    assert "1 of 2 pairs are longer than the context of 48 tokens" in caplog.text
+    with pytest.raises(InputError, match="found 1, none of which fits gpt2's context of 48 tokens"):
+        encode_pairs(gpt2, Pairs([prompt], ["b"], [fitting + "a a"]))
 
 
 @pytest.mark.parametrize("sizes", [(0, 0, 0), (2, 2, 1), (1, 2, 2)])
