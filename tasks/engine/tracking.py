@@ -55,6 +55,7 @@ os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 EXPERIMENT = "understudy"
 _DIGEST = 36  # characters that MLflow keeps of a data set's digest
 _BATCH = 100  # parameters that MLflow takes at once
+_PAGE = 1000  # runs that MLflow answers with at once
 _RETRY_AFTER_S = (0.2, 1.0, 3.0)
 
 
@@ -226,12 +227,21 @@ class Log:
         if any("'" in value for value in tags.values()):
             raise InputError(f"tracking: expected tags without quotes, found {dict(tags)}")
         wanted = " and ".join(f"tags.`{name}` = '{value}'" for name, value in tags.items())
-        return list(self.client.search_runs([self.experiment], wanted))
+        return self._found(wanted)
 
     def runs_with(self, ref_id: str) -> "list[Run]":
         """Runs that read or made the artifact."""
         digest = ref_id[:_DIGEST].replace("'", "")
-        return list(self.client.search_runs([self.experiment], f"dataset.digest = '{digest}'"))
+        return self._found(f"dataset.digest = '{digest}'")
+
+    def _found(self, wanted: str) -> "list[Run]":
+        search = functools.partial(self.client.search_runs, [self.experiment], wanted, max_results=_PAGE)
+        page = search()
+        found = list(page)
+        while page.token:
+            page = search(page_token=page.token)
+            found += page
+        return found
 
     def mark_purged(self, ref_id: str) -> set[str]:
         """Tag the runs that name the artifact; returns their ids."""

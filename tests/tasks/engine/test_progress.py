@@ -79,6 +79,7 @@ def test_waiting_is_said_in_a_terminal_only(terminal):
 def test_prefect_shows_one_artifact_that_moves(tracked):
     from prefect import flow
     from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 
     @flow(name="shows-progress")
     def shows_progress():
@@ -88,7 +89,7 @@ def test_prefect_shows_one_artifact_that_moves(tracked):
 
     shows_progress()
     with get_client(sync_client=True) as client:
-        found = [a for a in client.read_artifacts() if a.key == "progress-train-1"]
+        found = client.read_artifacts(artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=["progress-train-1"])))
     assert [(a.type, a.data) for a in found] == [("progress", 60.0)]
 
 

@@ -343,6 +343,7 @@ def test_an_error_that_stays_is_not_retried(tracked, error):
 
 def test_prefect_keeps_no_text_of_a_foreign_error(tracked):
     from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import FlowFilter, FlowFilterName
 
     @task(name="leaks", retries=0)
     def leaks(rows: ArtifactRef) -> int:
@@ -355,8 +356,8 @@ def test_prefect_keeps_no_text_of_a_foreign_error(tracked):
     with pytest.raises(TaskFailed, match=r"'leaks'.*KeyError.*test_runtime\.py"):
         leaks_flow()
     with get_client(sync_client=True) as client:
-        runs = [run for run in client.read_flow_runs() if run.state and run.state.is_failed()]
-    assert any("leaks" in run.state.message for run in runs)
+        runs = client.read_flow_runs(flow_filter=FlowFilter(name=FlowFilterName(any_=["leaks-flow"])))
+    assert [run.state.is_failed() and "leaks" in run.state.message for run in runs] == [True]
     assert not [run for run in runs if "Zibby" in run.model_dump_json()]
     results = "".join(path.read_text() for path in settings().results_root.iterdir())
     assert "Zibby" not in results
