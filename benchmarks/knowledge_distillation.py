@@ -9,7 +9,8 @@ answer that cannot be read counts as neutral.
     base, professional      as they are
     non_private             an adapter tuned on the client's pairs like those of the other arms on theirs
     dp_only                 the adapter trained by DP-SGD, for `--only-epochs`
-    distilled, unranked     the method, and the method with `filters.rank=none`
+    distilled               the method
+    together, unranked      the method with the paper's `filters.rank_within=all`, and with `filters.rank=none`
     dp_instruct, dp_gene    pairs of the DP model itself, in two steps and in one; they tune the DP adapter
     self_instruct, icl, ... pairs of the base model; icl and the like show real pairs, so they are private
 
@@ -29,7 +30,7 @@ from typing import Any
 import cells
 import pyarrow as pa
 import pyarrow.parquet as pq
-from knowledge_distillation_data import ABOUT, ANSWER_TOKENS, LABELS, Cell, Settings, halves
+from knowledge_distillation_data import ABOUT, ANSWER_TOKENS, LABELS, Cell, Settings, halves, unseen_public
 from knowledge_distillation_tables import ALL_ARMS, ARMS, rows_of
 from tables import print_table, write_figures
 
@@ -50,7 +51,10 @@ def config_of(settings: Settings, cell: Cell) -> Any:
             "train": {"max_length": settings.length, "epochs": float(epochs), "batch_size": 100, "micro_batch": 8},
             "tune": {"steps": settings.tune_steps, "max_length": settings.length, "batch_size": 8},
             "professional": {"model": str(folder), "sampling": answers},
-            "filters": {"rank": "none" if cell.arm == "unranked" else "ifd"},
+            "filters": {
+                "rank": "none" if cell.arm == "unranked" else "ifd",
+                "rank_within": "all" if cell.arm == "together" else "responses",
+            },
             "instructions": {
                 "examples": str(examples_file(folder)),
                 "sampling": {"max_new_tokens": 40, "temperature": 0.7, "top_p": 1.0},
@@ -61,7 +65,7 @@ def config_of(settings: Settings, cell: Cell) -> Any:
 
 def professional_folder(settings: Settings, data: str) -> Path:
     """Where the professional model of a data set is kept."""
-    names = ("model", "public", "characters", "length", "professional_steps")
+    names = ("model", "public", "characters", "length", "professional_steps", "professional_rate")
     digest = cells.short_digest({name: getattr(settings, name) for name in names})
     return settings.cache / f"professional-{data}-{digest}"
 
@@ -92,7 +96,11 @@ def make_professional(settings: Settings, data: str) -> None:
         {"input_ids": rows.input_ids, "attention_mask": rows.attention_mask, "loss_mask": rows.loss_mask},
         response_losses,
         plan=Steps(
-            steps=settings.professional_steps, batch_size=16, learning_rate=5e-4, final_learning_rate=1e-5, seed=0
+            steps=settings.professional_steps,
+            batch_size=16,
+            learning_rate=settings.professional_rate,
+            final_learning_rate=1e-5,
+            seed=0,
         ),
     )
     with cells.temporary(folder, folder=True) as part:
@@ -151,7 +159,7 @@ def pairs_by(settings: Settings, cell: Cell, config: Any, start: Any) -> tuple[l
     from understudy.methods.knowledge_distillation import distil
 
     model = distil.dp_model(config, start)
-    if cell.arm in ("distilled", "unranked"):
+    if cell.arm in ("distilled", "together", "unranked"):
         made = distil.synthesise(model, config, answers=settings.cache / "answers")
         facts = {"dropped": made.facts["dropped"][""], "made": len(made.table), "answers": answer_scores(made.table)}
         return [pair for pair in pairs_of(made.table) if pair is not None], facts
@@ -176,20 +184,30 @@ def answer_scores(table: pa.Table) -> dict[str, tuple[int, float]]:
 
 
 def figures(settings: Settings, cell: Cell) -> cells.Value:
-    """Loss of held-out responses; accuracy and F1 where answers are of a fixed set."""
+    """Loss of held-out responses; accuracy and F1 where answers are of a fixed set; the professional's choice too."""
+    config = config_of(settings, cell)
+    model, facts = model_of(settings, cell, config)
+    _, _, test = halves(settings, cell)
+    value = {**judged_on(test, model, settings=settings, config=config, data=cell.data), **facts}
+    if cell.arm == "professional":
+        unseen = unseen_public(settings, cell.data)
+        found = judged_on(unseen, model, settings=settings, config=config, data=cell.data)
+        value["unseen_public"] = {key: found[key] for key in ("loss", "accuracy", "macro_f1") if key in found}
+    return value
+
+
+def judged_on(test: list[Any], model: Any, *, settings: Settings, config: Any, data: str) -> cells.Value:
+    """What a model makes of some pairs."""
     from understudy.evaluation.answer_set import score_answers
     from understudy.evaluation.paired import mean_interval
     from understudy.generation.instructions import PairEncoder
     from understudy.generation.scoring import mean_response_losses
     from understudy.methods.knowledge_distillation.responses import write_responses
 
-    config = config_of(settings, cell)
-    model, facts = model_of(settings, cell, config)
-    _, _, test = halves(settings, cell)
     losses = mean_response_losses(model.model, PairEncoder(model.tokenizer).encode(test, max_length=settings.length))
     loss = mean_interval(losses, seed=0)
-    value: cells.Value = {"loss": [loss.value, loss.low, loss.high], "losses": losses.tolist(), **facts}
-    if cell.data == "financial_phrasebank":
+    value: cells.Value = {"loss": [loss.value, loss.low, loss.high], "losses": losses.tolist()}
+    if data == "financial_phrasebank":
         answering = config.professional.model_copy(
             update={"sampling": config.professional.sampling.model_copy(update={"max_new_tokens": 6, "top_p": 0.01})}
         )
@@ -201,6 +219,7 @@ def figures(settings: Settings, cell: Cell) -> cells.Value:
         accuracy = mean_interval(scored.correct.astype(float), seed=0)
         value |= {"accuracy": [accuracy.value, accuracy.low, accuracy.high], "macro_f1": scored.macro_f1}
         value |= {"unparsed": scored.unparsed, "correct": scored.correct.astype(int).tolist()}
+        value |= {"given": scored.given.tolist(), "right": right}
     return value
 
 
@@ -219,9 +238,9 @@ def main() -> None:
     parser: argparse.ArgumentParser = cells.arguments(__doc__)
     plain = Settings(Path(), Path())
     parser.add_argument("--model", default=plain.model)
-    numbers = [one.name for one in fields(Settings) if one.type == "int"]
-    for name in numbers:
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(plain, name))
+    kinds = {"int": int, "float": float}
+    for name, kind in [(one.name, kinds[one.type]) for one in fields(Settings) if one.type in kinds]:
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=getattr(plain, name))
     parser.add_argument("--sets", nargs="+", default=list(ABOUT), choices=list(ABOUT))
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ALL_ARMS))
     parser.add_argument("--epsilon", type=float, default=8.0)

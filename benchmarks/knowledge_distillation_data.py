@@ -29,6 +29,7 @@ class Settings:
     characters: int = 400
     length: int = 128
     professional_steps: int = 300
+    professional_rate: float = 5e-4
     tune_steps: int = 100
     epochs: int = 4
     only_epochs: int = 10
@@ -49,16 +50,34 @@ class Cell:
         return f"distillation-{self.data}-{self.arm}-{self.epsilon:g}-{self.seed}"
 
 
-def table_of(settings: Settings, data: str, part: str) -> pa.Table:
-    """Pairs of a data set that are short enough; phrases become questions."""
+def table_of(settings: Settings, data: str, part: str, *, characters: int | None) -> pa.Table:
+    """Pairs of a data set that are short enough, or all of them; phrases become questions."""
     found = pq.read_table(settings.data / data / f"{part}.parquet")
     if "response" not in found.column_names:
         asked = [QUESTION.format(text=text) for text in found["text"].to_pylist()]
         found = pa.table({"instruction": asked, "response": found["label_name"]})
     names = ("instruction", "response")
+    found = found.select(list(names))
+    if characters is None:
+        return found
     lengths = (map(len, found[name].to_pylist()) for name in names)
-    short = [sum(both) <= settings.characters for both in zip(*lengths, strict=True)]
-    return found.select(list(names)).filter(pa.array(short))
+    return found.filter(pa.array([sum(both) <= characters for both in zip(*lengths, strict=True)]))
+
+
+def unseen_public(settings: Settings, data: str, *, most: int = 200) -> list[Any]:
+    """Public pairs that the professional model was not tuned on, the shorter first: what its settings are chosen on.
+
+    Where the public half has few of them left, pairs of more than `--characters` that stand between its rows follow.
+    """
+    from understudy.generation.instructions import pairs_of
+
+    whole = table_of(settings, data, "train", characters=None)
+    lengths = [sum(map(len, row.values())) for row in whole.to_pylist()]
+    short = [place for place, length in enumerate(lengths) if length <= settings.characters]
+    half = len(short) // 2
+    seen = set(short[: min(half, settings.public)])
+    unseen = [place for place in range(short[half - 1] + 1) if place not in seen]
+    return pairs_of(whole.take(sorted(unseen, key=lambda place: lengths[place])[:most]))
 
 
 def halves(settings: Settings, cell: Cell) -> tuple[list[Any], list[Any], list[Any]]:
@@ -69,7 +88,7 @@ def halves(settings: Settings, cell: Cell) -> tuple[list[Any], list[Any], list[A
     """
     from understudy.generation.instructions import pairs_of
 
-    train, test = (table_of(settings, cell.data, part) for part in ("train", "test"))
+    train, test = (table_of(settings, cell.data, part, characters=settings.characters) for part in ("train", "test"))
     half = train.num_rows // 2
     if half < settings.pairs:
         raise SystemExit(f"--pairs {settings.pairs}: expected as many in a half of {cell.data}, found {half}")

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import cells
 import numpy as np
 from knowledge_distillation_data import Cell
 from tables import Row, interval_text
 
+from understudy.evaluation.answer_set import macro_f1
 from understudy.evaluation.paired import mean_difference, mean_interval
 from understudy.evaluation.utility import Interval
 
 ARMS = ("base", "professional", "dp_only", "distilled", "dp_instruct", "dp_gene", "non_private", "self_instruct", "icl")
-ALL_ARMS = (*ARMS, "unranked", "self_instruct_icl", "dp_instruct_icl")
+ALL_ARMS = (*ARMS, "together", "unranked", "self_instruct_icl", "dp_instruct_icl")
 PRIVATE = ("icl", "self_instruct_icl", "dp_instruct_icl", "non_private")
 
 
@@ -32,6 +35,25 @@ def difference(first: dict[int, cells.Value], second: dict[int, cells.Value], ke
         return ""
     sides = [np.mean([side[seed][key] for seed in seeds], axis=0) for side in (first, second)]
     return spoken(mean_difference(sides[0], sides[1], seed=0))
+
+
+def f1_difference(first: dict[int, cells.Value], second: dict[int, cells.Value]) -> str:
+    """Macro F1 of first minus second, the mean over the seeds of both, paired over held-out pairs; or empty."""
+    seeds = sorted(first.keys() & second.keys())
+    if not seeds:
+        return ""
+    sides = [
+        [tuple(np.array(side[seed][key]) for key in ("given", "right")) for seed in seeds] for side in (first, second)
+    ]
+
+    def between(rows: Any) -> float:
+        means = [np.mean([macro_f1(given[rows], right[rows]) for given, right in side]) for side in sides]
+        return float(means[0] - means[1])
+
+    every = np.arange(len(sides[0][0][0]))
+    drawn = np.random.default_rng(0).integers(len(every), size=(2000, len(every)))
+    low, high = np.quantile([between(rows) for rows in drawn], [0.025, 0.975])
+    return spoken(Interval(between(every), float(low), float(high)))
 
 
 def spoken(found: Interval) -> str:
@@ -57,6 +79,8 @@ def rows_of(found: dict[Cell, cells.Value], data: str) -> list[Row]:
             for other, theirs in beside.items():
                 row[f"accuracy above {other}'s by"] = difference(own, theirs, "correct")
             row["macro F1"] = f"{np.mean([value['macro_f1'] for value in own.values()]):.3f}"
+            for other, theirs in beside.items():
+                row[f"macro F1 above {other}'s by"] = f1_difference(own, theirs)
             row["unparsed"] = f"{np.mean([value['unparsed'] for value in own.values()]):.1f}"
         row["pairs"] = (
             "" if "made" not in next(iter(own.values())) else f"{np.mean([v['made'] for v in own.values()]):.0f}"

@@ -20,12 +20,14 @@ class Answered:
     """How free answers compare with the right ones.
 
     Attributes:
+        given: `(n,)` int64, the place of each answer; an unreadable one counts as the neutral one.
         correct: `(n,)` bool.
         accuracy: share of right answers.
         macro_f1: mean over answers that are right for some text.
         unparsed: how many texts named none of the answers, or several; they count as the neutral one.
     """
 
+    given: npt.NDArray[np.int64]
     correct: npt.NDArray[np.bool_]
     accuracy: float
     macro_f1: float
@@ -63,12 +65,21 @@ def score_answers(texts: Sequence[str], right: Sequence[int], *, answers: Sequen
     if not texts or len(texts) != len(right):
         raise InputError(f"expected a right answer for each text, at least one, found {len(texts)} and {len(right)}")
     read = [read_answer(text, answers) for text in texts]
-    given = np.array([neutral if place is None else place for place in read])
-    wanted = np.asarray(right)
-    scores = []
-    for place in sorted(set(wanted.tolist())):
-        hits = int(((given == place) & (wanted == place)).sum())
-        scores.append(2 * hits / int((given == place).sum() + (wanted == place).sum()))
+    given = np.array([neutral if place is None else place for place in read], dtype=np.int64)
+    wanted = np.asarray(right, dtype=np.int64)
     correct = given == wanted
     unparsed = sum(place is None for place in read)
-    return Answered(correct, float(correct.mean()), float(np.mean(scores)), unparsed)
+    return Answered(given, correct, float(correct.mean()), macro_f1(given, wanted), unparsed)
+
+
+def macro_f1(given: npt.NDArray[np.int64], wanted: npt.NDArray[np.int64]) -> float:
+    """The mean of F1 over the answers that are right somewhere.
+
+    >>> macro_f1(np.array([0, 1, 1, 1]), np.array([0, 0, 1, 1]))
+    0.7333333333333334
+    """
+    scores = []
+    for place in np.unique(wanted):
+        hits = ((given == place) & (wanted == place)).sum()
+        scores.append(2 * hits / ((given == place).sum() + (wanted == place).sum()))
+    return float(np.mean(scores))

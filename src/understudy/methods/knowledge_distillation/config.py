@@ -97,6 +97,11 @@ class FilterConfig(Frozen):
     rank: Literal["ifd", "none"] = setting(
         "ifd", "Pairs are kept from the lowest IFD score on, or in the order in which they were drawn."
     )
+    rank_within: Literal["responses", "all"] = setting(
+        "responses",
+        "Pairs are ranked within equal responses, of which each keeps its share, or all of them together (paper); "
+        "where all responses differ that is the same.",
+    )
 
 
 class ProfessionalConfig(Frozen):

@@ -17,12 +17,12 @@ from understudy.data.columns import strings
 from understudy.data.readers import read_source
 from understudy.errors import InputError
 from understudy.generation.instructions import Pair, PairEncoder
-from understudy.generation.scoring import response_losses
+from understudy.generation.scoring import Floats, response_losses
 from understudy.methods.knowledge_distillation.base import attach_adapter, shared_base, targets_of
-from understudy.methods.knowledge_distillation.config import KnowledgeDistillationConfig
+from understudy.methods.knowledge_distillation.config import FilterConfig, KnowledgeDistillationConfig
 from understudy.methods.knowledge_distillation.filters import drop_near_copies, judged, passed
 from understudy.methods.knowledge_distillation.instructions import draw_instructions
-from understudy.methods.knowledge_distillation.ranking import best_first, ifd_scores
+from understudy.methods.knowledge_distillation.ranking import best_first, best_first_within, ifd_scores
 from understudy.methods.knowledge_distillation.responses import load_professional, request_responses, write_responses
 from understudy.models.adapters import Adapter, put_adapter, take_adapter, with_adapter
 from understudy.models.loading import LoadedModel
@@ -100,14 +100,21 @@ def ranked(pairs: list[Pair], model: LoadedModel, config: KnowledgeDistillationC
     """The best `samples` pairs with their scores."""
     encoder = PairEncoder(model.tokenizer, config.template)
     scores = ifd_scores(pairs, model, encoder=encoder, max_length=config.tune.max_length) if pairs else np.zeros(0)
-    order = best_first(scores) if config.filters.rank == "ifd" else list(range(len(pairs)))
-    order = order[: config.samples]
+    order = _order(scores, pairs, config.filters)[: config.samples]
     columns = {
         "instruction": [pairs[place].instruction for place in order],
         "response": [pairs[place].response for place in order],
         "ifd": [float(scores[place]) for place in order],
     }
     return pa.table(columns, schema=SCHEMA)
+
+
+def _order(scores: Floats, pairs: list[Pair], filters: FilterConfig) -> list[int]:
+    if filters.rank == "none":
+        return list(range(len(pairs)))
+    if filters.rank_within == "all":
+        return best_first(scores)
+    return best_first_within(scores, [pair.response for pair in pairs])
 
 
 def improve(

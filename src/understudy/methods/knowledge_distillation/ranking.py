@@ -2,11 +2,16 @@
 
 IFD = ppl(response | instruction) / ppl(response), both by the DP model, perplexities as exp of the mean negative
 log-likelihood per token. Low scores first (paper, section 3.3).
-*Deviation*: which model scores is not said in the paper; it is the one that is to be tuned, as in the source of IFD.
+*Deviations*: which model scores is not said in the paper; it is the one that is to be tuned, as in the source of IFD.
+Pairs are ranked within equal responses unless `filters.rank_within=all`. IFD is to compare how much an instruction
+helps; where many instructions have one of few answers, it compares the answers instead, and the one that is least
+likely alone takes every place. Of the kept pairs each repeated response has the share that the professional model gave
+it. Responses that occur once are ranked together, so where all differ this is the paper's ranking.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -45,3 +50,27 @@ def ratio(behind: Floats, alone: Floats) -> Floats:
 def best_first(scores: Floats) -> list[int]:
     """Places from the lowest score on; equal ones in their order."""
     return [int(place) for place in np.argsort(scores, kind="stable")]
+
+
+def best_first_within(scores: Floats, responses: Sequence[str]) -> list[int]:
+    """Places from the best rank within equal responses on; however many are taken, each response keeps its share.
+
+    The rank of the k-th lowest score of m is (k - 1/2) / m. So the first places go to the responses as the seats of a
+    parliament do by the method of Sainte-Laguë. Responses that occur once are ranked together.
+
+    Args:
+        scores: `(n,)`; of equal ranks the lower score is first.
+        responses: of the n pairs.
+
+    >>> best_first_within(np.array([0.1, 0.2, 0.3, 0.4, 0.9, 0.8]), ["no", "no", "no", "no", "yes", "yes"])
+    [0, 5, 1, 2, 4, 3]
+    """
+    often = Counter(responses)
+    equals = [response if often[response] > 1 else None for response in responses]
+    sizes, seen = Counter(equals), Counter[str | None]()
+    ranks = np.zeros(len(responses))
+    lowest = best_first(scores)
+    for place in lowest:
+        ranks[place] = (seen[equals[place]] + 0.5) / sizes[equals[place]]
+        seen[equals[place]] += 1
+    return sorted(lowest, key=lambda place: float(ranks[place]))

@@ -8,7 +8,7 @@ import torch
 
 from understudy.generation.instructions import Pair, PairEncoder
 from understudy.generation.scoring import mean_response_losses, response_losses
-from understudy.methods.knowledge_distillation.ranking import best_first, ifd_scores, ratio
+from understudy.methods.knowledge_distillation.ranking import best_first, best_first_within, ifd_scores, ratio
 from understudy.models.loading import load_model
 
 PAIRS = [Pair("Name a colour.", "Red is one."), Pair("How do I water a fern in a dry room?", "Little and often.")]
@@ -25,6 +25,30 @@ def test_ratio_of_perplexities_worked_out_by_hand():
     alone = np.array([-(math.log(1 / 4) + math.log(1 / 4)) / 2, math.log(10)])
     assert ratio(behind, alone) == pytest.approx([1.0, 0.2])
     assert best_first(np.array([0.4, 0.2, 0.4, 0.1])) == [3, 1, 0, 2]
+
+
+def test_each_repeated_response_keeps_its_share_however_many_pairs_are_kept():
+    """All of the first twelve scores are lower than the others, and those twelve have one response."""
+    scores = np.arange(20.0)
+    responses = ["neutral"] * 12 + ["positive"] * 6 + ["negative"] * 2
+    assert {responses[place] for place in best_first(scores)[:10]} == {"neutral"}
+    order = best_first_within(scores, responses)
+    assert sorted(order) == list(range(20))
+    for kept in range(1, 21):
+        for response, share in {"neutral": 0.6, "positive": 0.3, "negative": 0.1}.items():
+            own = [place for place in order[:kept] if responses[place] == response]
+            assert abs(len(own) - share * kept) <= 1, (response, kept)
+            assert own == sorted(own), "the lowest scores of a response are its first"
+    assert order[:5] == [0, 12, 1, 2, 13]
+
+
+def test_responses_that_differ_are_ranked_by_score_alone():
+    scores = np.array([0.4, 0.2, 0.4, 0.1, 0.3])
+    assert best_first_within(scores, ["a", "b", "c", "d", "e"]) == best_first(scores)
+    assert best_first_within(scores, ["a"] * 5) == best_first(scores)
+    assert best_first_within(np.zeros(0), []) == []
+    often = best_first_within(np.array([0.9, 0.1, 0.2, 0.8]), ["yes", "a", "b", "yes"])
+    assert often == [1, 3, 2, 0], "those that occur once share one ranking"
 
 
 def test_losses_are_those_of_the_response_and_its_end_token(base):

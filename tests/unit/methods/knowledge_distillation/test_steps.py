@@ -133,6 +133,28 @@ def test_an_adapter_crosses_to_its_receiver_for_its_charge_only(home, tmp_path, 
         crossing.receive(tmp_path / "one", receiver="server", **taken | {"way": crossing.to_client("a" * 64, config)})
 
 
+def test_pairs_are_ranked_as_the_settings_say(folder, config):
+    model = load_model(folder)
+    words = ("ferns", "banks", "tides", "rooms", "pears", "loans", "birds", "roads", "coats")
+    pairs = [Pair(f"Tell me of {word}.", "no" if place < 3 else "yes") for place, word in enumerate(words)]
+    wanted = {
+        name: apply_overrides(config, ["samples=3", f"filters.{name}"]) for name in ("rank=none", "rank_within=all")
+    }
+    scores = distil.ranked(pairs, model, apply_overrides(config, ["samples=9", "filters.rank=none"]))["ifd"].to_pylist()
+    drawn = distil.ranked(pairs, model, wanted["rank=none"])
+    assert drawn["instruction"].to_pylist() == [pair.instruction for pair in pairs[:3]]
+    together = distil.ranked(pairs, model, wanted["rank_within=all"])
+    assert together["ifd"].to_pylist() == sorted(scores)[:3]
+    within = distil.ranked(pairs, model, apply_overrides(config, ["samples=3"])).to_pylist()
+    best = {
+        response: min(score for pair, score in zip(pairs, scores, strict=True) if pair.response == response)
+        for response in ("no", "yes")
+    }
+    assert sorted(row["response"] for row in within) == ["no", "yes", "yes"], "a third of the pairs says no"
+    for response, score in best.items():
+        assert min(row["ifd"] for row in within if row["response"] == response) == score
+
+
 def test_what_leaves_no_pair_says_so_and_keeps_the_adapter(config, tmp_path):
     strict = apply_overrides(config, ["filters.threshold=1.0"])
     made = distil.synthesise(shared_base(strict), strict, answers=tmp_path)
