@@ -77,8 +77,10 @@ def examples_file(folder: Path) -> Path:
 
 def make_professional(settings: Settings, data: str) -> None:
     """The base model, all of it fine-tuned on the public half."""
+    import torch
+
     from understudy.generation.instructions import PairEncoder
-    from understudy.generation.scoring import response_losses
+    from understudy.generation.scoring import sparse_response_losses
     from understudy.models.checkpoints import export_model
     from understudy.models.loading import load_model
     from understudy.models.tuning import Steps, tune
@@ -91,18 +93,20 @@ def make_professional(settings: Settings, data: str) -> None:
     base = load_model(settings.model)
     rows = PairEncoder(base.tokenizer).encode(public, max_length=settings.length)
     base.model.requires_grad_(True)
-    tune(
-        base.model,
-        {"input_ids": rows.input_ids, "attention_mask": rows.attention_mask, "loss_mask": rows.loss_mask},
-        response_losses,
-        plan=Steps(
-            steps=settings.professional_steps,
-            batch_size=16,
-            learning_rate=settings.professional_rate,
-            final_learning_rate=1e-5,
-            seed=0,
-        ),
-    )
+    # Half precision for what is no part of the method and costs most of a run's time.
+    with torch.autocast("cpu", torch.bfloat16):
+        tune(
+            base.model,
+            {"input_ids": rows.input_ids, "attention_mask": rows.attention_mask, "loss_mask": rows.loss_mask},
+            sparse_response_losses,
+            plan=Steps(
+                steps=settings.professional_steps,
+                batch_size=16,
+                learning_rate=settings.professional_rate,
+                final_learning_rate=1e-5,
+                seed=0,
+            ),
+        )
     with cells.temporary(folder, folder=True) as part:
         export_model(base.model, base.tokenizer, part)
 

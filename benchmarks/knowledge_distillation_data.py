@@ -64,7 +64,7 @@ def table_of(settings: Settings, data: str, part: str, *, characters: int | None
     return found.filter(pa.array([sum(both) <= characters for both in zip(*lengths, strict=True)]))
 
 
-def unseen_public(settings: Settings, data: str, *, most: int = 200) -> list[Any]:
+def unseen_public(settings: Settings, data: str, *, most: int = 120) -> list[Any]:
     """Public pairs that the professional model was not tuned on, the shorter first: what its settings are chosen on.
 
     Where the public half has few of them left, pairs of more than `--characters` that stand between its rows follow.

@@ -11,7 +11,7 @@ from understudy.data import tables
 from understudy.data.tables import check_instructions, read_source
 from understudy.errors import InputError
 from understudy.generation.instructions import Pair, PairEncoder, pairs_of
-from understudy.generation.scoring import response_losses
+from understudy.generation.scoring import sparse_response_losses
 from understudy.methods.knowledge_distillation.config import KnowledgeDistillationConfig, LoraConfig
 from understudy.models import lora
 from understudy.models.adapters import Targets, wrap
@@ -39,7 +39,7 @@ def shared_base(config: KnowledgeDistillationConfig, compute: Compute = ON_CPU) 
     tune(
         model,
         {"input_ids": rows.input_ids, "attention_mask": rows.attention_mask, "loss_mask": rows.loss_mask},
-        response_losses,
+        sparse_response_losses,
         plan=Steps(
             steps=config.seed.epochs * -(-len(pairs) // batch),
             batch_size=batch,

@@ -17,7 +17,7 @@ from understudy.data.columns import strings
 from understudy.data.readers import read_source
 from understudy.errors import InputError
 from understudy.generation.instructions import Pair, PairEncoder
-from understudy.generation.scoring import Floats, response_losses
+from understudy.generation.scoring import Floats, sparse_response_losses
 from understudy.methods.knowledge_distillation.base import attach_adapter, shared_base, targets_of
 from understudy.methods.knowledge_distillation.config import FilterConfig, KnowledgeDistillationConfig
 from understudy.methods.knowledge_distillation.filters import drop_near_copies, judged, passed
@@ -143,7 +143,7 @@ def improve(
         tune(
             model,
             {"input_ids": rows.input_ids, "attention_mask": rows.attention_mask, "loss_mask": rows.loss_mask},
-            response_losses,
+            sparse_response_losses,
             plan=Steps(
                 steps=settings.steps,
                 batch_size=settings.batch_size,

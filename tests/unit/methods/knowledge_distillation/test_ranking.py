@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from understudy.generation.instructions import Pair, PairEncoder
-from understudy.generation.scoring import mean_response_losses, response_losses
+from understudy.generation.scoring import mean_response_losses, response_losses, sparse_response_losses
 from understudy.methods.knowledge_distillation.ranking import best_first, best_first_within, ifd_scores, ratio
 from understudy.models.loading import load_model
 
@@ -86,3 +86,19 @@ def test_a_row_without_a_response_costs_nothing(base):
     losses = response_losses(base.model, batch)
     assert float(losses[0].detach()) == 0.0
     assert float(losses[1].detach()) > 0
+
+
+def test_losses_at_the_responses_positions_are_those_at_all_positions(base):
+    rows = PairEncoder(base.tokenizer).encode([PAIRS[0], None, PAIRS[1]], max_length=80)
+    batch = {"input_ids": rows.input_ids, "attention_mask": rows.attention_mask, "loss_mask": rows.loss_mask}
+    weight = base.model.get_input_embeddings().weight
+    weight.requires_grad_(True)
+    found = {}
+    for losses_of in (response_losses, sparse_response_losses):
+        losses = losses_of(base.model, batch)
+        found[losses_of] = (losses.detach(), *torch.autograd.grad(losses.mean(), weight))
+    weight.requires_grad_(False)
+    assert float(found[sparse_response_losses][0][1]) == 0.0
+    for dense, sparse in zip(found[response_losses], found[sparse_response_losses], strict=True):
+        assert float(dense.abs().max()) > 0
+        torch.testing.assert_close(sparse, dense, rtol=1e-4, atol=1e-6)
