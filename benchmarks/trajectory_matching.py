@@ -17,19 +17,21 @@ Nothing here is private: ag_news plays the part of the private set, and every ce
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import torch
-from cells import Benchmark, Call, Value, arguments, complete, parse, settings_from, short_digest
-from tables import Row, print_table, write_figures
+from cells import Benchmark, Call, Value, arguments, complete, parse, settings_from, short_digest, write
+from tables import Row, interval_text, print_table, write_figures
 
-from understudy.evaluation.multiple_choice import accuracy, questions_of
+from understudy.evaluation.multiple_choice import questions_of, rightly_answered
 from understudy.generation.instructions import Pair, PairEncoder
 from understudy.methods.trajectory_matching.carriers import choose, encoded
 from understudy.methods.trajectory_matching.config import TrajectoryMatchingConfig
@@ -55,8 +57,7 @@ from understudy.methods.trajectory_matching.unroll import Weights
 from understudy.models.loading import LoadedModel, load_model
 
 TOPICS = ("World", "Sports", "Business", "Sci/Tech")
-QUESTION = "What is this news about: World, Sports, Business or Sci/Tech? "
-CHARACTERS = 240
+QUESTION = "World, Sports, Business or Sci/Tech? "
 WITHOUT_SELECTION = ("untuned", "full", "transfer_untuned")
 LEARNT = {"nacd": {}, "beta0": {"beta": 0.0}, "frozen": {"trainable": "step_size"}}
 ARMS = (*WITHOUT_SELECTION, "selected", "mean_tokens", *LEARNT, "transfer_selected", "transfer_text")
@@ -72,6 +73,8 @@ class Settings:
     other: str = "tiny-gpt2"
     rows: int = 2700
     test_rows: int = 400
+    characters: int = 240
+    length: int = 112
     ratio: float = 0.05
     steps: int = 300
     tuning_epochs: int = 10
@@ -81,7 +84,7 @@ class Settings:
         return TrajectoryMatchingConfig.model_validate(
             {
                 "model": self.model,
-                "max_length": 112,
+                "max_length": self.length,
                 "public_seed": seed,
                 "experts": {"count": 1, "private": False},
                 "carrier": "selected",
@@ -110,29 +113,35 @@ class Cell:
 def pairs_of_news(settings: Settings, split: str, count: int) -> list[Pair]:
     """The first rows of ag_news as questions about their topic."""
     rows = pq.read_table(settings.data / "ag_news" / f"{split}.parquet").slice(0, count).to_pylist()
-    return [Pair(QUESTION + row["text"][:CHARACTERS], row["label_name"]) for row in rows]
+    return [Pair(QUESTION + row["text"][: settings.characters], row["label_name"]) for row in rows]
 
 
 def trajectory(settings: Settings, seed: int) -> Trajectory:
     """The expert of a seed: read, or trained from its last checkpoint."""
     config = settings.config(seed, "random")
-    name = short_digest({"model": settings.model, "rows": settings.rows, "config": config.experts.model_dump()})
+    sizes = {name: getattr(settings, name) for name in ("model", "rows", "characters", "length")}
+    name = short_digest({**sizes, "config": config.experts.model_dump()})
     folder = settings.cache / f"expert-{seed}-{name}"
     path = folder / "trajectory.safetensors"
     if not path.exists():
         base = load_model(settings.model)
-        rows = PairEncoder(base.tokenizer).encode(pairs_of_news(settings, "train", settings.rows), max_length=112)
+        rows = PairEncoder(base.tokenizer).encode(
+            pairs_of_news(settings, "train", settings.rows), max_length=settings.length
+        )
         student = expert_student(base.model, config, 0)
         save_trajectory(path, train_expert(student, rows, config, 0, folder=folder / "checkpoints"))
     return load_trajectory(path)
 
 
 def selected(settings: Settings, cell: Cell) -> list[Pair]:
-    """The rows that carry pseudo tokens."""
-    config, base = settings.config(cell.seed, cell.strategy), load_model(settings.model)
-    pairs = pairs_of_news(settings, "train", settings.rows)
-    student = expert_student(base.model, config, 0)
-    return [pairs[row] for row in choose(pairs, None, config, student=student, tokenizer=base.tokenizer)]
+    """The rows that carry pseudo tokens: read, or chosen."""
+    config, pairs = settings.config(cell.seed, cell.strategy), pairs_of_news(settings, "train", settings.rows)
+    path = settings.cache / f"selected-{cell.strategy}-{cell.seed}-{digest(settings, cell)}.rows"
+    if not path.exists():
+        base = load_model(settings.model)
+        student = expert_student(base.model, config, 0)
+        write(path, choose(pairs, None, config, student=student, tokenizer=base.tokenizer))
+    return [pairs[row] for row in json.loads(path.read_text())]
 
 
 def distilled(settings: Settings, cell: Cell, arm: str, carriers: Sequence[Pair]) -> tuple[Distilled, list[str]]:
@@ -154,7 +163,8 @@ def measured(student: Student, base: LoadedModel, weights: Weights, settings: Se
     with torch.no_grad():
         for name, parameter in adapters_of(student).items():
             parameter.copy_(weights[name])
-    return {"accuracy": accuracy(student.lm, base.tokenizer, questions, max_length=112)}
+    right = rightly_answered(student.lm, base.tokenizer, questions, max_length=settings.length)
+    return {"accuracy": sum(right) / len(right), "correct": [int(one) for one in right]}
 
 
 def figures(settings: Settings, cell: Cell) -> Value:
@@ -212,30 +222,53 @@ def chains(cells: Sequence[Cell]) -> list[list[Cell]]:
 
 
 def table(found: dict[Cell, Value]) -> list[Row]:
-    """A line per arm and way of selecting: the mean over seeds, and every seed's accuracy."""
-    rows: dict[tuple[str, str], list[Value]] = {}
+    """A line per arm and way of selecting: the mean over seeds, every seed, and what it is above the selected rows."""
+    rows: dict[tuple[str, str], dict[int, Value]] = {}
     for cell, value in found.items():
-        rows.setdefault((cell.arm, cell.strategy), []).append(value)
+        rows.setdefault((cell.arm, cell.strategy), {})[cell.seed] = value
     return [
         {
             "arm": arm,
             "selection": "" if arm in WITHOUT_SELECTION else strategy,
-            "accuracy": f"{sum(v['accuracy'] for v in values) / len(values):.3f}",
-            "each seed": " ".join(f"{v['accuracy']:.3f}" for v in values),
+            "accuracy": f"{mean_of(values, 'accuracy'):.3f}",
+            "each seed": " ".join(f"{value['accuracy']:.3f}" for value in values.values()),
+            "minus selected": gain(values, rows.get((baseline_of(arm), strategy), {})),
             **{
-                name: f"{sum(v[name] for v in values) / len(values):.3f}"
+                name: f"{mean_of(values, name):.3f}"
                 for name in ("matching_loss", "distance", "step_size")
-                if name in values[0]
+                if all(name in value for value in values.values())
             },
         }
         for (arm, strategy), values in rows.items()
     ]
 
 
+def mean_of(values: Mapping[int, Value], name: str) -> float:
+    return sum(value[name] for value in values.values()) / len(values)
+
+
+def baseline_of(arm: str) -> str:
+    """The arm whose rows carry no pseudo tokens."""
+    own = "transfer_selected" if arm.startswith("transfer_") else "selected"
+    return "" if arm == own else own
+
+
+def gain(values: Mapping[int, Value], others: Mapping[int, Value]) -> str:
+    """Accuracy minus that of the others, paired by test row, over the seeds that both have; 95 % bootstrap."""
+    from understudy.evaluation.utility import paired_bootstrap
+
+    both = sorted(values.keys() & others.keys())
+    if not both:
+        return ""
+    correct = [np.array([side[seed]["correct"] for seed in both], dtype=bool) for side in (values, others)]
+    found = paired_bootstrap(*correct, seed=0, replicates=2000, level=0.95)
+    return interval_text([found.value, found.low, found.high])
+
+
 def main() -> None:
     parser = arguments(__doc__)
     plain = Settings(Path(), Path())
-    for name in ("rows", "test_rows", "steps", "tuning_epochs"):
+    for name in ("rows", "test_rows", "characters", "length", "steps", "tuning_epochs"):
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(plain, name))
     parser.add_argument("--ratio", type=float, default=plain.ratio)
     parser.add_argument("--strategies", nargs="+", default=["random", "less"])

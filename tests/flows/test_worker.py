@@ -11,6 +11,7 @@ import time
 import urllib.request
 from collections import Counter
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from pathlib import Path
@@ -27,6 +28,7 @@ from understudy.artifacts.zone_keys import OwnKey
 from understudy.data.samples import generate
 from understudy.errors import InputError
 from understudy.flows.preference_optimization import SERVER
+from understudy.lazy import load
 from understudy.methods import registry
 from understudy.privacy.ledger.ledger import Ledger
 from understudy.runs.folders import read_record
@@ -262,13 +264,48 @@ def test_a_scheduled_run_that_was_killed_with_its_worker_is_crashed_retried_and_
     assert digests(tmp_path / "worker-out") == digests(tmp_path / "calm-out"), "as if it had never been killed"
 
 
+@dataclass(frozen=True)
+class LongJob:
+    """A run that is killed ten times.
+
+    Attributes:
+        task: in which it is killed.
+        given: fields of its request.
+        before: tasks that end before that one begins, and how often each is there.
+    """
+
+    task: str
+    given: dict[str, object]
+    before: dict[str, int]
+
+
+LONG_JOBS = {
+    "conditional-generation": LongJob(
+        "train", {"overrides": (*SMALL, "train.epochs=200", "train.checkpoint_every=1")}, {"charge": 1}
+    ),
+    # Checkpoints are 15 seconds apart.
+    "trajectory-matching": LongJob(
+        "distil",
+        {
+            "epsilon": None,
+            "share_real_rows": True,
+            "label_names": None,
+            "samples": 4,
+            "data": "sample:instructions",
+            "overrides": ("max_length=56", "experts.epochs=2", "distil.steps=2500", "distil.inner_steps=2"),
+        },
+        {"train-expert": 2, "select-rows": 1},
+    ),
+}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_ten_kills_of_worker_and_run(server, request_of, tmp_path, in_home):
-    api, drawn = server["PREFECT_API_URL"], random.Random(0)
-    deployment = ask(f"{api}/deployments/name/conditional-generation/default")["id"]
-    sizes = ("train.epochs=200", "train.checkpoint_every=1")
-    request = request_of(out=str(tmp_path / "worker-out"), overrides=(*SMALL, *sizes))
+@pytest.mark.parametrize("method", LONG_JOBS)
+def test_ten_kills_of_worker_and_run(method, server, request_of, tmp_path, in_home):
+    api, drawn, job = server["PREFECT_API_URL"], random.Random(0), LONG_JOBS[method]
+    deployment = ask(f"{api}/deployments/name/{method}/default")["id"]
+    request = request_of(out=str(tmp_path / "worker-out"), **job.given)
     body = {"parameters": {"request": request.model_dump(mode="json")}, "state": {"type": "SCHEDULED"}}
     run = ask(f"{api}/deployments/{deployment}/create_flow_run", body)["id"]
     for number in range(10):
@@ -276,17 +313,16 @@ def test_ten_kills_of_worker_and_run(server, request_of, tmp_path, in_home):
         if number == 0:
             shutil.copytree(settings().home, tmp_path / "calm")
         prefect(server, "flow-run", "retry", run)
-    prefect(server, "worker", "start", "--pool", "client", "--run-once")
+    prefect(server, "worker", "start", "--pool", "client", "--run-once", within=1500)
     states = tasks_of(api, run)
     assert ask(f"{api}/flow_runs/{run}")["state"]["type"] == "COMPLETED"
-    assert (states["charge", "Completed"], states["train", "Crashed"], states["train", "Running"]) == (1, 10, 0)
-    assert len(Ledger.open().charges("ward")) == 1
-
-    from understudy.flows.conditional_generation import conditional_generation
+    assert (states[job.task, "Crashed"], states[job.task, "Completed"], states[job.task, "Running"]) == (10, 1, 0)
+    assert {name: states[name, "Completed"] for name in job.before} == job.before, "what had ended was found again"
+    assert len(Ledger.open().charges("ward")) == job.before.get("charge", 0)
 
     shutil.rmtree(tmp_path / "calm/private/checkpoints")
     with in_home(tmp_path / "calm"):
-        conditional_generation(request.model_copy(update={"out": str(tmp_path / "calm-out")}))
+        load(registry.get(method).flow)(request.model_copy(update={"out": str(tmp_path / "calm-out")}))
     assert digests(tmp_path / "worker-out") == digests(tmp_path / "calm-out")
 
 

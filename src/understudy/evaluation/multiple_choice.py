@@ -70,8 +70,13 @@ def questions_of(pairs: Sequence[Pair], *, candidates: Sequence[str] | None = No
     ]
 
 
+def accuracy(model: Any, tokenizer: Any, questions: Sequence[Question], **settings: Any) -> float:
+    """Part of the questions that are answered rightly; arguments and errors are those of `rightly_answered`."""
+    return sum(rightly_answered(model, tokenizer, questions, **settings)) / len(questions)
+
+
 @torch.no_grad()
-def accuracy(
+def rightly_answered(
     model: Any,
     tokenizer: Any,
     questions: Sequence[Question],
@@ -80,8 +85,8 @@ def accuracy(
     template: Any = "auto",
     max_length: int = 128,
     batch_size: int = 16,
-) -> float:
-    """Part of the questions whose right candidate has the highest mean log-likelihood.
+) -> list[bool]:
+    """Whether each question's right candidate has the highest mean log-likelihood.
 
     Args:
         model: causal language model, in evaluation mode.
@@ -109,12 +114,13 @@ def accuracy(
         for start in range(0, len(asked), batch_size)
         for score in likelihoods(model, encoder, asked[start : start + batch_size], max_length=max_length).tolist()
     ]
-    right, place = 0, 0
+    right: list[bool] = []
+    place = 0
     for question in questions:
         own = scores[place : place + len(question.candidates)]
-        right += own.index(max(own)) == question.answer
+        right.append(own.index(max(own)) == question.answer)
         place += len(own)
-    return right / len(questions)
+    return right
 
 
 @torch.no_grad()

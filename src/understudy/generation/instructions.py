@@ -111,6 +111,12 @@ class PairEncoder:
         self._frames = {with_system: frame(with_system) for with_system in (False, True)}
         self.end = self._end_of_response()
 
+    @property
+    def opening_length(self) -> int:
+        """Tokens of the template before the instruction of a pair without a system text."""
+        frame = self._frames[False]
+        return len(frame.before) + len(frame.between)
+
     def check_width(self, max_length: int, *, setting: str = "max_length") -> None:
         """Refuse a width that the template fills; whatever the pairs are.
 

@@ -52,9 +52,11 @@ def read_pairs(spec: str, *, setting: str) -> pa.Table:
 
 
 def encoded(pairs: Sequence[Pair], tokenizer: Any, config: TrajectoryMatchingConfig) -> Rows:
-    """Pairs as the student reads them."""
-    found = PairEncoder(tokenizer, config.template).encode(pairs, max_length=config.max_length)
-    return Rows(found.input_ids, found.attention_mask, found.loss_mask)
+    """Pairs as the student reads them; a system text is part of no carrier, it stands before its instruction."""
+    encoder = PairEncoder(tokenizer, config.template)
+    found = encoder.encode(pairs, max_length=config.max_length)
+    place = encoder.opening_length if config.distil.place == "instruction" else 0
+    return Rows(found.input_ids, found.attention_mask, found.loss_mask, place)
 
 
 def answered(

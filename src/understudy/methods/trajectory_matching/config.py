@@ -66,6 +66,9 @@ class DistilConfig(Frozen):
     """How the pseudo tokens are learnt."""
 
     tokens: int = setting(2, "k, pseudo tokens before each row, at least 1. paper 2.", le=1024, ge=1)
+    place: Literal["instruction", "row"] = setting(
+        "instruction", "Where they stand: before the instruction, as their text does, or before the row. paper row."
+    )
     steps: Count = setting(60, "S, steps of distillation. tiny 60, paper 3000.")
     inner_steps: int = setting(6, "N, the student's steps. paper 6.", le=1000, ge=1)
     span: int = setting(1, "M, epochs between the expert's two snapshots. paper 1.", le=1000, ge=1)
@@ -74,7 +77,7 @@ class DistilConfig(Frozen):
     beta: float = setting(
         0.01, "Weight of the distance to the nearest token. tiny 0.01, paper 100; sweep 0, 20, 50, 100.", ge=0
     )
-    learning_rate: LearningRate = setting(0.01, "Adam, of the pseudo tokens. tiny 0.01, paper 3e-3.")
+    learning_rate: LearningRate = setting(0.1, "Adam, of the pseudo tokens. tiny 0.1, paper 3e-3.")
     step_size: float = setting(0.05, "alpha_0, the student's first step size.", le=1000, gt=0)
     step_size_learning_rate: LearningRate = setting(0.02, "Adam, of the logarithm of the step size.")
     trainable: Literal["tokens", "step_size"] = setting(
@@ -98,7 +101,7 @@ _PROFILES: Profiles = {
         "max_length": 512,
         "experts": {"learning_rate": 2e-4},
         "selection": {"strategy": "less", "warmup_epochs": 4, "projection": 8192},
-        "distil": {"steps": 3000, "beta": 100.0, "learning_rate": 3e-3},
+        "distil": {"place": "row", "steps": 3000, "beta": 100.0, "learning_rate": 3e-3},
         "tuning": {"learning_rate": 2e-4, "transfer": "meta-llama/Llama-2-7b-hf", "questions": 10_000},
     },
 }

@@ -34,6 +34,8 @@ from understudy.privacy.ledger.records import KeyMaterial
 from understudy.privacy.mechanisms import Mechanisms
 from understudy.progress import Course
 
+Clock = Callable[[], float]
+
 # Of one step that is timed; the first also sets things up.
 _STEPS = 2
 # Tuned: selected, mean tokens, embeddings, text; measured besides: the untuned model, an expert. A transfer tunes two
@@ -79,29 +81,44 @@ def check_model(config: TrajectoryMatchingConfig) -> LoadedModel:
 
 def expected_cost(config: TrajectoryMatchingConfig, promise: Promise) -> dict[str, Any]:
     """Minutes of experts, carriers, selection, distillation and tuning, and the peak of memory in MiB."""
-    base = load_base(config, chosen())
-    public = None if config.carrier == "selected" else read_pairs(config.carriers, setting="carriers")
-    answering = 0.0 if public is None or config.carrier != "written" else _seconds_of_answers(base, public, config)
-    student = expert_student(base.model, config, 0)
-    of_carriers = promise.n if public is None else public.num_rows
-    rows = rows_wanted(config.selecting, of_carriers)
-    experts, distilling, tuning = config.experts, config.distil, config.tuning
-    if experts.private:
-        step = _private_step(student, base, config, promise)
-    else:
-        step = _seconds_of_tuning(student, _made_up(base, config, experts.batch_size), experts.batch_size)
-    of_tuning = _seconds_of_tuning(student, _made_up(base, config, tuning.batch_size), tuning.batch_size)
-    matching = _seconds_of_matching(student, _made_up(base, config, distilling.batch_size), config)
-    seconds = {
-        "experts": experts.count * experts.epochs * steps_per_epoch(config, promise.n) * step,
-        "carriers": answering,
-        "selection": _selection_seconds(config, of_carriers, _seconds_of_tuning(student, _made_up(base, config, 1), 1)),
-        "distillation": distilling.steps * matching,
-        "tuning": _tuning_seconds(config, rows, of_tuning),
-    }
+    seconds = expected_seconds(config, promise)
     found: dict[str, Any] = {f"expected_{name}_minutes": round(value / 60, 1) for name, value in seconds.items()}
     found["expected_peak_memory_mib"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
     return found
+
+
+def expected_seconds(
+    config: TrajectoryMatchingConfig, promise: Promise, *, clock: Clock = time.perf_counter
+) -> dict[str, float]:
+    """Seconds of each stage.
+
+    Args:
+        config: sizes.
+        promise: how many rows there are, and what they are asked.
+        clock: by which steps are timed.
+    """
+    base = load_base(config, chosen())
+    public = None if config.carrier == "selected" else read_pairs(config.carriers, setting="carriers")
+    answering = (
+        0.0 if public is None or config.carrier != "written" else _seconds_of_answers(base, public, config, clock)
+    )
+    student = expert_student(base.model, config, 0)
+    of_carriers = promise.n if public is None else public.num_rows
+    rows = rows_wanted(config.selecting, of_carriers)
+    experts, distilling = config.experts, config.distil
+
+    def tuned(batch_size: int) -> float:
+        return _seconds_of_tuning(student, _made_up(base, config, batch_size), clock)
+
+    step = _private_step(student, base, config, promise, clock) if experts.private else tuned(experts.batch_size)
+    matching = _seconds_of_matching(student, _made_up(base, config, distilling.batch_size), config, clock)
+    return {
+        "experts": experts.count * experts.epochs * steps_per_epoch(config, promise.n) * step,
+        "carriers": answering,
+        "selection": _selection_seconds(config, of_carriers, tuned(1)),
+        "distillation": distilling.steps * matching,
+        "tuning": _tuning_seconds(config, rows, tuned(config.tuning.batch_size)),
+    }
 
 
 def _tuning_seconds(config: TrajectoryMatchingConfig, rows: int, step: float) -> float:
@@ -113,13 +130,13 @@ def _tuning_seconds(config: TrajectoryMatchingConfig, rows: int, step: float) ->
     return tuned * tuning.epochs * -(-rows // tuning.batch_size) * step + measured * read
 
 
-def _seconds_of_answers(base: LoadedModel, public: pa.Table, config: TrajectoryMatchingConfig) -> float:
+def _seconds_of_answers(base: LoadedModel, public: pa.Table, config: TrajectoryMatchingConfig, clock: Clock) -> float:
     """The public model answers a few of the public instructions, which stand for all."""
     pairs = [pair for pair in pairs_of(public.slice(0, _ANSWERED)) if pair is not None]
-    began = time.perf_counter()
+    began = clock()
     answered(base, pairs, config)
     rounds: float = public.num_rows / max(1, len(pairs))
-    return (time.perf_counter() - began) * rounds
+    return (clock() - began) * rounds
 
 
 def _selection_seconds(config: TrajectoryMatchingConfig, rows: int, each: float) -> float:
@@ -138,20 +155,22 @@ def _encoded(base: LoadedModel, config: TrajectoryMatchingConfig, rows: int) -> 
     return PairEncoder(base.tokenizer, config.template).encode([pair] * rows, max_length=config.max_length)
 
 
-def _seconds_of_tuning(student: Student, rows: Rows, batch_size: int) -> float:
-    return _last(
-        lambda mark: fine_tune(student, rows, Schedule(_STEPS, batch_size, 1e-4, 0), course=Course(progress=mark))
-    )
+def _seconds_of_tuning(student: Student, rows: Rows, clock: Clock) -> float:
+    """One step on all of the rows."""
+    schedule = Schedule(_STEPS, len(rows), 1e-4, 0)
+    return _last(lambda mark: fine_tune(student, rows, schedule, course=Course(progress=mark)), clock)
 
 
-def _seconds_of_matching(student: Student, rows: Rows, config: TrajectoryMatchingConfig) -> float:
+def _seconds_of_matching(student: Student, rows: Rows, config: TrajectoryMatchingConfig, clock: Clock) -> float:
     settings = config.distil.model_copy(update={"steps": _STEPS, "max_start": 1, "span": 1})
     few = config.model_copy(update={"distil": settings})
     moved = {name: value + 1e-3 for name, value in student.start.items()}
-    return _last(lambda mark: distil(student, rows, [[student.start, moved]], few, progress=mark))
+    return _last(lambda mark: distil(student, rows, [[student.start, moved]], few, progress=mark), clock)
 
 
-def _private_step(student: Student, base: LoadedModel, config: TrajectoryMatchingConfig, promise: Promise) -> float:
+def _private_step(
+    student: Student, base: LoadedModel, config: TrajectoryMatchingConfig, promise: Promise, clock: Clock
+) -> float:
     """One step of DP-SGD on as many made-up rows as are expected."""
     rows = _encoded(base, config, config.experts.batch_size)
     plan = plan_of_expert(config, promise.queries, 0)
@@ -163,12 +182,13 @@ def _private_step(student: Student, base: LoadedModel, config: TrajectoryMatchin
         return _last(
             lambda mark: train_private_expert(
                 student, rows, short, plan=few, mechanisms=mechanisms, folder=Path(folder), progress=mark
-            )
+            ),
+            clock,
         )
 
 
-def _last(work: Callable[[Callable[[int, int], None]], object]) -> float:
+def _last(work: Callable[[Callable[[int, int], None]], object], clock: Clock) -> float:
     """Seconds of the last step of some work that calls back after each."""
     marks: list[float] = []
-    work(lambda _step, _total: marks.append(time.perf_counter()))
+    work(lambda _step, _total: marks.append(clock()))
     return marks[-1] - marks[-2]

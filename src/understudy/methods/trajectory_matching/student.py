@@ -1,8 +1,10 @@
 """The student: a base model whose adapters are arguments, and its loss on [pseudo tokens ; embedded text].
 
-Paper: NACD, Equation 1. The pseudo tokens of a row stand before everything else of it, as embeddings; the loss is the
-mean over the row's response and end tokens, then over the rows. The base model stays frozen. Deviation: the paper does
-not say over which tokens its loss is; the response alone is the usual choice in instruction tuning.
+Paper: NACD, Equation 1. The pseudo tokens of a row stand before everything else of it, as embeddings, or before its
+instruction, behind what the template begins with; the loss is the mean over the row's response and end tokens, then
+over the rows. The base model stays frozen. Deviations: the paper knows the first place only, which a model hardly reads
+when a begin token follows. It does not say over which tokens its loss is; the response alone is the usual choice in
+instruction tuning.
 """
 
 from __future__ import annotations
@@ -30,11 +32,13 @@ class Rows:
         input_ids: `(n, width)` int64.
         attention_mask: `(n, width)` int64, 1 on all but padding.
         loss_mask: `(n, width)` bool, response and end token.
+        place: column that pseudo tokens stand before; in front of every response.
     """
 
     input_ids: Tensor
     attention_mask: Tensor
     loss_mask: Tensor
+    place: int = 0
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -43,7 +47,7 @@ class Rows:
         """Some rows, cut to the longest of them: what padding there is after that reaches no loss."""
         mask = self.attention_mask[rows]
         width = max(2, int(mask.sum(1).max()))
-        return Rows(self.input_ids[rows, :width], mask[:, :width], self.loss_mask[rows, :width])
+        return Rows(self.input_ids[rows, :width], mask[:, :width], self.loss_mask[rows, :width], self.place)
 
 
 class Student(nn.Module):
@@ -77,12 +81,13 @@ class Student(nn.Module):
         return found
 
     def forward(self, rows: Rows, prompts: Tensor | None) -> Tensor:
-        """Loss `(batch,)` of each row, its pseudo tokens before it."""
+        """Loss `(batch,)` of each row, its pseudo tokens at their place."""
         inputs, attention = self.embed(rows.input_ids), rows.attention_mask
         offset = 0
         if prompts is not None:
             offset = prompts.shape[1]
-            inputs = torch.cat([prompts.to(inputs.dtype), inputs], dim=1)
+            parts = inputs[:, : rows.place], prompts.to(inputs.dtype), inputs[:, rows.place :]
+            inputs = torch.cat(parts, dim=1)
             attention = functional.pad(attention, (offset, 0), value=1)
         states = backbone(self.lm)(inputs_embeds=inputs, attention_mask=attention, use_cache=False).last_hidden_state
         # Only the positions that predict a response meet the head: logits are the largest tensor of all.
