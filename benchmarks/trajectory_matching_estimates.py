@@ -38,15 +38,15 @@ from understudy.models.loading import load_base
 
 TARGET = 0.25
 HELD_OUT = 20
-PLAIN: dict[str, Any] = {"carrier": "selected", "experts": {"count": 1, "epochs": 2, "private": False}}
+PLAIN: dict[str, Any] = {"carrier": "selected", "experts": {"count": 1, "epochs": 1, "private": False}}
 CASES: dict[str, dict[str, Any]] = {
-    "tiny": {**PLAIN, "samples": 10, "distil": {"steps": 5}, "tuning": {"questions": HELD_OUT}},
+    "tiny": {**PLAIN, "samples": 10, "distil": {"steps": 5, "max_start": 1}, "tuning": {"questions": HELD_OUT}},
     "short rows, less": {
         **PLAIN,
         "samples": 20,
         "max_length": 64,
-        "selection": {"strategy": "less"},
-        "distil": {"steps": 8, "inner_steps": 3, "batch_size": 4, "tokens": 8},
+        "selection": {"strategy": "less", "warmup_epochs": 1},
+        "distil": {"steps": 8, "inner_steps": 3, "batch_size": 4, "tokens": 8, "max_start": 1},
         "tuning": {"questions": HELD_OUT},
     },
 }

@@ -49,7 +49,14 @@ from understudy.models.loading import load_model
 STEP_SIZES = (0.07, 0.1, 0.14)
 EPOCHS = (0, 1)
 LENGTHS = (0.1, 1.0, 3.0)
-ARMS = ("frozen", "place=row,learning_rate=0.01", "place=row", "place=instruction")
+ARMS = (
+    "frozen",
+    "place=row",
+    "place=instruction",
+    "learning_rate=0.03",
+    "learning_rate=0.1",
+    "place=row,learning_rate=0.1",
+)
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ class DistilConfig(Frozen):
     beta: float = setting(
         0.01, "Weight of the distance to the nearest token. tiny 0.01, paper 100; sweep 0, 20, 50, 100.", ge=0
     )
-    learning_rate: LearningRate = setting(0.1, "Adam, of the pseudo tokens. tiny 0.1, paper 3e-3.")
+    learning_rate: LearningRate = setting(0.01, "Adam, of the pseudo tokens. tiny 0.01, paper 3e-3.")
     step_size: float = setting(0.05, "alpha_0, the student's first step size.", le=1000, gt=0)
     step_size_learning_rate: LearningRate = setting(0.02, "Adam, of the logarithm of the step size.")
     trainable: Literal["tokens", "step_size"] = setting(

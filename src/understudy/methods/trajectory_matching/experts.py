@@ -58,7 +58,7 @@ def train_expert(
         folder: of its checkpoints.
         progress: called with (hundredths done, 100).
     """
-    kept = Rows(*(part[rows.valid] for part in (rows.input_ids, rows.attention_mask, rows.loss_mask)))
+    kept = Rows(rows.input_ids[rows.valid], rows.attention_mask[rows.valid], rows.loss_mask[rows.valid])
     experts = config.experts
     seed = config.public_seed * _SEEDS + number
     optimizer, learning_rate = experts.plain

@@ -111,7 +111,8 @@ def expected_seconds(
         return _seconds_of_tuning(student, _made_up(base, config, batch_size), clock)
 
     step = _private_step(student, base, config, promise, clock) if experts.private else tuned(experts.batch_size)
-    matching = _seconds_of_matching(student, _made_up(base, config, distilling.batch_size), config, clock)
+    few = _made_up(base, config, min(distilling.batch_size, rows))
+    matching = _seconds_of_matching(student, few, config, clock)
     return {
         "experts": experts.count * experts.epochs * steps_per_epoch(config, promise.n) * step,
         "carriers": answering,
@@ -127,7 +128,7 @@ def _tuning_seconds(config: TrajectoryMatchingConfig, rows: int, step: float) ->
     tuned = _TUNED + (_TUNED_BY_TRANSFER if tuning.transfer else 0)
     measured = _MEASURED + (_MEASURED_BY_TRANSFER if tuning.transfer else 0)
     read = tuning.questions * _READ_PER_QUESTION * _READING * step / tuning.batch_size
-    return tuned * tuning.epochs * -(-rows // tuning.batch_size) * step + measured * read
+    return tuned * tuning.epochs * rows / tuning.batch_size * step + measured * read
 
 
 def _seconds_of_answers(base: LoadedModel, public: pa.Table, config: TrajectoryMatchingConfig, clock: Clock) -> float:
