@@ -35,6 +35,9 @@ ARMS: dict[str, dict[str, Any]] = {
     "multitask + PPLM, joint": {"variant": "multitask", "update": "joint"},
     # Ablations: what is left of the method without steering, and what steering adds.
     "multitask, alternating, unsteered": {"variant": "multitask", "update": "alternating", "steered": False},
+    # Ours: of four texts drawn for a row, the nearest to its label's noised mean (the default of the tiny profile).
+    "naive, nearest of 4": {"variant": "naive", "selection": {"draws": 4}},
+    "multitask + PPLM, joint, nearest of 4": {"variant": "multitask", "update": "joint", "selection": {"draws": 4}},
 }
 MEANS = {
     "label_fidelity": "label fidelity",

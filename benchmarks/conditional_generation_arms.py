@@ -64,7 +64,7 @@ def embedded(settings: Settings, split: str) -> np.ndarray[Any, np.dtype[np.floa
 
 def configure(settings: Settings, cell: Cell, arms: Mapping[str, Mapping[str, Any]]) -> ConditionalGenerationConfig:
     """The method's settings of an arm."""
-    given = dict(arms.get(cell.arm, arms["naive"]))
+    given = {"selection": {"draws": 1}, **arms.get(cell.arm, arms["naive"])}
     steered = given.pop("steered", True)
     if settings.model:
         given["model"] = settings.model

@@ -131,7 +131,8 @@ def config_of(case: str, base: LoadedModel) -> tuple[ConditionalGenerationConfig
     """The default settings with what `auto` gives for this model, and the predicted peak in MiB."""
     shape = shape_of(base.model.config.to_dict(), parameters=base.model.num_parameters())
     assert shape is not None
-    plain = ConditionalGenerationConfig(model=f"tiny-{CASES[case][0]}", lora={"rank": CASES[case][-1]})
+    case_of = {"model": f"tiny-{CASES[case][0]}", "lora": {"rank": CASES[case][-1]}}
+    plain = ConditionalGenerationConfig(**case_of, selection={"draws": 1})
     config = resolve_for(plain, ROWS, shape)
     assert config.train.micro_batch != "auto"
     return config, training_bytes(config, shape, config.train.micro_batch) / 2**20

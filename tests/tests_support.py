@@ -61,6 +61,7 @@ SMALL = (
     "train.micro_batch=8",
     "train.checkpoint_every=2",
     "generate.sampling.max_new_tokens=12",
+    "selection.draws=2",
 )
 
 # Of conditional generation: settings of each variant and of each way to update.

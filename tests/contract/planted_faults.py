@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import logging
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -54,7 +55,7 @@ def empty_batch_skipped(patch: Patch) -> None:
         return exact(model, objective, batches, clip)
 
     def skipping(self, query, **options):
-        if empty[-1]:
+        if empty and empty[-1]:
             return {name: value.float() for name, value in query.items()}
         return asked(self, query, **options)
 
@@ -62,16 +63,21 @@ def empty_batch_skipped(patch: Patch) -> None:
     patch.setattr(Mechanisms, "gaussian_sum", skipping)
 
 
-def head_without_noise(patch: Patch) -> None:
-    exact = Mechanisms.gaussian_sum
+def without_noise(part: str) -> Callable[[Patch], None]:
+    """Queries whose name begins with `part` are noised, and used as they were."""
 
-    def unused(self, query, *, sensitivity, purpose, **options):
-        noised = exact(self, query, sensitivity=sensitivity, purpose=purpose, **options)
-        if not purpose.startswith("head"):
-            return noised
-        return {name: from_steps(steps, grid=grid_of(sensitivity)) for name, steps in query.items()}
+    def plant(patch: Patch) -> None:
+        exact = Mechanisms.gaussian_sum
 
-    patch.setattr(Mechanisms, "gaussian_sum", unused)
+        def unused(self, query, *, sensitivity, purpose, **options):
+            noised = exact(self, query, sensitivity=sensitivity, purpose=purpose, **options)
+            if not purpose.startswith(part):
+                return noised
+            return {name: from_steps(steps, grid=grid_of(sensitivity)) for name, steps in query.items()}
+
+        patch.setattr(Mechanisms, "gaussian_sum", unused)
+
+    return plant
 
 
 def clip_of_training_removed(patch: Patch) -> None:

@@ -51,7 +51,10 @@ PLANTED = {
     ),
     "empty batch skipped": Planted(plant.empty_batch_skipped, generation, "ReplayDiverged", JOINT),
     "head trained without noise": Planted(
-        plant.head_without_noise, generation, "heads.safetensors' differs", "naive + PPLM"
+        plant.without_noise("head"), generation, "heads.safetensors' differs", "naive + PPLM"
+    ),
+    "class means without noise": Planted(
+        plant.without_noise("class-means"), generation, "class-means.safetensors' differs", JOINT
     ),
     "clip of training removed": Planted(
         plant.clip_of_training_removed, generation, MOVED, JOINT, "extreme", settings=WHOLE

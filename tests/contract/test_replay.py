@@ -14,6 +14,7 @@ SMALL = (
     "train.learning_rate=2e-3",
     "train.discriminator_learning_rate=2e-3",
     "generate.sampling.max_new_tokens=4",
+    "selection.draws=2",
 )
 VARIANTS = {
     "multitask, alternating, steered": ("update=alternating", "class_sizes=as_in_data", "class_sizes_share=0.2"),

@@ -34,6 +34,7 @@ FEWER = {
         "train.learning_rate=0.001",
         "train.max_length=24",
         "generate.sampling.max_new_tokens=6",
+        "selection.draws=2",
     ),
     "gradient-matching": (
         "max_length=24",

@@ -134,7 +134,7 @@ def _review(choose: Chooser, *, good: bool) -> str:
     return " . ".join(parts) + choose.pick((" .", " !", " ."))
 
 
-def _ferry(train: int = 2400, test: int = 400) -> tuple[pa.Table, pa.Table]:
+def _ferry(train: int = 1200, test: int = 400) -> tuple[pa.Table, pa.Table]:
     choose = Chooser("understudy/ferry")
     return _labelled(lambda label: _ferry_note(choose, of_pier=label == "landing"), LABEL_NAMES["ferry"], train, test)
 

@@ -9,7 +9,7 @@ from understudy.data.tables import LabelledColumns, check_clients, check_instruc
 from understudy.errors import InputError
 from understudy.shipped import SAMPLES
 
-SIZES = {"reviews": 600, "reviews-test": 200, "clinic": 300, "ferry": 2400, "ferry-test": 400, "instructions": 200}
+SIZES = {"reviews": 600, "reviews-test": 200, "clinic": 300, "ferry": 1200, "ferry-test": 400, "instructions": 200}
 
 
 @pytest.mark.parametrize("name", [*SIZES, "clients", "public"])

@@ -49,9 +49,13 @@ def expected_cost(config: ConditionalGenerationConfig, promise: Promise) -> dict
     config = resolve_for(config, promise.n, shape)
     schedule = schedule_of(promise.queries)
     training, trained = _training_seconds(config, schedule, promise.label_names)
+    drawing = _generation_seconds(trained, config)
+    if config.selects:
+        each = _reading_seconds()
+        training, drawing = training + promise.n * each, drawing + config.samples * config.selection.draws * each
     found: dict[str, Any] = {
         "expected_training_minutes": round(training / 60, 1),
-        "expected_generation_minutes": round(_generation_seconds(trained, config) / 60, 1),
+        "expected_generation_minutes": round(drawing / 60, 1),
         "expected_evaluation_minutes": round(_evaluation_seconds(config, promise) / 60, 1),
     }
     if shape is not None:
@@ -112,9 +116,16 @@ def _timed(
 
 
 def _generation_seconds(trained: TrainedModel, config: ConditionalGenerationConfig) -> float:
-    """Seconds for all synthetic rows and as many of the untrained model, each as long as is allowed."""
+    """Seconds for all draws and as many rows of the untrained model, each as long as is allowed."""
     plain = config.model_copy(update={"variant": "naive"})
-    return sum(_drawing_seconds(trained, each) for each in (config, plain))
+    return config.selection.draws * _drawing_seconds(trained, config) + _drawing_seconds(trained, plain)
+
+
+def _reading_seconds() -> float:
+    """Seconds in which the sentence encoder reads one text."""
+    encoder = load_encoder(device=chosen().device)
+    texts = [f"made-up text {i} of a usual length, which says that something was good or bad" for i in range(_TEXTS)]
+    return _seconds(lambda: [encoder.encode([text]) for text in texts]) / _TEXTS
 
 
 def _drawing_seconds(trained: TrainedModel, config: ConditionalGenerationConfig) -> float:

@@ -1,4 +1,4 @@
-"""Everything of this method that private rows meet: encoding, the class histogram, DP training.
+"""Everything of this method that private rows meet: encoding, class histogram and class means, DP training.
 
 What goes in is private rows and a charged mechanism interface, what comes out is a function of the mechanisms' outputs
 and public values; the record-and-replay proof wraps this one function.
@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from understudy.data.private_rows import PrivateRows
+from understudy.evaluation import encoder
 from understudy.generation.prompts import build_prompts
+from understudy.methods.conditional_generation.class_means import release_class_means
 from understudy.methods.conditional_generation.class_sizes import count_labels
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
 from understudy.methods.conditional_generation.encode import encode
@@ -49,8 +51,12 @@ def train_on_table(
         exact = count_labels(rows.label, rows.valid, len(rows.label_names))
         released = asked.mechanisms.histogram(exact, sigma=sigma, purpose=CLASS_SIZES)
         counts = tuple(int(count) for count in released)
+    means = None
+    if asked.schedule.means_noise is not None:
+        sentences = encoder.load_encoder(device=str(next(loaded.model.parameters()).device))
+        means = release_class_means(private, asked, sentences.encode, dimension=sentences.dimension)
     trained = fit(loaded, rows, asked, checkpoints=checkpoints, progress=progress)
-    return StoredModel(trained, asked.config, counts)
+    return StoredModel(trained, asked.config, counts, means)
 
 
 def check_model(config: ConditionalGenerationConfig, label_names: Sequence[str]) -> LoadedModel:

@@ -1,5 +1,7 @@
 """Draw synthetic rows from a trained model (paper, section 5.2): batched, steered, filtered. Post-processing.
 
+Deviation: of several texts drawn for a row, the one nearest to its label's mean is kept (`class_means`).
+
 Each row has its own public random stream, named by its row number and how often it was drawn; batch size, order and
 when a row takes the place of an ended one change nothing but the last bits of float arithmetic.
 """
@@ -16,9 +18,11 @@ import pyarrow as pa
 import torch
 
 from understudy.errors import InputError
+from understudy.evaluation import encoder
 from understudy.generation.prompts import row_seeds, special_ids
 from understudy.generation.sampling import sample
 from understudy.generation.steering import steer_towards
+from understudy.methods.conditional_generation.class_means import ClassMeans, margins, nearest
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
 from understudy.methods.conditional_generation.filter import keep_reasons
 from understudy.methods.conditional_generation.memory import rows_at_a_time
@@ -36,7 +40,7 @@ class Synthesis:
     Attributes:
         table: Columns `text` (string) and `label` (int32), in the order of the labels.
         drawn: Texts drawn per label name, dropped ones included.
-        dropped: Label name -> reason (`empty`, `low_probability`) -> texts dropped.
+        dropped: Label name -> reason (`empty`, `low_probability`, `outranked`) -> texts dropped.
         shortfall: Label name -> rows wanted but not reached; only where above 0.
     """
 
@@ -143,14 +147,16 @@ def synthesize(
     sizes: Mapping[str, int],
     *,
     config: ConditionalGenerationConfig,
+    means: ClassMeans | None = None,
     progress: Progress | None = None,
 ) -> Synthesis:
-    """Draw and filter until every label has the wanted number of rows, or the draws are used up.
+    """Draw and filter until every label has the wanted number of rows, or the draws are used up; then select.
 
     Args:
         trained: The model.
         sizes: Label name -> rows wanted; public or released.
-        config: Sampling, steering, filter and the bound on draws.
+        config: Sampling, steering, filter, selection and the bound on draws.
+        means: What rows are selected by; None keeps as many texts as are wanted and selects nothing.
         progress: Called with (rows drawn, rows wanted).
 
     Raises:
@@ -159,7 +165,8 @@ def synthesize(
     unknown = sorted(set(sizes) - set(trained.label_names))
     if unknown:
         raise InputError(f"class sizes name {unknown}: expected labels among {list(trained.label_names)}")
-    wanted = [int(sizes.get(name, 0)) for name in trained.label_names]
+    rows = [int(sizes.get(name, 0)) for name in trained.label_names]
+    wanted = [count * (config.selection.draws if means is not None else 1) for count in rows]
     left = [math.ceil(count * config.filter.max_draws) for count in wanted]
     kept: list[list[str]] = [[] for _ in wanted]
     drawn: Counter[int] = Counter()
@@ -176,7 +183,30 @@ def synthesize(
                 dropped[label][reason] += 1
             elif len(kept[label]) < wanted[label]:
                 kept[label].append(text)
-    return _collect(trained.label_names, wanted, kept, drawn, dropped)
+    if means is not None and config.selects:
+        kept = _select(trained, kept, means, rows=rows, dropped=dropped)
+    return _collect(trained.label_names, rows, kept, drawn, dropped)
+
+
+def _select(
+    trained: TrainedModel,
+    kept: Sequence[Sequence[str]],
+    means: ClassMeans,
+    *,
+    rows: Sequence[int],
+    dropped: Sequence[Counter[str]],
+) -> list[list[str]]:
+    """So many texts of each label, those nearest to its mean; the others are counted as outranked."""
+    sentences = encoder.load_encoder(device=str(next(trained.model.parameters()).device))
+    chosen: list[list[str]] = []
+    for label, (texts, most) in enumerate(zip(kept, rows, strict=True)):
+        places = list(range(len(texts)))
+        if len(texts) > most:
+            margin = margins(means, encoder.embed(texts, sentences), [label] * len(texts))
+            places = nearest(texts, margin.tolist(), most=most)
+            dropped[label]["outranked"] += len(texts) - most
+        chosen.append([texts[place] for place in places])
+    return chosen
 
 
 def _next_round(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
-from understudy.methods.conditional_generation.queries import queries_of, schedule_of
+from understudy.methods.conditional_generation.queries import CLASS_MEANS, queries_of, schedule_of
 from understudy.methods.method import LABELLED_EXAMPLES, Charging, Description, Method, Preparation, Promise, Reporting
 from understudy.privacy.queries import Queries, Query
 from understudy.privacy.statement import FLOATING_POINT, TRAINING_FLOATS, Access, mechanism_facts
@@ -30,6 +30,8 @@ def charged_settings(config: ConditionalGenerationConfig) -> ConditionalGenerati
             "filter": plain.filter.model_copy(update={"lora_rank": config.filter.lora_rank}),
             "samples": plain.samples,
             "class_sizes": "as_in_data" if looks else "balanced",
+            # How many are drawn is post-processing; whether the means are asked for is not.
+            "selection": config.selection.model_copy(update={"draws": min(config.selection.draws, 2)}),
         }
     )
 
@@ -78,11 +80,14 @@ def describe(config: ConditionalGenerationConfig, promise: Promise) -> Descripti
         mechanisms=tuple(mechanism_facts(query, asks=_asks(query)) for query in promise.queries),
         contributions=(
             "One example is one row of the table. Each gradient of one example is clipped to the stated norm; an "
-            "example adds at most that much to each noised sum. An example counts once in the class histogram."
+            "example adds at most that much to each noised sum. An example counts once in the class histogram. It adds "
+            "its sentence embedding, scaled to norm 1, to its class's sum and a half to its class's count, both scaled "
+            "to norm 1 together."
         ),
         released=(
             "any number of texts generated from it",
             *(("the noised class histogram",) if schedule.histogram_sigma is not None else ()),
+            *(("the noised class means",) if schedule.means_noise is not None else ()),
         ),
         accesses=(
             Access(task="train", reads="the rows", through="the mechanisms' Poisson sampling and Gaussian sums"),
@@ -98,6 +103,7 @@ def describe(config: ConditionalGenerationConfig, promise: Promise) -> Descripti
             "clip_norm": config.train.clip,
             "learning_rate": config.train.rates[0],
             "steering_kl_budget": config.generate.steering.kl_budget if config.steers else 0,
+            **({"class_means_noise_multiplier": round(noise, 2)} if (noise := schedule.means_noise) else {}),
         },
         floating_point=FLOATING_POINT + TRAINING_FLOATS,
     )
@@ -107,12 +113,15 @@ def _asks(query: Query) -> str:
     """What a query adds up, in words."""
     if query.kind == "histogram":
         return "number of rows of each label"
+    if query.name == CLASS_MEANS:
+        return "sum of sentence embeddings and number of rows of each label"
     return f"sum of per-example gradients of the {query.name.rpartition('/')[2]} loss"
 
 
 def report_facts(config: ConditionalGenerationConfig) -> dict[str, str]:
     """What the report names of the settings."""
-    return {"variant": f"{config.variant}, {config.update} update"}
+    chosen = f"the nearest to its class mean of {config.selection.draws}" if config.selects else "every text"
+    return {"variant": f"{config.variant}, {config.update} update", "texts kept": chosen}
 
 
 def estimate(config: ConditionalGenerationConfig, promise: Promise) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Everything that a run asks of the private rows, fixed before the first of them is read; public values only.
 
-One calibration covers the whole event: every stream of the fine-tuning, the head on frozen features and the class
-histogram.
+One calibration covers the whole event: every stream of the fine-tuning, the head on frozen features, the class
+histogram and the class means.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from understudy.privacy.dpsgd.training import DpSgdPlan, Stream, plans_in
 from understudy.privacy.queries import Queries, Query, event_of
 
 LM, DISCRIMINATOR, FILTER, JOINT = "lm", "discriminator", "filter", "joint"
-FINE_TUNING, HEAD, CLASS_SIZES = "fine-tuning", "head", "class-sizes"
+FINE_TUNING, HEAD, CLASS_SIZES, CLASS_MEANS = "fine-tuning", "head", "class-sizes", "class-means"
 
 
 class QuerySchedule(BaseModel):
@@ -29,17 +29,19 @@ class QuerySchedule(BaseModel):
     Attributes:
         trainings: In order; the fine-tuning first.
         histogram_sigma: Noise of the class histogram; None if class sizes are public.
+        means_noise: Noise multiplier of the class means; None if texts are not selected by them.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     trainings: tuple[DpSgdPlan, ...] = Field(min_length=1)
     histogram_sigma: float | None = None
+    means_noise: float | None = None
 
     @property
     def queries(self) -> Queries:
         """Everything that the rows are asked, to be charged once."""
-        return _queries(self.trainings, self.histogram_sigma)
+        return _queries(self.trainings, self.histogram_sigma, self.means_noise)
 
     @property
     def steps(self) -> int:
@@ -53,12 +55,14 @@ def schedule_of(queries: Queries) -> QuerySchedule:
     Raises:
         UnderstudyError: the list is not one of this method.
     """
-    histogram = [query for query in queries if query.kind == "histogram"]
+    noise = {query.name: query.noise_multiplier for query in queries}
     trainings = plans_in(queries)
-    sigma = histogram[0].noise_multiplier if histogram else None
-    if not trainings or _queries(trainings, sigma) != queries:
-        raise UnderstudyError("expected the queries of a training and, at most, a class histogram; found others")
-    return QuerySchedule(trainings=trainings, histogram_sigma=sigma)
+    sigma, means = noise.get(CLASS_SIZES), noise.get(CLASS_MEANS)
+    if not trainings or _queries(trainings, sigma, means) != queries:
+        raise UnderstudyError(
+            "expected the queries of a training and, at most, a class histogram and class means; found others"
+        )
+    return QuerySchedule(trainings=trainings, histogram_sigma=sigma, means_noise=means)
 
 
 Asked = Charged[ConditionalGenerationConfig, QuerySchedule]
@@ -73,30 +77,30 @@ def queries_of(
 
     Its arguments are those of `methods.method.QueriesOf`; `cache` is the folder of earlier calibrations.
     """
-    sigma = _histogram_sigma(config, epsilon=epsilon, delta=delta)
+    sigma = means = None
+    if config.class_sizes == "as_in_data":
+        sigma = _noise_for(config.class_sizes_share, epsilon=epsilon, delta=delta)
+    if config.selects:
+        means = _noise_for(config.selection.share, epsilon=epsilon, delta=delta)
     trainings = partial(trainings_of, config, n)
     noise = calibrate_noise_multiplier(
-        lambda z: event_of(_queries(trainings(z), sigma)), epsilon=epsilon, delta=delta, cache=cache
+        lambda z: event_of(_queries(trainings(z), sigma, means)), epsilon=epsilon, delta=delta, cache=cache
     )
-    return _queries(trainings(noise), sigma)
+    return _queries(trainings(noise), sigma, means)
 
 
-def _queries(trainings: tuple[DpSgdPlan, ...], histogram_sigma: float | None) -> Queries:
-    asked = tuple(query for training in trainings for query in training.queries)
-    if histogram_sigma is None:
-        return asked
-    units = trainings[0].n
-    histogram = Query(
-        kind="histogram", name=CLASS_SIZES, units=units, sensitivity=1.0, noise_multiplier=histogram_sigma
-    )
-    return (histogram, *asked)
+def _queries(trainings: tuple[DpSgdPlan, ...], histogram_sigma: float | None, means_noise: float | None) -> Queries:
+    one = partial(Query, units=trainings[0].n, sensitivity=1.0)
+    asked = [query for training in trainings for query in training.queries]
+    if means_noise is not None:
+        asked.insert(0, one(kind="gaussian_sum", name=CLASS_MEANS, noise_multiplier=means_noise))
+    if histogram_sigma is not None:
+        asked.insert(0, one(kind="histogram", name=CLASS_SIZES, noise_multiplier=histogram_sigma))
+    return tuple(asked)
 
 
-def _histogram_sigma(config: ConditionalGenerationConfig, *, epsilon: float, delta: float) -> float | None:
-    """Noise at which the histogram alone would cost its share of epsilon and delta."""
-    if config.class_sizes != "as_in_data":
-        return None
-    share = config.class_sizes_share
+def _noise_for(share: float, *, epsilon: float, delta: float) -> float:
+    """Noise at which a query of sensitivity 1 alone would cost its share of epsilon and delta."""
     if math.isinf(epsilon):
         return 0.0
     return analytic_gaussian_sigma(epsilon=epsilon * share, delta=delta * share, sensitivity=1.0)

@@ -2,6 +2,7 @@
 
 model.safetensors config.json tokenizer.json ...   the language model, loadable by transformers alone
 heads.safetensors                                  discriminator and filter head
+class-means.safetensors                            released class means, where texts are selected by them
 filter/                                            variant naive_filter: the classifier's own transformer
 understudy.json                                    settings, labels, released class counts
 """
@@ -21,6 +22,7 @@ from understudy.compute import ON_CPU, Compute
 from understudy.errors import InputError
 from understudy.frozen import Frozen
 from understudy.generation.prompts import build_prompts
+from understudy.methods.conditional_generation.class_means import ClassMeans
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
 from understudy.methods.conditional_generation.model import Classifier, Discriminator, MultitaskModel, TrainedModel
 from understudy.models.checkpoints import export_model
@@ -29,6 +31,7 @@ from understudy.tensor_files import load_tensors, save_tensors
 
 SETTINGS_FILE = "understudy.json"
 HEADS_FILE = "heads.safetensors"
+MEANS_FILE = "class-means.safetensors"
 
 
 class _Description(Frozen):
@@ -45,11 +48,13 @@ class StoredModel:
         trained: ready to generate.
         settings: the charged settings.
         class_counts: released noisy histogram, in the order of the labels; None unless as_in_data.
+        class_means: released class means; None unless texts are selected by them.
     """
 
     trained: TrainedModel
     settings: ConditionalGenerationConfig
     class_counts: tuple[int, ...] | None
+    class_means: ClassMeans | None = None
 
 
 def save_trained(stored: StoredModel, folder: Path) -> None:
@@ -59,6 +64,9 @@ def save_trained(stored: StoredModel, folder: Path) -> None:
     heads = {f"{name}.{key}": value for name, head in _heads(model).items() for key, value in head.state_dict().items()}
     if heads:
         save_tensors(folder / HEADS_FILE, heads)
+    if (means := stored.class_means) is not None:
+        tensors = {"noise": torch.from_numpy(means.noise), "vectors": torch.from_numpy(means.vectors)}
+        save_tensors(folder / MEANS_FILE, tensors)
     if model.filter is not None:
         (folder / "filter").mkdir()
         export_model(model.filter.lm, stored.trained.tokenizer, folder / "filter")  # type: ignore[arg-type]
@@ -96,7 +104,12 @@ def load_trained(folder: Path, compute: Compute = ON_CPU) -> StoredModel:
             loaded.tokenizer, description.label_names, description.settings.prompt, about=description.settings.about
         ),
     )
-    return StoredModel(trained, description.settings, description.class_counts)
+    return StoredModel(trained, description.settings, description.class_counts, _class_means(folder / MEANS_FILE))
+
+
+def _class_means(path: Path) -> ClassMeans | None:
+    found = {name: tensor.numpy() for name, tensor in load_tensors(path).items()} if path.is_file() else None
+    return ClassMeans(found["vectors"], found["noise"]) if found else None
 
 
 def _heads(model: MultitaskModel) -> dict[str, nn.Module]:

@@ -34,7 +34,7 @@ def synthesize_stored(
         if stored.class_counts is None:
             raise InputError("class_sizes=as_in_data: expected a model released with class counts; train it with them")
         sizes = released_sizes(stored.class_counts, names, samples=config.samples)
-    return synthesize(stored.trained, sizes, config=config, progress=progress)
+    return synthesize(stored.trained, sizes, config=config, means=stored.class_means, progress=progress)
 
 
 def synthesize_untrained(

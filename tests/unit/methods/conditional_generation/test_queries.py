@@ -11,7 +11,7 @@ from understudy.privacy.accounting import combined_noise_multiplier, epsilon_pld
 from understudy.privacy.queries import event_of, queries_from_json, queries_to_json
 
 scheduled = scheduled_by(queries)
-CASES = {**VARIANTS, "histogram": {"class_sizes": "as_in_data"}}
+CASES = {**VARIANTS, "histogram": {"class_sizes": "as_in_data"}, "unselected": {"selection": {"draws": 1}}}
 DELTA = 1e-4
 
 
@@ -46,9 +46,13 @@ def test_streams_of_each_variant(make_config, cache, name, streams):
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("alternating", [("fine-tuning/lm", "fine-tuning"), ("fine-tuning/discriminator", "fine-tuning")]),
-        ("naive_pplm", [("fine-tuning/lm", "fine-tuning"), ("head/discriminator", "head")]),
-        ("histogram", [("class-sizes", None), ("fine-tuning/joint", "fine-tuning")]),
+        (
+            "alternating",
+            [("class-means", None), ("fine-tuning/lm", "fine-tuning"), ("fine-tuning/discriminator", "fine-tuning")],
+        ),
+        ("naive_pplm", [("class-means", None), ("fine-tuning/lm", "fine-tuning"), ("head/discriminator", "head")]),
+        ("histogram", [("class-sizes", None), ("class-means", None), ("fine-tuning/joint", "fine-tuning")]),
+        ("unselected", [("fine-tuning/joint", "fine-tuning")]),
     ],
 )
 def test_the_list_of_queries_is_all_that_the_rows_are_asked(make_config, cache, name, expected):
@@ -58,8 +62,9 @@ def test_the_list_of_queries_is_all_that_the_rows_are_asked(make_config, cache, 
     assert queries_from_json(queries_to_json(planned.queries)) == planned.queries
     training = {f"{t.name}/{s.name}": (t, s) for t in planned.trainings for s in t.streams}
     for query in planned.queries:
-        if query.kind == "histogram":
-            assert (query.noise_multiplier, query.sensitivity) == (planned.histogram_sigma, 1.0)
+        if query.batch is None:
+            own = planned.histogram_sigma if query.kind == "histogram" else planned.means_noise
+            assert (query.noise_multiplier, query.sensitivity, query.steps) == (own, 1.0, 1)
             continue
         owner, stream = training[query.name]
         assert (query.kind, query.steps) == ("gaussian_sum", owner.steps)
@@ -94,6 +99,7 @@ def test_infinite_epsilon_means_no_noise(make_config, name):
     planned = scheduled(make_config(**CASES[name]), n=400, epsilon=math.inf, delta=DELTA)
     assert all(stream.noise_multiplier == 0 for training in planned.trainings for stream in training.streams)
     assert planned.histogram_sigma in (None, 0.0)
+    assert planned.means_noise in (None, 0.0)
     assert QuerySchedule.model_validate_json(planned.model_dump_json()) == planned
 
 
@@ -112,3 +118,16 @@ def test_the_histogram_costs_its_share(make_config, cache):
 def test_values_out_of_range_are_refused(make_config, wrong):
     with pytest.raises(InputError):
         scheduled(make_config(), **{"n": 400, "epsilon": 3.0, "delta": DELTA, **wrong})
+
+
+def test_the_class_means_cost_their_share(make_config, cache):
+    """A fifth of epsilon for one query costs the training little: noise adds up in squares."""
+    means, without = (
+        scheduled(make_config(selection={"draws": draws}), n=400, epsilon=3.0, delta=DELTA, cache=cache)
+        for draws in (4, 1)
+    )
+    alone = [query for query in means.queries if query.name == "class-means"]
+    assert epsilon_pld(event_of(alone), 0.2 * DELTA) == pytest.approx(0.6, rel=0.01)
+    assert without.means_noise is None
+    noise = [p.trainings[0].streams[0].noise_multiplier for p in (without, means)]
+    assert noise[0] < noise[1] < 1.2 * noise[0]
