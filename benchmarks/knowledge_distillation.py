@@ -93,8 +93,9 @@ def make_professional(settings: Settings, data: str) -> None:
     base = load_model(settings.model)
     rows = PairEncoder(base.tokenizer).encode(public, max_length=settings.length)
     base.model.requires_grad_(True)
-    # Half precision for what is no part of the method and costs most of a run's time.
-    with torch.autocast("cpu", torch.bfloat16):
+    # Half precision for what is no part of the method and costs most of a run's time. A cache of the cast weights would
+    # keep those of the first step.
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
         tune(
             base.model,
             {"input_ids": rows.input_ids, "attention_mask": rows.attention_mask, "loss_mask": rows.loss_mask},
