@@ -6,6 +6,8 @@ Processor time of one thread is compared, because the machine is shared; each fi
 Scores have a bound that no batching passes: the multiplications of their passes at the rate of a large matrix product
 in the same process. It is measured, and said as a speed-up over one at a time.
 
+A step of full fine-tuning is timed too, with logits at the positions of responses and with logits at all of them.
+
     python benchmarks/pair_speed.py --model tiny-llama --rows 64 --out pair_speed.json
 """
 
@@ -14,6 +16,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,8 +24,9 @@ from measuring import arguments, chosen, spread, write_result
 
 from understudy.data.readers import read_source
 from understudy.generation.config import SamplingConfig
-from understudy.generation.instructions import Pair, PairEncoder
+from understudy.generation.instructions import EncodedPairs, Pair, PairEncoder
 from understudy.generation.sampling import sample
+from understudy.generation.scoring import response_losses, sparse_response_losses
 from understudy.methods.knowledge_distillation.ranking import ifd_scores
 from understudy.models.loading import load_model
 
@@ -47,10 +51,31 @@ def product_rate(size: int = 1024, repeats: int = 5) -> float:
     return size**3 / min(seconds(lambda: left @ right) for _ in range(repeats))
 
 
-def multiplications(model: torch.nn.Module, tokens: int) -> int:
-    """Of a pass over tokens: one for each weight of a linear layer and each token, attention's own left out."""
-    layers = (module for module in model.modules() if isinstance(module, torch.nn.Linear))
-    return tokens * sum(layer.weight.numel() for layer in layers)
+def multiplications(model: Any, rows: list[EncodedPairs]) -> int:
+    """Of a pass over pairs: one for each weight of a linear layer and each token, attention's own left out.
+
+    The output head reads responses only.
+    """
+    head = model.get_output_embeddings()
+    layers = [module for module in model.modules() if isinstance(module, torch.nn.Linear) and module is not head]
+    tokens, counted = (sum(int(getattr(one, name).sum()) for one in rows) for name in ("attention_mask", "loss_mask"))
+    return tokens * sum(layer.weight.numel() for layer in layers) + counted * head.weight.numel()
+
+
+def step_ratio(model: Any, rows: EncodedPairs, repeats: int) -> dict[str, float]:
+    """Time of a step with logits at all positions over one with logits at those of responses."""
+    batch = {"input_ids": rows.input_ids, "attention_mask": rows.attention_mask, "loss_mask": rows.loss_mask}
+
+    def step(losses_of: Any) -> None:
+        torch.autograd.backward(losses_of(model, batch).mean())
+        model.zero_grad(set_to_none=True)
+
+    model.requires_grad_(True)
+    step(sparse_response_losses)  # warm up
+    kinds = (response_losses, sparse_response_losses)
+    runs = [[seconds(partial(step, losses_of)) for losses_of in kinds] for _ in range(repeats)]
+    model.requires_grad_(False)
+    return spread([dense / sparse for dense, sparse in runs])
 
 
 def main() -> int:
@@ -87,14 +112,18 @@ def main() -> int:
             f"{name}: {found[name]['median']:.1f} times as fast at {options.batch} ({found[name]['least']:.1f} to "
             f"{found[name]['most']:.1f})"
         )
-    rows = [encode(pairs, max_length=128).attention_mask for encode in (encoder.encode, encoder.alone)]
-    passes = multiplications(model.model, sum(int(mask.sum()) for mask in rows))
+    passes = multiplications(model.model, [encode(pairs, max_length=128) for encode in (encoder.encode, encoder.alone)])
     # The last of the loop: scores.
     bound = spread([alone * product_rate() / passes for alone, _ in runs])
     print(f"scores, at the rate of a large matrix product: {bound['median']:.1f} times as fast as one at a time")
+    steps = step_ratio(model.model, encoder.encode(pairs[:16], max_length=64), options.repeats)
+    print(f"steps: {steps['median']:.2f} times as fast with logits at the positions of responses only")
     met = {name: ratio["median"] >= TARGET for name, ratio in found.items()}
     sizes = chosen(options, ("model", "rows", "batch", "tokens", "repeats", "threads"))
-    write_result(options.out, {**sizes, "target": TARGET, "met": met, "speed_up": found, "bound_of_scores": bound})
+    write_result(
+        options.out,
+        {**sizes, "target": TARGET, "met": met, "speed_up": found, "bound_of_scores": bound, "steps": steps},
+    )
     return 0 if all(met.values()) else 1
 
 

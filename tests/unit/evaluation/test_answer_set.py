@@ -26,6 +26,7 @@ def test_an_answer_is_read_by_whole_words(text, place):
 def test_accuracy_and_f1_worked_out_by_hand():
     """Given -, =, +, ? (counts as =); right -, =, =, +: two of four. F1: - 1, = 2*1/(2+2), + 0."""
     found = score_answers(["negative", "neutral", "positive", "who knows"], [0, 1, 1, 2], answers=SET, neutral=1)
+    assert found.given.tolist() == [0, 1, 2, 1]
     assert found.correct.tolist() == [True, True, False, False]
     assert (found.accuracy, found.unparsed) == (0.5, 1)
     assert found.macro_f1 == pytest.approx((1 + 0.5 + 0) / 3)
