@@ -38,8 +38,10 @@ def difference(first: dict[int, cells.Value], second: dict[int, cells.Value], ke
 
 
 def f1_difference(first: dict[int, cells.Value], second: dict[int, cells.Value]) -> str:
-    """Macro F1 of first minus second, the mean over the seeds of both, paired over held-out pairs; or empty."""
-    seeds = sorted(first.keys() & second.keys())
+    """Macro F1 of first minus second, the mean over seeds, paired over held-out pairs; empty without answers."""
+    seeds = sorted(
+        seed for seed in first.keys() & second.keys() if all("given" in side[seed] for side in (first, second))
+    )
     if not seeds:
         return ""
     sides = [
