@@ -32,6 +32,7 @@ FEWER = {
     "conditional-generation": (
         "train.epochs=0.05",
         "train.learning_rate=0.001",
+        "train.l2_clip_norm=0.1",
         "train.max_length=24",
         "generate.sampling.max_new_tokens=6",
         "selection.draws=2",
