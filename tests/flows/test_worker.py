@@ -8,11 +8,13 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections import Counter
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from http import HTTPStatus
 from importlib import import_module
 from pathlib import Path
 
@@ -147,11 +149,21 @@ def test_deploying_again_makes_nothing_twice_and_leaves_what_an_operator_has_set
 
 
 def ask(place: str, body: object = None) -> object:
-    """What the server's API answers: to a question with a body, or to a plain one."""
+    """What the server's API answers: to a question with a body, or to a plain one.
+
+    While another has the lock of its SQLite database it rolls back and answers 503; its clients then ask again.
+    """
     data = None if body is None else json.dumps(body).encode()
     asked = urllib.request.Request(place, data=data, headers={"Content-Type": "application/json"})
-    with urllib.request.urlopen(asked, timeout=60) as answer:
-        return json.load(answer)
+    deadline = time.monotonic() + 120
+    while True:
+        try:
+            with urllib.request.urlopen(asked, timeout=60) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as refused:
+            if refused.code != HTTPStatus.SERVICE_UNAVAILABLE or time.monotonic() > deadline:
+                raise
+        time.sleep(0.5)
 
 
 def scheduled_run(api: str, server_log: Path, within: float = 120) -> dict:
@@ -184,9 +196,10 @@ def worker(environment: dict[str, str], pool: str, log: Path):
 
 
 def steps_kept(home: Path) -> int:
-    """The newest step in a checkpoint of a training; 0 if there is none."""
+    """The newest step in a checkpoint of a training; 0 if there is none. Those of class means count rows."""
     files = (home / "private/checkpoints").rglob("step-*.safetensors")
-    return max((int(path.stem.removeprefix("step-")) for path in files), default=0)
+    steps = (int(path.stem.removeprefix("step-")) for path in files if path.parent.name != "class-means")
+    return max(steps, default=0)
 
 
 def wait_until(reached, log: Path, within: float) -> float:
