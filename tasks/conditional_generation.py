@@ -14,7 +14,7 @@ def train(rows: ArtifactRef, receipt: ChargeReceipt, config: ConditionalGenerati
     """DP fine-tuning and, if asked for, the class histogram: everything that the charge pays for."""
     from understudy.data.private_rows import private_rows
     from understudy.methods.conditional_generation.fitting import train_on_table
-    from understudy.methods.conditional_generation.queries import Asked, schedule_of
+    from understudy.methods.conditional_generation.queries import CLASS_MEANS, Asked, schedule_of
     from understudy.methods.conditional_generation.storage import save_trained
     from understudy.models.checkpoints import TrainingCheckpoint
     from understudy.models.loading import load_base
@@ -24,7 +24,10 @@ def train(rows: ArtifactRef, receipt: ChargeReceipt, config: ConditionalGenerati
         private_rows(read_table(rows), receipt.label_names),
         Asked(config, schedule_of(receipt.queries), open_mechanisms(receipt)),
         base=load_base(config, compute()),
-        checkpoints=lambda name: TrainingCheckpoint(folder / name, every=config.train.checkpoint_every),
+        # A step of the class means is a row: by the time alone.
+        checkpoints=lambda name: TrainingCheckpoint(
+            folder / name, every=None if name == CLASS_MEANS else config.train.checkpoint_every
+        ),
         progress=progress,
     )
     with write_released(receipt, kind="model") as draft:

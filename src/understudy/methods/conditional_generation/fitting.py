@@ -17,12 +17,12 @@ from understudy.methods.conditional_generation.config import ConditionalGenerati
 from understudy.methods.conditional_generation.encode import encode
 from understudy.methods.conditional_generation.memory import check_fits
 from understudy.methods.conditional_generation.model import build_model
-from understudy.methods.conditional_generation.queries import CLASS_SIZES, Asked
+from understudy.methods.conditional_generation.queries import CLASS_MEANS, CLASS_SIZES, Asked
 from understudy.methods.conditional_generation.storage import StoredModel
 from understudy.methods.conditional_generation.train import Checkpoints, check_trainable, fit
 from understudy.models.loading import LoadedModel, load_base
 from understudy.models.shape import shape_of
-from understudy.progress import Progress
+from understudy.progress import Course, Progress
 
 
 def train_on_table(
@@ -41,8 +41,8 @@ def train_on_table(
         private: the rows.
         asked: what was charged.
         base: public base model, changed in place, on the device to be used; None loads `config.model` to the CPU.
-        checkpoints: training name -> sink of its state, under the private root.
-        progress: called with (steps done, steps in all).
+        checkpoints: training name, or that of the class means -> sink of its state, under the private root.
+        progress: called with (rows done, rows) of the class means, then with (steps done, steps in all).
     """
     loaded = base or load_base(asked.config)
     rows = encode(private, tokenizer=loaded.tokenizer, config=asked.config)
@@ -54,7 +54,8 @@ def train_on_table(
     means = None
     if asked.schedule.means_noise is not None:
         sentences = encoder.load_encoder(device=str(next(loaded.model.parameters()).device))
-        means = release_class_means(private, asked, sentences.encode, dimension=sentences.dimension)
+        kept = None if checkpoints is None else checkpoints(CLASS_MEANS)
+        means = release_class_means(private, asked, sentences, course=Course(kept, progress))
     trained = fit(loaded, rows, asked, checkpoints=checkpoints, progress=progress)
     return StoredModel(trained, asked.config, counts, means)
 

@@ -22,7 +22,7 @@ from understudy.evaluation import encoder
 from understudy.generation.prompts import row_seeds, special_ids
 from understudy.generation.sampling import sample
 from understudy.generation.steering import steer_towards
-from understudy.methods.conditional_generation.class_means import ClassMeans, margins, nearest
+from understudy.methods.conditional_generation.class_means import ClassMeans, check_encoder, margins, nearest
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
 from understudy.methods.conditional_generation.filter import keep_reasons
 from understudy.methods.conditional_generation.memory import rows_at_a_time
@@ -160,7 +160,7 @@ def synthesize(
         progress: Called with (rows drawn, rows wanted).
 
     Raises:
-        InputError: A label is unknown.
+        InputError: A label is unknown, or the means lie in the space of another encoder than the installed one.
     """
     unknown = sorted(set(sizes) - set(trained.label_names))
     if unknown:
@@ -198,6 +198,7 @@ def _select(
 ) -> list[list[str]]:
     """So many texts of each label, those nearest to its mean; the others are counted as outranked."""
     sentences = encoder.load_encoder(device=str(next(trained.model.parameters()).device))
+    check_encoder(means, sentences)
     chosen: list[list[str]] = []
     for label, (texts, most) in enumerate(zip(kept, rows, strict=True)):
         places = list(range(len(texts)))

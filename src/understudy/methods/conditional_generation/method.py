@@ -75,14 +75,21 @@ def queries(config: ConditionalGenerationConfig, *, n: int, epsilon: float, delt
 
 def describe(config: ConditionalGenerationConfig, promise: Promise) -> Description:
     """What the run says about itself; public values only."""
+    from understudy.evaluation.encoder import DEFAULT_ENCODER
+
     schedule = schedule_of(promise.queries)
     return Description(
         mechanisms=tuple(mechanism_facts(query, asks=_asks(query)) for query in promise.queries),
         contributions=(
             "One example is one row of the table. Each gradient of one example is clipped to the stated norm; an "
-            "example adds at most that much to each noised sum. An example counts once in the class histogram. It adds "
-            "its sentence embedding, scaled to norm 1, to its class's sum and a half to its class's count, both scaled "
-            "to norm 1 together."
+            "example adds at most that much to each noised sum of gradients."
+            + (" It counts once in the class histogram." if schedule.histogram_sigma is not None else "")
+            + (
+                " To the class means it adds its sentence embedding, scaled to norm 1, and a half for its class's "
+                "count, scaled to norm 1 together."
+                if schedule.means_noise is not None
+                else ""
+            )
         ),
         released=(
             "any number of texts generated from it",
@@ -96,6 +103,7 @@ def describe(config: ConditionalGenerationConfig, promise: Promise) -> Descripti
         declared_public={
             "padded length in tokens": config.train.max_length,
             "what prompts say of the rows": config.about,
+            **({"sentence encoder": DEFAULT_ENCODER} if schedule.means_noise is not None else {}),
         },
         dry_run={
             "steps": schedule.steps,

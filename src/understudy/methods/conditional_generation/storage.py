@@ -38,6 +38,7 @@ class _Description(Frozen):
     settings: ConditionalGenerationConfig
     label_names: tuple[str, ...]
     class_counts: tuple[int, ...] | None
+    encoder: str = ""  # digest, where there are class means
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,10 @@ def save_trained(stored: StoredModel, folder: Path) -> None:
         (folder / "filter").mkdir()
         export_model(model.filter.lm, stored.trained.tokenizer, folder / "filter")  # type: ignore[arg-type]
     description = _Description(
-        settings=stored.settings, label_names=stored.trained.label_names, class_counts=stored.class_counts
+        settings=stored.settings,
+        label_names=stored.trained.label_names,
+        class_counts=stored.class_counts,
+        encoder=means.encoder if means is not None else "",
     )
     text = json.dumps(description.model_dump(mode="json"), indent=2, sort_keys=True)
     (folder / SETTINGS_FILE).write_text(text + "\n")
@@ -104,12 +108,11 @@ def load_trained(folder: Path, compute: Compute = ON_CPU) -> StoredModel:
             loaded.tokenizer, description.label_names, description.settings.prompt, about=description.settings.about
         ),
     )
-    return StoredModel(trained, description.settings, description.class_counts, _class_means(folder / MEANS_FILE))
-
-
-def _class_means(path: Path) -> ClassMeans | None:
-    found = {name: tensor.numpy() for name, tensor in load_tensors(path).items()} if path.is_file() else None
-    return ClassMeans(found["vectors"], found["noise"]) if found else None
+    means = None
+    if description.encoder:
+        found = {name: tensor.numpy() for name, tensor in load_tensors(folder / MEANS_FILE).items()}
+        means = ClassMeans(found["vectors"], found["noise"], description.encoder)
+    return StoredModel(trained, description.settings, description.class_counts, means)
 
 
 def _heads(model: MultitaskModel) -> dict[str, nn.Module]:

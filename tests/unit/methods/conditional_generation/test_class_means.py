@@ -1,18 +1,25 @@
 """Class means: what one row moves, what is released, and which texts are kept by it."""
 
 import math
+from contextlib import nullcontext
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from understudy.data.private_rows import PrivateRows
+from understudy.errors import InputError
 from understudy.evaluation import encoder as encoder_module
 from understudy.evaluation.encoder import Encoder
+from understudy.methods.conditional_generation import class_means
 from understudy.methods.conditional_generation.class_means import ClassMeans, margins, nearest, release_class_means
 from understudy.methods.conditional_generation.generate import synthesize
 from understudy.methods.conditional_generation.method import charged_settings
 from understudy.methods.conditional_generation.queries import Asked, queries_of, schedule_of
 from understudy.methods.conditional_generation.storage import StoredModel, load_trained, save_trained
+from understudy.models.checkpoints import TrainingCheckpoint
+from understudy.progress import Course
 
 NAMES = ("bad", "good")
 D = 5
@@ -22,6 +29,10 @@ def spread(texts):
     """A vector of any length per text, from its letters alone."""
     found = np.array([[math.sin(ord(c) * (i + 1)) for i in range(D)] for c in (t[0] for t in texts)], np.float32)
     return found * np.array([[len(t)] for t in texts], np.float32)
+
+
+def sentences(encode=spread, digest: str = "d" * 64) -> Encoder:
+    return Encoder("letters", digest, D, encode)
 
 
 class Listening:
@@ -50,14 +61,19 @@ def rows(count: int = 30) -> PrivateRows:
     return PrivateRows(texts, [None if i == 7 else (i * i) % 2 for i in range(count)], NAMES)
 
 
-def test_without_noise_they_are_the_means_of_unit_vectors(asked):
+@pytest.mark.parametrize("at_once", [8, 1 << 15])
+def test_without_noise_they_are_the_means_of_unit_vectors(asked, monkeypatch, at_once):
+    monkeypatch.setattr(class_means, "_ROWS_IN_FLOATS", at_once)
     private = rows()
-    found = release_class_means(private, asked(30), spread, dimension=D)
+    listening = Listening()
+    found = release_class_means(private, asked(30, recorder=listening), sentences())
     texts = [(t, y) for t, y in zip(private.texts, private.labels, strict=True) if t is not None and y is not None]
     for label in range(2):
         vectors = spread([t for t, y in texts if y == label]).astype(np.float64)
         mean = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).mean(0)
         assert np.allclose(found.vectors[label], mean, atol=1e-6)
+        counted = float(listening.queries[0]["counts"][label])
+        assert counted == pytest.approx(len(vectors) * 0.5 / math.sqrt(1.25), abs=1e-5)
     assert not found.noise.any()
 
 
@@ -72,7 +88,7 @@ def test_one_row_moves_the_whole_query_by_one_at_most(asked, value):
     for text in ("strange", None):
         changed = PrivateRows([text if i == 11 else t for i, t in enumerate(private.texts)], private.labels, NAMES)
         listening = Listening()
-        release_class_means(changed, asked(30, recorder=listening), strange, dimension=D)
+        release_class_means(changed, asked(30, recorder=listening), sentences(strange))
         seen.append(listening.queries[0])
     moved = {name: (seen[0][name] - seen[1][name]).double() for name in seen[0]}
     assert math.sqrt(sum(float((part**2).sum()) for part in moved.values())) <= 1 + 1e-6
@@ -88,15 +104,39 @@ def test_a_text_is_embedded_alone(asked):
         sizes.add(len(texts))
         return spread(texts)
 
-    release_class_means(rows(), asked(30), counting, dimension=D)
+    release_class_means(rows(), asked(30), sentences(counting))
     assert sizes == {1}
+
+
+@pytest.mark.parametrize("at_once", [8, 1 << 15])
+def test_a_killed_pass_over_the_rows_goes_on_where_it_was(asked, tmp_path, monkeypatch, at_once):
+    """To the same bits, and no row that was embedded is embedded again."""
+    monkeypatch.setattr(class_means, "_ROWS_IN_FLOATS", at_once)
+    calm, seen, private = Listening(), [], rows()
+    release_class_means(private, asked(30, recorder=calm), sentences())
+
+    def watched(texts):
+        if len(seen) == 17:
+            seen.append("killed")
+            raise KeyboardInterrupt
+        seen.append(texts[0])
+        return spread(texts)
+
+    resumed = Listening()
+    for attempt in range(2):
+        course = Course(TrainingCheckpoint(tmp_path, every=1))
+        with pytest.raises(KeyboardInterrupt) if not attempt else nullcontext():
+            release_class_means(private, asked(30, recorder=resumed), sentences(watched), course=course)
+    assert seen == [*[t for t in private.valid_texts if t][:17], "killed", *[t for t in private.valid_texts if t][17:]]
+    (expected,), (found,) = calm.queries, resumed.queries
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 def test_noise_is_as_charged_and_a_mean_is_never_longer_than_one(asked):
     """Of a class that has no rows, noise alone is left."""
     private = PrivateRows(["a"] * 400, [0] * 400, NAMES)
     charged = asked(400, epsilon=3.0)
-    found = release_class_means(private, charged, spread, dimension=D)
+    found = release_class_means(private, charged, sentences())
     assert np.linalg.norm(found.vectors, axis=1).max() <= 1 + 1e-6
     assert found.noise[0] == pytest.approx(charged.schedule.means_noise / 400 * math.sqrt(1.25), rel=0.2)
     assert found.noise[1] > 5 * found.noise[0]
@@ -106,11 +146,11 @@ def test_a_margin_is_half_the_difference_of_squared_distances():
     draws = np.random.default_rng(0)
     vectors, texts = draws.normal(size=(3, D)) / 4, draws.normal(size=(20, D))
     labels = [i % 3 for i in range(20)]
-    means = ClassMeans(vectors.astype(np.float32), np.zeros(3, np.float32))
+    means = ClassMeans(vectors.astype(np.float32), np.zeros(3, np.float32), "d" * 64)
     distances = ((texts[:, None] - vectors[None]) ** 2).sum(2)
     expected = [min(np.delete(d, y)) / 2 - d[y] / 2 for d, y in zip(distances, labels, strict=True)]
     assert np.allclose(margins(means, texts.astype(np.float32), labels), expected, atol=1e-6)
-    alone = ClassMeans(means.vectors[:1], means.noise[:1])
+    alone = ClassMeans(means.vectors[:1], means.noise[:1], means.encoder)
     assert not margins(alone, texts.astype(np.float32), [0] * 20).any()
 
 
@@ -122,7 +162,7 @@ def test_the_noise_of_a_mean_does_not_push_its_texts_away():
         wide = np.zeros((2, 400))
         wide[:, :3] = truth
         wide[0] += np.random.default_rng(seed).normal(size=400) * 0.02
-        means = ClassMeans(wide.astype(np.float32), np.array([0.02, 0], np.float32))
+        means = ClassMeans(wide.astype(np.float32), np.array([0.02, 0], np.float32), "")
         right += int((margins(means, np.pad(texts, ((0, 0), (0, 397))), [0, 1]) > 0).all())
     assert right > 40, "without it each text is given to the class without noise"
 
@@ -136,10 +176,9 @@ def test_the_nearest_are_kept_in_the_order_of_drawing():
 
 
 def test_of_several_draws_the_nearest_stay(untrained, make_config, label_names, monkeypatch):
-    sentences = Encoder("letters", "0", D, spread)
-    monkeypatch.setattr(encoder_module, "load_encoder", lambda **_: sentences)
+    monkeypatch.setattr(encoder_module, "load_encoder", lambda **_: sentences())
     draws = np.random.default_rng(1)
-    means = ClassMeans(draws.normal(size=(3, D)).astype(np.float32) / 4, np.zeros(3, np.float32))
+    means = ClassMeans(draws.normal(size=(3, D)).astype(np.float32) / 4, np.zeros(3, np.float32), "d" * 64)
     config = make_config(generate={"steering": {"steer": "none"}}, selection={"draws": 5})
     sizes = {"negative": 3, "positive": 2}
     found = synthesize(untrained, sizes, config=config, means=means)
@@ -156,14 +195,17 @@ def test_of_several_draws_the_nearest_stay(untrained, make_config, label_names, 
         ]
     every = synthesize(untrained, sizes, config=make_config(selection={"draws": 1}), means=means)
     assert not every.dropped
+    with pytest.raises(InputError, match=r"digest ffffffffffff.*install"):
+        synthesize(untrained, sizes, config=config, means=replace(means, encoder="f" * 64))
 
 
 def test_a_model_keeps_its_class_means(untrained, make_config, tmp_path):
-    means = ClassMeans(np.ones((3, D), np.float32) / 9, np.full(3, 0.25, np.float32))
+    means = ClassMeans(np.ones((3, D), np.float32) / 9, np.full(3, 0.25, np.float32), "e" * 64)
     for folder, given in (("with", means), ("without", None)):
         (tmp_path / folder).mkdir()
         save_trained(StoredModel(untrained, make_config(), None, given), tmp_path / folder)
     again = load_trained(tmp_path / "with").class_means
+    assert again.encoder == means.encoder
     assert np.array_equal(again.vectors, means.vectors)
     assert np.array_equal(again.noise, means.noise)
     assert load_trained(tmp_path / "without").class_means is None
