@@ -87,6 +87,7 @@ def home(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
         root.mkdir(mode=0o700)
         shutil.copy(request.getfixturevalue("empty_tracking_store"), root / "mlflow.db")
         request.getfixturevalue("one_encoder")
+        request.getfixturevalue("one_load_of_a_model")
         from tests_support import without_drawing
 
         without_drawing(monkeypatch)
@@ -133,6 +134,16 @@ def one_encoder() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(encoder, "load_encoder", functools.cache(encoder.load_encoder))
+        yield
+
+
+@pytest.fixture(scope="session")
+def one_load_of_a_model() -> Iterator[None]:
+    """A flow loads its base model about ten times; that is for its memory, and the files stay the same."""
+    from loaded_once import loaded_once
+
+    with pytest.MonkeyPatch.context() as patch:
+        loaded_once(patch)
         yield
 
 
