@@ -18,13 +18,12 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 from cells import Benchmark, Call, Value, arguments, complete, parse, settings_from
+from conditional_generation_data import Cell, Settings
 from tables import Row, interval_text, print_table, write_figures
 
 ARMS: dict[str, dict[str, Any]] = {
@@ -46,40 +45,6 @@ MEANS = {
     "discriminator_accuracy": "head",
     "transformer_accuracy": "transformer",
 }
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One arm at one epsilon with one seed."""
-
-    arm: str
-    epsilon: float
-    seed: int
-
-    @property
-    def name(self) -> str:
-        """A file name."""
-        said = f"{self.arm} eps {self.epsilon:g} seed {self.seed}"
-        return "".join(c if c.isalnum() else "-" for c in said)
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What all cells of one run have in common.
-
-    Attributes:
-        data: folder with train.parquet and test.parquet.
-        cache: folder of finished cells and of what they share.
-        model: base model; None for the tiny profile's.
-        samples: synthetic rows.
-        transformer: whether seed 0 also fine-tunes the transformer classifier.
-    """
-
-    data: Path
-    cache: Path
-    model: str | None = None
-    samples: int = 1000
-    transformer: bool = False
 
 
 def main() -> None:

@@ -9,12 +9,13 @@ import time
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import torch
 from cells import temporary
+from conditional_generation_data import Cell, Settings
 from simulation import charge, noise_facts, register
 
 from understudy.data.private_rows import PrivateRows
@@ -31,9 +32,6 @@ from understudy.methods.conditional_generation.states import label_log_probabili
 from understudy.methods.conditional_generation.synthesis import synthesize_stored, synthesize_untrained
 from understudy.privacy.accounting import default_delta, epsilon_rdp
 from understudy.privacy.queries import event_of
-
-if TYPE_CHECKING:
-    from conditional_generation import Cell, Settings
 
 LABELS = ("negative", "positive")
 Made = tuple[list[str], list[int], dict[str, Any]]  # texts, labels, and public facts of how they were made
