@@ -1,3 +1,4 @@
+import itertools
 import json
 import os
 import signal
@@ -59,7 +60,7 @@ def test_the_loser_waits_and_then_gets_the_checkpoints(root):
     time.sleep(0.2)
     assert not got
     first.release()
-    waiter.join(timeout=10)
+    waiter.join(timeout=60)
     assert got[0].waited
     assert (got[0].directory() / "step-1").exists()
     got[0].release()
@@ -86,7 +87,7 @@ def test_a_killed_holder_frees_its_key_at_once_on_the_same_machine(root):
     holder.stdout.close()
     began = time.monotonic()
     lease = leases.acquire(root, KEY, stale_after_s=1000.0)
-    assert time.monotonic() - began < 1.0
+    assert time.monotonic() - began < 100, "its heartbeat was not waited for"
     assert (lease.directory() / "step-7").exists()
     lease.release()
 
@@ -99,21 +100,17 @@ def show_foreign(root, **changes):
 
 def test_a_live_holder_on_another_machine_is_waited_for(root):
     show_foreign(root)
-    stop = threading.Event()
+    seconds = itertools.count()
 
-    def beat():
-        for beats in range(1, 1000):
-            if stop.wait(0.05):
-                return
-            show_foreign(root, beats=beats)
+    def clock():
+        """A second later at each look, and the holder has beaten once more."""
+        now = next(seconds)
+        show_foreign(root, beats=now)
+        return now
 
-    heart = threading.Thread(target=beat)
-    heart.start()
     with pytest.raises(UnderstudyError, match="process 1 of machine elsewhere"):
-        leases.acquire(root, KEY, stale_after_s=0.5, timeout_s=1.2)
-    stop.set()
-    heart.join()
-    lease = leases.acquire(root, KEY, stale_after_s=0.5, timeout_s=5)
+        leases.acquire(root, KEY, stale_after_s=5, timeout_s=30, beat_s=0.001, clock=clock)
+    lease = leases.acquire(root, KEY, stale_after_s=0.5, timeout_s=60)
     assert lease.waited
     lease.release()
 
@@ -137,7 +134,7 @@ def test_a_zombie_finds_its_directory_gone_and_is_told(root):
     directory.rename(root / KEY / "successor")
     with pytest.raises(FileNotFoundError):
         (directory / "step-2").touch()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while not zombie._lost.is_set() and time.monotonic() < deadline:
         time.sleep(0.01)
     with pytest.raises(LeaseLost, match=f"another worker .*{KEY[:12]}"):

@@ -120,7 +120,8 @@ def test_an_exchange_store_behind_a_url_takes_an_object(kind, expected, monkeypa
     protocol = kind.protocol if isinstance(kind.protocol, str) else kind.protocol[0]
     fsspec.register_implementation(protocol, kind, clobber=True)
     monkeypatch.setenv("UNDERSTUDY_EXCHANGE", f"{protocol}://bucket-{protocol}/store")
-    monkeypatch.setattr(checks, "PATIENCE_S", 0.5)
+    if kind is Hanging:
+        monkeypatch.setattr(checks, "PATIENCE_S", 0.5)
     if expected is None:
         assert checks.exchange_store() == "memory://bucket-memory/store"
         assert MemoryFileSystem().find("/bucket-memory") == [], "what was written is removed"
@@ -216,12 +217,12 @@ def test_a_prefect_server_of_the_active_profile_that_does_not_answer_is_refused(
 
 def test_a_server_that_does_not_end_its_answer_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(checks, "PATIENCE_S", 0.6)
-    with answering({"/api/health": 200}, delay_s=3) as (address, _):
+    with answering({"/api/health": 200}, delay_s=60) as (address, _):
         monkeypatch.setenv("PREFECT_API_URL", f"{address}/api")
         began = time.monotonic()
         with pytest.raises(InputError, match="timed out"):
             checks.prefect_server()
-        assert time.monotonic() - began < 2.5
+        assert time.monotonic() - began < 30
 
 
 def test_cuda_that_is_not_there_is_refused(monkeypatch):
