@@ -284,7 +284,7 @@ class LongJob:
     Attributes:
         task: in which it is killed.
         given: fields of its request.
-        before: tasks that end before that one begins, and how often each is there.
+        before: cached tasks that end before that one begins, and how often each is there.
     """
 
     task: str
@@ -294,7 +294,7 @@ class LongJob:
 
 LONG_JOBS = {
     "conditional-generation": LongJob(
-        "train", {"overrides": (*SMALL, "train.epochs=200", "train.checkpoint_every=1")}, {"charge": 1}
+        "train", {"overrides": (*SMALL, "train.epochs=200", "train.checkpoint_every=1")}, {}
     ),
     # Checkpoints are 15 seconds apart.
     "trajectory-matching": LongJob(
@@ -308,7 +308,7 @@ LONG_JOBS = {
             "budget": Budget(epsilon=8, delta=1e-3),
             "overrides": ("max_length=56", "experts.epochs=2", "distil.steps=15000", "distil.inner_steps=2"),
         },
-        {"charge": 1, "train-expert": 2, "select-rows": 1},
+        {"train-expert": 2, "select-rows": 1},
     ),
 }
 
