@@ -7,7 +7,8 @@ what the method does (`unroll.py`). `reverse_mode` keeps the graph of all N grad
 The sides alternate within one process; a ratio is that of processor time within a turn, and the median of the turns is
 given with the least and the most. Memory is the peak minus what was resident after loading and one evaluation of a
 single short row, each side and each N in a fresh process, in which freed blocks go back to the system at once: what the
-C library would keep of them grows with the number of allocations and is not the method's.
+C library would keep of them grows with the number of allocations and is not the method's. `adjoint` reads
+`--rows-at-once` of a step's rows in one pass, or all of them with 0.
 
     python benchmarks/trajectory_matching_speed.py --out trajectory_matching_speed.json
 """
@@ -48,6 +49,7 @@ class Setting:
     loss: BatchLoss
     segment: Segment
     prompts: Sequence[Tensor]
+    rows_at_once: int
 
 
 def build(options: argparse.Namespace, *, steps: int, batch: int, length: int) -> Setting:
@@ -60,11 +62,13 @@ def build(options: argparse.Namespace, *, steps: int, batch: int, length: int) -
     answers = (torch.arange(length) >= length - RESPONSE).expand(batch, length)
     rows = [Rows(some, torch.ones_like(some), answers) for some in ids]
     prompts = [0.05 * torch.randn(batch, options.k, width, generator=generator) for _ in range(steps)]
-    return Setting(BatchLoss(student, rows), Segment(start, target), prompts)
+    return Setting(BatchLoss(student, rows), Segment(start, target), prompts, options.rows_at_once or batch)
 
 
 def adjoint(setting: Setting) -> Gradients:
-    found = match_trajectory(setting.loss, setting.segment, setting.prompts, step_size=STEP_SIZE)
+    found = match_trajectory(
+        setting.loss, setting.segment, setting.prompts, step_size=STEP_SIZE, rows_at_once=setting.rows_at_once
+    )
     return found.loss, found.by_prompts, found.by_step_size
 
 
@@ -129,7 +133,7 @@ def times(options: argparse.Namespace) -> tuple[list[dict[str, float]], dict[str
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    same = chosen(options, ("model", "batch", "length", "k", "threads"))
+    same = chosen(options, ("model", "batch", "length", "k", "rows_at_once", "threads"))
     turns, differences = times(options)
     peaks = {
         side: {
@@ -152,7 +156,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = arguments(__doc__, steps=6, batch=8, length=64, k=2, repeats=5)
+    parser = arguments(__doc__, steps=6, batch=8, length=64, k=2, rows_at_once=0, repeats=5)
     options = parse_side(parser, tuple(SIDES), memory_of_side)
     found = measure(options)
     for side, values in found.items():
@@ -161,7 +165,7 @@ def main() -> None:
             f"{side:<16} time {values['time_ratio']}  memory {values['memory_ratio']:.2f} of reverse mode's, "
             f"MiB {values['mib']}, growth {growth}, gradient differs by {values['gradient_difference']:.1e}"
         )
-    settings = chosen(options, ("model", "steps", "batch", "length", "k", "repeats", "threads"))
+    settings = chosen(options, ("model", "steps", "batch", "length", "k", "rows_at_once", "repeats", "threads"))
     write_result(options.out, {"settings": settings, "targets": TARGETS, "results": found})
 
 

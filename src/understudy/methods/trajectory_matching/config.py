@@ -74,6 +74,7 @@ class DistilConfig(Frozen):
     span: int = setting(1, "M, epochs between the expert's two snapshots. paper 1.", le=1000, ge=1)
     max_start: int = setting(2, "T_max: start epochs are below it. paper 2.", le=1000, ge=1)
     batch_size: Size = setting(8, "Rows of one inner step. paper 8.")
+    micro_batch: Size = setting(8, "Rows of an inner step per pass, at least 1: memory and rounding only.")
     beta: float = setting(
         0.01, "Weight of the distance to the nearest token. tiny 0.01, paper 100; sweep 0, 20, 50, 100.", ge=0
     )

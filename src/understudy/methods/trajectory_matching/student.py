@@ -117,9 +117,11 @@ class BatchLoss:
     student: Student
     batches: Sequence[Rows]
 
-    def __call__(self, weights: Weights, prompts: Tensor, step: int) -> Tensor:
-        """Loss of one inner step."""
-        return self.student.loss(weights, self.batches[step], prompts)
+    def __call__(self, weights: Weights, prompts: Tensor, step: int, rows: slice = slice(None)) -> Tensor:
+        """Loss of some rows of one inner step."""
+        batch = self.batches[step]
+        places = torch.arange(len(batch), device=batch.input_ids.device)[rows]
+        return self.student.loss(weights, batch[places], prompts)
 
 
 def moved(weights: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:

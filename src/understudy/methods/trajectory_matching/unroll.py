@@ -12,8 +12,9 @@ Plain reverse mode keeps the graph of all N gradients. Here the adjoint of the r
     lambda_n         = lambda_{n+1} - alpha * d(lambda_{n+1} . g_n) / d theta_n
 
 so only the N states of the weights and their gradients are kept, which are small for adapters, and one step's graph at
-a time. The last step's graph is kept from the way forward, for it is needed first on the way back: no work is done
-twice for it. The result is that of plain reverse mode up to rounding.
+a time. A step's loss is a mean over its rows, so a graph may hold a few rows, too, and parts are added up. The last
+step's graph, where it holds all rows, is kept from the way forward, for it is needed first on the way back: no work is
+done twice for it. The result is that of plain reverse mode up to rounding.
 """
 
 from __future__ import annotations
@@ -32,11 +33,26 @@ Weights = Mapping[str, Tensor]
 
 
 class StudentLoss(Protocol):
-    """The loss of one inner step, twice differentiable in both arguments."""
+    """The loss of one inner step, a mean over rows, twice differentiable in both arguments."""
 
-    def __call__(self, weights: Weights, prompts: Tensor, step: int) -> Tensor:
-        """Loss `()` of step `step` at `weights`, its rows preceded by `prompts` `(batch, k, d)`."""
+    def __call__(self, weights: Weights, prompts: Tensor, step: int, rows: slice = slice(None)) -> Tensor:
+        """Loss `()` of some rows of step `step` at `weights`, preceded by their `prompts` `(rows, k, d)`."""
         ...
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Rows of one step that pass at a time, and their share in its loss."""
+
+    rows: slice
+    share: float
+
+    @classmethod
+    def all_of(cls, prompts: Tensor, rows_at_once: int | None) -> list[_Part]:
+        rows = len(prompts)
+        size = min(rows, rows_at_once or rows)
+        ends = [(first, min(first + size, rows)) for first in range(0, rows, size)]
+        return [cls(slice(first, end), (end - first) / rows) for first, end in ends]
 
 
 @dataclass(frozen=True)
@@ -86,17 +102,23 @@ class MatchedSteps:
 
 
 def match_trajectory(
-    loss: StudentLoss, segment: Segment, prompts: Sequence[Tensor], *, step_size: float
+    loss: StudentLoss,
+    segment: Segment,
+    prompts: Sequence[Tensor],
+    *,
+    step_size: float,
+    rows_at_once: int | None = None,
 ) -> MatchedSteps:
     """Take the student's steps and differentiate the matching loss through all of them.
 
-    Memory is that of one step's second-order graph plus, per step, one set of weights and gradients.
+    Memory is that of the second-order graph of one pass plus, per step, one set of weights and gradients.
 
     Args:
         loss: of one inner step.
         segment: of an expert's trajectory.
         prompts: of each step, `(batch, k, d)` float32; N is their number.
         step_size: alpha > 0.
+        rows_at_once: rows of a step in one pass; None for all of them.
 
     Raises:
         InputError: the expert did not move between start and target.
@@ -104,36 +126,40 @@ def match_trajectory(
     length = segment.length
     # The fused attention kernels have no second derivative.
     with sdpa_kernel(SDPBackend.MATH):
-        states, gradients, last = _forward(loss, segment.start, prompts, step_size)
+        states, gradients, last = _forward(loss, segment.start, prompts, step_size, rows_at_once)
         final = states.pop()
         adjoint = {name: 2 * (final[name] - segment.target[name]) / length for name in final}
         by_prompts: list[Tensor] = []
         by_step_size = 0.0
         for step in reversed(range(len(prompts))):
             by_step_size -= sum(float((adjoint[name] * gradients[step][name]).sum()) for name in adjoint)
-            if last is None:
-                last = _Graph.of(loss, states[step], prompts[step], step)
-            by_weights, by_prompt = last.differentiated(adjoint)
-            last = None
-            adjoint = {name: adjoint[name] - step_size * by_weights[name] for name in adjoint}
-            by_prompts.append(-step_size * by_prompt)
+            by_prompt = []
+            after = adjoint
+            for part in _Part.all_of(prompts[step], rows_at_once):
+                graph = last or _Graph.of(loss, states[step], prompts[step], step, part)
+                by_weights, of_rows = graph.differentiated(after)
+                graph = last = None
+                adjoint = {name: adjoint[name] - step_size * by_weights[name] for name in adjoint}
+                by_prompt.append(-step_size * of_rows)
+            by_prompts.append(torch.cat(by_prompt))
     remaining = float(squared_distance(final, segment.target)) / length
     return MatchedSteps(remaining, tuple(reversed(by_prompts)), by_step_size, final)
 
 
 @dataclass
 class _Graph:
-    """One step's gradient with the graph behind it."""
+    """A part's share in one step's gradient with the graph behind it."""
 
     weights: Weights
     prompts: Tensor
     gradient: Weights
 
     @classmethod
-    def of(cls, loss: StudentLoss, weights: Weights, prompts: Tensor, step: int) -> _Graph:
+    def of(cls, loss: StudentLoss, weights: Weights, prompts: Tensor, step: int, part: _Part) -> _Graph:
         leaves = {name: value.detach().requires_grad_() for name, value in weights.items()}
-        prompts = prompts.detach().requires_grad_()
-        found = torch.autograd.grad(loss(leaves, prompts, step), list(leaves.values()), create_graph=True)
+        prompts = prompts[part.rows].detach().requires_grad_()
+        value = part.share * loss(leaves, prompts, step, part.rows)
+        found = torch.autograd.grad(value, list(leaves.values()), create_graph=True)
         return cls(leaves, prompts, dict(zip(leaves, found, strict=True)))
 
     def differentiated(self, adjoint: Weights) -> tuple[Weights, Tensor]:
@@ -152,29 +178,36 @@ class _Graph:
 
 
 def _forward(
-    loss: StudentLoss, start: Weights, prompts: Sequence[Tensor], step_size: float
+    loss: StudentLoss, start: Weights, prompts: Sequence[Tensor], step_size: float, rows_at_once: int | None
 ) -> tuple[list[dict[str, Tensor]], list[Weights], _Graph | None]:
-    """All N + 1 states, the N gradients, and the graph of the last of them."""
+    """All N + 1 states, the N gradients, and the graph of the last of them where one pass holds its rows."""
     states = [{name: value.detach() for name, value in start.items()}]
     gradients: list[Weights] = []
     graph: _Graph | None = None
     for step, prompt in enumerate(prompts):
         here = states[-1]
-        if step == len(prompts) - 1:
-            graph = _Graph.of(loss, here, prompt, step)
+        parts = _Part.all_of(prompt, rows_at_once)
+        if step == len(prompts) - 1 and len(parts) == 1:
+            graph = _Graph.of(loss, here, prompt, step, parts[0])
             gradient = {name: value.detach() for name, value in graph.gradient.items()}
         else:
-            gradient = weight_gradient(loss, here, prompt, step)
+            gradient = weight_gradient(loss, here, prompt, step, rows_at_once=rows_at_once)
         gradients.append(gradient)
         states.append({name: here[name] - step_size * gradient[name] for name in here})
     return states, gradients, graph
 
 
-def weight_gradient(loss: StudentLoss, weights: Weights, prompts: Tensor, step: int) -> dict[str, Tensor]:
+def weight_gradient(
+    loss: StudentLoss, weights: Weights, prompts: Tensor, step: int, *, rows_at_once: int | None = None
+) -> dict[str, Tensor]:
     """The gradient of one step's loss by the weights, without a graph."""
     leaves = {name: value.detach().requires_grad_() for name, value in weights.items()}
-    found = torch.autograd.grad(loss(leaves, prompts.detach(), step), list(leaves.values()))
-    return dict(zip(leaves, found, strict=True))
+    total: dict[str, Tensor] = {}
+    for part in _Part.all_of(prompts, rows_at_once):
+        value = part.share * loss(leaves, prompts[part.rows].detach(), step, part.rows)
+        found = dict(zip(leaves, torch.autograd.grad(value, list(leaves.values())), strict=True))
+        total = {name: total[name] + found[name] for name in found} if total else found
+    return total
 
 
 def squared_distance(one: Weights, other: Weights) -> Tensor:

@@ -18,7 +18,7 @@ def student(request):
     return random_student(request.param)
 
 
-def toy_loss(weights, prompts, step):
+def toy_loss(weights, prompts, step, _rows):
     """Two parameters, three inner steps, every derivative of order two and three non-zero."""
     x, y = weights["w"]
     a = prompts.sum() + step
@@ -58,15 +58,22 @@ def reverse_mode(loss, segment, prompts, step_size):
     return float(distance.detach()), by_prompts, float(by_alpha)
 
 
-@pytest.mark.parametrize("steps", [1, 4])
-def test_gradients_equal_plain_reverse_mode(student, steps):
+@pytest.mark.parametrize(("steps", "rows_at_once"), [(1, None), (4, None), (4, 1), (4, 2)])
+def test_gradients_equal_plain_reverse_mode(student, steps, rows_at_once):
     start = moved_weights(student, seed=1)
     segment = Segment(start, {name: value + 0.02 for name, value in start.items()})
     rows = random_rows(3 * steps)
     loss = BatchLoss(student, [rows[torch.arange(3 * n, 3 * n + 3)] for n in range(steps)])
     generator = torch.Generator().manual_seed(2)
     prompts = [torch.randn(3, K, 16, generator=generator) for _ in range(steps)]
-    found = match_trajectory(loss, segment, prompts, step_size=STEP_SIZE)
+    seen = []
+
+    def noted(weights, some, step, rows):
+        seen.append(len(some))
+        return loss(weights, some, step, rows)
+
+    found = match_trajectory(noted, segment, prompts, step_size=STEP_SIZE, rows_at_once=rows_at_once)
+    assert set(seen) == {None: {3}, 1: {1}, 2: {2, 1}}[rows_at_once]
     expected, by_prompts, by_alpha = reverse_mode(loss, segment, prompts, STEP_SIZE)
     assert found.loss == pytest.approx(expected, rel=1e-5)
     assert found.by_step_size == pytest.approx(by_alpha, rel=1e-4)
