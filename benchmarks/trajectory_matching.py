@@ -270,6 +270,8 @@ def main() -> None:
     plain = Settings(Path(), Path())
     for name in ("rows", "test_rows", "characters", "length", "steps", "tuning_epochs"):
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(plain, name))
+    for name in ("model", "other"):
+        parser.add_argument(f"--{name}", default=getattr(plain, name))
     parser.add_argument("--ratio", type=float, default=plain.ratio)
     parser.add_argument("--strategies", nargs="+", default=["random", "less"])
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
