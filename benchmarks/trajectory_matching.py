@@ -205,7 +205,9 @@ def curve(result: Distilled) -> Value:
 def digest(settings: Settings, cell: Cell) -> str:
     """Of everything that a cell's figures depend on."""
     facts = {name: value for name, value in vars(settings).items() if name not in ("data", "cache")}
-    return short_digest({**facts, "config": settings.config(cell.seed, cell.strategy).model_dump()})
+    # How many rows pass at a time is memory and rounding only.
+    config = settings.config(cell.seed, cell.strategy).model_dump(exclude={"distil": {"micro_batch"}})
+    return short_digest({**facts, "config": config})
 
 
 def shared(settings: Settings, cells: Sequence[Cell]) -> list[list[Call]]:
