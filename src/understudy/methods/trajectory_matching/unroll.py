@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -136,9 +137,10 @@ def match_trajectory(
             by_prompt = []
             after = adjoint
             for part in _Part.all_of(prompts[step], rows_at_once):
-                graph = last or _Graph.of(loss, states[step], prompts[step], step, part)
-                by_weights, of_rows = graph.differentiated(after)
-                graph = last = None
+                graph_of = partial(_Graph.of, loss, states[step], prompts[step], step, part)
+                # No name holds a graph while the next one is made.
+                by_weights, of_rows = (last or graph_of()).differentiated(after)
+                last = None
                 adjoint = {name: adjoint[name] - step_size * by_weights[name] for name in adjoint}
                 by_prompt.append(-step_size * of_rows)
             by_prompts.append(torch.cat(by_prompt))
