@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 import torch
@@ -135,11 +134,10 @@ def match_trajectory(
         for step in reversed(range(len(prompts))):
             by_step_size -= sum(float((adjoint[name] * gradients[step][name]).sum()) for name in adjoint)
             by_prompt = []
-            after = adjoint
-            for part in _Part.all_of(prompts[step], rows_at_once):
-                graph_of = partial(_Graph.of, loss, states[step], prompts[step], step, part)
+            here, prompt, after = states[step], prompts[step], adjoint
+            for part in _Part.all_of(prompt, rows_at_once):
                 # No name holds a graph while the next one is made.
-                by_weights, of_rows = (last or graph_of()).differentiated(after)
+                by_weights, of_rows = (last or _Graph.of(loss, here, prompt, step, part)).differentiated(after)
                 last = None
                 adjoint = {name: adjoint[name] - step_size * by_weights[name] for name in adjoint}
                 by_prompt.append(-step_size * of_rows)
