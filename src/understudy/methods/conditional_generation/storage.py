@@ -109,7 +109,7 @@ def load_trained(folder: Path, compute: Compute = ON_CPU) -> StoredModel:
         ),
     )
     means = None
-    if description.encoder:
+    if (folder / MEANS_FILE).is_file():
         found = {name: tensor.numpy() for name, tensor in load_tensors(folder / MEANS_FILE).items()}
         means = ClassMeans(found["vectors"], found["noise"], description.encoder)
     return StoredModel(trained, description.settings, description.class_counts, means)

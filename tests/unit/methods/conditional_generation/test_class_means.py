@@ -17,7 +17,7 @@ from understudy.methods.conditional_generation.class_means import ClassMeans, ma
 from understudy.methods.conditional_generation.generate import synthesize
 from understudy.methods.conditional_generation.method import charged_settings
 from understudy.methods.conditional_generation.queries import Asked, queries_of, schedule_of
-from understudy.methods.conditional_generation.storage import StoredModel, load_trained, save_trained
+from understudy.methods.conditional_generation.storage import SETTINGS_FILE, StoredModel, load_trained, save_trained
 from understudy.models.checkpoints import TrainingCheckpoint
 from understudy.progress import Course
 
@@ -209,6 +209,10 @@ def test_a_model_keeps_its_class_means(untrained, make_config, tmp_path):
     assert np.array_equal(again.vectors, means.vectors)
     assert np.array_equal(again.noise, means.noise)
     assert load_trained(tmp_path / "without").class_means is None
+    described = tmp_path / "with" / SETTINGS_FILE
+    described.write_text(described.read_text().replace(means.encoder, ""))
+    with pytest.raises(InputError, match="digest unknown"):
+        class_means.check_encoder(load_trained(tmp_path / "with").class_means, sentences())
 
 
 def test_how_many_are_drawn_is_not_charged_but_whether_means_are_asked_for_is(make_config):

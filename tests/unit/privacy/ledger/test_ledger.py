@@ -454,7 +454,7 @@ def test_a_hundred_thousand_rows_take_seconds(sqlite_ledger):
     rows = digests(100_000)
     begin = time.monotonic()
     sqlite_ledger.register_rows("reviews", rows)
-    assert time.monotonic() - begin < 60
+    assert time.monotonic() - begin < 20
     sqlite_ledger.register(record("clinic"))
     with pytest.raises(InputError, match="row 99999 "):
         sqlite_ledger.check_rows("clinic", [*digests(99_999, start=10**6), rows[5]])
