@@ -4,7 +4,8 @@ A half of each training set is declared public: the professional model is the ba
 `--public` of its pairs, and their instructions are the examples of every prompt. Of the other half, `--pairs` are the
 client's. Pairs of more than `--characters` are left out everywhere, each by its own length. Each arm gives a model,
 which is judged by the loss of held-out responses and, for the phrases, by accuracy and macro F1 of its answers; an
-answer that cannot be read counts as neutral.
+answer that cannot be read counts as neutral. Synthetic pairs are compared by MAUVE with real ones that nothing was
+trained on, in sets of one size.
 
     base, professional      as they are
     non_private             an adapter tuned on the client's pairs like those of the other arms on theirs
@@ -30,9 +31,12 @@ from typing import Any
 import cells
 import pyarrow as pa
 import pyarrow.parquet as pq
-from knowledge_distillation_data import ABOUT, ANSWER_TOKENS, LABELS, Cell, Settings, halves, unseen_public
+from knowledge_distillation_data import ABOUT, ANSWER_TOKENS, LABELS, Cell, Settings, halves, unread, unseen_public
 from knowledge_distillation_tables import ALL_ARMS, ARMS, rows_of
 from tables import print_table, write_figures
+
+# Draws of equally many synthetic and real pairs that a MAUVE is the mean of.
+MAUVE_SPLITS = 20
 
 
 def config_of(settings: Settings, cell: Cell) -> Any:
@@ -167,7 +171,8 @@ def pairs_by(settings: Settings, cell: Cell, config: Any, start: Any) -> tuple[l
     if cell.arm in ("distilled", "together", "unranked"):
         made = distil.synthesise(model, config, answers=settings.cache / "answers")
         facts = {"dropped": made.facts["dropped"][""], "made": len(made.table), "answers": answer_scores(made.table)}
-        return [pair for pair in pairs_of(made.table) if pair is not None], facts
+        pairs = [pair for pair in pairs_of(made.table) if pair is not None]
+        return pairs, facts | nearness(settings, cell, pairs)
     way = WAYS[cell.arm]
     public, private, _ = halves(settings, cell)
     making = Making(
@@ -178,7 +183,20 @@ def pairs_by(settings: Settings, cell: Cell, config: Any, start: Any) -> tuple[l
         answers=config.professional.sampling,
     )
     pairs = make_pairs(way, model, private if way.shots == "private" else public, making)
-    return pairs, {"made": len(pairs)}
+    return pairs, {"made": len(pairs), **nearness(settings, cell, pairs)}
+
+
+def nearness(settings: Settings, cell: Cell, pairs: list[Any]) -> dict[str, Any]:
+    """MAUVE of an arm's pairs to pairs that nothing was trained on, with that of real pairs, and the pairs."""
+    from understudy.evaluation import fidelity
+    from understudy.evaluation.encoder import embed, load_encoder
+
+    encoder = load_encoder()
+    mine, real = ([f"{one.instruction}\n{one.response}" for one in side] for side in (pairs, unread(settings, cell)))
+    sets = {"mine": embed(mine, encoder)}
+    found = fidelity.compare(fidelity.MAUVE, sets, embed(real, encoder), seed=cell.seed, splits=MAUVE_SPLITS)
+    estimates = {"mauve": found.sets["mine"], "mauve_ceiling": found.reference}
+    return {name: [one.value, *one.interval] for name, one in estimates.items()} | {"texts": mine}
 
 
 def answer_scores(table: pa.Table) -> dict[str, tuple[int, float]]:

@@ -95,3 +95,14 @@ def halves(settings: Settings, cell: Cell) -> tuple[list[Any], list[Any], list[A
     private = train.slice(half + (cell.seed * settings.pairs) % max(half - settings.pairs, 1), settings.pairs)
     public = train.slice(0, min(half, settings.public))
     return pairs_of(public), pairs_of(private), pairs_of(test.slice(0, settings.tested))
+
+
+def unread(settings: Settings, cell: Cell) -> list[Any]:
+    """Short enough pairs of the private half and of the test set that nothing of this cell was trained on."""
+    from understudy.generation.instructions import pairs_of
+
+    train, test = (table_of(settings, cell.data, part, characters=settings.characters) for part in ("train", "test"))
+    half = train.num_rows // 2
+    _, private, _ = halves(settings, cell)
+    read = set(private)
+    return [pair for pair in pairs_of(pa.concat_tables([train.slice(half), test])) if pair not in read]

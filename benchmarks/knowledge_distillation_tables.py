@@ -87,6 +87,9 @@ def rows_of(found: dict[Cell, cells.Value], data: str) -> list[Row]:
         row["pairs"] = (
             "" if "made" not in next(iter(own.values())) else f"{np.mean([v['made'] for v in own.values()]):.0f}"
         )
+        near = [value for value in own.values() if "mauve" in value]
+        for key, title in (("mauve", "MAUVE"), ("mauve_ceiling", "of real pairs")):
+            row[title] = f"{np.mean([value[key][0] for value in near]):.2f}" if near else ""
         row["minutes"] = f"{np.mean([value['cpu_seconds'] for value in own.values()]) / 60:.1f}"
         rows.append(row)
     return rows
