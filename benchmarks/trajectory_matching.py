@@ -6,10 +6,11 @@ A cell is one arm with a seed and a way of selecting; the arms:
 - `selected`: tuned on the selected rows; `mean_tokens`: on them behind k unlearned mean tokens;
 - `nacd`: on them behind learned pseudo tokens; `beta0`: the same without the pull towards real tokens;
 - `frozen`: pseudo tokens stay at the mean, the step size is learned: what the matching loss is compared with;
-- `transfer_untuned`, `transfer_selected`, `transfer_text`: the other model, on the rows, and behind the tokens' text.
+- `transfer_untuned`, `transfer_selected`, `transfer_text`: the other model, on the rows, and behind the tokens' text;
+- `dp_carriers`, `dp_mean_tokens`, `dp_nacd`, `dp_conditional`: at `--epsilon`, as trajectory_matching_private.py says.
 
 Experts and distillations are kept in the cache with their checkpoints, so a run that is stopped goes on where it was.
-Nothing here is private: ag_news plays the part of the private set, and every cell is at epsilon infinity.
+Nothing here is private: ag_news plays the part of the private set, and all other cells are at epsilon infinity.
 
     python benchmarks/trajectory_matching.py --data DATA --cache CACHE
     python benchmarks/trajectory_matching.py --data DATA --cache CACHE --rows 300 --steps 30 --seeds 0
@@ -30,6 +31,8 @@ import pyarrow.parquet as pq
 import torch
 from cells import Benchmark, Call, Value, arguments, complete, parse, settings_from, short_digest, write
 from tables import Row, interval_text, print_table, write_figures
+from trajectory_matching_private import ARMS as PRIVATE_ARMS
+from trajectory_matching_private import conditional, noise_of, private_expert, written
 
 from understudy.evaluation.multiple_choice import questions_of, rightly_answered
 from understudy.generation.instructions import Pair, PairEncoder
@@ -58,9 +61,10 @@ from understudy.models.loading import LoadedModel, load_model
 
 TOPICS = ("World", "Sports", "Business", "Sci/Tech")
 QUESTION = "World, Sports, Business or Sci/Tech? "
-WITHOUT_SELECTION = ("untuned", "full", "transfer_untuned")
-LEARNT = {"nacd": {}, "beta0": {"beta": 0.0}, "frozen": {"trainable": "step_size"}}
-ARMS = (*WITHOUT_SELECTION, "selected", "mean_tokens", *LEARNT, "transfer_selected", "transfer_text")
+WITHOUT_SELECTION = ("untuned", "full", "transfer_untuned", *PRIVATE_ARMS)
+LEARNT = {"nacd": {}, "beta0": {"beta": 0.0}, "frozen": {"trainable": "step_size"}, "dp_nacd": {}}
+ARMS = (*WITHOUT_SELECTION, "selected", "mean_tokens", "nacd", "beta0", "frozen", "transfer_selected", "transfer_text")
+UNLEARNT = ("mean_tokens", "dp_mean_tokens")
 
 
 @dataclass(frozen=True)
@@ -118,7 +122,7 @@ def pairs_of_news(settings: Settings, split: str, count: int) -> list[Pair]:
 
 
 def trajectory(settings: Settings, seed: int) -> Trajectory:
-    """The expert of a seed: read, or trained from its last checkpoint."""
+    """The expert of a seed that promises nothing: read, or trained from its last checkpoint."""
     config = settings.config(seed, "random")
     sizes = {name: getattr(settings, name) for name in ("model", "rows", "characters", "length")}
     name = short_digest({**sizes, "config": config.experts.model_dump()})
@@ -134,10 +138,26 @@ def trajectory(settings: Settings, seed: int) -> Trajectory:
     return load_trajectory(path)
 
 
-def selected(settings: Settings, cell: Cell) -> list[Pair]:
-    """The rows that carry pseudo tokens: read, or chosen."""
+def carriers(settings: Settings, cell: Cell) -> list[Pair]:
+    """The rows that an arm tunes on, without pseudo tokens: real ones, or by way of a charge."""
+    if cell.arm not in PRIVATE_ARMS:
+        return selected(settings, cell)
     config, pairs = settings.config(cell.seed, cell.strategy), pairs_of_news(settings, "train", settings.rows)
-    path = settings.cache / f"selected-{cell.strategy}-{cell.seed}-{digest(settings, cell)}.rows"
+    rows = round(settings.ratio * settings.rows)
+    if cell.arm == "dp_conditional":
+        texts = [pair.instruction.removeprefix(QUESTION) for pair in pairs]
+        labels = [TOPICS.index(pair.response) for pair in pairs]
+        sizes: dict[str, Any] = {"rows": rows, "epsilon": cell.epsilon, "cache": settings.cache}
+        found = conditional(texts, labels, TOPICS, config, **sizes)
+    else:
+        found = written(config, TOPICS, rows=rows, cache=settings.cache)
+    return [Pair(QUESTION + row["text"][: settings.characters], TOPICS[row["label"]]) for row in found.to_pylist()]
+
+
+def selected(settings: Settings, cell: Cell) -> list[Pair]:
+    """The real rows that carry pseudo tokens: read, or chosen."""
+    config, pairs = settings.config(cell.seed, cell.strategy), pairs_of_news(settings, "train", settings.rows)
+    path = settings.cache / f"selected-{cell.strategy}-{cell.seed}-{digest_without_other(settings, cell)}.rows"
     if not path.exists():
         base = load_model(settings.model)
         student = expert_student(base.model, config, 0)
@@ -148,14 +168,22 @@ def selected(settings: Settings, cell: Cell) -> list[Pair]:
 def distilled(settings: Settings, cell: Cell, arm: str, carriers: Sequence[Pair]) -> tuple[Distilled, list[str]]:
     """The pseudo tokens of an arm and their text: read, or learned from the last checkpoint on."""
     config, base = settings.config(cell.seed, cell.strategy, **LEARNT[arm]), load_model(settings.model)
-    folder = settings.cache / f"{arm}-{cell.strategy}-{cell.seed}-{digest(settings, cell)}"
+    folder = settings.cache / f"{arm}-{cell.strategy}-{cell.seed}-{digest_without_other(settings, cell)}"
     student = expert_student(base.model, config, 0)
     if not (folder / PROMPTS_FILE).exists():
         rows = encoded(carriers, base.tokenizer, config)
-        found = distil(student, rows, [trajectory(settings, cell.seed)], config, folder=folder / "checkpoints")
+        found = distil(student, rows, [expert_of(settings, cell)], config, folder=folder / "checkpoints")
         save_distilled(folder, found, decoded(found.prompts, student.vocabulary, base.tokenizer)[0])
     result, tokens = load_distilled(folder)
     return result, [str(base.tokenizer.decode(row)) for row in tokens.tolist()]
+
+
+def expert_of(settings: Settings, cell: Cell) -> Trajectory:
+    """The expert that an arm's tokens follow."""
+    if cell.arm not in PRIVATE_ARMS:
+        return trajectory(settings, cell.seed)
+    pairs, config = pairs_of_news(settings, "train", settings.rows), settings.config(cell.seed, cell.strategy)
+    return private_expert(pairs, config, epsilon=cell.epsilon, cache=settings.cache)
 
 
 def measured(student: Student, base: LoadedModel, weights: Weights, settings: Settings) -> Value:
@@ -178,12 +206,14 @@ def figures(settings: Settings, cell: Cell) -> Value:
         return measured(student, base, student.start, settings)
     if cell.arm == "full":
         return measured(student, base, trajectory(settings, cell.seed)[-1], settings)
-    pairs, prompts, found = selected(settings, cell), None, {}
-    if cell.arm == "mean_tokens":
+    pairs, prompts, found = carriers(settings, cell), None, {}
+    if cell.arm in UNLEARNT:
         prompts = mean_prompts(student.vocabulary, len(pairs), config.distil.tokens)
     elif cell.arm in LEARNT or cell.arm == "transfer_text":
         result, texts = distilled(settings, cell, "nacd" if transfers else cell.arm, pairs)
         found = curve(result)
+        if cell.arm in PRIVATE_ARMS:
+            found |= noise_of(config, rows=settings.rows, epsilon=cell.epsilon)
         prompts = None if transfers else result.prompts
         if transfers:
             asked = with_pseudo_text([pair.instruction for pair in pairs], texts)
@@ -203,17 +233,29 @@ def curve(result: Distilled) -> Value:
     }
 
 
+def digest_without_other(settings: Settings, cell: Cell) -> str:
+    """Of what rows and tokens depend on: not of the model that their text is moved to."""
+    return digest(replace(settings, other=Settings.other), cell)
+
+
 def digest(settings: Settings, cell: Cell) -> str:
     """Of everything that a cell's figures depend on."""
     # How many rows pass at a time is memory and rounding only.
     facts = {name: value for name, value in vars(settings).items() if name not in ("data", "cache", "micro_batch")}
     config = settings.config(cell.seed, cell.strategy).model_dump(exclude={"distil": {"micro_batch"}})
+    if cell.arm in PRIVATE_ARMS:
+        facts["epsilon"] = cell.epsilon
     return short_digest({**facts, "config": config})
 
 
 def shared(settings: Settings, cells: Sequence[Cell]) -> list[list[Call]]:
-    """The experts, which every cell of a seed reads."""
-    return [[partial(trajectory, settings, seed) for seed in sorted({cell.seed for cell in cells})]]
+    """The experts, which many cells of a seed read."""
+    seeds = sorted({cell.seed for cell in cells if reads_trajectory(cell.arm)})
+    return [[partial(trajectory, settings, seed) for seed in seeds]]
+
+
+def reads_trajectory(arm: str) -> bool:
+    return arm in ("full", "transfer_text") or (arm in LEARNT and arm not in PRIVATE_ARMS)
 
 
 def chains(cells: Sequence[Cell]) -> list[list[Cell]]:
@@ -252,7 +294,7 @@ def mean_of(values: Mapping[int, Value], name: str) -> float:
 
 def baseline_of(arm: str) -> str:
     """The arm whose rows carry no pseudo tokens."""
-    own = "transfer_selected" if arm.startswith("transfer_") else "selected"
+    own = {"transfer": "transfer_selected", "dp": "dp_carriers"}.get(arm.partition("_")[0], "selected")
     return "" if arm == own else own
 
 
@@ -275,13 +317,14 @@ def main() -> None:
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(plain, name))
     for name in ("model", "other"):
         parser.add_argument(f"--{name}", default=getattr(plain, name))
+    parser.add_argument("--epsilon", type=float, default=8.0, help="of the private arms")
     parser.add_argument("--ratio", type=float, default=plain.ratio)
     parser.add_argument("--strategies", nargs="+", default=["random", "less"])
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     options = parse(parser)
     benchmark = Benchmark(settings_from(Settings, options), figures, digest=digest, shared=shared, chains=chains)
     cells = [
-        Cell(arm, strategy, seed)
+        Cell(arm, strategy, seed, options.epsilon if arm in PRIVATE_ARMS else math.inf)
         for seed in options.seeds
         for strategy in options.strategies
         for arm in options.arms
