@@ -42,6 +42,11 @@ class ModelShape:
         attention = 2 * self.hidden * (self.queries + self.keys)
         return attention + (3 if self.gated else 2) * self.hidden * self.inner
 
+    @property
+    def kept_per_token(self) -> int:
+        """Numbers that one block's backward pass reads of a token: norms, projections, attention, feed-forward."""
+        return 4 * self.hidden + 3 * self.queries + 2 * self.keys + 4 * self.inner
+
     def adapter_parameters(self, rank: int) -> int:
         """Numbers in adapters of this rank on all linear layers but the head."""
         attention = 4 * self.hidden + 2 * self.queries + 2 * self.keys

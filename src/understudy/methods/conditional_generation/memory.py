@@ -109,9 +109,9 @@ def training_bytes(
     """
     passes = 2 if config.variant == "multitask" and config.update == "joint" else 1
     tokens, trained = rows * padded_length(config), _trained(config, shape)
-    kept = passes * tokens * shape.layers * _kept_per_token(shape)
+    kept = passes * tokens * shape.layers * shape.kept_per_token
     if recompute:
-        kept = passes * tokens * shape.hidden * shape.layers + tokens * _kept_per_token(shape)
+        kept = passes * tokens * shape.hidden * shape.layers + tokens * shape.kept_per_token
     # Per-example gradients of adapters are whole; those of weights stay factors, the output gradients among them, which
     # grow while the graph shrinks.
     per_example = rows * trained if config.lora.rank > 0 else passes * tokens * shape.layers * _outputs(shape) / 2
@@ -165,12 +165,6 @@ def _trained(config: ConditionalGenerationConfig, shape: ModelShape) -> int:
     if config.lora.rank == 0:
         return shape.parameters - frozen * shape.layer_parameters
     return shape.adapter_parameters(config.lora.rank) * (shape.layers - frozen) // shape.layers
-
-
-def _kept_per_token(shape: ModelShape) -> float:
-    """Norms, projections, attention and feed-forward of one layer: what their backward pass reads."""
-    attention = 3 * shape.queries + 2 * shape.keys
-    return 4 * shape.hidden + attention + 4 * shape.inner
 
 
 def _outputs(shape: ModelShape) -> int:

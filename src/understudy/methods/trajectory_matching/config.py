@@ -74,7 +74,11 @@ class DistilConfig(Frozen):
     span: int = setting(1, "M, epochs between the expert's two snapshots. paper 1.", le=1000, ge=1)
     max_start: int = setting(2, "T_max: start epochs are below it. paper 2.", le=1000, ge=1)
     batch_size: Size = setting(8, "Rows of one inner step. paper 8.")
-    micro_batch: Size = setting(8, "Rows of an inner step per pass, at least 1: memory and rounding only.")
+    micro_batch: Size | Literal["auto"] = setting(
+        "auto",
+        "Rows of an inner step per pass, at least 1: memory and rounding only. auto: as many as have room in 2.5 GiB "
+        "by the model's shape, the same on every machine.",
+    )
     beta: float = setting(
         0.01, "Weight of the distance to the nearest token. tiny 0.01, paper 100; sweep 0, 20, 50, 100.", ge=0
     )
@@ -84,6 +88,11 @@ class DistilConfig(Frozen):
     trainable: Literal["tokens", "step_size"] = setting(
         "tokens", "tokens: pseudo tokens and step size (paper). step_size: frozen tokens, the ablation."
     )
+
+    @property
+    def rows_at_once(self) -> int | None:
+        """Rows per pass; None, all of a step, where none were chosen yet."""
+        return None if self.micro_batch == "auto" else self.micro_batch
 
 
 class TuningConfig(Frozen):

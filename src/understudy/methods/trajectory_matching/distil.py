@@ -189,7 +189,7 @@ def _advance(
         segment,
         [state.prompts[batch] for batch in draw.batches],
         step_size=size,
-        rows_at_once=settings.micro_batch,
+        rows_at_once=settings.rows_at_once,
     )
     slope, damped = torch.zeros_like(state.prompts), 1 / max(1.0, found.loss)
     for batch, part in zip(draw.batches, found.by_prompts, strict=True):

@@ -52,6 +52,13 @@ def check_model(config: TrajectoryMatchingConfig, label_names: Sequence[str]) ->
     return check(config)
 
 
+def resolve(config: TrajectoryMatchingConfig, n: int, label_names: Sequence[str] = ()) -> TrajectoryMatchingConfig:
+    """A number in place of `distil.micro_batch=auto`, by the model's files."""
+    from understudy.methods.trajectory_matching.memory import resolve as numbers  # reads the model's folder
+
+    return numbers(config, n, label_names)
+
+
 def queries(config: TrajectoryMatchingConfig, *, n: int, epsilon: float, delta: float) -> Queries:
     """`queries_of`, with earlier calibrations of the same public values reused."""
     return queries_of(config, n=n, epsilon=epsilon, delta=delta, cache=settings().home / "calibrations")
@@ -138,7 +145,7 @@ METHOD = Method(
         releases="trajectories",
         by_epsilon=by_epsilon,
     ),
-    preparation=Preparation(check_model, describe=describe, estimate=estimate),
+    preparation=Preparation(check_model, describe=describe, estimate=estimate, resolve=resolve),
     report=Reporting(report_facts, sections="understudy.methods.trajectory_matching.report:sections"),
     flow="understudy.flows.trajectory_matching:trajectory_matching",
 )
