@@ -53,6 +53,8 @@ def main() -> None:
     parser.add_argument("--epsilons", type=float, nargs="+", default=[3.0, math.inf])
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
     parser.add_argument("--samples", type=int, default=1000)
+    parser.add_argument("--rows", type=int, default=None, help="training rows, the first ones; default: all")
+    parser.add_argument("--about", default="", help="public words; learning rate and clip norm are then chosen")
     parser.add_argument("--transformer", action="store_true", help="also fine-tune the transformer for seed 0")
     options = parse(parser)
     settings = settings_from(Settings, options)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +26,7 @@ from understudy.methods.conditional_generation.config import ConditionalGenerati
 from understudy.methods.conditional_generation.encode import encode
 from understudy.methods.conditional_generation.fitting import train_on_table
 from understudy.methods.conditional_generation.losses import lm_loss
+from understudy.methods.conditional_generation.method import resolve
 from understudy.methods.conditional_generation.queries import Asked, queries_of, schedule_of
 from understudy.methods.conditional_generation.states import label_log_probabilities
 from understudy.methods.conditional_generation.synthesis import synthesize_stored, synthesize_untrained
@@ -38,24 +38,27 @@ Made = tuple[list[str], list[int], dict[str, Any]]  # texts, labels, and public 
 
 
 @lru_cache(maxsize=2)
-def read(data: Path, split: str) -> tuple[list[str], list[int]]:
-    """Texts and labels of a split."""
-    table = pq.read_table(data / f"{split}.parquet")
+def read(settings: Settings, split: str) -> tuple[list[str], list[int]]:
+    """Texts and labels of a split; of the training rows as many as are asked for."""
+    table = pq.read_table(settings.data / f"{split}.parquet")
+    if split == "train" and settings.rows is not None:
+        table = table.slice(0, settings.rows)
     return table["text"].to_pylist(), table["label"].to_pylist()
 
 
 def register_source(settings: Settings) -> None:
     """The training table as the ledger knows it."""
-    n = len(read(settings.data, "train")[0])
+    n = len(read(settings, "train")[0])
     register("benchmark", unit="example", n=n, label_names=LABELS, share=0.5)
 
 
 def embedded(settings: Settings, split: str) -> np.ndarray[Any, np.dtype[np.float32]]:
     """Sentence embeddings of a split, from the cache or now."""
-    path = settings.cache / f"{split}-embedded.npy"
+    rows = "" if split != "train" or settings.rows is None else f"-{settings.rows}"
+    path = settings.cache / f"{split}{rows}-embedded.npy"
     if not path.exists():
         with temporary(path) as part, part.open("wb") as file:
-            np.save(file, embed(read(settings.data, split)[0], load_encoder()))
+            np.save(file, embed(read(settings, split)[0], load_encoder()))
     found: np.ndarray[Any, np.dtype[np.float32]] = np.load(path)
     return found
 
@@ -66,7 +69,7 @@ def configure(settings: Settings, cell: Cell, arms: Mapping[str, Mapping[str, An
     steered = given.pop("steered", True)
     if settings.model:
         given["model"] = settings.model
-    config = ConditionalGenerationConfig(**given, samples=settings.samples, public_seed=cell.seed)
+    config = ConditionalGenerationConfig(**given, samples=settings.samples, public_seed=cell.seed, about=settings.about)
     if not steered:
         steering = config.generate.steering.model_copy(update={"steer": "none"})
         config = config.model_copy(update={"generate": config.generate.model_copy(update={"steering": steering})})
@@ -75,7 +78,7 @@ def configure(settings: Settings, cell: Cell, arms: Mapping[str, Mapping[str, An
 
 def synthesize(settings: Settings, cell: Cell, arms: Mapping[str, Mapping[str, Any]]) -> Made:
     """The rows of one arm."""
-    texts, labels = read(settings.data, "train")
+    texts, labels = read(settings, "train")
     if cell.arm == "real":
         return texts, labels, {}
     config = configure(settings, cell, arms)
@@ -83,6 +86,8 @@ def synthesize(settings: Settings, cell: Cell, arms: Mapping[str, Mapping[str, A
         made = synthesize_untrained(config, LABELS, rows=settings.samples)
         return made.table["text"].to_pylist(), made.table["label"].to_pylist(), made.report()
     n, delta = len(texts), default_delta(len(texts))
+    if settings.about:
+        config = resolve(config, n, LABELS)
     queries = queries_of(config, n=n, epsilon=cell.epsilon, delta=delta, cache=settings.cache / "calibrations")
     schedule = schedule_of(queries)
     mechanisms = charge(
@@ -111,7 +116,7 @@ def synthesize(settings: Settings, cell: Cell, arms: Mapping[str, Mapping[str, A
 
 def test_loss(settings: Settings, stored: Any, config: ConditionalGenerationConfig) -> float:
     """Nats per token of test texts under their own prompt (the paper's Table 4)."""
-    texts, labels = read(settings.data, "test")
+    texts, labels = read(settings, "test")
     rows = encode(PrivateRows(texts, labels, LABELS), tokenizer=stored.trained.tokenizer, config=config)
     total = tokens = 0.0
     with torch.no_grad():
@@ -128,7 +133,7 @@ def head_accuracy(settings: Settings, stored: Any, config: ConditionalGeneration
     """How often the steering head or the filter is right about real test texts; None where there is none."""
     if stored.trained.model.classifier is None:
         return None
-    texts, labels = read(settings.data, "test")
+    texts, labels = read(settings, "test")
     found = label_log_probabilities(stored.trained, texts, config=config).argmax(-1).tolist()
     return sum(a == b for a, b in zip(found, labels, strict=True)) / len(labels)
 
@@ -136,13 +141,13 @@ def head_accuracy(settings: Settings, stored: Any, config: ConditionalGeneration
 def measure(settings: Settings, cell: Cell, made: Made) -> dict[str, Any]:
     """What the rows are worth and how near they are to real ones."""
     texts, labels, facts = made
-    test_texts, test_labels = read(settings.data, "test")
+    test_texts, test_labels = read(settings, "test")
     real, test = embedded(settings, "train"), embedded(settings, "test")
     mine = real if cell.arm == "real" else embed(texts, load_encoder())
     correct = utility.score(utility.fit_probe(mine, labels)(test), test_labels).correct
     result: dict[str, Any] = facts | {"correct": correct.astype(int).tolist(), "rows": len(texts)}
     if cell.arm != "real":
-        judge = utility.fit_probe(real, read(settings.data, "train")[1])
+        judge = utility.fit_probe(real, read(settings, "train")[1])
         result["label_fidelity"] = float(utility.label_fidelity(mine, labels, judge).share)
         result["mauve"] = float(fidelity.mauve(mine[: len(test)], test, seed=0))
         result["texts"] = [[label, text] for text, label in zip(texts, labels, strict=True)]

@@ -30,6 +30,9 @@ class Settings:
         cache: folder of finished cells and of what they share.
         model: base model; None for the tiny profile's.
         samples: synthetic rows.
+        rows: training rows, the first ones; None for all.
+        about: public words for what the rows are. With them a cell is a user's first command: learning rate and clip
+            norm are chosen before the charge. Without, they are fixed.
         transformer: whether seed 0 also fine-tunes the transformer classifier.
     """
 
@@ -37,4 +40,6 @@ class Settings:
     cache: Path
     model: str | None = None
     samples: int = 1000
+    rows: int | None = None
+    about: str = ""
     transformer: bool = False
