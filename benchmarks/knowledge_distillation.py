@@ -11,6 +11,7 @@ trained on, in sets of one size.
     non_private             an adapter tuned on the client's pairs like those of the other arms on theirs
     dp_only                 the adapter trained by DP-SGD, for `--only-epochs`
     distilled               the method
+    public_only             the method without the private half: the base model in the place of the DP model
     together, unranked      the method with the paper's `filters.rank_within=all`, and with `filters.rank=none`
     dp_instruct, dp_gene    pairs of the DP model itself, in two steps and in one; they tune the DP adapter
     self_instruct, icl, ... pairs of the base model; icl and the like show real pairs, so they are private
@@ -37,6 +38,8 @@ from tables import print_table, write_figures
 
 # Draws of equally many synthetic and real pairs that a MAUVE is the mean of.
 MAUVE_SPLITS = 20
+WITHOUT_ADAPTER = ("self_instruct", "icl", "self_instruct_icl", "public_only")
+BY_THE_METHOD = ("distilled", "together", "unranked", "public_only")
 
 
 def config_of(settings: Settings, cell: Cell) -> Any:
@@ -155,7 +158,7 @@ def model_of(settings: Settings, cell: Cell, config: Any) -> tuple[Any, dict[str
     if cell.arm == "non_private":
         _, private, _ = halves(settings, cell)
         return distil.dp_model(config, distil.improve(distil.shared_base(config), None, private, config)), {}
-    start = None if cell.arm in ("self_instruct", "icl", "self_instruct_icl") else dp_adapter(settings, cell, config)
+    start = None if cell.arm in WITHOUT_ADAPTER else dp_adapter(settings, cell, config)
     pairs, facts = pairs_by(settings, cell, config, start)
     better = distil.improve(distil.shared_base(config), start, pairs, config)
     return distil.dp_model(config, better), facts
@@ -168,7 +171,7 @@ def pairs_by(settings: Settings, cell: Cell, config: Any, start: Any) -> tuple[l
     from understudy.methods.knowledge_distillation import distil
 
     model = distil.dp_model(config, start)
-    if cell.arm in ("distilled", "together", "unranked"):
+    if cell.arm in BY_THE_METHOD:
         made = distil.synthesise(model, config, answers=settings.cache / "answers")
         facts = {"dropped": made.facts["dropped"][""], "made": len(made.table), "answers": answer_scores(made.table)}
         pairs = [pair for pair in pairs_of(made.table) if pair is not None]

@@ -14,7 +14,7 @@ from understudy.evaluation.paired import mean_difference, mean_interval
 from understudy.evaluation.utility import Interval
 
 ARMS = ("base", "professional", "dp_only", "distilled", "dp_instruct", "dp_gene", "non_private", "self_instruct", "icl")
-ALL_ARMS = (*ARMS, "together", "unranked", "self_instruct_icl", "dp_instruct_icl")
+ALL_ARMS = (*ARMS, "public_only", "together", "unranked", "self_instruct_icl", "dp_instruct_icl")
 PRIVATE = ("icl", "self_instruct_icl", "dp_instruct_icl", "non_private")
 
 
