@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 import stat
 
 import pyarrow as pa
@@ -131,12 +132,19 @@ def test_synthesize_takes_and_gives_pairs_that_an_endpoint_answers(
         ("professional.sampling.max_new_tokens=120", r"professional\.sampling\.max_new_tokens"),
         ('lora.targets=["nothing"]', "no such layer"),
         ("instructions.examples=missing.csv", "instructions.examples=missing.csv"),
-        ("seed.pairs=missing.csv", "missing.csv"),
+        ("seed.pairs=missing.csv", r"seed\.pairs=missing\.csv"),
+        ("filters.against=missing.csv", r"filters\.against=missing\.csv"),
     ],
 )
 def test_what_would_fail_later_is_refused_before_the_charge(change, message, pairs_request):
     with pytest.raises(InputError, match=message):
         validate(pairs_request(change), METHOD)
+    assert Ledger.open().sources() == ()
+
+
+def test_an_endpoint_is_refused_where_the_instructions_stay_private(pairs_request):
+    with pytest.raises(InputError, match=r"professional\.url=http://host/v1: .*--epsilon"):
+        validate(pairs_request("professional.url=http://host/v1", epsilon=math.inf), METHOD)
     assert Ledger.open().sources() == ()
 
 

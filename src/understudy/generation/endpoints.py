@@ -137,25 +137,29 @@ def _body(prompt: str, seed: int, *, sampling: SamplingConfig, model: str, stop:
     return {**body, "stop": list(stop)} if stop else body
 
 
-def check_address(url: str | None) -> httpx.URL:
+def check_address(url: str | None, *, setting: str = "endpoint.url") -> httpx.URL:
     """Where completions are asked for.
+
+    Args:
+        url: base of the endpoint.
+        setting: that named it, for the message.
 
     Raises:
         InputError: no URL, or one that is not to be kept.
     """
     if url is None:
-        raise InputError("endpoint.url=None: expected the base of an OpenAI-compatible endpoint, http://host:8000/v1")
+        raise InputError(f"{setting}=None: expected the base of an OpenAI-compatible endpoint, http://host:8000/v1")
     try:
         base = httpx.URL(url.rstrip("/"))
     except httpx.InvalidURL as error:
-        raise InputError("endpoint.url: expected http://host:port/v1, found no URL; fix it") from error
+        raise InputError(f"{setting}: expected http://host:port/v1, found no URL; fix it") from error
     if base.userinfo or base.query:
         raise InputError(
-            "endpoint.url: expected no password and no query in it, for it is kept with the run's settings; "
+            f"{setting}: expected no password and no query in it, for it is kept with the run's settings; "
             f"put the key into the environment variable {KEY_VARIABLE}"
         )
     if base.scheme not in ("http", "https") or not base.host:
-        raise InputError(f"endpoint.url={url!r}: expected http:// or https:// and a host; fix it")
+        raise InputError(f"{setting}={url!r}: expected http:// or https:// and a host; fix it")
     return base if base.path.endswith("/completions") else base.copy_with(path=base.path.rstrip("/") + "/completions")
 
 
@@ -188,7 +192,7 @@ def _ask(client: httpx.Client, address: httpx.URL, body: dict[str, Any], sleep: 
             sleep(min(max(_FIRST_PAUSE * 2**attempt, asked), _LONGEST_PAUSE))
     raise UnderstudyError(
         f"endpoint {address}: no answer after {_TRIES} tries ({fault}); see whether the server runs and can be "
-        "reached, or raise endpoint.timeout_seconds, then run again: stored texts are not asked for again"
+        "reached, or raise its timeout_seconds in the settings, then run again: stored texts are not asked for again"
     )
 
 
@@ -208,7 +212,7 @@ def _read(response: httpx.Response) -> tuple[str, bool]:
     if response.status_code != 200:
         raise InputError(
             f"endpoint {response.url}: expected status 200, found {response.status_code}: {_message(response)}; see "
-            f"endpoint.url, endpoint.model, and {KEY_VARIABLE} if the server wants a key"
+            f"its URL and the model's name in the settings, and {KEY_VARIABLE} if the server wants a key"
         )
     try:
         content = response.json()

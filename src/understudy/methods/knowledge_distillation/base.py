@@ -6,6 +6,8 @@ import hashlib
 from dataclasses import replace
 from typing import Any
 
+import pyarrow as pa
+
 from understudy.compute import ON_CPU, Compute
 from understudy.data import tables
 from understudy.data.tables import check_instructions, read_source
@@ -58,22 +60,33 @@ def seed_pairs(config: KnowledgeDistillationConfig) -> list[Pair]:
     Raises:
         InputError: no such table, it holds no pairs, or others than those the run began with.
     """
-    try:
-        table = check_instructions(read_source(config.seed.pairs)).table
-    except InputError as error:
-        raise InputError(f"seed.pairs={config.seed.pairs}: {error}") from None
+    table = _seed_table(config)
     found = hashlib.sha256(tables.canonical_digest(table)).hexdigest()
     if config.seed.digest not in ("", found):
-        raise InputError(f"seed.pairs={config.seed.pairs}: expected the pairs that the run began with; run again")
+        raise InputError(
+            f"seed.pairs={config.seed.pairs}: expected the pairs that the run began with (sha256 "
+            f"{config.seed.digest[:12]}...), found others ({found[:12]}...); put them back, or repeat the command, "
+            "which makes a run of its own from the new pairs"
+        )
     return [pair for pair in pairs_of(table) if pair is not None]
 
 
 def seed_digest(config: KnowledgeDistillationConfig) -> str:
-    """What identifies the public seed set; empty without one."""
+    """What identifies the public seed set; empty without one.
+
+    Raises:
+        InputError: no such table, or it holds no pairs.
+    """
     if not config.seed.pairs:
         return ""
-    table = check_instructions(read_source(config.seed.pairs)).table
-    return hashlib.sha256(tables.canonical_digest(table)).hexdigest()
+    return hashlib.sha256(tables.canonical_digest(_seed_table(config))).hexdigest()
+
+
+def _seed_table(config: KnowledgeDistillationConfig) -> pa.Table:
+    try:
+        return check_instructions(read_source(config.seed.pairs)).table
+    except InputError as error:
+        raise InputError(f"seed.pairs={config.seed.pairs}: {error}") from None
 
 
 def attach_adapter(base: LoadedModel, config: KnowledgeDistillationConfig) -> Any:

@@ -15,6 +15,7 @@ from understudy.generation.scoring import response_losses
 from understudy.hardware import chosen
 from understudy.methods.knowledge_distillation.base import attach_adapter, seed_pairs, shared_base
 from understudy.methods.knowledge_distillation.config import KnowledgeDistillationConfig
+from understudy.methods.knowledge_distillation.distil import read_public_instructions
 from understudy.methods.knowledge_distillation.filters import answer_tokens
 from understudy.methods.knowledge_distillation.instructions import draw_instructions, few_shot_prompts
 from understudy.methods.knowledge_distillation.responses import check_context, load_professional
@@ -39,8 +40,9 @@ def check(config: KnowledgeDistillationConfig) -> LoadedModel:
     if config.seed.pairs:
         seed_pairs(config)
     few_shot_prompts(loaded, config, count=1)
+    read_public_instructions(config.filters.against)
     if config.professional.url is not None:
-        check_address(config.professional.url)
+        check_address(config.professional.url, setting="professional.url")
     elif settings().zone == "both":
         professional = load_professional(config.professional)
         check_context(professional, config)

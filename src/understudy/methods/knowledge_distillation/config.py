@@ -1,8 +1,8 @@
 """The one config of knowledge distillation: public values only, no torch.
 
 `profile` fills what is not given. `paper` reproduces appendix D of the KnowledgeSG paper; `tiny` shrinks sizes so that
-a run takes minutes on two cores. Where the paper is silent (thresholds, clip norm's learning rate), the values were
-chosen on public text.
+a run takes minutes on two cores. Where the paper is silent (thresholds of the filters, the learning rate that goes with
+the clip norm), the values were chosen on public text.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class FilterConfig(Frozen):
         "Least probability of yes over yes and no, instead of a share; neutral: that of a request without content.",
     )
     rank: Literal["ifd", "none"] = setting(
-        "ifd", "Pairs are kept from the lowest IFD score on, or in the order in which they were drawn."
+        "ifd", "Which pairs are kept: ifd, those of the lowest scores; none, the first ones drawn."
     )
     rank_within: Literal["responses", "all"] = setting(
         "responses",
@@ -107,13 +107,13 @@ class FilterConfig(Frozen):
 class ProfessionalConfig(Frozen):
     """The professional model: in the server zone, or served; it sees released text only."""
 
-    model: NonEmpty = setting("tiny-llama", "Shipped model, folder or hub id; also judges.")
+    model: NonEmpty = setting("tiny-llama", "Named model, folder or hub id; it answers and judges.")
     model_digest: str = setting("", "sha256 of its files; set by the run where both zones are here.")
     url: str | None = setting(
         None, "Base of an OpenAI-compatible completions endpoint, which answers instead; none: in process."
     )
     served_name: NonEmpty = setting("professional", "Name of the model at the endpoint.")
-    timeout_seconds: float = setting(60.0, "Of one request, above 0.", le=3600, gt=0)
+    timeout_seconds: float = setting(60.0, "Longest wait for one answer, above 0, at most 3600.", le=3600, gt=0)
     requests_per_minute: CountOrZero = setting(0, "Most requests a minute; 0: no limit.")
     template: Template = setting("auto", "auto: its chat template, or the plain one where it has none.")
     sampling: SamplingConfig = Field(
@@ -163,7 +163,7 @@ class KnowledgeDistillationConfig(MethodSettings):
     profiles: ClassVar[Profiles] = _PROFILES
 
     method: Literal["knowledge-distillation"] = setting("knowledge-distillation", "Which method these settings are of.")
-    samples: Count = setting(100, "n: synthetic pairs. tiny 100, paper 500.")
+    samples: Count = setting(100, "Synthetic pairs in all. tiny 100, paper 500.")
     template: Template = setting("auto", "How pairs are written for the base model: its chat template, or a plain one.")
     lora: LoraConfig = Field(default_factory=LoraConfig)
     train: TrainConfig = Field(default_factory=TrainConfig)

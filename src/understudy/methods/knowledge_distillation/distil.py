@@ -72,7 +72,8 @@ def synthesise(
     served = config.professional.url is not None
     professional = model if served else load_professional(config.professional, compute)
     drawn = draw_instructions(model, config, progress=progress)
-    kept = drop_near_copies(drawn.texts, most=config.filters.bleu, public=_public(config.filters.against))
+    public = read_public_instructions(config.filters.against)
+    kept = drop_near_copies(drawn.texts, most=config.filters.bleu, public=public)
     dropped = {"short": drawn.short, "near copy": len(drawn.texts) - len(kept)}
     texts = [drawn.texts[place] for place in kept]
     if config.filters.judge != "none" and texts:
@@ -156,8 +157,12 @@ def improve(
     return take_adapter(model)
 
 
-def _public(spec: str) -> list[str]:
-    """Public instructions that synthetic ones must not copy."""
+def read_public_instructions(spec: str) -> list[str]:
+    """Public instructions that synthetic ones must not copy; none for an empty `spec`.
+
+    Raises:
+        InputError: no such table, or no column `instruction` of texts in it.
+    """
     if not spec:
         return []
     try:

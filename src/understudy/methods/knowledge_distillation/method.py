@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +65,17 @@ def check_model(config: KnowledgeDistillationConfig, _label_names: Sequence[str]
 
 
 def queries(config: KnowledgeDistillationConfig, *, n: int, epsilon: float, delta: float) -> Queries:
-    """`queries_of`, with earlier calibrations of the same public values reused."""
+    """`queries_of`, with earlier calibrations of the same public values reused.
+
+    Raises:
+        InputError: without noise, what is written is as private as the pairs, and an endpoint would see it.
+    """
+    if math.isinf(epsilon) and config.professional.url is not None:
+        raise InputError(
+            f"professional.url={config.professional.url}: expected a finite --epsilon, found inf, at which the "
+            "instructions are as private as the pairs and may not be sent to an endpoint; give a finite --epsilon, or "
+            "leave professional.url out and name a professional.model of this machine"
+        )
     return queries_of(config, n=n, epsilon=epsilon, delta=delta, cache=settings().home / "calibrations")
 
 

@@ -22,18 +22,20 @@ class ExpertsConfig(Frozen):
 
     count: int = setting(2, "Number of experts, at least 1; under one charge each costs epsilon.", le=64, ge=1)
     epochs: int = setting(
-        3, "Passes over the rows; a snapshot after each. At least distil.max_start + 0.", le=1000, ge=1
+        3, "Passes over the rows; a snapshot after each. At least distil.max_start - 1 + distil.span.", le=1000, ge=1
     )
     batch_size: Size = setting(16, "Rows per step; with a charge the expected number. paper 16.")
     optimizer: Literal["momentum", "adam"] = setting(
         "momentum", "Without a charge: momentum can be followed by a student of plain SGD; a charge takes Adam."
     )
-    momentum_learning_rate: LearningRate = setting(0.03, "Momentum, gradients of length 1 at most.")
-    learning_rate: LearningRate = setting(2e-3, "Adam. tiny 2e-3, paper 2e-4.")
+    momentum_learning_rate: LearningRate = setting(
+        0.03, "Step of momentum; a gradient longer than 1 is shortened to it."
+    )
+    learning_rate: LearningRate = setting(2e-3, "Step of Adam. tiny 2e-3, paper 2e-4.")
     lora_rank: Size = setting(8, "Rank of the adapters.")
     lora_alpha: Positive = setting(16.0, "LoRA alpha.")
     private: bool | None = setting(
-        None, "Whether DP-SGD trains them under the run's charge; none: as the run has an epsilon or not."
+        None, "Whether DP-SGD trains them under the run's charge; none: yes if the run has an epsilon, else no."
     )
     l2_clip_norm: Positive = setting(1.0, "With a charge: clip norm of one row's gradient.")
     micro_batch: Size = setting(16, "With a charge: rows per forward pass.")
@@ -63,7 +65,7 @@ class SelectionConfig(Frozen):
 
 
 class DistilConfig(Frozen):
-    """How the pseudo tokens are learnt."""
+    """How the pseudo tokens are learned."""
 
     tokens: int = setting(2, "k, pseudo tokens before each row, at least 1. paper 2.", le=1024, ge=1)
     place: Literal["instruction", "row"] = setting(
@@ -118,7 +120,7 @@ _PROFILES: Profiles = {
 
 
 class TrajectoryMatchingConfig(MethodSettings):
-    """Trajectory matching: pseudo tokens are learnt so that few rows train a model as the whole set does."""
+    """Trajectory matching: pseudo tokens are learned so that few rows train a model as the whole set does."""
 
     profiles: ClassVar[Profiles] = _PROFILES
 
@@ -128,8 +130,8 @@ class TrajectoryMatchingConfig(MethodSettings):
     template: Template = setting("auto", "How a row is written: the tokenizer's chat template, or a plain one.")
     carrier: Carrier = setting(
         "auto",
-        "What carries the pseudo tokens. selected: real rows. public: rows of `carriers`. written: its instructions, "
-        "answered by the public model. auto: selected without an epsilon, written with one.",
+        "What carries the pseudo tokens. selected: real rows. public: rows of `carriers`. written: the instructions of "
+        "`carriers`, answered by the public model. auto: selected without an epsilon, written with one.",
     )
     carriers: NonEmpty = setting(
         "sample:instructions", "Public instructions with responses: a file, or a sample. Never private rows."
@@ -144,8 +146,8 @@ class TrajectoryMatchingConfig(MethodSettings):
         last, epochs = self.distil.max_start - 1 + self.distil.span, self.experts.epochs
         if last > epochs:
             raise ValueError(
-                f"distil.max_start={self.distil.max_start} and distil.span={self.distil.span}: expected snapshots up "
-                f"to epoch {last}, experts.epochs={epochs} gives {epochs}; lower the first two or raise the last"
+                f"distil.max_start={self.distil.max_start} and distil.span={self.distil.span}: expected experts of at "
+                f"least {last} epochs, found experts.epochs={epochs}; raise it, or lower distil.max_start or distil.span"
             )
         if self.experts.private and self.carrier == "selected":
             raise ValueError(
@@ -167,11 +169,15 @@ def promised(config: TrajectoryMatchingConfig, *, has_epsilon: bool) -> Trajecto
         ValueError: the settings and the epsilon exclude each other.
     """
     private = has_epsilon if config.experts.private is None else config.experts.private
-    if private != has_epsilon:
-        found = "an epsilon" if has_epsilon else "none"
-        fix = "leave experts.private out" if has_epsilon else "give --epsilon"
+    if private and not has_epsilon:
         raise ValueError(
-            f"experts.private={private}: expected a run with an epsilon exactly then, found {found}; {fix}"
+            "experts.private=true: expected a run with --epsilon, found one without; give --epsilon, or leave "
+            "experts.private out"
+        )
+    if has_epsilon and not private:
+        raise ValueError(
+            "experts.private=false: expected a run without --epsilon, found one with it; leave experts.private out, "
+            "or leave --epsilon out"
         )
     carrier = ("written" if private else "selected") if config.carrier == "auto" else config.carrier
     experts = config.experts.model_copy(update={"private": private})

@@ -172,7 +172,7 @@ def check_trajectories(
         if len(trajectory) <= needed:
             raise InputError(
                 f"{name}: expected snapshots up to epoch {needed} for distil.max_start={config.distil.max_start} and "
-                f"distil.span={config.distil.span}, found {len(trajectory) - 1}; lower them or train longer experts"
+                f"distil.span={config.distil.span}, found {len(trajectory) - 1}; lower them, or raise experts.epochs"
             )
         for weights in trajectory:
             check_same_shapes(start, weights)

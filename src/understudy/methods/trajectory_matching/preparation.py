@@ -28,7 +28,7 @@ from understudy.methods.trajectory_matching.queries import plan_of_expert, steps
 from understudy.methods.trajectory_matching.selection import rows_wanted
 from understudy.methods.trajectory_matching.student import Rows, Student
 from understudy.methods.trajectory_matching.training import Schedule, fine_tune
-from understudy.models.loading import LoadedModel, load_base
+from understudy.models.loading import LoadedModel, load_base, load_model
 from understudy.privacy.dpsgd.layers import rules_of
 from understudy.privacy.ledger.records import KeyMaterial
 from understudy.privacy.mechanisms import Mechanisms
@@ -70,6 +70,8 @@ def check_model(config: TrajectoryMatchingConfig) -> LoadedModel:
         rows_wanted(config.selecting, available)
     if config.selection.target is not None:
         read_pairs(config.selection.target, setting="selection.target")
+    if config.tuning.transfer is not None:
+        _check_transfer(config.tuning.transfer, config)
     if config.experts.private:
         student = expert_student(load_base(config).model, config, 0)
         layers = {name.rpartition(".")[0] for name in student.start}
@@ -77,6 +79,25 @@ def check_model(config: TrajectoryMatchingConfig) -> LoadedModel:
             if name in layers:
                 rules_of(name, module)
     return base
+
+
+def _check_transfer(name: str, config: TrajectoryMatchingConfig) -> None:
+    """Refuse another model that could not be tuned on the text in the end.
+
+    Raises:
+        InputError: it is unknown, or its template or context has no room for a row.
+    """
+    try:
+        other = load_model(name)
+        PairEncoder(other.tokenizer, config.template).check_width(config.max_length)
+    except InputError as error:
+        raise InputError(f"tuning.transfer={name}: {error}") from None
+    context = getattr(backbone(other.model).config, "max_position_embeddings", None)
+    if context is not None and config.max_length > context:
+        raise InputError(
+            f"tuning.transfer={name}: expected a context of at least max_length={config.max_length} tokens, found "
+            f"{context}; lower max_length, or name another model"
+        )
 
 
 def expected_cost(config: TrajectoryMatchingConfig, promise: Promise) -> dict[str, Any]:

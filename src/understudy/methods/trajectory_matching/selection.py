@@ -35,7 +35,7 @@ def rows_wanted(config: SelectionConfig, available: int) -> int:
     if wanted > available:
         raise InputError(
             f"selection.rows={wanted}: expected at most the {available} rows that can be chosen from; lower it, or "
-            "leave it out and give selection.ratio"
+            "--samples, which sets it, or leave both out and give selection.ratio"
         )
     return wanted
 

@@ -78,8 +78,8 @@ class Segment:
         found = float(squared_distance(self.start, self.target))
         if not found > 0:
             raise InputError(
-                f"expected an expert that moved between two snapshots, found a squared distance of {found:g}; train "
-                "the experts with a higher experts.learning_rate"
+                f"expected an expert that moved between two snapshots, found a squared distance of {found:g}; raise "
+                "experts.momentum_learning_rate, or experts.learning_rate where Adam trains the experts"
             )
         return found
 
