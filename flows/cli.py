@@ -60,7 +60,8 @@ TextColumn = Annotated[str, typer.Option(help="Column with the texts.")]
 LabelColumn = Annotated[str, typer.Option(help="Column with the labels.")]
 LabelNames = Annotated[str | None, typer.Option(help="VALUE=NAME,... of the label column.")]
 Epsilon = Annotated[
-    float | None, typer.Option(help="Epsilon of this run, 1e-4 to 100; inf stays private.", show_default=False)
+    float | None,
+    typer.Option(help="Epsilon of this run, 1e-4 to 100; inf: no noise, nothing is exported.", show_default=False),
 ]
 LabelsFromData = Annotated[
     bool, typer.Option("--labels-from-data", help="Publish the labels found in the rows; no epsilon covers them.")
@@ -71,7 +72,8 @@ About = Annotated[
 Units = Annotated[int | None, typer.Option(help="Number of rows, or clients, or an upper bound; becomes public.")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="section.key=value over the profile.")]
 ShareRealRows = Annotated[
-    bool, typer.Option("--share-real-rows", help="Export the output of a run without --epsilon, real rows in it.")
+    bool,
+    typer.Option("--share-real-rows", help="Export the output of a run without --epsilon, though it holds real rows."),
 ]
 
 
@@ -86,7 +88,7 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
     data: Annotated[str, typer.Option(help="CSV, JSONL or Parquet file, hub id, or sample:NAME.")],
     out: Annotated[str, typer.Option(help="Folder for export/ and internal/.")],
     epsilon: Epsilon = None,
-    source: Annotated[str | None, typer.Option(help="Name under which these rows keep their budget.")] = None,
+    source: Annotated[str | None, typer.Option(help="Name under which these rows keep their budget; needed.")] = None,
     budget: Annotated[str | None, typer.Option(help="EPSILON,DELTA of the source, on first use.")] = None,
     delta: Annotated[float | None, typer.Option(help="Below 1/n; default 1/(n ln n).")] = None,
     text_column: TextColumn = "text",
@@ -99,13 +101,17 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
     system_column: Annotated[str | None, typer.Option(help="Column with a system text for each pair.")] = None,
     about: About = None,
     units: Units = None,
-    test: Annotated[str | None, typer.Option(help="Real rows for measuring; default about one in ten.")] = None,
+    test: Annotated[
+        str | None, typer.Option(help="Other real rows, for measuring only; default: about one in ten is held out.")
+    ] = None,
     model: Annotated[str | None, typer.Option(help="Base model: name (see models list), folder or hub id.")] = None,
     profile: Annotated[Profile, typer.Option(help="Sizes of the run.")] = Profile.tiny,
     overrides: Overrides = None,
-    samples: Annotated[int | None, typer.Option(help="Number of synthetic texts.")] = None,
+    samples: Annotated[int | None, typer.Option(help="Number of synthetic rows.")] = None,
     share_real_rows: ShareRealRows = False,
-    accept_new_charge: Annotated[bool, typer.Option(help="Pay again after a change of code or machine.")] = False,
+    accept_new_charge: Annotated[
+        bool, typer.Option(help="Charge the source again after a change of code or machine.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option(help="Print the plan, its cost, time and memory; charge nothing.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -120,7 +126,9 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
 def generate(
     origin: Annotated[Path, typer.Option("--from", help="The --out folder of a finished run, or its export/.")],
     samples: Annotated[int, typer.Option(help="Number of texts to add.")],
-    draw: Annotated[int, typer.Option(help="Number of this draw: the same gives the same texts, another others.")] = 1,
+    draw: Annotated[
+        int, typer.Option(help="Number of this draw; the same number gives the same texts, another gives others.")
+    ] = 1,
     out: Annotated[
         Path | None, typer.Option(help="Parquet file; default export/synthetic-SAMPLES-DRAW.parquet.")
     ] = None,
@@ -133,7 +141,7 @@ def generate(
 @app.command()
 def evaluate(
     synthetic: Annotated[Path, typer.Option(help="Synthetic table with columns text and label.")],
-    real: Annotated[str, typer.Option(help="Real training rows; the result is internal, not private.")],
+    real: Annotated[str, typer.Option(help="Real training rows; the report is made from them, do not hand it over.")],
     test: Annotated[str, typer.Option(help="Real rows that nothing was trained on.")],
     out: Annotated[Path, typer.Option(help="Folder for report.html and report.json.")],
     text_column: TextColumn = "text",
@@ -175,7 +183,7 @@ def models_get(
     ] = From.any,
     as_json: Json = False,
 ) -> None:
-    """Bring a base model to this machine; the one command that may reach the hub."""
+    """Bring a base model to this machine; the one command that fetches models."""
     command("models_get")(name=name, origin=origin.value, as_json=as_json)
 
 
@@ -199,7 +207,7 @@ def ledger_show(
     source: Annotated[str | None, typer.Argument(help="Name of a source; default all.", show_default=False)] = None,
     as_json: Json = False,
 ) -> None:
-    """Every charge of a source."""
+    """Every charge of one source, or of all."""
     command("ledger_show")(source=source, as_json=as_json)
 
 
@@ -234,7 +242,7 @@ def keys_trust(
     ],
     as_json: Json = False,
 ) -> None:
-    """Take orders and results signed by this key, and no other."""
+    """Accept messages of the other zone that this key signed, and no others."""
     command("keys_trust")(key=key, as_json=as_json)
 
 
@@ -258,13 +266,13 @@ def purge(
 
 @app.command()
 def deploy(as_json: Json = False) -> None:
-    """Make deployments, work pools, queues, limits and the automation for killed runs on your Prefect server."""
+    """Make deployments, work pools, queues, limits and automations for killed runs on your Prefect server."""
     command("deploy")(as_json=as_json)
 
 
 @app.command()
 def doctor(as_json: Json = False) -> None:
-    """Check this installation: versions, stores, permissions, secret, ledger, base models."""
+    """Check this installation: versions, permissions, ledger, base models, stores, MLflow, Prefect, GPU."""
     command("doctor")(as_json=as_json)
 
 

@@ -1,7 +1,7 @@
-"""Conditional generation as a flow: DP multitask fine-tuning, steered generation, evaluation, delivery.
+"""Conditional generation as a flow: DP multitask fine-tuning, steered generation, evaluation, export.
 
-rows -> charge -> train -> settle -> generate --+-> evaluate -> deliver
-                              prompt-only ------+
+rows -> charge -> train -> finalize -> generate --+-> evaluate -> export
+                                prompt-only ------+
 """
 
 from __future__ import annotations

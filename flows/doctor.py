@@ -31,7 +31,7 @@ class Check(BaseModel):
 def examine() -> list[Check]:
     """Every check, in the order in which a run needs them; none of them writes private content.
 
-    What can change between two runs is looked at by the very checks that a run makes before its charge.
+    What can change between two runs is checked by the same functions that a run calls before its charge.
     """
     looks: dict[str, Callable[[], str]] = {
         "python": _python,

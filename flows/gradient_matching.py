@@ -1,7 +1,7 @@
 """Gradient matching as a flow: one noised gradient per label, then readable texts whose gradient points the same way.
 
-rows -> charge -> release -> settle -> [ match (shards) -> select ] x waves --+-> evaluate, evaluate-matching -> export
-                                                               zero-shot ----+
+rows -> charge -> release -> finalize -> [ match (shards) -> select ] x waves --+-> evaluate, evaluate-matching
+                                                                  zero-shot ----+   -> merge-metrics -> export
 """
 
 from __future__ import annotations

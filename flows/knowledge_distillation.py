@@ -1,8 +1,8 @@
 """Knowledge distillation as a flow: a DP adapter to the server, a professional model's pairs and a better adapter back.
 
-pairs -> charge -> train -> send -+-> write pairs -+-> improve -> publish -> settle
+pairs -> charge -> train -> send -+-> write pairs -+-> improve -> publish -> finalize
                                   +----------------+
-                    write pairs of the base model -+-> evaluate -> deliver
+                    write pairs of the base model -+-> evaluate-pairs -> export
 
 `write pairs` and `improve` belong to the server zone: `server_side` runs them there.
 """

@@ -77,5 +77,5 @@ def paid_run(request: RunRequest, settings: type[C], *code: str) -> Iterator[Pai
 
 
 def working_zone(request: RunRequest) -> Zone:
-    """Where a method's steps of the server run: without an epsilon nothing may go to the server, so in the client."""
+    """The zone that takes a method's server steps: without a finite epsilon nothing may go to the server zone."""
     return "server" if math.isfinite(request.epsilon or math.inf) else "client"

@@ -1,8 +1,8 @@
 """Preference optimisation as a flow: clients' noisy scores train a generator, round by round.
 
 rows -> embed ---------------------+
-          charge -> [ propose -> score -> prefer ] x T -> publish -> settle
-                                                      +-> write texts -> judge -> deliver
+          charge -> [ propose -> score -> prefer ] x T -> publish -> finalize
+                                                      +-> write texts -> evaluate-rounds -> export
 
 `propose`, `prefer`, `publish` and `write texts` belong to the server zone: `server_side` runs them there.
 """

@@ -5,9 +5,10 @@ each of them as a flow run of the method's deployment for the server zone, waits
 end it, and reads the reference that its last state names. References to public and released artifacts and public
 settings go there, a reference comes back; the artifacts themselves lie in the exchange store.
 
-Both ways are signed: the order by the client zone, the answer by the server zone, together with the order it answers.
-Neither zone follows what the other's key did not sign. What comes back is followed only if, besides, it lies in the
-exchange store and is made, by its label and its parents, of what the step was given and nothing else.
+Messages are signed in both directions: the order by the client zone, the answer by the server zone together with the
+order that it answers. Neither zone acts on a message that the other's key did not sign. The client zone uses what comes
+back only if it also lies in the exchange store and is made, by its label and its parents, of what the step was given
+and nothing else.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Trajectory matching as a flow: experts on the whole set, few rows with pseudo tokens that train as the set does.
 
-rows -> charge -> train-expert (mapped) -> gather -> settle --+-> distil -> emit --+-> evaluate-tuning -> deliver
-carriers (real rows, or public ones) -> select-rows ----------+                    +
+rows -> charge -> train-expert (mapped) -> gather-experts -> finalize --+-> distil --+-> evaluate-tuning --+-> export
+carriers (real rows, or public ones) -> select-rows --------------------+            +-> emit-text --------+
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ METHOD = "trajectory-matching"
 
 @flow(name=METHOD, persist_result=True)
 def trajectory_matching(request: RunRequest) -> Exported:
-    """Instructions with responses in, a few of them behind learnt pseudo tokens out."""
+    """Instructions with responses in, a few of them behind learned pseudo tokens out."""
     with paid_run(request, TrajectoryMatchingConfig, code_digest(train_expert.fn)) as run:
         config, (rows, test_rows) = run.config, run.rows
         numbers = list(range(config.experts.count))

@@ -27,7 +27,7 @@ class BudgetRefused(UnderstudyError):
 
 
 class ZoneError(UnderstudyError):
-    """Private material would have entered the server zone."""
+    """Something crossed, or would have crossed, between the zones that must not: private, unsigned or altered."""
 
 
 class LeaseLost(UnderstudyError):

@@ -1,7 +1,7 @@
-"""What a run leaves in DIR: `export/`, safe to hand over, and `internal/`, which is not private and closed to others.
+"""What a run leaves in DIR: `export/`, safe to hand over, and `internal/`, made from real rows and closed to others.
 
 Each folder is written beside its place and renamed, so that there is never a half of one. A crash leaves the old one or
-the new one, between the two renames that replace an old one under another name; the next delivery clears up.
+the new one, between the two renames that replace an old one under another name; the next export clears up.
 """
 
 from __future__ import annotations

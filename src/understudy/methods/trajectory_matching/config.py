@@ -147,7 +147,7 @@ class TrajectoryMatchingConfig(MethodSettings):
         if last > epochs:
             raise ValueError(
                 f"distil.max_start={self.distil.max_start} and distil.span={self.distil.span}: expected experts of at "
-                f"least {last} epochs, found experts.epochs={epochs}; raise it, or lower distil.max_start or distil.span"
+                f"least {last} epochs, found experts.epochs={epochs}; raise it, or lower one of the first two"
             )
         if self.experts.private and self.carrier == "selected":
             raise ValueError(
