@@ -1,6 +1,7 @@
 """Claim: answers and scores in batches of 32 take at most an eighth of the time of one at a time.
 
-Both run in this process, in turns, on the same instructions; every answer is of full length, so that none ends early.
+Both run in this process, in turns, on the same instructions; every answer has the length that the method's answers have
+by default, so that none ends early.
 Processor time of one thread is compared, because the machine is shared; each figure is the median over repeats.
 
 Scores have a bound that no batching passes: the multiplications of their passes at the rate of a large matrix product
@@ -79,7 +80,7 @@ def step_ratio(model: Any, rows: EncodedPairs, repeats: int) -> dict[str, float]
 
 
 def main() -> int:
-    parser = arguments(__doc__, rows=64, batch=32, tokens=32, repeats=3)
+    parser = arguments(__doc__, rows=64, batch=32, tokens=48, repeats=3)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     model = load_model(options.model)
