@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from understudy.artifacts.access import TABLE, VALUE, ArtifactRef, path_of, read_table, store_for
+from understudy.errors import ZoneError
 from understudy.frozen import Frozen
 from understudy.methods.knowledge_distillation.config import KnowledgeDistillationConfig
 from understudy.privacy import labels
@@ -93,11 +94,19 @@ def write_pairs(
         charge: that paid for it.
         zone: where this runs.
         config: the run's settings.
+
+    Raises:
+        ZoneError: an endpoint would see instructions of a private model.
     """
     import pyarrow.parquet as pq
 
     from understudy.methods.knowledge_distillation.distil import dp_model, synthesise
 
+    if bundle is not None and bundle.is_private and config.professional.url is not None:
+        raise ZoneError(
+            f"professional.url={config.professional.url}: expected a released adapter, found one that is "
+            f"{bundle.label}; what it writes stays in the client zone: leave professional.url out"
+        )
     adapter = None if bundle is None else _sent(bundle, charge, zone)
     synthesis = synthesise(
         dp_model(config, adapter, compute()),

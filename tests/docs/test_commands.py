@@ -101,6 +101,7 @@ def test_every_understudy_command_runs(tmp_path, monkeypatch, capsys, prefect_se
     texts = [f"{'a joy' if i % 2 else 'a bore'} from start to finish, take {i}" for i in range(60)]
     table = pa.table({"text": texts, "label": [i % 2 for i in range(60)]})
     pq.write_table(table, "train.parquet")
+    pq.write_table(pa.table({"instruction": texts, "response": texts[::-1]}), "pairs.parquet")
     for command in understudy_commands():
         words = shlex.split(command)
         if "train.parquet" in words:

@@ -12,12 +12,15 @@ from completions_server import Completions
 from tests_support import SMALL_DISTILLATION
 
 import understudy
-from understudy.errors import InputError
+from understudy.artifacts.access import store_for
+from understudy.errors import InputError, ZoneError
 from understudy.generation.instructions import plain_text
+from understudy.privacy import labels
 from understudy.privacy.ledger.ledger import Ledger
 from understudy.runs.further_texts import generate_more
-from understudy.runs.validation import validate
+from understudy.runs.validation import configure, validate
 from understudy.settings import prepare_environment
+from understudy.tasks.knowledge_distillation import write_pairs
 
 COMPUTED = {"train", "send", "write-pairs", "improve", "publish", "evaluate-pairs"}
 METHOD = "knowledge-distillation"
@@ -146,6 +149,18 @@ def test_an_endpoint_is_refused_where_the_instructions_stay_private(pairs_reques
     with pytest.raises(InputError, match=r"professional\.url=http://host/v1: .*--epsilon"):
         validate(pairs_request("professional.url=http://host/v1", epsilon=math.inf), METHOD)
     assert Ledger.open().sources() == ()
+
+
+def test_a_private_model_s_instructions_never_reach_an_endpoint(pairs_request, home):
+    """The task looks at the label by itself, whatever validation let through."""
+    with Completions(lambda _: {}) as server:
+        label = labels.private("ward")
+        with store_for(label).write(kind="bundle", label=label, parents=["source:ward@charge"]) as draft:
+            (draft.path / "payload.bin").write_bytes(b"sealed")
+        config = configure(pairs_request(f"professional.url={server.url}"), METHOD)
+        with pytest.raises(ZoneError, match=r"released adapter, found one that is private\(ward\)"):
+            write_pairs["client"].fn(draft.ref, "charge", "client", config)
+    assert server.requests == []
 
 
 def test_rows_that_are_no_pairs_are_refused_before_the_charge(pairs_request, tmp_path):

@@ -106,6 +106,35 @@ def test_bad_input_is_refused_before_anything_is_stored(plain, changed, named):
     assert Ledger.open().sources() == ()
 
 
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        (METHOD, ("carrier=public", "carriers={}")),
+        (METHOD, ("carriers={}",)),
+        (METHOD, ("selection.strategy=bm25", "selection.target={}")),
+        ("knowledge-distillation", ("seed.pairs={}",)),
+        ("knowledge-distillation", ("instructions.examples={}",)),
+        ("knowledge-distillation", ("filters.against={}",)),
+        ("preference-optimization", ("seeds={}",)),
+    ],
+)
+@pytest.mark.parametrize("option", ["data", "test"])
+def test_private_rows_are_refused_where_a_public_table_is_named(method, settings, option, plain, pairs, tmp_path):
+    """Real rows would leave with the label of a charge that never saw them."""
+    private, same = pairs, tmp_path / "link.parquet"
+    same.symlink_to(private)
+    files = {"data": str(private)} if option == "data" else {"data": "other.csv", "test": str(private)}
+    chosen = tuple(one.format(same) for one in settings)
+    with pytest.raises(InputError, match=f"expected a public table, found the private rows of --{option}"):
+        validate(plain(epsilon=3.0, overrides=chosen, samples=None, **files), method)
+    assert Ledger.open().sources() == ()
+
+
+def test_the_sample_does_not_carry_pseudo_tokens_for_itself(plain):
+    with pytest.raises(InputError, match=r"carriers=sample:instructions: .* --data"):
+        validate(plain(epsilon=3.0, data="sample:instructions"), METHOD)
+
+
 def test_other_methods_still_need_an_epsilon(request_of):
     with pytest.raises(InputError, match="--epsilon is missing: conditional-generation promises"):
         validate(request_of(epsilon=None), "conditional-generation")

@@ -130,6 +130,10 @@ def _as_they_are(config: C, _units: int, _label_names: Sequence[str]) -> C:
     return config
 
 
+def _no_tables(_: MethodConfig) -> Mapping[str, str]:
+    return {}
+
+
 class QueriesOf(Protocol[C_contra]):
     """Gives the list of queries of a run."""
 
@@ -180,12 +184,15 @@ class Preparation(Generic[C]):
         estimate: (settings, promise) -> expected time and memory, measured on made-up rows.
         resolve: (settings, number of units, label names) -> the settings with a value in place of every `auto`, from
             public facts that stay the same: the model's files and other settings. It is what is charged and cached.
+        public_tables: settings -> name of a setting -> the public table that it names; none of them may be that of the
+            private rows.
     """
 
     check_model: Callable[[C, Sequence[str]], LoadedModel]
     describe: Callable[[C, Promise], Description]
     estimate: Callable[[C, Promise], dict[str, Any]]
     resolve: Callable[[C, int, Sequence[str]], C] = _as_they_are
+    public_tables: Callable[[C], Mapping[str, str]] = _no_tables
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ nothing; what it read goes on to `registration` in memory.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from pydantic import ValidationError
 
 from understudy.artifacts.access import exchange_store, private_store
 from understudy.data import tables
+from understudy.data.readers import same_source
 from understudy.errors import InputError
 from understudy.hardware import chosen as chosen_compute
 from understudy.methods import registry
@@ -106,6 +108,7 @@ def validate(request: RunRequest, method: str) -> Validated:
     known = next((record for record in ledger.sources() if record.name == request.source), None)
     guarded = chosen.charge.protects(config)
     _check_unit(known, guarded)
+    _check_public(chosen.preparation.public_tables(config), request)
     rows = load_and_split(request, guarded.rows, known, keyed_hash=partial(ledger.keyed_hash, request.source))
     delta = check_delta(request.delta if request.delta is not None else default_delta(rows.units), n=rows.units)
     promised = (epsilon, delta, rows.units, rows.label_names)
@@ -220,6 +223,17 @@ def _check_unit(known: SourceRecord | None, guarded: Protected) -> None:
             f"{guarded.unit} ({guarded.relation}), and neither promise implies the other; use a method or variant "
             f"that protects each {known.unit}"
         )
+
+
+def _check_public(named: Mapping[str, str], request: RunRequest) -> None:
+    """Refuse private rows in the place of a public table: what is taken from it is published as it is."""
+    for setting, table in named.items():
+        for option, private in (("--data", request.data), ("--test", request.test)):
+            if private is not None and same_source(table, private):
+                raise InputError(
+                    f"{setting}={table}: expected a public table, found the private rows of {option}, which would be "
+                    f"published; name another with --set {setting}=TABLE"
+                )
 
 
 def _source_record(

@@ -52,6 +52,16 @@ def resolve(
     return config.model_copy(update={"professional": professional, "seed": seed})
 
 
+def public_tables(config: KnowledgeDistillationConfig) -> dict[str, str]:
+    """Seed set, examples, and what synthetic instructions must not copy."""
+    named = {
+        "seed.pairs": config.seed.pairs,
+        "instructions.examples": config.instructions.examples,
+        "filters.against": config.filters.against,
+    }
+    return {name: table for name, table in named.items() if table not in ("", "builtin")}
+
+
 def check_model(config: KnowledgeDistillationConfig, _label_names: Sequence[str]) -> LoadedModel:
     """Load the base model and refuse, before anything is charged, what would fail later.
 
@@ -132,7 +142,9 @@ def estimate(config: KnowledgeDistillationConfig, promise: Promise) -> dict[str,
 METHOD = Method(
     config=KnowledgeDistillationConfig,
     charge=Charging(lambda _: INSTRUCTION_PAIRS, settings=charged_settings, queries=queries, releases="model"),
-    preparation=Preparation(check_model, describe=describe, estimate=estimate, resolve=resolve),
+    preparation=Preparation(
+        check_model, describe=describe, estimate=estimate, resolve=resolve, public_tables=public_tables
+    ),
     report=Reporting(report_facts, sections="understudy.methods.knowledge_distillation.report:sections"),
     flow="understudy.flows.knowledge_distillation:knowledge_distillation",
     generate="understudy.methods.knowledge_distillation.more:further_rows",

@@ -62,6 +62,11 @@ def resolve(
     return config.model_copy(update={"candidates": config.candidates.model_copy(update={"instruction": words})})
 
 
+def public_tables(config: PreferenceOptimizationConfig) -> dict[str, str]:
+    """The seed texts that prompts show."""
+    return {"seeds": config.seeds}
+
+
 def check_model(config: PreferenceOptimizationConfig, label_names: Sequence[str]) -> LoadedModel:
     """Load the base model and the public seeds and refuse, before anything is charged, what would fail later.
 
@@ -223,7 +228,9 @@ METHOD = Method(
     charge=Charging(
         lambda config: _BY_VARIANT[config.variant], settings=charged_settings, queries=queries, releases="model"
     ),
-    preparation=Preparation(check_model, describe=describe, estimate=estimate, resolve=resolve),
+    preparation=Preparation(
+        check_model, describe=describe, estimate=estimate, resolve=resolve, public_tables=public_tables
+    ),
     report=Reporting(report_facts, sections="understudy.methods.preference_optimization.report:sections"),
     flow="understudy.flows.preference_optimization:preference_optimization",
     generate="understudy.methods.preference_optimization.more:further_rows",

@@ -52,6 +52,13 @@ def check_model(config: TrajectoryMatchingConfig, label_names: Sequence[str]) ->
     return check(config)
 
 
+def public_tables(config: TrajectoryMatchingConfig) -> dict[str, str]:
+    """The public rows that carry pseudo tokens, and those that the chosen ones resemble."""
+    carriers = {} if config.carrier == "selected" else {"carriers": config.carriers}
+    target = config.selection.target
+    return carriers | ({} if target is None else {"selection.target": target})
+
+
 def resolve(config: TrajectoryMatchingConfig, n: int, label_names: Sequence[str] = ()) -> TrajectoryMatchingConfig:
     """A number in place of `distil.micro_batch=auto`, by the model's files."""
     from understudy.methods.trajectory_matching.memory import resolve as numbers  # reads the model's folder
@@ -145,7 +152,9 @@ METHOD = Method(
         releases="trajectories",
         by_epsilon=by_epsilon,
     ),
-    preparation=Preparation(check_model, describe=describe, estimate=estimate, resolve=resolve),
+    preparation=Preparation(
+        check_model, describe=describe, estimate=estimate, resolve=resolve, public_tables=public_tables
+    ),
     report=Reporting(report_facts, sections="understudy.methods.trajectory_matching.report:sections"),
     flow="understudy.flows.trajectory_matching:trajectory_matching",
 )
