@@ -1,4 +1,4 @@
-"""Measuring a run: what every labelled table is judged by, and what a method adds to it.
+"""Measuring a run: the figures of every labelled table, and what a method adds to them.
 
 All of it is internal; nothing exported depends on it.
 """

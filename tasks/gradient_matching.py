@@ -96,7 +96,7 @@ def evaluate_matching(
     signal_to_noise: float | str,
     sizes: MatchingEvaluationConfig,
 ) -> ArtifactRef:
-    """What gradient matching is judged by besides `evaluate`; the figures read private rows and are private.
+    """The figures that only gradient matching has, besides those of `evaluate`; they read private rows and are private.
 
     Args:
         tables: `synthetic` (the rows that were kept), `train`, `test` and `prompt_only`.
@@ -173,7 +173,8 @@ def _losses(target: ArtifactRef, base: LoadedModel, rows: LabelledTexts) -> npt.
     released = load_target(path_of(target))
     charged = released.settings
     if charged.matching.gradient == "full":
-        return np.zeros(0)  # another space, with a backward pass per text; the ablation does without
+        # The full gradient is another space, with a backward pass for each text: the ablation leaves this figure out.
+        return np.zeros(0)
     verbalizer = build_verbalizer(base.tokenizer, released.label_names, charged.verbalizer)
     space = target_space(base.model, verbalizer, charged.target, public_seed=charged.public_seed)
     return losses_of(rows, released, base=base, space=space, verbalizer=verbalizer)

@@ -192,7 +192,7 @@ def publish(
 
 
 class EvaluationRefs(Frozen):
-    """What a finished run is judged by."""
+    """What the evaluation of a finished run reads."""
 
     tables: MeasuredTables
     adapter: ArtifactRef

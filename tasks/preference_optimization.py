@@ -218,7 +218,7 @@ def write_texts(
 
 
 class EvaluationRefs(Frozen):
-    """What a finished run is judged by."""
+    """What the evaluation of a finished run reads."""
 
     tables: MeasuredTables
     pool: ArtifactRef

@@ -1,4 +1,4 @@
-"""What is looked at before the charge: whether every step will find what it needs, and how long it will take."""
+"""Checks before the charge that every step will find what it needs, and an estimate of the run's time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def check(config: KnowledgeDistillationConfig) -> LoadedModel:
     """The base model, if everything that the run needs is there.
 
     Raises:
-        InputError: something is not; it is named.
+        InputError: something is missing or does not fit; the message names it.
     """
     loaded = load_base(config)
     public_key("server")

@@ -1,7 +1,7 @@
-"""What crosses the boundary: an adapter with its statement, sealed for one zone, bound to one charge and one way.
+"""What crosses the boundary: an adapter with its statement, sealed for one zone and bound to one charge and direction.
 
-Nobody but the receiver reads it, and what the receiver reads is what the sender signed. Where the run is of one process
-it is sealed and opened all the same.
+Nobody but the receiver can read it, and the receiver reads nothing but what the sender signed. A run in one process
+seals and opens it, too.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ def send(
         folder: of the artifact.
         label: of the artifact, which the receiver compares.
         charge: that paid for it.
-        way: which step of the charge it belongs to: `KEPT`, `TO_SERVER` or `to_client`.
+        way: its direction, which is part of what is signed: `KEPT`, `TO_SERVER` or that of `to_client`.
         sender: this process's zone.
         receiver: public key of the zone that may open it.
-        facts: public; stand in the statement beside the label.
+        facts: public values that the statement holds beside the label.
     """
     statement = {"label": label.model_dump(mode="json"), "charge": charge, **facts}
     files = {

@@ -1,8 +1,9 @@
 """What a finished run is worth: responses, pairs, answers; all of it internal.
 
-Held-out responses under the base, the DP and the distilled model; MAUVE and Frechet distance of the pairs under three
-encoders that need no download (a sentence encoder, mean states of the base model, TF-IDF with SVD); the distribution
-of IFD scores; a pairwise comparison of answers by a judge that sees both orders. Nothing of it chooses anything.
+The figures are: the loss of held-out responses under the base, the DP and the distilled model; MAUVE and Frechet
+distance of the pairs under three encoders that need no download (a sentence encoder, mean states of the base model,
+TF-IDF with SVD); the distribution of IFD scores; a pairwise comparison of answers by a judge that sees both orders. No
+figure is used for a choice.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 """Which raw instructions are kept (paper, section 3.3): no near-copies, and only what belongs to the domain.
 
-Near-copies are told by sentence BLEU (sacrebleu) among the synthetic instructions and against public ones. The domain
-is judged by the professional model's probability of yes over yes and no, not by a search for words in what it writes.
-*Deviations*: the paper's comparison with the private instructions is left out, for it is no post-processing. A share of
-the instructions is kept, the likeliest of the domain, unless a threshold is given: a model that leans to no would leave
-none of them (SmolLM2-135M-Instruct says yes with a probability of 0.2 to 0.4 to nearly every request).
+Near-copies are found by sentence BLEU (sacrebleu) among the synthetic instructions and against public ones. Whether an
+instruction belongs to the domain is judged by the professional model's probability of yes over yes and no, not by a
+search for words in what it writes.
+*Deviations*: the paper's comparison with the private instructions is left out, because it is not post-processing. Unless
+a threshold is given, a share of the instructions is kept, those that are likeliest of the domain. With a threshold a
+model that leans to no would leave none of them (SmolLM2-135M-Instruct says yes with a probability of 0.2 to 0.4 to
+nearly every request).
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
 IFD = ppl(response | instruction) / ppl(response), both by the DP model, perplexities as exp of the mean negative
 log-likelihood per token. Low scores first (paper, section 3.3).
-*Deviations*: which model scores is not said in the paper; it is the one that is to be tuned, as in the source of IFD.
-Pairs are ranked within equal responses unless `filters.rank_within=all`. IFD is to compare how much an instruction
-helps; where many instructions have one of few answers, it compares the answers instead, and the one that is least
-likely alone takes every place. Of the kept pairs each repeated response has the share that the professional model gave
-it. Responses that occur once are ranked together, so where all differ this is the paper's ranking.
+*Deviations*: the paper does not say which model scores. Here it is the model that is to be tuned, as in the source of
+IFD. Pairs are ranked within equal responses unless `filters.rank_within=all`. IFD should compare how much an instruction
+helps. Where there are few different answers, it compares the answers instead, and the answer that is least likely by
+itself would take every place. Among the kept pairs each repeated response therefore has the share that the professional
+model gave it. Responses that occur once are ranked together, so where all differ this is the paper's ranking.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ def response_section(metrics: Metrics) -> Section | None:
     difference = "responses.target_minus_dp_only.loss"
     between = range_of(metrics, difference, lambda loss: f"{loss:+.3f}")
     lead = [
-        f"Held-out responses cost the distilled model {values['responses.target.loss']:.3f} nats per token, the DP "
-        f"model {values['responses.dp_only.loss']:.3f}.",
+        f"The mean loss of held-out responses is {values['responses.target.loss']:.3f} nats per token under the "
+        f"distilled model and {values['responses.dp_only.loss']:.3f} under the DP model.",
         f"The difference is {values[difference]:+.3f}{between and f' ({between})'}; below 0 the distilled model is "
         "better.",
     ]
@@ -34,7 +34,7 @@ def response_section(metrics: Metrics) -> Section | None:
         lead.append(
             "The professional model prefers the distilled model's answer in "
             f"{percent(values['wins.target_over_dp_only'])} of {number(values['wins.pairs'])} comparisons; in "
-            f"{percent(values['wins.undecided'])} its choice went with the order."
+            f"{percent(values['wins.undecided'])} its choice changed with the order of the two answers."
         )
     rows = tuple(
         (words.capitalize(), f"{values[f'responses.{name}.loss']:.3f}")

@@ -1,6 +1,6 @@
 """The professional model's responses (paper, section 3.3): in this process, batched, or from a served model.
 
-A served model sees released instructions only. Each of its answers is kept by its prompt as soon as it is there, so
+A served model sees released instructions only. Each of its answers is stored under its prompt as soon as it arrives, so
 that a step that was killed asks for none twice.
 """
 

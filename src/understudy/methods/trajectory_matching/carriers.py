@@ -52,7 +52,7 @@ def read_pairs(spec: str, *, setting: str) -> pa.Table:
 
 
 def encoded(pairs: Sequence[Pair], tokenizer: Any, config: TrajectoryMatchingConfig) -> Rows:
-    """Pairs as the student reads them; a system text is part of no carrier, it stands before its instruction."""
+    """Pairs as the student reads them; `table_of` has put a carrier's system text into its instruction."""
     encoder = PairEncoder(tokenizer, config.template)
     found = encoder.encode(pairs, max_length=config.max_length)
     place = encoder.opening_length if config.distil.place == "instruction" else 0

@@ -5,10 +5,11 @@ behind their pseudo tokens, and moves the pseudo tokens and the step size down t
 
     |theta_{t+N} - theta*_{t+M}|^2 / |theta*_t - theta*_{t+M}|^2  +  beta * mean distance to the nearest token.
 
-Deviations: the step size is learnt as its logarithm, so that it stays positive; both are moved by Adam, which the paper
-does not say. Adam's moments of a row's pseudo tokens change only in steps that used the row. A step size that is a
-little too long throws the student far beyond the expert, and one such step would fill Adam's second moments for a
-thousand others: a matching loss above 1 is descended as 1 + its logarithm, and the slope of the step size is at most 1.
+Deviations: the step size is learned as its logarithm, so that it stays positive. Pseudo tokens and step size are moved
+by Adam; the paper names no optimizer. Adam's moments of a row's pseudo tokens change only in steps that used the row. A
+step size that is a little too long throws the student far beyond the expert, and one such step would fill Adam's second
+moments for a thousand others. Therefore a matching loss above 1 is descended as 1 + its logarithm, and the slope of the
+step size is at most 1.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How many rows of a student's step pass at a time, from public facts.
 
-A pass holds the graph of a gradient and of its own derivative. Its size is no part of the charge, but it rounds, so it
-does not depend on the machine: a run that goes on elsewhere ends in the same bytes.
+A pass holds the graph of a gradient and of that gradient's derivative. The number of rows is no part of the charge, but
+it changes the rounding. So it does not depend on the machine, and a run that continues elsewhere ends in the same bytes.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Final
 from understudy.methods.trajectory_matching.config import TrajectoryMatchingConfig
 from understudy.models.shape import ModelShape, model_shape
 
-# What a pass may take beside the loaded model. More rows in it are hardly faster on a CPU.
+# Bytes that a pass may take beside the loaded model. More rows in it are hardly faster on a CPU.
 _AMPLE: Final = 5 << 29
 _FLOAT: Final = 4
-# Of a second-order graph over what a first-order one keeps, and resident over kept bytes: freed pieces lie between kept
-# ones. Measured with SmolLM2-135M-Instruct (docs/results/trajectory-matching.md).
+# Two ratios: what a second-order graph keeps over what a first-order one does, and resident bytes over kept ones, since
+# freed pieces lie between them. Measured with SmolLM2-135M-Instruct (docs/results/trajectory-matching.md).
 _SECOND_ORDER: Final = 3.0
 _WASTE: Final = 3.3
 
@@ -26,8 +26,8 @@ def resolve(config: TrajectoryMatchingConfig, n: int, label_names: Sequence[str]
 
     Args:
         config: names the model.
-        n: rows; without a say.
-        label_names: without a say.
+        n: rows; not used.
+        label_names: not used.
     """
     if config.distil.micro_batch != "auto":
         return config

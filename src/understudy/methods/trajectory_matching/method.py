@@ -91,7 +91,7 @@ def describe(config: TrajectoryMatchingConfig, promise: Promise) -> Description:
         return Description(
             mechanisms=(),
             contributions="Nothing bounds the contribution of a row.",
-            released=("nothing, unless --share-real-rows is given: then real rows with learnt pseudo tokens",),
+            released=("nothing, unless --share-real-rows is given: then real rows with learned pseudo tokens",),
             accesses=(
                 Access(task="train-expert", reads="the rows", through="none: no noise is added"),
                 Access(task="select-rows", reads="the rows", through="none: real rows are chosen"),

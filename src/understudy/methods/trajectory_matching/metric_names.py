@@ -8,12 +8,12 @@ ARMS = {
     "untuned": "the base model as it is",
     "expert": "an expert, which saw the whole set",
     "selected": "the base model tuned on the carrying rows alone",
-    "mean_tokens": "the base model tuned on them behind unlearnt mean tokens",
-    "distilled": "the base model tuned on them behind the learnt embeddings",
-    "distilled_text": "the base model tuned on them behind the text of the learnt tokens",
+    "mean_tokens": "the base model tuned on them behind unlearned mean tokens",
+    "distilled": "the base model tuned on them behind the learned embeddings",
+    "distilled_text": "the base model tuned on them behind the text of the learned tokens",
     "transfer.untuned": "the other model as it is",
     "transfer.selected": "the other model tuned on the carrying rows alone",
-    "transfer.distilled_text": "the other model tuned on them behind the text of the learnt tokens",
+    "transfer.distilled_text": "the other model tuned on them behind the text of the learned tokens",
 }
 PARTS = 10
 
@@ -26,7 +26,7 @@ METRIC_NAMES: tuple[MetricName, ...] = (
         "distillation.distance.first", "Distance of pseudo tokens to tokens at the first step", "distance", "context"
     ),
     MetricName("distillation.distance.last", "The same, mean of the last tenth", "distance", "lower"),
-    MetricName("distillation.step_size", "The student's learnt step size", "score", "context"),
+    MetricName("distillation.step_size", "The student's learned step size", "score", "context"),
     *(
         MetricName(f"tuning.{arm}.accuracy", f"Right choices among the candidate answers: {meaning}", "share", "higher")
         for arm, meaning in ARMS.items()

@@ -1,8 +1,8 @@
 """The two optimizers of plain fine-tuning, as states that a checkpoint holds.
 
-Adam for instruction tuning and the warm-up of LESS. Descent with momentum for experts: a student that takes steps of
-plain SGD can follow it, and can hardly follow Adam, which moves every weight by as much whatever its gradient
-(docs/results/trajectory-matching.md).
+Instruction tuning and the warm-up of LESS use Adam. Experts use descent with momentum: a student that takes steps of
+plain SGD can follow it. It can hardly follow Adam, which moves every weight by about the same amount, whatever its
+gradient (docs/results/trajectory-matching.md).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What is looked at before a run: its model and public files, and what it will take.
+"""Checks of a run's models and public files before it starts, and an estimate of its time and memory.
 
-Single steps are run at their full size on made-up rows, so time is a count times a measured step, and the peak of
-memory is the peak of those steps.
+Single steps are run at their full size on made-up rows. The time is the number of steps times that of a measured one,
+and the peak of memory is the peak of those steps.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from understudy.progress import Course
 
 Clock = Callable[[], float]
 
-# Of one step that is timed; the first also sets things up.
+# Steps that are taken to time one; the first also sets things up.
 _STEPS = 2
 # Tuned: selected, mean tokens, embeddings, text; measured besides: the untuned model, an expert. A transfer tunes two
 # and measures three, taken at the pace of the base model.

@@ -20,7 +20,7 @@ GRADIENT = "adapters"
 
 
 def plans_of(config: TrajectoryMatchingConfig, *, n: int, noise_multiplier: float) -> tuple[DpSgdPlan, ...]:
-    """One DP-SGD for each expert; the sampling is of every row with the expected batch over n."""
+    """One DP-SGD for each expert; a step samples every row with probability `batch_size` / n, at most 1."""
     experts = config.experts
     probability = min(1.0, experts.batch_size / n)
     stream = Stream(name=GRADIENT, l2_clip_norm=experts.l2_clip_norm, noise_multiplier=noise_multiplier)

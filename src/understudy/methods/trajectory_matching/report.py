@@ -42,10 +42,11 @@ def distillation_section(metrics: Metrics) -> Section | None:
     if "distillation.matching_loss.last" not in values:
         return None
     lead = (
-        f"The matching loss of the last steps is {values['distillation.matching_loss.last']:.3f}: 1 is a student that "
-        "did not move towards the expert, 0 one that arrived.",
-        f"Pseudo tokens lie {values['distillation.distance.last']:.3g} from their nearest tokens, "
-        f"{values['distillation.distance.first']:.3g} at the start.",
+        f"The matching loss of the last steps is {values['distillation.matching_loss.last']:.3f}: 1 means that the "
+        "student came no nearer to the expert, 0 that it arrived.",
+        "The mean distance of pseudo tokens to their nearest tokens is "
+        f"{values['distillation.distance.last']:.3g}; at the start it was "
+        f"{values['distillation.distance.first']:.3g}.",
     )
     return Section("distillation", "How the distillation went", lead)
 

@@ -1,9 +1,9 @@
 """The student: a base model whose adapters are arguments, and its loss on [pseudo tokens ; embedded text].
 
-Paper: NACD, Equation 1. The pseudo tokens of a row stand before everything else of it, as embeddings, or before its
-instruction, behind what the template begins with; the loss is the mean over the row's response and end tokens, then
-over the rows. The base model stays frozen. Deviations: the paper knows the first place only, which a model hardly reads
-when a begin token follows. It does not say over which tokens its loss is; the response alone is the usual choice in
+Paper: NACD, Equation 1. The pseudo tokens of a row are embeddings. They stand before the whole row, or before its
+instruction, after the opening of the template. The loss is the mean over the row's response and end tokens, then over
+the rows. The base model stays frozen. Deviations: the paper has the first place only, which a model hardly reads when a
+begin token follows. It does not say over which tokens its loss is taken; the response alone is the usual choice in
 instruction tuning.
 """
 
