@@ -3,8 +3,8 @@
 Near-copies are found by sentence BLEU (sacrebleu) among the synthetic instructions and against public ones. Whether an
 instruction belongs to the domain is judged by the professional model's probability of yes over yes and no, not by a
 search for words in what it writes.
-*Deviations*: the paper's comparison with the private instructions is left out, because it is not post-processing. Unless
-a threshold is given, a share of the instructions is kept, those that are likeliest of the domain. With a threshold a
+*Deviations*: the paper's comparison with the private instructions is left out, because it is not post-processing. If no
+threshold is given, a share of the instructions is kept, those that are likeliest of the domain. With a threshold a
 model that leans to no would leave none of them (SmolLM2-135M-Instruct says yes with a probability of 0.2 to 0.4 to
 nearly every request).
 """

@@ -3,7 +3,7 @@
 IFD = ppl(response | instruction) / ppl(response), both by the DP model, perplexities as exp of the mean negative
 log-likelihood per token. Low scores first (paper, section 3.3).
 *Deviations*: the paper does not say which model scores. Here it is the model that is to be tuned, as in the source of
-IFD. Pairs are ranked within equal responses unless `filters.rank_within=all`. IFD should compare how much an instruction
+IFD. Pairs are ranked within equal responses unless `filters.rank_within=all`. IFD should say how much an instruction
 helps. Where there are few different answers, it compares the answers instead, and the answer that is least likely by
 itself would take every place. Among the kept pairs each repeated response therefore has the share that the professional
 model gave it. Responses that occur once are ranked together, so where all differ this is the paper's ranking.

@@ -1,8 +1,8 @@
 """Expert trajectories (NACD, section 3.1): fine-tunings on the whole set, their adapters kept after every epoch.
 
 An expert's public seed decides its first adapters and, without a charge, the order of its rows. Under a charge the
-training is DP-SGD on the adapters, whose rows the mechanisms sample, so every snapshot is a function of noised gradients
-alone.
+training is DP-SGD on the adapters, whose rows the mechanisms sample, so every snapshot is a function of noised
+gradients alone.
 """
 
 from __future__ import annotations

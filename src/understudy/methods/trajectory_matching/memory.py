@@ -1,7 +1,7 @@
 """How many rows of a student's step pass at a time, from public facts.
 
 A pass holds the graph of a gradient and of that gradient's derivative. The number of rows is no part of the charge, but
-it changes the rounding. So it does not depend on the machine, and a run that continues elsewhere ends in the same bytes.
+it changes the rounding. So it does not depend on the machine: a run that continues elsewhere ends in the same bytes.
 """
 
 from __future__ import annotations
