@@ -17,6 +17,7 @@ from understudy.runs.request import RunRequest
 from understudy.runs.run_plan import RunPlan
 from understudy.tasks.charge_receipt import ChargeReceipt
 from understudy.tasks.charging import charge, environment_digest
+from understudy.tasks.engine.failures import closed_up
 from understudy.tasks.engine.heartbeat import beating
 from understudy.tasks.engine.runtime import Zone
 from understudy.tasks.engine.tracking import parent_run
@@ -69,7 +70,8 @@ def paid_run(request: RunRequest, settings: type[C], *code: str) -> Iterator[Pai
     """
     method = str(settings.model_fields["method"].default)
     with beating():
-        plan = registered(request, method)
+        # What is wrong with a row is for the client's terminal: Prefect keeps the text of every error.
+        plan = closed_up("validate", lambda: registered(request, method))
         config = plan.settings(settings)
         with parent_run(plan.key, method, parameters={"request": request, "config": config}):
             receipt = charge(plan, code=environment_digest(*code), accept_new=request.accept_new_charge)

@@ -74,6 +74,9 @@ def synthesize(
         InputError: the input is wrong; nothing was charged.
         BudgetRefused: the source's budget does not allow the charge.
     """
+    from understudy.runs.registration import handed_over, register
+    from understudy.runs.validation import validate
+
     chosen = registry.get(method)
     prepare_environment()
     with _as_files({"data": data, "test": test}) as files:
@@ -93,7 +96,9 @@ def synthesize(
         for spec in (request.data, request.test):
             if spec is not None:
                 check_source(spec)
-        load(chosen.flow)(request)
+        # Outside of the flow: an error names rows, which Prefect must not keep.
+        with handed_over(request, register(validate(request, method))):
+            load(chosen.flow)(request)
     return load_result(folder)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 
@@ -346,6 +347,34 @@ def test_rows_of_another_source_are_refused(call, words, home, data, tmp_path):
     assert "'first'" in said
     assert "row 0" in said
     assert state_of(home) == before
+
+
+def test_what_is_wrong_with_rows_is_not_told_to_prefect(request_of, data, tmp_path, home, prefect_server):
+    """A worker validates inside of the flow, whose error text the server keeps."""
+    from understudy.flows.conditional_generation import conditional_generation
+    from understudy.runs.registration import registered
+    from understudy.settings import prepare_environment
+
+    prepare_environment()
+    rows = pq.read_table(data)
+    labels = rows["label"].to_pylist()
+    path = tmp_path / "bad.parquet"
+    wrong = {
+        "row 37: ": (rows.set_column(1, "label", [[*labels[:37], "zibby", *labels[38:]]]), {}),
+        "found 53 rows": (rows.slice(0, 53), {"units": 52}),
+        "row 0 of source='other' is registered": (rows, {"source": "other"}),
+    }
+    registered(request_of(), "conditional-generation")
+    for told, (table, given) in wrong.items():
+        pq.write_table(table, path)
+        state = conditional_generation(request_of(**{"data": str(path), "source": "new"} | given), return_state=True)
+        assert state.is_failed()
+        assert "validate" in state.message
+        assert "RowError" in state.message
+        assert not re.search(r"\b(37|53|row 0)\b|zibby", re.sub(r"/\S+|\w+\.py:\d+", "", state.message)), state.message
+        (kept,) = (home / "private/failures").iterdir()
+        assert told in kept.read_text()
+        kept.unlink()
 
 
 def test_a_store_that_cannot_be_written_is_refused(call, words, home, tmp_path, monkeypatch):

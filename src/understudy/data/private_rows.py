@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from understudy.errors import InputError
+from understudy.errors import RowError
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class PrivateRows:
         label_names: every label, public.
 
     Raises:
-        InputError: texts and labels are not as many, or a label is out of range; names the row.
+        RowError: texts and labels are not as many, or a label is out of range; names the row.
     """
 
     texts: Sequence[str | None] = field(repr=False)
@@ -31,10 +31,10 @@ class PrivateRows:
         """Check the labels."""
         count = len(self.label_names)
         if len(self.texts) != len(self.labels):
-            raise InputError(f"expected a label for each text, found {len(self.labels)} for {len(self.texts)} texts")
+            raise RowError(f"expected a label for each text, found {len(self.labels)} for {len(self.texts)} texts")
         for row, label in enumerate(self.labels):
             if label is not None and not 0 <= label < count:
-                raise InputError(
+                raise RowError(
                     f"row {row}: expected a label index from 0 to {count - 1}; declare every label of the data"
                 )
 

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from understudy.compute import copied_to
-from understudy.errors import InputError
+from understudy.errors import InputError, RowError
 from understudy.evaluation.config import ClassifierConfig
 from understudy.evaluation.encoder import quietly
 from understudy.evaluation.language_model import encode_texts, pad, pad_token_of
@@ -109,7 +109,7 @@ def check_labels(texts: Sequence[str], labels: Sequence[int] | Labels, *, classe
         )
     wrong = np.flatnonzero((targets < 0) | (targets >= classes))
     if wrong.size:
-        raise InputError(f"row {wrong[0]}: expected a label in 0..{classes - 1}, found label={targets[wrong[0]]}")
+        raise RowError(f"row {wrong[0]}: expected a label in 0..{classes - 1}, found label={targets[wrong[0]]}")
     return targets
 
 

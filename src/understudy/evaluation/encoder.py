@@ -28,7 +28,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from understudy.errors import InputError
+from understudy.errors import InputError, RowError
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -107,7 +107,7 @@ def embed(texts: Sequence[str], encoder: Encoder, *, cache: Path | None = None) 
     """
     for row, text in enumerate(texts):
         if not isinstance(text, str):
-            raise InputError(f"row {row}: expected a text to embed, found {type(text).__name__}")
+            raise RowError(f"row {row}: expected a text to embed, found {type(text).__name__}")
     place = {text: row for row, text in enumerate(sorted(set(texts)))}
     vectors = encoder.encode(list(place)) if cache is None else _through_cache(list(place), encoder, cache)
     return vectors[[place[text] for text in texts]]

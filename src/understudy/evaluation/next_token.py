@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from understudy.errors import InputError
+from understudy.errors import InputError, RowError
 from understudy.evaluation.language_model import encode_texts, pad, pad_token_of
 from understudy.evaluation.utility import Interval
 from understudy.frozen import Profile, Profiled, Profiles
@@ -152,7 +152,7 @@ def fine_tune(texts: Sequence[str], *, config: NextTokenConfig, seed: int, devic
     _check_context(loaded, config.max_length)
     encoded = [ids for ids in encode_texts(loaded.tokenizer, texts, max_length=config.max_length) if len(ids) > 1]
     if not encoded:
-        raise InputError(f"expected texts to fine-tune on, found {len(texts)} without a single token")
+        raise RowError(f"expected texts to fine-tune on, found {len(texts)} without a single token")
     model: Any = loaded.model.requires_grad_(True).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay)
     filler = pad_token_of(loaded.tokenizer)
@@ -185,7 +185,7 @@ def score_clients(
     encoded = encode_texts(loaded.tokenizer, texts, max_length=max_length)
     tokens = np.array([len(ids) - 1 for ids in encoded], dtype=np.int64)
     if not tokens.sum():
-        raise InputError(f"expected text of held-out clients, found {len(clients)} clients without a token to predict")
+        raise RowError(f"expected text of held-out clients, found {len(clients)} clients without a token to predict")
     correct, loss = np.zeros(len(texts), dtype=np.int64), np.zeros(len(texts))
     # Samples of like length share a batch: less padding, and no other effect.
     order = np.argsort(tokens, kind="stable")

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from understudy.errors import InputError
+from understudy.errors import RowError
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def labelled_texts(table: pa.Table, label_names: Sequence[str]) -> LabelledTexts
     for row, label in enumerate(table.column("label").to_pylist()):
         found = index.get(label) if isinstance(label, str) else label
         if found is None or not 0 <= found < len(label_names):
-            raise InputError(f"row {row}: expected a label among {tuple(label_names)}, found one that is not")
+            raise RowError(f"row {row}: expected a label among {tuple(label_names)}, found one that is not")
         labels[row] = found
     return LabelledTexts(table.column("text").to_pylist(), labels, tuple(label_names))
 

@@ -20,7 +20,7 @@ from understudy.data.columns import text_columns
 from understudy.data.readers import same_source
 from understudy.data.samples import declared_labels
 from understudy.data.tables import RowKind
-from understudy.errors import InputError
+from understudy.errors import InputError, RowError
 from understudy.privacy.ledger.ledger import SourceRecord
 from understudy.runs.request import RunRequest
 
@@ -74,8 +74,8 @@ def load_and_split(
         keyed_hash: (purpose, data) -> at least 16 bytes, under a key of the source: `Ledger.keyed_hash`.
 
     Raises:
-        InputError: the table is not of this kind, too small, or larger than declared; the message says how to fix it.
-        RowError: one row is wrong; with its index, never its text.
+        InputError: the table is not of this kind; the message says how to fix it.
+        RowError: one row is wrong, or they are too few, or more than declared; with an index or number, never a text.
     """
     table = tables.read_source(request.data)
     names, notes = _label_names(request, table, known) if kind == "labelled" else ((), [])
@@ -125,11 +125,12 @@ def declared_units(
     """The declared number of units and what was assumed: --units, else as registered, else as many as there are.
 
     Raises:
-        InputError: there are more units than declared, or more are declared than registered.
+        InputError: more units are declared than registered.
+        RowError: there are more than declared.
     """
     noun = NOUNS[kind]
     if known is not None and found > known.n:
-        raise InputError(
+        raise RowError(
             f"{found} {noun}s: source {known.name!r} is registered with at most {known.n}, which delta and every "
             f"figure of its charges rest on; bring no more than {known.n}, or register the larger table under another "
             "name before its first run, with as many units as it may ever have"
@@ -146,7 +147,7 @@ def declared_units(
             f"--units {request.units}: source {known.name!r} is registered with at most {known.n}; leave --units out"
         )
     if found > request.units:
-        raise InputError(
+        raise RowError(
             f"--units {request.units}: found {found} {noun}s; declare an upper bound of what the file can ever hold"
         )
     return request.units, []
@@ -224,7 +225,7 @@ def _held_out(
 ) -> pa.Array:
     """Which rows of the file are measured on; each is decided by its slot or client alone."""
     if found < HOLD_OUT_EVERY:
-        raise InputError(
+        raise RowError(
             f"{found} {NOUNS[kind]}s: expected at least {HOLD_OUT_EVERY}, of which about one in ten is held out; "
             f"bring more {NOUNS[kind]}s, or name others to measure on with --test"
         )

@@ -18,7 +18,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from understudy.errors import InputError
+from understudy.errors import RowError
 from understudy.methods.trajectory_matching.config import SelectionConfig
 
 Scores = npt.NDArray[np.floating]
@@ -29,11 +29,11 @@ def rows_wanted(config: SelectionConfig, available: int) -> int:
     """How many rows are chosen of `available`.
 
     Raises:
-        InputError: more are wanted than there are.
+        RowError: more are wanted than there are, which may be private rows.
     """
     wanted = config.rows if config.rows is not None else max(1, round(config.ratio * available))
     if wanted > available:
-        raise InputError(
+        raise RowError(
             f"selection.rows={wanted}: expected at most the {available} rows that can be chosen from; lower it, or "
             "--samples, which sets it, or leave both out and give selection.ratio"
         )

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from understudy.errors import InputError
+from understudy.errors import RowError
 from understudy.privacy.ledger import secret as keys
 from understudy.privacy.ledger.chain import Tampered
 from understudy.privacy.ledger.database import CHAIN, ROWS
@@ -30,7 +30,7 @@ def known(connection: sa.Connection, name: str, hashes: Hashes) -> set[bytes]:
     """Which of these keyed hashes are noted already, all of them under the source `name`.
 
     Raises:
-        InputError: naming the first row that belongs to another source, or whose client does.
+        RowError: naming the first row that belongs to another source, or whose client does.
     """
     owners: dict[bytes, str] = {}
     for begin in range(0, len(hashes), _AT_ONCE):
@@ -40,13 +40,13 @@ def known(connection: sa.Connection, name: str, hashes: Hashes) -> set[bytes]:
     for kind, index, found in hashes:
         owner = owners.get(found, name)
         if owner != name and kind == "row":
-            raise InputError(
+            raise RowError(
                 f"row {index} of source={name!r} is registered under {owner!r} already, or differs from one that is in "
                 f"punctuation, case or white space only: use --source {owner}, whose budget counts for it, or leave "
                 "the row out"
             )
         if owner != name:
-            raise InputError(
+            raise RowError(
                 f"row {index} of source={name!r} is of a client registered under {owner!r} already: use --source "
                 f"{owner}, whose budget counts for this client, or leave its rows out. If they are different clients "
                 "of one number, give them identifiers that tell them apart"
@@ -58,7 +58,7 @@ def note(connection: sa.Connection, name: str, hashes: Hashes) -> int:
     """Notes that these keyed hashes belong to a source, and gives how many are new.
 
     Raises:
-        InputError: as `known`.
+        RowError: as `known`.
     """
     # In order of the primary key, which spares the database most of its page splits.
     new = sorted({found for _, _, found in hashes} - known(connection, name, hashes))

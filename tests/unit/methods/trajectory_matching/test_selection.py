@@ -1,11 +1,15 @@
 """The four ways to choose rows."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
 from random_students import random_rows, random_student
 
-from understudy.errors import InputError
+from understudy.errors import InputError, TaskFailed
+from understudy.generation.instructions import Pair
+from understudy.methods.trajectory_matching.carriers import choose
 from understudy.methods.trajectory_matching.config import SelectionConfig, TrajectoryMatchingConfig
 from understudy.methods.trajectory_matching.less import less_scores
 from understudy.methods.trajectory_matching.selection import (
@@ -18,6 +22,7 @@ from understudy.methods.trajectory_matching.selection import (
     random_rows as drawn_rows,
 )
 from understudy.methods.trajectory_matching.student import Rows
+from understudy.tasks.engine.failures import closed_up
 
 FILMS = [f"the film had a long plot and actor {n} played well" for n in range(6)]
 MEALS = [f"boil the rice with salt for {n} minutes in a pot" for n in range(6)]
@@ -55,3 +60,12 @@ def test_a_selection_larger_than_the_set_is_refused():
         rows_wanted(SelectionConfig(rows=11), 10)
     assert rows_wanted(SelectionConfig(ratio=0.05), 100) == 5
     assert rows_wanted(SelectionConfig(ratio=0.001), 100) == 1
+
+
+def test_a_refusal_in_the_task_does_not_tell_prefect_how_many_rows_there_are(home):
+    """Rows that are null leave fewer to choose from than were declared: how many is private."""
+    rows = [Pair(text, "yes") for text in FILMS]
+    config = TrajectoryMatchingConfig(selection={"strategy": "bm25", "rows": 9, "validation": 2})
+    with pytest.raises(TaskFailed) as caught:
+        closed_up("select-rows", lambda: choose(rows, None, config))
+    assert not re.findall(r"\b[46]\b", re.sub(r"/\S+", "", str(caught.value)))
