@@ -7,6 +7,7 @@ from importlib.metadata import version
 
 from understudy.artifacts.access import ArtifactRef, exchange_store, private_store, read_table
 from understudy.errors import UnderstudyError
+from understudy.hardware import kind
 from understudy.privacy.accounting import epsilon_rdp
 from understudy.privacy.ledger.ledger import Charge, ChargeFields, Ledger
 from understudy.privacy.queries import event_delta, event_of, queries_to_json
@@ -16,7 +17,7 @@ from understudy.tasks.charge_receipt import ChargeReceipt, drop_release_log
 from understudy.tasks.engine.runtime import compute, task
 
 # What the bytes of a query depend on besides code: a resumed charge must find them unchanged.
-PACKAGES = ("torch", "transformers", "peft", "numpy")
+PACKAGES = ("torch", "transformers", "tokenizers", "peft", "numpy")
 
 
 def environment_digest(*code: str) -> str:
@@ -54,15 +55,18 @@ def charge(plan: RunPlan, *, code: str, accept_new: bool) -> ChargeReceipt:
         code_digest=code,
     )
     found = ledger.reserve(**asked)
-    if not found.new and not _usable(found, plan.releases, code):
+    environment = f"{code} {hashlib.sha256(kind().encode()).hexdigest()[:16]}"
+    if not found.new and not _usable(found, plan.releases, code, environment):
         if not accept_new:
             raise UnderstudyError(
                 f"charge {found.id} of source {found.source!r} paid for this run, but its result is gone or was "
-                "made by other code, versions, threads, device or precision, so computing it again would be a new "
-                f"release: pay epsilon={found.epsilon:g} once more with --accept-new-charge, or restore what it ran on"
+                "made by other code, versions, threads, device, precision or kind of processor, so computing it again "
+                f"would be a new release: pay epsilon={found.epsilon:g} once more with --accept-new-charge, or "
+                "restore what it ran on"
             )
         found = ledger.reserve(accept_new=True, **asked)
-    ledger.bind_environment(found.id, code)
+    if found.status == "reserved":
+        ledger.bind_environment(found.id, environment)
     return ChargeReceipt(
         charge_id=found.id, source=found.source, label=found.label(), queries=queries, label_names=plan.label_names
     )
@@ -78,12 +82,15 @@ def finalize(receipt: ChargeReceipt, released: ArtifactRef) -> ArtifactRef:
     return released
 
 
-def _usable(found: Charge, releases: str, code: str) -> bool:
-    """Whether a run can go on under `found`: the same code, and it is unfinished or what it released is there."""
+def _usable(found: Charge, releases: str, code: str, environment: str) -> bool:
+    """Whether a run can go on under `found`: the same code, and it is finished and what it released is there.
+
+    Or it is unfinished, and began where floats are rounded as here: its noise is drawn for the exact bytes of a query.
+    """
     if found.code_digest != code:
         return False
     if found.status == "reserved":
-        return True
+        return found.environment in (None, environment)
     store = exchange_store() if found.exportable else private_store()
     return any(ref.kind == releases and found.id in _charges(ref) for ref in store.refs())
 

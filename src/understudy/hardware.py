@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
+import platform
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,10 @@ AUTO_FROM_PARAMETERS = 50_000_000
 _FAST_ON_CPU = frozenset({"amx_bf16", "avx512_bf16"})
 _FAST_ON_CUDA = 8  # compute capability, major
 _CPU_INFO = Path("/proc/cpuinfo")
+# What libraries choose their kernels by, and the variables by which they are told to choose others.
+_IDENTITY = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")
+_VECTORS = ("sse4", "avx", "fma", "f16c", "amx", "asimd", "sve")
+_TOLD = ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
 
 
 def chosen() -> Compute:
@@ -33,12 +39,29 @@ def has_fast_bfloat16(device: DeviceType) -> bool:
     """Whether this machine multiplies bfloat16 matrices in hardware: AMX, AVX512-bf16, or CUDA from capability 8."""
     if device == "cuda":
         return min(_cuda_capabilities(), default=0) >= _FAST_ON_CUDA
+    return not _FAST_ON_CPU.isdisjoint(_first_processor().get("flags", "").split())
+
+
+def kind() -> str:
+    """The kind of processor and GPU, as far as floats are rounded by it: another kind gives other last bits."""
+    facts = _first_processor()
+    vectors = facts.get("flags", facts.get("Features", "")).split()
+    parts = [platform.machine(), *(facts.get(name, "") for name in _IDENTITY)]
+    parts += sorted(flag for flag in vectors if flag.startswith(_VECTORS))
+    parts += [f"{name}={os.environ[name]}" for name in _TOLD if os.environ.get(name)]
+    if settings().device_type == "cuda":
+        parts += [f"cuda {major}" for major in _cuda_capabilities()]
+    return " ".join(part for part in parts if part)
+
+
+def _first_processor() -> dict[str, str]:
+    """What the kernel says of the first processor; nothing where it does not."""
     try:
         known = _CPU_INFO.read_text()
     except OSError:
-        return False
-    flags = next((line for line in known.splitlines() if line.startswith("flags")), "")
-    return not _FAST_ON_CPU.isdisjoint(flags.split())
+        return {}
+    lines = (line.partition(":") for line in known.partition("\n\n")[0].splitlines())
+    return {name.strip(): value.strip() for name, _, value in lines}
 
 
 def _cuda_capabilities() -> list[int]:

@@ -23,7 +23,7 @@ from understudy.settings import settings
 from understudy.tasks.engine.code_digest import code_digest
 from understudy.tasks.engine.machine import compute
 
-_LIBRARIES = ("torch", "transformers", "peft", "numpy")
+_LIBRARIES = ("torch", "transformers", "tokenizers", "peft", "numpy")
 
 
 def task_key(

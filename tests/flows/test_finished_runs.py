@@ -1,11 +1,16 @@
 """A repeated command on finished work: answered from its folder, without a model; what is missing is put back."""
 
+import functools
 import json
 
 import pytest
 from tests_support import SMALL
 
+from understudy.errors import UnderstudyError
 from understudy.privacy.ledger.ledger import Ledger
+from understudy.runs.registration import registered
+from understudy.tasks.charge_receipt import write_released
+from understudy.tasks.charging import charge, finalize
 
 
 @pytest.fixture
@@ -50,3 +55,23 @@ def test_finished_work_is_answered_and_repaired_without_a_model(
         code, said = call(*[*words[:-2], "--set", "generate.redraws=2"], "--json")
         assert "finished before" not in said
         assert Ledger.open().charges() == charges
+
+
+def test_an_unfinished_charge_is_bound_to_the_kind_of_processor_and_a_finished_one_is_not(request_of, monkeypatch):
+    """Other last digits of a query get noise of their own: on another processor one charge would release twice."""
+    plan = registered(request_of(), "conditional-generation")
+    ask = functools.partial(charge.fn, plan, code="0" * 64)
+    first = ask(accept_new=False)
+    assert ask(accept_new=False) == first
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setenv("ATEN_CPU_CAPABILITY", "default")
+        with pytest.raises(UnderstudyError, match="kind of processor"):
+            ask(accept_new=False)
+        second = ask(accept_new=True)
+        assert ask(accept_new=False) == second
+        with write_released(second, kind="model") as draft:
+            (draft.path / "model.safetensors").write_bytes(b"released")
+        finalize.fn(second, draft.ref)
+    assert first.charge_id != second.charge_id
+    assert ask(accept_new=False) == second
+    assert Ledger.open().spent("ward")[0] == 6

@@ -95,6 +95,24 @@ def test_without_a_driver_no_gpu_is_fast(monkeypatch):
     assert hardware.has_fast_bfloat16.__wrapped__("cuda") is False
 
 
+def test_the_kind_of_a_processor_is_what_it_rounds_by(tmp_path, monkeypatch):
+    monkeypatch.setattr(hardware, "_CPU_INFO", tmp_path / "cpuinfo")
+
+    def kind_of(model: int, flags: str) -> str:
+        one = f"vendor_id\t: A\ncpu family\t: 25\nmodel\t\t: {model}\ncpu MHz\t: 1\nflags\t: {flags}"
+        (tmp_path / "cpuinfo").write_text(f"processor : 0\n{one}\n\nprocessor : 1\n{one}\n")
+        return hardware.kind()
+
+    wide = kind_of(17, "fpu avx2 avx512f")
+    assert kind_of(17, "avx512f fpu avx2 other") == wide, "what does not compute does not count"
+    assert len({wide, kind_of(17, "fpu avx2"), kind_of(18, "fpu avx2 avx512f")}) == 3
+    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
+    assert kind_of(17, "fpu avx2 avx512f") != wide
+    monkeypatch.delenv("MKL_CBWR")
+    (tmp_path / "cpuinfo").unlink()
+    assert hardware.kind()
+
+
 def test_the_precision_is_in_the_cache_key_and_in_the_digest_of_the_environment(fast):
     found = set()
     for is_fast, precision in ((False, "auto"), (True, "auto"), (True, "bfloat16"), (False, "float32")):

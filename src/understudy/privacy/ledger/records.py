@@ -141,6 +141,7 @@ class Charge(Frozen):
     code_digest: str
     created_at: str
     released_at: str | None
+    environment: str | None = Field(default=None, description="What its bytes depend on; set when it begins.")
     new: bool = Field(description="True if this very call made it.")
 
     @property
