@@ -121,6 +121,7 @@ def acquire(
     stale_after_s: float = 60.0,
     beat_s: float = 10.0,
     clock: Callable[[], float] = time.monotonic,
+    waiting: Callable[[float], None] = lambda _: None,
 ) -> Lease:
     """Take the lease on `key`, waiting while another worker holds it.
 
@@ -132,6 +133,7 @@ def acquire(
         stale_after_s: how long a heartbeat of another machine may stand still.
         beat_s: seconds between heartbeats.
         clock: the waiter's clock.
+        waiting: called with the seconds waited for so far.
 
     Raises:
         UnderstudyError: when the wait is over; the message names the holder.
@@ -153,10 +155,18 @@ def acquire(
                 return _take(place, descriptor, shown, tuple(sources), waited=waited, beat_s=beat_s)
             os.close(descriptor)
         if timeout_s is not None and clock() - began >= timeout_s:
-            holder = f"process {shown['pid']} of machine {shown['machine']}" if shown else "another process"
-            raise UnderstudyError(f"task {key[:12]} is held by {holder}; wait for it or end it")
+            raise UnderstudyError(f"task {key[:12]} is held by {holder(root, key)}; wait for it or end it")
         waited = True
+        waiting(clock() - began)
         time.sleep(min(0.1, beat_s))
+
+
+def holder(root: Path, key: str) -> str:
+    """Who showed last that they hold the lease on `key`, in words."""
+    shown = _read_lease(root / key)
+    if shown is None:
+        return "another process"
+    return f"process {shown['pid']}" + ("" if shown["machine"] == machine() else f" of machine {shown['machine']}")
 
 
 def forget(root: Path, key: str) -> None:

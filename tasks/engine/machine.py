@@ -1,7 +1,6 @@
 """The machine under a task that computes: threads, determinism, and one task at a time on the GPU."""
 
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -17,6 +16,7 @@ from understudy.hardware import chosen
 from understudy.locks import holder_of, locked_one
 from understudy.settings import DeviceType, device_locks, prefect_setting, settings
 from understudy.tasks.engine.code_digest import reached_code
+from understudy.tasks.engine.progress import say_waiting
 
 # Loading a model changes torch's state for all threads of a process, so mapped tasks that compute take turns in
 # it, each with all threads; a Dask or Ray task runner gives them processes of their own.
@@ -107,7 +107,7 @@ def gpu_slot(device: DeviceType) -> Iterator[int | None]:
     if device != "cuda":
         yield None
     elif prefect_setting("PREFECT_API_URL") is None:
-        with locked_one(device_locks(), _say_waiting()) as place:
+        with locked_one(device_locks(), say_waiting(_gpu_holders)) as place:
             yield settings().device_indices[place]
     else:
         with _gpu_limit():
@@ -128,19 +128,7 @@ def _gpu_limit() -> Iterator[None]:
         ) from error
 
 
-def _say_waiting() -> Callable[[float], None]:
-    """What a run that waits for a GPU says: who has it, once after two seconds and then every minute."""
-    due = 2.0
-
-    def say(waited_s: float) -> None:
-        nonlocal due
-        if waited_s < due:
-            return
-        due = waited_s + 60.0
-        holders = ", ".join(f"process {pid}" for path in device_locks() if (pid := holder_of(path)))
-        sys.stderr.write(
-            f"waiting for a GPU for {waited_s:.0f} s (UNDERSTUDY_DEVICES={settings().devices}): "
-            f"held by {holders or 'nobody any more'}\n"
-        )
-
-    return say
+def _gpu_holders() -> str:
+    """Who has the devices, for a run that waits for one."""
+    holders = ", ".join(f"process {pid}" for path in device_locks() if (pid := holder_of(path)))
+    return f"for a GPU (UNDERSTUDY_DEVICES={settings().devices}): held by {holders or 'nobody any more'}"

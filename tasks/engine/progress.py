@@ -5,6 +5,7 @@ run at the same time share one display on stderr, so that stdout stays clean for
 """
 
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -111,6 +112,19 @@ def waiting(words: str, console: Console | None = None) -> Iterator[None]:
     """Say in the terminal that something elsewhere is waited for, until it is there; nothing where stderr is a file."""
     with (console or Console(stderr=True)).status(words):
         yield
+
+
+def say_waiting(words: Callable[[], str]) -> Callable[[float], None]:
+    """What a task that waits says on stderr, of the seconds waited for: after two of them, then every minute."""
+    due = 2.0
+
+    def say(waited_s: float) -> None:
+        nonlocal due
+        if waited_s >= due:
+            due = waited_s + 60.0
+            sys.stderr.write(f"waiting for {waited_s:.0f} s {words()}\n")
+
+    return say
 
 
 def prefect_publisher(name: str) -> Publish:

@@ -36,7 +36,7 @@ from understudy.tasks.engine.cache_key import check_zone, describe, references, 
 from understudy.tasks.engine.code_digest import code_digest
 from understudy.tasks.engine.failures import can_pass, closed_up
 from understudy.tasks.engine.machine import compute, prepared
-from understudy.tasks.engine.progress import Reporter, prefect_publisher
+from understudy.tasks.engine.progress import Reporter, prefect_publisher, say_waiting
 from understudy.tasks.engine.run_record import TaskRecord
 
 __all__ = ["checkpoint_directory", "code_digest", "compute", "in_either_zone", "progress", "report_metrics", "task"]
@@ -182,7 +182,9 @@ def _run(spec: _Spec, arguments: dict[str, Any]) -> Any:
     labels = [ref.label for ref in references(arguments)]
     sources = {name for label in labels for name in (*label.sources, *(g.source for g in label.guarantees))}
     started_ms = int(time.time() * 1000)
-    lease = leases.acquire(settings().checkpoints_root, key, sources=sorted(sources))
+    root = settings().checkpoints_root
+    waiting = say_waiting(lambda: f"for {leases.holder(root, key)}, which computes task {spec.name!r} of the same run")
+    lease = leases.acquire(root, key, sources=sorted(sources), waiting=waiting)
     run = _Run(lease, Reporter(spec.name, prefect_publisher(spec.name) if context else lambda _: None))
     record = functools.partial(
         TaskRecord,

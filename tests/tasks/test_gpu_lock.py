@@ -91,7 +91,7 @@ def test_a_holder_is_named_waited_for_and_freed_by_its_death(start):
     assert holder_of(path) == str(holder.pid)
     waiting = start(WORKER)
     said = waiting.stderr.readline()
-    assert re.fullmatch(rf".* \d+ s \(UNDERSTUDY_DEVICES=0\): .* {holder.pid}\n", said)
+    assert re.fullmatch(rf"waiting for \d+ s .*\(UNDERSTUDY_DEVICES=0\): .* {holder.pid}\n", said)
     assert waiting.poll() is None
     os.kill(holder.pid, signal.SIGKILL)
     out, more = waiting.communicate(timeout=60)

@@ -52,13 +52,16 @@ def test_checkpoints_pass_from_holder_to_holder_under_a_new_name(root):
 def test_the_loser_waits_and_then_gets_the_checkpoints(root):
     first = leases.acquire(root, KEY)
     (first.directory() / "step-1").touch()
-    with pytest.raises(UnderstudyError, match=f"process {os.getpid()} "):
+    with pytest.raises(UnderstudyError, match=f"process {os.getpid()};"):
         leases.acquire(root, KEY, timeout_s=0.15)
     got = []
-    waiter = threading.Thread(target=lambda: got.append(leases.acquire(root, KEY)))
+    told: list[float] = []
+    waiter = threading.Thread(target=lambda: got.append(leases.acquire(root, KEY, waiting=told.append)))
     waiter.start()
-    time.sleep(0.2)
+    time.sleep(0.3)
     assert not got
+    assert told
+    assert told == sorted(told)
     first.release()
     waiter.join(timeout=60)
     assert got[0].waited
@@ -80,7 +83,7 @@ def test_a_killed_holder_frees_its_key_at_once_on_the_same_machine(root):
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(root), KEY], stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None
     holder.stdout.readline()
-    with pytest.raises(UnderstudyError, match=f"process {holder.pid} "):
+    with pytest.raises(UnderstudyError, match=f"process {holder.pid};"):
         leases.acquire(root, KEY, timeout_s=0.1)
     holder.send_signal(signal.SIGKILL)
     holder.wait()

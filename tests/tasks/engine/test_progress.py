@@ -3,7 +3,7 @@ import io
 import pytest
 from rich.console import Console
 
-from understudy.tasks.engine.progress import Bars, Reporter, prefect_publisher, waiting
+from understudy.tasks.engine.progress import Bars, Reporter, prefect_publisher, say_waiting, waiting
 
 
 class Clock:
@@ -103,3 +103,10 @@ def test_a_silent_server_costs_only_the_picture(monkeypatch, caplog):
     monkeypatch.setattr(prefect.artifacts, "create_progress_artifact", refuse)
     prefect_publisher("train")(10.0)
     assert "ConnectError" in caplog.text
+
+
+def test_a_wait_is_said_after_two_seconds_and_then_every_minute(capsys):
+    say = say_waiting(lambda: "for process 7")
+    for second in range(130):
+        say(float(second))
+    assert capsys.readouterr().err.splitlines() == [f"waiting for {s} s for process 7" for s in (2, 62, 122)]
