@@ -85,7 +85,8 @@ def _reader(spec: str) -> Callable[[], pa.Table]:
         raise InputError(f"{shown}: expected a file, found a directory; name the file inside it")
     if reader is None and _HUB_ID.fullmatch(spec):
         return lambda: _read_hub(spec)
-    raise InputError(f"{shown}: no such file; check the path, or give sample:NAME or a hub id OWNER/NAME")
+    here = "" if path.is_absolute() else f" in {Path.cwd()}"
+    raise InputError(f"{shown}: no such file{here}; check the path, or give sample:NAME or a hub id OWNER/NAME")
 
 
 def _read_sample(name: str) -> pa.Table:

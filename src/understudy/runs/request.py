@@ -12,12 +12,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema, field_validator, model_validator
 
 from understudy.errors import InputError
 from understudy.quantities import Words
 
 Profile = Literal["tiny", "paper"]
+# JSON has no infinite number, and Prefect checks a run's parameters against this schema.
+Epsilon = Annotated[float, WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string", "const": "inf"}]})]
 
 # Tried: below, PLD finds no noise for long trainings; at 100 a calibration takes half a minute, at 300 minutes, and
 # at 1e5 it never ends (docs/privacy.md).
@@ -72,13 +74,17 @@ class RunRequest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings", hide_input_in_errors=True)
 
     data: str = Field(
-        description="CSV, JSONL or Parquet file, a datasets hub id, or sample:NAME. Read in the client zone."
+        description="CSV, JSONL or Parquet file, a datasets hub id, or sample:NAME. Read in the client zone; an "
+        "absolute path in the run of a deployment."
     )
     source: str = Field(min_length=1, description="Name under which these rows keep their budget.")
-    out: str = Field(description="Folder for export/ (safe to hand over) and internal/ (not private).")
-    epsilon: float | None = Field(
+    out: str = Field(
+        description="Folder for export/ (safe to hand over) and internal/ (not private); an absolute path in the run "
+        "of a deployment."
+    )
+    epsilon: Epsilon | None = Field(
         default=None,
-        description="Epsilon of this run; > 0. inf: private output that never leaves. None: of a method that runs "
+        description='Epsilon of this run; > 0. "inf": private output that never leaves. None: of a method that runs '
         "without one, whose output is as private as the rows.",
     )
     delta: float | None = Field(default=None, description="Delta, below 1/n. Default 1/(n ln n).")

@@ -3,6 +3,7 @@
 import math
 import re
 
+import jsonschema
 import pytest
 from pydantic import ValidationError
 
@@ -85,3 +86,14 @@ def test_an_epsilon_that_no_accountant_bears_is_refused(epsilon):
 @pytest.mark.parametrize("epsilon", [LEAST_EPSILON, 0.1, 8.0, MOST_EPSILON, math.inf])
 def test_any_other_epsilon_is_taken(epsilon):
     assert check_epsilon(epsilon) == epsilon
+
+
+def test_prefect_takes_every_epsilon_that_a_request_is_written_with():
+    """Prefect checks a deployment's parameters against the schema, and JSON has no infinite number."""
+    schema = RunRequest.model_json_schema()
+    for epsilon in (3.0, math.inf, None):
+        written = RunRequest(**GOOD | {"epsilon": epsilon}).model_dump(mode="json")
+        jsonschema.validate(written, schema)
+        assert RunRequest.model_validate(written).epsilon == epsilon
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(GOOD | {"epsilon": "three"}, schema)
