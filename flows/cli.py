@@ -162,7 +162,9 @@ def report(folder: RunFolder, as_json: Json = False) -> None:
 
 @app.command()
 def lineage(
-    what: Annotated[str, typer.Argument(help="An artifact id, or the --out folder of a run.", show_default=False)],
+    what: Annotated[
+        str, typer.Argument(help="An artifact id, the --out folder of a run, or an exported file.", show_default=False)
+    ],
     as_json: Json = False,
 ) -> None:
     """Show what an artifact was made from, down to the charge."""
@@ -285,6 +287,9 @@ def main() -> None:
     except UnderstudyError as error:
         sys.stderr.write(f"understudy: {error}\n")
         sys.exit(error.exit_code)
+    except OSError as error:  # a full disk, a file that went away: nothing that was done is lost
+        sys.stderr.write(f"understudy: {error}; mend it and run the same command again, it goes on from here\n")
+        sys.exit(1)
 
 
 if __name__ == "__main__":

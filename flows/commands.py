@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.tree import Tree
 
 from understudy.errors import InputError, UnderstudyError
@@ -18,6 +19,7 @@ from understudy.runs.request import Budget, RunRequest, parse_budget, request_of
 
 if TYPE_CHECKING:
     from understudy.reporting.view import SectionsOf
+    from understudy.runs.exported import Exported
     from understudy.runs.run_plan import RunPlan
 
 console = Console()
@@ -69,10 +71,22 @@ def run(*, method: str, options: Mapping[str, Any], dry_run: bool, as_json: bool
     else:
         notes.print(_price(plan), markup=False, highlight=False)
         with handed_over(request, register(validated)):
-            result, ended = load(chosen.flow)(request), "done"
+            result, ended = _ended(load(chosen.flow), request), "done"
     if result.missing:
         notes.print(result.missing, markup=False, highlight=False, style="bold")
     show(result.model_dump(mode="json"), as_json=as_json, title=f"{method}: {ended}")
+
+
+def _ended(flow: Callable[[RunRequest], Exported], request: RunRequest) -> Exported:
+    """Run a flow here; what it fails with is said once, by `main`, and stands in Prefect's own record."""
+    if os.environ["PREFECT_LOGGING_LEVEL"] == "WARNING":
+        for name in ("prefect.flow_runs", "prefect.task_runs"):
+            logging.getLogger(name).propagate = False
+    try:
+        return flow(request)
+    except KeyboardInterrupt:
+        notes.print("interrupted: the same command goes on from here, under the same charge", highlight=False)
+        raise
 
 
 def _price(plan: RunPlan) -> str:
@@ -166,13 +180,13 @@ def report(*, folder: Path, as_json: bool) -> None:
 
 def lineage(*, what: str, as_json: bool) -> None:
     """`understudy lineage`."""
-    from understudy.runs.folders import read_record
+    from understudy.runs.folders import artifact_in
     from understudy.settings import prepare_environment
 
     prepare_environment()
     from understudy.tasks.engine.tracking import lineage as trace
 
-    root = trace(read_record(Path(what)).synthetic.id if Path(what).is_dir() else what)
+    root = trace(artifact_in(Path(what)) if Path(what).exists() else what)
     if as_json:
         console.print_json(root.model_dump_json())
         return
@@ -187,7 +201,7 @@ def lineage(*, what: str, as_json: bool) -> None:
 
 
 def _node_text(node: Any) -> str:
-    made = f", made by {node.task}" if node.task else ""
+    made = f", made by {node.task} (MLflow run {node.run_id})" if node.task else ""
     label = f" - {node.label}" if node.label else ""
     return f"{node.kind} {node.id}{made}{label}{', purged' if node.purged else ''}"
 
@@ -265,7 +279,9 @@ def ledger_show(*, source: str | None, as_json: bool) -> None:
     if as_json:
         console.print_json(json.dumps([charge.model_dump(mode="json", exclude={"new"}) for charge in charges]))
         return
-    table = Table("charge", "source", "epsilon", "delta", "status", "counted", "made", title="ledger")
+    table = Table(Column("charge", no_wrap=True, min_width=24), title="ledger")
+    for title in ("source", "epsilon", "delta", "status", "counted", "made"):
+        table.add_column(title, overflow="fold")
     for charge in charges:
         counted = "yes" if charge.kind == "counted" else "no: output stays private"
         delta = f"{charge.delta:.3g}"

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Generic, TypeVar
 
+from prefect.runtime import deployment
 from pydantic import BaseModel
 
 from understudy.artifacts.access import ArtifactRef
+from understudy.errors import InputError
 from understudy.runs.exported import Exported, complete
 from understudy.runs.registration import registered
 from understudy.runs.request import RunRequest
@@ -19,8 +23,9 @@ from understudy.tasks.charge_receipt import ChargeReceipt
 from understudy.tasks.charging import charge, environment_digest
 from understudy.tasks.engine.failures import closed_up
 from understudy.tasks.engine.heartbeat import beating
+from understudy.tasks.engine.run_record import CHARGE, OUT, RELEASED, SOURCES, SYNTHETIC
 from understudy.tasks.engine.runtime import Zone
-from understudy.tasks.engine.tracking import parent_run
+from understudy.tasks.engine.tracking import add_to_parent, parent_run
 from understudy.tasks.export import export
 
 C = TypeVar("C", bound=BaseModel)
@@ -34,6 +39,7 @@ class PaidRun(Generic[C]):
         request: what was asked for.
         plan: of the registered run; public.
         receipt: of the charge.
+        tracked: id of its MLflow run.
         config: all settings.
         charged: those that private rows meet (ADR 0005).
     """
@@ -41,6 +47,7 @@ class PaidRun(Generic[C]):
     request: RunRequest
     plan: RunPlan
     receipt: ChargeReceipt
+    tracked: str
     config: C
     charged: C
 
@@ -56,7 +63,11 @@ class PaidRun(Generic[C]):
             UnderstudyError: after the export, when a label has no row.
         """
         shared, out = self.request.share_real_rows, self.request.out
-        return complete(export(self.plan, self.receipt, released, synthetic, metrics, out=out, shares_real_rows=shared))
+        result = export(self.plan, self.receipt, released, synthetic, metrics, out=out, shares_real_rows=shared)
+        made = {RELEASED: released, SYNTHETIC: synthetic}
+        named = {tag: ref.id for tag, ref in made.items() if not ref.is_private}
+        add_to_parent(self.tracked, tags={**named, OUT: str(Path(out).expanduser().absolute())}, metrics={})
+        return complete(result)
 
 
 @contextmanager
@@ -70,12 +81,31 @@ def paid_run(request: RunRequest, settings: type[C], *code: str) -> Iterator[Pai
     """
     method = str(settings.model_fields["method"].default)
     with beating():
+        _check_out(request)
         # What is wrong with a row is for the client's terminal: Prefect keeps the text of every error.
         plan = closed_up("validate", lambda: registered(request, method))
         config = plan.settings(settings)
-        with parent_run(plan.key, method, parameters={"request": request, "config": config}):
+        with parent_run(plan.key, method, parameters={"request": request, "config": config}) as tracked:
             receipt = charge(plan, code=environment_digest(*code), accept_new=request.accept_new_charge)
-            yield PaidRun(request, plan, receipt, config, plan.charged_settings(settings))
+            spent = {"epsilon": plan.epsilon, "delta": plan.delta} if math.isfinite(plan.epsilon) else {}
+            origin = {SOURCES: json.dumps([f"source:{plan.source}@{receipt.charge_id}"]), CHARGE: receipt.charge_id}
+            add_to_parent(tracked, tags=origin, metrics=spent)
+            yield PaidRun(request, plan, receipt, tracked, config, plan.charged_settings(settings))
+
+
+def _check_out(request: RunRequest) -> None:
+    """Refuse a relative folder in a deployment's run.
+
+    A worker's process runs in a temporary folder, which is removed after the run with all that lies in it.
+
+    Raises:
+        InputError: naming the folder.
+    """
+    if deployment.id and not Path(request.out).expanduser().is_absolute():
+        raise InputError(
+            f"out={request.out}: expected an absolute path, found a relative one: a worker gives each run a folder of "
+            "its own to start in and removes it afterwards; begin the path with /"
+        )
 
 
 def working_zone(request: RunRequest) -> Zone:

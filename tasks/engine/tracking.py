@@ -100,6 +100,16 @@ def parent_run(run_key: str, flow_name: str, *, parameters: Mapping[str, Any], z
     end("FINISHED")
 
 
+def add_to_parent(run_id: str, *, tags: Mapping[str, str], metrics: Mapping[str, float], zone: str = "client") -> None:
+    """Write what is known of a flow run only after it began: public values and ids that may be named.
+
+    Raises:
+        TrackingFailed: when the tracking store cannot be written.
+    """
+    log = _open(zone)
+    log.persist("the flow run", lambda: log.add(run_id, tags=tags, metrics=metrics))
+
+
 def log_task(record: TaskRecord) -> str:
     """Write the child run of one ended task, over what an earlier attempt wrote; returns its MLflow run id.
 
@@ -266,7 +276,7 @@ class Log:
         metrics: Mapping[str, float] | None = None,
     ) -> str:
         """Find the run with the tags `identity` or make it, and write it; returns its id."""
-        from mlflow.entities import Metric, Param, RunTag
+        from mlflow.entities import Param
 
         written = {tag: value for tag, value in tags.items() if value is not None}
         found = self.search(identity)
@@ -275,15 +285,21 @@ class Log:
         else:
             run_id = self.client.create_run(self.experiment, started_ms, {**identity, **written}, name).info.run_id
             written, known = {}, {}
-        now = int(time.time() * 1000)
         # A parameter never changes: other values of arguments that do not count keep the first ones.
         new = [Param(parameter, value) for parameter, value in parameters.items() if parameter not in known]
         for start in range(0, len(new), _BATCH):
             self.client.log_batch(run_id, params=new[start : start + _BATCH])
-        figures = [Metric(tracked_name(metric), float(value), now, 0) for metric, value in (metrics or {}).items()]
-        if figures or written:
-            self.client.log_batch(run_id, metrics=figures, tags=[RunTag(tag, value) for tag, value in written.items()])
+        self.add(run_id, tags=written, metrics=metrics or {})
         return str(run_id)
+
+    def add(self, run_id: str, *, tags: Mapping[str, str], metrics: Mapping[str, float]) -> None:
+        """Write tags and metrics of a run, over those of the same names."""
+        from mlflow.entities import Metric, RunTag
+
+        now = int(time.time() * 1000)
+        figures = [Metric(tracked_name(metric), float(value), now, 0) for metric, value in metrics.items()]
+        if figures or tags:
+            self.client.log_batch(run_id, metrics=figures, tags=[RunTag(tag, value) for tag, value in tags.items()])
 
 
 def _datasets(refs: Any, context: str) -> "Iterator[DatasetInput]":

@@ -1,7 +1,9 @@
 """Every line of the design's list of bad input, through the command line: message, exit code, nothing changed."""
 
+import errno
 import json
 import math
+import os
 import re
 import shutil
 from pathlib import Path
@@ -449,6 +451,29 @@ def test_a_worker_refuses_an_unfit_folder_before_anything_is_charged(
         conditional_generation(request_of(epsilon=epsilon))
     assert state_of(home) == ([], [])
     assert [path.name for path in (tmp_path / "out").iterdir()] == [there]
+
+
+def test_a_worker_refuses_a_folder_that_goes_with_the_run(request_of, home, prefect_server, monkeypatch):
+    """A worker starts each run in a temporary folder; a relative --out was charged for, written there and lost."""
+    from understudy.flows.conditional_generation import conditional_generation
+
+    # How Prefect lets a test stand for a deployment's run.
+    monkeypatch.setenv("PREFECT__RUNTIME__DEPLOYMENT__ID", "a-deployment")
+    with pytest.raises(InputError, match="out=out/mine: expected an absolute path"):
+        conditional_generation(request_of(out="out/mine"))
+    assert state_of(home) == ([], [])
+
+
+def test_a_full_disk_is_told_in_one_line_with_what_to_do(call, monkeypatch):
+    def full(**_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/out/export")
+
+    monkeypatch.setattr("understudy.flows.commands.doctor", full)
+    code, said = call("doctor")
+    assert code == 1
+    assert said.count("\n") == 1
+    assert "No space left on device: '/out/export'" in said
+    assert "run the same command again" in said
 
 
 def test_a_long_text_is_cut_and_the_count_stays_inside(call, words, tmp_path):

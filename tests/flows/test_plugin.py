@@ -69,6 +69,9 @@ def test_an_installed_method_is_run_charged_stated_reported_and_traced(
         code, said = call("lineage", out, "--json")
         assert code == 0, said
         assert charge.id in said
+        for place in ("export", "export/synthetic.parquet"):
+            assert call("lineage", out / place, "--json") == (0, said), "the exported file says what it is"
+        _is_found_in_mlflow(method, charge, out)
         code, said = call("report", out)
         assert code == 0, said
         code, said = call("generate", "--from", out, "--samples", 3)
@@ -113,3 +116,18 @@ def test_an_entry_point_that_names_no_method_is_refused_by_name(on_path, monkeyp
         assert registry.get("conditional-generation").flow.startswith("understudy.flows"), "not taken over"
     finally:
         (on_path / "understudy_examples-1.0.dist-info/entry_points.txt").write_text(INSTALLED)
+
+
+def _is_found_in_mlflow(method, charge, out):
+    """The run of the flow, by what it made: with its epsilon, its source and its charge."""
+    from understudy.runs.folders import artifact_in
+    from understudy.tasks.engine import tracking
+
+    log = tracking._open("client")
+    made = artifact_in(out)
+    (run,) = log.search({"understudy.synthetic": made})
+    assert run.info.run_name == method
+    assert run.data.metrics == {"epsilon": charge.epsilon, "delta": charge.delta}
+    assert run.data.tags["understudy.charge"] == charge.id
+    assert run.data.tags["understudy.sources"] == json.dumps([f"source:{charge.source}@{charge.id}"])
+    assert run.data.tags["understudy.out"] == str(out)

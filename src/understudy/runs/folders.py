@@ -27,6 +27,8 @@ from understudy.locks import locked_folder
 EXPORT = "export"
 INTERNAL = "internal"
 RUN_FILE = "run.json"
+SYNTHETIC = "synthetic.parquet"
+ARTIFACT = "understudy.artifact"  # in the metadata of an exported Parquet file: the id of what it holds
 
 _WRITTEN, _REPLACED = ".{}.new", ".{}.old"  # beside the folder while it is put in place
 _PROBE = ".understudy-probe-"
@@ -203,14 +205,24 @@ def write_export(
     def fill(folder: Path) -> None:
         for path in further:
             shutil.copy2(path, folder)
-        pq.write_table(named_labels(read_table(record.synthetic), record.label_names), folder / "synthetic.parquet")
+        # So that the file says what it is wherever it is taken.
+        table = named_labels(read_table(record.synthetic), record.label_names)
+        pq.write_table(table.replace_schema_metadata({ARTIFACT: record.synthetic.id}), folder / SYNTHETIC)
         (folder / "statement.json").write_text(json.dumps(statement, indent=2) + "\n")
         (folder / "statement.md").write_text(statement_text)
         source = path_of(record.released)
-        shutil.copytree(source, folder / record.released.kind, ignore=shutil.ignore_patterns("manifest.json"))
+        _copy_folder(source, folder / record.released.kind)
 
     replace_folder(out / EXPORT, fill, closed=False)
     return out / EXPORT
+
+
+def _copy_folder(source: Path, target: Path) -> None:
+    """Copy an artifact without its manifest; of many files that a full disk refuses, the first is told."""
+    try:
+        shutil.copytree(source, target, ignore=shutil.ignore_patterns("manifest.json"))
+    except shutil.Error as error:
+        raise OSError(error.args[0][0][2]) from None
 
 
 def further_file(folder: Path, *, samples: int, draw: int, out: Path | None) -> Path:
@@ -248,7 +260,7 @@ def write_internal(out: Path, record: RunRecord, fill_report: Callable[[Path], N
         (folder / RUN_FILE).write_text(record.model_dump_json(indent=2) + "\n")
         if record.synthetic.label.kind == "private":
             table = named_labels(read_table(record.synthetic), record.label_names)
-            pq.write_table(table, folder / "synthetic.parquet")
+            pq.write_table(table, folder / SYNTHETIC)
         fill_report(folder)
 
     replace_folder(out / INTERNAL, fill)
@@ -268,3 +280,24 @@ def read_record(out: Path) -> RunRecord:
         return RunRecord.model_validate_json(path.read_text())
     except ValidationError as error:
         raise InputError(f"{path}: {error.errors()[0]['msg']}; run the same command again") from None
+
+
+def artifact_in(place: Path) -> str:
+    """The id of the synthetic table that a run left in a folder, its export/ or an exported file.
+
+    Raises:
+        InputError: nothing there says which artifact it holds.
+    """
+    if (place / INTERNAL).is_dir():
+        return read_record(place).synthetic.id
+    file = place / SYNTHETIC if place.is_dir() else place
+    try:
+        named = (pq.read_schema(file).metadata or {}).get(ARTIFACT.encode())
+    except (OSError, pa.ArrowException):
+        named = None
+    if named is None:
+        raise InputError(
+            f"{place}: expected the --out folder of a finished run, its {EXPORT}/ or the {SYNTHETIC} in it, found "
+            "nothing that names an artifact; give its id, as statement.json or MLflow shows it"
+        )
+    return str(named, "ascii", "replace")

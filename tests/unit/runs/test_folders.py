@@ -8,10 +8,12 @@ import stat
 import threading
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from understudy.errors import InputError
-from understudy.runs.folders import check_folder, replace_folder
+from understudy.runs.folders import artifact_in, check_folder, replace_folder
 
 
 def fill_with(text):
@@ -173,3 +175,14 @@ def test_a_folder_is_closed_while_it_is_filled(tmp_path):
     seen = []
     replace_folder(tmp_path / "internal", lambda folder: seen.append(folder.stat().st_mode & 0o777), closed=False)
     assert seen == [0o700]
+
+
+@pytest.mark.parametrize("there", [None, "text", "table"])
+def test_a_place_that_names_no_artifact_is_refused(tmp_path, there):
+    place = tmp_path / "some.parquet"
+    if there == "text":
+        place.write_text("no table")
+    elif there == "table":
+        pq.write_table(pa.table({"text": ["a"]}), place)
+    with pytest.raises(InputError, match=r"some\.parquet: expected the --out folder"):
+        artifact_in(place)
