@@ -37,7 +37,7 @@ class Result:
     Attributes:
         synthetic: columns `text` and, where the rows have labels, `label`; or `instruction` and `response`.
         statement: the privacy statement; stable keys first.
-        metrics: internal, not private: computed from real rows.
+        metrics: computed from real rows, so not to be handed over.
         folder: the run's folder with `export/` and `internal/`.
     """
 

@@ -166,7 +166,8 @@ def _take_once(received: Path, header: Header) -> None:
     sync(received)
     if (received / name).read_text() != digest:
         raise ZoneError(
-            f"bundle: another one of {header.exchange} was taken before; of one exchange a second content is refused"
+            f"bundle: expected the one of {header.exchange} that was taken before, found another; restore what the "
+            "sender sent first, or pay for a new run with --accept-new-charge"
         )
 
 

@@ -98,7 +98,10 @@ def own_key(zone: Zone) -> OwnKey:
     """
     now = settings()
     if now.zone not in ("both", zone):
-        raise ZoneError(f"the keys of the {zone} zone are not here: this process has UNDERSTUDY_ZONE={now.zone}")
+        raise ZoneError(
+            f"UNDERSTUDY_ZONE={now.zone}: expected a process of the {zone} zone, whose keys are needed; run this step "
+            "there, or unset UNDERSTUDY_ZONE to run both zones here"
+        )
     if now.zone_key is not None:
         return OwnKey(zone, check_secret(now.zone_key.get_secret_value().encode()))
     path = now.home / _KEY_FILE

@@ -71,8 +71,8 @@ def check_folder(out: Path, *, exports: bool) -> None:
         )
     if not exports and (out / EXPORT).exists():
         raise InputError(
-            f"--out {out}: holds the {EXPORT}/ of an earlier run, and a run at epsilon inf exports nothing to put in "
-            "its place; choose another folder"
+            f"--out {out}: holds the {EXPORT}/ of an earlier run, and this run, which adds no noise, exports nothing "
+            "to put in its place; choose another folder"
         )
 
 
