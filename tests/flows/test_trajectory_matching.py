@@ -89,7 +89,7 @@ def test_real_rows_stay_until_sharing_them_is_asked_for(run_flow, plain, pairs, 
     [
         ({"samples": 400}, r"selection\.rows=400: expected at most the 40 rows"),
         ({"overrides": (*SETTINGS, "distil.tokens=0")}, "distil.tokens"),
-        ({"overrides": (*SETTINGS, "distil.max_start=3")}, r"distil\.max_start=3.*experts\.epochs=2"),
+        ({"overrides": (*SETTINGS, "distil.max_start=3")}, r"^--set: distil\.max_start=3.*experts\.epochs=2"),
         ({"overrides": (*SETTINGS, "max_length=4000")}, "max_length"),
         ({"overrides": (*SETTINGS, "experts.private=true")}, "give --epsilon"),
         ({"overrides": (*SETTINGS, "tuning.transfer=no-such-model")}, r"tuning\.transfer=no-such-model"),

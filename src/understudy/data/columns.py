@@ -57,4 +57,7 @@ def require(table: pa.Table, name: str) -> None:
     if table.num_rows == 0:
         raise InputError("expected at least one row, found an empty table")
     if table.column_names.count(name) != 1:
-        raise InputError(f"expected one column {name!r}, found the columns {table.column_names}")
+        raise InputError(
+            f"expected one column {name!r}, found the columns {table.column_names}; rename one, or name another with "
+            "the option for this column, such as --text-column"
+        )

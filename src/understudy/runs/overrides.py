@@ -37,7 +37,7 @@ def apply_overrides(config: Config, overrides: Sequence[str]) -> Config:
         where = ".".join(str(part) for part in first["loc"])
         # A rule about several settings names them itself; its input is the whole config.
         named = f"--set {where}={first['input']!r}" if where else "--set"
-        raise InputError(f"{named}: {first['msg']}") from error
+        raise InputError(f"{named}: {first['msg'].removeprefix('Value error, ')}") from error
 
 
 def _parse(text: str) -> Any:
