@@ -156,14 +156,14 @@ def evaluate_tuning(
 
     result, _ = load_distilled(path_of(distilled))
     texts = read_table(distilled)["pseudo_tokens"].to_pylist()
-    other = config.tuning.transfer
+    other, digest = config.tuning.transfer, config.tuning.transfer_digest
     metrics = evaluation.evaluate_tuning(
         load_base(config, compute()),
         evaluation.Emitted(_pairs(distilled), result, texts),
         _trajectories(trajectories)[0][-1],
         _pairs(test),
         config,
-        other=load_model(other, compute=compute()) if other else None,
+        other=load_model(other, digest=digest, compute=compute()) if other else None,
     )
     return write_metrics(metrics, [distilled, trajectories, test])
 

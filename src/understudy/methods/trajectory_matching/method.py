@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from understudy.errors import InputError
 from understudy.methods.method import INSTRUCTION_PAIRS, Charging, Description, Method, Preparation, Promise, Reporting
 from understudy.methods.trajectory_matching.config import TrajectoryMatchingConfig, promised
 from understudy.methods.trajectory_matching.queries import queries_of
@@ -60,10 +61,18 @@ def public_tables(config: TrajectoryMatchingConfig) -> dict[str, str]:
 
 
 def resolve(config: TrajectoryMatchingConfig, n: int, label_names: Sequence[str] = ()) -> TrajectoryMatchingConfig:
-    """A number in place of `distil.micro_batch=auto`, by the model's files."""
+    """A number in place of `distil.micro_batch=auto`, by the model's files, and the digest of the other model."""
     from understudy.methods.trajectory_matching.memory import resolve as numbers  # reads the model's folder
+    from understudy.models.folders import folder_digest, model_folder
 
-    return numbers(config, n, label_names)
+    tuning = config.tuning
+    if tuning.transfer is not None and not tuning.transfer_digest:
+        try:
+            digest = folder_digest(model_folder(tuning.transfer))
+        except InputError as error:
+            raise InputError(f"tuning.transfer={tuning.transfer}: {error}") from None
+        tuning = tuning.model_copy(update={"transfer_digest": digest})
+    return numbers(config.model_copy(update={"tuning": tuning}), n, label_names)
 
 
 def queries(config: TrajectoryMatchingConfig, *, n: int, epsilon: float, delta: float) -> Queries:

@@ -2,9 +2,11 @@
 
 import pytest
 from pydantic import ValidationError
+from tests_support import write_random_model
 
 from understudy.errors import InputError
 from understudy.methods.trajectory_matching.config import TrajectoryMatchingConfig, promised
+from understudy.methods.trajectory_matching.method import METHOD
 from understudy.methods.trajectory_matching.queries import plan_of_expert, queries_of
 from understudy.privacy.accounting import epsilon_pld
 from understudy.privacy.queries import event_of
@@ -52,3 +54,15 @@ def test_experts_without_a_charge_ask_nothing_and_promise_nothing():
     assert queries_of(config, n=200, epsilon=float("inf"), delta=1e-4) == ()
     with pytest.raises(InputError, match=r"experts\.private=true"):
         queries_of(config, n=200, epsilon=8.0, delta=1e-4)
+
+
+def test_another_model_of_one_name_is_another_setting(tmp_path):
+    """Its digest stands in the settings, so in the cache key of what is tuned, and is no part of the charge."""
+    folder = write_random_model(tmp_path / "other")
+    config = TrajectoryMatchingConfig(tuning={"transfer": str(folder)})
+    found = []
+    for content in ("{}", '{"changed": true}'):
+        (folder / "generation_config.json").write_text(content)
+        found.append(METHOD.preparation.resolve(config, 100, ()))
+    assert len({one.tuning.transfer_digest for one in found} - {""}) == 2
+    assert len({METHOD.charge.settings(one).model_dump_json() for one in found}) == 1
