@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from understudy.artifacts.manifest import canonical_json
-from understudy.artifacts.reference import ArtifactRef, path_of
+from understudy.artifacts.reference import ArtifactRef, path_of, private_place
 from understudy.artifacts.store import ArtifactStore, Draft
 from understudy.errors import ArtifactDamaged, InputError, ZoneError
 from understudy.privacy.labels import Label
@@ -49,10 +49,9 @@ def private_store() -> ArtifactStore:
     Raises:
         ZoneError: in the server zone.
     """
-    now = settings()
-    if now.zone == "server":
+    if settings().zone == "server":
         raise ZoneError("the private store is in the client zone; this process has UNDERSTUDY_ZONE=server")
-    return ArtifactStore(now.private_root / "artifacts", "private")
+    return ArtifactStore(private_place(), "private")
 
 
 def exchange_store() -> ArtifactStore:

@@ -1,7 +1,7 @@
 """The reference to one artifact: small, JSON both ways, and it verifies itself."""
 
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 from urllib.parse import unquote, urlsplit
 
 from pydantic import Field, ValidationError, model_validator
@@ -26,6 +26,14 @@ class ArtifactRef(Frozen):
     uri: str = Field(description="Where its directory is: `file:///...` or an fsspec URL.")
     label: Label
     parents: tuple[str, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _follow_store(cls, given: Any) -> Any:
+        """A store that was moved still finds what it holds; what is there is checked against the reference."""
+        if isinstance(given, dict) and isinstance(uri := given.get("uri"), str):
+            return given | {"uri": _current_uri(uri)}
+        return given
 
     @model_validator(mode="after")
     def _verify(self) -> Self:
@@ -76,6 +84,28 @@ def locate(uri: str) -> Path:
     if is_remote(uri):
         return fetch(uri)
     return Path(unquote(urlsplit(uri).path))
+
+
+def private_place() -> Path:
+    """Where private artifacts are kept."""
+    return settings().private_root / "artifacts"
+
+
+def _current_uri(uri: str) -> str:
+    """`uri`, or where its artifact is under the settings of now, if nothing is at `uri` any more."""
+    name = uri.rsplit("/", 1)[-1]
+    if is_remote(uri) or locate(uri).exists():
+        return uri
+    if CONTENT_ID.fullmatch(name):
+        root = settings().exchange
+    elif PRIVATE_ID.fullmatch(name) and settings().zone != "server":
+        root = str(private_place())
+    else:
+        return uri
+    if is_remote(root):
+        return f"{root.rstrip('/')}/{name}"
+    place = locate(root) / name
+    return place.absolute().as_uri() if place.exists() else uri
 
 
 def _check_against(manifest: Manifest, ref: ArtifactRef) -> None:

@@ -57,6 +57,23 @@ def entries(root: str | Path) -> list[str]:
 # References
 
 
+def test_references_follow_stores_that_were_moved(home, tmp_path, monkeypatch):
+    """Results and records hold whole paths: of a home that was moved, what was paid for was not found."""
+    refs = [write_public(), write_private()]
+    shutil.move(home, tmp_path / "moved")
+    with pytest.raises(ValidationError, match=refs[0].id):
+        reload(refs[0])
+    monkeypatch.setenv("UNDERSTUDY_HOME", str(tmp_path / "moved"))
+    monkeypatch.setenv("UNDERSTUDY_EXCHANGE", str(tmp_path / "moved/exchange"))
+    for ref in refs:
+        found = reload(ref)
+        assert found.uri != ref.uri
+        assert path_of(found).parent.is_relative_to(tmp_path / "moved")
+    assert entries(tmp_path / "moved/private/artifacts") == [refs[1].id]
+    monkeypatch.setenv("UNDERSTUDY_ZONE", "server")
+    assert reload(refs[1]).uri == refs[1].uri, "the server zone does not look for private ones"
+
+
 @pytest.mark.parametrize("write", [write_public, write_private])
 def test_reference_survives_json(write):
     ref = write()
