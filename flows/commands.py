@@ -37,6 +37,11 @@ def show(value: Mapping[str, Any], *, as_json: bool, title: str = "") -> None:
     console.print(table)
 
 
+def say(text: str, *, style: str | None = None) -> None:
+    """Tell people, beside what goes to stdout; in a log each note is one line."""
+    notes.print(text, markup=False, highlight=False, style=style, soft_wrap=not notes.is_terminal)
+
+
 def run(*, method: str, options: Mapping[str, Any], dry_run: bool, as_json: bool) -> None:
     """`understudy run`."""
     from understudy.settings import prepare_environment
@@ -52,8 +57,8 @@ def run(*, method: str, options: Mapping[str, Any], dry_run: bool, as_json: bool
 
     validated, chosen = validate(request, method), registry.get(method)
     plan = validated.plan
-    for note in (*plan.notes, *plan.description.warnings):
-        notes.print(f"note: {note}", markup=False, highlight=False)
+    for note in (*plan.notes, *plan.description.warnings, *filter(None, [validated.replaces])):
+        say(f"note: {note}")
     if dry_run:
         from understudy.tasks.engine.machine import timed
 
@@ -69,12 +74,15 @@ def run(*, method: str, options: Mapping[str, Any], dry_run: bool, as_json: bool
             "finished before, nothing was computed",
         )
     else:
-        notes.print(_price(plan), markup=False, highlight=False)
+        say(_price(plan, is_charged=validated.is_charged))
         with handed_over(request, register(validated)):
             result, ended = _ended(load(chosen.flow), request), "done"
     if result.missing:
-        notes.print(result.missing, markup=False, highlight=False, style="bold")
-    show(result.model_dump(mode="json"), as_json=as_json, title=f"{method}: {ended}")
+        say(result.missing, style="bold")
+    told = result.model_dump(mode="json")
+    # Programs find every key; people read on their own line, above, what is missing.
+    shown = told if as_json else {name: value for name, value in told.items() if name not in ("missing", "lacking")}
+    show(shown, as_json=as_json, title=f"{method}: {ended}")
 
 
 def _ended(flow: Callable[[RunRequest], Exported], request: RunRequest) -> Exported:
@@ -85,20 +93,23 @@ def _ended(flow: Callable[[RunRequest], Exported], request: RunRequest) -> Expor
     try:
         return flow(request)
     except KeyboardInterrupt:
-        notes.print("interrupted: the same command goes on from here, under the same charge", highlight=False)
+        say("interrupted: the same command goes on from here, under the same charge")
         raise
 
 
-def _price(plan: RunPlan) -> str:
+def _price(plan: RunPlan, *, is_charged: bool) -> str:
     """What a run charges, in words."""
     if not plan.queries:
         return (
             f"reads source {plan.source} without noise: nothing is charged and nothing promised, the result is as "
             "private as the rows"
         )
+    cost = f"epsilon={plan.epsilon:g}, delta={plan.delta:.3g}"
+    if is_charged:
+        return f"source {plan.source} was charged {cost} for this run before; nothing more is charged"
     return (
-        f"charges source {plan.source}: epsilon={plan.epsilon:g}, delta={plan.delta:.3g} (budget "
-        f"{plan.budget.epsilon:g}, {plan.budget.delta:g}); a repeated run is not charged again"
+        f"charges source {plan.source}: {cost} (budget {plan.budget.epsilon:g}, {plan.budget.delta:g}); a repeated "
+        "run is not charged again"
     )
 
 
@@ -279,13 +290,13 @@ def ledger_show(*, source: str | None, as_json: bool) -> None:
     if as_json:
         console.print_json(json.dumps([charge.model_dump(mode="json", exclude={"new"}) for charge in charges]))
         return
-    table = Table(Column("charge", no_wrap=True, min_width=24), title="ledger")
-    for title in ("source", "epsilon", "delta", "status", "counted", "made"):
-        table.add_column(title, overflow="fold")
+    folded = [Column(name, overflow="fold") for name in ("epsilon", "delta", "status", "source")]
+    table = Table(Column("charge", no_wrap=True), Column("made", no_wrap=True), *folded, box=None, padding=(0, 1, 0, 0))
     for charge in charges:
-        counted = "yes" if charge.kind == "counted" else "no: output stays private"
-        delta = f"{charge.delta:.3g}"
-        table.add_row(charge.id, charge.source, f"{charge.epsilon:g}", delta, charge.status, counted, charge.created_at)
+        # What stays private is not counted.
+        status = charge.status if charge.kind == "counted" else f"{charge.status}, private"
+        made = charge.created_at[:16].replace("T", " ")
+        table.add_row(charge.id, made, f"{charge.epsilon:g}", f"{charge.delta:.3g}", status, charge.source)
     console.print(table)
     for loss in ledger.losses():
         known = "an unknown number of" if loss["entries"] is None else f"{loss['entries']}"

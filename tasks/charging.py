@@ -56,13 +56,13 @@ def charge(plan: RunPlan, *, code: str, accept_new: bool) -> ChargeReceipt:
     )
     found = ledger.reserve(**asked)
     environment = f"{code} {hashlib.sha256(kind().encode()).hexdigest()[:16]}"
-    if not found.new and not _usable(found, plan.releases, code, environment):
+    changed = None if found.new else _changed(found, plan.releases, code, environment)
+    if changed is not None:
         if not accept_new:
             raise UnderstudyError(
-                f"charge {found.id} of source {found.source!r} paid for this run, but its result is gone or was "
-                "made by other code, versions, threads, device, precision or kind of processor, so computing it again "
+                f"charge {found.id} of source {found.source!r} paid for this run, but {changed}, so computing it again "
                 f"would be a new release: pay epsilon={found.epsilon:g} once more with --accept-new-charge, or "
-                "restore what it ran on"
+                "restore what was there"
             )
         found = ledger.reserve(accept_new=True, **asked)
     if found.status == "reserved":
@@ -82,17 +82,20 @@ def finalize(receipt: ChargeReceipt, released: ArtifactRef) -> ArtifactRef:
     return released
 
 
-def _usable(found: Charge, releases: str, code: str, environment: str) -> bool:
-    """Whether a run can go on under `found`: the same code, and it is finished and what it released is there.
+def _changed(found: Charge, releases: str, code: str, environment: str) -> str | None:
+    """Why a run cannot go on under `found`, in words; None if it can.
 
-    Or it is unfinished, and began where floats are rounded as here: its noise is drawn for the exact bytes of a query.
+    It can with the same code, if it is finished and what it released is there. Or it is unfinished, and began where
+    floats are rounded as here: its noise is drawn for the exact bytes of a query.
     """
     if found.code_digest != code:
-        return False
+        return "with other code, library versions, threads (UNDERSTUDY_THREADS), device or precision"
     if found.status == "reserved":
-        return found.environment in (None, environment)
+        return None if found.environment in (None, environment) else "it began on another kind of processor"
     store = exchange_store() if found.exportable else private_store()
-    return any(ref.kind == releases and found.id in _charges(ref) for ref in store.refs())
+    if any(ref.kind == releases and found.id in _charges(ref) for ref in store.refs()):
+        return None
+    return f"the {releases} that it released is no longer in {store.root}"
 
 
 def _charges(ref: ArtifactRef) -> set[str]:

@@ -2,13 +2,16 @@
 
 import functools
 import json
+import shutil
 
 import pytest
 from tests_support import SMALL
 
+from understudy.artifacts.access import path_of
 from understudy.errors import UnderstudyError
 from understudy.privacy.ledger.ledger import Ledger
 from understudy.runs.registration import registered
+from understudy.runs.validation import validate
 from understudy.tasks.charge_receipt import write_released
 from understudy.tasks.charging import charge, finalize
 
@@ -25,7 +28,7 @@ def no_model(monkeypatch):
 
 
 def test_finished_work_is_answered_and_repaired_without_a_model(
-    prefect_server, call, in_home, data, random_model_folder, no_model, tmp_path
+    prefect_server, call, in_home, data, random_model_folder, no_model, request_of, tmp_path
 ):
     out = tmp_path / "out"
     words = ["run", "conditional-generation", "--data", data, "--source", "ward", "--epsilon", 3, "--budget", "8,0.01"]
@@ -36,6 +39,8 @@ def test_finished_work_is_answered_and_repaired_without_a_model(
         assert code == 0, said
         charges = Ledger.open().charges()
         files = {path: path.read_bytes() for path in sorted((out / "export").rglob("*")) if path.is_file()}
+        other = validate(request_of(out=str(out), epsilon=2.0), "conditional-generation")
+        assert (other.is_charged, charges[0].id in other.replaces) == (False, True), "it would take their place"
         no_model()
 
         code, said = call(*words)
@@ -46,6 +51,8 @@ def test_finished_work_is_answered_and_repaired_without_a_model(
         (out / "export/synthetic.parquet").unlink()
         code, said = call(*words)
         assert (code, "finished before" in said) == (0, False), said
+        assert "nothing more is charged" in said
+        assert "replaces" not in said
         statement = out / "export/statement.json"
         same = {path: content for path, content in files.items() if path.stem != "statement"}
         assert {path: path.read_bytes() for path in same} == same
@@ -75,3 +82,8 @@ def test_an_unfinished_charge_is_bound_to_the_kind_of_processor_and_a_finished_o
     assert first.charge_id != second.charge_id
     assert ask(accept_new=False) == second
     assert Ledger.open().spent("ward")[0] == 6
+    with pytest.raises(UnderstudyError, match="UNDERSTUDY_THREADS"):
+        ask(code="1" * 64, accept_new=False)
+    shutil.rmtree(path_of(draft.ref))
+    with pytest.raises(UnderstudyError, match=r"the model that it released is no longer in .*exchange"):
+        ask(accept_new=False)

@@ -30,7 +30,7 @@ from understudy.privacy.ledger.ledger import Ledger, SourceRecord
 from understudy.privacy.queries import check_epsilon_of
 from understudy.runs import finished_plans
 from understudy.runs.checks import before_charge
-from understudy.runs.folders import check_folder
+from understudy.runs.folders import check_folder, read_record
 from understudy.runs.overrides import apply_overrides
 from understudy.runs.request import Budget, RunRequest, check_delta, check_epsilon, words_about
 from understudy.runs.run_plan import RunPlan, match_of, request_key, run_key
@@ -47,7 +47,9 @@ class Validated:
     rows: SplitRows = field(repr=False)
     row_digests: list[bytes] = field(repr=False)
     client_digests: list[bytes] = field(repr=False)
+    is_charged: bool = False
     is_finished: bool = False
+    replaces: str = ""
 
 
 def configure(request: RunRequest, method: str) -> Any:
@@ -141,10 +143,13 @@ def validate(request: RunRequest, method: str) -> Validated:
         notes=(*rows.notes, *asked.notes, *budget_note),
         model_notes=asked.notes,
     )
-    if not asked.is_charged or request.accept_new_charge:
+    is_charged = bool(asked.charges) and not request.accept_new_charge
+    if not is_charged:
         _check_budget(ledger, record, known is not None, plan)
     finished = asked.finished is not None and _is_finished(asked.finished, ledger, request, rows)
-    return Validated(request, plan, record, rows, row_digests, client_digests, finished)
+    return Validated(
+        request, plan, record, rows, row_digests, client_digests, is_charged, finished, _replaced(out, asked.charges)
+    )
 
 
 @dataclass(frozen=True)
@@ -156,7 +161,7 @@ class _Asked:
     promise: Promise
     description: Any
     notes: tuple[str, ...]
-    is_charged: bool
+    charges: tuple[str, ...]
     finished: finished_plans.FinishedPlan | None = None
 
 
@@ -183,6 +188,7 @@ def _asked(
         else ""
     )
     paid = [charge for charge in ledger.charges(request.source) if charge.request_key == key] if known else []
+    charges = tuple(charge.id for charge in paid)
     if paid and not request.accept_new_charge and all(charge.status == "released" for charge in paid):
         earlier = finished_plans.recall(key, named)
         if earlier is not None:
@@ -192,7 +198,7 @@ def _asked(
                 Promise(earlier.queries, n, epsilon, delta, label_names),
                 earlier.description,
                 earlier.notes,
-                is_charged=True,
+                charges,
                 finished=earlier,
             )
     base = method.preparation.check_model(config.model_copy(update={"model_digest": ""}), label_names)
@@ -200,7 +206,21 @@ def _asked(
     queries = method.charge.queries(named, n=n, epsilon=epsilon, delta=delta)
     check_epsilon_of(queries, epsilon=epsilon, delta=delta)
     promise = Promise(queries, n, epsilon, delta, label_names)
-    return _Asked(named, charged, promise, method.preparation.describe(named, promise), base.notes, bool(paid))
+    return _Asked(named, charged, promise, method.preparation.describe(named, promise), base.notes, charges)
+
+
+def _replaced(out: Path, charges: tuple[str, ...]) -> str:
+    """What is to be said where this run puts its results in the place of another charge's, or nothing."""
+    try:
+        there = read_record(out)
+    except InputError:
+        return ""
+    if there.charge_id in charges:
+        return ""
+    return (
+        f"{out} holds the results of charge {there.charge_id} of source {there.source!r}, which this run replaces; "
+        "name another --out to keep them"
+    )
 
 
 def _is_finished(plan: finished_plans.FinishedPlan, ledger: Ledger, request: RunRequest, rows: SplitRows) -> bool:
