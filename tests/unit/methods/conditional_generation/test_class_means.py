@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from understudy.data.private_rows import PrivateRows
-from understudy.errors import InputError
+from understudy.errors import InputError, UnderstudyError
 from understudy.evaluation import encoder as encoder_module
 from understudy.evaluation.encoder import Encoder
 from understudy.methods.conditional_generation import class_means
@@ -130,6 +130,26 @@ def test_a_killed_pass_over_the_rows_goes_on_where_it_was(asked, tmp_path, monke
     assert seen == [*[t for t in private.valid_texts if t][:17], "killed", *[t for t in private.valid_texts if t][17:]]
     (expected,), (found,) = calm.queries, resumed.queries
     assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_progress_tells_of_slots_whatever_they_hold(asked):
+    told = []
+    release_class_means(rows(), asked(30), sentences(), course=Course(progress=lambda *step: told.append(step)))
+    assert told == [(slot + 1, 30) for slot in range(30)]
+
+
+def test_means_that_were_released_are_read_back_and_others_under_the_charge_refused(asked, tmp_path):
+    """A lost checkpoint makes them anew: another encoder, or other last digits, must not get noise of their own."""
+
+    def release(encode=spread):
+        charged = asked(30, epsilon=3.0)
+        charged.mechanisms.release_log = tmp_path
+        return release_class_means(rows(), charged, sentences(encode))
+
+    first, again = release(), release()
+    assert np.array_equal(first.vectors, again.vectors)
+    with pytest.raises(UnderstudyError, match="a second release that nobody paid for"):
+        release(lambda texts: spread(texts) + np.float32(1e-3))
 
 
 def test_noise_is_as_charged_and_a_mean_is_never_longer_than_one(asked):

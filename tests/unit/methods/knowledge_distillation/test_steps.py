@@ -65,6 +65,10 @@ def test_only_what_private_pairs_meet_is_charged(config):
         assert charged_settings(apply_overrides(config, [change])) == fixed, change
     for change in ("train.epochs=9", "lora.rank=3", "template=plain", "public_seed=4", "train.max_length=60"):
         assert charged_settings(apply_overrides(config, [change])) != fixed, change
+    seeded = apply_overrides(config, ["seed.pairs=seed.csv", "seed.digest=one"])
+    assert charged_settings(seeded) != fixed
+    for change in ("seed.digest=two", "seed.epochs=3", "tune.batch_size=3", "tune.max_length=70"):
+        assert charged_settings(apply_overrides(seeded, [change])) != charged_settings(seeded), change
 
 
 def test_the_schedule_is_that_of_the_queries_and_no_other(config):

@@ -7,8 +7,9 @@ import torch
 from random_students import random_rows, random_student
 
 from understudy.generation.instructions import EncodedPairs
+from understudy.methods.trajectory_matching import experts
 from understudy.methods.trajectory_matching.config import TrajectoryMatchingConfig
-from understudy.methods.trajectory_matching.experts import train_private_expert
+from understudy.methods.trajectory_matching.experts import train_expert, train_private_expert
 from understudy.methods.trajectory_matching.queries import plan_of_expert, plans_of
 from understudy.privacy.ledger.records import KeyMaterial
 from understudy.privacy.mechanisms import Mechanisms
@@ -63,6 +64,30 @@ def test_a_killed_expert_ends_in_the_same_bytes(tmp_path):
     found = trained(tmp_path / "killed", noise=1.0)
     for ours, theirs in zip(found, expected, strict=True):
         assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_how_many_rows_are_null_moves_no_step_and_no_snapshot(tmp_path, monkeypatch):
+    seen, exact = {}, experts.PacedCheckpoint
+    for name, null in (("full", ()), ("sparse", (0, 1, 2, 4, 6))):
+        told = seen[name] = []
+
+        def paced(folder, told=told, **given):
+            told.append(given)
+            return exact(folder, **given)
+
+        monkeypatch.setattr(experts, "PacedCheckpoint", paced)
+        trained(tmp_path / name, rows=encoded(null=null), progress=lambda *step, told=told: told.append(step))
+    assert seen["full"] == seen["sparse"] == [{"per_epoch": 2}, (1, 4), (2, 4), (3, 4), (4, 4)]
+
+
+def test_an_expert_without_a_charge_tells_hundredths_for_its_steps_count_private_rows(tmp_path):
+    plain = CONFIG.model_copy(update={"experts": CONFIG.experts.model_copy(update={"private": False})})
+    told = []
+    train_expert(
+        random_student(), encoded(null=(2,)), plain, 0, folder=tmp_path, progress=lambda *step: told.append(step)
+    )
+    assert {total for _, total in told} == {100}
+    assert told[-1] == (100, 100)
 
 
 def test_what_a_null_row_holds_changes_nothing(tmp_path):
