@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from understudy.tasks.engine import leases, tracking
 
 # Caches under the private root that hold content of private rows and can be computed again.
 CACHES = ("embeddings", "datasets", "tmp", "failures")
+# What endpoints answered to released texts, of whatever source: asked for again after a purge, not after each `gc`.
+ANSWERS = "endpoint-answers"
 # An interrupted run can be resumed for this long; its charge counts for ever either way.
 ABANDONED_AFTER_S = 30 * 24 * 3600.0
 
@@ -32,7 +35,7 @@ def collect_garbage() -> dict[str, Any]:
         "private_artifacts": len(private_store().gc(referenced)),
         "exchange_artifacts": len(exchange_store().gc(referenced)),
         "checkpoints": len(leases.sweep(now.checkpoints_root, older_than_s=ABANDONED_AFTER_S)),
-        "caches": _drop_caches(now),
+        "caches": _drop_caches(now, CACHES),
     }
 
 
@@ -59,7 +62,7 @@ def purge_source(source: str, *, forget_rows: bool = False) -> dict[str, Any]:
     results = _drop_results(now, unwanted)
     checkpoints = len(leases.sweep(now.checkpoints_root, source=source))
     access.purge(source)
-    caches = _drop_caches(now)
+    caches = _drop_caches(now, (*CACHES, ANSWERS))
     folders = remove_internal(source)
     plans = finished_plans.forget(source)
     ledger.purge(source, forget_rows=forget_rows)
@@ -125,9 +128,9 @@ def _drop_results(now: Settings, removed: set[str]) -> int:
     return len(gone)
 
 
-def _drop_caches(now: Settings) -> int:
+def _drop_caches(now: Settings, names: Sequence[str]) -> int:
     count = 0
-    for name in CACHES:
+    for name in names:
         folder = now.private_root / name
         if folder.is_dir():
             count += sum(1 for _ in folder.iterdir())

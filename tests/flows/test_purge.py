@@ -16,7 +16,7 @@ from understudy.reporting.report import build_report
 from understudy.runs.folders import INTERNAL, read_record
 from understudy.settings import prepare_environment, settings
 from understudy.tasks import housekeeping
-from understudy.tasks.engine import tracking
+from understudy.tasks.engine import leases, tracking
 from understudy.tasks.housekeeping import purge_source
 
 
@@ -55,6 +55,15 @@ def finished(prefect_server, request_of, home, tmp_path):
 
 def test_nothing_dangles_after_a_purge(finished, home, tmp_path, call, monkeypatch):
     out = tmp_path / "out"
+    answers = settings().private_root / "endpoint-answers"
+    answers.mkdir()
+    (answers / "answer").write_text("to a text that follows from the rows")
+    kept = {
+        source: leases.acquire(settings().checkpoints_root, source, sources=[source]) for source in ("ward", "other")
+    }
+    for lease in kept.values():
+        (lease.directory() / "step-000000001.safetensors").write_bytes(b"weights of a killed training")
+        lease.release()
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (out / INTERNAL, *(out / INTERNAL).iterdir())}
     assert modes.pop("internal") == 0o700
     assert set(modes.values()) == {0o600}
@@ -78,6 +87,10 @@ def test_nothing_dangles_after_a_purge(finished, home, tmp_path, call, monkeypat
     assert files_naming(gone, home, *places) == []
     assert list((settings().private_root / "plans").iterdir()) == []
     assert not (out / INTERNAL).exists()
+    assert list(answers.iterdir()) == []
+    assert [path.name for path in settings().checkpoints_root.iterdir()] == ["other"], (
+        "what a kill left behind goes too"
+    )
     assert (out / "export/synthetic.parquet").exists(), "what was released stands for itself"
     assert Ledger.open().spent("ward")[0] == 3.0
     assert stored() == finished - gone, "the public baseline stays"
@@ -100,7 +113,7 @@ def tracked_kind(home: Path, name: str) -> str | None:
 def test_an_interrupted_purge_is_finished_by_the_next(finished, home, tmp_path, monkeypatch):
     """Killed after the artifacts: results that name them are found although the stores hold them no more."""
     with monkeypatch.context() as killed:
-        killed.setattr(housekeeping, "_drop_caches", lambda _: (_ for _ in ()).throw(KeyboardInterrupt()))
+        killed.setattr(housekeeping, "_drop_caches", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
             purge_source("ward")
     gone = finished - stored()

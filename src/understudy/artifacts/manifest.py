@@ -11,7 +11,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -98,6 +98,21 @@ def check_parents(label: Label, parents: Sequence[str]) -> None:
                 + (f" or one of {allowed}" if allowed else "")
                 + "; private parents are named by source and charge, never by id"
             )
+
+
+def check_inherited(label: Label, parents: Iterable[Label]) -> None:
+    """Refuse a public or released artifact that has lost a guarantee of what it was made from.
+
+    Raises:
+        ZoneError: naming the charges.
+    """
+    charges = {g.charge_id for parent in parents for g in parent.guarantees}
+    lost = sorted(charges - {g.charge_id for g in label.guarantees})
+    if lost and label.kind != "private":
+        raise ZoneError(
+            f"an artifact labelled {label}: expected the guarantees of all that it was made from, found none of the "
+            f"charges {', '.join(lost)}; join the labels of its parents"
+        )
 
 
 def describe_files(directory: Path) -> dict[str, FileEntry]:

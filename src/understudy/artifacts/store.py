@@ -15,6 +15,7 @@ from understudy.artifacts.manifest import (
     MANIFEST,
     FileEntry,
     Manifest,
+    check_inherited,
     check_parents,
     content_id,
     describe_files,
@@ -78,11 +79,12 @@ class ArtifactStore:
             match: HMAC of the content under the source's key; private artifacts only.
 
         Raises:
-            ZoneError: when label, store and parents do not fit.
+            ZoneError: when label, store and parents do not fit, or a guarantee of a parent is lost.
             InputError: when the store cannot be written.
         """
         ids = tuple(p.id if isinstance(p, ArtifactRef) else p for p in parents)
         self._check(label, ids, match)
+        check_inherited(label, (p.label for p in parents if isinstance(p, ArtifactRef)))
         self._make_root()
         with open_draft(self._local) as path:
             draft = Draft(path)

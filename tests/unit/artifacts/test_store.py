@@ -222,6 +222,17 @@ def test_a_release_names_its_private_parent_by_source_and_charge():
         write_table(TABLE, kind="table", label=public(), parents=["source:reviews@c1"])
 
 
+def test_what_is_made_of_a_release_keeps_its_guarantee():
+    made = write_table(TABLE, kind="table", label=released(GUARANTEE), parents=["source:reviews@c1"])
+    base = write_public("base")
+    other = GUARANTEE.model_copy(update={"charge_id": "c2"})
+    for label in (public(), released(other)):
+        with pytest.raises(ZoneError, match="found none of the charges c1"):
+            write_table(TABLE, kind="table", label=label, parents=[base, made])
+    write_table(TABLE, kind="table", label=released(GUARANTEE, other), parents=[base, made])
+    write_table(TABLE, kind="table", label=private("reviews"), parents=[base, made])
+
+
 def test_private_artifacts_may_name_private_parents():
     parent = write_private()
     ref = write_table(TABLE, kind="table", label=private("reviews"), parents=[parent])

@@ -54,7 +54,7 @@ class SelectionConfig(Frozen):
     rows: Count | None = setting(None, "Number of rows instead of a ratio.")
     target: str | None = setting(
         None,
-        "File of instructions with responses that the chosen rows should resemble (bm25, dsir, less); none: "
+        "Public file of instructions with responses that the chosen rows should resemble (bm25, dsir, less); none: "
         "`validation` of the rows to choose from, which are then not chosen.",
     )
     validation: int = setting(16, "Rows of the target that are looked at, at most.", le=10_000, ge=1)
