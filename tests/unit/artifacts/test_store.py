@@ -303,12 +303,13 @@ WRITER = """
 import sys
 from understudy.artifacts.access import exchange_store, private_store
 from understudy.privacy.labels import private, public
-print("ready", flush=True)
 for number in range(10_000):
     for store, label in ((exchange_store(), public()), (private_store(), private("reviews"))):
         with store.write(kind="note", label=label) as draft:
             for part in range(5):
                 (draft.path / f"{part}.bin").write_bytes(bytes([number % 256]) * 20_000)
+    if number == 0:
+        print("ready", flush=True)  # both stores are there
 """
 
 
