@@ -80,6 +80,24 @@ def queries_of(
     return asked(noise)
 
 
+def part_of_rows(config: TrajectoryMatchingConfig, queries: Queries, *, dimension: int) -> float:
+    """How much of an expert's way over an epoch the rows can account for, as a part of its expected squared length.
+
+    An epoch adds up about n clipped gradients, so the rows move the expert by at most n C together. The noise of its
+    T steps has the expected squared length T d (z C)^2, in a direction that no row is about. Hence at most
+    n^2 / (n^2 + T d z^2), whatever the rows hold: data-independent and public. Adam rescales both, and more or fewer
+    than n rows may be drawn, so it is an estimate of the best case.
+
+    Args:
+        config: sizes of an epoch.
+        queries: of the charge; without noise the rows account for everything.
+        dimension: d, numbers in an expert's adapters.
+    """
+    plan = plan_of_expert(config, queries, 0)
+    noise = plan.streams[0].noise_multiplier
+    return plan.n**2 / (plan.n**2 + steps_per_epoch(config, plan.n) * dimension * noise**2)
+
+
 def plan_of_expert(config: TrajectoryMatchingConfig, queries: Queries, number: int) -> DpSgdPlan:
     """The DP-SGD of one expert, from the charged list.
 
