@@ -39,8 +39,6 @@ class Planted:
 MOVED, SEEN, SCALE = "times its declared sensitivity", "visible output", "times what was declared"
 # Every row in every batch.
 WHOLE = ("train.batch_size=20", "train.epochs=2")
-# Of a few checkpoints two files may well choose the same.
-MANY_STEPS = ("train.epochs=4.8", "train.learning_rate=0.05")
 # One text of each label, one step: the faults lie before it.
 FAST = ("samples=3", "matching.rounds=1", "matching.inner_steps=1", "filter.oversample=1.0")
 ONE = ("rounds=1", "samples=2")
@@ -59,13 +57,8 @@ PLANTED = {
     "clip of training removed": Planted(
         plant.clip_of_training_removed, generation, MOVED, JOINT, "extreme", settings=WHOLE
     ),
-    "checkpoint chosen on private loss": Planted(
-        plant.checkpoint_chosen_on_private_loss,
-        generation,
-        "model.safetensors' differs",
-        JOINT,
-        settings=MANY_STEPS,
-        far=True,
+    "checkpoints weighed by their private loss": Planted(
+        plant.checkpoints_weighed_by_private_loss, generation, "model.safetensors' differs", JOINT
     ),
     "class count read": Planted(
         plant.class_count_read, generation, "differs", "multitask, alternating, steered", "rare class"
