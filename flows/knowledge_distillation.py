@@ -2,9 +2,10 @@
 
 pairs -> charge -> train -> send -+-> write pairs -+-> improve -> publish -> finalize
                                   +----------------+
-                    write pairs of the base model -+-> evaluate-pairs -> export
+    write pairs of the base model -> tune it on them -+-> evaluate-pairs -> export
 
-`write pairs` and `improve` belong to the server zone: `server_side` runs them there.
+`write pairs`, `improve` and `tune base` belong to the server zone: `server_side` runs them there. What is written and
+tuned without the adapter is the control: the method without its private half.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from understudy.tasks.knowledge_distillation import (
     publish,
     send,
     train,
+    tune_base,
     write_pairs,
 )
 
@@ -69,7 +71,20 @@ class Improve(Frozen):
         return improve[zone](self.bundle, self.pairs, self.charge, zone, self.receiver, self.config)
 
 
-Step = Annotated[WritePairs | Improve, Field(discriminator="step")]
+class TuneBase(Frozen):
+    """Tune the base model on pairs that no private pair had a part in."""
+
+    makes: ClassVar[tuple[str, ...]] = ("control-adapter",)
+    step: Literal["tune-base"] = "tune-base"
+    pairs: ArtifactRef
+    config: KnowledgeDistillationConfig
+
+    def take(self, zone: Zone) -> ArtifactRef:
+        """Run its task."""
+        return tune_base[zone](self.pairs, self.config)
+
+
+Step = Annotated[WritePairs | Improve | TuneBase, Field(discriminator="step")]
 SERVER: ServerSide[Step] = ServerSide(f"{METHOD}-server", TypeAdapter(Step))
 
 
@@ -86,8 +101,9 @@ def knowledge_distillation(request: RunRequest) -> Exported:
         improved = SERVER.in_zone(zone, back)
         model = finalize(run.receipt, publish(improved, synthetic, charge, zone, config))
         public = SERVER.in_zone(zone, WritePairs(bundle=None, charge="", config=config))
+        control = SERVER.in_zone(zone, TuneBase(pairs=public, config=config))
         tables = MeasuredTables(synthetic=synthetic, prompt_only=public, train=rows, test=test_rows)
-        inputs = EvaluationRefs(tables=tables, adapter=adapter, bundle=improved)
+        inputs = EvaluationRefs(tables=tables, adapter=adapter, bundle=improved, control=control)
         metrics = evaluate_pairs(inputs, charge, zone, config, request.profile)
         return run.export(model, synthetic, metrics)
 

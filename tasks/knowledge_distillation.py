@@ -25,6 +25,8 @@ from understudy.tasks.engine.cache_key import references
 from understudy.tasks.engine.runtime import Zone, checkpoint_directory, compute, in_either_zone, progress, task
 from understudy.tasks.evaluation import MeasuredTables, sentence_embedder, write_metrics
 
+ADAPTER = "adapter.safetensors"
+
 
 @task(name="train")
 def train(rows: ArtifactRef, receipt: ChargeReceipt, config: KnowledgeDistillationConfig) -> ArtifactRef:
@@ -168,6 +170,32 @@ def improve(
     return draft.ref
 
 
+@in_either_zone("tune-base")
+def tune_base(pairs: ArtifactRef, config: KnowledgeDistillationConfig) -> ArtifactRef:
+    """A fresh adapter tuned as `improve` tunes the client's: the method without its private half, to compare with.
+
+    Args:
+        pairs: of `write_pairs` without an adapter.
+        config: the run's settings.
+    """
+    from understudy.methods.knowledge_distillation import distil
+    from understudy.methods.knowledge_distillation.base import shared_base
+    from understudy.models.checkpoints import TrainingCheckpoint
+    from understudy.tensor_files import save_tensors
+
+    adapter = distil.improve(
+        shared_base(config, compute()),
+        None,
+        _pairs(pairs),
+        config,
+        course=Course(TrainingCheckpoint(checkpoint_directory(), every=config.tune.checkpoint_every), progress),
+    )
+    label = labels.post_process(pairs.label)
+    with store_for(label).write(kind="control-adapter", label=label, parents=[pairs]) as draft:
+        save_tensors(draft.path / ADAPTER, adapter)
+    return draft.ref
+
+
 @task(name="publish")
 def publish(
     bundle: ArtifactRef, pairs: ArtifactRef, charge: str, sender: Zone, config: KnowledgeDistillationConfig
@@ -192,11 +220,19 @@ def publish(
 
 
 class EvaluationRefs(Frozen):
-    """What the evaluation of a finished run reads."""
+    """What the evaluation of a finished run reads.
+
+    Attributes:
+        tables: pairs, synthetic and real.
+        adapter: of `train`.
+        bundle: of `improve`.
+        control: of `tune_base`.
+    """
 
     tables: MeasuredTables
     adapter: ArtifactRef
     bundle: ArtifactRef
+    control: ArtifactRef
 
 
 @task(name="evaluate-pairs")
@@ -206,10 +242,12 @@ def evaluate_pairs(
     """Measure the pairs and the models; the figures read private pairs and are private."""
     from understudy.methods.knowledge_distillation.distil import dp_model
     from understudy.methods.knowledge_distillation.evaluation import EvaluationInputs, evaluate_run
+    from understudy.tensor_files import load_tensors
 
     kept = _kept(inputs.adapter, charge)
     returned = _returned(inputs.bundle, inputs.tables.synthetic, charge, sender, config)
-    adapters = {"base": None, "dp_only": kept, "target": returned}
+    control = load_tensors(path_of(inputs.control) / ADAPTER)
+    adapters = {"base": None, "public_only": control, "dp_only": kept, "target": returned}
     metrics = evaluate_run(
         EvaluationInputs(
             synthetic=_pairs(inputs.tables.synthetic),

@@ -22,7 +22,7 @@ def main() -> None:
     from understudy.flows import knowledge_distillation as flow
     from understudy.flows.server_side import Signed, answered
 
-    for name in ("write_pairs", "improve"):
+    for name in ("write_pairs", "improve", "tune_base"):
         setattr(flow, name, {zone: task.fn for zone, task in getattr(flow, name).items()})
     answers, sys.stdout = sys.stdout, sys.stderr
     for line in sys.stdin:

@@ -99,7 +99,7 @@ def apart(tmp_path, places, monkeypatch, server_zone):
 def test_the_server_opens_the_bundle_and_public_files_and_no_private_row(apart, monkeypatch):
     run, opened, root, there, model = apart
     found = run(pairs(), lambda material: Mechanisms(material))
-    assert opened.keys() == {"write-pairs", "improve"}
+    assert opened.keys() == {"write-pairs", "improve", "tune-base"}
     every = {path for paths in opened.values() for path in paths if path.startswith(str(root))}
     allowed = (root / "run/exchange", there, model)
     stray = sorted(path for path in every if not any(Path(path).is_relative_to(place) for place in allowed))

@@ -22,7 +22,7 @@ from understudy.runs.validation import configure, validate
 from understudy.settings import prepare_environment
 from understudy.tasks.knowledge_distillation import write_pairs
 
-COMPUTED = {"train", "send", "write-pairs", "improve", "publish", "evaluate-pairs"}
+COMPUTED = {"train", "send", "write-pairs", "improve", "tune-base", "publish", "evaluate-pairs"}
 METHOD = "knowledge-distillation"
 
 
@@ -72,7 +72,9 @@ def test_a_run_ends_with_pairs_that_load_and_a_second_one_charges_nothing(
     report = json.loads((tmp_path / "out/internal/report.json").read_text())
     wanted = {"responses.target_minus_dp_only.loss", "ifd.synthetic.q50", "fidelity.tfidf.frechet", "crossing.bytes"}
     assert wanted <= report["metrics"].keys()
-    assert "Held-out responses" in (tmp_path / "out/internal/report.html").read_text()
+    page = (tmp_path / "out/internal/report.html").read_text()
+    assert "Held-out responses" in page
+    assert "The same steps without a private pair" in page
     exported = {path.name for path in (tmp_path / "out/export").rglob("*")}
     assert not exported & {"payload.bin", "adapter.safetensors"}
 

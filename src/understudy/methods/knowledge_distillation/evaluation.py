@@ -1,6 +1,7 @@
 """What a finished run is worth: responses, pairs, answers; all of it internal.
 
-The figures are: the loss of held-out responses under the base, the DP and the distilled model; MAUVE and Frechet
+The figures are: the loss of held-out responses under the base, the DP and the distilled model, and under the control,
+which is distilled without the private half; MAUVE and Frechet
 distance of the pairs under three encoders that need no download (a sentence encoder, mean states of the base model,
 TF-IDF with SVD); the distribution of IFD scores; a pairwise comparison of answers by a judge that sees both orders. No
 figure is used for a choice.
@@ -46,7 +47,7 @@ class EvaluationInputs:
         prompt_only: pairs of the same steps with the base model.
         train: the client's pairs, private.
         test: held-out pairs, private.
-        models: base, dp_only and target, each loaded when it is called.
+        models: base, public_only, dp_only and target, each loaded when it is called.
         sent_bytes: size of the sealed adapter.
     """
 
@@ -119,7 +120,7 @@ def measure_responses(losses: Mapping[str, Floats], settings: EvaluationConfig) 
         "level": settings.level,
     }
     found = {f"responses.{name}.loss": mean_interval(values, **bootstrap) for name, values in losses.items()}
-    for other in ("base", "dp_only"):
+    for other in (name for name in losses if name != "target"):
         found[f"responses.target_minus_{other}.loss"] = mean_difference(losses["target"], losses[other], **bootstrap)
     return Metrics(
         values={name: one.value for name, one in found.items()} | {"responses.pairs": float(len(losses["target"]))},

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from understudy.evaluation.names import Better, MetricName
 
-MODELS = {"base": "the base model", "dp_only": "the DP model", "target": "the distilled model"}
+MODELS = {
+    "base": "the base model",
+    "public_only": "the model distilled without private pairs",
+    "dp_only": "the DP model",
+    "target": "the distilled model",
+}
 SETS = {"synthetic": "synthetic pairs", "prompt_only": "pairs made without private data", "real": "held-out real pairs"}
 
 _MEASURES: tuple[tuple[str, str, Better], ...] = (
@@ -32,7 +37,8 @@ METRIC_NAMES: tuple[MetricName, ...] = (
             "nats per token",
             "lower",
         )
-        for name in ("base", "dp_only")
+        for name in MODELS
+        if name != "target"
     ),
     *(
         MetricName(f"ifd.{name}.{part}", f"IFD score by the DP model of {words}, {told}", "score", "context")

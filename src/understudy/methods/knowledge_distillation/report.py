@@ -22,14 +22,17 @@ def response_section(metrics: Metrics) -> Section | None:
     values = metrics.values
     if "responses.target.loss" not in values:
         return None
-    difference = "responses.target_minus_dp_only.loss"
-    between = range_of(metrics, difference, lambda loss: f"{loss:+.3f}")
     lead = [
         f"The mean loss of held-out responses is {values['responses.target.loss']:.3f} nats per token under the "
         f"distilled model and {values['responses.dp_only.loss']:.3f} under the DP model.",
-        f"The difference is {values[difference]:+.3f}{between and f' ({between})'}; below 0 the distilled model is "
-        "better.",
+        f"The difference is {_difference(metrics, 'dp_only')}; below 0 the distilled model is better.",
     ]
+    if "responses.public_only.loss" in values:
+        lead.append(
+            "The same steps without a private pair, with the base model in the place of the DP model, end at "
+            f"{values['responses.public_only.loss']:.3f}. The difference, {_difference(metrics, 'public_only')}, is what "
+            "the private pairs add; the rest of the gain is the professional model's."
+        )
     if "wins.target_over_dp_only" in values:
         lead.append(
             "The professional model prefers the distilled model's answer in "
@@ -48,6 +51,13 @@ def response_section(metrics: Metrics) -> Section | None:
         table=Table(("model", "nats per token"), rows),
         note="The responses were written by people or systems that took no part in training. Intervals are over pairs.",
     )
+
+
+def _difference(metrics: Metrics, other: str) -> str:
+    """The distilled model's loss minus another's, with its interval."""
+    name = f"responses.target_minus_{other}.loss"
+    between = range_of(metrics, name, lambda loss: f"{loss:+.3f}")
+    return f"{metrics.values[name]:+.3f}{between and f' ({between})'}"
 
 
 def difficulty_section(metrics: Metrics) -> Section | None:
