@@ -30,8 +30,8 @@ def response_section(metrics: Metrics) -> Section | None:
     if "responses.public_only.loss" in values:
         lead.append(
             "The same steps without a private pair, with the base model in the place of the DP model, end at "
-            f"{values['responses.public_only.loss']:.3f}. The difference, {_difference(metrics, 'public_only')}, is what "
-            "the private pairs add; the rest of the gain is the professional model's."
+            f"{values['responses.public_only.loss']:.3f}. The difference, {_difference(metrics, 'public_only')}, is "
+            "what the private pairs add; the rest of the gain is the professional model's."
         )
     if "wins.target_over_dp_only" in values:
         lead.append(
