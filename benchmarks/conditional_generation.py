@@ -35,6 +35,8 @@ ARMS: dict[str, dict[str, Any]] = {
     # Ablations: what is left of the method without steering, and what steering adds.
     "multitask, alternating, unsteered": {"variant": "multitask", "update": "alternating", "steered": False},
     # Ours: of four texts drawn for a row, the nearest to its label's noised mean (the default of the tiny profile).
+    "untrained, nearest of 4": {"variant": "untrained", "selection": {"draws": 4}},
+    "untrained, nearest of 16": {"variant": "untrained", "selection": {"draws": 16}},
     "naive, nearest of 4": {"variant": "naive", "selection": {"draws": 4}},
     "multitask + PPLM, joint, nearest of 4": {"variant": "multitask", "update": "joint", "selection": {"draws": 4}},
 }

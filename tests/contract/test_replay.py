@@ -23,6 +23,7 @@ VARIANTS = {
     "naive + filter": ("variant=naive_filter", "filter.lora_rank=2", "filter.threshold=0"),
     "naive + PPLM": ("variant=naive_pplm",),
     "all weights": ("variant=naive", "lora.rank=0"),
+    "untrained": ("variant=untrained", "class_sizes=as_in_data"),
 }
 
 
@@ -37,7 +38,12 @@ def check(variant, kind, number, *surroundings):
     assert 0.01 < report.distance_forced <= 1 + report.tolerance
 
 
-THREE = [("multitask, alternating, steered", "rare class"), ("multitask, joint", "plain"), ("all weights", "extreme")]
+THREE = [
+    ("multitask, alternating, steered", "rare class"),
+    ("multitask, joint", "plain"),
+    ("all weights", "extreme"),
+    ("untrained", "plain"),
+]
 
 
 @pytest.mark.parametrize(("variant", "kind", "number"), three_and_fifty(THREE, fifty(list(VARIANTS))))

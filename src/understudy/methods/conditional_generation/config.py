@@ -27,7 +27,7 @@ __all__ = [
     "Variant",
 ]
 
-Variant = Literal["multitask", "naive", "naive_filter", "naive_pplm"]
+Variant = Literal["multitask", "naive", "naive_filter", "naive_pplm", "untrained"]
 
 
 class LoraConfig(Frozen):
@@ -171,7 +171,9 @@ class ConditionalGenerationConfig(MethodSettings):
 
     method: Literal["conditional-generation"] = setting("conditional-generation", "Which method these settings are of.")
     variant: Variant = setting(
-        "multitask", "multitask (the paper's method), or a baseline: naive, naive_filter, naive_pplm."
+        "multitask",
+        "multitask (the paper's method), or a baseline: naive, naive_filter, naive_pplm. untrained (ours): the public "
+        "model writes, and the private rows only choose by their class means.",
     )
     update: Literal["alternating", "joint"] = setting(
         "joint", "multitask only: clip and noise both gradients separately (paper), or their weighted sum once."
@@ -194,11 +196,26 @@ class ConditionalGenerationConfig(MethodSettings):
     @field_validator("filter")
     @classmethod
     def _has_a_classifier(cls, value: FilterConfig, info: ValidationInfo) -> FilterConfig:
-        if info.data.get("variant") == "naive" and value.enabled:
+        if info.data.get("variant") in ("naive", "untrained") and value.enabled:
             raise ValueError(
                 "filter.enabled=True needs a classifier: expected variant=naive_filter, naive_pplm or multitask"
             )
         return value
+
+    @field_validator("selection")
+    @classmethod
+    def _asks_something(cls, value: SelectionConfig, info: ValidationInfo) -> SelectionConfig:
+        if info.data.get("variant") == "untrained" and value.draws < 2:
+            raise ValueError(
+                "variant=untrained with selection.draws=1 asks nothing of the private rows: expected selection.draws "
+                "of 2 or more"
+            )
+        return value
+
+    @property
+    def trains(self) -> bool:
+        """Whether a model is trained on the rows."""
+        return self.variant != "untrained"
 
     @property
     def steers(self) -> bool:

@@ -68,8 +68,11 @@ def predicted_bytes(config: ConditionalGenerationConfig, shape: ModelShape) -> i
     rows, drawn = config.train.micro_batch, config.generate.batch_size
     assert rows != "auto"
     assert drawn != "auto"
+    generating = generation_bytes(config, shape, drawn)
+    if not config.trains:
+        return generating
     recompute = recomputes(config, shape, rows)
-    return max(training_bytes(config, shape, rows, recompute=recompute), generation_bytes(config, shape, drawn))
+    return max(training_bytes(config, shape, rows, recompute=recompute), generating)
 
 
 def _training_seconds(
@@ -102,7 +105,9 @@ def _timed(
         return plan.model_copy(update={"n": rows, "sampling_probability": probability, "steps": 2})
 
     # Class means are timed apart.
-    few = schedule.model_copy(update={"trainings": tuple(map(short, schedule.trainings)), "means_noise": None})
+    few = schedule.model_copy(
+        update={"n": rows, "trainings": tuple(map(short, schedule.trainings)), "means_noise": None}
+    )
     # Keys of no charge: what this trains on is made up, and the result is thrown away.
     mechanisms = Mechanisms.live(KeyMaterial(b"estimate" * 4, "estimate", b"estimate" * 4, few.queries))
     marks: list[float] = []

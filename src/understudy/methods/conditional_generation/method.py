@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
-from understudy.methods.conditional_generation.queries import CLASS_MEANS, queries_of, schedule_of
+from understudy.methods.conditional_generation.queries import CLASS_MEANS, QuerySchedule, queries_of, schedule_of
 from understudy.methods.method import LABELLED_EXAMPLES, Charging, Description, Method, Preparation, Promise, Reporting
 from understudy.privacy.queries import Queries, Query
 from understudy.privacy.statement import FLOATING_POINT, TRAINING_FLOATS, Access, mechanism_facts
@@ -46,7 +46,7 @@ def resolve(
     from understudy.methods.conditional_generation.memory import resolve as numbers  # reads the model's folder
 
     sized = numbers(config, n)
-    if "auto" not in (sized.train.l2_clip_norm, sized.train.learning_rate):
+    if not config.trains or "auto" not in (sized.train.l2_clip_norm, sized.train.learning_rate):
         return sized
     from understudy.methods.conditional_generation.twin import resolve_for
     from understudy.models.loading import load_base
@@ -80,41 +80,60 @@ def describe(config: ConditionalGenerationConfig, promise: Promise) -> Descripti
     schedule = schedule_of(promise.queries)
     return Description(
         mechanisms=tuple(mechanism_facts(query, asks=_asks(query)) for query in promise.queries),
-        contributions=(
-            "One example is one row of the table. Each gradient of one example is clipped to the stated norm; an "
-            "example adds at most that much to each noised sum of gradients."
-            + (" It counts once in the class histogram." if schedule.histogram_sigma is not None else "")
-            + (
-                " To the class means it adds its sentence embedding, scaled to norm 1, and a half for its class's "
-                "count, scaled to norm 1 together."
-                if schedule.means_noise is not None
-                else ""
-            )
-        ),
+        contributions=_contributions(schedule),
         released=(
             "any number of texts generated from it",
             *(("the noised class histogram",) if schedule.histogram_sigma is not None else ()),
             *(("the noised class means",) if schedule.means_noise is not None else ()),
         ),
         accesses=(
-            Access(task="train", reads="the rows", through="the mechanisms' Poisson sampling and Gaussian sums"),
+            Access(
+                task="train",
+                reads="the rows",
+                through=f"the mechanisms' {'Poisson sampling and ' if config.trains else ''}Gaussian sums",
+            ),
         ),
-        choices="Settings and defaults were fixed before the run; no checkpoint was chosen, the last one is used.",
+        choices="Settings and defaults were fixed before the run"
+        + ("; no checkpoint was chosen, the last one is used." if config.trains else "; no model was trained."),
         declared_public={
-            "padded length in tokens": config.train.max_length,
+            **({"padded length in tokens": config.train.max_length} if config.trains else {}),
             "what prompts say of the rows": config.about,
             **({"sentence encoder": DEFAULT_ENCODER} if schedule.means_noise is not None else {}),
         },
         dry_run={
             "steps": schedule.steps,
-            "micro_batch": config.train.micro_batch,
-            "clip_norm": config.train.clip,
-            "learning_rate": config.train.rates[0],
+            **(
+                {
+                    "micro_batch": config.train.micro_batch,
+                    "clip_norm": config.train.clip,
+                    "learning_rate": config.train.rates[0],
+                }
+                if config.trains
+                else {}
+            ),
             "steering_kl_budget": config.generate.steering.kl_budget if config.steers else 0,
             **({"class_means_noise_multiplier": round(noise, 2)} if (noise := schedule.means_noise) else {}),
         },
-        floating_point=FLOATING_POINT + TRAINING_FLOATS,
+        floating_point=FLOATING_POINT + (TRAINING_FLOATS if config.trains else ""),
     )
+
+
+def _contributions(schedule: QuerySchedule) -> str:
+    """How much of one example each query adds up, in words."""
+    said = ["One example is one row of the table."]
+    if schedule.trainings:
+        said.append(
+            "Each gradient of one example is clipped to the stated norm; an example adds at most that much to each "
+            "noised sum of gradients."
+        )
+    if schedule.histogram_sigma is not None:
+        said.append("It counts once in the class histogram.")
+    if schedule.means_noise is not None:
+        said.append(
+            "To the class means it adds its sentence embedding, scaled to norm 1, and a half for its class's count, "
+            "scaled to norm 1 together."
+        )
+    return " ".join(said)
 
 
 def _asks(query: Query) -> str:
@@ -129,7 +148,8 @@ def _asks(query: Query) -> str:
 def report_facts(config: ConditionalGenerationConfig) -> dict[str, str]:
     """What the report names of the settings."""
     chosen = f"the nearest to its class mean of {config.selection.draws}" if config.selects else "every text"
-    return {"variant": f"{config.variant}, {config.update} update", "texts kept": chosen}
+    variant = f"{config.variant}, {config.update} update" if config.trains else config.variant
+    return {"variant": variant, "texts kept": chosen}
 
 
 def estimate(config: ConditionalGenerationConfig, promise: Promise) -> dict[str, Any]:

@@ -74,7 +74,7 @@ class MultitaskModel(nn.Module):
 
     @property
     def classifier(self) -> MultitaskModel | Classifier | None:
-        """Whichever part models p(label | text); None for the naive variant."""
+        """Whichever part models p(label | text); None for the variants that have none."""
         if self.filter is not None:
             return self.filter
         return self if self.discriminator is not None else None
@@ -116,6 +116,8 @@ def build_model(lm: Any, *, label_names: Sequence[str], config: ConditionalGener
         label_names: Every label.
         config: Variant, adapter and head sizes.
     """
+    if not config.trains:
+        return MultitaskModel(lm.requires_grad_(False)).eval()
     generator = torch.Generator().manual_seed(config.public_seed)
     size, labels = int(lm.config.hidden_size), len(label_names)
     filter_lm = copy.deepcopy(lm) if config.variant == "naive_filter" else None

@@ -27,21 +27,23 @@ class QuerySchedule(BaseModel):
     """The run's list of queries as the training reads it.
 
     Attributes:
-        trainings: In order; the fine-tuning first.
+        n: Slots, public.
+        trainings: In order; the fine-tuning first. None for the untrained variant.
         histogram_sigma: Noise of the class histogram; None if class sizes are public.
         means_noise: Noise multiplier of the class means; None if texts are not selected by them.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    trainings: tuple[DpSgdPlan, ...] = Field(min_length=1)
+    n: int = Field(ge=1)
+    trainings: tuple[DpSgdPlan, ...] = ()
     histogram_sigma: float | None = None
     means_noise: float | None = None
 
     @property
     def queries(self) -> Queries:
         """Everything that the rows are asked, to be charged once."""
-        return _queries(self.trainings, self.histogram_sigma, self.means_noise)
+        return _queries(self.n, self.trainings, self.histogram_sigma, self.means_noise)
 
     @property
     def steps(self) -> int:
@@ -58,11 +60,13 @@ def schedule_of(queries: Queries) -> QuerySchedule:
     noise = {query.name: query.noise_multiplier for query in queries}
     trainings = plans_in(queries)
     sigma, means = noise.get(CLASS_SIZES), noise.get(CLASS_MEANS)
-    if not trainings or _queries(trainings, sigma, means) != queries:
+    n = queries[0].units if queries else 0
+    if (not trainings and means is None) or _queries(n, trainings, sigma, means) != queries:
         raise UnderstudyError(
-            "expected the queries of a training and, at most, a class histogram and class means; found others"
+            "expected the queries of a training, of class means or of both, and at most a class histogram beside them; "
+            "found others"
         )
-    return QuerySchedule(trainings=trainings, histogram_sigma=sigma, means_noise=means)
+    return QuerySchedule(n=n, trainings=trainings, histogram_sigma=sigma, means_noise=means)
 
 
 Asked = Charged[ConditionalGenerationConfig, QuerySchedule]
@@ -80,17 +84,21 @@ def queries_of(
     sigma = means = None
     if config.class_sizes == "as_in_data":
         sigma = _noise_for(config.class_sizes_share, epsilon=epsilon, delta=delta)
-    if config.selects:
+    if config.selects and config.trains:
         means = _noise_for(config.selection.share, epsilon=epsilon, delta=delta)
-    trainings = partial(trainings_of, config, n)
-    noise = calibrate_noise_multiplier(
-        lambda z: event_of(_queries(trainings(z), sigma, means)), epsilon=epsilon, delta=delta, cache=cache
-    )
-    return _queries(trainings(noise), sigma, means)
+
+    def asked(z: float) -> Queries:
+        """Whatever has no share of its own gets what is left: the trainings, or the class means without any."""
+        return _queries(n, trainings_of(config, n, z), sigma, means if config.trains else z)
+
+    noise = calibrate_noise_multiplier(lambda z: event_of(asked(z)), epsilon=epsilon, delta=delta, cache=cache)
+    return asked(noise)
 
 
-def _queries(trainings: tuple[DpSgdPlan, ...], histogram_sigma: float | None, means_noise: float | None) -> Queries:
-    one = partial(Query, units=trainings[0].n, sensitivity=1.0)
+def _queries(
+    n: int, trainings: tuple[DpSgdPlan, ...], histogram_sigma: float | None, means_noise: float | None
+) -> Queries:
+    one = partial(Query, units=n, sensitivity=1.0)
     asked = [query for training in trainings for query in training.queries]
     if means_noise is not None:
         asked.insert(0, one(kind="gaussian_sum", name=CLASS_MEANS, noise_multiplier=means_noise))
@@ -108,6 +116,8 @@ def _noise_for(share: float, *, epsilon: float, delta: float) -> float:
 
 def trainings_of(config: ConditionalGenerationConfig, n: int, noise_multiplier: float) -> tuple[DpSgdPlan, ...]:
     """The trainings of a variant at one common noise level."""
+    if not config.trains:
+        return ()
     z, ratio = noise_multiplier, config.train.noise_ratio
     one_of_two = z * math.sqrt(1 + ratio**-2)  # (z1^-2 + (ratio z1)^-2)^-1/2 = z
     if config.variant == "naive":

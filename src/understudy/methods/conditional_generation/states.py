@@ -142,7 +142,7 @@ def label_log_probabilities(
     """
     part = trained.model.classifier
     if part is None:
-        raise InputError("variant=naive has no classifier: expected naive_filter, naive_pplm or multitask")
+        raise InputError("this variant has no classifier: expected variant=naive_filter, naive_pplm or multitask")
     states = text_states(part.lm, texts, trained=trained, config=config)
     with torch.no_grad():
         return part.label_logits(states[config.discriminator.representation]).log_softmax(-1)

@@ -70,10 +70,8 @@ def fit(
         InputError: The rows are not as many as the schedule says.
     """
     config, schedule = asked.config, asked.schedule
-    if len(rows.valid) != schedule.trainings[0].n:
-        raise InputError(
-            f"expected n={schedule.trainings[0].n} rows, as charged, found {len(rows.valid)}; null rows count"
-        )
+    if len(rows.valid) != schedule.n:
+        raise InputError(f"expected n={schedule.n} rows, as charged, found {len(rows.valid)}; null rows count")
     shape = shape_of(base.model.config.to_dict(), parameters=base.model.num_parameters())
     micro_batch = rows_per_pass(config, len(rows.valid), shape)
     model = build_model(base.model, label_names=rows.label_names, config=config)

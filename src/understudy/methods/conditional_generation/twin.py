@@ -177,7 +177,7 @@ def damage(twin: Twin, rate: float) -> float:
     config = twin.config.model_copy(update={"train": train, "class_sizes": "balanced"})
     plans = trainings_of(config, len(twin.rows.texts), noise_multiplier=1.0)[:1]
     quiet = plans[0].model_copy(update={"sampling_probability": _NOBODY, "steps": steps})
-    schedule = QuerySchedule(trainings=(quiet,))
+    schedule = QuerySchedule(n=quiet.n, trainings=(quiet,))
     # Keys of no charge: no private row is there.
     mechanisms = Mechanisms.live(KeyMaterial(b"own-text" * 4, "own-text", b"own-text" * 4, schedule.queries))
     base = twin.base()

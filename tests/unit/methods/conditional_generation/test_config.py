@@ -26,14 +26,27 @@ def test_given_fields_win_over_the_profile_field_by_field():
     assert ConditionalGenerationConfig(profile="paper", model="gpt2").model == "gpt2"
 
 
-def test_the_naive_variant_has_nothing_to_filter_with():
+@pytest.mark.parametrize("variant", ["naive", "untrained"])
+def test_a_variant_without_a_classifier_has_nothing_to_filter_with(variant):
     with pytest.raises(ValidationError, match="needs a classifier"):
-        ConditionalGenerationConfig(variant="naive", filter={"enabled": True})
+        ConditionalGenerationConfig(variant=variant, filter={"enabled": True})
+
+
+@pytest.mark.parametrize("given", [{"selection": {"draws": 1}}, {"profile": "paper"}])
+def test_neither_training_nor_class_means_asks_nothing_of_the_rows(given):
+    with pytest.raises(ValidationError, match="asks nothing of the private rows"):
+        ConditionalGenerationConfig(variant="untrained", **given)
 
 
 @pytest.mark.parametrize(
     ("variant", "steers", "filters"),
-    [("multitask", True, False), ("naive", False, False), ("naive_filter", False, True), ("naive_pplm", True, False)],
+    [
+        ("multitask", True, False),
+        ("naive", False, False),
+        ("naive_filter", False, True),
+        ("naive_pplm", True, False),
+        ("untrained", False, False),
+    ],
 )
 def test_what_each_variant_does_when_it_generates(variant, steers, filters):
     config = ConditionalGenerationConfig(variant=variant)

@@ -1,4 +1,4 @@
-"""What a dry run says of time and memory, for a variant with one training and one with two."""
+"""What a dry run says of time and memory, for variants with one training, two, and none."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from understudy.methods.method import Promise
 SIZES = {"max_length": 20, "batch_size": 8}
 
 
-@pytest.mark.parametrize("variant", ["multitask", "naive_pplm"])
+@pytest.mark.parametrize("variant", ["multitask", "naive_pplm", "untrained"])
 def test_time_of_every_part_and_a_predicted_peak(variant):
     sampling = {"max_new_tokens": 6}
     config = ConditionalGenerationConfig(
@@ -19,7 +19,7 @@ def test_time_of_every_part_and_a_predicted_peak(variant):
     config = resolve(config, 40)
     queries = METHOD.charge.queries(config, n=40, epsilon=8.0, delta=1e-3)
     found = METHOD.preparation.estimate(config, Promise(queries, 40, 8.0, 1e-3, ("bad", "good")))
-    assert found["expected_training_minutes"] > 0
+    assert (found["expected_training_minutes"] > 0) == config.trains
     assert found["expected_generation_minutes"] >= 0
     assert found["expected_evaluation_minutes"] >= 0
     # The interpreter with torch and the model takes some 300 MiB, the training of so few rows hardly more.

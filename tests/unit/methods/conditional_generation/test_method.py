@@ -15,6 +15,7 @@ CASES = {
     "naive": ("gpt2", {"variant": "naive"}),
     "naive_filter": ("llama", {"variant": "naive_filter", "filter": {"threshold": 0.2}}),
     "naive_pplm": ("gpt2", {"variant": "naive_pplm", "generate": {"steering": {"steer": "hidden"}}}),
+    "untrained": ("llama", {"variant": "untrained"}),
     "as_in_data": ("llama", {"class_sizes": "as_in_data", "filter": {"enabled": True, "threshold": 0.2}}),
 }
 

@@ -30,13 +30,14 @@ def test_build_is_a_function_of_the_public_seed(make_base, make_config, label_na
         ("naive_filter", {"lm", "filter"}),
         ("naive_pplm", {"lm", "discriminator"}),
         ("multitask", {"lm", "discriminator"}),
+        ("untrained", set()),
     ],
 )
 def test_each_variant_trains_its_parts(make_base, make_config, label_names, variant, parts):
     model = build_model(make_base().model, label_names=label_names, config=make_config(variant=variant))
     assert {name.split(".")[0] for name in trainable_parameters(model)} == parts
     assert not model.training
-    assert (model.classifier is None) == (variant == "naive")
+    assert (model.classifier is None) == (variant in ("naive", "untrained"))
 
 
 def test_a_filter_without_adapters_trains_its_head_only(make_base, make_config, label_names):

@@ -4,14 +4,25 @@ import pytest
 from dp_accounting import ComposedDpEvent
 from tests_support import VARIANTS, scheduled_by
 
-from understudy.errors import InputError
+from understudy.errors import InputError, UnderstudyError
 from understudy.methods.conditional_generation import queries
 from understudy.methods.conditional_generation.queries import QuerySchedule
-from understudy.privacy.accounting import combined_noise_multiplier, epsilon_pld, event_from_json, event_to_json
+from understudy.privacy.accounting import (
+    analytic_gaussian_sigma,
+    combined_noise_multiplier,
+    epsilon_pld,
+    event_from_json,
+    event_to_json,
+)
 from understudy.privacy.queries import event_of, queries_from_json, queries_to_json
 
 scheduled = scheduled_by(queries)
-CASES = {**VARIANTS, "histogram": {"class_sizes": "as_in_data"}, "unselected": {"selection": {"draws": 1}}}
+CASES = {
+    **VARIANTS,
+    "untrained": {"variant": "untrained"},
+    "histogram": {"class_sizes": "as_in_data"},
+    "unselected": {"selection": {"draws": 1}},
+}
 DELTA = 1e-4
 
 
@@ -36,6 +47,7 @@ def test_the_whole_event_meets_the_target(make_config, cache, name):
         ("naive", [("fine-tuning", ["lm"])]),
         ("naive_filter", [("fine-tuning", ["lm", "filter"])]),
         ("naive_pplm", [("fine-tuning", ["lm"]), ("head", ["discriminator"])]),
+        ("untrained", []),
     ],
 )
 def test_streams_of_each_variant(make_config, cache, name, streams):
@@ -53,6 +65,7 @@ def test_streams_of_each_variant(make_config, cache, name, streams):
         ("naive_pplm", [("class-means", None), ("fine-tuning/lm", "fine-tuning"), ("head/discriminator", "head")]),
         ("histogram", [("class-sizes", None), ("class-means", None), ("fine-tuning/joint", "fine-tuning")]),
         ("unselected", [("fine-tuning/joint", "fine-tuning")]),
+        ("untrained", [("class-means", None)]),
     ],
 )
 def test_the_list_of_queries_is_all_that_the_rows_are_asked(make_config, cache, name, expected):
@@ -131,3 +144,25 @@ def test_the_class_means_cost_their_share(make_config, cache):
     assert without.means_noise is None
     noise = [p.trainings[0].streams[0].noise_multiplier for p in (without, means)]
     assert noise[0] < noise[1] < 1.2 * noise[0]
+
+
+def test_without_training_the_class_means_get_the_whole_budget(make_config, cache):
+    alone, with_sizes, beside = (
+        scheduled(make_config(**changes), n=400, epsilon=3.0, delta=DELTA, cache=cache).means_noise
+        for changes in (
+            {"variant": "untrained"},
+            {"variant": "untrained", "class_sizes": "as_in_data"},
+            {"variant": "multitask"},
+        )
+    )
+    assert alone == pytest.approx(analytic_gaussian_sigma(epsilon=3.0, delta=DELTA, sensitivity=1.0), rel=0.01)
+    assert alone < with_sizes < beside
+
+
+@pytest.mark.parametrize("taken", [[], ["class-means"]])
+def test_a_list_without_training_and_class_means_is_no_schedule(make_config, cache, taken):
+    config = make_config(variant="untrained", class_sizes="as_in_data")
+    planned = scheduled(config, n=400, epsilon=3.0, delta=DELTA, cache=cache)
+    left = tuple(query for query in planned.queries if taken and query.name not in taken)
+    with pytest.raises(UnderstudyError, match="found others"):
+        queries.schedule_of(left)
