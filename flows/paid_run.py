@@ -20,7 +20,7 @@ from understudy.runs.registration import registered
 from understudy.runs.request import RunRequest
 from understudy.runs.run_plan import RunPlan
 from understudy.tasks.charge_receipt import ChargeReceipt
-from understudy.tasks.charging import charge, environment_digest
+from understudy.tasks.charging import charge, environment_of
 from understudy.tasks.engine.failures import closed_up
 from understudy.tasks.engine.heartbeat import beating
 from understudy.tasks.engine.run_record import CHARGE, OUT, RELEASED, SOURCES, SYNTHETIC
@@ -86,7 +86,7 @@ def paid_run(request: RunRequest, settings: type[C], *code: str) -> Iterator[Pai
         plan = closed_up("validate", lambda: registered(request, method))
         config = plan.settings(settings)
         with parent_run(plan.key, method, parameters={"request": request, "config": config}) as tracked:
-            receipt = charge(plan, code=environment_digest(*code), accept_new=request.accept_new_charge)
+            receipt = charge(plan, environment=environment_of(*code), accept_new=request.accept_new_charge)
             spent = {"epsilon": plan.epsilon, "delta": plan.delta} if math.isfinite(plan.epsilon) else {}
             origin = {SOURCES: json.dumps([f"source:{plan.source}@{receipt.charge_id}"]), CHARGE: receipt.charge_id}
             add_to_parent(tracked, tags=origin, metrics=spent)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+from collections.abc import Mapping
 from importlib.metadata import version
 
 from understudy.artifacts.access import ArtifactRef, exchange_store, private_store, read_table
@@ -20,25 +22,35 @@ from understudy.tasks.engine.runtime import compute, task
 PACKAGES = ("torch", "transformers", "tokenizers", "peft", "numpy")
 
 
-def environment_digest(*code: str) -> str:
-    """Digest of everything that a resumed step's bytes depend on.
+CODE, PROCESSOR = "code", "processor"
+
+
+def environment_of(*code: str) -> dict[str, str]:
+    """Everything that a resumed step's bytes depend on, by name; public. The kind of processor is not in it.
 
     Args:
         code: `code_digest` of each task that makes the query or draws its noise.
     """
-    parts = [*code, f"threads={settings().threads}"]
-    parts += [f"{name}={value}" for name, value in compute().key_parts.items()]
-    parts += [f"{name}={version(name)}" for name in PACKAGES]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    return {
+        CODE: " ".join(code),
+        "threads": str(settings().threads),
+        **{name: str(value) for name, value in compute().key_parts.items()},
+        **{name: version(name) for name in PACKAGES},
+    }
+
+
+def digest_of(environment: Mapping[str, str]) -> str:
+    """What a charge knows an environment by."""
+    return hashlib.sha256(json.dumps(dict(environment), sort_keys=True).encode()).hexdigest()
 
 
 @task(name="charge", cache=False, computes=False)
-def charge(plan: RunPlan, *, code: str, accept_new: bool) -> ChargeReceipt:
+def charge(plan: RunPlan, *, environment: dict[str, str], accept_new: bool) -> ChargeReceipt:
     """Charge the run's one event, or find the charge that this very run made before.
 
     Args:
         plan: of the registered run; its queries are what is charged.
-        code: `environment_digest` of the code that will draw noise.
+        environment: `environment_of` the code that will draw noise.
         accept_new: pay again where an earlier charge of this run cannot be used any more.
     """
     ledger, queries = Ledger.open(), plan.queries
@@ -52,11 +64,11 @@ def charge(plan: RunPlan, *, code: str, accept_new: bool) -> ChargeReceipt:
         epsilon_rdp=epsilon_rdp(event_of(queries), left),
         unit=plan.unit,
         relation=plan.relation,
-        code_digest=code,
+        code_digest=digest_of(environment),
     )
     found = ledger.reserve(**asked)
-    environment = f"{code} {hashlib.sha256(kind().encode()).hexdigest()[:16]}"
-    changed = None if found.new else _changed(found, plan.releases, code, environment)
+    here = {**environment, PROCESSOR: kind()}
+    changed = None if found.new else _changed(found, plan.releases, here)
     if changed is not None:
         if not accept_new:
             raise UnderstudyError(
@@ -66,7 +78,7 @@ def charge(plan: RunPlan, *, code: str, accept_new: bool) -> ChargeReceipt:
             )
         found = ledger.reserve(accept_new=True, **asked)
     if found.status == "reserved":
-        ledger.bind_environment(found.id, environment)
+        ledger.bind_environment(found.id, _stored(here))
     return ChargeReceipt(
         charge_id=found.id, source=found.source, label=found.label(), queries=queries, label_names=plan.label_names
     )
@@ -82,20 +94,41 @@ def finalize(receipt: ChargeReceipt, released: ArtifactRef) -> ArtifactRef:
     return released
 
 
-def _changed(found: Charge, releases: str, code: str, environment: str) -> str | None:
+def _stored(environment: Mapping[str, str]) -> str:
+    """As the ledger keeps it: code and processor are long, and nobody reads more of them than whether they differ."""
+    short = {name: hashlib.sha256(environment[name].encode()).hexdigest()[:16] for name in (CODE, PROCESSOR)}
+    return json.dumps({**environment, **short}, sort_keys=True)
+
+
+def _changed(found: Charge, releases: str, here: Mapping[str, str]) -> str | None:
     """Why a run cannot go on under `found`, in words; None if it can.
 
     It can with the same code, if it is finished and what it released is there. Or it is unfinished, and began where
     floats are rounded as here: its noise is drawn for the exact bytes of a query.
     """
-    if found.code_digest != code:
-        return "with other code, library versions, threads (UNDERSTUDY_THREADS), device or precision"
+    environment = {name: value for name, value in here.items() if name != PROCESSOR}
+    if found.code_digest != digest_of(environment):
+        return f"with {_differences(found.environment, here)}"
     if found.status == "reserved":
-        return None if found.environment in (None, environment) else "it began on another kind of processor"
+        return None if found.environment in (None, _stored(here)) else "it began on another kind of processor"
     store = exchange_store() if found.exportable else private_store()
     if any(ref.kind == releases and found.id in _charges(ref) for ref in store.refs()):
         return None
     return f"the {releases} that it released is no longer in {store.root}"
+
+
+def _differences(before: str | None, here: Mapping[str, str]) -> str:
+    """What is not as it was when a charge began, in words."""
+    now = json.loads(_stored(here))
+    try:
+        then = dict(json.loads(before or "{}"))
+    except ValueError:  # charges of before parts were named
+        then = {}
+    if not then:
+        return "other code, library versions, threads (UNDERSTUDY_THREADS), device or precision"
+    said = ["other code of Understudy"] if then.get(CODE) != now[CODE] else []
+    others = [name for name in now if name not in (CODE, PROCESSOR) and then.get(name) != now[name]]
+    return " and ".join([*said, *(f"{name} {then.get(name, 'unknown')}, which is {now[name]} now" for name in others)])
 
 
 def _charges(ref: ArtifactRef) -> set[str]:

@@ -24,7 +24,7 @@ def reserve(request: RunRequest, method: str) -> None:
         knowledge_distillation,
         preference_optimization,
     )
-    from understudy.tasks.charging import charge, environment_digest
+    from understudy.tasks.charging import charge, environment_of
     from understudy.tasks.engine.runtime import code_digest
 
     code = {
@@ -33,4 +33,4 @@ def reserve(request: RunRequest, method: str) -> None:
         "knowledge-distillation": lambda: [code_digest(knowledge_distillation.train.fn)],
         "preference-optimization": lambda: preference_optimization.charged_code("server"),
     }
-    charge.fn(registered(request, method), code=environment_digest(*code[method]()), accept_new=False)
+    charge.fn(registered(request, method), environment=environment_of(*code[method]()), accept_new=False)

@@ -67,7 +67,8 @@ def test_finished_work_is_answered_and_repaired_without_a_model(
 def test_an_unfinished_charge_is_bound_to_the_kind_of_processor_and_a_finished_one_is_not(request_of, monkeypatch):
     """Other last digits of a query get noise of their own: on another processor one charge would release twice."""
     plan = registered(request_of(), "conditional-generation")
-    ask = functools.partial(charge.fn, plan, code="0" * 64)
+    environment = {"code": "0" * 64, "threads": "2", "torch": "2.13.0"}
+    ask = functools.partial(charge.fn, plan, environment=environment)
     first = ask(accept_new=False)
     assert ask(accept_new=False) == first
     with monkeypatch.context() as elsewhere:
@@ -82,8 +83,10 @@ def test_an_unfinished_charge_is_bound_to_the_kind_of_processor_and_a_finished_o
     assert first.charge_id != second.charge_id
     assert ask(accept_new=False) == second
     assert Ledger.open().spent("ward")[0] == 6
-    with pytest.raises(UnderstudyError, match="UNDERSTUDY_THREADS"):
-        ask(code="1" * 64, accept_new=False)
+    with pytest.raises(UnderstudyError, match=r"with torch 2\.13\.0, which is 2\.14\.0 now, so"):
+        ask(environment={**environment, "torch": "2.14.0"}, accept_new=False)
+    with pytest.raises(UnderstudyError, match="with other code of Understudy and threads 2, which is 1 now"):
+        ask(environment={**environment, "code": "1" * 64, "threads": "1"}, accept_new=False)
     shutil.rmtree(path_of(draft.ref))
     with pytest.raises(UnderstudyError, match=r"the model that it released is no longer in .*exchange"):
         ask(accept_new=False)

@@ -295,7 +295,7 @@ def test_a_scored_round_is_asked_nothing_else_under_its_charge(few_clients, rand
         prepare_environment()
         run = registered(request(tmp_path / "out", random_model_folder, data=str(few_clients)), METHOD)
         fixed = run.charged
-        receipt = charge.fn(run, code="0" * 64, accept_new=False)
+        receipt = charge.fn(run, environment={"code": "0" * 64}, accept_new=False)
         pool = steps.embed_clients.fn(run.train, fixed, (), run.n)
         candidates = steps.propose["server"].fn(None, fixed, (), 0)
         others = steps.propose["server"].fn(None, fixed.model_copy(update={"public_seed": 7}), (), 0)

@@ -11,7 +11,7 @@ from understudy.compute import ON_CPU, Compute
 from understudy.errors import InputError
 from understudy.models.folders import model_folder, parameter_count
 from understudy.models.loading import load_model
-from understudy.tasks.charging import environment_digest
+from understudy.tasks.charging import digest_of, environment_of
 from understudy.tasks.engine import machine
 from understudy.tasks.engine.cache_key import task_key
 
@@ -117,7 +117,7 @@ def test_the_precision_is_in_the_cache_key_and_in_the_digest_of_the_environment(
     found = set()
     for is_fast, precision in ((False, "auto"), (True, "auto"), (True, "bfloat16"), (False, "float32")):
         fast(is_fast, precision)
-        found.add((task_key("name", test_a_wrong_precision_is_refused, {}), environment_digest("code")))
+        found.add((task_key("name", test_a_wrong_precision_is_refused, {}), digest_of(environment_of("code"))))
     assert len(found) == 3, "float32 is float32, asked for or found out; the others differ"
     assert len({key for key, _ in found}) == len({digest for _, digest in found}) == 3
 
