@@ -24,6 +24,7 @@ from understudy.shipped import SAMPLES
 
 _WORDS = 4
 _LONG = 1_000
+_SPLIT = "train"
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?(#\w+)?")
 
 
@@ -58,10 +59,15 @@ def check_source(spec: str) -> None:
 
 def same_source(spec: str, other: str) -> bool:
     """Whether two names are of one table, however they are written."""
-    if spec == other:
+    if spec == other or _with_split(spec) == _with_split(other):
         return True
     paths = [Path(name).expanduser() for name in (spec, other)]
     return all(path.is_file() for path in paths) and paths[0].samefile(paths[1])
+
+
+def _with_split(spec: str) -> str:
+    """A hub id with the split that is read of it; other names as they are."""
+    return f"{spec}#{_SPLIT}" if _HUB_ID.fullmatch(spec) and "#" not in spec else spec
 
 
 def _reader(spec: str) -> Callable[[], pa.Table]:
@@ -189,7 +195,7 @@ def _read_hub(spec: str) -> pa.Table:
     datasets = importlib.import_module("datasets")
     cache = private_directory(settings().private_root / "datasets")
     try:
-        data = datasets.load_dataset(name, split=split or "train", cache_dir=str(cache))
+        data = datasets.load_dataset(name, split=split or _SPLIT, cache_dir=str(cache))
     except Exception as error:  # every kind of network, cache and format error of the library
         raise InputError(
             f"{spec}: no such file here, and the hub could not give it ({type(error).__name__}); "

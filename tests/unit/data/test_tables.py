@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from understudy.data.readers import same_source
 from understudy.data.tables import (
     ClientColumns,
     InstructionColumns,
@@ -319,3 +320,25 @@ def test_canonical_digest_is_unambiguous():
         pa.table({"a": ["1", "2"]}),
     ]
     assert len({canonical_digest(table) for table in tables}) == len(tables)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("owner/name", "owner/name#train", True),
+        ("owner/name#test", "owner/name", False),
+        ("owner/name", "owner/other", False),
+        ("sample:ferry", "sample:ferry", True),
+    ],
+)
+def test_two_names_of_one_table_are_seen_as_one(one, other, same):
+    assert same_source(one, other) == same_source(other, one) == same
+
+
+def test_two_ways_to_one_file_are_one_table(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.csv").write_text("text\na\n")
+    (tmp_path / "link.csv").symlink_to(tmp_path / "rows.csv")
+    (tmp_path / "copy.csv").write_text("text\na\n")
+    assert same_source("rows.csv", str(tmp_path / "link.csv"))
+    assert not same_source("rows.csv", "copy.csv")
