@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
+from understudy.methods.conditional_generation.config import ConditionalGenerationConfig, SelectionConfig
 from understudy.methods.conditional_generation.queries import CLASS_MEANS, QuerySchedule, queries_of, schedule_of
 from understudy.methods.method import LABELLED_EXAMPLES, Charging, Description, Method, Preparation, Promise, Reporting
 from understudy.privacy.queries import Queries, Query
@@ -24,14 +24,18 @@ def charged_settings(config: ConditionalGenerationConfig) -> ConditionalGenerati
     """
     plain = ConditionalGenerationConfig(profile=config.profile)
     looks = config.class_sizes == "as_in_data"
+    # No row meets the settings of a training that does not take place.
+    unused = () if config.trains else ("update", "lora", "discriminator", "train")
+    share = config.selection.share if config.trains else plain.selection.share
     return config.model_copy(
         update={
+            **{name: getattr(plain, name) for name in unused},
             "generate": plain.generate,
             "filter": plain.filter.model_copy(update={"lora_rank": config.filter.lora_rank}),
             "samples": plain.samples,
             "class_sizes": "as_in_data" if looks else "balanced",
             # How many are drawn is post-processing; whether the means are asked for is not.
-            "selection": config.selection.model_copy(update={"draws": min(config.selection.draws, 2)}),
+            "selection": SelectionConfig(draws=min(config.selection.draws, 2), share=share),
         }
     )
 

@@ -239,3 +239,19 @@ def test_how_many_are_drawn_is_not_charged_but_whether_means_are_asked_for_is(ma
     one, four, nine = (charged_settings(make_config(selection={"draws": draws})) for draws in (1, 4, 9))
     assert four == nine != one
     assert four != charged_settings(make_config(selection={"draws": 4, "share": 0.1}))
+
+
+def test_settings_of_a_training_that_does_not_take_place_are_not_charged(make_config):
+    plain = charged_settings(make_config(variant="untrained"))
+    unmet = (
+        {"train": {"epochs": 9.0}},
+        {"lora": {"rank": 3}},
+        {"update": "alternating"},
+        {"selection": {"share": 0.3}},
+    )
+    for other in unmet:
+        assert charged_settings(make_config(variant="untrained", **other)) == plain
+    assert charged_settings(make_config(variant="untrained", about="ferries")) != plain
+    assert charged_settings(make_config(variant="naive")) != charged_settings(
+        make_config(variant="naive", train={"epochs": 9.0})
+    )
