@@ -4,9 +4,10 @@
 
 Measured on real reviews, at epsilon inf and 3. Each cell (arm, epsilon, seed) trains on every training row, draws 1,000
 rows, and trains an embedding probe on them that is tested on the real test rows; seed 0 also fine-tunes the transformer
-classifier. Label fidelity is judged by a probe trained on real rows, which is not the steering head. The charges are
-simulations: measured, never exported. The last step prints the table, with paired bootstrap intervals over test rows
-and seeds, and writes it as JSON (`--figures`).
+classifier. `by words` is the accuracy of a classifier of word frequencies, which shares nothing with the encoder that
+selection reads. Label fidelity is judged by a probe trained on real rows, which is not the steering head. The charges
+are simulations: measured, never exported. The last step prints the table, with paired bootstrap intervals over test
+rows and seeds, and writes it as JSON (`--figures`).
 
 `--published FOLDER` writes finished cells there too, without sample texts, and takes them from there: the cells behind
 docs/results/conditional-generation.md lie in benchmarks/cells/conditional_generation, so that `--print` remakes the
@@ -41,6 +42,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "multitask + PPLM, joint, nearest of 4": {"variant": "multitask", "update": "joint", "selection": {"draws": 4}},
 }
 MEANS = {
+    "words_accuracy": "by words",
     "label_fidelity": "label fidelity",
     "mauve": "MAUVE",
     "test_loss": "test loss",

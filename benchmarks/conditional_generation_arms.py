@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import torch
 from cells import temporary
 from conditional_generation_data import Cell, Settings
+from instruments import right_by_words
 from simulation import charge, noise_facts, register
 
 from understudy.data.private_rows import PrivateRows
@@ -146,6 +147,7 @@ def measure(settings: Settings, cell: Cell, made: Made) -> dict[str, Any]:
     mine = real if cell.arm == "real" else embed(texts, load_encoder())
     correct = utility.score(utility.fit_probe(mine, labels)(test), test_labels).correct
     result: dict[str, Any] = facts | {"correct": correct.astype(int).tolist(), "rows": len(texts)}
+    result["words_accuracy"] = float(right_by_words(texts, labels, test_texts, test_labels).mean())
     if cell.arm != "real":
         judge = utility.fit_probe(real, read(settings, "train")[1])
         result["label_fidelity"] = float(utility.label_fidelity(mine, labels, judge).share)

@@ -11,6 +11,7 @@ frequencies; and a fine-tuned small language model. Intervals are 95 %, paired b
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -60,7 +61,7 @@ def main() -> None:
         line = {"classifier of": {"probe": "embeddings", "transformer": "fine-tuned model"}[instrument]}
         line |= {arm: f"{found.values[f'utility.{instrument}.{arm}.accuracy']:.3f}" for arm in sets}
         lines.append(line)
-    correct = {arm: _right(rows, test) for arm, rows in sets.items()}
+    correct = {arm: right_by_words(rows.texts, rows.labels, test.texts, test.labels) for arm, rows in sets.items()}
     line = {"classifier of": "word frequencies", **{arm: f"{right.mean():.3f}" for arm, right in correct.items()}}
     gain = utility.paired_bootstrap(correct["synthetic"], correct["prompt_only"], seed=0, replicates=2000, level=0.95)
     line["synthetic - prompt-only"] = interval_text((gain.value, gain.low, gain.high))
@@ -76,11 +77,13 @@ def _named(source: str, names: tuple[str, ...]) -> LabelledTexts:
     return LabelledTexts(table["text"].to_pylist(), labels, names)
 
 
-def _right(rows: LabelledTexts, test: LabelledTexts) -> np.ndarray:
-    """Which test rows a classifier of word frequencies, trained on `rows`, is right on."""
-    words = TfidfVectorizer(sublinear_tf=True, ngram_range=(1, 2)).fit(rows.texts)
-    model = LogisticRegression(C=10, max_iter=1000).fit(words.transform(rows.texts), rows.labels)
-    right: np.ndarray = model.predict(words.transform(test.texts)) == np.asarray(test.labels)
+def right_by_words(
+    texts: Sequence[str], labels: Sequence[int], test_texts: Sequence[str], test_labels: Sequence[int]
+) -> np.ndarray:
+    """Which test rows a classifier of word frequencies, trained on the texts, is right on."""
+    words = TfidfVectorizer(sublinear_tf=True, ngram_range=(1, 2)).fit(texts)
+    model = LogisticRegression(C=10, max_iter=1000).fit(words.transform(texts), labels)
+    right: np.ndarray = model.predict(words.transform(test_texts)) == np.asarray(test_labels)
     return right
 
 
