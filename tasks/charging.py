@@ -127,8 +127,9 @@ def _differences(before: str | None, here: Mapping[str, str]) -> str:
     if not then:
         return "other code, library versions, threads (UNDERSTUDY_THREADS), device or precision"
     said = ["other code of Understudy"] if then.get(CODE) != now[CODE] else []
-    others = [name for name in now if name not in (CODE, PROCESSOR) and then.get(name) != now[name]]
-    return " and ".join([*said, *(f"{name} {then.get(name, 'unknown')}, which is {now[name]} now" for name in others)])
+    names = [name for name in {**then, **now} if name not in (CODE, PROCESSOR) and then.get(name) != now.get(name)]
+    told = (f"{name} {then.get(name, 'unknown')}, which is {now.get(name, 'unknown')} now" for name in names)
+    return " and ".join([*said, *told])
 
 
 def _charges(ref: ArtifactRef) -> set[str]:
