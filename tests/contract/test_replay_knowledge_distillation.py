@@ -1,5 +1,7 @@
 """Record and replay of knowledge distillation: the real flow with both zones, from a file to its export."""
 
+import json
+
 import pytest
 from contract.flow_under_replay import FlowRun, nothing_found, smaller, without_evaluation
 from contract.labelled_flow import OPTIONS
@@ -8,6 +10,7 @@ from tests_support import SMALL_DISTILLATION, write_random_model
 
 from understudy.methods.knowledge_distillation import crossing
 from understudy.methods.knowledge_distillation import train as training
+from understudy.privacy import labels
 from understudy.privacy.dpsgd import training as dpsgd
 from understudy.privacy.mechanisms import Mechanisms
 from understudy.privacy.testing.replay import replay_check
@@ -120,5 +123,10 @@ def test_at_infinity_everything_stays_with_the_client(flow, monkeypatch):
     without_evaluation(monkeypatch)
     seen = run(pairs(), lambda material: Mechanisms(material))
     told = [name for name in seen.visible if name.startswith(("exchange", "out/export"))]
-    public = [name for name in told if name.endswith(("table.parquet", "value.json", "manifest.json"))]
-    assert told == public, "nothing but the public model's pairs is outside of the private store"
+    manifests = [json.loads(seen.visible[name]) for name in told if name.endswith("manifest.json")]
+    assert {one["kind"] for one in manifests} == {"prompt-only", "control-adapter"}
+    assert all(one["label"] == labels.public().model_dump(mode="json") for one in manifests)
+    of_them = ("table.parquet", "value.json", "adapter.safetensors", "manifest.json")
+    assert [name for name in told if not name.endswith(of_them)] == [], (
+        "nothing but the public model's pairs and what was tuned on them is outside of the private store"
+    )
