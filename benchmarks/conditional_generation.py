@@ -104,7 +104,8 @@ def table_rows(values: Sequence[Value]) -> list[dict[str, Any]]:
         interval = accuracy_interval(correct(own), seed=0, replicates=2000, level=0.95)
         row: dict[str, Any] = {"arm": arm, "epsilon": epsilon, "seeds": [value["seed"] for value in own]}
         row["probe_accuracy"] = [interval.value, interval.low, interval.high]
-        row |= minus_naive(found, arm, epsilon)
+        row |= minus(found, arm, epsilon, "naive", epsilon)
+        row |= minus(found, arm, epsilon, "prompt-only", "inf")
         for name in MEANS:
             known = [value[name] for value in own if value.get(name) is not None]
             row[name] = sum(known) / len(known) if known else None
@@ -120,15 +121,19 @@ def correct(values: Sequence[Value]) -> Any:
     return np.array([value["correct"] for value in values], dtype=bool)
 
 
-def minus_naive(found: Mapping[tuple[str, str], Sequence[Value]], arm: str, epsilon: str) -> dict[str, list[float]]:
-    """The paired difference to the naive arm over as many seeds."""
+def minus(
+    found: Mapping[tuple[str, str], Sequence[Value]], arm: str, epsilon: str, other: str, other_epsilon: str
+) -> dict[str, list[float]]:
+    """The paired difference to another arm over the seeds of the first, where the other has them all."""
     from understudy.evaluation.utility import paired_bootstrap
 
-    own, naive = found[arm, epsilon], found.get(("naive", epsilon), [])
-    if arm in ("naive", "real", "prompt-only") or len(naive) != len(own):
+    own = found[arm, epsilon]
+    by_seed = {value["seed"]: value for value in found.get((other, other_epsilon), [])}
+    if arm in (other, "real", "prompt-only") or not {value["seed"] for value in own} <= by_seed.keys():
         return {}
-    difference = paired_bootstrap(correct(own), correct(naive), seed=0, replicates=2000, level=0.95)
-    return {"minus_naive": [difference.value, difference.low, difference.high]}
+    same = [by_seed[value["seed"]] for value in own]
+    difference = paired_bootstrap(correct(own), correct(same), seed=0, replicates=2000, level=0.95)
+    return {f"minus_{other.replace('-', '_')}": [difference.value, difference.low, difference.high]}
 
 
 def shown(row: Mapping[str, Any]) -> Row:
@@ -138,6 +143,7 @@ def shown(row: Mapping[str, Any]) -> Row:
         "epsilon": row["epsilon"],
         "probe accuracy": interval_text(row["probe_accuracy"]),
         "minus naive": interval_text(row.get("minus_naive")),
+        "minus prompt-only": interval_text(row.get("minus_prompt_only")),
         **{words: "" if row[name] is None else f"{row[name]:.3f}" for name, words in MEANS.items()},
         "minutes": f"{row['minutes']:.1f}",
     }

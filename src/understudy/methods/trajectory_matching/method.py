@@ -147,9 +147,9 @@ def _part_of_rows(config: TrajectoryMatchingConfig, promise: Promise) -> float |
 
 def _drowned(part: float, n: int) -> str:
     return (
-        f"at most {part:.1%} of the way that an expert goes can come from the rows, the rest is noise; a student "
-        f"cannot follow that, and pseudo tokens learned from it did harm where it was tried. Use more than {n} rows, a "
-        "larger epsilon or a smaller experts.lora_rank, or choose conditional-generation"
+        f"at most about {part:.1%} of the squared length of an expert's way can come from the rows, the rest is noise; "
+        "a student hardly follows that, and pseudo tokens learned from such an expert did harm where it was tried. Use "
+        f"more than {n} rows, a larger epsilon or a smaller experts.lora_rank, or choose conditional-generation"
     )
 
 
