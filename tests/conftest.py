@@ -5,9 +5,11 @@ import functools
 import gc
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -116,14 +118,21 @@ def empty_prefect_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def prefect_server(empty_prefect_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One temporary Prefect server for the whole session; ask for it in tests that run flows."""
+    """One temporary Prefect server for the whole session; ask for it in tests that run flows.
+
+    Flows send no heartbeat of Prefect's: its thread sleeps in whole seconds, and each flow would wait for it to wake.
+    """
+    from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
     from prefect.testing import utilities
 
     folder = tmp_path_factory.mktemp("prefect-server")
     shutil.copy(empty_prefect_database, folder / "prefect-test.db")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(utilities, "mkdtemp", lambda: str(folder))
-        with utilities.prefect_test_harness(server_startup_timeout=120):
+        with (
+            utilities.prefect_test_harness(server_startup_timeout=120),
+            temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}),
+        ):
             yield
 
 
@@ -149,9 +158,14 @@ def one_load_of_a_model() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def empty_tracking_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An MLflow database with its tables and the experiment, made once: that takes seconds."""
+    """An MLflow database with its tables and the experiment, made once: that takes seconds.
+
+    Its copies write ahead: one wait for the disk per commit instead of three, and a record of about fifty of them.
+    """
     from understudy.tasks.engine import tracking
 
     path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
     tracking._connect(f"sqlite:///{path}").client._tracking_client.store.engine.dispose()
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("pragma journal_mode = wal").fetchone() == ("wal",)
     return path

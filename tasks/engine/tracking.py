@@ -276,8 +276,6 @@ class Log:
         metrics: Mapping[str, float] | None = None,
     ) -> str:
         """Find the run with the tags `identity` or make it, and write it; returns its id."""
-        from mlflow.entities import Param
-
         written = {tag: value for tag, value in tags.items() if value is not None}
         found = self.search(identity)
         if found:
@@ -286,20 +284,32 @@ class Log:
             run_id = self.client.create_run(self.experiment, started_ms, {**identity, **written}, name).info.run_id
             written, known = {}, {}
         # A parameter never changes: other values of arguments that do not count keep the first ones.
-        new = [Param(parameter, value) for parameter, value in parameters.items() if parameter not in known]
-        for start in range(0, len(new), _BATCH):
-            self.client.log_batch(run_id, params=new[start : start + _BATCH])
-        self.add(run_id, tags=written, metrics=metrics or {})
+        new = {parameter: value for parameter, value in parameters.items() if parameter not in known}
+        self.add(run_id, tags=written, metrics=metrics or {}, parameters=new)
         return str(run_id)
 
-    def add(self, run_id: str, *, tags: Mapping[str, str], metrics: Mapping[str, float]) -> None:
-        """Write tags and metrics of a run, over those of the same names."""
-        from mlflow.entities import Metric, RunTag
+    def add(
+        self,
+        run_id: str,
+        *,
+        tags: Mapping[str, str],
+        metrics: Mapping[str, float],
+        parameters: Mapping[str, str] | None = None,
+    ) -> None:
+        """Write tags and metrics of a run, over those of the same names, and new parameters.
+
+        As many at once as MLflow takes: each call waits for the disk several times.
+        """
+        from mlflow.entities import Metric, Param, RunTag
 
         now = int(time.time() * 1000)
         figures = [Metric(tracked_name(metric), float(value), now, 0) for metric, value in metrics.items()]
-        if figures or tags:
-            self.client.log_batch(run_id, metrics=figures, tags=[RunTag(tag, value) for tag, value in tags.items()])
+        written = [RunTag(tag, value) for tag, value in tags.items()]
+        new = [Param(parameter, value) for parameter, value in (parameters or {}).items()]
+        if figures or written or new:
+            self.client.log_batch(run_id, metrics=figures, tags=written, params=new[:_BATCH])
+        for start in range(_BATCH, len(new), _BATCH):
+            self.client.log_batch(run_id, params=new[start : start + _BATCH])
 
 
 def _datasets(refs: Any, context: str) -> "Iterator[DatasetInput]":

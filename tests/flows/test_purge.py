@@ -27,7 +27,9 @@ def stored() -> set[str]:
 def files_naming(gone: set[str], *roots: Path) -> list[str]:
     """Files under the roots in which an id stands, as it is or as MLflow cuts it."""
     needles = [name[:36].encode() for name in gone]
-    files = [path for root in roots for path in root.rglob("*") if path.is_file() and path.name != "mlflow.db"]
+    files = [
+        path for root in roots for path in root.rglob("*") if path.is_file() and not path.name.startswith("mlflow.db")
+    ]
     return [str(path) for path in files if any(needle in path.read_bytes() for needle in needles)]
 
 

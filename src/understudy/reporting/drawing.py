@@ -109,6 +109,11 @@ def draw(key: str, *, title: str, alt: str, height: int, paint: Callable[[Any], 
         height: in units; the width is 400.
         paint: receives a matplotlib `Figure`.
     """
+    return Drawing(key=key, title=title, alt=alt, svg=_fit_for_page(painted(height, paint), key, title, alt))
+
+
+def painted(height: int, paint: Callable[[Any], None]) -> str:
+    """What `paint` draws on an empty figure, as matplotlib writes SVG: a document of its own, with ids of its own."""
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
@@ -119,7 +124,7 @@ def draw(key: str, *, title: str, alt: str, height: int, paint: Callable[[Any], 
         target = io.StringIO()
         metadata = {"Date": None, "Creator": None, "Format": None, "Type": None}
         FigureCanvasSVG(figure).print_svg(target, metadata=metadata)
-    return Drawing(key=key, title=title, alt=alt, svg=_fit_for_page(target.getvalue(), key, title, alt))
+    return target.getvalue()
 
 
 def dots(axes: Any, marks: Sequence[Mark], *, low: float, high: float, form: str | None = None) -> None:
