@@ -34,7 +34,8 @@ from understudy.methods.preference_optimization.config import (
     PreferenceConfig,
     PreferenceOptimizationConfig,
 )
-from understudy.methods.preference_optimization.dpo import Pairs, train_round
+from understudy.methods.preference_optimization.dpo import train_round
+from understudy.methods.preference_optimization.dpo_pairs import Pairs
 from understudy.methods.preference_optimization.queries import queries_of, schedule_of
 from understudy.methods.preference_optimization.scoring import exact_sum
 from understudy.models.adapters import with_adapter

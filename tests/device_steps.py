@@ -42,7 +42,8 @@ from understudy.methods.gradient_matching.release import Target, release_target
 from understudy.methods.gradient_matching.verbalizer import build_verbalizer
 from understudy.methods.preference_optimization.candidates import RoundSeed, continue_prompts
 from understudy.methods.preference_optimization.config import CandidateConfig, PreferenceConfig
-from understudy.methods.preference_optimization.dpo import Pairs, _as_found, build_trainer, encode_pairs
+from understudy.methods.preference_optimization.dpo import _as_found, build_trainer
+from understudy.methods.preference_optimization.dpo_pairs import Pairs, encode_pairs
 from understudy.models.adapters import same_weights, take_adapter, with_adapter, wrap
 from understudy.models.loading import LoadedModel, load_model
 from understudy.privacy.ledger.records import KeyMaterial

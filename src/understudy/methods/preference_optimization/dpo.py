@@ -15,9 +15,8 @@ from __future__ import annotations
 import logging
 import random
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,32 +25,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from understudy.errors import InputError, UnderstudyError
-from understudy.generation.prompts import encode_text, row_seeds
-from understudy.methods.preference_optimization.candidates import prompt_tokens
+from understudy.errors import UnderstudyError
+from understudy.generation.prompts import row_seeds
 from understudy.methods.preference_optimization.config import PreferenceConfig
+from understudy.methods.preference_optimization.dpo_pairs import Pairs, encode_pairs, pairs_in_a_pass
 from understudy.models.adapters import Adapter, put_adapter, same_weights, take_adapter, wrap
 from understudy.models.loading import LoadedModel
 from understudy.progress import CheckpointSink
 
 Progress = Callable[[int, int, float], None]
-
-_log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Pairs:
-    """What a round learns from: public prompts, synthetic texts, and a released order; three lists of one length.
-
-    Attributes:
-        prompts: as the policy was given them.
-        chosen: continuation that scored best.
-        rejected: continuation of the rejected rank.
-    """
-
-    prompts: Sequence[str]
-    chosen: Sequence[str]
-    rejected: Sequence[str]
 
 
 def train_round(  # noqa: PLR0913 - what is trained on, how, and where its state may be kept
@@ -106,52 +88,6 @@ def train_round(  # noqa: PLR0913 - what is trained on, how, and where its state
     return adapter
 
 
-def encode_pairs(base: LoadedModel, pairs: Pairs) -> dict[str, list[list[int]]]:
-    """Token ids of prompts and texts, exactly as in generation; nothing is cut.
-
-    A pair of equal texts has no gradient but that of rounding, which AdamW would scale up: it is left out. So is one
-    that is longer than the context: a text may be of more tokens when it is read than when it was drawn, which is
-    known after the charge only.
-
-    Returns:
-        Columns `prompt_ids`, `chosen_ids`, `rejected_ids`.
-
-    Raises:
-        InputError: lists of different length, no pair of two texts, or none that fits the model's context.
-    """
-    sizes = (len(pairs.prompts), len(pairs.chosen), len(pairs.rejected))
-    if len(set(sizes)) != 1 or sizes[0] == 0:
-        raise InputError(f"pairs: expected as many chosen and rejected texts as prompts, at least 1, found {sizes}")
-    rows: dict[str, list[list[int]]] = {"prompt_ids": [], "chosen_ids": [], "rejected_ids": []}
-    context, longer = getattr(base.model.config, "max_position_embeddings", None), 0
-    for asked, *texts in zip(pairs.prompts, pairs.chosen, pairs.rejected, strict=True):
-        prompt, answers = prompt_tokens(base, asked), [_text_tokens(base, text) for text in texts]
-        if context is not None and len(prompt) + max(map(len, answers)) > context:
-            longer += 1
-        elif answers[0] != answers[1]:
-            for column, ids in zip(rows.values(), (prompt, *answers), strict=True):
-                column.append(ids)
-    if longer == sizes[0]:
-        raise InputError(
-            f"pairs: found {sizes[0]}, none of which fits {base.name}'s context of {context} tokens; lower "
-            "candidates.seeds_per_prompt, seed_tokens or max_new_tokens"
-        )
-    if longer:
-        _log.warning("%d of %d pairs are longer than the context of %d tokens and left out", longer, sizes[0], context)
-    if not rows["prompt_ids"]:
-        raise InputError(
-            f"pairs: found {sizes[0]} pairs, none with texts that differ; raise candidates.sampling.temperature, "
-            "prompts or per_prompt"
-        )
-    return rows
-
-
-def _text_tokens(base: LoadedModel, text: str) -> list[int]:
-    tokenizer: Any = base.tokenizer
-    ended = tokenizer.encode("\n", add_special_tokens=False, verbose=False)
-    return [*(encode_text(tokenizer, text) if text.strip() else []), *ended]
-
-
 def _seeds(public_seed: int, round: int) -> tuple[int, int]:
     """Seeds of the adapter's start values, which no round changes, and of the order of the pairs."""
     start = row_seeds(public_seed, [0], purpose="dpo/start")[0]
@@ -188,9 +124,11 @@ def build_trainer(
 
     wrapped = wrap(same_weights(base.model), rank=config.lora_rank, alpha=config.lora_alpha, seed=seeds[0])
     start = dict(previous) if previous is not None else take_adapter(wrapped)
-    trainer = _trainer_class()(
+    trainer = trainer_class()(
         model=same_weights(base.model),
-        args=_arguments(config, seed=seeds[1], folder=folder, device=base.model.device),
+        args=_arguments(
+            config, at_once=pairs_in_a_pass(base, rows, config), seed=seeds[1], folder=folder, device=base.model.device
+        ),
         train_dataset=Dataset.from_dict(dict(rows)),
         processing_class=base.tokenizer,
         peft_config=wrapped.peft_config["default"],
@@ -213,7 +151,7 @@ def _resumed(trainer: Any, checkpoint: CheckpointSink | None, folder: Path) -> s
     return keeper.resumed(trainer, folder / "resumed")
 
 
-def _trainer_class() -> Any:
+def trainer_class() -> Any:
     """The trainer of trl on token ids, without its message to the makers; imported late, for trl is slow to load."""
     from trl.trainer.dpo_trainer import DPOTrainer
 
@@ -231,7 +169,7 @@ def _trainer_class() -> Any:
     return PairTrainer
 
 
-def _arguments(config: PreferenceConfig, *, seed: int, folder: Path, device: torch.device) -> Any:
+def _arguments(config: PreferenceConfig, *, at_once: int, seed: int, folder: Path, device: torch.device) -> Any:
     from trl.trainer.dpo_config import DPOConfig
 
     # transformers would take the first CUDA device, or all of them; a task holds one.
@@ -249,7 +187,8 @@ def _arguments(config: PreferenceConfig, *, seed: int, folder: Path, device: tor
         optim="adamw_torch",
         lr_scheduler_type="cosine",
         num_train_epochs=config.epochs,
-        per_device_train_batch_size=config.batch_size,
+        per_device_train_batch_size=at_once,
+        gradient_accumulation_steps=config.batch_size // at_once,
         dataloader_pin_memory=False,
         report_to="none",
         save_strategy="no",

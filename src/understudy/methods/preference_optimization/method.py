@@ -177,10 +177,11 @@ def report_facts(config: PreferenceOptimizationConfig) -> dict[str, str]:
 
 
 def estimate(config: PreferenceOptimizationConfig, promise: Promise) -> dict[str, Any]:
-    """Expected time and memory: candidates and one DPO round are timed on two prompts of public seeds."""
+    """Expected time and memory: candidates of two prompts, and as many pairs as go through the model at once."""
     from understudy.hardware import chosen
     from understudy.methods.preference_optimization.candidates import RoundSeed, continue_prompts, round_prompts
-    from understudy.methods.preference_optimization.dpo import Pairs, train_round
+    from understudy.methods.preference_optimization.dpo import train_round, trainer_class
+    from understudy.methods.preference_optimization.dpo_pairs import pass_of
     from understudy.methods.preference_optimization.seeds import read_seeds
     from understudy.models.loading import load_base
 
@@ -197,22 +198,25 @@ def estimate(config: PreferenceOptimizationConfig, promise: Promise) -> dict[str
     texts = continue_prompts(loaded, prompts, config.candidates, seed=RoundSeed(0, config.public_seed))
     drawn = time.perf_counter()
     step = config.candidates.per_prompt
-    pairs = Pairs(prompts, chosen=[f"{text} a" for text in texts[::step]], rejected=texts[1::step])
+    pairs = pass_of(loaded, prompts, [f"{text} a" for text in texts[::step]], texts[1::step], config=config.preferences)
+    trainer_class()  # trl is slow to load, once
+    loaded_at = time.perf_counter()
     with TemporaryDirectory() as folder:
         train_round(
             loaded,
             None,
             pairs=pairs,
-            config=config.preferences,
+            config=config.preferences.model_copy(update={"epochs": 1}),
             public_seed=config.public_seed,
             round=0,
             folder=Path(folder),
         )
-    trained = time.perf_counter()
-    scale = config.candidates.prompts * max(len(label_names), 1) / len(prompts)
+    trained = time.perf_counter() - loaded_at
+    asked = config.candidates.prompts * max(len(label_names), 1) * rounds
+    passes = config.preferences.epochs * asked / len(pairs.prompts)
     return {
-        "expected_candidate_minutes": round((drawn - began) * scale * rounds / 60, 1),
-        "expected_preference_minutes": round((trained - drawn) * scale * rounds / 60, 1),
+        "expected_candidate_minutes": round((drawn - began) * asked / len(prompts) / 60, 1),
+        "expected_preference_minutes": round(trained * passes / 60, 1),
         "expected_peak_memory_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
     }
 

@@ -23,7 +23,8 @@ from understudy.methods.preference_optimization.candidates import (
     round_prompts,
 )
 from understudy.methods.preference_optimization.config import CandidateConfig, PreferenceOptimizationConfig
-from understudy.methods.preference_optimization.dpo import Pairs, train_round
+from understudy.methods.preference_optimization.dpo import train_round
+from understudy.methods.preference_optimization.dpo_pairs import Pairs
 from understudy.methods.preference_optimization.preferences import drop_identical, preference_pairs
 from understudy.methods.preference_optimization.stored import CANDIDATE_SCHEMA, Candidates
 from understudy.models.adapters import Adapter

@@ -16,15 +16,25 @@ from torch.nn.functional import logsigmoid
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from understudy.errors import InputError, UnderstudyError
-from understudy.methods.preference_optimization import dpo
+from understudy.methods.preference_optimization import dpo, dpo_pairs
 from understudy.methods.preference_optimization.config import PreferenceConfig
-from understudy.methods.preference_optimization.dpo import Pairs, build_trainer, encode_pairs, train_round
+from understudy.methods.preference_optimization.dpo import build_trainer, train_round
+from understudy.methods.preference_optimization.dpo_pairs import Pairs, encode_pairs, pairs_at_once, step_bytes
 from understudy.models.adapters import put_adapter, same_weights, take_adapter, with_adapter, wrap
 from understudy.models.checkpoints import TrainingCheckpoint
 from understudy.models.loading import LoadedModel, load_model
+from understudy.models.shape import ModelShape
 
 ANIMALS = ["cat", "dog", "horse", "bird", "fish", "mouse", "sheep", "cow"]
 ALL_AT_ONCE = PreferenceConfig(lora_rank=3, lora_alpha=6, batch_size=64, epochs=1, learning_rate=1e-3, beta=0.3)
+
+TINY = ModelShape(
+    layers=4, hidden=256, queries=256, keys=256, inner=688, gated=True, vocabulary=8192, parameters=6_000_000
+)
+# Of SmolLM2-135M.
+BIG = ModelShape(
+    layers=30, hidden=576, queries=576, keys=192, inner=1536, gated=True, vocabulary=49_152, parameters=134_515_008
+)
 
 
 def small_model(family: str) -> LoadedModel:
@@ -178,6 +188,38 @@ def test_steps_are_epochs_over_batches_with_a_cosine_schedule(gpt2, tmp_path):
     assert type(trainer.optimizer.optimizer if hasattr(trainer.optimizer, "optimizer") else trainer.optimizer) is (
         torch.optim.AdamW
     )
+
+
+@pytest.mark.parametrize("count", [5, 6])
+def test_a_step_that_goes_through_in_parts_is_the_whole_step(base, count, tmp_path, monkeypatch):
+    """Also the last step of a pass, which has fewer pairs: to rounding, which Adam would scale up in its first step."""
+    config = ALL_AT_ONCE.model_copy(update={"batch_size": 4, "epochs": 2})
+    pairs, previous, steps, found = animal_pairs(ANIMALS[:count]), random_adapter(base), [], []
+    for room in (dpo_pairs.AMPLE, 0):
+        monkeypatch.setattr(dpo_pairs, "AMPLE", room)
+        told = []
+        folder = tmp_path / str(room)
+        found.append(
+            run(base, previous, folder, pairs=pairs, config=config, progress=lambda *step, told=told: told.append(step))
+        )
+        steps.append(told)
+    assert [step[:2] for step in steps[0]] == [step[:2] for step in steps[1]] == [(i, 4) for i in range(1, 5)]
+    assert [loss for *_, loss in steps[1]] == pytest.approx([loss for *_, loss in steps[0]], abs=2e-4)
+    moved = max(float((found[0][name] - previous[name]).abs().max()) for name in previous)
+    assert moved > 1e-3
+    for name in previous:
+        torch.testing.assert_close(found[1][name], found[0][name], atol=0.02 * moved, rtol=0)
+
+
+def test_a_step_is_cut_where_it_has_no_room_and_into_equal_parts_only():
+    asked = {"longest": 125, "pairs": 32, "batch_size": 16}
+    assert pairs_at_once(TINY, **asked) == 16
+    assert pairs_at_once(None, **asked) == 16, "a shape that is not known: memory is not looked at"
+    assert pairs_at_once(BIG, **asked) == 2
+    assert step_bytes(BIG, longest=125, pairs=2) <= dpo_pairs.AMPLE < step_bytes(BIG, longest=125, pairs=4)
+    assert pairs_at_once(BIG, **asked | {"pairs": 31}) == 1, "no other number divides step and round"
+    assert pairs_at_once(BIG, **asked | {"pairs": 2}) == 16, "a round smaller than a step is looked at as it is"
+    assert pairs_at_once(BIG, **asked | {"longest": 100_000}) == 1
 
 
 def digest(adapter) -> str:
