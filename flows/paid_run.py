@@ -19,6 +19,7 @@ from understudy.runs.exported import Exported, complete
 from understudy.runs.registration import registered
 from understudy.runs.request import RunRequest
 from understudy.runs.run_plan import RunPlan
+from understudy.settings import settings as environment_settings
 from understudy.tasks.charge_receipt import ChargeReceipt
 from understudy.tasks.charging import charge, environment_of
 from understudy.tasks.engine.failures import closed_up
@@ -82,6 +83,7 @@ def paid_run(request: RunRequest, settings: type[C], *code: str) -> Iterator[Pai
     method = str(settings.model_fields["method"].default)
     with beating():
         _check_out(request)
+        _check_ledger()
         # What is wrong with a row is for the client's terminal: Prefect keeps the text of every error.
         plan = closed_up("validate", lambda: registered(request, method))
         config = plan.settings(settings)
@@ -105,6 +107,25 @@ def _check_out(request: RunRequest) -> None:
         raise InputError(
             f"out={request.out}: expected an absolute path, found a relative one: a worker gives each run a folder of "
             "its own to start in and removes it afterwards; begin the path with /"
+        )
+
+
+def _check_ledger() -> None:
+    """Refuse to begin a ledger where nobody said that there should be one.
+
+    A worker that was started without the operator's settings would find none in its home, begin one, and every budget
+    would be unspent there.
+
+    Raises:
+        InputError: naming the folder.
+    """
+    now = environment_settings()
+    told = {"home", "ledger_url"} & now.model_fields_set
+    if deployment.id and not told and not (now.home / "ledger.head").exists():
+        raise InputError(
+            f"ledger: found none in {now.home}, and a worker does not begin one there, for every budget would be "
+            "unspent in it; start the worker with UNDERSTUDY_HOME, or UNDERSTUDY_LEDGER_URL, of the ledger that keeps "
+            "your budgets, or of a new one if you have none yet"
         )
 
 

@@ -464,6 +464,24 @@ def test_a_worker_refuses_a_folder_that_goes_with_the_run(request_of, home, pref
     assert state_of(home) == ([], [])
 
 
+def test_a_worker_that_was_told_of_no_home_begins_no_ledger(request_of, tmp_path, prefect_server, monkeypatch):
+    """It did, in the user's home folder, and what the source had spent elsewhere was not known there."""
+    from understudy.flows.conditional_generation import conditional_generation
+
+    monkeypatch.setenv("PREFECT__RUNTIME__DEPLOYMENT__ID", "a-deployment")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("UNDERSTUDY_HOME")
+    request = request_of(out=str(tmp_path / "out"))
+    with pytest.raises(InputError, match=r"\.understudy, and a worker does not begin one.*UNDERSTUDY_HOME"):
+        conditional_generation(request)
+    assert not list((tmp_path / ".understudy").glob("ledger*"))
+    assert not list((tmp_path / ".understudy").glob("secret*"))
+
+    monkeypatch.setenv("UNDERSTUDY_LEDGER_URL", f"sqlite:///{tmp_path / 'mine.db'}")
+    with pytest.raises(InputError, match="no-such"):
+        conditional_generation(request.model_copy(update={"data": str(tmp_path / "no-such.parquet")}))
+
+
 def test_a_full_disk_is_told_in_one_line_with_what_to_do(call, monkeypatch):
     def full(**_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/out/export")
