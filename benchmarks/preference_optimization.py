@@ -9,7 +9,7 @@ round's preferences that are the same way round without noise, at epsilon inf, 7
 populations of 100 to 70,000 drawn from them with replacement; also for the same prompts as if among the paper's 1800
 in 20 rounds, where each prompt gets a smaller share of a client's say and noise wins sooner. `next token`: accuracy on
 held-out clients of a model tuned on the texts, beside Private Evolution, PE + SFT, the public model's own texts, the
-public model as it is (epsilon 0) and real texts.
+public model as it is (epsilon 0) and real texts; also as many real texts as synthetic ones, and as many public seeds.
 
 A cell made under other settings is done again. A killed POPri cell goes on from its last whole round. The charges are
 simulations: measured, never exported. A POPri cell of six rounds takes about 15 minutes on a core, a recovery cell
@@ -32,7 +32,8 @@ from itertools import product
 from cells import Benchmark, Call, Value, arguments, complete, parse, settings_from
 from preference_optimization_data import Cell, Settings, digest_of
 
-ARMS = ("popri", "popri-shuffled", "recovery", "prompt-only", "epsilon-0", "pe", "pe+sft", "real")
+CONTROLS = ("real, as many", "public seeds")
+ARMS = ("popri", "popri-shuffled", "recovery", "prompt-only", "epsilon-0", "pe", "pe+sft", "real", *CONTROLS)
 # Expected minutes of a cell until one of its arm is done.
 MINUTES = {"popri": 15.0, "popri-shuffled": 15.0, "recovery": 0.5, "pe": 8.0, "pe+sft": 4.0, "real": 4.0}
 
@@ -92,6 +93,8 @@ def in_order(options: argparse.Namespace) -> Iterator[Cell]:
         yield Cell("pe", math.inf, real, seed)
         yield Cell("pe+sft", math.inf, real, seed)
         yield Cell("real", math.inf, real, seed)
+        for control in CONTROLS:
+            yield Cell(control, math.inf, real, seed)
         yield Cell("popri-shuffled", math.inf, real, seed)
         for population, epsilon in product((real, *options.populations), options.epsilons):
             yield Cell("recovery", epsilon, population, seed)

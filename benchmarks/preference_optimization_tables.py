@@ -15,7 +15,17 @@ Value = dict[str, Any]
 Found = Mapping[Cell, Value]
 
 _RECOVERED = {"standardise": "standardised", "none": "raw", "paper": "among 1800 prompts, 20 rounds"}
-_ORDER = ("epsilon-0", "prompt-only", "popri", "popri-shuffled", "pe", "pe+sft", "real")
+_ORDER = (
+    "epsilon-0",
+    "public seeds",
+    "prompt-only",
+    "popri",
+    "popri-shuffled",
+    "pe",
+    "pe+sft",
+    "real, as many",
+    "real",
+)
 
 
 def print_tables(found: Found, *, settings: Settings, path: Path) -> None:
@@ -139,7 +149,7 @@ def token_rows(lines: Mapping[Cell, list[Value]]) -> list[Row]:
         row["minus PE"] = ""
         rival = tuned.get(Cell("pe", line.epsilon, line.population, -1)) or []
         both = sorted({value["seed"] for value in values} & {value["seed"] for value in rival})
-        if both and line.arm not in ("pe", "real"):
+        if both and line.arm != "pe" and not line.arm.startswith("real"):
             sides = [pooled([v for v in side if v["seed"] in both]) for side in (values, rival)]
             gain = accuracy_difference(sides[0], sides[1], seed=0)
             row["minus PE"] = f"{gain.value:+.4f} [{gain.low:+.4f}, {gain.high:+.4f}]"
