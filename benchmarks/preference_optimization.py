@@ -32,7 +32,7 @@ from itertools import product
 from cells import Benchmark, Call, Value, arguments, complete, parse, settings_from
 from preference_optimization_data import Cell, Settings, digest_of
 
-CONTROLS = ("real, as many", "public seeds")
+CONTROLS = ("real-as-many", "public-seeds")
 ARMS = ("popri", "popri-shuffled", "recovery", "prompt-only", "epsilon-0", "pe", "pe+sft", "real", *CONTROLS)
 # Expected minutes of a cell until one of its arm is done.
 MINUTES = {"popri": 15.0, "popri-shuffled": 15.0, "recovery": 0.5, "pe": 8.0, "pe+sft": 4.0, "real": 4.0}

@@ -60,15 +60,15 @@ def figures(settings: Settings, cell: Cell) -> dict[str, Any]:
         texts, facts = evolution(settings, cell)
     elif cell.arm.startswith("real"):
         texts = clients_of(settings, "train").samples
-        if cell.arm == "real, as many":
+        if cell.arm == "real-as-many":
             texts = some(texts, settings.samples, seed=cell.seed)
-    elif cell.arm == "public seeds":
+    elif cell.arm == "public-seeds":
         texts = some(seed_texts(settings), settings.samples, seed=cell.seed)
     elif cell.arm == "epsilon-0":
         texts = seed_texts(settings)[:1]  # not tuned on
     else:  # prompt-only: what the public model writes
         texts = final_texts(settings, cell, model_of(configure(settings, cell).model))
-    if cell.arm not in ("epsilon-0", "real", "real, as many"):
+    if cell.arm not in ("epsilon-0", "real", "real-as-many"):
         facts["final"] = distance(settings, encoder().encode(list(texts)))
         facts["texts"] = list(texts)
     return facts | {"rows": len(texts)} | next_token(settings, cell, texts)

@@ -17,13 +17,13 @@ Found = Mapping[Cell, Value]
 _RECOVERED = {"standardise": "standardised", "none": "raw", "paper": "among 1800 prompts, 20 rounds"}
 _ORDER = (
     "epsilon-0",
-    "public seeds",
+    "public-seeds",
     "prompt-only",
     "popri",
     "popri-shuffled",
     "pe",
     "pe+sft",
-    "real, as many",
+    "real-as-many",
     "real",
 )
 
