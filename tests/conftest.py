@@ -160,7 +160,7 @@ def one_load_of_a_model() -> Iterator[None]:
 def empty_tracking_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An MLflow database with its tables and the experiment, made once: that takes seconds.
 
-    Its copies write ahead: one wait for the disk per commit instead of three, and a record of about fifty of them.
+    Its copies write ahead: a commit waits for the disk once instead of three times, and a run commits a hundred times.
     """
     from understudy.tasks.engine import tracking
 

@@ -190,15 +190,15 @@ def test_steps_are_epochs_over_batches_with_a_cosine_schedule(gpt2, tmp_path):
     )
 
 
-@pytest.mark.parametrize("count", [5, 6])
-def test_a_step_that_goes_through_in_parts_is_the_whole_step(base, count, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("count", "size"), [(5, 1), (6, 1), (6, 2)])
+def test_a_step_that_goes_through_in_parts_is_the_whole_step(base, count, size, tmp_path, monkeypatch):
     """Also the last step of a pass, which has fewer pairs: to rounding, which Adam would scale up in its first step."""
     config = ALL_AT_ONCE.model_copy(update={"batch_size": 4, "epochs": 2})
     pairs, previous, steps, found = animal_pairs(ANIMALS[:count]), random_adapter(base), [], []
-    for room in (dpo_pairs.AMPLE, 0):
-        monkeypatch.setattr(dpo_pairs, "AMPLE", room)
+    for at_once in (4, size):
+        monkeypatch.setattr(dpo, "pairs_in_a_pass", lambda *_, at_once=at_once: at_once)
         told = []
-        folder = tmp_path / str(room)
+        folder = tmp_path / str(at_once)
         found.append(
             run(base, previous, folder, pairs=pairs, config=config, progress=lambda *step, told=told: told.append(step))
         )
@@ -349,7 +349,9 @@ class DyingCheckpoint(TrainingCheckpoint):
             raise Interrupted
 
 
-def test_a_round_resumed_amid_its_steps_ends_in_the_same_bytes(base, tmp_path):
+@pytest.mark.parametrize("room", [dpo_pairs.AMPLE, 0], ids=["whole steps", "steps in parts"])
+def test_a_round_resumed_amid_its_steps_ends_in_the_same_bytes(base, room, tmp_path, monkeypatch):
+    monkeypatch.setattr(dpo_pairs, "AMPLE", room)
     config = ALL_AT_ONCE.model_copy(update={"batch_size": 2, "epochs": 2})
     previous, steps = random_adapter(base), []
     whole = run(base, previous, tmp_path / "whole", config=config)
