@@ -124,8 +124,8 @@ def sample(  # noqa: PLR0913 - what is drawn, how, and what a caller may bring a
     uniforms = copied_to(_uniforms(seeds, config.max_new_tokens), ids.device)
     banned = torch.tensor([i for i in forbidden if i != eos], dtype=torch.long, device=ids.device)
     drawn: list[list[int]] = [[] for _ in seeds]
-    flight = Flight(model, ids, mask, slots=min(batch_size or len(seeds), len(seeds)), tokens=config.max_new_tokens)
     with torch.no_grad():
+        flight = Flight(model, ids, mask, slots=min(batch_size or len(seeds), len(seeds)), tokens=config.max_new_tokens)
         while flight.active:
             step = flight.step()
             logits = step.logits if step_hook is None else step_hook(model, step)

@@ -123,6 +123,16 @@ def test_rows_in_flight_stay_as_many_as_asked_for_while_others_wait(random_model
     assert sum(map(len, seen)) == sum(len(row) + (len(row) < 24) for row in rows)
 
 
+def test_neither_prompts_nor_tokens_are_read_with_a_graph(random_model):
+    """A graph would keep every layer's activations of every prompt that is read."""
+    graphs = []
+    handle = random_model.get_input_embeddings().register_forward_hook(lambda *_: graphs.append(torch.is_grad_enabled()))
+    config = SamplingConfig(max_new_tokens=6, top_p=0.95)
+    sample(random_model, left_padded(PROMPTS), config=config, seeds=range(8), eos=EOS, batch_size=3)
+    handle.remove()
+    assert set(graphs) == {False}
+
+
 def test_equal_prompts_are_read_once(random_model):
     read = []
     handle = random_model.get_input_embeddings().register_forward_hook(lambda _, __, output: read.append(output.shape))
