@@ -27,7 +27,7 @@ from tables import Row, print_table, write_figures
 
 from understudy.evaluation.encoder import embed, load_encoder
 from understudy.generation.config import SamplingConfig
-from understudy.methods.preference_optimization.candidates import RoundSeed, continue_prompts, round_prompts
+from understudy.methods.preference_optimization.candidates import continue_prompts
 from understudy.methods.preference_optimization.client_vectors import FloatArray, Rows, unit_rows
 from understudy.methods.preference_optimization.config import (
     CandidateConfig,
@@ -36,6 +36,7 @@ from understudy.methods.preference_optimization.config import (
 )
 from understudy.methods.preference_optimization.dpo import train_round
 from understudy.methods.preference_optimization.dpo_pairs import Pairs
+from understudy.methods.preference_optimization.prompts import RoundSeed, round_prompts
 from understudy.methods.preference_optimization.queries import queries_of, schedule_of
 from understudy.methods.preference_optimization.scoring import exact_sum
 from understudy.models.adapters import with_adapter

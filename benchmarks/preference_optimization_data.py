@@ -26,6 +26,7 @@ from understudy.evaluation.next_token import NextTokenConfig
 from understudy.methods.preference_optimization.clients import Clients, build_clients
 from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
 from understudy.methods.preference_optimization.method import queries as queries_of
+from understudy.methods.preference_optimization.method import resolve
 from understudy.methods.preference_optimization.pool import ClientPool, build_pool, load_pool, save_pool
 from understudy.methods.preference_optimization.queries import QuerySchedule, schedule_of
 from understudy.methods.preference_optimization.rounds import propose
@@ -110,7 +111,7 @@ def configure(settings: Settings, cell: Cell) -> PreferenceOptimizationConfig:
             "preferences": {"rejected_rank": settings.rejected_rank},
         }
     )
-    return apply_overrides(config, list(settings.overrides))
+    return resolve(apply_overrides(config, list(settings.overrides)), settings.clients)
 
 
 def evolution_config(settings: Settings, cell: Cell) -> EvolutionConfig:
@@ -120,7 +121,7 @@ def evolution_config(settings: Settings, cell: Cell) -> EvolutionConfig:
         rounds=config.rounds,
         prompts=config.candidates.prompts,
         per_prompt=config.candidates.per_prompt,
-        examples_per_prompt=config.candidates.seeds_per_prompt,
+        examples_per_prompt=config.candidates.examples or 3,
         sampling_probability=config.clients.sampling_probability,
         public_seed=cell.seed,
     )

@@ -20,6 +20,7 @@ from preference_optimization_data import (
     digest_of,
     encoder,
     evolution_config,
+    first_candidates,
     population_pool,
     seed_texts,
 )
@@ -29,7 +30,8 @@ from simulation import model_of, noise_facts
 from understudy.baselines import private_evolution, supervised
 from understudy.baselines.votes import Samples
 from understudy.evaluation.medoid import median_distance_to_medoid
-from understudy.methods.preference_optimization.candidates import RoundSeed, continue_prompts, round_prompts
+from understudy.methods.preference_optimization.candidates import continue_prompts
+from understudy.methods.preference_optimization.prompts import RoundSeed, round_prompts
 from understudy.models.loading import load_model
 from understudy.privacy.accounting import default_delta
 
@@ -55,8 +57,11 @@ def evolution(settings: Settings, cell: Cell) -> tuple[list[str], dict[str, Any]
     )
     tuned = supervised.fine_tune(
         load_model(config.model),
-        # A text begins with the space that follows the prompt's colon.
-        [(prompt, f" {text}") for prompt, text in zip(prompts, survivors, strict=True)],
+        # In a list a text begins with the space that follows the prompt's colon.
+        [
+            (prompt, text if config.candidates.in_chat else f" {text}")
+            for prompt, text in zip(prompts, survivors, strict=True)
+        ],
         config=supervised.SupervisedConfig(),
         public_seed=cell.seed,
     )
@@ -81,7 +86,7 @@ def evolved(settings: Settings, cell: Cell) -> tuple[private_evolution.Generatio
 
         history = private_evolution.evolve(
             Samples(pool.embeddings, pool.owner, pool.slots),
-            seed_texts(settings),
+            first_examples(settings, shared),
             config=config,
             plan=plan,
             mechanisms=charged(settings, shared, queries=plan.queries, what="votes"),
@@ -102,6 +107,13 @@ def evolved(settings: Settings, cell: Cell) -> tuple[private_evolution.Generatio
         write(path, {"texts": last.texts, "probabilities": last.probabilities.tolist(), "facts": facts})
     found = json.loads(path.read_text())
     return private_evolution.Generation(tuple(found["texts"]), np.array(found["probabilities"])), found["facts"]
+
+
+def first_examples(settings: Settings, cell: Cell) -> Sequence[str]:
+    """What the first prompts show: public seeds, or what the model writes without any where POPri's show none."""
+    if configure(settings, cell).candidates.examples:
+        return seed_texts(settings)
+    return [text for text in first_candidates(settings, cell).table["text"].to_pylist() if text.strip()]
 
 
 def prompt_of(settings: Settings, cell: Cell, examples: Sequence[str]) -> str:

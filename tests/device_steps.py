@@ -40,10 +40,11 @@ from understudy.methods.gradient_matching.queries import queries_of as target_qu
 from understudy.methods.gradient_matching.queries import schedule_of as target_schedule_of
 from understudy.methods.gradient_matching.release import Target, release_target
 from understudy.methods.gradient_matching.verbalizer import build_verbalizer
-from understudy.methods.preference_optimization.candidates import RoundSeed, continue_prompts
+from understudy.methods.preference_optimization.candidates import continue_prompts
 from understudy.methods.preference_optimization.config import CandidateConfig, PreferenceConfig
 from understudy.methods.preference_optimization.dpo import _as_found, build_trainer
 from understudy.methods.preference_optimization.dpo_pairs import Pairs, encode_pairs
+from understudy.methods.preference_optimization.prompts import RoundSeed
 from understudy.models.adapters import same_weights, take_adapter, with_adapter, wrap
 from understudy.models.loading import LoadedModel, load_model
 from understudy.privacy.ledger.records import KeyMaterial

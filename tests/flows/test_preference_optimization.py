@@ -277,6 +277,35 @@ def test_epsilon_infinity_runs_in_the_client_zone_and_exports_nothing(
     assert kinds == {"candidates": "public", "prompt-only": "public"}, "of the first round and of the base model"
 
 
+def test_an_instruct_model_is_asked_in_a_chat_and_its_export_is_too(
+    run, small_downstream, few_clients, random_model_folder, in_home, tmp_path
+):
+    """From the first candidates to further texts of the exported model."""
+    from understudy.runs.further_texts import generate_more
+
+    model, out = tmp_path / "chat", tmp_path / "out"
+    shutil.copytree(random_model_folder, model)
+    (model / "chat_template.jinja").write_text(
+        "{% for m in messages %}[{{ m['content'] }}]{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+    )
+    settings = ("rounds=1", *SMALL_ROUND, "candidates.seeds_per_prompt=auto")
+    with in_home(tmp_path / "home") as home:
+        prepare_environment()
+        run(request(out, model, data=str(few_clients), about="letters", overrides=settings))
+        path, _ = generate_more(out, samples=8, draw=0, out=tmp_path / "own.parquet")
+        assert pq.read_table(path).equals(pq.read_table(out / "export/synthetic.parquet"))
+    prompts = [
+        prompt
+        for content in stored(home, "table.parquet").values()
+        if "prompt" in (table := pq.read_table(pa.BufferReader(content))).column_names
+        for prompt in table["prompt"].to_pylist()
+    ]
+    assert set(prompts) == {"[Write one of several different letters.]>"}
+    declared = json.loads((out / "export/statement.json").read_text())["declared_public"]
+    assert declared["words of the prompts"] == "Write one of several different letters."
+    assert "public seed texts" not in declared, "none was shown"
+
+
 def stored(home: Path, name: str) -> dict[str, bytes]:
     """Id -> content of a file, of every finished artifact in the exchange store that has it."""
     found = (home / "exchange").glob(f"[0-9a-f]*/{name}")

@@ -63,6 +63,17 @@ def is_complete(folder: Path) -> bool:
     return (folder / "config.json").is_file() and bool(there) and listed <= there
 
 
+def has_chat_template(folder: Path) -> bool:
+    """Whether a model's tokenizer brings a chat template, by its files alone: then it was tuned to follow requests."""
+    if (folder / "chat_template.jinja").is_file():
+        return True
+    try:
+        config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and bool(config.get("chat_template"))
+
+
 def folder_digest(folder: Path) -> str:
     """Sha256 (hex) over the names and bytes of the model files in a folder."""
     whole = hashlib.sha256()

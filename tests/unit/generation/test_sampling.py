@@ -126,7 +126,9 @@ def test_rows_in_flight_stay_as_many_as_asked_for_while_others_wait(random_model
 def test_neither_prompts_nor_tokens_are_read_with_a_graph(random_model):
     """A graph would keep every layer's activations of every prompt that is read."""
     graphs = []
-    handle = random_model.get_input_embeddings().register_forward_hook(lambda *_: graphs.append(torch.is_grad_enabled()))
+    handle = random_model.get_input_embeddings().register_forward_hook(
+        lambda *_: graphs.append(torch.is_grad_enabled())
+    )
     config = SamplingConfig(max_new_tokens=6, top_p=0.95)
     sample(random_model, left_padded(PROMPTS), config=config, seeds=range(8), eos=EOS, batch_size=3)
     handle.remove()

@@ -6,7 +6,7 @@ code; `tiny` shrinks prompts, rounds and texts so that a run takes minutes on tw
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -14,6 +14,7 @@ from understudy.frozen import Frozen, MethodSettings, Profiles
 from understudy.generation.config import SamplingConfig
 from understudy.quantities import Count, CountOrZero, LearningRate, NonEmpty, Positive, Probability, Size, setting
 
+PUBLIC_SAMPLE = "sample:public"
 Variant = Literal["federated", "central", "central_conditional"]
 
 
@@ -32,20 +33,37 @@ class CandidateConfig(Frozen):
     """The texts that clients score: K prompts with J continuations each."""
 
     prompts: Count = setting(16, "K, at least 1. tiny 16, paper 1800.")
+    style: Literal["auto", "chat", "plain"] = setting(
+        "auto",
+        "chat: through the model's chat template; plain: a list to be continued (paper). auto: chat if the model has a "
+        "chat template.",
+    )
     per_prompt: int = setting(6, "J, at least 2. tiny 6, paper 10.", ge=2, le=100_000_000)
-    seeds_per_prompt: int = setting(
-        3, "Public texts that one prompt shows as examples, at least 1; paper 3.", le=64, ge=1
+    seeds_per_prompt: Annotated[int, Field(ge=0, le=64)] | Literal["auto"] = setting(
+        "auto",
+        "Public texts that one prompt shows as examples, 0 to 64; paper 3. auto: 3, but none in a chat whose seeds are "
+        "the sample: what they are not about leads an instruct model away from what it is asked for.",
     )
     seed_tokens: Count = setting(32, "A public seed text is cut to so many tokens. tiny 32, paper 64.")
     instruction: str = setting(
         "",
-        "Public words before the examples; {label} is replaced by the label's name. None: 'A list of different' and "
-        "what --about says.",
+        "Public words beside the examples; {label} is replaced by the label's name. None: 'A list of different', in a "
+        "chat 'Write one of several different', and what --about says.",
     )
     sampling: SamplingConfig = Field(
         default_factory=lambda: SamplingConfig(max_new_tokens=32, top_p=1.0),
         description="How continuations are drawn; max_new_tokens is the paper's max_tokens.",
     )
+
+    @property
+    def in_chat(self) -> bool:
+        """Whether prompts are turns of a chat; `auto` is decided before the charge and counts as plain until then."""
+        return self.style == "chat"
+
+    @property
+    def examples(self) -> int:
+        """Public texts that one prompt shows; `auto` counts as 3 until it is decided."""
+        return 3 if self.seeds_per_prompt == "auto" else self.seeds_per_prompt
 
 
 class ScoringConfig(Frozen):
@@ -136,6 +154,18 @@ _PROFILES: Profiles = {
 }
 
 
+def public_words(style: Literal["chat", "plain"], about: str, *, labelled: bool = False) -> str:
+    """What a prompt says beside its examples, made of what the texts are; `{label}` is where a label's name goes.
+
+    >>> public_words("plain", "film reviews")
+    'A list of different film reviews:'
+    >>> public_words("chat", "film reviews", labelled=True)
+    'Write one of several different film reviews, {label}.'
+    """
+    words = (about.strip() or "texts") + (", {label}" if labelled else "")
+    return f"Write one of several different {words}." if style == "chat" else f"A list of different {words}:"
+
+
 class PreferenceOptimizationConfig(MethodSettings):
     """Preference optimisation: clients score texts, noise is added to the sum, DPO trains the generator on it."""
 
@@ -152,7 +182,7 @@ class PreferenceOptimizationConfig(MethodSettings):
     samples: Count = setting(100, "Synthetic texts in all. paper 1,000,000.")
     rounds: Count = setting(3, "T, at least 1. tiny 3, paper 20.")
     seeds: NonEmpty = setting(
-        "sample:public", "Public texts that prompts show as examples: file with a column text, or sample:public."
+        PUBLIC_SAMPLE, "Public texts that prompts show as examples: file with a column text, or sample:public."
     )
     seeds_digest: str = setting("", "sha256 of the texts of `seeds`; set by the run.")
     clients: ClientConfig = Field(default_factory=ClientConfig)

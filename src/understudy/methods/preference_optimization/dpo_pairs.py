@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from understudy.errors import InputError
 from understudy.generation.prompts import encode_text
-from understudy.methods.preference_optimization.candidates import prompt_tokens
 from understudy.methods.preference_optimization.config import PreferenceConfig
+from understudy.methods.preference_optimization.prompts import end_token, prompt_tokens
 from understudy.models.loading import LoadedModel
 from understudy.models.shape import ModelShape, shape_of
 
@@ -38,11 +38,13 @@ class Pairs:
         prompts: as the policy was given them.
         chosen: continuation that scored best.
         rejected: continuation of the rejected rank.
+        in_chat: whether the texts are answers in a chat: they follow without a space, and the end token ends them.
     """
 
     prompts: Sequence[str]
     chosen: Sequence[str]
     rejected: Sequence[str]
+    in_chat: bool = False
 
 
 def encode_pairs(base: LoadedModel, pairs: Pairs) -> dict[str, list[list[int]]]:
@@ -64,7 +66,10 @@ def encode_pairs(base: LoadedModel, pairs: Pairs) -> dict[str, list[list[int]]]:
     rows: dict[str, list[list[int]]] = {"prompt_ids": [], "chosen_ids": [], "rejected_ids": []}
     context, longer = getattr(base.model.config, "max_position_embeddings", None), 0
     for asked, *texts in zip(pairs.prompts, pairs.chosen, pairs.rejected, strict=True):
-        prompt, answers = prompt_tokens(base, asked), [_text_tokens(base, text) for text in texts]
+        prompt, answers = (
+            prompt_tokens(base, asked),
+            [_text_tokens(base, text, in_chat=pairs.in_chat) for text in texts],
+        )
         if context is not None and len(prompt) + max(map(len, answers)) > context:
             longer += 1
         elif answers[0] != answers[1]:
@@ -85,8 +90,11 @@ def encode_pairs(base: LoadedModel, pairs: Pairs) -> dict[str, list[list[int]]]:
     return rows
 
 
-def _text_tokens(base: LoadedModel, text: str) -> list[int]:
+def _text_tokens(base: LoadedModel, text: str, *, in_chat: bool) -> list[int]:
+    """As it is drawn: behind a list's prompt it begins with a space and a line break ends it."""
     tokenizer: Any = base.tokenizer
+    if in_chat:
+        return [*encode_text(tokenizer, text, lead=""), end_token(tokenizer, in_chat=True)]
     ended = tokenizer.encode("\n", add_special_tokens=False, verbose=False)
     return [*(encode_text(tokenizer, text) if text.strip() else []), *ended]
 
@@ -109,12 +117,13 @@ def pass_of(
     rejected: Sequence[str],
     *,
     config: PreferenceConfig,
+    in_chat: bool = False,
 ) -> Pairs:
     """Pairs over and over, until they are as many as go through the model at once: what a dry run trains on."""
     again = max(1, config.batch_size // len(prompts))
-    many = Pairs([*prompts] * again, [*chosen] * again, [*rejected] * again)
+    many = Pairs([*prompts] * again, [*chosen] * again, [*rejected] * again, in_chat)
     size = pairs_in_a_pass(base, encode_pairs(base, many), config)
-    return Pairs(many.prompts[:size], many.chosen[:size], many.rejected[:size])
+    return Pairs(many.prompts[:size], many.chosen[:size], many.rejected[:size], in_chat)
 
 
 def pairs_at_once(shape: ModelShape | None, *, longest: int, pairs: int, batch_size: int) -> int:

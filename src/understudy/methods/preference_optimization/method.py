@@ -20,13 +20,14 @@ from understudy.methods.method import (
     Protected,
     Reporting,
 )
-from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
+from understudy.methods.preference_optimization.config import PUBLIC_SAMPLE, PreferenceOptimizationConfig, public_words
 from understudy.methods.preference_optimization.queries import (
     noise_multiplier_by_rdp,
     queries_of,
     schedule_of,
     signal_to_noise,
 )
+from understudy.models.folders import has_chat_template, model_folder
 from understudy.privacy.queries import Queries
 from understudy.privacy.statement import Access, mechanism_facts
 from understudy.settings import settings
@@ -50,16 +51,21 @@ def charged_settings(config: PreferenceOptimizationConfig) -> PreferenceOptimiza
 def resolve(
     config: PreferenceOptimizationConfig, _n: int, _label_names: Sequence[str] = ()
 ) -> PreferenceOptimizationConfig:
-    """The words before the examples of a prompt, made of what the texts are about unless they are given.
+    """How prompts are written, and their words where none are given, made of what the texts are about.
 
     >>> resolve(PreferenceOptimizationConfig(about="film reviews"), 100).candidates.instruction
     'A list of different film reviews:'
     """
-    if config.candidates.instruction.strip() or not config.about.strip():
-        return config
-    label = ", {label}" if config.variant == "central_conditional" else ""
-    words = f"A list of different {config.about.strip()}{label}:"
-    return config.model_copy(update={"candidates": config.candidates.model_copy(update={"instruction": words})})
+    asked = config.candidates
+    style, shown, words = asked.style, asked.seeds_per_prompt, asked.instruction
+    if style == "auto":
+        style = "chat" if has_chat_template(model_folder(config.model)) else "plain"
+    if shown == "auto":
+        shown = 0 if style == "chat" and config.seeds == PUBLIC_SAMPLE else asked.examples
+    if config.about.strip() and not words.strip():
+        words = public_words(style, config.about, labelled=config.variant == "central_conditional")
+    decided = {"style": style, "seeds_per_prompt": shown, "instruction": words}
+    return config.model_copy(update={"candidates": asked.model_copy(update=decided)})
 
 
 def public_tables(config: PreferenceOptimizationConfig) -> dict[str, str]:
@@ -74,8 +80,8 @@ def check_model(config: PreferenceOptimizationConfig, label_names: Sequence[str]
         InputError: the model is unknown or its tokenizer cannot cut clients' texts, the seeds are too few or cannot be
             read, a prompt does not fit the context, or settings exclude each other.
     """
-    from understudy.methods.preference_optimization.candidates import RoundSeed, round_prompts
     from understudy.methods.preference_optimization.clients import check_tokenizer
+    from understudy.methods.preference_optimization.prompts import RoundSeed, round_prompts
     from understudy.methods.preference_optimization.seeds import read_seeds
     from understudy.models.loading import load_base
 
@@ -124,8 +130,8 @@ def describe(config: PreferenceOptimizationConfig, promise: Promise) -> Descript
         choices="Settings and defaults were fixed before the run; the last round's policy is used, none was chosen by "
         "a private score.",
         declared_public={
-            "public seed texts": config.seeds,
-            **({"words before them": config.candidates.instruction} if config.candidates.instruction else {}),
+            **({"public seed texts": config.seeds} if config.candidates.examples else {}),
+            **({"words of the prompts": config.candidates.instruction} if config.candidates.instruction else {}),
             "tokens of a sample": config.clients.sample_tokens,
             "candidates per round": candidates,
         },
@@ -179,9 +185,10 @@ def report_facts(config: PreferenceOptimizationConfig) -> dict[str, str]:
 def estimate(config: PreferenceOptimizationConfig, promise: Promise) -> dict[str, Any]:
     """Expected time and memory: candidates of two prompts, and as many pairs as go through the model at once."""
     from understudy.hardware import chosen
-    from understudy.methods.preference_optimization.candidates import RoundSeed, continue_prompts, round_prompts
+    from understudy.methods.preference_optimization.candidates import continue_prompts
     from understudy.methods.preference_optimization.dpo import train_round, trainer_class
     from understudy.methods.preference_optimization.dpo_pairs import pass_of
+    from understudy.methods.preference_optimization.prompts import RoundSeed, round_prompts
     from understudy.methods.preference_optimization.seeds import read_seeds
     from understudy.models.loading import load_base
 
@@ -198,7 +205,14 @@ def estimate(config: PreferenceOptimizationConfig, promise: Promise) -> dict[str
     texts = continue_prompts(loaded, prompts, config.candidates, seed=RoundSeed(0, config.public_seed))
     drawn = time.perf_counter()
     step = config.candidates.per_prompt
-    pairs = pass_of(loaded, prompts, [f"{text} a" for text in texts[::step]], texts[1::step], config=config.preferences)
+    pairs = pass_of(
+        loaded,
+        prompts,
+        [f"{text} a" for text in texts[::step]],
+        texts[1::step],
+        config=config.preferences,
+        in_chat=config.candidates.in_chat,
+    )
     trainer_class()  # trl is slow to load, once
     loaded_at = time.perf_counter()
     with TemporaryDirectory() as folder:

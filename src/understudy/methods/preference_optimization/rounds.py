@@ -16,16 +16,12 @@ import pyarrow as pa
 from torch import Tensor
 
 from understudy.errors import InputError
-from understudy.methods.preference_optimization.candidates import (
-    RoundSeed,
-    continue_prompts,
-    request_continuations,
-    round_prompts,
-)
+from understudy.methods.preference_optimization.candidates import continue_prompts, request_continuations
 from understudy.methods.preference_optimization.config import CandidateConfig, PreferenceOptimizationConfig
 from understudy.methods.preference_optimization.dpo import train_round
 from understudy.methods.preference_optimization.dpo_pairs import Pairs
 from understudy.methods.preference_optimization.preferences import drop_identical, preference_pairs
+from understudy.methods.preference_optimization.prompts import RoundSeed, round_prompts
 from understudy.methods.preference_optimization.stored import CANDIDATE_SCHEMA, Candidates
 from understudy.models.adapters import Adapter
 from understudy.models.checkpoints import TrainingCheckpoint
@@ -113,6 +109,7 @@ def prefer(
         prompts=[prompts[chosen] for chosen, _ in kept.pairs],
         chosen=[texts[chosen] for chosen, _ in kept.pairs],
         rejected=[texts[rejected] for _, rejected in kept.pairs],
+        in_chat=config.candidates.in_chat,
     )
     adapter = train_round(
         base,
@@ -229,4 +226,4 @@ def _continue(
 ) -> list[str]:
     if config.endpoint.url is None:
         return continue_prompts(policy, prompts, shape, seed=seed, progress=done)
-    return request_continuations(prompts, shape, endpoint=config.endpoint, seed=seed, progress=done)
+    return request_continuations(policy, prompts, shape, endpoint=config.endpoint, seed=seed, progress=done)

@@ -1,28 +1,17 @@
-from collections import Counter
+import copy
+from dataclasses import replace
 
 import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from understudy.errors import InputError
 from understudy.generation.config import SamplingConfig
 from understudy.generation.prompts import row_seeds
 from understudy.generation.sampling import sample
 from understudy.methods.preference_optimization import candidates
-from understudy.methods.preference_optimization.candidates import (
-    RoundSeed,
-    continue_prompts,
-    first_line,
-    prompt_tokens,
-    request_continuations,
-    round_prompts,
-)
-from understudy.methods.preference_optimization.config import (
-    CandidateConfig,
-    EndpointConfig,
-    PreferenceOptimizationConfig,
-)
-from understudy.methods.preference_optimization.method import resolve
+from understudy.methods.preference_optimization.candidates import continue_prompts, first_line, request_continuations
+from understudy.methods.preference_optimization.config import CandidateConfig, EndpointConfig
+from understudy.methods.preference_optimization.prompts import RoundSeed, round_prompts
 from understudy.models.loading import LoadedModel, load_model
 
 SEEDS = [f"seed text number {number} about the weather" for number in range(30)]
@@ -58,128 +47,31 @@ def breaks_lines() -> LoadedModel:
     return LoadedModel(model=model, tokenizer=tokenizer, digest="", name="breaks", notes=())
 
 
-def prompts_of(loaded, config=SMALL, seeds=SEEDS, *, label=None, **more):
-    seed = RoundSeed(**{"round": 0, "public_seed": 0, **more})
-    return round_prompts(seeds, config, loaded=loaded, seed=seed, label=label)
+def prompts_of(loaded, config=SMALL):
+    return round_prompts(SEEDS, config, loaded=loaded, seed=RoundSeed(0, 0))
 
 
-def shown(prompt: str) -> list[str]:
-    return [line.partition(": ")[2] for line in prompt.splitlines() if line.startswith("Text ") and ": " in line]
-
-
-def test_a_prompt_lists_different_public_texts_and_asks_for_the_next(llama):
-    prompts = prompts_of(llama)
-    assert len(prompts) == 8
-    for prompt in prompts:
-        assert prompt.endswith("\n\nText 4:")
-        assert [line.split(":")[0] for line in prompt.splitlines() if line.startswith("Text")] == [
-            "Text 1",
-            "Text 2",
-            "Text 3",
-            "Text 4",
-        ]
-        assert len(set(shown(prompt))) == 3
-        assert set(shown(prompt)) <= set(SEEDS)
-
-
-def test_every_public_text_is_as_likely_as_any_other(llama):
-    config = SMALL.model_copy(update={"prompts": 2000})
-    counts = Counter(text for prompt in prompts_of(llama, config) for text in shown(prompt))
-    statistic = sum((counts[text] - 200) ** 2 / 200 for text in SEEDS)
-    assert len(counts) == 30
-    assert statistic < 58.3  # 99.9 % of chi-squared with 29 degrees; drawing without repetition only lowers it
-
-
-def test_a_prompt_depends_on_seed_round_label_and_number_alone(llama):
-    config = SMALL.model_copy(update={"instruction": "About {label}:"})
-    wider = SMALL.model_copy(update={"prompts": 20})
-    prompts = prompts_of(llama)
-    assert prompts_of(llama, wider)[:8] == prompts
-    others = [
-        prompts_of(llama, public_seed=1),
-        prompts_of(llama, round=1),
-        prompts_of(llama, config, label="rain"),
-        prompts_of(llama, config, label="snow"),
-    ]
-    drawn = [[shown(prompt) for prompt in some] for some in [prompts, *others]]
-    assert all(one != other for i, one in enumerate(drawn) for other in drawn[:i])
-
-
-@pytest.mark.parametrize(
-    ("given", "label", "heading"),
-    [
-        ({"about": "film reviews"}, None, "A list of different film reviews:"),
-        ({"about": "film reviews", "variant": "central_conditional"}, "bad", "A list of different film reviews, bad:"),
-        ({"about": "film reviews", "candidates": {"instruction": "Films:"}}, None, "Films:"),
-        ({"about": ""}, None, "A list of different texts:"),
-    ],
-)
-def test_a_prompt_opens_with_what_the_texts_are_about_unless_its_words_are_given(llama, given, label, heading):
-    config = resolve(PreferenceOptimizationConfig.model_validate(given), 100)
-    prompts = prompts_of(llama, SMALL.model_copy(update={"instruction": config.candidates.instruction}), label=label)
-    assert {prompt.splitlines()[0] for prompt in prompts} == {heading}
-
-
-def test_texts_are_cut_by_tokens_and_stand_on_one_line(llama):
-    long = [
-        "one two\n\nText 9: three   four five six seven eight nine ten",
-        "a  b",
-        "ü " * 40,
-        "日本語のとても長い文章です",
-    ]
-    config = SMALL.model_copy(update={"seed_tokens": 4, "seeds_per_prompt": 4})
-    for prompt in prompts_of(llama, config, long):
-        lines = [line for line in prompt.splitlines() if line.startswith("Text ")]
-        assert len(lines) == 5
-        for text in shown(prompt):
-            whole = [" ".join(text.split()) for text in long]
-            assert any(other.startswith(text) for other in whole)
-            assert len(llama.tokenizer.encode(" " + text)) <= 4
-        assert "a b" in shown(prompt)
-        assert "\ufffd" not in prompt
-
-
-def test_the_label_stands_in_the_instruction(llama):
-    config = SMALL.model_copy(update={"instruction": "Reviews that are {label}:"})
-    assert all(p.startswith("Reviews that are good:\n\nText 1: ") for p in prompts_of(llama, config, label="good"))
-    with pytest.raises(InputError, match=r"expected \{label\} in it"):
-        prompts_of(llama, label="good")
-
-
-@pytest.mark.parametrize("seeds", [[], ["one", "two"], ["one", "two", " \n"]])
-def test_too_few_public_texts_are_refused(llama, seeds):
-    with pytest.raises(InputError, match=f"seeds_per_prompt=3 .*found {min(len(seeds), 2)}"):
-        prompts_of(llama, seeds=seeds)
-
-
-def test_prompts_fill_the_context_up_to_its_last_token(llama):
-    longest = max(len(prompt_tokens(llama, prompt)) for prompt in prompts_of(llama))
-
-    def with_new(tokens):
-        return SMALL.model_copy(update={"sampling": SamplingConfig(max_new_tokens=tokens)})
-
-    assert len(prompts_of(llama, with_new(512 - longest))) == 8
-    with pytest.raises(InputError, match=f"{longest} tokens.*max_new_tokens={513 - longest}.*513.*512"):
-        prompts_of(llama, with_new(513 - longest))
-
-
-def one_by_one(loaded, prompts, per_prompt, sampling, public_seed, round):
-    """Each text by itself: no shared prompt, no padding, no early end; the definition of the result."""
-    texts = []
+def drawn_alone(loaded, prompts, per_prompt, sampling, public_seed, round):
+    """The tokens of each text by itself: no shared prompt, no padding, no early end."""
+    rows = []
     for row in range(len(prompts) * per_prompt):
         ids = torch.tensor([[0, *loaded.tokenizer.encode(prompts[row // per_prompt])]])
         seed = row_seeds(public_seed, [row], purpose=f"candidate/{round}")
-        drawn = sample(
+        rows += sample(
             loaded.model,
             (ids, torch.ones_like(ids)),
             config=sampling,
             seeds=seed,
             eos=loaded.tokenizer.eos_token_id,
             forbidden=tuple(loaded.tokenizer.all_special_ids),
-        )[0]
-        lines = [line.strip() for line in loaded.tokenizer.decode(drawn).splitlines() if line.strip()]
-        texts.append(lines[0] if lines else "")
-    return texts
+        )
+    return rows
+
+
+def one_by_one(loaded, *asked):
+    """The definition of the result: the first line with words of each text."""
+    texts = [loaded.tokenizer.decode(row).splitlines() for row in drawn_alone(loaded, *asked)]
+    return [next((line.strip() for line in lines if line.strip()), "") for lines in texts]
 
 
 def drawn_by(loaded, prompts, *, round=2, public_seed=0, progress=None, **more):
@@ -221,7 +113,7 @@ def test_rounds_and_seeds_draw_other_texts_and_the_global_generator_is_left_alon
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_a_served_policy_gets_prompts_and_seeds_in_candidate_order(monkeypatch):
+def test_a_served_policy_gets_prompts_and_seeds_in_candidate_order(llama, monkeypatch):
     calls = []
 
     def served(prompts, seeds, **more):
@@ -231,10 +123,47 @@ def test_a_served_policy_gets_prompts_and_seeds_in_candidate_order(monkeypatch):
     monkeypatch.setattr(candidates, "complete", served)
     endpoint = EndpointConfig(url="http://host/v1")
     two = SMALL.model_copy(update={"per_prompt": 2})
-    texts = request_continuations(["a", "b"], two, endpoint=endpoint, seed=RoundSeed(1, 5))
+    texts = request_continuations(llama, ["a", "b"], two, endpoint=endpoint, seed=RoundSeed(1, 5))
     assert texts == ["a0", "a1", "b2", "b3"]
     assert calls[0][1] == row_seeds(5, range(4), purpose="candidate/1")
     assert (calls[0][2]["sampling"], calls[0][2]["endpoint"]) == (SMALL.sampling, endpoint)
+
+
+def in_a_chat(loaded: LoadedModel, template: str) -> LoadedModel:
+    tokenizer = copy.deepcopy(loaded.tokenizer)
+    tokenizer.chat_template = template
+    return replace(loaded, tokenizer=tokenizer)
+
+
+CHAT = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}</>\n{% endfor %}<assistant>{{ '\n' }}"
+
+
+def test_in_a_chat_the_whole_answer_is_the_text(breaks_lines):
+    """Its line breaks belong to it, and nothing but the end token ends it early."""
+    chat, sampling = in_a_chat(breaks_lines, CHAT), SamplingConfig(max_new_tokens=12, top_p=1.0)
+    prompts = ["A:", "B: c"]
+    texts = drawn_by(chat, prompts, per_prompt=40, sampling=sampling, style="chat")
+    rows = drawn_alone(chat, prompts, 40, sampling, 0, 2)
+    assert texts == [chat.tokenizer.decode(row).strip() for row in rows]
+    assert any("\n" in text for text in texts)
+
+
+def test_a_served_chat_gets_one_bos_and_keeps_whole_answers(llama, monkeypatch):
+    """A server puts BOS before a prompt where its tokenizer does; a template may have written one already."""
+    chat, sent = in_a_chat(llama, "{{ bos_token }}" + CHAT), []
+
+    def served(prompts, seeds, **_):
+        sent.extend(prompts)
+        return ["\n one \n two "] * len(prompts)
+
+    monkeypatch.setattr(candidates, "complete", served)
+    one = SMALL.model_copy(update={"style": "chat", "per_prompt": 1, "prompts": 1})
+    asked, where = prompts_of(chat, one), EndpointConfig(url="http://host/v1")
+    assert asked[0].startswith(chat.tokenizer.bos_token + "<user>")
+    assert request_continuations(chat, asked, one, endpoint=where, seed=RoundSeed(0, 0)) == ["one \n two"]
+    monkeypatch.setattr(type(chat.tokenizer), "__call__", lambda *_, **__: {"input_ids": [chat.tokenizer.bos_token_id]})
+    request_continuations(chat, asked, one, endpoint=where, seed=RoundSeed(0, 0))
+    assert sent == [asked[0], asked[0].removeprefix(chat.tokenizer.bos_token)]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """DPO against the formula written out by hand, on models that are small but have real tokenizers."""
 
+import copy
 import hashlib
 import math
 import random
@@ -292,6 +293,15 @@ def test_no_token_is_added_or_cut_between_prompt_and_text(base):
     assert rows["prompt_ids"] == [[0, *encode("Text 1:")]]
     assert decode(rows["chosen_ids"][0]) == " one two\n"
     assert rows["rejected_ids"] == [encode("\n")]
+
+
+def test_an_answer_in_a_chat_follows_without_a_space_and_ends_with_the_end_token(base):
+    tokenizer = copy.deepcopy(base.tokenizer)
+    tokenizer.chat_template = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}</>{% endfor %}<assistant>"
+    chat = replace(base, tokenizer=tokenizer)
+    rows = encode_pairs(chat, Pairs(["<user>Write.</><assistant>"], ["one\n\ntwo"], [""], in_chat=True))
+    assert rows["chosen_ids"] == [[*tokenizer.encode("one\n\ntwo"), tokenizer.eos_token_id]]
+    assert rows["rejected_ids"] == [[tokenizer.eos_token_id]]
 
 
 def test_a_pair_that_does_not_fit_is_left_out_not_cut(gpt2, caplog):
