@@ -88,7 +88,7 @@ def synthesize(settings: Settings, cell: Cell, arms: Mapping[str, Mapping[str, A
         return made.table["text"].to_pylist(), made.table["label"].to_pylist(), made.report()
     n, delta = len(texts), default_delta(len(texts))
     if settings.about:
-        config = resolve(config, n, LABELS)
+        config = resolve(config, n, LABELS, cell.epsilon)
     queries = queries_of(config, n=n, epsilon=cell.epsilon, delta=delta, cache=settings.cache / "calibrations")
     schedule = schedule_of(queries)
     mechanisms = charge(

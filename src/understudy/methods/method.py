@@ -126,7 +126,7 @@ class Description(BaseModel):
     floating_point: str = FLOATING_POINT
 
 
-def _as_they_are(config: C, _units: int, _label_names: Sequence[str]) -> C:
+def _as_they_are(config: C, _units: int, _label_names: Sequence[str], _epsilon: float) -> C:
     return config
 
 
@@ -182,8 +182,9 @@ class Preparation(Generic[C]):
         check_model: (settings, label names) -> the loaded base model; refuses what would fail later.
         describe: (settings, promise) -> what the run says about itself.
         estimate: (settings, promise) -> expected time and memory, measured on made-up rows.
-        resolve: (settings, number of units, label names) -> the settings with a value in place of every `auto`, from
-            public facts that stay the same: the model's files and other settings. It is what is charged and cached.
+        resolve: (settings, number of units, label names, epsilon) -> the settings with a value in place of every
+            `auto`, from public facts that stay the same: the model's files and other settings. It is what is charged
+            and cached.
         public_tables: settings -> name of a setting -> the public table that it names; none of them may be that of the
             private rows.
     """
@@ -191,7 +192,7 @@ class Preparation(Generic[C]):
     check_model: Callable[[C, Sequence[str]], LoadedModel]
     describe: Callable[[C, Promise], Description]
     estimate: Callable[[C, Promise], dict[str, Any]]
-    resolve: Callable[[C, int, Sequence[str]], C] = _as_they_are
+    resolve: Callable[[C, int, Sequence[str], float], C] = _as_they_are
     public_tables: Callable[[C], Mapping[str, str]] = _no_tables
 
 

@@ -179,7 +179,7 @@ def _asked(
     Nothing can be refused any more of what is paid for and finished, so its model is not loaded again.
     """
     epsilon, delta, n, label_names = promised
-    config = method.preparation.resolve(config, n, label_names)
+    config = method.preparation.resolve(config, n, label_names, epsilon)
     named = config.model_copy(update={"model_digest": folder_digest(model_folder(config.model))})
     charged = method.charge.settings(named)
     key = (

@@ -41,7 +41,7 @@ def charged_settings(config: ConditionalGenerationConfig) -> ConditionalGenerati
 
 
 def resolve(
-    config: ConditionalGenerationConfig, n: int, label_names: Sequence[str] = ()
+    config: ConditionalGenerationConfig, n: int, label_names: Sequence[str], epsilon: float
 ) -> ConditionalGenerationConfig:
     """Numbers in place of every `auto`: batch sizes by the model's files, clip norm and rates by its own texts.
 
@@ -55,7 +55,8 @@ def resolve(
     from understudy.methods.conditional_generation.twin import resolve_for
     from understudy.models.loading import load_base
 
-    return resolve_for(sized, n, label_names, base=lambda: load_base(sized), kept_in=settings().home / "calibrations")
+    kept_in = settings().home / "calibrations"
+    return resolve_for(sized, n, label_names, base=lambda: load_base(sized), kept_in=kept_in, epsilon=epsilon)
 
 
 def check_model(config: ConditionalGenerationConfig, label_names: Sequence[str]) -> LoadedModel:

@@ -94,7 +94,9 @@ def _check_prompted(base: LoadedModel, label_names: Sequence[str], config: Gradi
         )
 
 
-def resolve(config: GradientMatchingConfig, _n: int, label_names: Sequence[str] = ()) -> GradientMatchingConfig:
+def resolve(
+    config: GradientMatchingConfig, _n: int, label_names: Sequence[str] = (), _epsilon: float = math.inf
+) -> GradientMatchingConfig:
     """Words, template and label check in place of `auto`, chosen on texts that the public model wrote.
 
     They are part of the charge, so they are found on the CPU, wherever the run computes.

@@ -35,7 +35,7 @@ def charged_settings(config: KnowledgeDistillationConfig) -> KnowledgeDistillati
 
 
 def resolve(
-    config: KnowledgeDistillationConfig, _n: int, _label_names: Sequence[str] = ()
+    config: KnowledgeDistillationConfig, _n: int, _label_names: Sequence[str] = (), _epsilon: float = math.inf
 ) -> KnowledgeDistillationConfig:
     """The digests of the public seed set and, where it is in this process, of the professional model."""
     from understudy.methods.knowledge_distillation.base import seed_digest

@@ -49,7 +49,7 @@ def charged_settings(config: PreferenceOptimizationConfig) -> PreferenceOptimiza
 
 
 def resolve(
-    config: PreferenceOptimizationConfig, _n: int, _label_names: Sequence[str] = ()
+    config: PreferenceOptimizationConfig, _n: int, _label_names: Sequence[str] = (), _epsilon: float = math.inf
 ) -> PreferenceOptimizationConfig:
     """How prompts are written, and their words where none are given, made of what the texts are about.
 

@@ -6,6 +6,7 @@ With one they are trained by DP-SGD, and everything after them is post-processin
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +61,9 @@ def public_tables(config: TrajectoryMatchingConfig) -> dict[str, str]:
     return carriers | ({} if target is None else {"selection.target": target})
 
 
-def resolve(config: TrajectoryMatchingConfig, n: int, label_names: Sequence[str] = ()) -> TrajectoryMatchingConfig:
+def resolve(
+    config: TrajectoryMatchingConfig, n: int, label_names: Sequence[str] = (), _epsilon: float = math.inf
+) -> TrajectoryMatchingConfig:
     """A number in place of `distil.micro_batch=auto`, by the model's files, and the digest of the other model."""
     from understudy.methods.trajectory_matching.memory import resolve as numbers  # reads the model's folder
     from understudy.models.folders import folder_digest, model_folder

@@ -8,7 +8,15 @@ import torch
 from understudy.errors import InputError
 from understudy.methods.conditional_generation import twin as own
 from understudy.methods.conditional_generation.method import METHOD
-from understudy.methods.conditional_generation.twin import Twin, clip_norm, damage, learning_rate, own_rows, resolve_for
+from understudy.methods.conditional_generation.twin import (
+    Twin,
+    clip_norm,
+    damage,
+    drift,
+    learning_rate,
+    own_rows,
+    resolve_for,
+)
 from understudy.models import choices
 
 
@@ -35,14 +43,47 @@ def test_a_larger_rate_does_more_damage_and_no_step_none(twin_of):
     assert damage(twin, 2e-2) == harms[1]  # a function of public values
 
 
-def test_the_rate_is_the_largest_that_does_little_damage(twin_of, monkeypatch):
+def test_without_noise_one_half_is_trained_on_and_the_other_tested(twin_of, monkeypatch):
+    twin, asked = twin_of(steps=48), []
+    ways = [drift(twin, rate) for rate in (1e-6, 2e-3, 2e-2)]
+    assert abs(ways[0]) < 1e-3
+    assert ways[0] < ways[1] < ways[2]
+    assert drift(twin, 2e-2) == ways[2]  # a function of public values
+
+    monkeypatch.setattr(own, "_rise", lambda _, rate, **more: asked.append((rate, more)))
+    drift(twin, 1e-3)
+    ((rate, more),) = asked
+    halves = [more[name].texts for name in ("trained_on", "tested_on")]
+    assert sorted(halves[0] + halves[1]) == sorted(twin.rows.texts)
+    assert len(halves[0]) == len(halves[1])
+    assert (more["noise"], more["drawn"]) == (0.0, 1.0)
+    assert rate * more["steps"] == pytest.approx(48e-3)  # as far along one gradient as the run's steps
+
+
+@pytest.mark.parametrize("harm", [damage, drift])
+def test_the_rate_is_the_largest_that_does_little_harm(twin_of, harm):
     twin = twin_of()
-    for most in (0.0, own.MOST_DAMAGE, math.inf):
-        monkeypatch.setattr(own, "MOST_DAMAGE", most)
-        chosen = learning_rate(twin)
+    for most in (0.0, 0.1, math.inf):
+        chosen = learning_rate(twin, (harm, most))
         at = own.RATES.index(chosen)
-        assert at == 0 or damage(twin, chosen) <= most
-        assert at == len(own.RATES) - 1 or damage(twin, own.RATES[at + 1]) > most
+        assert at == 0 or harm(twin, chosen) <= most
+        assert at == len(own.RATES) - 1 or harm(twin, own.RATES[at + 1]) > most
+
+
+def test_the_rule_follows_epsilon_and_so_does_what_is_remembered(
+    make_base, make_config, label_names, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(own, "check_model", lambda *_: None)
+    monkeypatch.setattr(choices, "folder_digest", lambda _: "digest")
+    monkeypatch.setattr(choices, "model_folder", lambda _: tmp_path)
+    config = make_config(train={"l2_clip_norm": 0.1}, about="notes")
+    for name, first_harmful in (("damage", 1e-2), ("drift", 2e-3)):
+        monkeypatch.setattr(own, name, lambda _, rate, bound=first_harmful: 9.0 if rate >= bound else 0.0)
+    found = {
+        epsilon: resolve_for(config, 40, label_names, base=make_base, kept_in=tmp_path, epsilon=epsilon).train.rates[0]
+        for epsilon in (8.0, math.inf, 1.0)
+    }
+    assert found == {8.0: 8e-3, math.inf: 1e-3, 1.0: 8e-3}
 
 
 def test_long_trainings_are_scaled_down(twin_of, monkeypatch):
@@ -69,17 +110,17 @@ def test_auto_becomes_numbers_once_and_what_is_given_stays(make_base, make_confi
         calls.append(1)
         return make_base()
 
-    first = resolve_for(config, 40, label_names, base=base, kept_in=tmp_path)
+    first = resolve_for(config, 40, label_names, base=base, kept_in=tmp_path, epsilon=8.0)
     loads = len(calls)
     assert first.train.rates == (0.003, 0.003)
     assert first.train.l2_clip_norm <= 0.1
-    assert resolve_for(config, 40, label_names, base=base, kept_in=tmp_path) == first
+    assert resolve_for(config, 40, label_names, base=base, kept_in=tmp_path, epsilon=8.0) == first
     assert len(calls) == loads
-    assert resolve_for(first, 40, label_names, base=None, kept_in=tmp_path) == first
+    assert resolve_for(first, 40, label_names, base=None, kept_in=tmp_path, epsilon=8.0) == first
 
 
 def test_what_cannot_be_trained_is_refused_before_a_text_is_written(make_config, tmp_path, monkeypatch):
     monkeypatch.setenv("UNDERSTUDY_HOME", str(tmp_path / "home"))
     config = make_config(model="tiny-llama", train={"max_length": 8000})
     with pytest.raises(InputError, match="context"):
-        METHOD.preparation.resolve(config, 40, ("negative", "positive"))
+        METHOD.preparation.resolve(config, 40, ("negative", "positive"), 8.0)
