@@ -55,7 +55,7 @@ def test_without_noise_one_half_is_trained_on_and_the_other_tested(twin_of, monk
     ((rate, more),) = asked
     halves = [more[name].texts for name in ("trained_on", "tested_on")]
     assert sorted(halves[0] + halves[1]) == sorted(twin.rows.texts)
-    assert len(halves[0]) == len(halves[1])
+    assert abs(len(halves[0]) - len(halves[1])) <= 1
     assert (more["noise"], more["drawn"]) == (0.0, 1.0)
     assert rate * more["steps"] == pytest.approx(48e-3)  # as far along one gradient as the run's steps
 
