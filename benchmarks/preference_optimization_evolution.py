@@ -54,6 +54,7 @@ def evolution(settings: Settings, cell: Cell) -> tuple[list[str], dict[str, Any]
         config.candidates.model_copy(update={"prompts": len(survivors)}),
         loaded=model_of(config.model),
         seed=RoundSeed(config.rounds - 1, cell.seed),
+        about=config.about,
     )
     tuned = supervised.fine_tune(
         load_model(config.model),
@@ -121,7 +122,8 @@ def prompt_of(settings: Settings, cell: Cell, examples: Sequence[str]) -> str:
     config = configure(settings, cell)
     shown = [text for text in examples if text.strip()] or list(seed_texts(settings)[: len(examples)])
     shape = config.candidates.model_copy(update={"prompts": 1, "seeds_per_prompt": len(shown)})
-    return round_prompts(shown, shape, loaded=model_of(config.model), seed=RoundSeed(0, cell.seed))[0]
+    seed = RoundSeed(0, cell.seed)
+    return round_prompts(shown, shape, loaded=model_of(config.model), seed=seed, about=config.about)[0]
 
 
 def generate(settings: Settings, cell: Cell, prompts: Sequence[str], count: int, number: int) -> list[str]:

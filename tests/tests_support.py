@@ -26,6 +26,7 @@ SMALL_ROUND = (
     "preferences.rejected_rank=3",
     "preferences.lora_rank=2",
     "preferences.epochs=1",
+    "preferences.learning_rate=1e-3",
 )
 
 # A run of knowledge distillation of a few seconds on a random model of 128 positions.

@@ -300,9 +300,9 @@ def test_an_instruct_model_is_asked_in_a_chat_and_its_export_is_too(
         if "prompt" in (table := pq.read_table(pa.BufferReader(content))).column_names
         for prompt in table["prompt"].to_pylist()
     ]
-    assert set(prompts) == {"[Write one of several different letters.]>"}
+    assert set(prompts) == {"[You write letters.][Write one, and nothing else.]>"}
     declared = json.loads((out / "export/statement.json").read_text())["declared_public"]
-    assert declared["words of the prompts"] == "Write one of several different letters."
+    assert declared["words of the prompts"] == "Write one, and nothing else."
     assert "public seed texts" not in declared, "none was shown"
 
 

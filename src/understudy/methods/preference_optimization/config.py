@@ -47,8 +47,8 @@ class CandidateConfig(Frozen):
     seed_tokens: Count = setting(32, "A public seed text is cut to so many tokens. tiny 32, paper 64.")
     instruction: str = setting(
         "",
-        "Public words beside the examples; {label} is replaced by the label's name. None: 'A list of different', in a "
-        "chat 'Write one of several different', and what --about says.",
+        "Public words beside the examples; {label} is replaced by the label's name. None: 'A list of different' and "
+        "what --about says; a chat is told 'You write' and what --about says, and asked to write one.",
     )
     sampling: SamplingConfig = Field(
         default_factory=lambda: SamplingConfig(max_new_tokens=32, top_p=1.0),
@@ -109,9 +109,18 @@ class PreferenceConfig(Frozen):
     beta: Positive = setting(0.1, "DPO's beta, above 0. tiny 0.1, paper 0.01.")
     lora_rank: Size = setting(16, "Rank of the adapter. tiny 16, paper 4.")
     lora_alpha: Positive = setting(32, "LoRA alpha. tiny 32, paper 8.")
-    learning_rate: LearningRate = setting(1e-3, "AdamW. tiny 1e-3, paper 8e-7.")
+    learning_rate: LearningRate | Literal["auto"] = setting(
+        "auto",
+        "AdamW. auto: at most 1e-3, the largest at which preferences that a coin decides do the model little damage, "
+        "tried before the charge. tiny auto, paper 8e-7.",
+    )
     epochs: int = setting(4, "Passes over a round's pairs, at least 1. tiny 4, paper 2.", le=1000, ge=1)
     batch_size: Size = setting(16, "Pairs per step. tiny 16, paper 24.")
+
+    @property
+    def rate(self) -> float:
+        """The learning rate; 1e-3 where none was chosen yet."""
+        return 1e-3 if self.learning_rate == "auto" else self.learning_rate
 
 
 class EndpointConfig(Frozen):
@@ -155,15 +164,19 @@ _PROFILES: Profiles = {
 
 
 def public_words(style: Literal["chat", "plain"], about: str, *, labelled: bool = False) -> str:
-    """What a prompt says beside its examples, made of what the texts are; `{label}` is where a label's name goes.
+    """What a prompt says beside its examples; `{label}` is where a label's name goes.
+
+    A chat is told what it writes by its system message.
 
     >>> public_words("plain", "film reviews")
     'A list of different film reviews:'
     >>> public_words("chat", "film reviews", labelled=True)
-    'Write one of several different film reviews, {label}.'
+    'Write one, {label}, and nothing else.'
     """
-    words = (about.strip() or "texts") + (", {label}" if labelled else "")
-    return f"Write one of several different {words}." if style == "chat" else f"A list of different {words}:"
+    label = ", {label}" if labelled else ""
+    if style == "chat":
+        return f"Write one{label}, and nothing else."
+    return f"A list of different {about.strip() or 'texts'}{label}:"
 
 
 class PreferenceOptimizationConfig(MethodSettings):

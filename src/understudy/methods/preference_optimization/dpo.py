@@ -78,12 +78,12 @@ def train_round(  # noqa: PLR0913 - what is trained on, how, and where its state
         adapter = take_adapter(trainer.model)
     if not all(bool(torch.isfinite(tensor).all()) for tensor in adapter.values()):
         raise UnderstudyError(
-            f"DPO round {round}: the adapter is not finite; lower preferences.learning_rate={config.learning_rate}"
+            f"DPO round {round}: the adapter is not finite; lower preferences.learning_rate={config.rate}"
         )
     if all(torch.equal(start[name], adapter[name]) for name in adapter):
         raise UnderstudyError(
             f"DPO round {round}: expected the adapter to move, found it unchanged after {len(rows['prompt_ids'])} "
-            f"pairs; raise preferences.learning_rate={config.learning_rate}"
+            f"pairs; raise preferences.learning_rate={config.rate}"
         )
     return adapter
 
@@ -183,7 +183,7 @@ def _arguments(config: PreferenceConfig, *, at_once: int, seed: int, folder: Pat
         seed=seed,
         max_length=None,
         beta=config.beta,
-        learning_rate=config.learning_rate,
+        learning_rate=config.rate,
         optim="adamw_torch",
         lr_scheduler_type="cosine",
         num_train_epochs=config.epochs,

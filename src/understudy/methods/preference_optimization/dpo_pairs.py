@@ -68,7 +68,7 @@ def encode_pairs(base: LoadedModel, pairs: Pairs) -> dict[str, list[list[int]]]:
     for asked, *texts in zip(pairs.prompts, pairs.chosen, pairs.rejected, strict=True):
         prompt, answers = (
             prompt_tokens(base, asked),
-            [_text_tokens(base, text, in_chat=pairs.in_chat) for text in texts],
+            [text_tokens(base, text, in_chat=pairs.in_chat) for text in texts],
         )
         if context is not None and len(prompt) + max(map(len, answers)) > context:
             longer += 1
@@ -90,7 +90,7 @@ def encode_pairs(base: LoadedModel, pairs: Pairs) -> dict[str, list[list[int]]]:
     return rows
 
 
-def _text_tokens(base: LoadedModel, text: str, *, in_chat: bool) -> list[int]:
+def text_tokens(base: LoadedModel, text: str, *, in_chat: bool) -> list[int]:
     """As it is drawn: behind a list's prompt it begins with a space and a line break ends it."""
     tokenizer: Any = base.tokenizer
     if in_chat:

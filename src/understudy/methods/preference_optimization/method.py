@@ -49,12 +49,12 @@ def charged_settings(config: PreferenceOptimizationConfig) -> PreferenceOptimiza
 
 
 def resolve(
-    config: PreferenceOptimizationConfig, _n: int, _label_names: Sequence[str] = (), _epsilon: float = math.inf
+    config: PreferenceOptimizationConfig, _n: int, label_names: Sequence[str] = (), _epsilon: float = math.inf
 ) -> PreferenceOptimizationConfig:
-    """How prompts are written, and their words where none are given, made of what the texts are about.
+    """How prompts are written and in which words, and how fast preferences may train the model.
 
-    >>> resolve(PreferenceOptimizationConfig(about="film reviews"), 100).candidates.instruction
-    'A list of different film reviews:'
+    Raises:
+        InputError: no such model, or prompts that cannot be made of the seeds.
     """
     asked = config.candidates
     style, shown, words = asked.style, asked.seeds_per_prompt, asked.instruction
@@ -62,10 +62,20 @@ def resolve(
         style = "chat" if has_chat_template(model_folder(config.model)) else "plain"
     if shown == "auto":
         shown = 0 if style == "chat" and config.seeds == PUBLIC_SAMPLE else asked.examples
-    if config.about.strip() and not words.strip():
+    if not words.strip() and (style == "chat" or config.about.strip()):
         words = public_words(style, config.about, labelled=config.variant == "central_conditional")
     decided = {"style": style, "seeds_per_prompt": shown, "instruction": words}
-    return config.model_copy(update={"candidates": asked.model_copy(update=decided)})
+    decided_on = config.model_copy(update={"candidates": asked.model_copy(update=decided)})
+    return decided_on if config.preferences.learning_rate != "auto" else _with_rate(decided_on, label_names)
+
+
+def _with_rate(config: PreferenceOptimizationConfig, label_names: Sequence[str]) -> PreferenceOptimizationConfig:
+    """The learning rate that the model's own texts allow; part of the charge, so it is found on the CPU."""
+    from understudy.methods.preference_optimization.rate import chosen_rate
+    from understudy.methods.preference_optimization.seeds import read_seeds
+
+    rate = chosen_rate(config, read_seeds(config.seeds), label_names, kept_in=settings().home / "calibrations")
+    return config.model_copy(update={"preferences": config.preferences.model_copy(update={"learning_rate": rate})})
 
 
 def public_tables(config: PreferenceOptimizationConfig) -> dict[str, str]:
@@ -90,7 +100,7 @@ def check_model(config: PreferenceOptimizationConfig, label_names: Sequence[str]
         check_tokenizer(loaded.tokenizer)
     seeds, first = read_seeds(config.seeds), RoundSeed(0, config.public_seed)
     for label in label_names or (None,):
-        round_prompts(seeds, config.candidates, loaded=loaded, seed=first, label=label)
+        round_prompts(seeds, config.candidates, loaded=loaded, seed=first, label=label, about=config.about)
     return loaded
 
 
@@ -200,6 +210,7 @@ def estimate(config: PreferenceOptimizationConfig, promise: Promise) -> dict[str
         loaded=loaded,
         seed=RoundSeed(0, config.public_seed),
         label=label_names[0] if label_names else None,
+        about=config.about,
     )[:2]
     began = time.perf_counter()
     texts = continue_prompts(loaded, prompts, config.candidates, seed=RoundSeed(0, config.public_seed))

@@ -2,8 +2,8 @@
 
 Paper: POPri, algorithm 1 (line 4), appendix B.2 and Figure 5, after PrE-Text (Hou et al. 2024).
 *Deviations*: a base model continues a list, which is the paper's form in our wording, and every text stands on one line
-behind its number. An instruct model is asked through its chat template, which the paper does not do: the words of
-`about` are the request, seed texts are answers that it gave before, and the next answer is the text. Central
+behind its number. An instruct model is asked through its chat template, which the paper does not do: it is told what it
+writes, seed texts are answers that it gave before, and the next answer is the text. Central
 conditional: the label's name stands in the public words (the paper has none).
 Everything here is public; random choices come from the public seed alone.
 """
@@ -46,7 +46,13 @@ class RoundSeed:
 
 
 def round_prompts(
-    seeds: Sequence[str], config: CandidateConfig, *, loaded: LoadedModel, seed: RoundSeed, label: str | None = None
+    seeds: Sequence[str],
+    config: CandidateConfig,
+    *,
+    loaded: LoadedModel,
+    seed: RoundSeed,
+    label: str | None = None,
+    about: str = "",
 ) -> list[str]:
     """The K prompts of a round; each shows `seeds_per_prompt` public texts, drawn without repetition.
 
@@ -56,6 +62,7 @@ def round_prompts(
         loaded: the base model, whose tokenizer cuts the texts and whose context must hold prompt and continuation.
         seed: a prompt is a function of it, the label and its number; each round has other prompts.
         label: central conditional: name of the label; `{label}` in the instruction is replaced by it.
+        about: public words that say what the texts are; a chat is told them.
 
     Returns:
         K prompts that end where the new text begins. In a list its first token brings its own space.
@@ -75,7 +82,7 @@ def round_prompts(
     for number in seed.of_prompts(config.prompts, label):
         chosen = np.random.default_rng(number).choice(len(shown), size=config.examples, replace=False)
         cut = [_one_line(loaded.tokenizer, shown[row], tokens=config.seed_tokens) for row in chosen]
-        prompts.append(_turn(loaded.tokenizer, words, cut) if config.in_chat else _list(words, cut))
+        prompts.append(_chat(loaded.tokenizer, about, words, cut) if config.in_chat else _list(words, cut))
     _check_context(loaded, prompts, config)
     return prompts
 
@@ -109,17 +116,24 @@ def _list(heading: str, texts: Sequence[str]) -> str:
     return "\n\n".join([heading, *shown, f"Text {len(texts) + 1}:"])
 
 
-def _turn(tokenizer: Any, request: str, texts: Sequence[str]) -> str:
-    """The request and the opening of its answer, as the template writes them; examples are answers given before."""
-    asked = {"role": "user", "content": request}
+def _chat(tokenizer: Any, about: str, request: str, texts: Sequence[str]) -> str:
+    """The request and the opening of its answer, as the template writes them; examples are answers given before.
+
+    A template that knows no system message gets its words in front of the first request.
+    """
+    told, asked = f"You write {about.strip() or 'texts'}.", {"role": "user", "content": request}
     turns = [turn for text in texts for turn in (asked, {"role": "assistant", "content": text})] + [asked]
-    try:
-        return cast("str", tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
-    except (ValueError, TemplateError) as error:
-        raise InputError(
-            f"candidates.style=chat: the model's chat template cannot be used ({error}); set candidates.style=plain "
-            "or choose another model"
-        ) from None
+    merged = {"role": "user", "content": f"{told}\n\n{request}"}
+    refused = ""
+    for way in ([{"role": "system", "content": told}, *turns], [merged, *turns[1:]]):
+        try:
+            return cast("str", tokenizer.apply_chat_template(way, tokenize=False, add_generation_prompt=True))
+        except (ValueError, TemplateError) as error:
+            refused = str(error)
+    raise InputError(
+        f"candidates.style=chat: the model's chat template cannot be used ({refused}); set candidates.style=plain or "
+        "choose another model"
+    )
 
 
 def _one_line(tokenizer: Any, text: str, *, tokens: int) -> str:

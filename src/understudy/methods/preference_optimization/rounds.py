@@ -208,7 +208,7 @@ def _draw(
     columns: dict[str, list[Any]] = {"prompt": [], "text": [], "label": []}
     for index, name in enumerate(list(names) or [None]):
         seed = RoundSeed(round, config.public_seed + index)
-        prompts = round_prompts(seeds, shape, loaded=policy, seed=seed, label=name)
+        prompts = round_prompts(seeds, shape, loaded=policy, seed=seed, label=name, about=config.about)
         columns["text"] += _continue(policy, prompts, config=config, shape=shape, seed=seed, done=done)
         columns["prompt"] += [prompt for prompt in prompts for _ in range(shape.per_prompt)]
         columns["label"] += [index if name is not None else None] * len(prompts) * shape.per_prompt

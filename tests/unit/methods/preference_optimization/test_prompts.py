@@ -40,9 +40,9 @@ def with_template(llama):
     return made
 
 
-def prompts_of(loaded, config=SMALL, seeds=SEEDS, *, label=None, **more):
+def prompts_of(loaded, config=SMALL, seeds=SEEDS, *, label=None, about="", **more):
     seed = RoundSeed(**{"round": 0, "public_seed": 0, **more})
-    return round_prompts(seeds, config, loaded=loaded, seed=seed, label=label)
+    return round_prompts(seeds, config, loaded=loaded, seed=seed, label=label, about=about)
 
 
 def shown(prompt: str) -> list[str]:
@@ -147,18 +147,27 @@ def test_prompts_fill_the_context_up_to_its_last_token(llama):
 
 def test_in_a_chat_the_examples_are_answers_that_were_given_before(with_template):
     config = SMALL.model_copy(update={"style": "chat", "instruction": "Write about the weather."})
-    prompts = prompts_of(with_template(CHAT), config)
+    prompts = prompts_of(with_template(CHAT), config, about="letters")
     listed = prompts_of(with_template(CHAT))
     for chat, plain in zip(prompts, listed, strict=True):
         asked = "<user>Write about the weather.</>\n"
         earlier = "".join(f"{asked}<assistant>{text}</>\n" for text in shown(plain))
-        assert chat == f"{earlier}{asked}<assistant>\n"
+        assert chat == f"<system>You write letters.</>\n{earlier}{asked}<assistant>\n"
 
 
 def test_a_chat_without_examples_is_the_request_alone(with_template):
     config = SMALL.model_copy(update={"style": "chat", "seeds_per_prompt": 0, "instruction": "Write, {label}."})
     prompts = prompts_of(with_template(CHAT), config, seeds=[], label="rain")
-    assert prompts == ["<user>Write, rain.</>\n<assistant>\n"] * 8
+    assert prompts == ["<system>You write texts.</>\n<user>Write, rain.</>\n<assistant>\n"] * 8
+
+
+def test_a_template_without_a_system_message_gets_its_words_in_the_first_request(with_template):
+    no_system = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}" + CHAT
+    config = SMALL.model_copy(update={"style": "chat", "seeds_per_prompt": 1, "instruction": "Write."})
+    prompt = prompts_of(with_template(no_system), config, seeds=["one text"], about="letters")[0]
+    first, answer, second, opening = prompt.split("</>\n")
+    assert (first, answer) == ("<user>You write letters.\n\nWrite.", "<assistant>one text")
+    assert (second, opening) == ("<user>Write.", "<assistant>\n")
 
 
 def test_a_prompt_has_one_bos_whether_the_template_writes_it_or_not(with_template):
@@ -198,7 +207,7 @@ def test_an_instruct_model_is_asked_in_a_chat_unless_the_user_says_otherwise(whe
     chat = METHOD.preparation.resolve(config, 100, ())
     assert (chat.candidates.style, chat.candidates.instruction) == (
         "chat",
-        "Write one of several different film reviews.",
+        "Write one, and nothing else.",
     )
     plain = config.model_copy(update={"candidates": config.candidates.model_copy(update={"style": "plain"})})
     assert METHOD.preparation.resolve(plain, 100, ()).candidates.style == "plain"
