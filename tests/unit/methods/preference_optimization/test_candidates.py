@@ -159,7 +159,7 @@ def test_a_served_chat_gets_one_bos_and_keeps_whole_answers(llama, monkeypatch):
     monkeypatch.setattr(candidates, "complete", served)
     one = SMALL.model_copy(update={"style": "chat", "per_prompt": 1, "prompts": 1})
     asked, where = prompts_of(chat, one), EndpointConfig(url="http://host/v1")
-    assert asked[0].startswith(chat.tokenizer.bos_token + "<user>")
+    assert asked[0].startswith(chat.tokenizer.bos_token + "<system>")
     assert request_continuations(chat, asked, one, endpoint=where, seed=RoundSeed(0, 0)) == ["one \n two"]
     monkeypatch.setattr(type(chat.tokenizer), "__call__", lambda *_, **__: {"input_ids": [chat.tokenizer.bos_token_id]})
     request_continuations(chat, asked, one, endpoint=where, seed=RoundSeed(0, 0))
