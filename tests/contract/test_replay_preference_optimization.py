@@ -33,6 +33,7 @@ SMALL = (
     "preferences.lora_rank=2",
     "preferences.epochs=1",
     "preferences.batch_size=4",
+    "preferences.learning_rate=1e-3",
 )
 MASKED, SAMPLED = "scoring.aggregation=masked", "clients.sampling_probability=0.5"
 VARIANTS = {

@@ -18,6 +18,7 @@ SETTINGS = (
     "candidates.seed_tokens=4",
     "candidates.sampling.max_new_tokens=8",
     "preferences.rejected_rank=2",
+    "preferences.learning_rate=1e-3",
 )
 
 

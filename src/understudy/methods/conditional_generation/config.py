@@ -70,7 +70,7 @@ class TrainConfig(Frozen):
     )
     learning_rate: LearningRate | Literal["auto"] = setting(
         "auto",
-        "Adam step of the language model, above 0; auto: the largest at which noise alone, or at epsilon inf a training "
+        "Adam step of the language model, above 0; auto: the largest at which noise alone, or at epsilon inf training "
         "on its own texts, does the model little damage, tried before the charge. tiny auto, paper 5e-4.",
     )
     discriminator_learning_rate: LearningRate | Literal["auto"] = setting(
