@@ -133,9 +133,10 @@ def recovery_rows(lines: Mapping[Cell, list[Value]]) -> list[Row]:
 
 def token_rows(lines: Mapping[Cell, list[Value]]) -> list[Row]:
     """One row per arm: accuracy, its difference to Private Evolution at the same epsilon, share of the gap closed."""
-    from understudy.evaluation.next_token import accuracy_difference, accuracy_interval, share_of_gap_closed
+    from understudy.evaluation.next_token import accuracy_interval, share_of_gap_closed
 
     tuned = {line: values for line, values in lines.items() if "tokens" in values[0]}
+    untuned = tuned.get(Cell("epsilon-0", 0.0, next(iter(tuned)).population, -1)) if tuned else None
     ends_of = {line.arm: pooled(values).accuracy for line, values in tuned.items() if line.arm in ("epsilon-0", "real")}
     rows = []
     for line, values in tuned.items():
@@ -150,15 +151,22 @@ def token_rows(lines: Mapping[Cell, list[Value]]) -> list[Row]:
         rival = tuned.get(Cell("pe", line.epsilon, line.population, -1)) or []
         both = sorted({value["seed"] for value in values} & {value["seed"] for value in rival})
         if both and line.arm != "pe" and not line.arm.startswith("real"):
-            sides = [pooled([v for v in side if v["seed"] in both]) for side in (values, rival)]
-            gain = accuracy_difference(sides[0], sides[1], seed=0)
-            row["minus PE"] = f"{gain.value:+.4f} [{gain.low:+.4f}, {gain.high:+.4f}]"
+            row["minus PE"] = gain(*([v for v in side if v["seed"] in both] for side in (values, rival)))
+        row["minus untuned"] = "" if not untuned or line.arm == "epsilon-0" else gain(values, untuned * len(values))
         closed = share_of_gap_closed(interval.value, *ends_of.values()) if len(ends_of) == 2 else None
         row["gap closed"] = "" if closed is None else f"{closed:.0%}"
         row["Frechet (real)"] = frechet_text(values)
         row["minutes"] = f"{mean(value['seconds'] for value in values) / 60:.1f}"
         rows.append(row)
     return rows
+
+
+def gain(values: Sequence[Value], others: Sequence[Value]) -> str:
+    """Accuracy of some cells minus that of as many others on the same clients, with its interval."""
+    from understudy.evaluation.next_token import accuracy_difference
+
+    found = accuracy_difference(pooled(values), pooled(others), seed=0)
+    return f"{found.value:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"
 
 
 def frechet_text(values: Sequence[Value]) -> str:
