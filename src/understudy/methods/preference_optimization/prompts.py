@@ -3,8 +3,8 @@
 Paper: POPri, algorithm 1 (line 4), appendix B.2 and Figure 5, after PrE-Text (Hou et al. 2024).
 *Deviations*: a base model continues a list, which is the paper's form in our wording, and every text stands on one line
 behind its number. An instruct model is asked through its chat template, which the paper does not do: it is told what it
-writes, seed texts are answers that it gave before, and the next answer is the text. Central
-conditional: the label's name stands in the public words (the paper has none).
+writes, seed texts are answers that it gave before, and the next answer is the text (ADR 0027). Central conditional: the
+label's name stands in the public words (the paper has none).
 Everything here is public; random choices come from the public seed alone.
 """
 
