@@ -60,10 +60,10 @@ def test_without_noise_one_half_is_trained_on_and_the_other_tested(twin_of, monk
     assert rate * more["steps"] == pytest.approx(48e-3)  # as far along one gradient as the run's steps
 
 
-@pytest.mark.parametrize("harm", [damage, drift])
-def test_the_rate_is_the_largest_that_does_little_harm(twin_of, harm):
+@pytest.mark.parametrize(("harm", "bounds"), [(damage, (0.0, 0.1, math.inf)), (drift, (0.05,))])
+def test_the_rate_is_the_largest_that_does_little_harm(twin_of, harm, bounds):
     twin = twin_of()
-    for most in (0.0, 0.1, math.inf):
+    for most in bounds:
         chosen = learning_rate(twin, (harm, most))
         at = own.RATES.index(chosen)
         assert at == 0 or harm(twin, chosen) <= most

@@ -15,6 +15,7 @@ from understudy.models.loading import LoadedModel, load_model
 
 SEEDS = [f"seed text number {number} about the weather" for number in range(30)]
 SMALL = CandidateConfig(prompts=8, per_prompt=3, seed_tokens=12, sampling=SamplingConfig(max_new_tokens=10, top_p=1.0))
+RATE = {"learning_rate": 1e-3}  # what is chosen otherwise has its own tests
 CHAT = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}</>\n{% endfor %}<assistant>{{ '\n' }}"
 SPECIAL = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -97,7 +98,7 @@ def test_a_prompt_depends_on_seed_round_label_and_number_alone(llama):
     ],
 )
 def test_a_prompt_opens_with_what_the_texts_are_about_unless_its_words_are_given(llama, given, label, heading):
-    config = resolve(PreferenceOptimizationConfig.model_validate(given), 100)
+    config = resolve(PreferenceOptimizationConfig.model_validate({**given, "preferences": RATE}), 100)
     prompts = prompts_of(llama, SMALL.model_copy(update={"instruction": config.candidates.instruction}), label=label)
     assert {prompt.splitlines()[0] for prompt in prompts} == {heading}
 
@@ -203,7 +204,7 @@ def test_an_instruct_model_is_asked_in_a_chat_unless_the_user_says_otherwise(whe
         known = json.loads((tmp_path / where).read_text())
         (tmp_path / where).unlink()
         (tmp_path / where).write_text(json.dumps({**known, "chat_template": CHAT}))
-    config = PreferenceOptimizationConfig(about="film reviews", model=str(tmp_path))
+    config = PreferenceOptimizationConfig(about="film reviews", model=str(tmp_path), preferences=RATE)
     chat = METHOD.preparation.resolve(config, 100, ())
     assert (chat.candidates.style, chat.candidates.instruction) == (
         "chat",
@@ -212,5 +213,5 @@ def test_an_instruct_model_is_asked_in_a_chat_unless_the_user_says_otherwise(whe
     plain = config.model_copy(update={"candidates": config.candidates.model_copy(update={"style": "plain"})})
     assert METHOD.preparation.resolve(plain, 100, ()).candidates.style == "plain"
     assert METHOD.preparation.resolve(chat, 100, ()) == chat
-    tiny = METHOD.preparation.resolve(PreferenceOptimizationConfig(), 100, ())
+    tiny = METHOD.preparation.resolve(PreferenceOptimizationConfig(preferences=RATE), 100, ())
     assert tiny.candidates.style == "plain"
