@@ -36,6 +36,10 @@ from understudy.progress import CheckpointSink
 Progress = Callable[[int, int, float], None]
 
 
+class NotFinite(UnderstudyError):
+    """A round's adapter ended in numbers that are not finite."""
+
+
 def train_round(  # noqa: PLR0913 - what is trained on, how, and where its state may be kept
     base: LoadedModel,
     previous: Mapping[str, Tensor] | None,
@@ -66,7 +70,8 @@ def train_round(  # noqa: PLR0913 - what is trained on, how, and where its state
 
     Raises:
         InputError: `encode_pairs`; or an adapter of another model.
-        UnderstudyError: the adapter ended where it began, or in numbers that are not finite.
+        NotFinite: the adapter ended in numbers that are not finite.
+        UnderstudyError: the adapter ended where it began.
     """
     rows = encode_pairs(base, pairs)
     with _as_found(base.model):
@@ -77,9 +82,7 @@ def train_round(  # noqa: PLR0913 - what is trained on, how, and where its state
         trainer.train(resume_from_checkpoint=_resumed(trainer, checkpoint, folder))
         adapter = take_adapter(trainer.model)
     if not all(bool(torch.isfinite(tensor).all()) for tensor in adapter.values()):
-        raise UnderstudyError(
-            f"DPO round {round}: the adapter is not finite; lower preferences.learning_rate={config.rate}"
-        )
+        raise NotFinite(f"DPO round {round}: the adapter is not finite; lower preferences.learning_rate={config.rate}")
     if all(torch.equal(start[name], adapter[name]) for name in adapter):
         raise UnderstudyError(
             f"DPO round {round}: expected the adapter to move, found it unchanged after {len(rows['prompt_ids'])} "

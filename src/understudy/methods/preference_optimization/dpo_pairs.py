@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -65,11 +65,9 @@ def encode_pairs(base: LoadedModel, pairs: Pairs) -> dict[str, list[list[int]]]:
         raise InputError(f"pairs: expected as many chosen and rejected texts as prompts, at least 1, found {sizes}")
     rows: dict[str, list[list[int]]] = {"prompt_ids": [], "chosen_ids": [], "rejected_ids": []}
     context, longer = getattr(base.model.config, "max_position_embeddings", None), 0
+    write = text_writer(base, in_chat=pairs.in_chat)
     for asked, *texts in zip(pairs.prompts, pairs.chosen, pairs.rejected, strict=True):
-        prompt, answers = (
-            prompt_tokens(base, asked),
-            [text_tokens(base, text, in_chat=pairs.in_chat) for text in texts],
-        )
+        prompt, answers = prompt_tokens(base, asked), [write(text) for text in texts]
         if context is not None and len(prompt) + max(map(len, answers)) > context:
             longer += 1
         elif answers[0] != answers[1]:
@@ -90,13 +88,16 @@ def encode_pairs(base: LoadedModel, pairs: Pairs) -> dict[str, list[list[int]]]:
     return rows
 
 
-def text_tokens(base: LoadedModel, text: str, *, in_chat: bool) -> list[int]:
-    """As it is drawn: behind a list's prompt it begins with a space and a line break ends it."""
+def text_writer(base: LoadedModel, *, in_chat: bool) -> Callable[[str], list[int]]:
+    """Gives a text's tokens as it is drawn: behind a list's prompt it begins with a space and a line break ends it."""
     tokenizer: Any = base.tokenizer
-    if in_chat:
-        return [*encode_text(tokenizer, text, lead=""), end_token(tokenizer, in_chat=True)]
-    ended = tokenizer.encode("\n", add_special_tokens=False, verbose=False)
-    return [*(encode_text(tokenizer, text) if text.strip() else []), *ended]
+    lead = "" if in_chat else " "
+    ended = [end_token(tokenizer, in_chat=True)] if in_chat else _plain(tokenizer, "\n")
+    return lambda text: [*(encode_text(tokenizer, text, lead=lead) if text.strip() else []), *ended]
+
+
+def _plain(tokenizer: Any, text: str) -> list[int]:
+    return list(tokenizer.encode(text, add_special_tokens=False, verbose=False))
 
 
 def pairs_in_a_pass(base: LoadedModel, rows: Mapping[str, list[list[int]]], config: PreferenceConfig) -> int:

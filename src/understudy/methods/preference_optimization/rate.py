@@ -17,11 +17,10 @@ from typing import Any, Final
 
 import torch
 
-from understudy.errors import InputError, UnderstudyError
 from understudy.methods.preference_optimization.candidates import continue_prompts
 from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
-from understudy.methods.preference_optimization.dpo import train_round
-from understudy.methods.preference_optimization.dpo_pairs import Pairs, text_tokens
+from understudy.methods.preference_optimization.dpo import NotFinite, train_round
+from understudy.methods.preference_optimization.dpo_pairs import Pairs, text_writer
 from understudy.methods.preference_optimization.prompts import RoundSeed, prompt_tokens, round_prompts
 from understudy.methods.preference_optimization.seeds import seeds_digest
 from understudy.models.adapters import with_adapter
@@ -29,7 +28,7 @@ from understudy.models.choices import question_of, remembered
 from understudy.models.loading import LoadedModel, load_base
 
 # Nats per token. At 0.05 tiny-llama's preferences move its texts towards public ones and keep them distinct; at 0.47
-# SmolLM2 wrote the same few sentences after three rounds (docs/results/untuned.md).
+# SmolLM2's texts opened alike after three rounds (docs/results/preference-optimization.md).
 MOST_DAMAGE: Final = 0.1
 RATES: Final = (1e-3, 5e-4, 2.5e-4, 1.25e-4, 6.25e-5, 3.125e-5)
 _VERSION: Final = 1  # of the way this is chosen
@@ -120,9 +119,7 @@ def damage(base: LoadedModel, own: OwnTexts, config: PreferenceOptimizationConfi
                 round=0,
                 folder=Path(folder),
             )
-        except InputError:
-            raise
-        except UnderstudyError:
+        except NotFinite:
             return math.inf
     after = with_adapter(base, adapter, alpha=preferences.lora_alpha)
     return _loss(after, base, own, in_chat=own.pairs.in_chat) - before
@@ -131,10 +128,10 @@ def damage(base: LoadedModel, own: OwnTexts, config: PreferenceOptimizationConfi
 def _loss(policy: LoadedModel, base: LoadedModel, own: OwnTexts, *, in_chat: bool) -> float:
     """Nats per token of the other texts behind their prompts."""
     total, tokens = 0.0, 0
-    device = next(policy.model.parameters()).device
+    device, write = next(policy.model.parameters()).device, text_writer(base, in_chat=in_chat)
     with torch.no_grad():
         for prompt, text in own.others:
-            before, after = prompt_tokens(base, prompt), text_tokens(base, text, in_chat=in_chat)
+            before, after = prompt_tokens(base, prompt), write(text)
             logits = policy.model(input_ids=torch.tensor([before + after], device=device)).logits[0]
             scores = logits[len(before) - 1 : -1].double().log_softmax(-1)
             total -= float(scores.gather(1, torch.tensor(after, device=device)[:, None]).sum())

@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from understudy.errors import UnderstudyError
 from understudy.generation.config import SamplingConfig
 from understudy.methods.preference_optimization import rate
 from understudy.methods.preference_optimization.config import CandidateConfig, PreferenceOptimizationConfig
+from understudy.methods.preference_optimization.dpo import NotFinite
 from understudy.methods.preference_optimization.method import METHOD
 from understudy.methods.preference_optimization.rate import OwnTexts, chosen_rate, damage, write_own
 from understudy.models.loading import load_model
@@ -58,7 +58,7 @@ def test_the_rate_is_the_largest_of_the_ladder_that_does_little_damage(base, own
 
 def test_numbers_that_are_not_finite_are_the_greatest_damage(base, own, monkeypatch):
     def fails(*_, **__):
-        raise UnderstudyError("not finite")
+        raise NotFinite("not finite")
 
     monkeypatch.setattr(rate, "train_round", fails)
     assert damage(base, own, CONFIG, 1e-3) == math.inf
