@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -55,7 +56,9 @@ def run(*, method: str, options: Mapping[str, Any], dry_run: bool, as_json: bool
     from understudy.runs.run_plan import dry_run_of
     from understudy.runs.validation import validate
 
-    validated, chosen = validate(request, method), registry.get(method)
+    with _choices_said():
+        validated = validate(request, method)
+    chosen = registry.get(method)
     plan = validated.plan
     for note in (*plan.notes, *plan.description.warnings, *filter(None, [validated.replaces])):
         say(f"note: {note}")
@@ -83,6 +86,21 @@ def run(*, method: str, options: Mapping[str, Any], dry_run: bool, as_json: bool
     # Programs find every key; people read on their own line, above, what is missing.
     shown = told if as_json else {name: value for name, value in told.items() if name not in ("missing", "lacking")}
     show(shown, as_json=as_json, title=f"{method}: {ended}")
+
+
+@contextmanager
+def _choices_said() -> Iterator[None]:
+    """Say what is chosen on a model's own texts before it is: with a large model that takes minutes."""
+    logger, handler = logging.getLogger("understudy.models.choices"), logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("note: %(message)s"))
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 def _ended(flow: Callable[[RunRequest], Exported], request: RunRequest) -> Exported:

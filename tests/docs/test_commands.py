@@ -67,6 +67,7 @@ FEWER = {
         "candidates.prompts=4",
         "candidates.sampling.max_new_tokens=8",
         "preferences.epochs=1",
+        "preferences.learning_rate=0.001",
     ),
 }
 

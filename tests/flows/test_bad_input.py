@@ -307,6 +307,15 @@ def test_labels_from_the_data_are_published_only_when_asked_for_and_that_is_said
     assert Ledger.open().sources() == ()
 
 
+def test_what_is_chosen_on_own_texts_is_said_once_because_it_can_take_minutes(words, call):
+    asked = [*words(), "--set", "train.learning_rate=auto", "--set", "train.l2_clip_norm=auto", "--dry-run"]
+    code, said = call(*asked)
+    assert code == 0, said
+    assert "note: choosing clip norm and learning rate on texts that the model itself writes" in said
+    code, said = call(*asked)
+    assert (code, "note: choosing" in said) == (0, False), said
+
+
 def test_bad_encoding_names_the_place_and_not_the_text(call, words, tmp_path, home):
     path = tmp_path / "latin.csv"
     path.write_bytes("text,label\nfine text,good\ncaf\xe9,bad\n".encode("latin-1"))

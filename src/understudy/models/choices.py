@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from typing import Any
 from understudy.durable import write_atomically
 from understudy.frozen import MethodSettings
 from understudy.models.folders import folder_digest, model_folder
+
+_log = logging.getLogger(__name__)
 
 
 def question_of(settings: MethodSettings, label_names: Sequence[str], *, of: str, version: int) -> dict[str, Any]:
@@ -37,10 +40,10 @@ def question_of(settings: MethodSettings, label_names: Sequence[str], *, of: str
 
 
 def remembered(question: Mapping[str, Any], make: Callable[[], dict[str, Any]], *, folder: Path) -> dict[str, Any]:
-    """The answer to a question about public values; asked once.
+    """The answer to a question about public values; asked once, and said before, for it can take minutes.
 
     Args:
-        question: everything that the answer depends on, as JSON values: public.
+        question: everything that the answer depends on, as JSON values, public; under `of` what is chosen, in words.
         make: finds the answer, as JSON values.
         folder: where answers are kept.
     """
@@ -53,6 +56,7 @@ def remembered(question: Mapping[str, Any], make: Callable[[], dict[str, Any]], 
     if isinstance(kept, dict) and kept.get("question") == json.loads(asked):
         answer: dict[str, Any] = kept["answer"]
         return answer
+    _log.info("choosing %s on texts that the model itself writes; kept for later runs of it", question["of"])
     answer = json.loads(json.dumps(make()))
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_atomically(place, (json.dumps({"question": json.loads(asked), "answer": answer}, indent=1) + "\n").encode())

@@ -45,6 +45,8 @@ def ask(home, tmp_path):
         pq.write_table(table, path)
         fields = {"data": str(path), "source": "diaries", "out": str(tmp_path / "out"), "epsilon": 5.0}
         fields |= {"budget": Budget(epsilon=50, delta=1e-3), "delta": 1e-4}
+        # A rate of its own: no other is tried out before the run, which would take most of the test's time.
+        fields |= {"overrides": ("preferences.learning_rate=1e-3",)}
         return RunRequest.model_validate(fields | given)
 
     return make
