@@ -92,12 +92,8 @@ def text_writer(base: LoadedModel, *, in_chat: bool) -> Callable[[str], list[int
     """Gives a text's tokens as it is drawn: behind a list's prompt it begins with a space and a line break ends it."""
     tokenizer: Any = base.tokenizer
     lead = "" if in_chat else " "
-    ended = [end_token(tokenizer, in_chat=True)] if in_chat else _plain(tokenizer, "\n")
+    ended = [end_token(tokenizer, in_chat=True)] if in_chat else tokenizer.encode("\n", add_special_tokens=False)
     return lambda text: [*(encode_text(tokenizer, text, lead=lead) if text.strip() else []), *ended]
-
-
-def _plain(tokenizer: Any, text: str) -> list[int]:
-    return list(tokenizer.encode(text, add_special_tokens=False, verbose=False))
 
 
 def pairs_in_a_pass(base: LoadedModel, rows: Mapping[str, list[list[int]]], config: PreferenceConfig) -> int:
