@@ -8,10 +8,12 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import certifi
 import pytest
 from confinement import Confinement, files_of
 from homes import bare_environment, home_environment
@@ -36,6 +38,12 @@ for _name, _value in {
     "OMP_NUM_THREADS": "1",
 }.items():
     os.environ[_name] = _value
+
+# Each client of Prefect reads the bundle of certificates, also to ask a server of this machine: one of them will do.
+_folder = tempfile.TemporaryDirectory(prefix="certificates-")
+os.environ["SSL_CERT_FILE"] = f"{_folder.name}/one.pem"
+_end = "-----END CERTIFICATE-----"
+Path(os.environ["SSL_CERT_FILE"]).write_text(certifi.contents().partition(_end)[0] + _end + "\n")
 
 _confinement = Confinement()
 _before = pytest.StashKey[frozenset[str]]()
