@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from understudy.frozen import Profile, Profiled, Profiles
-from understudy.quantities import Count, CountOrZero, LearningRate, NumpySeed, Size, setting
+from understudy.quantities import Count, LearningRate, NumpySeed, Size, setting
 
 # 40 real rows seen sixteen times each: enough for the membership audit to catch its positive control, in seconds.
 _TINY_MATCHING: dict[str, Any] = {
@@ -15,7 +15,7 @@ _TINY_MATCHING: dict[str, Any] = {
     "batch_size": 8,
     "learning_rate": 1e-3,
     "max_length": 48,
-    "frozen_lower_layers": 3,
+    "frozen_share": 0.6,
     "measure_every": 20,
     "test_rows": 200,
     "real_rows": 40,
@@ -44,7 +44,12 @@ class MatchingEvaluationConfig(Profiled):
     batch_size: Size = setting(16, "Rows per step, at least 1. Paper 16.")
     learning_rate: LearningRate = setting(7e-6, "First step size, falling linearly to 0; tiny 1e-3, paper 7e-6.")
     max_length: Count = setting(128, "Tokens of a text that are read; never more than the run reads.")
-    frozen_lower_layers: CountOrZero = setting(0, "First layers left untrained, at most all but one. tiny 3, paper 0.")
+    frozen_share: float = setting(
+        0.0,
+        "Share of a model's layers, the first ones, left untrained: rounded up, at most all but one. tiny 0.6, paper 0.",
+        ge=0,
+        le=1,
+    )
     measure_every: Count = setting(50, "Steps between two gradient errors. tiny 20, paper 50.")
     full_gradient: bool = setting(False, "Also measure the error of the gradient of all weights, which costs far more.")
     test_rows: int = setting(1000, "Real test rows used, at least 2; tiny 200.", ge=2, le=100_000_000)

@@ -138,7 +138,7 @@ def _record_errors(conditions: Conditions, config: MatchingEvaluationConfig) -> 
 
 
 def _settings(model: str, config: MatchingEvaluationConfig) -> TransferConfig:
-    """Constants of one target model; layers are frozen as far as it has them."""
+    """Constants of one target model; a share of its layers is frozen."""
     layers = AutoConfig.from_pretrained(model_folder(model), trust_remote_code=False).num_hidden_layers
     return TransferConfig(
         base=model,
@@ -146,7 +146,7 @@ def _settings(model: str, config: MatchingEvaluationConfig) -> TransferConfig:
         batch_size=config.batch_size,
         learning_rate=config.learning_rate,
         max_length=config.max_length,
-        frozen_lower_layers=min(config.frozen_lower_layers, layers - 1),
+        frozen_lower_layers=min(math.ceil(config.frozen_share * layers), layers - 1),
         measure_every=config.measure_every,
     )
 

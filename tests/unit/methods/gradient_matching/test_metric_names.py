@@ -45,7 +45,7 @@ def test_every_reason_of_the_filters_has_a_name():
 def test_profiles_and_what_is_given():
     paper, tiny = MatchingEvaluationConfig(), MatchingEvaluationConfig(profile="tiny", steps=7)
     assert (paper.steps, paper.batch_size, paper.learning_rate, paper.measure_every) == (200, 16, 7e-6, 50)
-    assert (paper.frozen_lower_layers, paper.transfer_models) == (0, ())
+    assert (paper.frozen_share, paper.transfer_models) == (0, ())
     assert (tiny.steps, tiny.batch_size) == (7, 8)
     assert set(tiny.transfer_models) == {"tiny-llama", "tiny-gpt2"}
     with pytest.raises(ValidationError):

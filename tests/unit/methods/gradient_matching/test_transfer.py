@@ -32,7 +32,7 @@ from understudy.models.loading import load_model
 
 CONFIG = MatchingEvaluationConfig(
     profile="tiny", transfer_models=(), steps=5, batch_size=4, max_length=12, measure_every=2, test_rows=15,
-    real_rows=10, gradient_rows=12, frozen_lower_layers=9,
+    real_rows=10, gradient_rows=12, frozen_share=0.9,
 )  # fmt: skip
 SAME = TransferConfig(
     steps=5, batch_size=4, max_length=12, measure_every=2, learning_rate=CONFIG.learning_rate, frozen_lower_layers=1
