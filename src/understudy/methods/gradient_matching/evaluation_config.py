@@ -46,7 +46,7 @@ class MatchingEvaluationConfig(Profiled):
     max_length: Count = setting(128, "Tokens of a text that are read; never more than the run reads.")
     frozen_share: float = setting(
         0.0,
-        "Share of a model's layers, the first ones, left untrained: rounded up, at most all but one. tiny 0.6, paper 0.",
+        "Share of a model's layers, the first, left untrained: rounded up, at most all but one. tiny 0.6, paper 0.",
         ge=0,
         le=1,
     )
