@@ -252,9 +252,9 @@ def test_a_second_run_and_more_texts_charge_nothing_and_one_other_text_charges(
 
 @pytest.fixture(scope="module")
 def few_clients(tmp_path_factory):
-    """Two texts of each of twelve clients, with words that occur nowhere else."""
+    """Texts of sixteen clients, with words that occur nowhere else."""
     rows = [
-        (f"c{i % 12}", f"day {i}: met zq{i}x by the {'river' if i % 3 else 'mill'} and walked home") for i in range(24)
+        (f"c{i % 16}", f"day {i}: met zq{i}x by the {'river' if i % 3 else 'mill'} and walked home") for i in range(24)
     ]
     path = tmp_path_factory.mktemp("clients") / "clients.parquet"
     pq.write_table(pa.table({"client_id": [who for who, _ in rows], "text": [text for _, text in rows]}), path)
@@ -322,7 +322,10 @@ def test_a_scored_round_is_asked_nothing_else_under_its_charge(few_clients, rand
 
     with in_home(tmp_path / "home"):
         prepare_environment()
-        run = registered(request(tmp_path / "out", random_model_folder, data=str(few_clients)), METHOD)
+        # Everyone takes part: where nobody does, whatever candidates are the same question.
+        everyone = ("rounds=2", *SMALL_ROUND)
+        asked = request(tmp_path / "out", random_model_folder, data=str(few_clients), overrides=everyone)
+        run = registered(asked, METHOD)
         fixed = run.charged
         receipt = charge.fn(run, environment={"code": "0" * 64}, accept_new=False)
         pool = steps.embed_clients.fn(run.train, fixed, (), run.n)
