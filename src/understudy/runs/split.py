@@ -186,7 +186,10 @@ def _check_not_empty(test: pa.Table) -> None:
 def _check_trained(train: pa.Table, kind: RowKind) -> None:
     """Refuse, before anything is charged, a table of which nothing is left to train on."""
     if train[text_columns(train)[0]].null_count == train.num_rows:
-        raise InputError(f"expected a {NOUNS[kind]} to train on, found none that is not held out; bring more")
+        raise InputError(
+            f"expected a {NOUNS[kind]} to train on, found none that is not held out; bring more, or name others to "
+            "measure on with --test"
+        )
 
 
 def _checked(
