@@ -8,12 +8,10 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-import certifi
 import pytest
 from confinement import Confinement, files_of
 from homes import bare_environment, home_environment
@@ -36,14 +34,10 @@ for _name, _value in {
     "TOKENIZERS_PARALLELISM": "false",
     # Small tensors: a second thread only waits, for very long where the cores are busy.
     "OMP_NUM_THREADS": "1",
+    # Each client of Prefect reads a bundle of certificates, also to ask a server of this machine. One is read faster.
+    "SSL_CERT_FILE": str(Path(__file__).with_name("certificate.pem")),
 }.items():
     os.environ[_name] = _value
-
-# Each client of Prefect reads the bundle of certificates, also to ask a server of this machine: one of them will do.
-_folder = tempfile.TemporaryDirectory(prefix="certificates-")
-os.environ["SSL_CERT_FILE"] = f"{_folder.name}/one.pem"
-_end = "-----END CERTIFICATE-----"
-Path(os.environ["SSL_CERT_FILE"]).write_text(certifi.contents().partition(_end)[0] + _end + "\n")
 
 _confinement = Confinement()
 _before = pytest.StashKey[frozenset[str]]()
