@@ -158,6 +158,7 @@ def _matched_losses(
         prompt_only=_losses(target, base, rows["prompt_only"]),
         reasons=dict(reasons),
         labels=len(rows["synthetic"].label_names),
+        checked=sum(report["checked"].values()),
         shortfall=sum(report["shortfall"].values()),
         signal_to_noise=signal_to_noise if isinstance(signal_to_noise, float) else None,
     )

@@ -6,7 +6,8 @@ texts of this label than after the others'. Words are scored by the cross-entrop
 model's own texts, labels balanced, with the prior over words removed: the mean log-probability after texts that say
 nothing (contextual calibration, Zhao et al. 2021, arXiv 2102.09690). The other half says how often the choice is right.
 There synonyms must have a lower loss than the names, and the model's own words must be right clearly more often: a
-small model finds some word for every few texts.
+small model finds some word for every few texts. The same half says of which labels the model can tell a text: the label
+check reads those only, because it would drop the others' texts at random.
 
 No private row is read: everything here is a function of the model's files and of public words.
 """
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from scipy.stats import binomtest
+from scipy.stats import binomtest, fisher_exact
 from torch import Tensor
 
 from understudy.errors import InputError
@@ -53,7 +54,7 @@ SYNONYMS: Final[Mapping[str, tuple[str, ...]]] = {
     "spam": ("advertising", "junk"),
     "ham": ("personal", "normal"),
 }
-_VERSION: Final = 1  # of the way words are chosen; what was remembered by another is not taken
+_VERSION: Final = 2  # of the way words are chosen; what was remembered by another is not taken
 _PER_LABEL: Final = 24
 _TOKENS: Final = 24
 _OWN_WORDS: Final = 4
@@ -70,19 +71,19 @@ class Calibration:
         words: label name -> word.
         prior: label name -> log-probability of its word after texts that say nothing, the labels' mean subtracted.
         accuracy: share of the other half of the own texts whose label is told.
-        low: lower 95 % limit of it.
+        told: labels whose word is likeliest more often after their own texts than after the others', of that half.
     """
 
     template: str
     words: dict[str, str]
     prior: dict[str, float]
     accuracy: float
-    low: float
+    told: tuple[str, ...]
 
     @property
-    def can_tell(self) -> bool:
-        """Whether the model tells labels better than by guessing."""
-        return self.low > 1 / len(self.words)
+    def label_check(self) -> bool | tuple[str, ...]:
+        """Which labels' texts the label check reads: all, none, or those that are told."""
+        return self.told if 0 < len(self.told) < len(self.words) else bool(self.told)
 
 
 def calibrate(base: LoadedModel, label_names: Sequence[str], config: GradientMatchingConfig) -> Calibration:
@@ -272,15 +273,26 @@ def _choose(answers: _Answers, candidates: Sequence[Sequence[_Word]], labels: Te
 
 def _calibration(choice: _Choice, names: Sequence[str], labels: Tensor, rows: Tensor) -> Calibration:
     right = choice.right(labels, rows)
-    share = binomtest(int(right.sum()), len(right))
+    said = choice.answers.scores(choice.words)[rows].argmax(-1)
     prior = choice.answers.prior[[word.token for word in choice.words]]
     return Calibration(
         template=choice.answers.template,
         words={name: word.text for name, word in zip(names, choice.words, strict=True)},
         prior={name: round(float(value), 2) for name, value in zip(names, prior - prior.mean(), strict=True)},
-        accuracy=share.statistic,
-        low=share.proportion_ci(0.95, method="exact").low,
+        accuracy=float(right.double().mean()),
+        told=tuple(name for label, name in enumerate(names) if _is_told(label, said, labels[rows], len(names))),
     )
+
+
+def _is_told(label: int, said: Tensor, labels: Tensor, classes: int) -> bool:
+    """Whether a label is said of its own texts more often than of the others' (Fisher's exact test).
+
+    One-sided at 5 % over the classes: a model that tells nothing has any label checked in at most one of 20 cases.
+    """
+    own, called = labels == label, said == label
+    counts = [[int((own & called).sum()), int((own & ~called).sum())]]
+    counts += [[int((~own & called).sum()), int((~own & ~called).sum())]]
+    return bool(fisher_exact(counts, alternative="greater").pvalue < 0.05 / classes)
 
 
 def resolve_for(
@@ -312,7 +324,8 @@ def resolve_for(
             build_verbalizer(loaded.tokenizer, label_names, words)  # refuses words that cannot stand for labels
         return asdict(calibrate(loaded, label_names, config))
 
-    found = Calibration(**remembered(question, choose, folder=kept_in))
+    kept = remembered(question, choose, folder=kept_in)
+    found = Calibration(**{**kept, "told": tuple(kept["told"])})
     chosen = words.model_copy(update={"template": found.template, "words": found.words})
-    told = {"label_check": found.can_tell, "prior": found.prior} if check == "auto" else {}
+    told = {"label_check": found.label_check, "prior": found.prior} if check == "auto" else {}
     return config.model_copy(update={"verbalizer": chosen, "filter": config.filter.model_copy(update=told)})

@@ -118,10 +118,10 @@ class FilterConfig(Frozen):
         ge=1,
         le=100,
     )
-    label_check: bool | Literal["auto"] = setting(
+    label_check: bool | Literal["auto"] | tuple[str, ...] = setting(
         "auto",
-        "Drop texts whose label the language model does not confirm; auto: if it can tell the labels of its own texts. "
-        "tiny auto, paper yes.",
+        "Drop texts whose label the language model does not confirm: of all labels, of none, or of those named; auto: "
+        "of those that it tells its own texts by. tiny auto, paper yes.",
     )
     prior: dict[str, float] = setting(
         {}, "Label name -> what the label check takes off its word's log-probability; set by the calibration."

@@ -102,6 +102,7 @@ class MatchedLosses:
         prompt_only: (p,) of prompt-only texts under the same target; empty where there are none.
         reasons: why -> how many were dropped; names of `metric_names.DROP_REASONS`.
         labels: how many there are; what guessing gets right follows from it.
+        checked: texts that the label check read.
         shortfall: rows asked for but not reached.
         signal_to_noise: bound of the target; None or infinite where it has no noise.
     """
@@ -111,6 +112,7 @@ class MatchedLosses:
     prompt_only: Losses = field(default_factory=lambda: _NOTHING)
     reasons: Mapping[str, int] = field(default_factory=dict)
     labels: int = 0
+    checked: int = 0
     shortfall: int = 0
     signal_to_noise: float | None = None
 
@@ -224,9 +226,8 @@ def measure_losses(losses: MatchedLosses) -> Metrics:
         values[f"matching.loss.{'' if name == 'kept' else f'{name}_'}median"] = float(np.median(found))
     if losses.signal_to_noise is not None and np.isfinite(losses.signal_to_noise):
         values["matching.signal_to_noise_bound"] = losses.signal_to_noise
-    read = int(values["matching.drawn"]) - losses.reasons.get("empty", 0)
-    if "wrong_label" in losses.reasons and losses.labels > 0 and read > 0:
-        agreed = binomtest(read - losses.reasons["wrong_label"], read)
+    if "wrong_label" in losses.reasons and losses.labels > 0 and losses.checked > 0:
+        agreed = binomtest(losses.checked - losses.reasons["wrong_label"], losses.checked)
         values |= {"matching.label_check.agreement": agreed.statistic, "matching.label_check.chance": 1 / losses.labels}
         limits = agreed.proportion_ci(0.95, method="exact")
         intervals["matching.label_check.agreement"] = (float(limits.low), float(limits.high))

@@ -7,6 +7,7 @@ are all that is read, never a real row.
 *Guarantee*: none of its own; what comes out carries the guarantee of the target that the texts were matched to.
 
 Where the paper is silent, or we deviate:
+- The check may read the texts of some labels only: of those that the model can tell (`filter.label_check`).
 - A text that is empty after decoding is dropped before everything else.
 - The check asks as training does, `text + template`, and takes the likeliest of the label words; the paper prompts with
   "Label:". Examples are public and come from the config; without any the model is asked directly.
@@ -64,10 +65,14 @@ class Filtered:
     Attributes:
         rows: (m,) positions in what was handed in, ascending.
         steps: the steps taken, in order; their `rows` are positions in what the step before left.
+        spare: (s,) positions of what balancing alone dropped.
+        checked: (K,) texts that the label check read, per label.
     """
 
     rows: Rows
     steps: tuple[Kept, ...]
+    spare: Rows
+    checked: tuple[int, ...]
 
     def report(self, label_names: Sequence[str]) -> dict[str, dict[str, int]]:
         """Reason -> label name -> texts dropped, in the order of the steps."""
@@ -96,31 +101,36 @@ def filter_texts(
         max_length: tokens of a text that the label check reads.
 
     Raises:
-        InputError: examples name an unknown label or do not fit the model's context.
+        InputError: examples or the check name an unknown label, or examples do not fit the model's context.
         ValueError: the lengths differ, a label is out of range or a loss is not finite.
     """
     truth, classes = np.asarray(labels, np.int64), len(verbalizer.label_names)
     _check(losses, truth, classes=classes, texts=len(texts))
     steps = [keep_where(np.array([bool(t.strip()) for t in texts], bool), truth, reason="empty", classes=classes)]
     rows = steps[0].rows
-    if config.label_check is True:
+    reads = np.array([name in checked_labels(config, verbalizer.label_names) for name in verbalizer.label_names], bool)
+    read = rows[reads[truth[rows]]]
+    if reads.any():
         exemplars = exemplars_of(config, verbalizer.label_names)
-        said = few_shot_labels(
-            [texts[row] for row in rows],
+        said = truth.copy()
+        said[read] = few_shot_labels(
+            [texts[row] for row in read],
             base=base,
             verbalizer=verbalizer,
             exemplars=exemplars,
             max_length=max_length,
             prior=[config.prior.get(name, 0.0) for name in verbalizer.label_names],
         )
-        steps.append(keep_where(said == truth[rows], truth[rows], reason="wrong_label", classes=classes))
+        steps.append(keep_where(said[rows] == truth[rows], truth[rows], reason="wrong_label", classes=classes))
         rows = rows[steps[-1].rows]
     steps.append(keep_lowest_losses(losses[rows], truth[rows], keep=config.keep_lowest, classes=classes))
     rows = rows[steps[-1].rows]
+    unbalanced = rows
     if config.balance:
         steps.append(balance_mean_losses(losses[rows], truth[rows], classes=classes))
         rows = rows[steps[-1].rows]
-    return Filtered(rows, tuple(steps))
+    spare = np.setdiff1d(unbalanced, rows)
+    return Filtered(rows, tuple(steps), spare, tuple(np.bincount(truth[read], minlength=classes).tolist()))
 
 
 def keep_where(keep: npt.NDArray[np.bool_], labels: Rows, *, reason: Reason, classes: int) -> Kept:
@@ -190,6 +200,20 @@ def exemplars_of(config: FilterConfig, label_names: Sequence[str]) -> list[Exemp
     texts = [config.examples.get(name, ()) for name in label_names]
     rounds = max(map(len, texts), default=0)
     return [(own[turn], label) for turn in range(rounds) for label, own in enumerate(texts) if turn < len(own)]
+
+
+def checked_labels(config: FilterConfig, label_names: Sequence[str]) -> tuple[str, ...]:
+    """The labels whose texts the label check reads; none while it is `auto`.
+
+    Raises:
+        InputError: a label that is not declared.
+    """
+    if not isinstance(config.label_check, tuple):
+        return tuple(label_names) if config.label_check is True else ()
+    unknown = sorted(set(config.label_check) - set(label_names))
+    if unknown:
+        raise InputError(f"filter.label_check names {unknown}: expected labels among {list(label_names)}")
+    return config.label_check
 
 
 def few_shot_labels(

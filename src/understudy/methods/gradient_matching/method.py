@@ -56,11 +56,11 @@ def check_model(config: GradientMatchingConfig, label_names: Sequence[str]) -> L
     """Load the base model and refuse, before anything is charged, what would fail later.
 
     Raises:
-        InputError: the model is unknown or has no plain linear head, two labels share a verbaliser token, words or
-            examples are for unknown labels, the context is too short for the padded length, with its template, its
-            instruction or the label check's examples, or fewer tokens are allowed than k.
+        InputError: the model is unknown or has no plain linear head, two labels share a verbaliser token, words,
+            examples or the label check are for unknown labels, the context is too short for the padded length, with
+            its template, its instruction or the label check's examples, or fewer tokens are allowed than k.
     """
-    from understudy.methods.gradient_matching.filters import exemplars_of, few_shot_labels
+    from understudy.methods.gradient_matching.filters import checked_labels, exemplars_of, few_shot_labels
     from understudy.methods.gradient_matching.optimise import check_matching
     from understudy.methods.gradient_matching.release import check_context
     from understudy.methods.gradient_matching.targets import check_head
@@ -73,7 +73,7 @@ def check_model(config: GradientMatchingConfig, label_names: Sequence[str]) -> L
     check_context(loaded, verbalizer, config)
     check_matching(loaded, label_names, config=config)
     _check_prompted(loaded, label_names, config)
-    if config.filter.label_check is True or config.filter.examples:
+    if checked_labels(config.filter, label_names) or config.filter.examples:
         exemplars = exemplars_of(config.filter, label_names)
         # No text to label: what is left of the call is its checks.
         few_shot_labels([], base=loaded, verbalizer=verbalizer, exemplars=exemplars, max_length=config.max_length)
@@ -128,6 +128,7 @@ def signal_to_noise(config: GradientMatchingConfig, promise: Promise) -> float:
 
 def describe(config: GradientMatchingConfig, promise: Promise) -> Description:
     """What the run says about itself; public values only."""
+    from understudy.methods.gradient_matching.filters import checked_labels
     from understudy.methods.gradient_matching.verbalizer import template_of
 
     schedule, label_names = schedule_of(promise.queries), promise.label_names
@@ -157,7 +158,7 @@ def describe(config: GradientMatchingConfig, promise: Promise) -> Description:
         dry_run={
             "words": ", ".join(f"{name}: {word}" for name, word in declared_words.items()),
             "template": template_of(config.verbalizer),
-            "label_check": "on" if config.filter.label_check is True else "off",
+            "label_check": ", ".join(checked_labels(config.filter, label_names)) or "off",
             "target": config.target.kind if config.matching.gradient == "closed_form" else "all parameters",
             "target_dimension": dimension,
             "signal_to_noise_bound": "infinite" if math.isinf(bound) else float(f"{bound:.3g}"),

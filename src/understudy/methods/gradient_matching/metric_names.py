@@ -33,7 +33,10 @@ def _matching() -> Iterable[MetricName]:
     for reason, words in DROP_REASONS.items():
         yield MetricName(f"matching.dropped.{reason}", f"Texts dropped: {words}", "rows", "context")
     yield MetricName(
-        "matching.label_check.agreement", "Share of the matched texts whose label the check confirms", "share", "higher"
+        "matching.label_check.agreement",
+        "Share of the texts that the label check read whose label it confirms",
+        "share",
+        "higher",
     )
     yield MetricName("matching.label_check.chance", "The same of a check that guesses", "share", "context")
     yield MetricName(

@@ -211,8 +211,8 @@ def _label_check(metrics: Metrics) -> list[str]:
         return []
     chance = metrics.values["matching.label_check.chance"]
     said = (
-        f"The label check confirms {percent(metrics.values[name])} ({range_of(metrics, name, percent)}) of the matched "
-        f"texts; guessing would confirm {percent(chance)}."
+        f"The label check confirms {percent(metrics.values[name])} ({range_of(metrics, name, percent)}) of the texts "
+        f"that it read; guessing would confirm {percent(chance)}."
     )
     if metrics.intervals[name][0] > chance:
         return [said]

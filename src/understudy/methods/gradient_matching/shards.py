@@ -33,6 +33,8 @@ def further_shards(
 ) -> list[list[Example]]:
     """The texts of the next wave: what each label lacks over its share of kept texts so far; empty when there is none.
 
+    Rows that balancing dropped count as lacking: of more texts, more have a loss that it keeps.
+
     Args:
         config: filters and rows wanted.
         report: of the selection among all texts so far, as `Selection.report`.
@@ -40,7 +42,7 @@ def further_shards(
     """
     examples = []
     for label, (name, rows) in enumerate(zip(label_names, wanted(config, len(label_names)), strict=True)):
-        missing, tried = report["shortfall"].get(name, 0), report["drawn"][name]
+        missing, tried = report["shortfall"].get(name, 0) + report["unbalanced"].get(name, 0), report["drawn"][name]
         left = math.ceil(rows * config.filter.max_draws - 1e-9) - tried
         more = min(left, math.ceil(missing * tried / max(rows - missing, 1)))
         examples += [(label, tried + number) for number in range(more)]

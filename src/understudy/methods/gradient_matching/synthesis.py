@@ -2,7 +2,9 @@
 
 More texts are matched than are wanted (`filter.oversample`), the paper's filters drop some, and of what is left the
 lowest losses of each label fill its share. A label that falls short gets further waves of texts with numbers, and so
-random starts, of their own, until it is full or `filter.max_draws` is reached; then it is reported short, not padded.
+random starts, of their own, until it is full or `filter.max_draws` is reached. What balancing alone dropped then fills
+it, lowest losses first: the rows were asked for, and no further text is coming that could take their place. A label
+that the other filters left short is reported short, not padded.
 """
 
 from __future__ import annotations
@@ -33,23 +35,29 @@ class Selection:
     Attributes:
         table: columns `text` (string) and `label` (int32), by label, each label's lowest loss first.
         drawn: texts matched per label name.
+        checked: of those, texts that the label check read.
         dropped: label name -> reason -> texts dropped; `surplus`: beyond what was asked for.
         shortfall: label name -> rows wanted but not reached; only where above 0.
+        unbalanced: label name -> rows that balancing dropped and that fill its share all the same; only where above 0.
         matching: figures of the optimisation over all matched texts, such as the median losses.
     """
 
     table: pa.Table
     drawn: Mapping[str, int]
+    checked: Mapping[str, int]
     dropped: Mapping[str, Mapping[str, int]]
     shortfall: Mapping[str, int]
+    unbalanced: Mapping[str, int]
     matching: Mapping[str, Any]
 
     def report(self) -> dict[str, Any]:
         """The counts and figures as plain JSON values."""
         return {
             "drawn": dict(self.drawn),
+            "checked": dict(self.checked),
             "dropped": {name: dict(reasons) for name, reasons in self.dropped.items()},
             "shortfall": dict(self.shortfall),
+            "unbalanced": dict(self.unbalanced),
             "matching": dict(self.matching),
         }
 
@@ -88,20 +96,31 @@ def select_texts(
     chosen: list[int] = []
     reasons = kept.report(label_names)
     reasons["surplus"] = {}
+    refilled: dict[str, int] = {}
     for label, name in enumerate(label_names):
-        own = kept.rows[labels[kept.rows] == label]
-        ranked = own[np.argsort(losses[own], kind="stable")].tolist()
-        chosen += ranked[: sizes[label]]
+        ranked, spare = (_by_loss(rows[labels[rows] == label], losses) for rows in (kept.rows, kept.spare))
+        filled = spare[: max(sizes[label] - len(ranked), 0)]
+        chosen += [*ranked[: sizes[label]], *filled]
         reasons["surplus"][name] = len(ranked) - len(ranked[: sizes[label]])
+        if filled:
+            refilled[name] = len(filled)
+            reasons["unbalanced"][name] -= len(filled)
     found = Counter(int(labels[row]) for row in chosen)
     short = {name: sizes[i] - found[i] for i, name in enumerate(label_names) if sizes[i] > found[i]}
     return Selection(
         table=table.select(["text", "label"]).take(pa.array(chosen, pa.int64())),
         drawn={name: int((labels == i).sum()) for i, name in enumerate(label_names)},
+        checked=dict(zip(label_names, kept.checked, strict=True)),
         dropped={name: {why: counts[name] for why, counts in reasons.items()} for name in label_names},
         shortfall=short,
+        unbalanced=refilled,
         matching=_figures(table, losses, chosen),
     )
+
+
+def _by_loss(rows: np.ndarray[Any, np.dtype[np.int64]], losses: np.ndarray[Any, np.dtype[np.float64]]) -> list[int]:
+    ranked: list[int] = rows[np.argsort(losses[rows], kind="stable")].tolist()
+    return ranked
 
 
 def _figures(table: pa.Table, losses: np.ndarray[Any, np.dtype[np.float64]], chosen: Sequence[int]) -> dict[str, Any]:

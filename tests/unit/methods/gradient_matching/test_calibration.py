@@ -1,5 +1,7 @@
 """Words and templates are chosen on public text; what is chosen is checked against texts with planted answers."""
 
+import math
+
 import pytest
 import torch
 
@@ -36,7 +38,7 @@ def test_auto_becomes_words_a_template_and_a_decision_and_is_found_again(loaded,
     assert again.filter == first.filter
     assert first.verbalizer.template in calibration.TEMPLATES
     assert set(first.verbalizer.words) == set(first.filter.prior) == set(NAMES)
-    assert isinstance(first.filter.label_check, bool)
+    assert first.filter.label_check != "auto"
     resolved(loaded, tmp_path, calls=calls, about="letters to the editor")
     assert len(calls) == 2
 
@@ -90,6 +92,30 @@ def test_the_likeliest_word_by_itself_tells_nothing_once_its_prior_is_gone():
     assert calibration._clearly_better(good, poor, labels, rows)
     assert not calibration._clearly_better(good, good, labels, rows)
     found = calibration._calibration(good, NAMES, labels, rows)
-    assert found.can_tell
-    assert not calibration._calibration(poor, NAMES, labels, rows).can_tell
+    assert (found.told, found.label_check) == (NAMES, True)
+    assert calibration._calibration(poor, NAMES, labels, rows).label_check is False
     assert found.accuracy == 1.0
+
+
+def test_only_the_labels_that_are_told_are_checked():
+    """Of three labels one has a word that follows half of its texts; the others' words come up by turns."""
+    names, labels = ("anger", "joy", "sadness"), torch.arange(36) % 3
+    raw = torch.full((36, 3), -3.0)
+    turn = torch.arange(36) // 3
+    raw[turn // 2 % 2 == 0, 0] += 1.0
+    raw[turn // 2 % 2 == 1, 1] += 1.0
+    raw[(labels == 2) & (turn % 2 == 0), 2] += 2.0
+    words = tuple(calibration._Word(name, token) for token, name in enumerate(names))
+    choice = calibration._Choice(calibration._Answers(" It was", raw=raw, prior=torch.zeros(3)), words)
+    found = calibration._calibration(choice, names, labels, torch.ones(36, dtype=torch.bool))
+    assert (found.told, found.label_check) == (("sadness",), ("sadness",))
+
+
+@pytest.mark.parametrize(("own", "others", "told"), [(9, 5, True), (6, 12, False), (3, 2, False), (0, 36, False)])
+def test_a_label_is_told_by_fishers_test_at_5_percent_over_the_labels(own, others, told):
+    """12 texts of the label and 36 of others; the p-value is a hypergeometric tail, summed by hand."""
+    labels = torch.tensor([0] * 12 + [1] * 36)
+    said = torch.tensor([0] * own + [1] * (12 - own) + [0] * others + [1] * (36 - others))
+    called = own + others
+    tail = sum(math.comb(12, k) * math.comb(36, called - k) for k in range(own, min(12, called) + 1))
+    assert calibration._is_told(0, said, labels, 4) == told == (tail / math.comb(48, called) < 0.05 / 4)

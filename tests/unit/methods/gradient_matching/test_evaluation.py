@@ -70,6 +70,7 @@ def test_losses_are_summed_up():
             prompt_only=np.array([0.5]),
             reasons={"empty": 1, "wrong_label": 1, "surplus": 0},
             labels=2,
+            checked=4,
             shortfall=4,
             signal_to_noise=0.25,
         )

@@ -10,6 +10,7 @@ from understudy.errors import InputError
 from understudy.methods.gradient_matching.config import FilterConfig, VerbalizerConfig
 from understudy.methods.gradient_matching.filters import (
     balance_mean_losses,
+    checked_labels,
     exemplars_of,
     few_shot_labels,
     filter_texts,
@@ -157,12 +158,35 @@ def test_all_steps_in_order_and_counted(make_base, tokenizer):
     rows = rows[keep_lowest_losses(losses[rows], labels[rows], keep=8, classes=2).rows]
     rows = rows[balance_mean_losses(losses[rows], labels[rows], classes=2).rows]
     assert found.rows.tolist() == rows.tolist()
+    assert len(found.spare) == sum(found.steps[-1].dropped)
+    assert not set(found.spare.tolist()) & set(rows.tolist())
+    assert found.checked == (20, 20)
     assert [step.reason for step in found.steps] == ["empty", "wrong_label", "high_loss", "unbalanced"]
     report = found.report(NAMES)
     assert report["empty"] == {"negative": 1, "positive": 1}
     assert sum(sum(drops.values()) for drops in report.values()) + len(found.rows) == 42
     for name, label in zip(NAMES, (0, 1), strict=True):
         assert sum(drops[name] for drops in report.values()) == 21 - int((labels[found.rows] == label).sum())
+
+
+def test_the_label_check_reads_the_named_labels_only():
+    base = load_model("tiny-gpt2")
+    verbalizer = build_verbalizer(base.tokenizer, NAMES, WORDS)
+    texts, labels, losses = TEXTS * 10, np.arange(40) // 4 % 2, np.ones(40)
+    said = few_shot_labels(texts, base=base, verbalizer=verbalizer, exemplars=[], max_length=10)
+    config = FilterConfig(label_check=("positive",), balance=False)
+    found = filter_texts(texts, losses, labels, base=base, verbalizer=verbalizer, config=config, max_length=10)
+    assert found.rows.tolist() == [row for row in range(40) if labels[row] == 0 or said[row] == 1]
+    assert 20 < len(found.rows) < 40
+    assert found.checked == (0, 20)
+    assert found.report(NAMES)["wrong_label"] == {"negative": 0, "positive": 40 - len(found.rows)}
+
+
+def test_the_labels_that_are_checked_are_declared_ones():
+    given = {True: NAMES, False: (), "auto": (), ("positive",): ("positive",)}
+    assert all(checked_labels(FilterConfig(label_check=said), NAMES) == found for said, found in given.items())
+    with pytest.raises(InputError, match=r"label_check names \['neutral'\]"):
+        checked_labels(FilterConfig(label_check=("neutral",)), NAMES)
 
 
 def test_steps_can_be_left_out(make_base, tokenizer):
