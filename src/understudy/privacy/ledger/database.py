@@ -8,6 +8,7 @@ dead row versions and in the log until the server recycles them; they are of no 
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import re
@@ -139,8 +140,14 @@ def open_engine(url: str) -> sa.Engine:
             f"found {parsed.render_as_string(hide_password=True)}"
         )
     prepare_sqlite_file(Path(parsed.database))
+    return _sqlite_engine(parsed)
+
+
+# It keeps no connection, only the statements that it has compiled, and a run opens its ledger a dozen times.
+@functools.lru_cache(maxsize=8)
+def _sqlite_engine(url: sa.URL) -> sa.Engine:
     engine = sa.create_engine(
-        parsed, poolclass=NullPool, connect_args={"timeout": _SQLITE_WAIT_SECONDS, "isolation_level": None}
+        url, poolclass=NullPool, connect_args={"timeout": _SQLITE_WAIT_SECONDS, "isolation_level": None}
     )
     sa.event.listen(engine, "connect", _set_pragmas)
     sa.event.listen(engine, "begin", _begin_immediate)
