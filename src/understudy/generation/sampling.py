@@ -53,11 +53,16 @@ def keep_nucleus(probabilities: Tensor, *, top_p: float) -> Tensor:
     if top_p >= 1:
         return probabilities > 0
     values = _descending(probabilities)
-    needed = ((running_sum(values.double()) < top_p).sum(-1, keepdim=True) + 1).clamp(max=values.shape[-1])
+    mass = running_sum(values.double())
+    needed = (torch.searchsorted(mass, mass.new_full((len(mass), 1), top_p)) + 1).clamp(max=values.shape[-1])
     threshold = values.gather(-1, needed - 1)
-    above = probabilities > threshold
+    kept = probabilities >= threshold
+    extra = kept.sum(-1, keepdim=True) - needed
+    # Ties at the border are rare, and counting them takes longer than all else; to ask costs nothing on the CPU only.
+    if probabilities.device.type == "cpu" and not bool(extra.any()):
+        return kept
     ties = probabilities == threshold
-    return above | (ties & (ties.cumsum(-1) <= needed - above.sum(-1, keepdim=True)))
+    return kept & ~(ties & (ties.cumsum(-1) > ties.sum(-1, keepdim=True) - extra))
 
 
 def _descending(values: Tensor) -> Tensor:
@@ -84,7 +89,7 @@ def draw_tokens(logits: Tensor, uniforms: Tensor, *, temperature: float, top_p: 
     cumulative = running_sum(kept.double())
     total = cumulative[:, -1:]
     drawn = torch.searchsorted(cumulative, uniforms[:, None] * total, right=True)
-    last = (cumulative < total).sum(-1, keepdim=True)  # rounding may carry the product up to the total
+    last = torch.searchsorted(cumulative, total.contiguous())  # rounding may carry the product up to the total
     return torch.minimum(drawn, last)[:, 0]
 
 
