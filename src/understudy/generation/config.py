@@ -60,7 +60,7 @@ class SteeringConfig(Frozen):
     )
     steps: int = setting(1, "Gradient steps per token, 0 to 100; 0 turns steering off.", le=100, ge=0)
     kl_budget: float = setting(
-        0.1,
+        0.05,
         "How far steering may move the distribution of one token: KL(modified || unmodified) in nats, 0 to 10; the "
         "step is as long as it allows, whatever the model.",
         ge=0,
