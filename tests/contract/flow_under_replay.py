@@ -182,7 +182,8 @@ class FlowRun:
     def _outside(self, root: Path, written: set[str]) -> list[str]:
         from prefect.settings import PREFECT_HOME
 
-        allowed = [root / "home", root / "exchange", root / "out", self.places.tracking.path.parent, PREFECT_HOME.value()]
+        tracking = self.places.tracking.path.parent
+        allowed = [root / "home", root / "exchange", root / "out", tracking, PREFECT_HOME.value()]
         return outside(written, allowed, empty=[root / "tmp", root / "cwd"])
 
     def _pin(self, root: Path, progress: list[str]) -> None:
