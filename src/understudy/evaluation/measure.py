@@ -126,6 +126,8 @@ def measure_utility(
             _put(values, intervals, f"utility.{instrument}.{arm}.accuracy", found)
             if instrument == config.headline:
                 _put(values, intervals, f"utility.{arm}.accuracy", found)
+                recall = utility.mean_recall(table, test.labels, **bootstrap)
+                _put(values, intervals, f"utility.{arm}.mean_recall", recall)
     headline = correct[config.headline]
     for other in ("real", "prompt_only"):
         if other in headline:

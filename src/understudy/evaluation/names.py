@@ -55,6 +55,7 @@ def _utility() -> Iterable[MetricName]:
         tail = f"classifier trained on {ARM_WORDS[arm]} and tested on real rows"
         better: Better = "higher" if arm == "synthetic" else "context"
         yield MetricName(f"utility.{arm}.accuracy", f"Headline accuracy: {tail}", "share", better)
+        yield MetricName(f"utility.{arm}.mean_recall", f"Mean of the labels' recalls: {tail}", "share", better)
         yield MetricName(f"utility.probe.{arm}.accuracy", f"Linear probe on embeddings: {tail}", "share", better)
         yield MetricName(f"utility.transformer.{arm}.accuracy", f"Transformer: {tail}", "share", better)
     for other in ("real", "prompt_only"):

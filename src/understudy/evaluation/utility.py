@@ -164,6 +164,29 @@ def accuracy_interval(correct: Correct, *, seed: int, replicates: int = 2000, le
     return Interval(share, max(0.0, min(float(low), centre - half)), min(1.0, max(float(high), centre + half)))
 
 
+def mean_recall(
+    correct: Correct, labels: Sequence[int] | Labels, *, seed: int, replicates: int = 2000, level: float = 0.95
+) -> Interval:
+    """Share of right answers among the rows of each label, averaged over labels, with a percentile interval.
+
+    Every label counts alike, so a classifier that only knows the commonest label gets no more than by guessing.
+
+    Args:
+        correct: (seeds, rows) or (rows,) bool.
+        labels: (rows,) the true labels.
+        seed: of the bootstrap, which draws rows within each label; public.
+        replicates: bootstrap replicates.
+        level: confidence.
+    """
+    table, truth = np.atleast_2d(correct), np.asarray(labels, dtype=np.int64)
+    of_label = [table[:, truth == label] for label in np.unique(truth)]
+    draws = np.mean(
+        [_resampled_means(rows, None, seed=seed + i, replicates=replicates) for i, rows in enumerate(of_label)], axis=0
+    )
+    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
+    return Interval(float(np.mean([rows.mean() for rows in of_label])), float(low), float(high))
+
+
 def paired_bootstrap(
     correct_a: Correct, correct_b: Correct, *, seed: int, replicates: int = 2000, level: float = 0.95
 ) -> Interval:

@@ -63,6 +63,9 @@ class MethodSections:
 SectionsOf = Callable[[Metrics, Mapping[str, Any]], MethodSections]  # (figures, privacy statement) -> sections
 
 
+# Of a mean recall and its accuracy, from where on the report names both.
+_APART = 0.01
+
 ARM_TITLES = {"prompt_only": "Prompt-only", "synthetic": "Synthetic", "real": "Real"}
 
 
@@ -87,6 +90,7 @@ def utility_section(metrics: Metrics) -> Section:
         if name in values:
             between = range_of(metrics, name, lambda share: points(share, unit=""))
             lead.append(f"Synthetic minus {words}: {points(values[name])}{between and f' ({between})'}.")
+    lead += _of_unequal_labels(metrics)
     tested = f"Tested on {number(values['utility.test_rows'])} real rows. " if "utility.test_rows" in values else ""
     return Section(
         key,
@@ -236,6 +240,20 @@ def _accuracy_table(metrics: Metrics) -> Table | None:
     level = metrics.values.get("utility.confidence_level")
     interval = f"{percent(level, 0)} interval" if level is not None else "Interval"
     return Table(("Trained on", "Accuracy", interval), rows) if rows else None
+
+
+def _of_unequal_labels(metrics: Metrics) -> list[str]:
+    """Mean recalls, where they tell another story than accuracies: a common label may hide a missing one."""
+    values, found, apart = metrics.values, [], 0.0
+    for arm, words in ARM_TITLES.items():
+        name = f"utility.{arm}.mean_recall"
+        if name in values and f"utility.{arm}.accuracy" in values:
+            apart = max(apart, abs(values[name] - values[f"utility.{arm}.accuracy"]))
+            between = range_of(metrics, name, _bare_percent)
+            found.append(f"{words.lower()} {percent(values[name])}{between and f' ({between})'}")
+    if apart < _APART:
+        return []
+    return [f"With every label counted alike, whatever its rows (mean recall): {', '.join(found)}."]
 
 
 def _overlap_table(values: dict[str, float]) -> Table | None:

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from sklearn.metrics import recall_score
 
 from understudy.errors import InputError
 from understudy.evaluation import utility
@@ -133,3 +134,28 @@ def test_accuracy_interval_spans_seeds():
     assert found.value == pytest.approx(0.7)
     assert found.low < 0.55
     assert found.high > 0.85
+
+
+def test_mean_recall_of_a_classifier_that_only_knows_the_commonest_label_is_that_of_guessing():
+    labels = np.repeat([0, 1, 2], [70, 20, 10])
+    found = utility.mean_recall(labels == 0, labels, seed=0)
+    assert (found.value, found.low, found.high) == pytest.approx((1 / 3, 1 / 3, 1 / 3))
+
+
+def test_mean_recall_is_the_mean_of_sklearns_recalls():
+    generator = np.random.default_rng(3)
+    labels, seeds = generator.choice(4, size=300, p=[0.6, 0.2, 0.15, 0.05]), 3
+    predicted = np.where(generator.random((seeds, 300)) < 0.7, labels, generator.integers(0, 4, (seeds, 300)))
+    wanted = np.mean([recall_score(labels, one, average="macro") for one in predicted])
+    found = utility.mean_recall(predicted == labels, labels, seed=0)
+    assert found.value == pytest.approx(wanted)
+    assert found.low < wanted < found.high
+
+
+def test_the_interval_of_mean_recall_is_as_wide_as_its_labels_make_it():
+    labels = np.repeat([0, 1], [900, 100])
+    correct = np.concatenate([np.arange(900) % 10 < 8, np.arange(100) % 10 < 6])
+    found = utility.mean_recall(correct, labels, seed=0, replicates=8000)
+    deviation = 0.5 * np.sqrt(0.8 * 0.2 / 900 + 0.6 * 0.4 / 100)
+    assert found.value == pytest.approx(0.7)
+    assert (found.high - found.low) / 2 == pytest.approx(1.96 * deviation, rel=0.05)

@@ -44,6 +44,16 @@ def test_utility_says_its_numbers(metrics):
     assert ("Synthetic, probe", "70.8 %", "67.8 to 73.8") in [tuple(map(plain, row)) for row in section.table.rows]
 
 
+def test_mean_recall_is_said_where_a_common_label_makes_accuracy_another_story(metrics):
+    figures = {"utility.synthetic.mean_recall": 0.352, "utility.prompt_only.mean_recall": 0.31}
+    accuracies = {"utility.synthetic.accuracy": 0.463, "utility.prompt_only.accuracy": 0.305}
+    ranges = metrics.intervals | {"utility.synthetic.mean_recall": (0.3, 0.4)}
+    skewed = metrics.model_copy(update={"values": metrics.values | figures | accuracies, "intervals": ranges})
+    assert "prompt-only 31.0 %, synthetic 35.2 % (30.0 to 40.0)" in plain(" ".join(view.utility_section(skewed).lead))
+    even = metrics.model_copy(update={"values": metrics.values | accuracies | {"utility.synthetic.mean_recall": 0.46}})
+    assert "mean recall" not in " ".join(view.utility_section(even).lead)
+
+
 def test_fidelity_says_when_mauve_is_of_subsamples(metrics):
     values = metrics.values | {"fidelity.rows": 32_000.0}
     for drawn, said in ((2000.0, True), (32_000.0, False)):
