@@ -22,7 +22,17 @@ from understudy.errors import InputError
 from understudy.evaluation.classifier import check_labels
 from understudy.evaluation.rows import LabelledTexts
 from understudy.generation.config import SamplingConfig
-from understudy.generation.prompts import Instruction, encode_text, instruction_ids, padded_left, row_seeds, special_ids
+from understudy.generation.prompts import (
+    Instruction,
+    PromptFormat,
+    encode_text,
+    end_token,
+    instruction_ids,
+    padded_left,
+    row_seeds,
+    special_ids,
+    uses_chat,
+)
 from understudy.generation.sampling import sample
 from understudy.models.loading import LoadedModel
 from understudy.progress import Progress
@@ -66,7 +76,8 @@ def zero_shot(
     _check(loaded, asked, shots=0, sampling=sampling)
     wanted = _share_out(rows, len(label_names))
     prompts = [asked[label] for label, _ in wanted]
-    return _write(loaded, wanted, prompts, sampling=sampling, public_seed=public_seed, progress=progress)
+    end = _end(loaded, instruction)
+    return _write(loaded, wanted, prompts, end=end, sampling=sampling, public_seed=public_seed, progress=progress)
 
 
 def few_shot(
@@ -121,7 +132,13 @@ def few_shot(
         own = asked[label]
         bos = own[: len(own) - len(_behind_bos(loaded, own))]
         prompts.append([*bos, *examples, *_behind_bos(loaded, own)])
-    return _write(loaded, wanted, prompts, sampling=sampling, public_seed=public_seed, progress=progress)
+    end = _end(loaded, instruction)
+    return _write(loaded, wanted, prompts, end=end, sampling=sampling, public_seed=public_seed, progress=progress)
+
+
+def _end(loaded: LoadedModel, instruction: Instruction) -> int:
+    """What ends a text behind the instruction, which is a chat unless it is given as a text."""
+    return end_token(loaded.tokenizer, in_chat=not instruction.text and uses_chat(loaded.tokenizer, PromptFormat()))
 
 
 def _share_out(rows: int, labels: int) -> list[Row]:
@@ -135,6 +152,7 @@ def _write(
     wanted: Sequence[Row],
     prompts: Sequence[list[int]],
     *,
+    end: int,
     sampling: SamplingConfig,
     public_seed: int,
     progress: Progress | None,
@@ -153,7 +171,7 @@ def _write(
                     row_seeds(public_seed, [number], purpose=f"prompting/{label}/{attempt}")[0]
                     for label, number in (wanted[row] for row in batch)
                 ],
-                eos=special_ids(loaded.tokenizer)[1],
+                eos=end,
                 forbidden=tuple(loaded.tokenizer.all_special_ids),
             )
             for row, tokens in zip(batch, drawn, strict=True):

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from understudy.errors import InputError
-from understudy.generation.prompts import padded_left, special_ids
+from understudy.generation.prompts import first_special, padded_left, special_ids
 
 Template = Literal["auto", "plain", "chat"]
 
@@ -260,8 +260,8 @@ class PairEncoder:
         """The token that ends an answer: what the chat template writes behind one if special, else end of text."""
         if not self._chat:
             return self._eos
-        behind = self._own(self._rendered(False, answered=True).partition(_RESPONSE)[2])
-        return behind[0] if behind and behind[0] in self._tokenizer.all_special_ids else self._eos
+        behind = self._rendered(False, answered=True).partition(_RESPONSE)[2]
+        return first_special(self._tokenizer, behind, otherwise=self._eos)
 
 
 def plain_text(instruction: str) -> str:

@@ -12,7 +12,7 @@ import torch
 
 from understudy.errors import InputError
 from understudy.generation.config import PromptFormat, SamplingConfig
-from understudy.generation.prompts import build_prompts, row_seeds, special_ids
+from understudy.generation.prompts import build_prompts, row_seeds
 from understudy.generation.sampling import sample
 from understudy.models.loading import LoadedModel
 
@@ -61,7 +61,7 @@ def write_own_texts(
         (prompts.input_ids.to(device)[targets], prompts.attention_mask.to(device)[targets]),
         config=SamplingConfig(max_new_tokens=tokens),
         seeds=row_seeds(public_seed, range(len(labels)), purpose="own-text"),
-        eos=special_ids(base.tokenizer)[1],
+        eos=prompts.end,
         forbidden=tuple(base.tokenizer.all_special_ids),
         batch_size=_BATCH,
     )

@@ -25,6 +25,7 @@ from understudy.generation.config import PromptFormat
 __all__ = ["PromptFormat", "PromptTable", "build_prompts", "encode_prompts", "position_ids", "row_seeds"]
 
 _PLACE = "<<the message>>"  # where the label goes in a rendered chat
+_ANSWER = "<<the text>>"
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class PromptTable:
         label_span: First column of the widest label and the column after its last.
         neutral_ids: `(width,)` int64, the prompt whose label columns hold padding: to be filled with random tokens.
         ordinary_ids: `(ordinary,)` int64, every token id but the special ones.
+        end: Token that ends a text: of the text, or of the turn in a chat.
         lead: What stands between prompt and text: a space, or nothing after a chat's last line break.
     """
 
@@ -45,6 +47,7 @@ class PromptTable:
     label_span: tuple[int, int]
     neutral_ids: Tensor
     ordinary_ids: Tensor
+    end: int
     lead: str = " "
 
     @property
@@ -77,6 +80,22 @@ def special_ids(tokenizer: Any) -> tuple[int, int, int]:
     bos = eos if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     pad = eos if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     return int(bos), int(eos), int(pad)
+
+
+def end_token(tokenizer: Any, *, in_chat: bool) -> int:
+    """What ends a text: what the chat template writes behind an answer if that is special, else the end of text."""
+    eos = special_ids(tokenizer)[1]
+    if not in_chat:
+        return eos
+    turns = [{"role": "user", "content": _PLACE}, {"role": "assistant", "content": _ANSWER}]
+    chat = str(tokenizer.apply_chat_template(turns, tokenize=False))
+    return first_special(tokenizer, chat.partition(_ANSWER)[2], otherwise=eos)
+
+
+def first_special(tokenizer: Any, text: str, *, otherwise: int) -> int:
+    """The special token that a piece of a template begins with."""
+    tokens = _encode(tokenizer, text)
+    return tokens[0] if tokens and tokens[0] in tokenizer.all_special_ids else otherwise
 
 
 def encode_prompts(
@@ -194,7 +213,8 @@ def build_prompts(
     neutral = torch.tensor([*frame.before, *[pad] * widest, *frame.after], device="cpu")
     special = set(tokenizer.all_special_ids)
     ordinary = torch.tensor([token for token in range(len(tokenizer)) if token not in special], device="cpu")
-    return PromptTable(ids, mask, (start, start + widest), neutral, ordinary, frame.lead)
+    end = end_token(tokenizer, in_chat=uses_chat(tokenizer, prompt or PromptFormat()))
+    return PromptTable(ids, mask, (start, start + widest), neutral, ordinary, end, frame.lead)
 
 
 def _check_labels(names: Sequence[str], tokens: Sequence[Sequence[int]]) -> None:

@@ -9,6 +9,7 @@ from understudy.generation.prompts import (
     build_prompts,
     encode_prompts,
     encode_text,
+    end_token,
     position_ids,
     row_seeds,
     uses_chat,
@@ -114,6 +115,23 @@ def test_an_instruct_model_is_asked_through_its_chat_template(with_template, tem
     assert tokenizer.decode(table.input_ids[widest, start:stop]) == "rather undecided"
     assert table.lead == ""
     assert tokenizer.decode(encode_text(tokenizer, " a fine film ", lead=table.lead)) == "a fine film"
+
+
+# A template that ends turns with a special token of its own, as those of Gemma and ChatML do.
+TURNS = SYSTEM_AND_USER.replace("</>", "<|im_end|>")
+
+
+def test_a_text_ends_as_the_chat_template_ends_an_answer(with_template):
+    tokenizer = with_template(TURNS)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})
+    turn = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert turn != tokenizer.eos_token_id
+    assert build_prompts(tokenizer, NAMES).end == end_token(tokenizer, in_chat=True) == turn
+    plain = PromptFormat(style="plain")
+    assert build_prompts(tokenizer, NAMES, plain).end == end_token(tokenizer, in_chat=False) == tokenizer.eos_token_id
+    # Where the template writes ordinary text behind an answer, that ends nothing.
+    ordinary = with_template(SYSTEM_AND_USER)
+    assert build_prompts(ordinary, NAMES).end == ordinary.eos_token_id
 
 
 def test_a_format_of_ones_own_goes_before_the_template(with_template):

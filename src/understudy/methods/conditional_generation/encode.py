@@ -85,19 +85,19 @@ def encode(private: PrivateRows, *, tokenizer: Any, config: ConditionalGeneratio
 def encode_texts(
     texts: Sequence[str | None], *, prompts: PromptTable, tokenizer: Any, config: ConditionalGenerationConfig
 ) -> tuple[Tensor, Tensor, int]:
-    """Text and EOS in the columns after the prompt.
+    """Text and its end in the columns after the prompt.
 
     Returns:
         Ids `(rows, columns)` int64, mask `(rows, columns)` bool, and how many texts were cut (internal). A row whose
         text is None is all padding.
     """
     room = config.train.max_length
-    _, eos, pad = special_ids(tokenizer)
+    pad = special_ids(tokenizer)[2]
     ids = torch.full((len(texts), room), pad, dtype=torch.long, device="cpu")
     mask = torch.zeros(len(texts), room, dtype=torch.bool, device="cpu")
     truncated = 0
     for row, text in enumerate(texts):
-        tokens = [] if text is None else [*encode_text(tokenizer, text, lead=prompts.lead), eos]
+        tokens = [] if text is None else [*encode_text(tokenizer, text, lead=prompts.lead), prompts.end]
         truncated += len(tokens) > room
         tokens = tokens[:room]
         ids[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.long, device="cpu")

@@ -19,7 +19,7 @@ import torch
 
 from understudy.errors import InputError
 from understudy.evaluation import encoder
-from understudy.generation.prompts import row_seeds, special_ids
+from understudy.generation.prompts import row_seeds
 from understudy.generation.sampling import sample
 from understudy.generation.steering import steer_towards
 from understudy.methods.conditional_generation.class_means import ClassMeans, check_encoder, margins, nearest
@@ -132,7 +132,7 @@ def _draw(
         (prompts.input_ids.to(device)[targets], prompts.attention_mask.to(device)[targets]),
         config=config.generate.sampling,
         seeds=seeds,
-        eos=special_ids(trained.tokenizer)[1],
+        eos=prompts.end,
         forbidden=tuple(trained.tokenizer.all_special_ids),
         step_hook=hook,
         batch_size=size,

@@ -15,10 +15,10 @@ from typing import Any
 from torch import Tensor
 
 from understudy.generation.endpoints import Endpoint, Served, complete
-from understudy.generation.prompts import padded_left, special_ids
+from understudy.generation.prompts import end_token, padded_left, special_ids
 from understudy.generation.sampling import Step, StepHook, sample
 from understudy.methods.preference_optimization.config import CandidateConfig
-from understudy.methods.preference_optimization.prompts import RoundSeed, end_token, prompt_tokens
+from understudy.methods.preference_optimization.prompts import RoundSeed, prompt_tokens
 from understudy.models.loading import LoadedModel
 from understudy.progress import Progress
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from understudy.errors import InputError
-from understudy.generation.prompts import encode_text
+from understudy.generation.prompts import encode_text, end_token
 from understudy.methods.preference_optimization.config import PreferenceConfig
-from understudy.methods.preference_optimization.prompts import end_token, prompt_tokens
+from understudy.methods.preference_optimization.prompts import prompt_tokens
 from understudy.models.loading import LoadedModel
 from understudy.models.shape import ModelShape, shape_of
 

@@ -18,7 +18,6 @@ import numpy as np
 from jinja2 import TemplateError
 
 from understudy.errors import InputError
-from understudy.generation.instructions import PairEncoder
 from understudy.generation.prompts import row_seeds, special_ids
 from understudy.methods.preference_optimization.config import CandidateConfig, public_words
 from understudy.models.loading import LoadedModel
@@ -92,11 +91,6 @@ def prompt_tokens(loaded: LoadedModel, prompt: str) -> list[int]:
     tokenizer: Any = loaded.tokenizer
     ids: list[int] = tokenizer.encode(prompt, add_special_tokens=False, verbose=False)
     return ids if ids and ids[0] in tokenizer.all_special_ids else [special_ids(tokenizer)[0], *ids]
-
-
-def end_token(tokenizer: Any, *, in_chat: bool) -> int:
-    """What the policy ends a text with: what the chat template writes behind an answer, or the end of text."""
-    return PairEncoder(tokenizer, "chat").end if in_chat else special_ids(tokenizer)[1]
 
 
 def _words(config: CandidateConfig, label: str | None) -> str:

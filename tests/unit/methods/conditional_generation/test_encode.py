@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 import torch
 
@@ -20,6 +22,15 @@ def test_a_row_reads_prompt_text_eos(tokenizer, make_config, label_names):
         lost = rows.input_ids[0][rows.loss_mask[0]].tolist()
         assert lost == [*encode_text(tokenizer, text), tokenizer.eos_token_id]
         assert rows.loss_mask[0].nonzero()[0] == rows.text_start
+
+
+def test_a_text_ends_as_the_chat_ends_an_answer(tokenizer, make_config, label_names):
+    chat = copy.deepcopy(tokenizer)
+    chat.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})
+    chat.chat_template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}<|im_end|>{% endfor %}"
+    rows = encode_rows(["a slow film"], [0], tokenizer=chat, config=make_config(), label_names=label_names)
+    lost = rows.input_ids[0][rows.loss_mask[0]].tolist()
+    assert lost == [*encode_text(chat, "a slow film", lead=""), chat.convert_tokens_to_ids("<|im_end|>")]
 
 
 def test_shapes_are_public(tokenizer, make_config, label_names):

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -30,18 +32,23 @@ def test_row_numbers_name_the_draws(untrained, make_config):
 def test_steering_depends_on_the_wanted_label(untrained, make_config):
     """With one prompt for all labels, only the discriminator can tell them apart."""
     prompts = untrained.prompts
-    same = type(prompts)(
-        prompts.input_ids[[0, 0, 0]],
-        prompts.attention_mask[[0, 0, 0]],
-        prompts.label_span,
-        prompts.neutral_ids,
-        prompts.ordinary_ids,
-    )
+    first = [0, 0, 0]
+    same = replace(prompts, input_ids=prompts.input_ids[first], attention_mask=prompts.attention_mask[first])
     model = type(untrained)(untrained.model, untrained.tokenizer, untrained.label_names, same)
     plain = make_config(generate={"steering": {"steer": "none"}})
     steered = make_config(generate={"steering": STRONG})
     assert generate(model, [0] * 5, config=plain) == generate(model, [1] * 5, config=plain)
     assert generate(model, [0] * 5, config=steered) != generate(model, [1] * 5, config=steered)
+
+
+def test_a_text_ends_at_the_token_that_ends_texts_of_its_prompts(untrained, make_config):
+    """The likeliest token of all, whichever it is, ends every text at once where it is the end."""
+    plain = make_config(generate={"redraws": 0, "steering": {"steer": "none"}, "sampling": {"top_p": 1e-6}})
+    text = generate(untrained, [1], config=plain)[0]
+    first = untrained.tokenizer.encode(f" {text}", add_special_tokens=False)[0]
+    ended = replace(untrained, prompts=replace(untrained.prompts, end=first))
+    assert text
+    assert generate(ended, [1], config=plain) == [""]
 
 
 def test_synthesis_has_the_wanted_sizes_in_the_order_of_the_labels(untrained, make_config):

@@ -9,7 +9,7 @@ from understudy.errors import InputError
 from understudy.generation.config import SamplingConfig
 from understudy.methods.preference_optimization.config import CandidateConfig, PreferenceOptimizationConfig
 from understudy.methods.preference_optimization.method import METHOD, resolve
-from understudy.methods.preference_optimization.prompts import RoundSeed, end_token, prompt_tokens, round_prompts
+from understudy.methods.preference_optimization.prompts import RoundSeed, prompt_tokens, round_prompts
 from understudy.models.folders import model_folder
 from understudy.models.loading import LoadedModel, load_model
 
@@ -179,13 +179,6 @@ def test_a_prompt_has_one_bos_whether_the_template_writes_it_or_not(with_templat
         ids = prompt_tokens(loaded, prompts_of(loaded, config)[0])
         assert ids[0] == (loaded.tokenizer.convert_tokens_to_ids(first) if isinstance(first, str) else first)
         assert ids.count(bos) == (first == bos)
-
-
-def test_an_answer_ends_as_the_template_ends_it(with_template):
-    for template, in_chat, token in ((SPECIAL, True, "<|im_end|>"), (SPECIAL, False, None), (CHAT, True, None)):
-        tokenizer = with_template(template).tokenizer
-        expected = tokenizer.eos_token_id if token is None else tokenizer.convert_tokens_to_ids(token)
-        assert end_token(tokenizer, in_chat=in_chat) == expected
 
 
 @pytest.mark.parametrize("template", [None, "{{ raise_exception('no users') }}"])
