@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 from confinement import Confinement, files_of
 from homes import bare_environment, home_environment
-from tracking_store import TrackingStore
 
 # Before anything imports Prefect, MLflow, torch or datasets.
 for _name, _value in {
@@ -81,7 +80,7 @@ def confined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def home(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An isolated home, exchange store and MLflow database, one thread, the CPU and float32, for each test.
 
-    Where flows run, the MLflow database is that of the session, emptied, and figures are not drawn.
+    Where flows run, the MLflow database has its tables already, which a session makes once, and figures are not drawn.
     """
     for name in [name for name in os.environ if name.startswith("UNDERSTUDY_")]:
         monkeypatch.delenv(name)
@@ -90,11 +89,7 @@ def home(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
         monkeypatch.setenv(name, value)
     if "prefect_server" in request.fixturenames:
         root.mkdir(mode=0o700)
-        store = request.getfixturevalue("tracking_store")
-        store.empty()
-        # The same file for what the test reads and for processes that it starts.
-        (root / "mlflow.db").symlink_to(store.path)
-        monkeypatch.setenv("UNDERSTUDY_MLFLOW_URI", store.uri)
+        shutil.copy(request.getfixturevalue("empty_tracking_store"), root / "mlflow.db")
         request.getfixturevalue("one_encoder")
         request.getfixturevalue("one_load_of_a_model")
         from tests_support import without_drawing
@@ -161,14 +156,6 @@ def one_load_of_a_model() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         loaded_once(patch)
         yield
-
-
-@pytest.fixture(scope="session")
-def tracking_store(empty_tracking_store: Path, tmp_path_factory: pytest.TempPathFactory) -> TrackingStore:
-    """The one MLflow database of the flows that run in this process."""
-    path = tmp_path_factory.mktemp("tracking") / "mlflow.db"
-    shutil.copy(empty_tracking_store, path)
-    return TrackingStore(path)
 
 
 @pytest.fixture(scope="session")

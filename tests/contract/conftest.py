@@ -18,11 +18,11 @@ def calibrations(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def places(prefect_server: None, calibrations: Path, tracking_store):
-    """What all runs of real flows share: a Prefect server, calibrations, a tracking store."""
+def places(prefect_server: None, calibrations: Path, empty_tracking_store: Path):
+    """What all runs of real flows share: a Prefect server, calibrations, an empty tracking store."""
     from contract.flow_under_replay import Places
 
-    return Places(calibrations=calibrations, tracking=tracking_store)
+    return Places(calibrations=calibrations, tracking=empty_tracking_store)
 
 
 @pytest.fixture

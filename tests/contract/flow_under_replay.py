@@ -29,7 +29,6 @@ from contract import preference_rows
 from contract.private_files import CLIENTS, ROWS
 from contract.written_places import outside, written_places
 from tests_support import without_drawing
-from tracking_store import TrackingStore
 from transformers.utils import logging as transformers_logging
 
 from understudy.artifacts import store
@@ -60,11 +59,11 @@ class Places:
 
     Attributes:
         calibrations: of earlier runs, public, to be reused.
-        tracking: the tracking store, emptied before each run.
+        tracking: an empty tracking store with its tables.
     """
 
     calibrations: Path
-    tracking: TrackingStore
+    tracking: Path
 
 
 @dataclass
@@ -86,6 +85,7 @@ class FlowRun:
     places: Places
     patch: pytest.MonkeyPatch
     seen: list[str] = field(default_factory=list)
+    _count: int = 0
 
     def __call__(self, rows: pa.Table, make_mechanisms: MechanismsFactory) -> Observation:
         """Run the flow once."""
@@ -105,7 +105,7 @@ class FlowRun:
             "logged": _in_order(logged.getvalue()),
             "progress": _in_order(progress),
         }
-        visible |= recorded(self.places.tracking.path, flow_run)
+        visible |= recorded(self._tracking(), flow_run)
         charges = Ledger.open().charges()
         self.seen += [f"wrote outside of home, exchange and out: {place}" for place in self._outside(root, written)]
         self.seen += [one for charge in charges for one in unasked(calls, queries_from_json(charge.queries))]
@@ -176,14 +176,19 @@ class FlowRun:
         for name in ("home", "data", "tmp", "cwd"):
             (root / name).mkdir(parents=True, mode=0o700)
         shutil.copytree(self.places.calibrations, root / "home" / "calibrations", dirs_exist_ok=True)
-        self.places.tracking.empty()
+        self._count += 1
+        self._tracking().parent.mkdir(exist_ok=True)
+        shutil.copy(self.places.tracking, self._tracking())
         return root
+
+    def _tracking(self) -> Path:
+        """Of the present run; at a path of its own, because its connection is kept for the process's life."""
+        return self.folder / "tracking" / f"{self._count:04d}.db"
 
     def _outside(self, root: Path, written: set[str]) -> list[str]:
         from prefect.settings import PREFECT_HOME
 
-        tracking = self.places.tracking.path.parent
-        allowed = [root / "home", root / "exchange", root / "out", tracking, PREFECT_HOME.value()]
+        allowed = [root / "home", root / "exchange", root / "out", self.folder / "tracking", PREFECT_HOME.value()]
         return outside(written, allowed, empty=[root / "tmp", root / "cwd"])
 
     def _pin(self, root: Path, progress: list[str]) -> None:
@@ -192,7 +197,7 @@ class FlowRun:
         transformers_logging.warning_once.cache_clear()
         patch.setenv("UNDERSTUDY_HOME", str(root / "home"))
         patch.setenv("UNDERSTUDY_EXCHANGE", str(root / "exchange"))
-        patch.setenv("UNDERSTUDY_MLFLOW_URI", self.places.tracking.uri)
+        patch.setenv("UNDERSTUDY_MLFLOW_URI", f"sqlite:///{self._tracking()}")
         patch.setenv("UNDERSTUDY_SECRET", "s" * 64)
         patch.setenv("UNDERSTUDY_ZONE_KEY", "z" * 64)
         patch.setenv("TMPDIR", str(root / "tmp"))
