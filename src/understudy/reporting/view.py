@@ -63,7 +63,7 @@ class MethodSections:
 SectionsOf = Callable[[Metrics, Mapping[str, Any]], MethodSections]  # (figures, privacy statement) -> sections
 
 
-# Of a mean recall and its accuracy, from where on the report names both.
+# The report names mean recalls where one of them differs from its accuracy by at least this.
 _APART = 0.01
 
 ARM_TITLES = {"prompt_only": "Prompt-only", "synthetic": "Synthetic", "real": "Real"}
