@@ -133,6 +133,8 @@ def measure_utility(
         if other in headline:
             found = utility.paired_bootstrap(headline["synthetic"], headline[other], **bootstrap)
             _put(values, intervals, f"utility.synthetic_minus_{other}.accuracy", found)
+            found = utility.paired_recall_difference(headline["synthetic"], headline[other], test.labels, **bootstrap)
+            _put(values, intervals, f"utility.synthetic_minus_{other}.mean_recall", found)
     missing = () if conditions.prompt_only else ("prompt-only accuracy: no prompt-only text was given",)
     return Metrics(values=values, intervals=intervals, missing=missing)
 

@@ -59,12 +59,9 @@ def _utility() -> Iterable[MetricName]:
         yield MetricName(f"utility.probe.{arm}.accuracy", f"Linear probe on embeddings: {tail}", "share", better)
         yield MetricName(f"utility.transformer.{arm}.accuracy", f"Transformer: {tail}", "share", better)
     for other in ("real", "prompt_only"):
-        yield MetricName(
-            f"utility.synthetic_minus_{other}.accuracy",
-            f"Headline accuracy, synthetic minus {other.replace('_', '-')}, on the same test rows",
-            "share",
-            "higher",
-        )
+        tail = f"synthetic minus {other.replace('_', '-')}, on the same test rows"
+        for figure, words in (("accuracy", "Headline accuracy"), ("mean_recall", "Mean of the labels' recalls")):
+            yield MetricName(f"utility.synthetic_minus_{other}.{figure}", f"{words}, {tail}", "share", "higher")
     yield MetricName("utility.majority.accuracy", "Always answering the test rows' commonest label", "share", "context")
     yield MetricName("utility.confidence_level", "Confidence level of the intervals", "share", "context")
     yield MetricName("utility.test_rows", "Real test rows behind the accuracies", "rows", "context")

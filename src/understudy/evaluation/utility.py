@@ -157,11 +157,11 @@ def accuracy_interval(correct: Correct, *, seed: int, replicates: int = 2000, le
 
     table = np.atleast_2d(correct)
     draws = _resampled_means(table, None, seed=seed, replicates=replicates)
-    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
+    low, high = _quantiles(draws, level)
     share, n, z = float(table.mean()), table.shape[1], float(norm.ppf((1 + level) / 2))
     centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
     half = z / (1 + z**2 / n) * np.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
-    return Interval(share, max(0.0, min(float(low), centre - half)), min(1.0, max(float(high), centre + half)))
+    return Interval(share, max(0.0, min(low, centre - half)), min(1.0, max(high, centre + half)))
 
 
 def mean_recall(
@@ -179,12 +179,41 @@ def mean_recall(
         level: confidence.
     """
     table, truth = np.atleast_2d(correct), np.asarray(labels, dtype=np.int64)
-    of_label = [table[:, truth == label] for label in np.unique(truth)]
-    draws = np.mean(
-        [_resampled_means(rows, None, seed=seed + i, replicates=replicates) for i, rows in enumerate(of_label)], axis=0
-    )
-    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(float(np.mean([rows.mean() for rows in of_label])), float(low), float(high))
+    parts = [table[:, truth == label] for label in np.unique(truth)]
+    share = float(np.mean([part.mean() for part in parts]))
+    draws = [_resampled_means(part, None, seed=seed + i, replicates=replicates) for i, part in enumerate(parts)]
+    return Interval(share, *_quantiles(np.mean(draws, axis=0), level))
+
+
+def paired_recall_difference(
+    correct_a: Correct,
+    correct_b: Correct,
+    labels: Sequence[int] | Labels,
+    *,
+    seed: int,
+    replicates: int = 2000,
+    level: float = 0.95,
+) -> Interval:
+    """Difference a - b of two mean recalls on the same test rows, with a percentile interval.
+
+    Args:
+        correct_a: (seeds, rows) or (rows,) bool.
+        correct_b: (seeds', rows) or (rows,) bool, same rows in the same order.
+        labels: (rows,) the true labels.
+        seed: of the bootstrap, which draws rows within each label, the same for both sides; public.
+        replicates: bootstrap replicates.
+        level: confidence.
+
+    Raises:
+        ValueError: when the sides have different rows.
+    """
+    a, b, truth = np.atleast_2d(correct_a), np.atleast_2d(correct_b), np.asarray(labels, dtype=np.int64)
+    if a.shape[1] != b.shape[1] or a.shape[1] != truth.size:
+        raise ValueError(f"expected {truth.size} test rows on both sides, found {a.shape[1]} and {b.shape[1]}")
+    pairs = [(a[:, truth == label], b[:, truth == label]) for label in np.unique(truth)]
+    share = float(np.mean([one.mean() - other.mean() for one, other in pairs]))
+    draws = [_resampled_means(*pair, seed=seed + i, replicates=replicates) for i, pair in enumerate(pairs)]
+    return Interval(share, *_quantiles(np.mean(draws, axis=0), level))
 
 
 def paired_bootstrap(
@@ -210,8 +239,12 @@ def paired_bootstrap(
     if a.shape[1] != b.shape[1] or a.shape[1] == 0:
         raise ValueError(f"expected the same test rows on both sides, found {a.shape[1]} and {b.shape[1]}")
     draws = _resampled_means(a, b, seed=seed, replicates=replicates)
+    return Interval(float(a.mean() - b.mean()), *_quantiles(draws, level))
+
+
+def _quantiles(draws: npt.NDArray[np.float64], level: float) -> tuple[float, float]:
     low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(float(a.mean() - b.mean()), float(low), float(high))
+    return float(low), float(high)
 
 
 def _resampled_means(a: Correct, b: Correct | None, *, seed: int, replicates: int) -> npt.NDArray[np.float64]:

@@ -242,17 +242,26 @@ def _accuracy_table(metrics: Metrics) -> Table | None:
     return Table(("Trained on", "Accuracy", interval), rows) if rows else None
 
 
+def labels_are_unequal(metrics: Metrics) -> bool:
+    """Whether mean recalls tell another story than accuracies: a common label may hide a missing one."""
+    values = metrics.values
+    return any(
+        abs(values[f"utility.{arm}.mean_recall"] - values[f"utility.{arm}.accuracy"]) >= _APART
+        for arm in names.ARMS
+        if {f"utility.{arm}.mean_recall", f"utility.{arm}.accuracy"} <= values.keys()
+    )
+
+
 def _of_unequal_labels(metrics: Metrics) -> list[str]:
-    """Mean recalls, where they tell another story than accuracies: a common label may hide a missing one."""
-    values, found, apart = metrics.values, [], 0.0
+    """Mean recalls, where they are not the accuracies."""
+    if not labels_are_unequal(metrics):
+        return []
+    found = []
     for arm, words in ARM_TITLES.items():
         name = f"utility.{arm}.mean_recall"
-        if name in values and f"utility.{arm}.accuracy" in values:
-            apart = max(apart, abs(values[name] - values[f"utility.{arm}.accuracy"]))
+        if name in metrics.values:
             between = range_of(metrics, name, _bare_percent)
-            found.append(f"{words.lower()} {percent(values[name])}{between and f' ({between})'}")
-    if apart < _APART:
-        return []
+            found.append(f"{words.lower()} {percent(metrics.values[name])}{between and f' ({between})'}")
     return [f"With every label counted alike, whatever its rows (mean recall): {', '.join(found)}."]
 
 

@@ -10,7 +10,7 @@ from pydantic import Field
 from understudy.evaluation.metrics import Metrics
 from understudy.frozen import Frozen
 from understudy.reporting.text_formatting import percent, points
-from understudy.reporting.view import range_of
+from understudy.reporting.view import labels_are_unequal, range_of
 
 
 class Completeness(Frozen):
@@ -59,14 +59,22 @@ class _Measure:
     """A figure by training set, and how to say it."""
 
     prefix: str
+    figure: str
     learner: str
     found: str
 
+    def of(self, arm: str) -> str:
+        """The figure's name."""
+        return f"{self.prefix}{arm}.{self.figure}"
 
+
+_CLASSIFIER = "a classifier trained on the synthetic text is right on"
+_RECALL = _Measure("utility.", "mean_recall", _CLASSIFIER, "of real rows it never saw, every label counted alike")
 _MEASURES = (
-    _Measure("utility.", "a classifier trained on the synthetic text is right on", "of real rows it never saw"),
+    _Measure("utility.", "accuracy", _CLASSIFIER, "of real rows it never saw"),
     _Measure(
         "utility.next_token.",
+        "accuracy",
         "a small language model tuned on the synthetic text predicts",
         "of the next tokens of clients that took no part",
     ),
@@ -76,30 +84,32 @@ _MEASURES = (
 def worth(metrics: Metrics) -> str:
     """One sentence: what the synthetic text teaches, beside prompt-only and real text; empty where not measured.
 
-    Whether private rows helped is said by the interval of the difference, not by its sign.
+    Whether private rows helped is said by the interval of the difference, not by its sign. Where labels are unequal,
+    every label counts alike.
     """
-    measure = next((m for m in _MEASURES if f"{m.prefix}synthetic.accuracy" in metrics.values), None)
+    measures = (_RECALL, *_MEASURES) if labels_are_unequal(metrics) else _MEASURES
+    measure = next((m for m in measures if m.of("synthetic") in metrics.values), None)
     if measure is None:
         return ""
-    name = f"{measure.prefix}synthetic.accuracy"
+    name = measure.of("synthetic")
     between = range_of(metrics, name, lambda share: f"{100 * share:.1f}")
     sentence = f"{measure.learner} {percent(metrics.values[name])} {measure.found}{between and f' ({between})'}"
-    beside = [_beside(metrics, measure.prefix, arm, words) for arm, words in _OTHERS.items()]
+    beside = [_beside(metrics, measure, arm, words) for arm, words in _OTHERS.items()]
     sentence = ", ".join([sentence, *filter(None, beside)])
-    verdict = _verdict(metrics, f"{measure.prefix}synthetic_minus_prompt_only.accuracy")
+    verdict = _verdict(metrics, measure.of("synthetic_minus_prompt_only"))
     return f"{verdict}: {sentence}." if verdict else f"{sentence[:1].upper()}{sentence[1:]}."
 
 
 _OTHERS = {"prompt_only": "prompt-only text", "real": "real text"}
 
 
-def _beside(metrics: Metrics, prefix: str, arm: str, words: str) -> str:
+def _beside(metrics: Metrics, measure: _Measure, arm: str, words: str) -> str:
     """The difference to another training set, with its interval."""
-    values, difference = metrics.values, f"{prefix}synthetic_minus_{arm}.accuracy"
+    values, difference = metrics.values, measure.of(f"synthetic_minus_{arm}")
     if difference in values:
         between = range_of(metrics, difference, lambda share: points(share, unit=""))
         return f"{points(values[difference])} beside {words}{between and f' ({between})'}"
-    other = f"{prefix}{arm}.accuracy"
+    other = measure.of(arm)
     return f"{words} gives {percent(values[other])}" if other in values else ""
 
 

@@ -51,6 +51,7 @@ def test_everything_is_measured_under_declared_names(measured):
         "utility.synthetic.accuracy", "utility.real.accuracy", "utility.prompt_only.accuracy",
         "utility.synthetic.mean_recall", "utility.real.mean_recall", "utility.prompt_only.mean_recall",
         "utility.probe.synthetic.accuracy", "utility.synthetic_minus_real.accuracy", "fidelity.mauve",
+        "utility.synthetic_minus_real.mean_recall", "utility.synthetic_minus_prompt_only.mean_recall",
         "fidelity.mauve_ceiling", "fidelity.frechet", "fidelity.frechet_floor", "fidelity.prompt_only.mauve",
         "diversity.distinct_2", "diversity.real.distinct_2", "diversity.length_q50", "label_fidelity.synthetic",
         "label_fidelity.real", "label_fidelity.synthetic.label_0", "label_fidelity.synthetic.label_1",

@@ -159,3 +159,19 @@ def test_the_interval_of_mean_recall_is_as_wide_as_its_labels_make_it():
     deviation = 0.5 * np.sqrt(0.8 * 0.2 / 900 + 0.6 * 0.4 / 100)
     assert found.value == pytest.approx(0.7)
     assert (found.high - found.low) / 2 == pytest.approx(1.96 * deviation, rel=0.05)
+
+
+def test_the_difference_of_mean_recalls_is_paired_within_each_label():
+    labels = np.repeat([0, 1], [900, 100])
+    a = np.concatenate([np.arange(900) % 10 < 8, np.arange(100) % 10 < 6])
+    found = utility.paired_recall_difference(a, a, labels, seed=0)
+    assert (found.value, found.low, found.high) == (0, 0, 0), "the same rows are drawn for both sides"
+    b = a & (np.arange(1000) % 4 < 3)
+    found = utility.paired_recall_difference(a, b, labels, seed=0, replicates=8000)
+    lost = (a & ~b).astype(float)
+    shares = [lost[labels == label].mean() for label in (0, 1)]
+    deviation = 0.5 * np.sqrt(shares[0] * (1 - shares[0]) / 900 + shares[1] * (1 - shares[1]) / 100)
+    assert found.value == pytest.approx(np.mean(shares))
+    assert (found.high - found.low) / 2 == pytest.approx(1.96 * deviation, rel=0.05)
+    with pytest.raises(ValueError, match="expected 1000 test rows on both sides, found 1000 and 10"):
+        utility.paired_recall_difference(a, a[:10], labels, seed=0)

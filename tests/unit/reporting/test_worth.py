@@ -38,6 +38,24 @@ def test_real_text_stands_beside_it_with_or_without_an_interval():
     assert f"real text gives 91.0{NARROW_SPACE}%" in worth(measured(0.1, 0.2, **{"utility.real.accuracy": 0.91}))
 
 
+def test_every_label_counts_alike_where_a_common_one_would_decide():
+    recall = {"utility.synthetic.mean_recall": 0.6, "utility.prompt_only.mean_recall": 0.55}
+    difference = "utility.synthetic_minus_prompt_only.mean_recall"
+    by_accuracy = measured(0.01, 0.09)
+    skewed = by_accuracy.model_copy(
+        update={
+            "values": by_accuracy.values | recall | {difference: 0.05},
+            "intervals": by_accuracy.intervals | {difference: (-0.02, 0.12)},
+        }
+    )
+    sentence = worth(skewed)
+    assert sentence.startswith("No difference from text without private rows could be measured: ")
+    assert f"60.0{NARROW_SPACE}% of real rows it never saw, every label counted alike" in sentence
+    assert f"+5.0 points beside prompt-only text ({MINUS}2.0 to +12.0)" in sentence
+    even = by_accuracy.model_copy(update={"values": by_accuracy.values | {"utility.synthetic.mean_recall": 0.8}})
+    assert worth(even) == worth(by_accuracy)
+
+
 def test_next_tokens_are_said_where_there_is_no_classifier():
     values = {"utility.next_token.synthetic.accuracy": 0.31, "utility.next_token.prompt_only.accuracy": 0.3}
     assert worth(Metrics(values=values)) == (
