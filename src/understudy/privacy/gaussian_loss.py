@@ -1,8 +1,9 @@
-"""The privacy loss distribution of a Gaussian query on a Poisson sample, all losses at once.
+"""The privacy loss distribution of a Gaussian query on a Poisson sample, all losses at once, and its composition.
 
-dp_accounting looks for the point of each loss in a Python loop over the tens of thousands of losses of a grid, and that
-was most of the time of a calibration. Here its formulas run over the whole grid; the rest (bounds, mass at each loss,
-composition) is the library's. Source: Doroshenko et al. 2022, Algorithm 1 ("connect the dots").
+dp_accounting looks for the point of each loss, and for the epsilon of a delta, in Python loops over the tens of
+thousands of losses of a grid, and takes forty logarithms of each where it truncates a composition. Here the same
+formulas run over whole arrays; where a query's losses end is the library's. Sources: Doroshenko et al. 2022, Algorithm
+1 ("connect the dots"); Koskela et al. 2020 (composition by Fourier transform).
 """
 
 from __future__ import annotations
@@ -14,8 +15,12 @@ import numpy as np
 from dp_accounting.pld import pld_pmf, privacy_loss_distribution
 from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
 from numpy.typing import NDArray
+from scipy import fft
 
 Floats = NDArray[np.float64]
+
+_TRUNCATED = 1e-15  # mass at both ends of a composition that is counted as an infinite loss, as in the library
+_ORDERS = 20  # of moments on either side, over the number of losses: exp(20) is no large number yet
 
 
 def gaussian_pld(*, noise_multiplier: float, sampling_probability: float, interval: float) -> Any:
@@ -36,13 +41,87 @@ def gaussian_pld(*, noise_multiplier: float, sampling_probability: float, interv
     return privacy_loss_distribution.PrivacyLossDistribution(removed, added)
 
 
+def self_composed(one: Any, count: int) -> Any:
+    """The `PrivacyLossDistribution` of `count` queries, each of the distribution of `gaussian_pld`.
+
+    It is `one.self_compose(count)` but for rounding.
+    """
+    removed = _pmf_of(one._pmf_remove, count)
+    if one._symmetric:
+        return privacy_loss_distribution.PrivacyLossDistribution(removed)
+    return privacy_loss_distribution.PrivacyLossDistribution(removed, _pmf_of(one._pmf_add, count))
+
+
+def _pmf_of(one: pld_pmf.DensePLDPmf, count: int) -> pld_pmf.DensePLDPmf:
+    mass = np.asarray(one._probs)
+    lower, upper = composed_bounds(mass, count)
+    size = fft.next_fast_len(max(upper - lower + 1, mass.size), real=True)
+    # It wraps around modulo its size, so the losses that are kept may begin in its middle.
+    wrapped = fft.irfft(fft.rfft(mass, size) ** count, size)
+    infinite = _TRUNCATED - math.expm1(count * math.log1p(-one._infinity_mass))
+    kept = np.roll(wrapped, -lower)[: upper - lower + 1]
+    return pld_pmf.DensePLDPmf(one._discretization, one._lower_loss * count + lower, kept, infinite, True)
+
+
+def composed_bounds(mass: Floats, count: int) -> tuple[int, int]:
+    """Outside of which places the sum of `count` draws of a place has mass of at most `_TRUNCATED`.
+
+    Args:
+        mass: `(places,)` that of each place, from 0.
+        count: draws.
+
+    Returns:
+        The first and the last place: the least by Chernoff's bound at `_ORDERS` moments of either sign.
+    """
+    size = mass.size
+    lower, upper, allowed = 0, (size - 1) * count, math.log(2 / _TRUNCATED)
+    for sign in (-1, 1):
+        step = np.exp(sign * np.arange(size) / size)
+        weights = np.ones(size)
+        for order in range(1, _ORDERS + 1):
+            weights *= step
+            reached = (count * math.log(weights @ mass) + allowed) * size / order
+            if sign > 0:
+                upper = min(upper, math.ceil(reached))
+            else:
+                lower = max(lower, math.floor(-reached))
+    return lower, upper
+
+
+def epsilon_for_delta(whole: Any, delta: float) -> float:
+    """The least epsilon >= 0 with which a `PrivacyLossDistribution` is (epsilon, delta)-DP; infinity for none."""
+    removed, added = whole._pmf_remove, whole._pmf_add
+    return max(_epsilon_of(pmf.to_dense_pmf(), delta) for pmf in ((removed,) if whole._symmetric else (removed, added)))
+
+
+def _epsilon_of(pmf: pld_pmf.DensePLDPmf, delta: float) -> float:
+    if pmf._infinity_mass > delta:
+        return math.inf
+    mass = np.asarray(pmf._probs)[::-1]
+    losses = (pmf._lower_loss + np.arange(mass.size))[::-1] * pmf._discretization
+    # Of the losses down to each: their mass, and that of the same outcomes under the neighbour.
+    upper = np.cumsum(np.append(pmf._infinity_mass, mass))
+    lower = np.cumsum(np.append(0.0, mass * np.exp(-losses)))
+    beyond_floats = np.flatnonzero((upper[1:] >= delta) & (lower[1:] == 0))
+    if beyond_floats.size:
+        return float(max(0.0, losses[beyond_floats[0]]))
+    # The hockey stick divergence falls in epsilon; it is linear in exp(epsilon) between two losses.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        reached = np.log((upper - delta) / lower)
+    over = np.flatnonzero((upper[:-1] > delta) & (lower[:-1] > 0) & (reached[:-1] >= losses))
+    end = int(over[0]) if over.size else mass.size
+    return 0.0 if upper[end] <= lower[end] + delta else float(reached[end])
+
+
 def _rounded(adjacency: AdjacencyType, noise_multiplier: float, sampling_probability: float, interval: float) -> Any:
     """Its mass at the multiples of `interval`, for one of the two directions."""
     loss = GaussianPrivacyLoss(noise_multiplier, sampling_prob=sampling_probability, adjacency_type=adjacency)
     bounds = loss.connect_dots_bounds()
     lower, upper = math.floor(bounds.epsilon_lower / interval), math.ceil(bounds.epsilon_upper / interval)
-    deltas = hockey_stick(loss, np.arange(lower, upper + 1) * interval)
-    return pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(interval, lower, upper, deltas)
+    deltas = np.minimum.accumulate(hockey_stick(loss, np.arange(lower, upper + 1) * interval))
+    falls = -np.diff(deltas)
+    mass = np.append(1 - deltas[0], falls / -math.expm1(-interval)) - np.append(falls / math.expm1(interval), 0.0)
+    return pld_pmf.DensePLDPmf(interval, lower, np.maximum(0, mass), float(deltas[-1]), True)
 
 
 def hockey_stick(loss: GaussianPrivacyLoss, epsilons: Floats) -> Floats:
