@@ -36,8 +36,13 @@ for _name, _value in {
     "OMP_NUM_THREADS": "1",
     # Each client of Prefect reads a bundle of certificates, also to ask a server of this machine. One is read faster.
     "SSL_CERT_FILE": str(Path(__file__).with_name("certificate.pem")),
+    # What Python runs first in every process that a test starts.
+    "PYTHONPATH": str(Path(__file__).with_name("for_children")),
 }.items():
     os.environ[_name] = _value
+
+# Imports make half a million objects that stay; garbage is looked for once tests are collected.
+gc.disable()
 
 _confinement = Confinement()
 _before = pytest.StashKey[frozenset[str]]()
@@ -53,6 +58,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """What the imports made is there to stay: without this, each collection of garbage looks through half a million."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(trylast=True)
@@ -90,11 +96,14 @@ def home(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     if "prefect_server" in request.fixturenames:
         root.mkdir(mode=0o700)
         shutil.copy(request.getfixturevalue("empty_tracking_store"), root / "mlflow.db")
-        request.getfixturevalue("one_encoder")
-        request.getfixturevalue("one_load_of_a_model")
+        for name in ("one_encoder", "one_load_of_a_model", "one_way_to_connect"):
+            request.getfixturevalue(name)
+        (root / "calibrations").symlink_to(request.getfixturevalue("calibrations"))
         from tests_support import without_drawing
 
         without_drawing(monkeypatch)
+        # It collects garbage after every training, which takes longer than the training.
+        monkeypatch.setattr("accelerate.utils.memory.clear_device_cache", lambda **_: None)
     return root
 
 
@@ -156,6 +165,22 @@ def one_load_of_a_model() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         loaded_once(patch)
         yield
+
+
+@pytest.fixture(scope="session")
+def one_way_to_connect() -> Iterator[None]:
+    """Databases of MLflow that are alike are connected to alike."""
+    from quick_tracking import quick_tracking
+
+    with pytest.MonkeyPatch.context() as patch:
+        quick_tracking(patch)
+        yield
+
+
+@pytest.fixture(scope="session")
+def calibrations(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Noise calibrations, which are public and belong to no home: a session makes each of them once."""
+    return tmp_path_factory.mktemp("calibrations")
 
 
 @pytest.fixture(scope="session")

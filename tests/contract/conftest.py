@@ -13,11 +13,6 @@ def random_model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def calibrations(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("calibrations")
-
-
-@pytest.fixture(scope="session")
 def places(prefect_server: None, calibrations: Path, empty_tracking_store: Path):
     """What all runs of real flows share: a Prefect server, calibrations, an empty tracking store."""
     from contract.flow_under_replay import Places

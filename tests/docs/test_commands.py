@@ -31,6 +31,7 @@ BY_THE_WORKER_TEST = {
 FEWER = {
     "conditional-generation": (
         "train.epochs=0.05",
+        "train.batch_size=40",
         "train.learning_rate=0.001",
         "train.l2_clip_norm=0.1",
         "train.max_length=24",
@@ -46,6 +47,7 @@ FEWER = {
     ),
     "knowledge-distillation": (
         "train.epochs=0.2",
+        "train.batch_size=8",
         "instructions.sampling.max_new_tokens=8",
         "professional.sampling.max_new_tokens=8",
         "tune.steps=2",
@@ -55,6 +57,7 @@ FEWER = {
     "trajectory-matching": (
         "experts.count=1",
         "experts.epochs=1",
+        "experts.micro_batch=2",
         "distil.max_start=1",
         "distil.steps=2",
         "distil.inner_steps=2",
@@ -67,6 +70,7 @@ FEWER = {
         "candidates.prompts=4",
         "candidates.sampling.max_new_tokens=8",
         "preferences.epochs=1",
+        "preferences.batch_size=2",
         "preferences.learning_rate=0.001",
     ),
 }

@@ -194,7 +194,7 @@ def find_leaks():
         needles = [text.encode() for text in (*texts, *grams, *digests)]
         places = {name: text.encode() for name, text in said.items()} | {"prefect": _prefect_rows()}
         private = home / "private"
-        for root in (export, home):
+        for root in (export, home, home / "calibrations"):
             for path in sorted(p for p in root.rglob("*") if p.is_file() and not p.is_relative_to(private)):
                 places[str(path)] = path.read_bytes() if path.name != "synthetic.parquet" else b""
         synthetic = pq.read_table(export / "synthetic.parquet")
