@@ -80,7 +80,12 @@ def _named(source: str, names: tuple[str, ...]) -> LabelledTexts:
 def right_by_words(
     texts: Sequence[str], labels: Sequence[int], test_texts: Sequence[str], test_labels: Sequence[int]
 ) -> np.ndarray:
-    """Which test rows a classifier of word frequencies, trained on the texts, is right on."""
+    """Which test rows a classifier of word frequencies, trained on the texts, is right on.
+
+    Where the texts have one label only, as after a filter that knew no other, it answers that one.
+    """
+    if len(set(labels)) == 1:
+        return np.asarray(test_labels) == labels[0]
     words = TfidfVectorizer(sublinear_tf=True, ngram_range=(1, 2)).fit(texts)
     model = LogisticRegression(C=10, max_iter=1000).fit(words.transform(texts), labels)
     right: np.ndarray = model.predict(words.transform(test_texts)) == np.asarray(test_labels)
