@@ -93,6 +93,9 @@ def home(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     root = tmp_path / "understudy-home"
     for name, value in home_environment(root).items():
         monkeypatch.setenv(name, value)
+    if "accelerate.utils.memory" in sys.modules:
+        # It collects garbage after every training, which takes longer than the training.
+        monkeypatch.setattr("accelerate.utils.memory.clear_device_cache", lambda **_: None)
     if "prefect_server" in request.fixturenames:
         root.mkdir(mode=0o700)
         shutil.copy(request.getfixturevalue("empty_tracking_store"), root / "mlflow.db")
@@ -102,8 +105,6 @@ def home(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
         from tests_support import without_drawing
 
         without_drawing(monkeypatch)
-        # It collects garbage after every training, which takes longer than the training.
-        monkeypatch.setattr("accelerate.utils.memory.clear_device_cache", lambda **_: None)
     return root
 
 

@@ -231,8 +231,6 @@ def smaller(patch: pytest.MonkeyPatch) -> None:
     downstream = functools.partial(evaluation.NextTokenConfig, epochs=1, max_length=8, batch_size=64)
     patch.setattr(evaluation, "NextTokenConfig", downstream)
     without_drawing(patch)
-    # It collects garbage after every training, which takes longer than the training.
-    patch.setattr("accelerate.utils.memory.clear_device_cache", lambda **_: None)
 
 
 def without_evaluation(patch: pytest.MonkeyPatch) -> None:
