@@ -80,7 +80,10 @@ def composed_bounds(mass: Floats, count: int) -> tuple[int, int]:
         weights = np.ones(size)
         for order in range(1, _ORDERS + 1):
             weights *= step
-            reached = (count * math.log(weights @ mass) + allowed) * size / order
+            moment = float(weights @ mass)
+            if moment <= 0:  # nothing is left of it but the infinite loss
+                break
+            reached = (count * math.log(moment) + allowed) * size / order
             if sign > 0:
                 upper = min(upper, math.ceil(reached))
             else:
@@ -97,14 +100,15 @@ def epsilon_for_delta(whole: Any, delta: float) -> float:
 def _epsilon_of(pmf: pld_pmf.DensePLDPmf, delta: float) -> float:
     if pmf._infinity_mass > delta:
         return math.inf
-    mass = np.asarray(pmf._probs)[::-1]
-    losses = (pmf._lower_loss + np.arange(mass.size))[::-1] * pmf._discretization
+    # Losses of 0 and below are those of an epsilon below 0.
+    mass = np.asarray(pmf._probs)[max(0, 1 - pmf._lower_loss) :][::-1]
+    losses = (pmf._lower_loss + np.arange(pmf.size))[pmf.size - mass.size :][::-1] * pmf._discretization
     # Of the losses down to each: their mass, and that of the same outcomes under the neighbour.
     upper = np.cumsum(np.append(pmf._infinity_mass, mass))
     lower = np.cumsum(np.append(0.0, mass * np.exp(-losses)))
     beyond_floats = np.flatnonzero((upper[1:] >= delta) & (lower[1:] == 0))
     if beyond_floats.size:
-        return float(max(0.0, losses[beyond_floats[0]]))
+        return float(losses[beyond_floats[0]])
     # The hockey stick divergence falls in epsilon; it is linear in exp(epsilon) between two losses.
     with np.errstate(divide="ignore", invalid="ignore"):
         reached = np.log((upper - delta) / lower)

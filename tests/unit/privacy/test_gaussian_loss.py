@@ -84,9 +84,20 @@ def test_what_is_cut_off_a_composition_is_less_than_is_added_to_the_infinite_los
 
 @pytest.mark.parametrize("delta", [0.0, 1e-16, 1e-9, 1e-3, 0.3, 0.999])
 @pytest.mark.parametrize("mass", [[0.2, 0.5, 0.3 - 1e-12], [0.0, 0.0, 1.0], [0.6, 0.0, 0.0]])
-@pytest.mark.parametrize("lowest", [-700_000, -1, 2, 800_000])
+@pytest.mark.parametrize("lowest", [-700_000, -3, -2, -1, 0, 2, 800_000])
 def test_the_epsilon_of_a_delta_is_the_library_s(lowest, mass, delta):
     pmf = DensePLDPmf(1e-3, lowest, np.array(mass), 1 - sum(mass), True)
     one = library.PrivacyLossDistribution(pmf)
     wanted = one.get_epsilon_for_delta(delta)
     assert epsilon_for_delta(one, delta) == pytest.approx(wanted, rel=1e-12, abs=1e-15)
+
+
+def test_an_infinite_loss_alone_stays_one():
+    assert composed_bounds(np.zeros(5), 3) == (0, 12)
+    nothing_else = library.PrivacyLossDistribution(DensePLDPmf(1e-3, -2, np.zeros(5), 1.0, True))
+    assert epsilon_for_delta(nothing_else, 0.999) == math.inf
+
+
+def test_losses_so_low_that_the_library_overflows_need_no_epsilon():
+    one = library.PrivacyLossDistribution(DensePLDPmf(1e-3, -800_000, np.array([0.5, 0.5]), 0.0, True))
+    assert epsilon_for_delta(one, 1e-9) == 0.0
