@@ -17,26 +17,12 @@ _MOST = 12
 
 def loaded_once(patch: pytest.MonkeyPatch) -> None:
     """Let `load_model` copy what it has read before; what it checks and mends it does each time."""
-    for name, copied in (("AutoModelForCausalLM", copy.deepcopy), ("AutoTokenizer", _twin)):
-        kept = SimpleNamespace(from_pretrained=_keeping(getattr(loading, name).from_pretrained, copied))
+    for name in ("AutoModelForCausalLM", "AutoTokenizer"):
+        kept = SimpleNamespace(from_pretrained=_keeping(getattr(loading, name).from_pretrained))
         patch.setattr(loading, name, kept)
 
 
-def _twin(tokenizer: Any) -> Any:
-    """A tokenizer of its own on the same vocabulary, which takes longer to copy than a small model.
-
-    Only a tokenizer without any special token gets one more later on, and is copied whole.
-    """
-    if {tokenizer.eos_token, tokenizer.bos_token, tokenizer.sep_token} == {None}:
-        return copy.deepcopy(tokenizer)
-    twin = copy.copy(tokenizer)
-    vars(twin).update({name: copy.deepcopy(value) for name, value in vars(tokenizer).items() if name != "_tokenizer"})
-    twin.backend_tokenizer.no_truncation()
-    twin.backend_tokenizer.no_padding()
-    return twin
-
-
-def _keeping(load: Callable[..., Any], copied: Callable[[Any], Any]) -> Callable[..., Any]:
+def _keeping(load: Callable[..., Any]) -> Callable[..., Any]:
     kept: OrderedDict[str, Any] = OrderedDict()
 
     def loaded(folder: Any, *, config: Any = None, **given: Any) -> Any:
@@ -46,6 +32,6 @@ def _keeping(load: Callable[..., Any], copied: Callable[[Any], Any]) -> Callable
         kept.move_to_end(asked)
         while len(kept) > _MOST:
             kept.popitem(last=False)
-        return copied(kept[asked])
+        return copy.deepcopy(kept[asked])
 
     return loaded
