@@ -334,6 +334,12 @@ def test_a_budget_that_is_exceeded_is_refused_with_exit_code_3(call, words, home
     assert state_of(home)[0] == []
 
 
+def test_a_budget_that_is_exceeded_is_refused_before_anything_is_chosen_for_the_model(call, words, home):
+    code, said = call(*words(epsilon=9), "--set", "train.learning_rate=auto", "--set", "train.l2_clip_norm=auto")
+    assert (code, "note: choosing" in said) == (3, False), said
+    assert list((home / "private/results").iterdir()) == []
+
+
 def test_rows_of_another_source_are_refused(call, words, home, data, tmp_path):
     from understudy.runs.registration import registered
     from understudy.runs.request import Budget, RunRequest

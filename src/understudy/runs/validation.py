@@ -21,11 +21,9 @@ from understudy.data.readers import same_source
 from understudy.errors import InputError
 from understudy.hardware import chosen as chosen_compute
 from understudy.methods import registry
-from understudy.methods.method import Method, Promise, Protected
+from understudy.methods.method import Method, Promise
 from understudy.models.folders import folder_digest, model_folder, parameter_count
 from understudy.privacy.accounting import default_delta
-from understudy.privacy.ledger.budget import Cost
-from understudy.privacy.ledger.budget import admit as admit_cost
 from understudy.privacy.ledger.ledger import Ledger, SourceRecord
 from understudy.privacy.queries import check_epsilon_of
 from understudy.runs import finished_plans
@@ -34,6 +32,7 @@ from understudy.runs.folders import check_folder, read_record
 from understudy.runs.overrides import apply_overrides
 from understudy.runs.request import Budget, RunRequest, check_delta, check_epsilon, words_about
 from understudy.runs.run_plan import RunPlan, match_of, request_key, run_key
+from understudy.runs.sources import check_budget, check_unit, may_be_charged, source_record
 from understudy.runs.split import SplitRows, load_and_split
 
 
@@ -109,15 +108,18 @@ def validate(request: RunRequest, method: str) -> Validated:
         store.check_writable()
     known = next((record for record in ledger.sources() if record.name == request.source), None)
     guarded = chosen.charge.protects(config)
-    _check_unit(known, guarded)
+    check_unit(known, guarded)
     _check_public(chosen.preparation.public_tables(config), request)
     rows = load_and_split(request, guarded.rows, known, keyed_hash=partial(ledger.keyed_hash, request.source))
     delta = check_delta(request.delta if request.delta is not None else default_delta(rows.units), n=rows.units)
-    promised = (epsilon, delta, rows.units, rows.label_names)
-    asked = _asked(chosen, config, ledger, promised, known, request, rows)
-    record, budget_note = _source_record(request, known, rows, guarded, epsilon=epsilon, delta=delta)
+    record, budget_note = source_record(request, known, rows, guarded, epsilon=epsilon, delta=delta)
     row_digests, client_digests = tables.row_digests(rows.whole), tables.client_digests(rows.whole)
     ledger.check_rows(request.source, row_digests, client_digests)
+    if not may_be_charged(ledger, request.source, epsilon=epsilon, delta=delta):
+        # Before the model is loaded and its learning rate is looked for, which takes minutes.
+        check_budget(ledger, record, epsilon=epsilon, delta=delta)
+    promised = (epsilon, delta, rows.units, rows.label_names)
+    asked = _asked(chosen, config, ledger, promised, known, request, rows)
     compute = chosen_compute()
     plan = RunPlan(
         method=method,
@@ -145,7 +147,7 @@ def validate(request: RunRequest, method: str) -> Validated:
     )
     is_charged = bool(asked.charges) and not request.accept_new_charge
     if not is_charged:
-        _check_budget(ledger, record, known is not None, plan)
+        check_budget(ledger, record, epsilon=epsilon, delta=delta)
     finished = asked.finished is not None and _is_finished(asked.finished, ledger, request, rows)
     return Validated(
         request, plan, record, rows, row_digests, client_digests, is_charged, finished, _replaced(out, asked.charges)
@@ -235,16 +237,6 @@ def _is_finished(plan: finished_plans.FinishedPlan, ledger: Ledger, request: Run
     return finished_plans.is_intact(plan, run_key(request, train, test), Path(request.out).expanduser().absolute())
 
 
-def _check_unit(known: SourceRecord | None, guarded: Protected) -> None:
-    """Refuse a run whose promise is about other units than the source's."""
-    if known is not None and (known.unit, known.relation) != (guarded.unit, guarded.relation):
-        raise InputError(
-            f"source {known.name!r} is registered per {known.unit} ({known.relation}), this run protects each "
-            f"{guarded.unit} ({guarded.relation}), and neither promise implies the other; use a method or variant "
-            f"that protects each {known.unit}"
-        )
-
-
 def _check_public(named: Mapping[str, str], request: RunRequest) -> None:
     """Refuse private rows in the place of a public table: what is taken from it is published as it is."""
     for setting, table in named.items():
@@ -254,60 +246,3 @@ def _check_public(named: Mapping[str, str], request: RunRequest) -> None:
                     f"{setting}={table}: expected a public table, found the private rows of {option}, which would be "
                     f"published; name another with --set {setting}=TABLE"
                 )
-
-
-def _source_record(
-    request: RunRequest,
-    known: SourceRecord | None,
-    found: SplitRows,
-    guarded: Protected,
-    *,
-    epsilon: float,
-    delta: float,
-) -> tuple[SourceRecord, list[str]]:
-    """The source as registered, or as it will be on this first use."""
-    if known is not None:
-        if request.budget is not None and (request.budget.epsilon, request.budget.delta) != (
-            known.epsilon,
-            known.delta,
-        ):
-            raise InputError(
-                f"--budget {request.budget.epsilon:g},{request.budget.delta:g}: source {known.name!r} is registered "
-                f"with {known.epsilon:g},{known.delta:g}, which cannot be changed; leave --budget out"
-            )
-        return known, []
-    budget, notes = request.budget, []
-    if budget is None:
-        if epsilon == float("inf"):
-            kind = "--epsilon inf" if request.epsilon is not None else "a run without --epsilon"
-            raise InputError(
-                f"{kind} on a new source: expected --budget E,D, the total that later runs with noise may spend; this "
-                "one spends nothing of it"
-            )
-        budget = Budget(epsilon=epsilon, delta=delta)
-        notes = [
-            f"first use of {request.source!r}: this run's epsilon={epsilon:g}, delta={delta:.3g} become its budget"
-        ]
-    try:
-        record = SourceRecord(
-            name=request.source,
-            unit=guarded.unit,
-            relation=guarded.relation,
-            epsilon=budget.epsilon,
-            delta=budget.delta,
-            n=found.units,
-            # Read from the rows, the list is a disclosure of this run, not a declaration for every later one.
-            label_names=None if found.labels_from_data else found.label_names or None,
-        )
-    except ValidationError as error:
-        raise InputError(f"source {request.source!r}: {error.errors()[0]['msg']}") from None
-    return record, notes
-
-
-def _check_budget(ledger: Ledger, record: SourceRecord, known: bool, plan: RunPlan) -> None:
-    """Refuse now what the ledger would refuse later; the ledger's own check is the one that counts."""
-    if math.isinf(plan.epsilon):
-        return
-    costs = [Cost(*ledger.spent(record.name))] if known else []
-    if record.composition == "sum":
-        admit_cost(record, costs, Cost(plan.epsilon, plan.delta))
