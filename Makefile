@@ -9,7 +9,7 @@ export DO_NOT_TRACK ?= 1
 # The stamp is newer than the project's own dependency files, or everything is installed again.
 # pip would compile on one core, and all of it. Left out is what is hardly ever imported, and one file of torch that is
 # written for Python 3.12 alone.
-UNREAD := /tests?/|/transformers/models/|/(chardet|databricks|lm_eval|nltk|pip)/|/py312_intrinsics[.]py
+UNREAD := /tests?/|/transformers/models/|/(databricks|lm_eval|nltk|pip)/|/py312_intrinsics[.]py
 install: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml setup.py constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
