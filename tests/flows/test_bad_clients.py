@@ -38,7 +38,7 @@ def options(tmp_path, random_model_folder):
             "data": tmp_path / "clients.parquet",
             "source": "diaries",
             "epsilon": 5,
-            "budget": "8,0.015",
+            "budget": "8,0.05",
             "model": random_model_folder,
             "samples": 4,
             "out": tmp_path / "out",
