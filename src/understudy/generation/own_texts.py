@@ -16,7 +16,7 @@ from understudy.generation.prompts import build_prompts, row_seeds
 from understudy.generation.sampling import sample
 from understudy.models.loading import LoadedModel
 
-_BATCH = 32
+_BATCH = 128
 
 
 def write_own_texts(

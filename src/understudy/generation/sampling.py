@@ -1,8 +1,7 @@
 """Batched sampling on a key/value cache with one random stream per row, and rows that take the place of ended ones.
 
 A row's text is a function of its prompt and its seed: batch mates, the batch size and rows that begin or finish beside
-it change nothing but the last bits of float arithmetic. Uniform numbers are drawn per row, and the next token is found
-by inverting the distribution in vocabulary order, so that rounding cannot reorder it. Equal prompts are read once.
+it change nothing but the last bits of float arithmetic. Uniform numbers are drawn per row. Equal prompts are read once.
 """
 
 from __future__ import annotations
@@ -10,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from understudy.compute import copied_to, running_sum, widened
+from understudy.compute import copied_to
 from understudy.errors import InputError
 from understudy.generation.batching import Flight
 from understudy.generation.cache import KeyValues
 from understudy.generation.config import SamplingConfig
+from understudy.generation.nucleus import draw_tokens
 from understudy.generation.step import Step, advance, backbone, head, next_logits
 from understudy.progress import Progress
 
@@ -28,69 +27,12 @@ __all__ = [
     "StepHook",
     "advance",
     "backbone",
-    "draw_tokens",
     "head",
-    "keep_nucleus",
     "next_logits",
     "sample",
 ]
 
 StepHook = Callable[[Any, Step], Tensor]
-
-
-def keep_nucleus(probabilities: Tensor, *, top_p: float) -> Tensor:
-    """Mask of the smallest set of most likely tokens whose mass reaches `top_p` (Holtzman et al. 2019, eq. 2).
-
-    Ties at the border go to the lower token id.
-
-    Args:
-        probabilities: `(batch, vocab)`, each row sums to 1.
-        top_p: Nucleus mass in (0, 1].
-
-    Returns:
-        `(batch, vocab)` bool.
-    """
-    if top_p >= 1:
-        return probabilities > 0
-    values = _descending(probabilities)
-    mass = running_sum(values.double())
-    needed = (torch.searchsorted(mass, mass.new_full((len(mass), 1), top_p)) + 1).clamp(max=values.shape[-1])
-    threshold = values.gather(-1, needed - 1)
-    kept = probabilities >= threshold
-    extra = kept.sum(-1, keepdim=True) - needed
-    # Ties at the border are rare, and counting them takes longer than all else; to ask costs nothing on the CPU only.
-    if probabilities.device.type == "cpu" and not bool(extra.any()):
-        return kept
-    ties = probabilities == threshold
-    return kept & ~(ties & (ties.cumsum(-1) > ties.sum(-1, keepdim=True) - extra))
-
-
-def _descending(values: Tensor) -> Tensor:
-    """Each row from large to small, without the order's indices: numpy's vector sort is far faster than torch's."""
-    if values.device.type != "cpu":
-        return values.sort(dim=-1, descending=True).values
-    return torch.from_numpy(np.sort(widened(values).numpy(), axis=-1)).to(values.dtype).flip(-1)
-
-
-def draw_tokens(logits: Tensor, uniforms: Tensor, *, temperature: float, top_p: float) -> Tensor:
-    """Draw one token per row by inverting the nucleus distribution in vocabulary order.
-
-    Args:
-        logits: `(batch, vocab)`; a token with -inf is never drawn.
-        uniforms: `(batch,)` float64 in [0, 1).
-        temperature: Divides the logits.
-        top_p: Nucleus mass.
-
-    Returns:
-        `(batch,)` int64 token ids.
-    """
-    probabilities = torch.softmax(widened(logits) / temperature, dim=-1)
-    kept = torch.where(keep_nucleus(probabilities, top_p=top_p), probabilities, 0.0)
-    cumulative = running_sum(kept.double())
-    total = cumulative[:, -1:]
-    drawn = torch.searchsorted(cumulative, uniforms[:, None] * total, right=True)
-    last = torch.searchsorted(cumulative, total.contiguous())  # rounding may carry the product up to the total
-    return torch.minimum(drawn, last)[:, 0]
 
 
 def sample(  # noqa: PLR0913 - what is drawn, how, and what a caller may bring along

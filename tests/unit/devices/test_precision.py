@@ -23,7 +23,7 @@ from safetensors import safe_open
 
 from understudy.compute import Compute, running_sum, sum_by_blocks
 from understudy.data.private_rows import PrivateRows
-from understudy.generation.sampling import draw_tokens, keep_nucleus
+from understudy.generation.nucleus import draw_tokens, keep_nucleus
 from understudy.methods.conditional_generation.encode import encode
 from understudy.methods.conditional_generation.losses import lm_loss
 from understudy.methods.conditional_generation.model import build_model

@@ -1,12 +1,16 @@
+import itertools
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from understudy.errors import InputError
+from understudy.errors import InputError, UnderstudyError
+from understudy.generation import nucleus
 from understudy.generation.config import SamplingConfig
+from understudy.generation.nucleus import draw_tokens, keep_nucleus
 from understudy.generation.prompts import position_ids, row_seeds
-from understudy.generation.sampling import backbone, draw_tokens, head, keep_nucleus, sample
+from understudy.generation.sampling import backbone, head, sample
 from understudy.models import lora
 
 EOS = 0
@@ -61,6 +65,28 @@ def test_the_largest_uniform_draws_a_token_of_the_nucleus():
     drawn = draw_tokens(logits, torch.full((64,), 1 - 2.0**-53), temperature=1.0, top_p=0.3)
     mask = keep_nucleus(logits.softmax(-1), top_p=0.3)
     assert bool(mask.gather(1, drawn[:, None]).all())
+
+
+@pytest.mark.parametrize("top_p", [0.02, 0.9, 0.999, 1.0])
+@pytest.mark.parametrize("sharpness", [0.1, 2.0, 6.0])
+def test_draws_in_pieces_of_likely_tokens_are_draws_by_definition(sharpness, top_p, monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    logits = sharpness * torch.randn(9, 600, generator=generator, dtype=torch.float64)
+    logits[:, ::7] = -torch.inf
+    uniforms = torch.rand(9, generator=generator, dtype=torch.float64)
+    monkeypatch.setattr(nucleus, "_TOGETHER", 2 * 600)
+    drawn = draw_tokens(logits, uniforms, temperature=1.0, top_p=top_p).tolist()
+    for row, uniform, token in zip(logits.softmax(-1), uniforms.tolist(), drawn, strict=True):
+        kept = sorted(nucleus_by_definition(row, top_p) if top_p < 1 else set(row.nonzero()[:, 0].tolist()))
+        ends = list(itertools.accumulate(float(row[one]) for one in kept))
+        assert token == next(one for one, end in zip(kept, ends, strict=True) if end > uniform * ends[-1])
+
+
+def test_a_model_that_gives_no_numbers_is_refused():
+    logits = torch.zeros(3, 8)
+    logits[1] = torch.nan
+    with pytest.raises(UnderstudyError, match="diverged"):
+        draw_tokens(logits, torch.full((3,), 0.5, dtype=torch.float64), temperature=1.0, top_p=0.9)
 
 
 def left_padded(prompts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -21,7 +21,7 @@ from understudy.privacy.dpsgd.chunks import LOGITS_AT_ONCE
 # More tokens in one pass are not faster on a CPU, and more memory than this buys nothing either.
 _TOKENS: Final = 1024
 _AMPLE: Final = 5 << 29
-_MOST_GENERATED: Final = 64
+_MOST_GENERATED: Final = 128
 # Resident over kept bytes: freed pieces lie between kept ones.
 _WASTE: Final = 1.9
 _FLOAT: Final = 4
