@@ -99,21 +99,22 @@ def rate_by_length(patch):
     patch.setattr(training, "train_on_pairs", fit)
 
 
+# What is planted, the kind of pair that shows it, where, and what is forced into every batch for it to show.
 FAULTS = {
-    "clip removed": (without_clipping, "plain", ""),
-    "length in the sealed statement": (length_in_the_statement, "long response", "exchange"),
-    "rate by the longest response": (rate_by_length, "long response", ""),
+    "clip removed": (without_clipping, "plain", "", "every"),
+    "length in the sealed statement": (length_in_the_statement, "long response", "exchange", ()),
+    "rate by the longest response": (rate_by_length, "long response", "", ()),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_caught(fault, flow, monkeypatch):
-    plant, kind, word = FAULTS[fault]
+    plant, kind, word, forced = FAULTS[fault]
     run = flow("attention", "train.micro_batch=20", "train.epochs=1", "train.l2_clip_norm=0.001")
     without_evaluation(monkeypatch)
     slot = run.trained_slot(3)
     plant(monkeypatch)
-    found = run.faults(pair_of(kind, slot), without_pair(slot), forced="every")
+    found = run.faults(pair_of(kind, slot), without_pair(slot), forced=forced)
     assert found
     assert any(word in one for one in found), found
 
