@@ -195,15 +195,14 @@ def compare(
     splits: int,
     level: float = 0.95,
 ) -> Compared:
-    """Measure sets against real rows beside real against real, in each comparison sets of one size.
+    """Measure sets against real rows beside real against real, all of them at one size.
 
-    Each split draws two disjoint real sets and one set of each of `sets`, of the greatest size that all three and the
-    measure allow. A set's figures do not depend on the other sets.
+    Both measures depend on the number of rows, so each split draws two disjoint real sets and one set of each of `sets`
+    of the greatest size that all of these and the measure allow.
 
     Args:
         measure: `FRECHET` or `MAUVE`.
-        sets: name -> (n, d), for example of synthetic text; at least one. Real is compared with real at the first
-            one's size.
+        sets: name -> (n, d), for example of synthetic text; at least one.
         real: (m, d) of real text that the synthesiser never saw.
         seed: of the splits; public.
         splits: number of random splits averaged.
@@ -212,23 +211,19 @@ def compare(
     Raises:
         ValueError: when fewer than 4 real rows or fewer than 2 of a set are given.
     """
-    sizes = {name: _rows_of(measure, features, real) for name, features in sets.items()}
-    size = next(iter(sizes.values()))
+    size = min(_rows_of(measure, features, real) for features in sets.values())
     values: dict[str, list[float]] = {name: [] for name in sets}
     references = []
     for split in range(splits):
-        firsts: dict[int, Summary] = {}
+        order = np.random.default_rng([seed, split]).permutation(len(real))
+        first = measure.summarise(real[order[:size]])
         for name, features in sets.items():
-            generator = np.random.default_rng([seed, split])  # each set's draw is as if there were no other set
-            order, drawn = generator.permutation(len(real)), generator.permutation(len(features))
-            rows = sizes[name]
-            if rows not in firsts:
-                firsts[rows] = measure.summarise(real[order[:rows]])
-            values[name].append(measure.between(measure.summarise(features[drawn[:rows]]), firsts[rows]))
-        second = measure.summarise(real[order[size : 2 * size]])
-        references.append(measure.between(second, firsts[size]))
+            generator = np.random.default_rng([seed, split, 1])  # a draw does not depend on what else is compared
+            drawn = generator.permutation(len(features))[:size]
+            values[name].append(measure.between(measure.summarise(features[drawn]), first))
+        references.append(measure.between(measure.summarise(real[order[size : 2 * size]]), first))
     return Compared(
-        {name: _estimate(measure, found, sizes[name], level) for name, found in values.items()},
+        {name: _estimate(measure, found, size, level) for name, found in values.items()},
         _estimate(measure, references, size, level),
     )
 

@@ -114,6 +114,7 @@ def measure_utility(
     }
     counts = np.bincount(np.asarray(test.labels, dtype=np.int64))
     values["utility.majority.accuracy"] = float(counts.max() / counts.sum())
+    enough = bool(counts[counts > 0].min() >= utility.FEWEST_OF_A_LABEL)
     intervals: dict[str, tuple[float, float]] = {}
     bootstrap: dict[str, Any] = {
         "seed": config.public_seed,
@@ -134,9 +135,14 @@ def measure_utility(
             found = utility.paired_bootstrap(headline["synthetic"], headline[other], **bootstrap)
             _put(values, intervals, f"utility.synthetic_minus_{other}.accuracy", found)
             found = utility.paired_recall_difference(headline["synthetic"], headline[other], test.labels, **bootstrap)
-            _put(values, intervals, f"utility.synthetic_minus_{other}.mean_recall", found)
-    missing = () if conditions.prompt_only else ("prompt-only accuracy: no prompt-only text was given",)
-    return Metrics(values=values, intervals=intervals, missing=missing)
+            _put(values, intervals if enough else {}, f"utility.synthetic_minus_{other}.mean_recall", found)
+    missing = [] if conditions.prompt_only else ["prompt-only accuracy: no prompt-only text was given"]
+    if not enough:
+        missing.append(
+            f"interval of the difference of mean recalls: a label has {counts[counts > 0].min()} test rows, "
+            f"{utility.FEWEST_OF_A_LABEL} are the least"
+        )
+    return Metrics(values=values, intervals=intervals, missing=tuple(missing))
 
 
 def measure_label_fidelity(

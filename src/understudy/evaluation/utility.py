@@ -10,6 +10,7 @@ checkpoint, a hyper-parameter, a sample or anything else that is exported.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -25,6 +26,8 @@ Correct = npt.NDArray[np.bool_]
 Inputs = TypeVar("Inputs")
 
 _PROBE_INVERSE_PENALTY = 1.0  # of 0.1, 1, 3, 10 the best or second best at 200, 600 and 2000 public reviews
+# Test rows of every label that an interval of a difference of mean recalls asks for.
+FEWEST_OF_A_LABEL = 10
 _CHUNK = 256  # bootstrap replicates at a time, to bound memory
 
 
@@ -153,36 +156,37 @@ def accuracy_interval(correct: Correct, *, seed: int, replicates: int = 2000, le
         replicates: bootstrap replicates.
         level: confidence.
     """
-    from scipy.stats import norm
-
     table = np.atleast_2d(correct)
-    draws = _resampled_means(table, None, seed=seed, replicates=replicates)
-    low, high = _quantiles(draws, level)
-    share, n, z = float(table.mean()), table.shape[1], float(norm.ppf((1 + level) / 2))
-    centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
-    half = z / (1 + z**2 / n) * np.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
-    return Interval(share, max(0.0, min(low, centre - half)), min(1.0, max(high, centre + half)))
+    low, high = _quantiles(_resampled_means(table, None, seed=seed, replicates=replicates), level)
+    share = float(table.mean())
+    below, above = _wilson(share, table.shape[1], level)
+    return Interval(share, max(0.0, min(low, below)), min(1.0, max(high, above)))
 
 
 def mean_recall(
     correct: Correct, labels: Sequence[int] | Labels, *, seed: int, replicates: int = 2000, level: float = 0.95
 ) -> Interval:
-    """Share of right answers among the rows of each label, averaged over labels, with a percentile interval.
+    """Share of right answers among the rows of each label, averaged over labels, with an interval.
 
-    Every label counts alike, so a classifier that only knows the commonest label gets no more than by guessing.
+    Every label counts alike, so a classifier that only knows the commonest label gets no more than by guessing. The
+    interval is, at each end, the wider of the bootstrap over seeds and over rows within each label, and of the Wilson
+    intervals of the labels put together (Zou & Donner 2008), which do not collapse where a label has few rows.
 
     Args:
         correct: (seeds, rows) or (rows,) bool.
         labels: (rows,) the true labels.
-        seed: of the bootstrap, which draws rows within each label; public.
+        seed: of the bootstrap; public.
         replicates: bootstrap replicates.
         level: confidence.
     """
     table, truth = np.atleast_2d(correct), np.asarray(labels, dtype=np.int64)
     parts = [table[:, truth == label] for label in np.unique(truth)]
-    share = float(np.mean([part.mean() for part in parts]))
-    draws = [_resampled_means(part, None, seed=seed + i, replicates=replicates) for i, part in enumerate(parts)]
-    return Interval(share, *_quantiles(np.mean(draws, axis=0), level))
+    shares = np.array([part.mean() for part in parts])
+    low, high = _quantiles(_resampled_means(table, None, seed=seed, replicates=replicates, labels=truth), level)
+    ends = np.array([_wilson(share, part.shape[1], level) for share, part in zip(shares, parts, strict=True)])
+    below, above = np.sqrt(((ends - shares[:, None]) ** 2).sum(0)) / len(shares)
+    share = float(shares.mean())
+    return Interval(share, max(0.0, min(low, share - below)), min(1.0, max(high, share + above)))
 
 
 def paired_recall_difference(
@@ -196,11 +200,14 @@ def paired_recall_difference(
 ) -> Interval:
     """Difference a - b of two mean recalls on the same test rows, with a percentile interval.
 
+    A label with few rows (`FEWEST_OF_A_LABEL`) can make the interval far too narrow: with one row it has no width.
+
     Args:
         correct_a: (seeds, rows) or (rows,) bool.
         correct_b: (seeds', rows) or (rows,) bool, same rows in the same order.
         labels: (rows,) the true labels.
-        seed: of the bootstrap, which draws rows within each label, the same for both sides; public.
+        seed: of the bootstrap, which draws seeds, for each side on its own, and rows within each label, the same for
+            both sides; public.
         replicates: bootstrap replicates.
         level: confidence.
 
@@ -210,10 +217,10 @@ def paired_recall_difference(
     a, b, truth = np.atleast_2d(correct_a), np.atleast_2d(correct_b), np.asarray(labels, dtype=np.int64)
     if a.shape[1] != b.shape[1] or a.shape[1] != truth.size:
         raise ValueError(f"expected {truth.size} test rows on both sides, found {a.shape[1]} and {b.shape[1]}")
-    pairs = [(a[:, truth == label], b[:, truth == label]) for label in np.unique(truth)]
-    share = float(np.mean([one.mean() - other.mean() for one, other in pairs]))
-    draws = [_resampled_means(*pair, seed=seed + i, replicates=replicates) for i, pair in enumerate(pairs)]
-    return Interval(share, *_quantiles(np.mean(draws, axis=0), level))
+    parts = [truth == label for label in np.unique(truth)]
+    share = float(np.mean([a[:, part].mean() - b[:, part].mean() for part in parts]))
+    draws = _resampled_means(a, b, seed=seed, replicates=replicates, labels=truth)
+    return Interval(share, *_quantiles(draws, level))
 
 
 def paired_bootstrap(
@@ -247,19 +254,41 @@ def _quantiles(draws: npt.NDArray[np.float64], level: float) -> tuple[float, flo
     return float(low), float(high)
 
 
-def _resampled_means(a: Correct, b: Correct | None, *, seed: int, replicates: int) -> npt.NDArray[np.float64]:
-    """Bootstrap replicates of mean(a), or of mean(a) - mean(b) on common rows; (replicates,)."""
+def _wilson(share: float, rows: int, level: float) -> tuple[float, float]:
+    """Wilson's interval of a share of so many rows."""
+    from scipy.stats import norm
+
+    z = float(norm.ppf((1 + level) / 2))
+    centre = (share + z**2 / (2 * rows)) / (1 + z**2 / rows)
+    half = z / (1 + z**2 / rows) * math.sqrt(share * (1 - share) / rows + z**2 / (4 * rows**2))
+    return centre - half, centre + half
+
+
+def _resampled_means(
+    a: Correct, b: Correct | None, *, seed: int, replicates: int, labels: Labels | None = None
+) -> npt.NDArray[np.float64]:
+    """Bootstrap replicates of mean(a), or of mean(a) - mean(b) on common rows; (replicates,).
+
+    With labels, rows are drawn within each label, and the mean is that of the labels' means.
+    """
     generator = np.random.default_rng(seed)
-    rows = a.shape[1]
+    parts = [slice(None)] if labels is None else [labels == label for label in np.unique(labels)]
     draws = []
     for start in range(0, replicates, _CHUNK):
         size = min(_CHUNK, replicates - start)
         values = _drawn_seed_means(a, size, generator)
         if b is not None:
             values = values - _drawn_seed_means(b, size, generator)
-        counts = generator.multinomial(rows, np.full(rows, 1 / rows), size=size)
-        draws.append((values * counts).sum(1) / rows)
+        draws.append(np.mean([_drawn_row_means(values[:, part], generator) for part in parts], axis=0))
     return np.concatenate(draws)
+
+
+def _drawn_row_means(values: npt.NDArray[np.float64], generator: np.random.Generator) -> npt.NDArray[np.float64]:
+    """Per replicate, the mean over drawn rows; (size, rows) -> (size,)."""
+    size, rows = values.shape
+    counts = generator.multinomial(rows, np.full(rows, 1 / rows), size=size)
+    means: npt.NDArray[np.float64] = (values * counts).sum(1) / rows
+    return means
 
 
 def _drawn_seed_means(table: Correct, size: int, generator: np.random.Generator) -> npt.NDArray[np.float64]:

@@ -1,7 +1,8 @@
 """Word tokens and n-grams, shared by the diversity measures and the memorisation audit.
 
 A word is a maximal run of letters, digits, underscores or inner apostrophes; every other visible character is
-a token of its own. Words are compared case-folded after Unicode NFKC normalisation, so a copy that only
+a token of its own, and so is each character of a script that puts no spaces between words. Words are compared
+case-folded after Unicode NFKC normalisation, with one kind of quotation marks and of dashes, so a copy that only
 changes case, spacing or typographic variants still counts as a copy.
 
 Texts that are compared are tokenised once, together: each word becomes a number, and every run of n words a number
@@ -21,7 +22,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-_TOKEN = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]")
+# Scripts without spaces between words: Thai, Lao, Myanmar, Khmer, kana, and Chinese characters.
+_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+_LETTER = rf"(?:(?![{_UNSPACED}])\w)"
+_TOKEN = re.compile(rf"{_LETTER}+(?:'{_LETTER}+)*|[{_UNSPACED}]|[^\w\s]")
+_VARIANTS = str.maketrans(
+    dict.fromkeys("\u2018\u2019\u201a\u201b\u2032\u02bc\u0060\u00b4", "'")
+    | dict.fromkeys("\u201c\u201d\u201e\u201f\u2033\u00ab\u00bb", '"')
+    | dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212", "-")
+)
 
 Ints = npt.NDArray[np.int64]
 
@@ -74,7 +83,7 @@ def words(text: str) -> tuple[str, ...]:
     >>> words("It's  GOOD, isn't it?")
     ("it's", 'good', ',', "isn't", 'it', '?')
     """
-    return tuple(_TOKEN.findall(unicodedata.normalize("NFKC", text).casefold()))
+    return tuple(_TOKEN.findall(unicodedata.normalize("NFKC", text).casefold().translate(_VARIANTS)))
 
 
 def tokenize(*sets: Sequence[str]) -> tuple[TokenizedTexts, ...]:

@@ -217,11 +217,16 @@ def test_each_real_set_is_summarised_and_compared_once():
     assert len(calls) == len(set(calls)) == splits * 4  # the two sets, and two disjoint halves of the real one
 
 
-def test_a_set_is_measured_as_if_it_were_alone():
-    one, two, real = gaussian_rows(40, 3, seed=1), gaussian_rows(25, 3, seed=2), gaussian_rows(80, 3, seed=3)
-    options = {"seed": 5, "splits": 2}
-    both = fidelity.compare(fidelity.FRECHET, {"one": one, "two": two}, real, **options)
-    assert both.sets["two"] == fidelity.compare(fidelity.FRECHET, {"two": two}, real, **options).sets["two"]
+def test_all_sets_are_measured_at_the_size_of_the_smallest():
+    """Otherwise of two draws of one distribution the smaller would look farther away."""
+    calls = []
+    one, two, real = gaussian_rows(100, 3, seed=1), gaussian_rows(20, 3, seed=2), gaussian_rows(400, 3, seed=3)
+    found = fidelity.compare(counting(calls), {"one": one, "two": two}, real, seed=5, splits=2)
+    assert found.sets["one"].rows == found.sets["two"].rows == found.reference.rows == 20
+    assert {len(rows) for rows in calls} == {20}
+    alone = fidelity.compare(fidelity.FRECHET, {"two": two}, real, seed=5, splits=2)
+    both = fidelity.compare(fidelity.FRECHET, {"one": one, "two": two}, real, seed=5, splits=2)
+    assert both.sets["two"] == alone.sets["two"]
 
 
 @pytest.mark.parametrize(("real", "drawn"), [(39, 19), (40, 20), (42, 20), (400, 20)])

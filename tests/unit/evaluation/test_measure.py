@@ -117,9 +117,11 @@ def test_fidelity_of_many_rows_is_that_of_subsamples_and_says_so(monkeypatch):
     made, unseen = generator.normal(0.1, 1, (70, 5)), generator.normal(0, 1, (140, 5))
     monkeypatch.setattr(fidelity, "MAUVE", dataclasses.replace(fidelity.MAUVE, most_rows=50))
     config = CONFIG.model_copy(update={"floor_splits": 3})
-    metrics = measure.measure_fidelity(made, unseen, made[:10], config=config)
+    metrics = measure.measure_fidelity(made, unseen, made + 0.1, config=config)
     assert metrics.values["fidelity.rows"] == 70
     assert metrics.values["fidelity.mauve_rows"] == 50
+    fewer = measure.measure_fidelity(made, unseen, made[:10], config=config)
+    assert fewer.values["fidelity.rows"] == fewer.values["fidelity.mauve_rows"] == 10
     names_with_spread = {
         "mauve",
         "mauve_ceiling",
@@ -132,7 +134,7 @@ def test_fidelity_of_many_rows_is_that_of_subsamples_and_says_so(monkeypatch):
     for name, (low, high) in metrics.intervals.items():
         assert low <= metrics.values[name] <= high
     assert metrics.intervals["fidelity.mauve"][0] < metrics.intervals["fidelity.mauve"][1]
-    assert measure.measure_fidelity(made, unseen, made[:10], config=config) == metrics
+    assert measure.measure_fidelity(made, unseen, made + 0.1, config=config) == metrics
 
 
 def test_without_holdout_and_prompt_only_the_test_rows_serve_and_the_gap_is_said(data, embedder):
@@ -153,6 +155,21 @@ def test_fidelity_of_too_few_rows_says_so():
     metrics = measure.measure_fidelity(np.ones((5, 2)), np.ones((3, 2)), config=CONFIG)
     assert metrics.values == {}
     assert "3 unseen real rows" in metrics.missing[0]
+
+
+def test_a_label_of_few_test_rows_gives_no_interval_of_the_difference(data, embedder):
+    conditions = Conditions(data["good"], data["train"], data["useless"])
+    embedded = {name: embedder(rows.texts) for name, rows in conditions.named().items()}
+    test = data["test"]
+    labels = list(test.labels)
+    kept = [row for row, label in enumerate(labels) if label != 1 or row == labels.index(1)]
+    few = LabelledTexts([test.texts[row] for row in kept], [labels[row] for row in kept], test.label_names)
+    name = "utility.synthetic_minus_prompt_only.mean_recall"
+    for rows, has in ((test, True), (few, False)):
+        metrics = measure.measure_utility(conditions, rows, embedded, embedder(rows.texts), config=CONFIG)
+        assert name in metrics.values
+        assert (name in metrics.intervals) is has
+        assert any("a label has 1 test rows, 10 are the least" in reason for reason in metrics.missing) is not has
 
 
 def test_transformer_headline_carries_every_seed(data, embedder):

@@ -139,7 +139,29 @@ def test_accuracy_interval_spans_seeds():
 def test_mean_recall_of_a_classifier_that_only_knows_the_commonest_label_is_that_of_guessing():
     labels = np.repeat([0, 1, 2], [70, 20, 10])
     found = utility.mean_recall(labels == 0, labels, seed=0)
-    assert (found.value, found.low, found.high) == pytest.approx((1 / 3, 1 / 3, 1 / 3))
+    assert found.value == pytest.approx(1 / 3)
+    assert found.low < 1 / 3 < found.high < 0.5
+
+
+def test_the_interval_of_mean_recall_does_not_collapse_where_a_label_has_few_rows():
+    labels = np.repeat([0, 1], [17, 3])
+    found = utility.mean_recall(labels >= 0, labels, seed=0)
+    assert (found.value, found.high) == (1, 1)
+    # Of the three rows alone Wilson's interval begins at 0.44, and they are half of the mean.
+    assert 0.65 < found.low < 0.75
+
+
+def test_intervals_of_mean_recall_know_the_spread_between_seeds():
+    """Labels of equal size: a mean recall is the accuracy, and so are its intervals."""
+    labels = np.repeat(np.arange(10), 200)
+    generator = np.random.default_rng(0)
+    a = generator.random((3, 2000)) < np.array([[0.5], [0.7], [0.9]])
+    b = generator.random((3, 2000)) < 0.6
+    accuracy, recall = utility.accuracy_interval(a, seed=0), utility.mean_recall(a, labels, seed=0)
+    assert (recall.low, recall.high) == pytest.approx((accuracy.low, accuracy.high), abs=0.01)
+    plain, found = utility.paired_bootstrap(a, b, seed=0), utility.paired_recall_difference(a, b, labels, seed=0)
+    assert found.value == pytest.approx(plain.value)
+    assert (found.low, found.high) == pytest.approx((plain.low, plain.high), abs=0.02)
 
 
 def test_mean_recall_is_the_mean_of_sklearns_recalls():

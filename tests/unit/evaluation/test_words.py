@@ -3,17 +3,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from understudy.auditing.memorization import longest_verbatim_match
 from understudy.evaluation.words import join, number_ngrams, tokenize, tokenized, words
 
 texts = st.lists(st.lists(st.sampled_from("abc"), max_size=9).map(" ".join), max_size=6)
 
 
 def test_case_spacing_and_typographic_variants_are_one_word():
-    assert words("It’s  ﬁne.\nREALLY") == ("it’s", "fine", ".", "really")
+    assert words("It’s  ﬁne.\nREALLY") == ("it's", "fine", ".", "really")
+    assert words("“No” – it’s O’Neil’s") == words("\"No\" - it's O'Neil's")
 
 
 def test_underscores_digits_and_other_scripts_are_words():
-    assert words("a_b 3,5 größe 日本") == ("a_b", "3", ",", "5", "grösse", "日本")
+    assert words("a_b 3,5 größe 단어") == ("a_b", "3", ",", "5", "grösse", "단어")
+
+
+def test_a_script_without_spaces_is_read_character_by_character():
+    """Otherwise a copied clause would be one word, and a copy with a word more would share nothing."""
+    assert words("我今天。abc我") == ("我", "今", "天", "。", "abc", "我")
+    row = "患者在五月三日被诊断为糖尿病需要长期服药"
+    made, private = tokenize([row + "了吗"], [row])
+    assert longest_verbatim_match(made, private).words == len(row)
 
 
 def test_empty_and_blank_texts_have_no_words():
