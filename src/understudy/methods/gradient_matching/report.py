@@ -171,7 +171,7 @@ def membership_section(metrics: Metrics) -> Section | None:
     drawing = figures.membership_figure(metrics)
     if drawing is None:
         return None
-    name, control = "audit.mia.advantage", "audit.mia.positive_control.advantage"
+    name, control, null = (f"audit.mia.{arm}advantage" for arm in ("", "positive_control.", "null_control."))
     lead = [f"Against the model tuned on synthetic text the attack’s advantage is {_signed(metrics, name)}."]
     if control in intervals and intervals[control][0] > 0:
         lead.append(f"It catches the positive control: {_signed(metrics, control)}.")
@@ -179,6 +179,11 @@ def membership_section(metrics: Metrics) -> Section | None:
         lead.append(
             f"It does not even catch the positive control ({_signed(metrics, control)}), so it says nothing about the "
             "synthetic text."
+        )
+    if null in intervals and not intervals[null][0] <= 0 <= intervals[null][1]:
+        lead.append(
+            f"The null control never met the members and is told apart all the same ({_signed(metrics, null)}): members "
+            "and the other rows differ by where they come from, so none of these figures says anything about membership."
         )
     least, rows = values.get("audit.mia.detectable_epsilon"), values.get("audit.mia.rows")
     whom = "" if rows is None else f", of {number(rows)} members and as many others"

@@ -215,7 +215,9 @@ def _membership(
     for arm, attack in found.items():
         _put(values, intervals, f"audit.mia.{arm}advantage", attack.advantage)
         _put(values, intervals, f"audit.mia.{arm}auc", attack.auc)
-    least = detectable_epsilon(found["null_control."].advantage)
+    null = found["null_control."].advantage
+    # Where the null control is told apart, members and others differ by more than membership.
+    least = detectable_epsilon(null) if null.low <= 0 <= null.high else None
     if least is not None:
         values["audit.mia.detectable_epsilon"] = least
     return Metrics(values=values, intervals=intervals)

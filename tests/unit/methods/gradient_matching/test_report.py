@@ -193,6 +193,15 @@ def test_an_attack_that_misses_its_control_says_nothing(matching_metrics):
     assert "It catches" not in lead
 
 
+def test_a_null_control_that_is_told_apart_confounds_the_attack(matching_metrics):
+    assert "null control" not in plain(" ".join(membership_section(matching_metrics).lead))
+    apart = dict(matching_metrics.intervals) | {"audit.mia.null_control.advantage": (0.25, 0.55)}
+    confounded = matching_metrics.model_copy(update={"intervals": apart})
+    assert "none of these figures says anything about membership" in plain(
+        " ".join(membership_section(confounded).lead)
+    )
+
+
 def test_the_gradient_errors_are_ordered_by_steps_and_the_last_ones_said(matching_metrics, sections):
     values = matching_metrics.values | {"matching.gradient_error.step_1000": 0.9}
     line = figures.error_line(Metrics(values=values, declared=METRIC_NAMES), "")
