@@ -2,6 +2,9 @@
 
 A cell is one method or baseline with a seed and an epsilon. Its figures are one JSON file in the cache, which is
 written as a whole or not at all, so a killed run goes on where it was. What is published of a cell holds no text.
+
+A run does a cell again whose digest is not that of its settings. With `--print` a published cell counts by its name
+alone: a method that has got another setting since would otherwise make every published figure unreadable.
 """
 
 from __future__ import annotations
@@ -92,7 +95,7 @@ class Benchmark:
 def arguments(description: str | None) -> argparse.ArgumentParser:
     """The options that every benchmark of cells takes."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, help="folder with one folder per data set; --print does without")
+    parser.add_argument("--data", type=Path, help="folder with one folder per data set; --print may do without")
     parser.add_argument("--cache", type=Path, required=True, help="folder of finished cells and of what they share")
     parser.add_argument("--published", type=Path, help="folder of finished cells without their texts")
     parser.add_argument("--figures", type=Path, help="JSON file of the tables; default: in the cache")
@@ -125,6 +128,8 @@ def settings_from(kind: type[Any], options: argparse.Namespace, **changes: Any) 
 def complete(benchmark: Benchmark, cells: Sequence[Any], options: argparse.Namespace) -> dict[Any, Value]:
     """Run the cells that are not finished, publish what is, and give the figures of all that are.
 
+    With `--print` nothing is run, and what is published stays as it is.
+
     Args:
         benchmark: what its cells do.
         cells: each once, what says most first: a run that is stopped early then has whole rows.
@@ -134,16 +139,41 @@ def complete(benchmark: Benchmark, cells: Sequence[Any], options: argparse.Names
         waiting = [cell for cell in cells if finished(benchmark, cell, options) is None]
         work(benchmark, waiting[: options.limit], options)
     found = {cell: value for cell in cells if (value := finished(benchmark, cell, options)) is not None}
+    by_name = [cell for cell in found if printed_as_published(cell, options)]
+    if by_name:
+        print(f"Note: {len(by_name)} published cells are taken by their names, whatever settings they were made under.")
     for cell, value in found.items():
-        publish(cell.name, value, options.published)
+        if cell not in by_name:
+            publish(cell.name, value, options.published)
     return found
 
 
 def finished(benchmark: Benchmark, cell: Any, options: argparse.Namespace) -> Value | None:
     """A cell's figures; None where it is still to do."""
-    digest = benchmark.digest(benchmark.settings, cell)
-    found = read(cell.name, options.cache, options.published, digest=digest)
+    if printed_as_published(cell, options):
+        found = read(cell.name, options.published)
+    elif any((folder / f"{cell.name}.json").exists() for folder in (options.cache, options.published) if folder):
+        found = read(cell.name, options.cache, options.published, digest=digest_of(benchmark, cell, options))
+    else:
+        return None
     return found if found is not None and benchmark.whole(benchmark.settings, cell, found) else None
+
+
+def printed_as_published(cell: Any, options: argparse.Namespace) -> bool:
+    """Whether a published cell counts by its name, whatever its digest."""
+    return bool(options.print and options.published and (options.published / f"{cell.name}.json").exists())
+
+
+def digest_of(benchmark: Benchmark, cell: Any, options: argparse.Namespace) -> str | None:
+    """Of the settings of a cell; some of them are resolved from the data."""
+    from understudy.errors import InputError
+
+    try:
+        return benchmark.digest(benchmark.settings, cell)
+    except InputError as error:
+        if not options.print:
+            raise
+        raise SystemExit(f"{cell.name} is not published: expected --data, to compare its settings; {error}") from None
 
 
 def work(benchmark: Benchmark, waiting: Sequence[Any], options: argparse.Namespace) -> None:
@@ -250,7 +280,7 @@ def read(name: str, *folders: Path | None, digest: str | None = None) -> Value |
         path = None if folder is None else folder / f"{name}.json"
         if path is not None and path.exists():
             found: Value = json.loads(path.read_text())
-            if digest is None or found["digest"] == digest:
+            if digest is None or found.get("digest") == digest:
                 return found
     return None
 

@@ -23,7 +23,7 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from cells import Benchmark, Call, Value, arguments, complete, parse, settings_from
+from cells import Benchmark, Call, Value, arguments, complete, parse, settings_from, short_digest
 from conditional_generation_data import Cell, Settings
 from tables import Row, interval_text, print_table, write_figures
 
@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--transformer", action="store_true", help="also fine-tune the transformer for seed 0")
     options = parse(parser)
     settings = settings_from(Settings, options)
-    benchmark = Benchmark(settings, figures, shared=shared)
+    benchmark = Benchmark(settings, figures, digest=digest, shared=shared)
     found = complete(benchmark, wanted(options), options)
     rows = table_rows(list(found.values()))
     print_table([shown(row) for row in rows])
@@ -74,6 +74,12 @@ def wanted(options: argparse.Namespace) -> list[Cell]:
     ends = [Cell("real", math.inf, 0), *(Cell("prompt-only", math.inf, seed) for seed in options.seeds)]
     every = product(options.epsilons, options.seeds, options.arms)
     return [*ends, *(Cell(arm, epsilon, seed) for epsilon, seed, arm in every)]
+
+
+def digest(settings: Settings, cell: Cell) -> str:
+    """Of what is asked of a cell beside what its name says; defaults of the package are not part of it."""
+    asked = {name: getattr(settings, name) for name in ("model", "rows", "samples", "about")}
+    return short_digest({**asked, "arm": ARMS.get(cell.arm)})
 
 
 def shared(settings: Settings, cells: Sequence[Cell]) -> list[list[Call]]:

@@ -23,6 +23,7 @@ from understudy.evaluation import fidelity, utility
 from understudy.evaluation.config import ClassifierConfig
 from understudy.evaluation.encoder import embed, load_encoder
 from understudy.evaluation.rows import LabelledTexts
+from understudy.methods.conditional_generation.class_sizes import sizes_of
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
 from understudy.methods.conditional_generation.encode import encode
 from understudy.methods.conditional_generation.fitting import train_on_table
@@ -84,7 +85,7 @@ def synthesize(settings: Settings, cell: Cell, arms: Mapping[str, Mapping[str, A
         return texts, labels, {}
     config = configure(settings, cell, arms)
     if cell.arm == "prompt-only":
-        made = synthesize_untrained(config, LABELS, rows=settings.samples)
+        made = synthesize_untrained(config, LABELS, sizes=sizes_of(config, LABELS, None))
         return made.table["text"].to_pylist(), made.table["label"].to_pylist(), made.report()
     n, delta = len(texts), default_delta(len(texts))
     if settings.about:

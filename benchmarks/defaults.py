@@ -58,7 +58,8 @@ def main() -> None:
 def _run(cell: Cell, options: argparse.Namespace) -> Path:
     """Run a cell unless it is finished; gives its folder."""
     words = "about" if options.about else "plain"
-    place = options.cache / f"{cell.method}-{cell.table}-{Path(cell.model).name}-{options.samples}-{words}"
+    sizes = f"{options.rows}-rows-{options.samples}-samples"
+    place = options.cache / f"{cell.method}-{cell.table}-{Path(cell.model).name}-{sizes}-{words}"
     if (place / "done.json").is_file():
         return place
     place.mkdir(parents=True, exist_ok=True)

@@ -40,7 +40,8 @@ def main() -> None:
     stored = load_trained(options.out / "export" / "model")
     names = stored.trained.label_names
     made = _named(str(options.out / "export" / "synthetic.parquet"), names)
-    plain = synthesize_untrained(stored.settings, names, rows=len(made.texts)).table
+    sizes = {name: made.labels.count(label) for label, name in enumerate(names)}
+    plain = synthesize_untrained(stored.settings, names, sizes=sizes).table
     sets = {
         "prompt_only": LabelledTexts(plain["text"].to_pylist(), plain["label"].to_pylist(), names),
         "synthetic": made,

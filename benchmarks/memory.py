@@ -25,10 +25,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
+from understudy.data.private_rows import PrivateRows
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
 from understudy.methods.conditional_generation.fitting import train_on_table
 from understudy.methods.conditional_generation.memory import resolve_for, training_bytes
-from understudy.methods.conditional_generation.queries import queries_of, schedule_of
+from understudy.methods.conditional_generation.queries import Asked, queries_of, schedule_of
 from understudy.models.loading import LoadedModel, load_model
 from understudy.models.shape import shape_of
 from understudy.privacy.dpsgd.layers import Factors, add_weighted_sum, inner_product
@@ -146,15 +147,10 @@ def training(case: str) -> Callable[[], object]:
     assert config.train.micro_batch != "auto"
     short = {"steps": 2, "sampling_probability": 2 * config.train.micro_batch / ROWS}
     few = schedule.model_copy(update={"trainings": tuple(t.model_copy(update=short) for t in schedule.trainings)})
-    return lambda: train_on_table(
-        ["a text of the padded length " * config.train.max_length] * ROWS,
-        [row % 2 for row in range(ROWS)],
-        label_names=LABELS,
-        config=config,
-        schedule=few,
-        mechanisms=Mechanisms.live(KeyMaterial(b"benchmark", "none", b"", few.queries)),
-        base=base,
-    )
+    texts = ["a text of the padded length " * config.train.max_length] * ROWS
+    private = PrivateRows(texts, [row % 2 for row in range(ROWS)], LABELS)
+    asked = Asked(config, few, Mechanisms.live(KeyMaterial(b"benchmark", "none", b"", few.queries)))
+    return lambda: train_on_table(private, asked, base=base)
 
 
 def figure(options: argparse.Namespace) -> float:

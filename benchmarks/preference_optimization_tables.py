@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from preference_optimization_data import Cell, Settings
 from tables import Row, print_table, write_figures
 
 Value = dict[str, Any]
 Found = Mapping[Cell, Value]
+Floats = npt.NDArray[np.float64]
 
 _RECOVERED = {"standardise": "standardised", "none": "raw", "paper": "among 1800 prompts, 20 rounds"}
+_REPLICATES = 2000
 _ORDER = (
     "epsilon-0",
     "public-seeds",
@@ -133,7 +136,7 @@ def recovery_rows(lines: Mapping[Cell, list[Value]]) -> list[Row]:
 
 def token_rows(lines: Mapping[Cell, list[Value]]) -> list[Row]:
     """One row per arm: accuracy, its difference to Private Evolution at the same epsilon, share of the gap closed."""
-    from understudy.evaluation.next_token import accuracy_interval, share_of_gap_closed
+    from understudy.evaluation.next_token import share_of_gap_closed
 
     tuned = {line: values for line, values in lines.items() if "tokens" in values[0]}
     untuned = tuned.get(Cell("epsilon-0", 0.0, next(iter(tuned)).population, -1)) if tuned else None
@@ -141,10 +144,10 @@ def token_rows(lines: Mapping[Cell, list[Value]]) -> list[Row]:
     rows = []
     for line, values in tuned.items():
         scores = pooled(values)
-        interval = accuracy_interval(scores, seed=0)
+        low, high = ends_of_95(drawn_accuracies(values)[0])
         own = [pooled([value]).accuracy for value in values]
         row = start(line, values)
-        row["accuracy"] = f"{interval.value:.4f} [{interval.low:.4f}, {interval.high:.4f}]"
+        row["accuracy"] = f"{scores.accuracy:.4f} [{low:.4f}, {high:.4f}]"
         row["lowest, highest seed"] = f"{min(own):.4f}, {max(own):.4f}"
         row["loss per token"] = f"{scores.loss_per_token:.3f}"
         row["minus PE"] = ""
@@ -152,8 +155,8 @@ def token_rows(lines: Mapping[Cell, list[Value]]) -> list[Row]:
         both = sorted({value["seed"] for value in values} & {value["seed"] for value in rival})
         if both and line.arm != "pe" and not line.arm.startswith("real"):
             row["minus PE"] = gain(*([v for v in side if v["seed"] in both] for side in (values, rival)))
-        row["minus untuned"] = "" if not untuned or line.arm == "epsilon-0" else gain(values, untuned * len(values))
-        closed = share_of_gap_closed(interval.value, *ends_of.values()) if len(ends_of) == 2 else None
+        row["minus untuned"] = "" if not untuned or line.arm == "epsilon-0" else gain(values, untuned)
+        closed = share_of_gap_closed(scores.accuracy, *ends_of.values()) if len(ends_of) == 2 else None
         row["gap closed"] = "" if closed is None else f"{closed:.0%}"
         row["Frechet (real)"] = frechet_text(values)
         row["minutes"] = f"{mean(value['seconds'] for value in values) / 60:.1f}"
@@ -162,11 +165,39 @@ def token_rows(lines: Mapping[Cell, list[Value]]) -> list[Row]:
 
 
 def gain(values: Sequence[Value], others: Sequence[Value]) -> str:
-    """Accuracy of some cells minus that of as many others on the same clients, with its interval."""
-    from understudy.evaluation.next_token import accuracy_difference
+    """Accuracy of some seeds minus that of others on the same clients, with its interval."""
+    drawn = drawn_accuracies(values, others)
+    low, high = ends_of_95(drawn[0] - drawn[1])
+    return f"{pooled(values).accuracy - pooled(others).accuracy:+.4f} [{low:+.4f}, {high:+.4f}]"
 
-    found = accuracy_difference(pooled(values), pooled(others), seed=0)
-    return f"{found.value:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"
+
+def drawn_accuracies(*sides: Sequence[Value]) -> Floats:
+    """(sides, replicates) accuracies of a bootstrap over clients and seeds.
+
+    Each replicate draws clients, the same for all sides, and seeds, for each side on its own, since seed i of one side
+    has nothing to do with seed i of the other. A side of one seed says nothing about seeds.
+
+    Raises:
+        ValueError: the cells were not scored on the same clients.
+    """
+    tokens = np.array(sides[0][0]["tokens"], dtype=np.float64)
+    if any(not np.array_equal(tokens, value["tokens"]) for side in sides for value in side):
+        raise ValueError(f"expected cells of the same {len(tokens)} clients, found others")
+    generator = np.random.default_rng(0)
+    clients = drawn_counts(len(tokens), generator)
+    correct = [drawn_counts(len(side), generator) @ [value["correct"] for value in side] / len(side) for side in sides]
+    found: Floats = np.stack([(clients * each_client).sum(1) for each_client in correct]) / (clients @ tokens)
+    return found
+
+
+def drawn_counts(things: int, generator: np.random.Generator) -> npt.NDArray[np.int64]:
+    """(replicates, things): how often each of them is drawn, as many as there are in all."""
+    return generator.multinomial(things, np.full(things, 1 / things), size=_REPLICATES)
+
+
+def ends_of_95(draws: Floats) -> tuple[float, float]:
+    low, high = np.quantile(draws, [0.025, 0.975])
+    return float(low), float(high)
 
 
 def frechet_text(values: Sequence[Value]) -> str:

@@ -302,6 +302,7 @@ def measurements(claim: str, found: str) -> list[tuple[str, float]]:
         "the same": "DP step: peak memory",
         "overhead": "a task's overhead",
         "steered against": "steered generation: hidden",
+        "a token among": "drawing a token",
     }
     name = next((short for start, short in said.items() if claim.startswith(start)), claim)
     if claim.startswith("batched PPLM"):

@@ -27,7 +27,16 @@ def print_table(rows: Sequence[Row], title: str = "") -> None:
 
 
 def write_figures(path: Path, tables: Mapping[str, Any], **facts: Any) -> None:
-    """Write the tables and the command that made them."""
+    """Write the tables and the command that made them.
+
+    Raises:
+        SystemExit: every table is empty, or one would lose all rows that it has in the file; the file stays as it is.
+    """
+    before = json.loads(path.read_text()) if path.exists() else {}
+    lost = [name for name, rows in tables.items() if not rows and before.get(name)]
+    if lost or not any(tables.values()):
+        names = ", ".join(lost or tables)
+        raise SystemExit(f"{path}: not written; expected rows, found none for: {names}; choose another file")
     path.write_text(json.dumps({"command": sys.argv, **facts, **tables}, indent=1, ensure_ascii=False) + "\n")
 
 

@@ -20,6 +20,7 @@ from cells import short_digest, temporary
 
 from understudy.data.private_rows import PrivateRows
 from understudy.generation.instructions import Pair, PairEncoder
+from understudy.methods.conditional_generation.class_sizes import sizes_of
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
 from understudy.methods.conditional_generation.fitting import train_on_table
 from understudy.methods.conditional_generation.method import resolve
@@ -97,7 +98,7 @@ def written(config: TrajectoryMatchingConfig, names: tuple[str, ...], *, rows: i
     asked = conditional_config(config, rows)
     path = cache / f"written-{short_digest(asked.model_dump(mode='json'))}.parquet"
     if not path.exists():
-        keep(path, synthesize_untrained(asked, names, rows=rows).table)
+        keep(path, synthesize_untrained(asked, names, sizes=sizes_of(asked, names, None)).table)
     return pq.read_table(path)
 
 
@@ -116,7 +117,7 @@ def conditional(
     name = short_digest({"config": asked.model_dump(mode="json"), "epsilon": epsilon, "rows": n})
     path = cache / f"conditional-{name}.parquet"
     if not path.exists():
-        asked = resolve(asked, n, names)
+        asked = resolve(asked, n, names, epsilon)
         queries = conditional_queries(asked, n=n, epsilon=epsilon, delta=default_delta(n))
         charged = Asked(asked, schedule_of(queries), mechanisms_of(queries, name))
         keep(path, synthesize_stored(train_on_table(PrivateRows(texts, labels, names), charged), asked).table)
