@@ -12,23 +12,10 @@ from torch import Tensor
 
 from understudy.compute import copied_to
 from understudy.generation.instructions import EncodedPairs
-from understudy.generation.prompts import position_ids
-from understudy.generation.step import backbone, head, next_logits
+from understudy.generation.step import head, last_states, next_logits
 from understudy.privacy.dpsgd.token_losses import token_losses
 
 Floats = npt.NDArray[np.float64]
-
-
-def last_states(model: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-    """Last hidden states `(batch, length, d)`; positions count from each row's first real token."""
-    outputs = backbone(model)(
-        input_ids=input_ids,
-        attention_mask=attention_mask,
-        position_ids=position_ids(attention_mask),
-        use_cache=False,
-    )
-    hidden: Tensor = outputs.last_hidden_state
-    return hidden
 
 
 def response_losses(model: Any, batch: Mapping[str, Tensor]) -> Tensor:

@@ -1,4 +1,4 @@
-"""One token of the rows in flight: the pass of the transformer over it, with a graph for hooks that need one."""
+"""Passes of the transformer below the head: over whole texts, and over one token of the rows in flight."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from understudy.compute import widened
 from understudy.generation.cache import KeyValues, RowCache, grown, held
+from understudy.generation.prompts import position_ids
 
 
 def backbone(model: Any) -> Any:
@@ -54,6 +56,26 @@ def advance(
         attention_mask=attention_mask, position_ids=position, past_key_values=cache, use_cache=True, **inputs
     )
     return outputs.last_hidden_state, [(layer.keys, layer.values) for layer in cache.layers]
+
+
+def last_states(model: Any, input_ids: Tensor, attention_mask: Tensor, *, positions: Tensor | None = None) -> Tensor:
+    """Last hidden states `(batch, length, d)` of whole texts.
+
+    One column that nobody attends to is read along. Where every row is full, transformers would leave the mask out and
+    compute attention in another way, so that a row's states depended, in their last bits, on the rows beside it.
+
+    Args:
+        model: Causal language model.
+        input_ids: `(batch, length)`.
+        attention_mask: `(batch, length)`.
+        positions: `(batch, length)`; None counts from each row's first real token.
+    """
+    if positions is None:
+        positions = position_ids(attention_mask)
+    ids, mask, positions = (functional.pad(tensor, (0, 1)) for tensor in (input_ids, attention_mask, positions))
+    outputs = backbone(model)(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False)
+    hidden: Tensor = outputs.last_hidden_state[:, :-1]
+    return hidden
 
 
 class Step:

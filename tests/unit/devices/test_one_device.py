@@ -13,7 +13,7 @@ from understudy.compute import Compute
 METHODS = "understudy.methods"
 # Step -> a function that it calls, where the step looks it up, and which gives a tensor of the step's device.
 PLACES = {
-    "train-lora": f"{METHODS}.conditional_generation.losses:last_hidden",
+    "train-lora": f"{METHODS}.conditional_generation.losses:last_states",
     "train-joint": f"{METHODS}.conditional_generation.losses:token_losses",
     "train-all-weights": f"{METHODS}.conditional_generation.losses:hide_labels",
     "train-filter": f"{METHODS}.conditional_generation.losses:prefix_states",

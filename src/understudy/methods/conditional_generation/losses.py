@@ -14,12 +14,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from understudy.generation.prompts import PromptTable
-from understudy.generation.step import head
+from understudy.generation.step import head, last_states
 from understudy.methods.conditional_generation.model import Classifier, MultitaskModel
 from understudy.methods.conditional_generation.states import (
     Representation,
     hide_labels,
-    last_hidden,
     prefix_states,
     random_labels,
 )
@@ -38,7 +37,7 @@ def lm_loss(model: MultitaskModel, batch: Batch, *, prompts: PromptTable) -> Ten
     Returns:
         `(batch,)`; 0 for a row without text.
     """
-    hidden = last_hidden(model.lm, batch["input_ids"], batch["attention_mask"])
+    hidden = last_states(model.lm, batch["input_ids"], batch["attention_mask"])
     return _text_likelihood(model.lm, hidden, batch, start=prompts.width)
 
 
@@ -87,7 +86,7 @@ def discriminator_loss(model: MultitaskModel | Classifier, batch: Batch, *, read
     labels = random_labels(prompts, batch["slot"], step=int(batch["step"]), seed=reading.seed)
     ids, mask = hide_labels(batch["input_ids"], batch["attention_mask"], prompts=prompts, labels=labels)
     text = batch["loss_mask"][:, prompts.width :]
-    hidden = last_hidden(model.lm, ids, mask)[:, prompts.width :]
+    hidden = last_states(model.lm, ids, mask)[:, prompts.width :]
     ends = slice(reading.prefix_step - 1, None, reading.prefix_step)
     logits = model.label_logits(prefix_states(hidden, text, reading.representation)[:, ends])
     return _weighted_prefix_loss(logits, batch["label"], text[:, ends])

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from understudy.compute import copied_to, running_sum, widened
 from understudy.errors import InputError
-from understudy.generation.prompts import PromptTable, position_ids
-from understudy.generation.sampling import backbone
+from understudy.generation.prompts import PromptTable
+from understudy.generation.step import last_states
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
 from understudy.methods.conditional_generation.encode import encode_texts
 from understudy.methods.conditional_generation.model import TrainedModel
@@ -24,14 +24,6 @@ from understudy.methods.conditional_generation.model import TrainedModel
 Representation = Literal["last", "mean"]
 
 _BATCH = 128  # texts per forward pass outside training; speed only
-
-
-def last_hidden(lm: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-    """Last hidden states `(batch, length, d)`; positions count from each row's first real token."""
-    positions = position_ids(attention_mask)
-    outputs = backbone(lm)(input_ids=input_ids, attention_mask=attention_mask, position_ids=positions, use_cache=False)
-    hidden: Tensor = outputs.last_hidden_state
-    return hidden
 
 
 def prefix_states(hidden: Tensor, mask: Tensor, representation: Representation) -> Tensor:
@@ -124,7 +116,7 @@ def text_states(
     ends, means = [], []
     with torch.no_grad():
         for rows in torch.split(torch.arange(len(texts), device="cpu"), _BATCH):
-            hidden = last_hidden(lm, ids[rows].to(device), mask[rows].to(device))[:, prompts.width :]
+            hidden = last_states(lm, ids[rows].to(device), mask[rows].to(device))[:, prompts.width :]
             text = text_mask[rows].to(device)
             each, end = torch.arange(len(rows), device=device), (text.sum(1) - 1).clamp(min=0)
             ends.append(widened(hidden[each, end]))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from understudy.errors import InputError
 from understudy.generation.instructions import EncodedPairs
-from understudy.generation.step import backbone, head
+from understudy.generation.step import head, last_states
 from understudy.methods.trajectory_matching.config import TrajectoryMatchingConfig
 from understudy.methods.trajectory_matching.student import Rows, Student
 from understudy.methods.trajectory_matching.training import PacedCheckpoint, Schedule, fine_tune
@@ -125,12 +125,12 @@ def response_losses(model: nn.Module, batch: Batch) -> Tensor:
     """Mean loss of each row's response, `(batch,)`, at every column of the public width; 0 for a null row."""
     assert isinstance(model, Student)
     positions = torch.arange(batch["input_ids"].shape[1], device=batch["input_ids"].device)
-    states = backbone(model.lm)(
-        input_ids=batch["input_ids"],
-        attention_mask=batch["attention_mask"],
-        position_ids=positions[None].repeat(len(batch["input_ids"]), 1),
-        use_cache=False,
-    ).last_hidden_state
+    states = last_states(
+        model.lm,
+        batch["input_ids"],
+        batch["attention_mask"],
+        positions=positions[None].repeat(len(batch["input_ids"]), 1),
+    )
     layer = head(model.lm)
     losses = token_losses(layer, states[:, :-1].to(next(layer.parameters()).dtype), batch["input_ids"][:, 1:])
     present = batch["loss_mask"][:, 1:].to(losses.dtype)

@@ -20,6 +20,7 @@ import torch
 from dp_accounting import DpEvent
 from pydantic import Field, field_validator
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils import deterministic
 
 from understudy.compute import copied_to
@@ -232,12 +233,16 @@ def _micro_batches(
     slots = mask.nonzero().flatten()
     for start in range(0, len(slots), size):
         chunk = slots[start : start + size]
-        # Slot 0 stands in for the missing rows: with valid = false its content contributes exactly zero.
-        filled = torch.zeros(size, dtype=torch.int64, device="cpu")
-        filled[: len(chunk)] = chunk
-        batch = {name: copied_to(values[filled], device) for name, values in data.items()}
-        batch["valid"] = copied_to(data["valid"][filled] & (torch.arange(size, device="cpu") < len(chunk)), device)
-        yield {**batch, "slot": copied_to(filled, device), "step": torch.tensor(step, device="cpu")}
+        missing = size - len(chunk)
+        batch = {name: copied_to(_filled_up(name, values[chunk], missing), device) for name, values in data.items()}
+        slot = functional.pad(chunk, (0, missing))
+        yield {**batch, "slot": copied_to(slot, device), "step": torch.tensor(step, device="cpu")}
+
+
+def _filled_up(name: str, rows: Tensor, missing: int) -> Tensor:
+    """Rows, and behind them so many of no unit: zeros that are not valid, with a mask that attends to something."""
+    blank = rows.new_full((missing, *rows.shape[1:]), int(name == "attention_mask"))
+    return torch.cat([rows, blank])
 
 
 def _clipped_sum(

@@ -3,12 +3,12 @@ import torch
 
 from understudy.data.private_rows import PrivateRows
 from understudy.errors import InputError
+from understudy.generation.step import last_states
 from understudy.methods.conditional_generation.encode import encode
 from understudy.methods.conditional_generation.model import MultitaskModel, TrainedModel
 from understudy.methods.conditional_generation.states import (
     hide_labels,
     label_log_probabilities,
-    last_hidden,
     prefix_states,
     random_labels,
     text_states,
@@ -71,7 +71,7 @@ def test_text_states_are_the_means_over_each_text_and_its_end(untrained, make_co
         ids, mask = hide_labels(rows.input_ids, rows.attention_mask, prompts=rows.prompts, labels=labels)
         real = mask[0].bool()
         with torch.no_grad():
-            hidden = last_hidden(untrained.model.lm, ids[:, real], mask[:, real])[0, rows.text_start :]
+            hidden = last_states(untrained.model.lm, ids[:, real], mask[:, real])[0, rows.text_start :]
         assert torch.allclose(states["mean"][row], hidden.mean(0), atol=1e-5)
         assert torch.allclose(states["last"][row], hidden[-1], atol=1e-5)
 
