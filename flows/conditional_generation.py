@@ -1,7 +1,9 @@
 """Conditional generation as a flow: DP multitask fine-tuning, steered generation, evaluation, export.
 
 rows -> charge -> train -> finalize -> generate --+-> evaluate -> export
-                                prompt-only ------+
+                              (->) prompt-only ---+
+
+Text without private rows has as many rows of each label; by the release only where sizes are those of the data.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ def conditional_generation(request: RunRequest) -> Exported:
         (rows, test_rows), names = run.rows, run.plan.label_names
         model = finalize(run.receipt, train(rows, run.receipt, run.charged))
         synthetic = generate(model, run.config)
-        baseline = prompt_only(run.config, names, rows=run.config.samples)
+        baseline = prompt_only(run.config, names, model if run.config.class_sizes == "as_in_data" else None)
         measuring = EvaluationConfig(profile=request.profile)
         metrics = evaluate(synthetic, rows, test_rows, baseline, names, measuring)
         return run.export(model, synthetic, metrics)

@@ -50,11 +50,22 @@ def generate(model: ArtifactRef, config: ConditionalGenerationConfig) -> Artifac
 
 
 @task(name="prompt-only")
-def prompt_only(config: ConditionalGenerationConfig, label_names: tuple[str, ...], rows: int) -> ArtifactRef:
-    """As many texts from the base model and the same prompts, untrained: what private rows add is measured on it."""
+def prompt_only(
+    config: ConditionalGenerationConfig, label_names: tuple[str, ...], released: ArtifactRef | None = None
+) -> ArtifactRef:
+    """As many texts of each label from the base model, untrained: what private rows add is measured on it.
+
+    `released` is the model whose noised histogram says how many, where sizes are those of the data.
+    """
+    from understudy.methods.conditional_generation.class_sizes import sizes_of
+    from understudy.methods.conditional_generation.storage import released_counts
     from understudy.methods.conditional_generation.synthesis import synthesize_untrained, write_synthesis
 
-    synthesis = synthesize_untrained(config, label_names, rows=rows, compute=compute(), progress=progress)
-    with store_for(labels.public()).write(kind="prompt-only", label=labels.public(), parents=()) as draft:
+    counts = None if released is None else released_counts(path_of(released))
+    sizes = sizes_of(config, label_names, counts)
+    synthesis = synthesize_untrained(config, label_names, sizes=sizes, compute=compute(), progress=progress)
+    label = labels.public() if released is None else labels.post_process(released.label)
+    parents = [] if released is None else [released]
+    with store_for(label).write(kind="prompt-only", label=label, parents=parents) as draft:
         write_synthesis(synthesis, draft.path)
     return draft.ref

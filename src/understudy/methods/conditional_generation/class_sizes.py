@@ -39,6 +39,25 @@ def public_sizes(config: ConditionalGenerationConfig, label_names: Sequence[str]
     return sizes
 
 
+def sizes_of(
+    config: ConditionalGenerationConfig, label_names: Sequence[str], counts: Sequence[int] | None
+) -> dict[str, int]:
+    """Rows wanted of each label: as `public_sizes`, or by the noised histogram of the release.
+
+    Args:
+        config: asks for them.
+        label_names: every label.
+        counts: the histogram; read for `as_in_data` only.
+
+    Raises:
+        InputError: as `public_sizes`, or a histogram is needed and there is none.
+    """
+    sizes = public_sizes(config, label_names)
+    if sizes is None and counts is None:
+        raise InputError("class_sizes=as_in_data: expected a model released with class counts; train it with them")
+    return released_sizes(counts or (), label_names, samples=config.samples) if sizes is None else sizes
+
+
 def released_sizes(noisy_counts: Sequence[int], label_names: Sequence[str], *, samples: int) -> dict[str, int]:
     """Scale a noised histogram to the number of samples; negative counts become 0. Post-processing."""
     counts = [float(max(count, 0)) for count in noisy_counts]

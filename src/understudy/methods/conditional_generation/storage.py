@@ -87,13 +87,7 @@ def load_trained(folder: Path, compute: Compute = ON_CPU) -> StoredModel:
     Raises:
         InputError: when the folder holds no such model.
     """
-    path = folder / SETTINGS_FILE
-    if not path.is_file():
-        raise InputError(f"{folder}: expected a released model with {SETTINGS_FILE}, found none")
-    try:
-        description = _Description.model_validate_json(path.read_text())
-    except ValidationError as error:
-        raise InputError(f"{path}: {error.errors()[0]['msg']}; restore the exported file") from None
+    description = _described(folder)
     loaded = load_model(folder, compute=compute)
     heads = load_tensors(folder / HEADS_FILE) if (folder / HEADS_FILE).is_file() else {}
     own = {name: _head(heads, name) for name in ("discriminator", "filter") if f"{name}.inner.weight" in heads}
@@ -113,6 +107,25 @@ def load_trained(folder: Path, compute: Compute = ON_CPU) -> StoredModel:
         found = {name: tensor.numpy() for name, tensor in load_tensors(folder / MEANS_FILE).items()}
         means = ClassMeans(found["vectors"], found["noise"], description.encoder)
     return StoredModel(trained, description.settings, description.class_counts, means)
+
+
+def released_counts(folder: Path) -> tuple[int, ...] | None:
+    """The noised class histogram that a model was released with, None without one; the model itself is not read.
+
+    Raises:
+        InputError: when the folder holds no such model.
+    """
+    return _described(folder).class_counts
+
+
+def _described(folder: Path) -> _Description:
+    path = folder / SETTINGS_FILE
+    if not path.is_file():
+        raise InputError(f"{folder}: expected a released model with {SETTINGS_FILE}, found none")
+    try:
+        return _Description.model_validate_json(path.read_text())
+    except ValidationError as error:
+        raise InputError(f"{path}: {error.errors()[0]['msg']}; restore the exported file") from None
 
 
 def _heads(model: MultitaskModel) -> dict[str, nn.Module]:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pyarrow.parquet as pq
 
 from understudy.artifacts.access import TABLE, VALUE
 from understudy.compute import ON_CPU, Compute
-from understudy.errors import InputError
 from understudy.generation.prompts import build_prompts
-from understudy.methods.conditional_generation.class_sizes import public_sizes, released_sizes, share_out
+from understudy.methods.conditional_generation.class_sizes import sizes_of
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
 from understudy.methods.conditional_generation.generate import Synthesis, synthesize
 from understudy.methods.conditional_generation.model import MultitaskModel, TrainedModel
@@ -28,12 +28,7 @@ def synthesize_stored(
     Raises:
         InputError: sizes as in the data are asked for, and the model was released without class counts.
     """
-    names = stored.trained.label_names
-    sizes = public_sizes(config, names)
-    if sizes is None:
-        if stored.class_counts is None:
-            raise InputError("class_sizes=as_in_data: expected a model released with class counts; train it with them")
-        sizes = released_sizes(stored.class_counts, names, samples=config.samples)
+    sizes = sizes_of(config, stored.trained.label_names, stored.class_counts)
     return synthesize(stored.trained, sizes, config=config, means=stored.class_means, progress=progress)
 
 
@@ -41,17 +36,16 @@ def synthesize_untrained(
     config: ConditionalGenerationConfig,
     label_names: tuple[str, ...],
     *,
-    rows: int,
+    sizes: Mapping[str, int],
     compute: Compute = ON_CPU,
     progress: Progress | None = None,
 ) -> Synthesis:
-    """Draw equally many rows per label from the base model with the same prompts, unsteered and unfiltered."""
+    """Draw so many rows of each label from the base model with the same prompts, unsteered and unfiltered."""
     base = load_base(config, compute)
     prompts = build_prompts(base.tokenizer, label_names, config.prompt, about=config.about)
     trained = TrainedModel(MultitaskModel(base.model).eval(), base.tokenizer, label_names, prompts)
     filters = config.filter.model_copy(update={"enabled": False})
     plain = config.model_copy(update={"variant": "naive", "filter": filters})
-    sizes = share_out([1.0] * len(label_names), label_names, total=rows)
     return synthesize(trained, sizes, config=plain, progress=progress)
 
 

@@ -182,8 +182,9 @@ def membership_section(metrics: Metrics) -> Section | None:
         )
     if null in intervals and not intervals[null][0] <= 0 <= intervals[null][1]:
         lead.append(
-            f"The null control never met the members and is told apart all the same ({_signed(metrics, null)}): members "
-            "and the other rows differ by where they come from, so none of these figures says anything about membership."
+            f"The null control never met the members and is told apart all the same ({_signed(metrics, null)}): "
+            "members and the other rows differ by where they come from, so none of these figures says anything about "
+            "membership."
         )
     least, rows = values.get("audit.mia.detectable_epsilon"), values.get("audit.mia.rows")
     whom = "" if rows is None else f", of {number(rows)} members and as many others"
