@@ -13,10 +13,8 @@ from understudy.artifacts.access import ArtifactRef, read_json, read_table
 from understudy.data.tables import named_labels
 from understudy.evaluation.metrics import Metrics
 from understudy.lazy import load
-from understudy.privacy.accounting import epsilon_pld
-from understudy.privacy.events import without_amplification
 from understudy.privacy.ledger.ledger import Charge, Ledger
-from understudy.privacy.queries import event_delta, event_of, queries_from_json
+from understudy.privacy.queries import epsilon_without_amplification, queries_from_json
 from understudy.privacy.statement import (
     Access,
     PretrainedModel,
@@ -98,8 +96,6 @@ def statement_facts(
     facts = run.description
     disclosed = (LABELS_DISCLOSED,) if run.labels_from_data else ()
     queries = queries_from_json(paid.queries)
-    unamplified = without_amplification(event_of(queries))
-    left = event_delta(queries, epsilon=paid.epsilon, delta=paid.delta)
     config = run.config.model_dump_json()
     return StatementFacts(
         method=run.method,
@@ -107,11 +103,18 @@ def statement_facts(
         contributions=facts.contributions,
         trust=facts.trust,
         against=facts.against,
-        epsilon_without_amplification=epsilon_pld(unamplified, left) if paid.exportable else None,
+        epsilon_without_amplification=(
+            epsilon_without_amplification(queries, delta=paid.delta) if paid.exportable else None
+        ),
         released=(f"the {released.kind} {released.id}", *facts.released),
         accesses=(
             Access(
                 task="validate", reads="the rows", through="checks that refuse or accept before anything is charged"
+            ),
+            Access(
+                task="charge",
+                reads="the rows",
+                through="keyed hashes, which stay in the ledger: they tell a repeated run and a known row",
             ),
             *facts.accesses,
             *(

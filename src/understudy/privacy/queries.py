@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     import dp_accounting as dp
 
 Kind = Literal["gaussian_sum", "histogram", "masked_sum"]
+# How often an epsilon is looked for that covers its own distance from the law.
+_LOOKS: Final = 32
 NAME: Final = r"^[a-z0-9][a-z0-9_./-]*$"
 
 
@@ -127,6 +129,33 @@ def event_delta(queries: Sequence[Query], *, epsilon: float, delta: float) -> fl
     if not masked or math.isinf(epsilon):
         return delta
     return delta - delta_correction(epsilon, gap=NEGLIGIBLE, rounds=masked)
+
+
+def epsilon_without_amplification(queries: Sequence[Query], *, delta: float) -> float | None:
+    """Epsilon of the list, by PLD, against someone who sees which units took part in each step.
+
+    Args:
+        queries: the list.
+        delta: of the charge.
+
+    Returns:
+        An epsilon that holds at `delta`; None where masked sums are so far from their law, at so large an epsilon, that
+        nothing is left of delta.
+    """
+    from understudy.privacy.accounting import epsilon_pld
+    from understudy.privacy.events import without_amplification
+
+    event, found = without_amplification(event_of(queries)), 0.0
+    for _ in range(_LOOKS):
+        left = event_delta(queries, epsilon=found, delta=delta)
+        if left <= 0:
+            return None
+        wanted = epsilon_pld(event, left)
+        if wanted <= found or left == delta:
+            return max(found, wanted)
+        # The distance grows with epsilon, so what it leaves of delta is looked at again, a little further on.
+        found = wanted * (1 + 1e-6)
+    return None
 
 
 def check_epsilon_of(queries: Sequence[Query], *, epsilon: float, delta: float) -> None:

@@ -8,11 +8,12 @@ from pydantic import ValidationError
 
 from understudy.errors import InputError, UnderstudyError
 from understudy.privacy.accounting import analytic_gaussian_sigma, epsilon_pld
-from understudy.privacy.events import DiscreteGaussianDpEvent
+from understudy.privacy.events import DiscreteGaussianDpEvent, without_amplification
 from understudy.privacy.queries import (
     Query,
     check_epsilon_of,
     check_queries,
+    epsilon_without_amplification,
     event_delta,
     event_of,
     queries_from_json,
@@ -117,6 +118,25 @@ def test_only_masked_sums_take_something_off_delta():
     # At an epsilon where e^epsilon times the distance eats all of delta, nothing may be charged.
     with pytest.raises(UnderstudyError):
         check_epsilon_of((masked,), epsilon=40.0, delta=1e-9)
+
+
+def masked_rounds(noise_multiplier, *, steps=5):
+    return Query(
+        kind="masked_sum", name="scores", units=90, steps=steps, sensitivity=1.0, noise_multiplier=noise_multiplier,
+        batch="rounds", sampling_probability=0.05,
+    )  # fmt: skip
+
+
+def test_epsilon_without_amplification_covers_its_own_distance_from_the_law():
+    """Not that of the amplified epsilon, which is far smaller: e^epsilon times the distance must fit into delta."""
+    plain = epsilon_without_amplification((once(),), delta=1e-5)
+    assert plain == epsilon_pld(event_of((once(),)), 1e-5), "nothing masked, nothing taken off"
+    found = epsilon_without_amplification((masked_rounds(0.6),), delta=1e-5)
+    left = event_delta((masked_rounds(0.6),), epsilon=found, delta=1e-5)
+    assert 0 < left < 1e-5
+    assert epsilon_pld(without_amplification(event_of((masked_rounds(0.6),))), left) <= found
+    # Here the amplified epsilon is far smaller, and at this one the distance would be larger than delta.
+    assert epsilon_without_amplification((masked_rounds(0.3),), delta=1e-5) is None
 
 
 def test_rows_that_no_mechanism_reads_are_promised_nothing():

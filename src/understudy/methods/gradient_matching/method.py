@@ -23,7 +23,7 @@ from understudy.methods.gradient_matching.queries import (
 )
 from understudy.methods.method import LABELLED_EXAMPLES, Charging, Description, Method, Preparation, Promise, Reporting
 from understudy.privacy.queries import Queries
-from understudy.privacy.statement import Access, mechanism_facts
+from understudy.privacy.statement import FLOATING_POINT, TRAINING_FLOATS, Access, mechanism_facts
 from understudy.settings import settings
 
 if TYPE_CHECKING:
@@ -169,6 +169,7 @@ def describe(config: GradientMatchingConfig, promise: Promise) -> Description:
         },
         warnings=() if warning is None else (warning,),
         evaluations=("evaluate", "evaluate-matching"),
+        floating_point=FLOATING_POINT + (TRAINING_FLOATS if config.matching.gradient == "full" else ""),
     )
 
 
