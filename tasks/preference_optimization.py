@@ -87,6 +87,7 @@ def propose(
         label_names=label_names,
         round=number,
         encode=load_encoder(device=compute().device).encode,
+        answers=checkpoint_directory(),
         progress=progress,
     )
     label, parents = _from(adapter)
@@ -207,6 +208,7 @@ def write_texts(
         config=config,
         label_names=label_names,
         trained=adapter is not None,
+        answers=checkpoint_directory(),
         progress=progress,
     )
     label, parents = _from(adapter)

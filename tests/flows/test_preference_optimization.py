@@ -14,18 +14,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from completions_server import Completions, echo
 from ended_runs import Ended, everything_logged
 from homes import kill, start_command
 from kill_and_resume import digests, reserve
 from safetensors.torch import load_file
 from tests_support import SMALL_ROUND
 
-from understudy.artifacts.access import exchange_store
+from understudy.artifacts.access import exchange_store, path_of
 from understudy.data.samples import generate
-from understudy.errors import UnderstudyError
+from understudy.errors import InputError, UnderstudyError
+from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
 from understudy.privacy.ledger.ledger import Ledger
 from understudy.runs.request import Budget, RunRequest
 from understudy.runs.split import client_is_held_out
+from understudy.runs.validation import validate
 from understudy.settings import prepare_environment
 from understudy.tasks.engine.cache_key import references
 
@@ -259,6 +262,55 @@ def few_clients(tmp_path_factory):
     path = tmp_path_factory.mktemp("clients") / "clients.parquet"
     pq.write_table(pa.table({"client_id": [who for who, _ in rows], "text": [text for _, text in rows]}), path)
     return path
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        (("scoring.aggregation=masked", "scoring.colluding=30"), r"colluding=30.*scoring\.aggregation=trusted"),
+        (("endpoint.url=http://host/v1",), r"endpoint\.model=policy: expected \{round\}"),
+    ],
+)
+def test_what_scoring_or_the_served_policy_would_spoil_is_refused_before_anything_is_stored(
+    settings, named, random_model_folder, tmp_path
+):
+    asked = request(tmp_path / "out", random_model_folder, overrides=(*SETTINGS, *settings))
+    with pytest.raises(InputError, match=named):
+        validate(asked, METHOD)
+    assert Ledger.open().sources() == ()
+
+
+def test_a_step_that_an_endpoint_failed_goes_on_and_another_step_asks_anew(random_model_folder, home):
+    """Served under one name, the policy of another charge gives other answers."""
+    from understudy.tasks import preference_optimization as steps
+
+    def forgets_its_model(request):
+        if len(server.requests) == 10 and not forgotten:
+            forgotten.append(True)
+            server.faults += [(404, {}, b"no such model")] * 8
+        return echo(request)
+
+    forgotten = []
+    settings = {"prompts": 4, "per_prompt": 4, "seeds_per_prompt": 2, "seed_tokens": 4}
+    sizes = {"candidates": settings | {"sampling": {"max_new_tokens": 12}}, "model": str(random_model_folder)}
+    with Completions(forgets_its_model) as server:
+        served = {"url": server.url, "model": "policy-{round}"}
+        config = PreferenceOptimizationConfig.model_validate({**sizes, "endpoint": served})
+
+        def proposed(number=0):
+            server.requests.clear()
+            return steps.propose["server"].fn(None, config, (), number), len(server.requests)
+
+        with pytest.raises(InputError, match="no such model"):
+            proposed()
+        server.faults.clear()
+        first, asked = proposed()
+        assert 0 < asked <= 8, "what was answered before is not asked for again"
+        assert len(pq.read_table(path_of(first) / "table.parquet")) == 16
+        other = config.model_copy(update={"preferences": config.preferences.model_copy(update={"beta": 0.2})})
+        server.requests.clear()
+        steps.propose["server"].fn(None, other, (), 0)
+        assert len(server.requests) == 16
 
 
 def test_epsilon_infinity_runs_in_the_client_zone_and_exports_nothing(

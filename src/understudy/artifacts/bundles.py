@@ -167,7 +167,8 @@ def _take_once(received: Path, header: Header) -> None:
     if (received / name).read_text() != digest:
         raise ZoneError(
             f"bundle: expected the one of {header.exchange} that was taken before, found another; restore what the "
-            "sender sent first, or pay for a new run with --accept-new-charge"
+            "sender sent first, or begin another exchange: run again with another --samples, which pays nothing more, "
+            "or with another --epsilon, which pays for a new charge"
         )
 
 

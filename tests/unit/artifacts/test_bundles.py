@@ -10,6 +10,9 @@ from hypothesis import strategies as st
 from understudy.artifacts.bundles import HEADER, PAYLOAD, seal, unseal
 from understudy.artifacts.zone_keys import OwnKey, own_key, public_key, trust
 from understudy.errors import InputError, ZoneError
+from understudy.methods.knowledge_distillation.config import KnowledgeDistillationConfig
+from understudy.methods.knowledge_distillation.crossing import to_client
+from understudy.methods.knowledge_distillation.method import charged_settings
 from understudy.privacy import labels
 
 CLIENT, SERVER, STRANGER = OwnKey("client", b"c" * 32), OwnKey("server", b"s" * 32), OwnKey("client", b"x" * 32)
@@ -83,8 +86,23 @@ def test_an_old_bundle_sent_again_is_refused(sealed):
 def test_a_second_content_of_one_exchange_is_refused(sealed):
     first, second = sealed("first"), sealed("second", {"adapter.safetensors": b"other"})
     assert opened(first) == FILES
-    with pytest.raises(ZoneError, match="taken before"):
+    with pytest.raises(ZoneError, match="taken before") as caught:
         opened(second)
+    # A charge whose code and versions are the same is found again, whatever the command says about a new one.
+    assert "--accept-new-charge" not in str(caught.value)
+
+
+def test_what_comes_back_with_another_number_of_samples_has_an_exchange_of_its_own(sealed):
+    """It is the remedy that the refusal names; the charge is that of before."""
+    plain = KnowledgeDistillationConfig(samples=10)
+    more = plain.model_copy(update={"samples": 11})
+    assert charged_settings(plain) == charged_settings(more)
+    ways = [f"charge/{to_client('pairs', config)}" for config in (plain, more)]
+    first, second = sealed("first", exchange=ways[0]), {"adapter.safetensors": b"other"}
+    opened(first, exchange=ways[0])
+    with pytest.raises(ZoneError, match="--samples"):
+        opened(sealed("again", second, exchange=ways[0]), exchange=ways[0])
+    assert opened(sealed("second", second, exchange=ways[1]), exchange=ways[1]) == second
 
 
 def test_a_bundle_with_another_label_is_refused(sealed):

@@ -9,12 +9,14 @@ Everything here is public or comes from released adapters; random choices come f
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from understudy.generation.endpoints import Endpoint, Served, complete
+from understudy.generation.answers import Asking, asked_once
+from understudy.generation.endpoints import Endpoint
 from understudy.generation.prompts import end_token, padded_left, special_ids
 from understudy.generation.sampling import Step, StepHook, sample
 from understudy.methods.preference_optimization.config import CandidateConfig
@@ -69,8 +71,8 @@ def request_continuations(
     *,
     endpoint: Endpoint,
     seed: RoundSeed,
+    kept: Path,
     progress: Progress | None = None,
-    report: Callable[[Served], None] | None = None,
 ) -> list[str]:
     """As `continue_prompts`, by a policy that is served elsewhere; `endpoint` must name this round's adapter.
 
@@ -78,18 +80,30 @@ def request_continuations(
     a chat template wrote is left out. The server sees public seed texts and writes synthetic ones. It is not told to
     stop at line breaks, which some policies write first: the rest of a list's text is cut here.
 
+    An answer is kept as soon as it is there, under the question. The name of a served model says nothing about its
+    adapter, so `kept` must belong to one step of one run.
+
+    Args:
+        loaded: the base model, for its tokenizer.
+        prompts: `round_prompts`.
+        config: J, and how the server draws.
+        endpoint: where, and the name of this round's policy there.
+        seed: as of `continue_prompts`.
+        kept: folder of the answers of this step, from which an attempt that failed goes on.
+        progress: called with (texts there, texts).
+
     Raises:
-        InputError: `complete`.
-        UnderstudyError: `complete`.
+        InputError: `asked_once`.
+        UnderstudyError: `asked_once`.
     """
     rows, sent = range(len(prompts) * config.per_prompt), [_without_bos(loaded.tokenizer, one) for one in prompts]
-    answers = complete(
+    answers = asked_once(
         [sent[row // config.per_prompt] for row in rows],
         seed.of_texts(rows),
+        asking=Asking(endpoint.url, endpoint.model, endpoint.timeout_seconds),
         sampling=config.sampling,
-        endpoint=endpoint,
+        kept=kept,
         progress=progress,
-        report=report,
     )
     return [_text_of(answer, config) for answer in answers]
 

@@ -133,8 +133,8 @@ class EndpointConfig(Frozen):
     )
     model: str = setting(
         "policy",
-        "Name of the model at the endpoint; {round} is replaced by the round's number, where each round's "
-        "adapter has a name of its own.",
+        "Name of the model at the endpoint. With a url it must hold {round}, which is replaced by the round's number: "
+        "each round's adapter has a name of its own, such as policy-{round}.",
     )
     timeout_seconds: float = setting(60.0, "Of one request.", le=3600, gt=0)
 
@@ -211,5 +211,16 @@ class PreferenceOptimizationConfig(MethodSettings):
             raise ValueError(
                 f"preferences.rejected_rank={rank}: expected at most candidates.per_prompt={texts}, "
                 "for a prompt has that many texts; lower the rank or draw more texts"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_served(self) -> Self:
+        served = self.endpoint
+        if served.url is not None and "{round}" not in served.model:
+            raise ValueError(
+                f"endpoint.model={served.model}: expected {{round}} in it, for under one name every round would be "
+                "written by one model, whatever preferences teach; serve each round's adapter under a name of its own "
+                "and give it as endpoint.model=policy-{round}"
             )
         return self

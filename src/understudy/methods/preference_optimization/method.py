@@ -110,9 +110,17 @@ def queries(config: PreferenceOptimizationConfig, *, n: int, epsilon: float, del
 
 
 def describe(config: PreferenceOptimizationConfig, promise: Promise) -> Description:
-    """What the run says about itself; public values only."""
+    """What the run says about itself; public values only.
+
+    Raises:
+        InputError: no masked round can be planned with these settings, which the noise and the labels decide.
+    """
     schedule, n = schedule_of(promise.queries), promise.n
     candidates = config.candidates.prompts * config.candidates.per_prompt * max(len(promise.label_names), 1)
+    if schedule.masked:
+        from understudy.methods.preference_optimization.release import check_masking  # torch, only where needed
+
+        check_masking(config, schedule, candidates=candidates)
     ratio = signal_to_noise(schedule, candidates=candidates)
     grid = 2.0**-config.scoring.fractional_bits if schedule.masked else None
     by_rdp: dict[str, float] = {}

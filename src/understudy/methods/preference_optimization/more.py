@@ -5,11 +5,13 @@ The exported model is plain weights; which prompts it was drawn with stands in t
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pyarrow as pa
 
 from understudy.data.tables import named_labels
 from understudy.methods.further import FurtherDraw
-from understudy.methods.preference_optimization.config import EndpointConfig, PreferenceOptimizationConfig
+from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
 
 
 def further_rows(draw: FurtherDraw) -> pa.Table:
@@ -23,10 +25,19 @@ def further_rows(draw: FurtherDraw) -> pa.Table:
     from understudy.models.loading import load_model
 
     model = draw.model
-    config, names = draw.recorded(
+    config, names = _in_process(draw).recorded(
         PreferenceOptimizationConfig, tells="says with which prompts this model is to be used"
     )
-    here = config.model_copy(update={"endpoint": EndpointConfig()})
-    seeds = read_seeds(here.seeds)
-    table, _ = rounds.write_texts(load_model(model), seeds, config=here, label_names=names, trained=True)
+    table, _ = rounds.write_texts(
+        load_model(model), read_seeds(config.seeds), config=config, label_names=names, trained=True
+    )
     return named_labels(table, names)
+
+
+def _in_process(draw: FurtherDraw) -> FurtherDraw:
+    """The draw without the endpoint of its run, whose settings need not be such as a run is accepted with today."""
+    record = draw.record or {}
+    if "config" not in record:
+        return draw
+    config = {name: value for name, value in record["config"].items() if name != "endpoint"}
+    return replace(draw, record={**record, "config": config})

@@ -113,7 +113,7 @@ def _list(heading: str, texts: Sequence[str]) -> str:
 def _chat(tokenizer: Any, about: str, request: str, texts: Sequence[str]) -> str:
     """The request and the opening of its answer, as the template writes them; examples are answers given before.
 
-    A template that knows no system message gets its words in front of the first request.
+    A template that refuses a system message, or leaves its words out, gets them in front of the first request.
     """
     told, asked = f"You write {about.strip() or 'texts'}.", {"role": "user", "content": request}
     turns = [turn for text in texts for turn in (asked, {"role": "assistant", "content": text})] + [asked]
@@ -121,9 +121,13 @@ def _chat(tokenizer: Any, about: str, request: str, texts: Sequence[str]) -> str
     refused = ""
     for way in ([{"role": "system", "content": told}, *turns], [merged, *turns[1:]]):
         try:
-            return cast("str", tokenizer.apply_chat_template(way, tokenize=False, add_generation_prompt=True))
+            chat = cast("str", tokenizer.apply_chat_template(way, tokenize=False, add_generation_prompt=True))
         except (ValueError, TemplateError) as error:
             refused = str(error)
+            continue
+        if told in chat:
+            return chat
+        refused = f"it leaves out {told!r}"
     raise InputError(
         f"candidates.style=chat: the model's chat template cannot be used ({refused}); set candidates.style=plain or "
         "choose another model"

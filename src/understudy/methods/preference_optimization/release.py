@@ -31,7 +31,7 @@ from understudy.methods.preference_optimization.pool import ClientPool
 from understudy.methods.preference_optimization.queries import PARTICIPATION, SCORES, SENSITIVITY, QuerySchedule
 from understudy.methods.preference_optimization.scoring import as_query, exact_sum
 from understudy.privacy.mechanisms import Mechanisms
-from understudy.privacy.secure_aggregation.round import SecureSettings
+from understudy.privacy.secure_aggregation.round import SecureSettings, plan_round
 
 _FEWEST_SURVIVORS = 4
 
@@ -108,6 +108,28 @@ def secure_settings(config: PreferenceOptimizationConfig, schedule: QuerySchedul
         smallest_surviving=max(_FEWEST_SURVIVORS, math.ceil(config.scoring.survivors * schedule.n - 1e-9)),
         colluding=config.scoring.colluding,
     )
+
+
+def check_masking(config: PreferenceOptimizationConfig, schedule: QuerySchedule, *, candidates: int) -> None:
+    """Plan a masked round as scoring will, before anything is charged.
+
+    Args:
+        config: the charged settings.
+        schedule: what will be charged.
+        candidates: M, of all labels.
+
+    Raises:
+        InputError: the settings do not fit the number of units and the noise.
+    """
+    try:
+        plan_round(secure_settings(config, schedule), n=schedule.n, d=candidates, step=0, attempt=b"")
+    except InputError as error:
+        scoring = config.scoring
+        raise InputError(
+            f"scoring.aggregation=masked of n={schedule.n} with scoring.fractional_bits={scoring.fractional_bits}, "
+            f"scoring.survivors={scoring.survivors:g} and scoring.colluding={scoring.colluding}: {error}. Change these "
+            "settings (the smallest surviving set is survivors times n), or set scoring.aggregation=trusted"
+        ) from None
 
 
 def _every_vector(

@@ -41,6 +41,7 @@ def propose(
     label_names: Sequence[str],
     round: int,
     encode: Callable[[Sequence[str]], FloatArray],
+    answers: Path | None = None,
     progress: Progress | None = None,
 ) -> Candidates:
     """Prompt the policy and embed what it writes.
@@ -52,6 +53,7 @@ def propose(
         label_names: labels that texts are made for, empty without.
         round: number of the round.
         encode: sentence encoder.
+        answers: folder of an endpoint's answers to this step; not needed without one.
         progress: called with (texts drawn, texts).
     """
     table = _draw(
@@ -59,8 +61,9 @@ def propose(
         seeds,
         config=_served(config, round),
         shape=config.candidates,
-        names=label_names,
+        labels=list(enumerate(label_names)) or [(0, None)],
         round=round,
+        answers=answers,
         done=progress,
     )
     return Candidates(table=table, embeddings=encode(table["text"].to_pylist()))
@@ -132,6 +135,7 @@ def write_texts(
     config: PreferenceOptimizationConfig,
     label_names: Sequence[str],
     trained: bool,
+    answers: Path | None = None,
     progress: Progress | None = None,
 ) -> tuple[pa.Table, dict[str, Any]]:
     """The synthetic texts: one per prompt, `samples` in all, shared out equally over labels.
@@ -144,6 +148,7 @@ def write_texts(
         config: candidates, endpoint, rounds, public seed, number of texts.
         label_names: labels that texts are made for, empty without.
         trained: whether this is the policy after the last round, which an endpoint serves under another name.
+        answers: folder of an endpoint's answers to this step; not needed without one.
         progress: called with (texts drawn, texts).
 
     Returns:
@@ -155,7 +160,7 @@ def write_texts(
     kept: dict[str, list[str]] = {name: [] for name in names}
     drawn, dropped = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
     for attempt in range(_REDRAWS):
-        for name in names:
+        for index, name in enumerate(names):
             missing = wanted[name] - len(kept[name])
             if missing == 0:
                 continue
@@ -165,8 +170,9 @@ def write_texts(
                 seeds,
                 config=served,
                 shape=shape,
-                names=[name] if label_names else [],
+                labels=[(index, name if label_names else None)],
                 round=config.rounds + attempt,
+                answers=answers,
                 done=progress,
             )
             texts = [text for text in table["text"].to_pylist() if text]
@@ -200,16 +206,20 @@ def _draw(
     *,
     config: PreferenceOptimizationConfig,
     shape: CandidateConfig,
-    names: Sequence[str],
+    labels: Sequence[tuple[int, str | None]],
     round: int,
+    answers: Path | None,
     done: Progress | None,
 ) -> pa.Table:
-    """Prompts and continuations, label after label."""
+    """Prompts and continuations, label after label; the number of a label decides which random numbers its texts use.
+
+    Two labels that were drawn with the same numbers would give texts that resemble each other place by place.
+    """
     columns: dict[str, list[Any]] = {"prompt": [], "text": [], "label": []}
-    for index, name in enumerate(list(names) or [None]):
+    for index, name in labels:
         seed = RoundSeed(round, config.public_seed + index)
         prompts = round_prompts(seeds, shape, loaded=policy, seed=seed, label=name, about=config.about)
-        columns["text"] += _continue(policy, prompts, config=config, shape=shape, seed=seed, done=done)
+        columns["text"] += _continue(policy, prompts, config=config, shape=shape, seed=seed, answers=answers, done=done)
         columns["prompt"] += [prompt for prompt in prompts for _ in range(shape.per_prompt)]
         columns["label"] += [index if name is not None else None] * len(prompts) * shape.per_prompt
     return pa.table(columns, schema=CANDIDATE_SCHEMA)
@@ -222,8 +232,13 @@ def _continue(
     config: PreferenceOptimizationConfig,
     shape: CandidateConfig,
     seed: RoundSeed,
+    answers: Path | None,
     done: Progress | None,
 ) -> list[str]:
     if config.endpoint.url is None:
         return continue_prompts(policy, prompts, shape, seed=seed, progress=done)
-    return request_continuations(policy, prompts, shape, endpoint=config.endpoint, seed=seed, progress=done)
+    if answers is None:
+        raise ValueError(f"answers=None: expected a folder for the answers of endpoint.url={config.endpoint.url}")
+    return request_continuations(
+        policy, prompts, shape, endpoint=config.endpoint, seed=seed, kept=answers, progress=done
+    )

@@ -3,8 +3,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from completions_server import Completions, echo
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from understudy.errors import InputError
+from understudy.generation import answers
 from understudy.generation.config import SamplingConfig
 from understudy.generation.prompts import row_seeds
 from understudy.generation.sampling import sample
@@ -113,20 +116,48 @@ def test_rounds_and_seeds_draw_other_texts_and_the_global_generator_is_left_alon
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_a_served_policy_gets_prompts_and_seeds_in_candidate_order(llama, monkeypatch):
+def test_a_served_policy_gets_prompts_and_seeds_in_candidate_order(llama, monkeypatch, tmp_path):
     calls = []
 
     def served(prompts, seeds, **more):
         calls.append((prompts, seeds, more))
         return [f"\n {prompt}{row} \n\nText 5: more" for row, prompt in enumerate(prompts)]
 
-    monkeypatch.setattr(candidates, "complete", served)
-    endpoint = EndpointConfig(url="http://host/v1")
+    monkeypatch.setattr(answers, "complete", served)
+    endpoint = EndpointConfig(url="http://host/v1", model="policy-1", timeout_seconds=7)
     two = SMALL.model_copy(update={"per_prompt": 2})
-    texts = request_continuations(llama, ["a", "b"], two, endpoint=endpoint, seed=RoundSeed(1, 5))
+    texts = request_continuations(llama, ["a", "b"], two, endpoint=endpoint, seed=RoundSeed(1, 5), kept=tmp_path)
     assert texts == ["a0", "a1", "b2", "b3"]
     assert calls[0][1] == row_seeds(5, range(4), purpose="candidate/1")
-    assert (calls[0][2]["sampling"], calls[0][2]["endpoint"]) == (SMALL.sampling, endpoint)
+    asked = calls[0][2]["endpoint"]
+    assert (asked.url, asked.model, asked.timeout_seconds) == ("http://host/v1", "policy-1", 7)
+    assert calls[0][2]["sampling"] == SMALL.sampling
+
+
+def test_answers_of_a_step_that_failed_are_not_asked_for_again(llama, tmp_path):
+    def forgets_its_model(request):
+        if len(server.requests) == 12 and not forgotten:
+            forgotten.append(True)
+            server.faults += [(404, {}, b"no such model")] * 8
+        return echo(request)
+
+    prompts, forgotten = [f"prompt {number}" for number in range(8)], []
+
+    def ask():
+        endpoint = EndpointConfig(url=server.url, model="policy-0")
+        return request_continuations(llama, prompts, SMALL, endpoint=endpoint, seed=RoundSeed(0, 0), kept=tmp_path)
+
+    with Completions(forgets_its_model) as server:
+        with pytest.raises(InputError, match="no such model"):
+            ask()
+        kept = len(list(tmp_path.iterdir()))
+        server.faults.clear()
+        server.requests.clear()
+        texts = ask()
+        assert kept >= 8
+        assert len(server.requests) == 24 - kept
+    seeds = row_seeds(0, range(24), purpose="candidate/0")
+    assert texts == [f"prompt {row // 3}/{seed}" for row, seed in enumerate(seeds)]
 
 
 def in_a_chat(loaded: LoadedModel, template: str) -> LoadedModel:
@@ -148,7 +179,7 @@ def test_in_a_chat_the_whole_answer_is_the_text(breaks_lines):
     assert any("\n" in text for text in texts)
 
 
-def test_a_served_chat_gets_one_bos_and_keeps_whole_answers(llama, monkeypatch):
+def test_a_served_chat_gets_one_bos_and_keeps_whole_answers(llama, monkeypatch, tmp_path):
     """A server puts BOS before a prompt where its tokenizer does; a template may have written one already."""
     chat, sent = in_a_chat(llama, "{{ bos_token }}" + CHAT), []
 
@@ -156,13 +187,17 @@ def test_a_served_chat_gets_one_bos_and_keeps_whole_answers(llama, monkeypatch):
         sent.extend(prompts)
         return ["\n one \n two "] * len(prompts)
 
-    monkeypatch.setattr(candidates, "complete", served)
+    monkeypatch.setattr(answers, "complete", served)
     one = SMALL.model_copy(update={"style": "chat", "per_prompt": 1, "prompts": 1})
     asked, where = prompts_of(chat, one), EndpointConfig(url="http://host/v1")
     assert asked[0].startswith(chat.tokenizer.bos_token + "<system>")
-    assert request_continuations(chat, asked, one, endpoint=where, seed=RoundSeed(0, 0)) == ["one \n two"]
+
+    def answered():
+        return request_continuations(chat, asked, one, endpoint=where, seed=RoundSeed(0, 0), kept=tmp_path)
+
+    assert answered() == ["one \n two"]
     monkeypatch.setattr(type(chat.tokenizer), "__call__", lambda *_, **__: {"input_ids": [chat.tokenizer.bos_token_id]})
-    request_continuations(chat, asked, one, endpoint=where, seed=RoundSeed(0, 0))
+    answered()
     assert sent == [asked[0], asked[0].removeprefix(chat.tokenizer.bos_token)]
 
 

@@ -171,6 +171,24 @@ def test_a_template_without_a_system_message_gets_its_words_in_the_first_request
     assert (second, opening) == ("<user>Write.", "<assistant>\n")
 
 
+def test_a_template_that_leaves_the_system_message_out_gets_its_words_in_the_first_request(with_template):
+    """Phi-3's first template has no branch for it, and refuses nothing."""
+    silent = (
+        "{% for m in messages %}{% if m['role'] == 'user' %}<user>{{ m['content'] }}</>\n<assistant>"
+        "{% elif m['role'] == 'assistant' %}{{ m['content'] }}</>\n{% endif %}{% endfor %}"
+    )
+    config = SMALL.model_copy(update={"style": "chat", "seeds_per_prompt": 1, "instruction": "Write."})
+    prompt = prompts_of(with_template(silent), config, seeds=["one text"], about="letters")[0]
+    assert prompt == "<user>You write letters.\n\nWrite.</>\n<assistant>one text</>\n<user>Write.</>\n<assistant>"
+
+
+def test_a_template_that_leaves_out_both_is_refused(with_template):
+    deaf = "{% for m in messages %}<{{ m['role'] }}>{% endfor %}<assistant>"
+    config = SMALL.model_copy(update={"style": "chat"})
+    with pytest.raises(InputError, match=r"leaves out 'You write letters\.'.*set candidates\.style=plain"):
+        prompts_of(with_template(deaf), config, about="letters")
+
+
 def test_a_prompt_has_one_bos_whether_the_template_writes_it_or_not(with_template):
     config = SMALL.model_copy(update={"style": "chat"})
     bos = with_template(CHAT).tokenizer.bos_token_id

@@ -2,14 +2,21 @@
 
 import math
 
+import numpy as np
 import pytest
 from tests_support import scheduled_by
 
 from understudy.errors import InputError
+from understudy.methods.method import Promise
 from understudy.methods.preference_optimization import queries
 from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
+from understudy.methods.preference_optimization.method import METHOD
+from understudy.methods.preference_optimization.pool import ClientPool
 from understudy.methods.preference_optimization.queries import QuerySchedule
+from understudy.methods.preference_optimization.release import release_scores
 from understudy.privacy.accounting import epsilon_pld
+from understudy.privacy.ledger.records import KeyMaterial
+from understudy.privacy.mechanisms import Mechanisms
 from understudy.privacy.queries import (
     Query,
     check_epsilon_of,
@@ -76,3 +83,49 @@ def test_infinite_epsilon_means_no_noise(masked):
 def test_values_out_of_range_are_refused(wrong):
     with pytest.raises(InputError):
         scheduled(make_config(), **{"n": N, "epsilon": 2.0, "delta": DELTA, **wrong})
+
+
+@pytest.mark.parametrize(
+    ("n", "scoring", "labels", "refused"),
+    [
+        (3, {}, (), "n=3"),
+        (200, {"fractional_bits": 4}, (), "fractional_bits=4"),
+        (200, {"colluding": 30}, (), "colluding=30"),
+        (200, {"survivors": 0.2}, (), "survivors=0.2"),
+        (40, {}, (), None),
+        (40, {"colluding": 2, "survivors": 0.9}, ("bad", "good"), None),
+    ],
+)
+@pytest.mark.parametrize("noise", [0.0, 0.9])
+def test_masked_settings_that_scoring_would_refuse_are_refused_before_the_charge(n, scoring, labels, refused, noise):
+    """What a run says about itself is asked for before it is charged; scoring comes after."""
+    config = PreferenceOptimizationConfig(
+        rounds=1,
+        candidates={"prompts": 2, "per_prompt": 4},
+        scoring={"aggregation": "masked", **scoring},
+    )
+    schedule = QuerySchedule(n=n, rounds=1, sampling_probability=1.0, noise_multiplier=noise, masked=True)
+    promise = Promise(schedule.queries, n, math.inf, 1e-3, labels)
+    random, count = np.random.default_rng(0), 8 * max(1, len(labels))
+    pool = ClientPool(random.normal(size=(n, 5)), np.zeros((0, 5), np.float32), np.zeros(0, np.int64), None)
+
+    def scored():
+        mechanisms = Mechanisms.live(KeyMaterial(b"s" * 32, "charge", b"t" * 32, schedule.queries))
+        return release_scores(
+            pool,
+            random.normal(size=(count, 5)),
+            labels=None,
+            config=config,
+            schedule=schedule,
+            mechanisms=mechanisms,
+            round=0,
+        )
+
+    if refused is None or (noise == 0 and "fractional_bits" in refused):  # too coarse for noise, and there is none
+        assert METHOD.preparation.describe(config, promise).trust.startswith("Each client sees its own texts")
+        assert len(scored()) == count
+        return
+    with pytest.raises(InputError, match=f"masked.*{refused}.*scoring.aggregation=trusted"):
+        METHOD.preparation.describe(config, promise)
+    with pytest.raises(InputError):
+        scored()

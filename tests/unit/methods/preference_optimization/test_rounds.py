@@ -1,0 +1,119 @@
+"""Rounds as the server sees them: which random numbers a label's texts use, and under which name a policy is served."""
+
+import numpy as np
+import pytest
+from completions_server import Completions
+
+from understudy.errors import InputError
+from understudy.generation.prompts import row_seeds
+from understudy.methods.further import FurtherDraw
+from understudy.methods.preference_optimization import more, rounds
+from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
+from understudy.models.loading import LoadedModel, load_model
+from understudy.runs.overrides import apply_overrides
+
+SEEDS = [f"seed text number {number} about the weather" for number in range(30)]
+CANDIDATES = {
+    "prompts": 4,
+    "per_prompt": 2,
+    "seed_tokens": 8,
+    "instruction": "Texts that are {label}:",
+    "sampling": {"max_new_tokens": 4, "top_p": 1.0},
+}
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def llama() -> LoadedModel:
+    return load_model("tiny-llama")
+
+
+def made(**given) -> PreferenceOptimizationConfig:
+    fields = {"rounds": 2, "samples": 6, "candidates": CANDIDATES, "preferences": {"rejected_rank": 2}}
+    return PreferenceOptimizationConfig.model_validate(fields | given)
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """(round, seeds) of every draw, which writes a text that names them."""
+    seen = []
+
+    def drawn(policy, prompts, shape, *, seed, progress=None):
+        numbers = seed.of_texts(range(len(prompts) * shape.per_prompt))
+        seen.append((seed.round, numbers))
+        return [f"text {number}" for number in numbers]
+
+    monkeypatch.setattr(rounds, "continue_prompts", drawn)
+    return seen
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_exported_texts_of_two_labels_are_drawn_with_different_random_numbers(llama, asked, trained):
+    """Equal ones would make text j of a label resemble text j of every other."""
+    config, names = made(variant="central_conditional", public_seed=7), ("bad", "good", "mixed")
+    table, _ = rounds.write_texts(llama, SEEDS, config=config, label_names=names, trained=trained)
+    assert [round for round, _ in asked] == [2] * 3
+    numbers = [seed for _, seeds in asked for seed in seeds]
+    assert len(set(numbers)) == len(numbers) == 6
+    assert numbers == [seed for label in range(3) for seed in row_seeds(7 + label, range(2), purpose="candidate/2")]
+    assert table["label"].to_pylist() == [0, 0, 1, 1, 2, 2]
+    assert table["text"].to_pylist() == [f"text {number}" for number in numbers]
+
+
+def test_candidates_of_a_round_have_the_numbers_of_their_label_too(llama, asked):
+    config = made(variant="central_conditional", public_seed=7)
+    found = rounds.propose(
+        llama,
+        SEEDS,
+        config=config,
+        label_names=("bad", "good"),
+        round=1,
+        encode=lambda texts: np.zeros((len(texts), 3), np.float32),
+    )
+    assert found.table["label"].to_pylist() == [0] * 8 + [1] * 8
+    assert asked == [(1, row_seeds(7 + label, range(8), purpose="candidate/1")) for label in range(2)]
+
+
+def test_a_url_without_a_name_for_each_round_is_refused():
+    """Under one name every round, the last texts and their control would be written by one model."""
+    for settings in (["endpoint.url=http://host/v1"], ["endpoint.url=http://host/v1", "endpoint.model=mine"]):
+        with pytest.raises(InputError, match=r"endpoint\.model=(policy|mine): expected \{round\}.*policy-\{round\}"):
+            apply_overrides(made(), settings)
+    named = apply_overrides(made(), ["endpoint.url=http://host/v1", "endpoint.model=mine-{round}"])
+    assert named.endpoint.model == "mine-{round}"
+    assert apply_overrides(made(), ["endpoint.model=mine"]).endpoint.url is None
+
+
+def test_every_round_the_texts_and_their_control_are_asked_of_their_own_policy(llama, tmp_path):
+    with Completions() as server:
+        plain = CANDIDATES | {"instruction": "Texts:"}
+        config = made(candidates=plain, endpoint={"url": server.url, "model": "policy-{round}"})
+        names = []
+
+        def asked(step, **given):
+            server.requests.clear()
+            step(llama, SEEDS, config=config, label_names=(), answers=tmp_path, **given)
+            names.append({request["model"] for request in server.requests})
+
+        def encode(texts):
+            return np.zeros((len(texts), 3), np.float32)
+
+        for number in range(2):
+            asked(rounds.propose, round=number, encode=encode)
+        for trained in (True, False):
+            asked(rounds.write_texts, trained=trained)
+        assert names == [{"policy-0"}, {"policy-1"}, {"policy-2"}, {"policy-0"}]
+        with pytest.raises(ValueError, match="answers=None"):
+            rounds.propose(llama, SEEDS, config=config, label_names=(), round=0, encode=encode)
+
+
+def test_a_run_with_an_endpoint_that_would_be_refused_today_gives_further_texts(llama, asked, tmp_path, monkeypatch):
+    """They are drawn from its exported model, in this process."""
+    record = made(candidates=CANDIDATES | {"instruction": "Texts:"}).model_dump(mode="json")
+    record["endpoint"] |= {"url": "http://host/v1", "model": "policy"}
+    (tmp_path / "model").mkdir()
+    monkeypatch.setattr("understudy.models.loading.load_model", lambda _: llama)
+    draw = FurtherDraw(tmp_path, {"config": record, "label_names": []}, samples=3, seed_step=1)
+    assert more.further_rows(draw)["text"].to_pylist() == [f"text {number}" for number in asked[0][1]]
+    assert len(asked[0][1]) == 3
