@@ -88,6 +88,7 @@ def test_real_rows_stay_until_sharing_them_is_asked_for(run_flow, plain, pairs, 
     ("changed", "named"),
     [
         ({"samples": 400}, r"selection\.rows=400: expected at most the 40 rows"),
+        ({"samples": 30, "overrides": (*SETTINGS, "selection.strategy=bm25")}, r"selection\.rows=30: .* the 24 rows"),
         ({"overrides": (*SETTINGS, "distil.tokens=0")}, "distil.tokens"),
         ({"overrides": (*SETTINGS, "distil.max_start=3")}, r"^--set: distil\.max_start=3.*experts\.epochs=2"),
         ({"overrides": (*SETTINGS, "max_length=4000")}, "max_length"),
@@ -97,6 +98,10 @@ def test_real_rows_stay_until_sharing_them_is_asked_for(run_flow, plain, pairs, 
         ({"epsilon": 3.0, "overrides": (*SETTINGS, "carrier=selected")}, "carrier=selected"),
         ({"epsilon": 3.0, "share_real_rows": True}, "--share-real-rows"),
         ({"epsilon": 3.0, "samples": 4000}, r"selection\.rows=4000"),
+        (
+            {"epsilon": 3.0, "samples": 190, "overrides": (*SETTINGS, "selection.strategy=dsir")},
+            r"selection\.rows=190: expected at most the 184 rows",
+        ),
         ({"budget": None}, "a run without --epsilon on a new source"),
     ],
 )

@@ -24,11 +24,12 @@ from understudy.methods.trajectory_matching.less import less_scores
 from understudy.methods.trajectory_matching.selection import (
     bm25_scores,
     dsir_scores,
+    free_rows,
     highest,
     random_rows,
     rows_wanted,
 )
-from understudy.methods.trajectory_matching.student import Rows, Student
+from understudy.methods.trajectory_matching.student import Rows, Student, generator_seed
 from understudy.models.loading import LoadedModel
 from understudy.progress import Progress
 
@@ -68,7 +69,7 @@ def answered(
     for start in range(0, len(pairs), _BATCH):
         some = pairs[start : start + _BATCH]
         ids, mask, _ = encoder.prompts(some, max_length=config.max_length - LEAST_ROOM)
-        seeds = [(config.public_seed << 32) + start + place for place in range(len(some))]
+        seeds = [generator_seed((config.public_seed << 32) + start + place) for place in range(len(some))]
         drawn = sample(
             base.model,
             (ids.to(base.model.device), mask.to(base.model.device)),
@@ -111,7 +112,7 @@ def choose(
         return random_rows(len(pairs), rows_wanted(settings, len(pairs)), generator=generator)
     aside: list[int] = []
     if target is None:
-        aside = random_rows(len(pairs), min(settings.validation, len(pairs) // 2), generator=generator)
+        aside = random_rows(len(pairs), len(pairs) - free_rows(settings, len(pairs)), generator=generator)
         target = [pairs[row] for row in aside]
     places = sorted(set(range(len(pairs))) - set(aside))
     free, like = [pairs[row] for row in places], list(target)[: settings.validation]

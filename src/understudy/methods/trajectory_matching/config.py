@@ -105,7 +105,9 @@ class TuningConfig(Frozen):
     learning_rate: LearningRate = setting(2e-3, "Adam. tiny 2e-3, paper 2e-4.")
     transfer: str | None = setting(None, "Another base model that is tuned on the decoded text; none: left out.")
     transfer_digest: str = setting("", "sha256 of the files of `transfer`; set by the run.")
-    questions: Count = setting(100, "Held-out rows that are measured on, at most.")
+    questions: Count = setting(
+        100, "Held-out rows that are measured on, at most; drawn by the public seed where there are more."
+    )
 
 
 _PROFILES: Profiles = {

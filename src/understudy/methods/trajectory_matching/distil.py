@@ -25,7 +25,7 @@ from torch import Tensor
 from understudy.errors import InputError
 from understudy.methods.trajectory_matching.config import DistilConfig, TrajectoryMatchingConfig
 from understudy.methods.trajectory_matching.experts import Trajectory, check_trajectories
-from understudy.methods.trajectory_matching.student import BatchLoss, Rows, Student, moved
+from understudy.methods.trajectory_matching.student import BatchLoss, Rows, Student, generator_seed, moved
 from understudy.methods.trajectory_matching.training import PacedCheckpoint
 from understudy.methods.trajectory_matching.unroll import Segment, match_trajectory
 from understudy.progress import Progress
@@ -168,7 +168,7 @@ class _Draw:
     def of(cls, step: int, rows: int, experts: int, config: TrajectoryMatchingConfig) -> _Draw:
         """A function of the public seed and the step; rows are used in turns, each turn in a new order."""
         settings = config.distil
-        generator = torch.Generator().manual_seed((config.public_seed << 32) + step)
+        generator = torch.Generator().manual_seed(generator_seed((config.public_seed << 32) + step))
         expert, epoch = (int(torch.randint(most, (), generator=generator)) for most in (experts, settings.max_start))
         size = min(settings.batch_size, rows)
         needed = size * settings.inner_steps

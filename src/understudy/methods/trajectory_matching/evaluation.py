@@ -1,7 +1,9 @@
 """Instruction tuning on the result, and its measure on held-out rows (NACD, section 3.3); internal figures.
 
-Held-out rows whose responses repeat, such as labels, are multiple-choice questions. Of all of them the mean loss of the
-response is measured. The last weights are measured, never the best. What is tuned is the base model with new adapters.
+At most `tuning.questions` of the held-out rows are measured on, drawn by the public seed. Those whose responses repeat,
+such as labels, are multiple-choice questions, with the responses of all held-out rows as candidates. Of all of them the
+mean loss of the response is measured. The last weights are measured, never the best. What is tuned is the base model
+with new adapters.
 """
 
 from __future__ import annotations
@@ -10,10 +12,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from understudy.evaluation.metrics import Metrics
-from understudy.evaluation.multiple_choice import accuracy, likelihoods, questions_of
+from understudy.evaluation.multiple_choice import Question, accuracy, likelihoods, questions_of
 from understudy.generation.instructions import Pair, PairEncoder
 from understudy.methods.trajectory_matching.carriers import encoded
 from understudy.methods.trajectory_matching.config import TrajectoryMatchingConfig
@@ -21,6 +24,7 @@ from understudy.methods.trajectory_matching.distil import Distilled, mean_prompt
 from understudy.methods.trajectory_matching.emission import with_pseudo_text
 from understudy.methods.trajectory_matching.experts import adapters_of, expert_student
 from understudy.methods.trajectory_matching.metric_names import METRIC_NAMES, PARTS
+from understudy.methods.trajectory_matching.selection import random_rows
 from understudy.methods.trajectory_matching.student import Student
 from understudy.methods.trajectory_matching.training import Schedule, fine_tune
 from understudy.methods.trajectory_matching.unroll import Weights
@@ -50,6 +54,28 @@ class Emitted:
         return [replace(pair, instruction=text) for pair, text in zip(self.carriers, texts, strict=True)]
 
 
+@dataclass(frozen=True)
+class Measuring:
+    """What is measured on; private.
+
+    Attributes:
+        rows: held-out rows.
+        questions: of those rows; none where held-out responses do not repeat.
+    """
+
+    rows: Sequence[Pair]
+    questions: Sequence[Question]
+
+
+def measuring(held_out: Sequence[Pair], config: TrajectoryMatchingConfig) -> Measuring:
+    """At most `tuning.questions` held-out rows, drawn by the public seed: a file may be sorted by its responses."""
+    rows, most = list(held_out), config.tuning.questions
+    answers = next((question.candidates for question in questions_of(rows)), ())
+    if len(rows) > most:
+        rows = [rows[row] for row in random_rows(len(rows), most, generator=np.random.default_rng(config.public_seed))]
+    return Measuring(rows, questions_of(rows, candidates=answers))
+
+
 def evaluate_tuning(
     base: LoadedModel,
     emitted: Emitted,
@@ -69,7 +95,7 @@ def evaluate_tuning(
         config: sizes.
         other: a model of another family, tuned on the text; changed. None leaves it out.
     """
-    test = list(held_out)[: config.tuning.questions]
+    test = measuring(held_out, config)
     student = expert_student(base.model, config, 0)
     measured = _Measured(student, base, test, config)
     rows, text = (encoded(pairs, base.tokenizer, config) for pairs in (emitted.carriers, emitted.as_text))
@@ -87,12 +113,12 @@ def evaluate_tuning(
     }
     if other is not None:
         values |= _transfer(other, emitted, test, config)
-    missing = () if questions_of(test) else ("accuracy among candidates: held-out responses do not repeat",)
+    missing = () if test.questions else ("accuracy among candidates: held-out responses do not repeat",)
     return Metrics(values=values, missing=missing, declared=METRIC_NAMES)
 
 
 def _transfer(
-    other: LoadedModel, emitted: Emitted, test: Sequence[Pair], config: TrajectoryMatchingConfig
+    other: LoadedModel, emitted: Emitted, test: Measuring, config: TrajectoryMatchingConfig
 ) -> dict[str, float]:
     """The same for a model that knows the pseudo tokens as text only."""
     student = expert_student(other.model, config, 0)
@@ -115,17 +141,18 @@ class _Measured:
 
     student: Student
     base: LoadedModel
-    test: Sequence[Pair]
+    test: Measuring
     config: TrajectoryMatchingConfig
 
     def __call__(self, arm: str, weights: Weights) -> dict[str, float]:
-        config, tokenizer, questions = self.config, self.base.tokenizer, questions_of(self.test)
+        config, tokenizer = self.config, self.base.tokenizer
+        rows, questions = self.test.rows, self.test.questions
         encoder = PairEncoder(tokenizer, config.template)
         with _holding(self.student, weights):
             model = self.student.lm
             losses = [
-                -likelihoods(model, encoder, self.test[start : start + _BATCH], max_length=config.max_length)
-                for start in range(0, len(self.test), _BATCH)
+                -likelihoods(model, encoder, rows[start : start + _BATCH], max_length=config.max_length)
+                for start in range(0, len(rows), _BATCH)
             ]
             found = {f"tuning.{arm}.loss": float(torch.cat(losses).mean())} if losses else {}
             if questions:

@@ -25,7 +25,7 @@ from understudy.methods.trajectory_matching.config import TrajectoryMatchingConf
 from understudy.methods.trajectory_matching.distil import distil
 from understudy.methods.trajectory_matching.experts import expert_student, train_private_expert
 from understudy.methods.trajectory_matching.queries import plan_of_expert, steps_per_epoch
-from understudy.methods.trajectory_matching.selection import rows_wanted
+from understudy.methods.trajectory_matching.selection import free_rows, rows_wanted
 from understudy.methods.trajectory_matching.student import Rows, Student
 from understudy.methods.trajectory_matching.training import Schedule, fine_tune
 from understudy.models.loading import LoadedModel, load_base, load_model
@@ -67,7 +67,7 @@ def check_model(config: TrajectoryMatchingConfig) -> LoadedModel:
         )
     if config.carrier != "selected":
         available = read_pairs(config.carriers, setting="carriers").num_rows
-        rows_wanted(config.selecting, available)
+        rows_wanted(config.selecting, free_rows(config.selecting, available))
     if config.selection.target is not None:
         read_pairs(config.selection.target, setting="selection.target")
     if config.tuning.transfer is not None:
@@ -125,7 +125,7 @@ def expected_seconds(
     )
     student = expert_student(base.model, config, 0)
     of_carriers = promise.n if public is None else public.num_rows
-    rows = rows_wanted(config.selecting, of_carriers)
+    rows = rows_wanted(config.selecting, free_rows(config.selecting, of_carriers))
     experts, distilling = config.experts, config.distil
 
     def tuned(batch_size: int) -> float:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from understudy.errors import InputError
 from understudy.methods.trajectory_matching.config import TrajectoryMatchingConfig
-from understudy.methods.trajectory_matching.selection import rows_wanted
+from understudy.methods.trajectory_matching.selection import free_rows, rows_wanted
 from understudy.privacy.accounting import calibrate_noise_multiplier
 from understudy.privacy.dpsgd.training import DpSgdPlan, Stream
 from understudy.privacy.queries import Queries, event_of
@@ -63,7 +63,7 @@ def queries_of(
     if n < 1:
         raise InputError(f"n={n}: expected at least one row")
     if config.carrier == "selected":
-        rows_wanted(config.selecting, n)
+        rows_wanted(config.selecting, free_rows(config.selecting, n))
     if not config.experts.private:
         if math.isfinite(epsilon):
             raise InputError(

@@ -40,6 +40,13 @@ def rows_wanted(config: SelectionConfig, available: int) -> int:
     return wanted
 
 
+def free_rows(config: SelectionConfig, available: int) -> int:
+    """How many of `available` rows can be chosen: without a target, some are set aside to be it and are not chosen."""
+    if config.strategy == "random" or config.target is not None:
+        return available
+    return available - min(config.validation, available // 2)
+
+
 def random_rows(available: int, wanted: int, *, generator: np.random.Generator) -> list[int]:
     """Rows drawn without replacement, in ascending order."""
     return sorted(generator.choice(available, size=wanted, replace=False).tolist())

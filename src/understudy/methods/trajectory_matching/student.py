@@ -9,6 +9,7 @@ instruction tuning.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -56,7 +57,7 @@ class Student(nn.Module):
     def __init__(self, base: Any, *, rank: int, alpha: float, seed: int) -> None:
         """Attach adapters to `base`, which is changed; nothing of it is trained in place."""
         super().__init__()
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(generator_seed(seed))
         self.adapted = attach(base, rank=rank, alpha=alpha, generator=generator)
         self.start: Weights = {
             name: parameter.detach().clone() for name, parameter in trainable_parameters(self.adapted).items()
@@ -122,6 +123,17 @@ class BatchLoss:
         batch = self.batches[step]
         places = torch.arange(len(batch), device=batch.input_ids.device)[rows]
         return self.student.loss(weights, batch[places], prompts)
+
+
+def generator_seed(number: int) -> int:
+    """What torch takes as a seed: a number below 2^64 itself, or 64 bits of a digest of a larger one.
+
+    Torch's generator of the CPU reads the lowest 32 bits of it alone.
+
+    >>> generator_seed(7), generator_seed(2**64) < 2**64
+    (7, True)
+    """
+    return number if number < 2**64 else int.from_bytes(hashlib.sha256(str(number).encode()).digest()[:8], "big")
 
 
 def moved(weights: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from understudy.methods.trajectory_matching.optimizers import STATES, OptimizerState
-from understudy.methods.trajectory_matching.student import Rows, Student
+from understudy.methods.trajectory_matching.student import Rows, Student, generator_seed
 from understudy.methods.trajectory_matching.unroll import Weights
 from understudy.models.checkpoints import TrainingCheckpoint
 from understudy.progress import UNKEPT, Course
@@ -51,7 +51,7 @@ class Schedule:
     def batch(self, step: int, rows: int) -> Tensor:
         """The rows of a step, int64."""
         epoch, place = divmod(step, self.steps_per_epoch(rows))
-        generator = torch.Generator().manual_seed((self.seed << 20) + epoch)
+        generator = torch.Generator().manual_seed(generator_seed((self.seed << 20) + epoch))
         order = torch.randperm(rows, generator=generator)
         return order[place * self.batch_size : (place + 1) * self.batch_size]
 

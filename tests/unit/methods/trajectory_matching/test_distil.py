@@ -70,6 +70,15 @@ def test_a_killed_distillation_ends_in_the_same_bytes(setting, tmp_path):
     assert found.step_size == expected.step_size
 
 
+@pytest.mark.parametrize("seed", [2**32, 2**40, 2**63 - 1])
+def test_every_public_seed_distils_in_an_order_of_its_own(setting, seed):
+    student, rows, states = setting
+    found = [
+        distil(student, rows, [states], config(steps=2).model_copy(update={"public_seed": one})) for one in (0, seed)
+    ]
+    assert not torch.equal(found[0].prompts, found[1].prompts)
+
+
 def test_the_nearest_token_of_an_embedding_is_its_token():
     table = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
     tokens, distances = nearest_tokens(table[[3, 7]][None], table)

@@ -1,8 +1,11 @@
 """The four ways to choose rows."""
 
+import math
 import re
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from random_students import random_rows, random_student
@@ -10,11 +13,14 @@ from random_students import random_rows, random_student
 from understudy.errors import InputError, TaskFailed
 from understudy.generation.instructions import Pair
 from understudy.methods.trajectory_matching.carriers import choose
-from understudy.methods.trajectory_matching.config import SelectionConfig, TrajectoryMatchingConfig
+from understudy.methods.trajectory_matching.config import SelectionConfig, TrajectoryMatchingConfig, promised
 from understudy.methods.trajectory_matching.less import less_scores
+from understudy.methods.trajectory_matching.preparation import check_model
+from understudy.methods.trajectory_matching.queries import queries_of
 from understudy.methods.trajectory_matching.selection import (
     bm25_scores,
     dsir_scores,
+    free_rows,
     highest,
     rows_wanted,
 )
@@ -63,6 +69,44 @@ def test_a_selection_larger_than_the_set_is_refused():
         rows_wanted(SelectionConfig(rows=11), 10)
     assert rows_wanted(SelectionConfig(ratio=0.05), 100) == 5
     assert rows_wanted(SelectionConfig(ratio=0.001), 100) == 1
+
+
+@pytest.mark.parametrize("strategy", ["random", "bm25", "dsir"])
+@pytest.mark.parametrize("aside", [1, 4, 16])
+def test_as_many_rows_are_found_free_before_the_charge_as_are_chosen_from_after_it(strategy, aside):
+    """Rows that are set aside as the target are not chosen."""
+    rows = [Pair(text, "yes") for text in FILMS + MEALS]
+    selection = {"strategy": strategy, "validation": aside}
+    free = free_rows(SelectionConfig(**selection), 12)
+    assert free == {"random": 12}.get(strategy, 12 - min(aside, 6))
+    assert free_rows(SelectionConfig(**selection, target="given.parquet"), 12) == 12
+    for wanted in (free, free + 1):
+        config = TrajectoryMatchingConfig(selection=selection | {"rows": wanted}, carrier="selected")
+
+        def asked(config=config):
+            return queries_of(config, n=12, epsilon=math.inf, delta=1e-3)
+
+        if wanted == free:
+            assert asked() == ()
+            assert len(choose(rows, None, config)) == wanted
+        else:
+            for refusing in (asked, lambda config=config: choose(rows, None, config)):
+                with pytest.raises(InputError, match=rf"selection\.rows={wanted}: expected at most the {free} rows"):
+                    refusing()
+
+
+def test_public_rows_that_are_set_aside_are_not_counted_before_the_charge(tmp_path):
+    pairs = pa.table({"instruction": FILMS + MEALS, "response": ["yes"] * 12})
+    pq.write_table(pairs, tmp_path / "public.parquet")
+
+    def check(rows):
+        selection = {"strategy": "bm25", "validation": 2, "rows": rows}
+        given = {"carriers": str(tmp_path / "public.parquet"), "carrier": "public", "selection": selection}
+        return check_model(promised(TrajectoryMatchingConfig(**given), has_epsilon=True))
+
+    assert check(10).name == "tiny-llama"
+    with pytest.raises(InputError, match=r"selection\.rows=11: expected at most the 10 rows"):
+        check(11)
 
 
 def test_a_refusal_in_the_task_does_not_tell_prefect_how_many_rows_there_are(home):

@@ -4,11 +4,17 @@ from dataclasses import replace
 
 import pytest
 import torch
+from random_models import random_model
 from random_students import random_rows, random_student
 
 from understudy.errors import InputError
 from understudy.methods.trajectory_matching.config import TrajectoryMatchingConfig
-from understudy.methods.trajectory_matching.experts import check_trajectories, load_trajectory, save_trajectory
+from understudy.methods.trajectory_matching.experts import (
+    check_trajectories,
+    expert_student,
+    load_trajectory,
+    save_trajectory,
+)
 from understudy.methods.trajectory_matching.optimizers import LONGEST_GRADIENT, MOMENTUM, AdamState, MomentumState
 from understudy.methods.trajectory_matching.training import PacedCheckpoint, Schedule, fine_tune
 from understudy.progress import Course
@@ -33,6 +39,22 @@ def test_every_epoch_reads_every_row_once_in_another_order():
     epochs = [torch.cat([SCHEDULE.batch(3 * epoch + step, 10) for step in range(3)]) for epoch in range(2)]
     assert all(sorted(epoch.tolist()) == list(range(10)) for epoch in epochs)
     assert epochs[0].tolist() != epochs[1].tolist()
+
+
+def test_public_seeds_beyond_what_torch_takes_give_orders_and_adapters_of_their_own():
+    """Others keep their streams."""
+    order = Schedule(1, 100, 1e-2, 5).batch(0, 100)
+    assert torch.equal(order, torch.randperm(100, generator=torch.Generator().manual_seed(5 << 20)))
+    seeds = (0, 2**53, 2**63 - 1)
+    orders = [Schedule(1, 100, 1e-2, number).batch(0, 100).tolist() for seed in seeds for number in (seed, seed + 1)]
+    model = {"vocabulary": 8, "width": 4, "positions": 8}
+    starts = [
+        expert_student(random_model("llama", **model), TrajectoryMatchingConfig(public_seed=seed), number).start
+        for seed, number in ((0, 0), (2**63 - 1, 0), (2**63 - 1, 1))
+    ]
+    adapters = [torch.cat([start[name].flatten() for name in sorted(start)]).tolist() for start in starts]
+    for drawn in (orders, adapters):
+        assert all(one != other for i, one in enumerate(drawn) for other in drawn[:i])
 
 
 def test_adam_is_that_of_torch():
