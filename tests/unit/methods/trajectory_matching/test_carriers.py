@@ -10,7 +10,7 @@ from understudy.models.loading import load_base
 PAIRS = [Pair(f"Name a bird that begins with {letter}.", "A wren.") for letter in "abcd"]
 
 
-@pytest.mark.parametrize("seed", [2**32, 2**63 - 1])
+@pytest.mark.parametrize("seed", [1, 2**32, 2**63 - 1])
 def test_every_public_seed_writes_answers_of_its_own(seed, one_thread):
     base = load_base(TrajectoryMatchingConfig())
     texts = [

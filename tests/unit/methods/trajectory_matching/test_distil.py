@@ -70,7 +70,7 @@ def test_a_killed_distillation_ends_in_the_same_bytes(setting, tmp_path):
     assert found.step_size == expected.step_size
 
 
-@pytest.mark.parametrize("seed", [2**32, 2**40, 2**63 - 1])
+@pytest.mark.parametrize("seed", [1, 2**32, 2**63 - 1])
 def test_every_public_seed_distils_in_an_order_of_its_own(setting, seed):
     student, rows, states = setting
     found = [
