@@ -328,8 +328,8 @@ def _guarantee_section(statement: Mapping[str, Any]) -> list[str]:
         f"- unit: {statement['unit']}; relation: {statement['relation']}; {statement['rounding']}",
     ]
     without = statement["epsilon_without_amplification"]
-    if without is not None:
-        lines.append(f"- against someone who sees which units took part: epsilon {without:g}")
+    seen = "no epsilon can be stated" if without is None else f"epsilon {without:g}"
+    lines.append(f"- against someone who sees which units took part: {seen}")
     return ["## This run", "\n".join(lines), spent]
 
 
