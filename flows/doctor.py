@@ -31,13 +31,16 @@ class Check(BaseModel):
 def examine() -> list[Check]:
     """Every check, in the order in which a run needs them; none of them writes private content.
 
-    What can change between two runs is checked by the same functions that a run calls before its charge.
+    What can change between two runs is checked by the same functions that a run calls before its charge. The server
+    zone has neither secret nor ledger nor private store, so none of these is looked at there.
     """
+    from understudy.settings import settings
+
     looks: dict[str, Callable[[], str]] = {
         "python": _python,
         "packages": _packages,
         "home": _home,
-        "secret and ledger": _ledger,
+        **({"secret and ledger": _ledger} if settings().zone != "server" else {}),
         "base models": _models,
         "shipped samples": _samples,
         "encoder": _encoder,

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import secrets
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -145,9 +146,8 @@ def _as_files(tables: dict[str, Table | str | Path | None]) -> Iterator[dict[str
             paths[name] = str(path)
         yield paths
     finally:
-        for path in inbox.iterdir():
-            path.unlink()
-        inbox.rmdir()
+        # `understudy gc` may have taken it away already.
+        shutil.rmtree(inbox, ignore_errors=True)
 
 
 def _written(given: object, path: Path) -> bool:

@@ -23,6 +23,7 @@ from understudy.errors import InputError
 
 Zone = Literal["client", "server", "both"]
 DeviceType = Literal["cpu", "cuda"]
+SQLITE = "sqlite:///"
 
 
 def checkout_root(package: Path | None = None) -> Path | None:
@@ -45,7 +46,8 @@ def _user_cache() -> Path:
 class Settings(BaseSettings):
     """Every place and machine choice; read anew by `settings()`, never changed in flight."""
 
-    model_config = SettingsConfigDict(env_prefix="UNDERSTUDY_", frozen=True, extra="ignore")
+    # An empty variable says nothing: read as a path it would be the working directory.
+    model_config = SettingsConfigDict(env_prefix="UNDERSTUDY_", env_ignore_empty=True, frozen=True, extra="ignore")
 
     home: Path = Field(
         default_factory=lambda: Path.home() / ".understudy", description="Per user, mode 0700; never shared."
@@ -122,6 +124,14 @@ class Settings(BaseSettings):
     @classmethod
     def _absolute_or_url(cls, value: str) -> str:
         return value if "://" in value else os.path.abspath(os.path.expanduser(value))
+
+    @field_validator("mlflow_uri", "server_mlflow_uri", mode="after")
+    @classmethod
+    def _absolute_database(cls, value: str | None) -> str | None:
+        """A database named by a relative path, as MLflow's own documents do, is in the working directory of now."""
+        if value is None or not value.startswith(SQLITE):
+            return value
+        return SQLITE + os.path.abspath(value.removeprefix(SQLITE))
 
     @property
     def private_root(self) -> Path:

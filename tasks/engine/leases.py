@@ -16,6 +16,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,18 +68,26 @@ class Lease:
         return path.read_bytes() if path.exists() else None
 
     def release(self) -> None:
-        """Let the next worker in; the checkpoints stay."""
-        self._end()
-        if not self._lost.is_set():
-            self._show(released=True)
-        os.close(self._descriptor)
+        """Let the next worker in; the checkpoints stay.
+
+        Where the release cannot be shown, say on a full disk, another machine waits for the heartbeat to stand still.
+        """
+        try:
+            self._end()
+            if not self._lost.is_set():
+                with suppress(OSError):
+                    self._show(released=True)
+        finally:
+            os.close(self._descriptor)
 
     def finish(self) -> None:
         """Remove the checkpoints and let go."""
-        self._end()
-        if not self._lost.is_set():
-            shutil.rmtree(self.place, ignore_errors=True)
-        os.close(self._descriptor)
+        try:
+            self._end()
+            if not self._lost.is_set():
+                shutil.rmtree(self.place, ignore_errors=True)
+        finally:
+            os.close(self._descriptor)
 
     def start_heart(self, beat_s: float) -> None:
         """Show every `beat_s` seconds that the holder lives."""
@@ -87,12 +96,14 @@ class Lease:
 
     def _beat(self, beat_s: float) -> None:
         while not self._stop.wait(beat_s):
-            shown = _read_lease(self.place)
-            if shown is None or shown["owner"] != self.owner:
-                self._lost.set()
-                return
-            self._beats += 1
-            self._show(released=False)
+            # A disk that is full or away for a moment ends no heart: the next beat tells again.
+            with suppress(OSError):
+                shown = _read_lease(self.place)
+                if shown is None or shown["owner"] != self.owner:
+                    self._lost.set()
+                    return
+                self._beats += 1
+                self._show(released=False)
 
     def _end(self) -> None:
         self._stop.set()
@@ -145,15 +156,19 @@ def acquire(
     while True:
         private_directory(place)
         descriptor = _try(place / _LOCK)
-        shown = _read_lease(place)
         if descriptor is not None:
-            foreign = shown is not None and not shown["released"] and shown["machine"] != machine()
-            mark = (shown["owner"], shown["beats"]) if shown else None
-            if mark != seen[0]:
-                seen = (mark, clock())
-            if not foreign or clock() - seen[1] >= stale_after_s:
-                return _take(place, descriptor, shown, tuple(sources), waited=waited, beat_s=beat_s)
-            os.close(descriptor)
+            # Whatever goes wrong before the lease is taken frees the lock: else this process waits for itself.
+            with ExitStack() as unless_taken:
+                unless_taken.callback(os.close, descriptor)
+                shown = _read_lease(place)
+                foreign = shown is not None and not shown["released"] and shown["machine"] != machine()
+                mark = (shown["owner"], shown["beats"]) if shown else None
+                if mark != seen[0]:
+                    seen = (mark, clock())
+                if not foreign or clock() - seen[1] >= stale_after_s:
+                    lease = _take(place, descriptor, shown, tuple(sources), waited=waited, beat_s=beat_s)
+                    unless_taken.pop_all()
+                    return lease
         if timeout_s is not None and clock() - began >= timeout_s:
             raise UnderstudyError(f"task {key[:12]} is held by {holder(root, key)}; wait for it or end it")
         waited = True
@@ -193,7 +208,11 @@ def sweep(root: Path, *, source: str | None = None, older_than_s: float = 0.0) -
         shown = _read_lease(place)
         if source is not None and shown is not None and source not in shown["sources"]:
             continue
-        if time.time() - place.stat().st_mtime < older_than_s:
+        try:
+            age = time.time() - place.stat().st_mtime
+        except FileNotFoundError:
+            continue
+        if age < older_than_s:
             continue
         forget(root, place.name)
         if not place.exists():
@@ -258,6 +277,10 @@ def _write(path: Path, content: bytes) -> None:
     """Write aside and rename, so that a reader sees the old content or the new."""
     temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-    temporary.rename(path)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        temporary.rename(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

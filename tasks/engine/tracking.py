@@ -11,14 +11,17 @@ import json
 import logging
 import os
 import time
+import traceback
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from understudy.durable import write_atomically
 from understudy.errors import InputError, TrackingFailed
 from understudy.locks import locked
-from understudy.settings import settings
+from understudy.settings import SQLITE, settings
 from understudy.tasks.engine.lineage import LineageNode, trace
 from understudy.tasks.engine.prefect_links import link_from_prefect
 from understudy.tasks.engine.run_record import (
@@ -329,9 +332,9 @@ def _connect(uri: str) -> Log:
     # Its notes on making the tables are not for the user.
     for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    if not uri.startswith("sqlite:///"):
+    if not uri.startswith(SQLITE):
         return _with_experiment(uri, None)
-    database = Path(uri.removeprefix("sqlite:///"))
+    database = Path(uri.removeprefix(SQLITE))
     database.parent.mkdir(parents=True, exist_ok=True)
     # Two processes that make the tables of one new database at the same time would break it.
     with locked(lock := database.with_name(f"{database.name}.lock")):
@@ -361,8 +364,21 @@ def _persist(what: str, write: Callable[[], T]) -> T:
         except (MlflowException, SQLAlchemyError, OSError) as error:
             if delay is None:
                 raise TrackingFailed(
-                    f"tracking: {what} could not be recorded ({type(error).__name__}); what is done is stored "
-                    "and is not computed again: check UNDERSTUDY_MLFLOW_URI and run the same command again"
+                    f"tracking: {what} could not be recorded ({type(error).__name__}{_kept(error)}); what is done is "
+                    "stored and is not computed again: check UNDERSTUDY_MLFLOW_URI and run the same command again"
                 ) from error
             time.sleep(delay)
     raise AssertionError("unreachable")
+
+
+def _kept(error: Exception) -> str:
+    """Where the text of an error is kept: it may hold what was to be written, or a password, and Prefect shows errors.
+
+    Nothing where it cannot be written either.
+    """
+    path = settings().private_root / "failures" / f"tracking-{uuid.uuid4().hex[:12]}.txt"
+    try:
+        write_atomically(path, "".join(traceback.format_exception(error)).encode(errors="backslashreplace"))
+    except OSError:
+        return ""
+    return f", whose text is in {path}"

@@ -126,6 +126,17 @@ def test_an_interrupted_purge_is_finished_by_the_next(finished, home, tmp_path, 
     assert files_naming(gone, home, tmp_path / "out" / INTERNAL) == []
 
 
+def test_gc_while_the_python_api_runs_takes_nothing_from_it(home, tmp_path, private_rows):
+    from understudy.api import _as_files
+
+    with _as_files({"data": private_rows}) as files:
+        assert housekeeping.collect_garbage()["caches"] == 0
+        assert Path(str(files["data"])).is_file()
+        purged = Path(str(files["data"])).parent
+        housekeeping._remove(purged)
+    assert not purged.exists(), "and what a purge took away is not missed"
+
+
 def test_a_report_drawn_again_closes_what_an_earlier_version_left_open(tmp_path, call):
     inner = tmp_path / "out" / INTERNAL
     build_report(inner, title="t", metrics=Metrics(), statement={})

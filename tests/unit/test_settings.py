@@ -93,6 +93,34 @@ def test_relative_paths_become_absolute_and_urls_stay(tmp_path, monkeypatch):
     assert settings().exchange == "memory://there"
 
 
+def test_a_tracking_database_named_by_a_relative_path_becomes_absolute(tmp_path, monkeypatch):
+    """As MLflow's own documents name it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("UNDERSTUDY_MLFLOW_URI", "sqlite:///mlflow.db")
+    monkeypatch.setenv("UNDERSTUDY_SERVER_MLFLOW_URI", "sqlite:///server/mlflow.db")
+    assert settings().mlflow_uri == f"sqlite:///{tmp_path}/mlflow.db"
+    assert settings().server_mlflow_uri == f"sqlite:///{tmp_path}/server/mlflow.db"
+    for kept in ("http://mlflow:5000", "postgresql://host/mlflow", f"sqlite:///{tmp_path}/mlflow.db"):
+        monkeypatch.setenv("UNDERSTUDY_MLFLOW_URI", kept)
+        assert settings().mlflow_uri == kept
+
+
+def test_an_empty_variable_is_no_place(tmp_path, monkeypatch):
+    """An empty home would make the working directory a home with a ledger of its own, in which nothing is spent."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    for name in ("HOME", "EXCHANGE", "MODELS", "MLFLOW_URI", "SERVER_MLFLOW_URI", "LEDGER_URL", "SECRET"):
+        monkeypatch.setenv(f"UNDERSTUDY_{name}", "")
+    now = settings()
+    assert now.home == tmp_path / ".understudy"
+    assert not {"home", "exchange", "ledger_url"} & now.model_fields_set, "nobody told"
+    assert (now.secret, now.server_mlflow_uri) == (None, None)
+    assert str(tmp_path / "elsewhere") not in (now.exchange, str(now.models))
+    assert now.ledger_url == f"sqlite:///{tmp_path}/.understudy/ledger.db"
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
 def test_wrong_value_names_the_variable_and_keeps_the_value_to_itself(monkeypatch):
     monkeypatch.setenv("UNDERSTUDY_ZONE", "swordfish")
     with pytest.raises(InputError, match=r"UNDERSTUDY_ZONE: .*'client', 'server' or 'both'") as caught:

@@ -8,13 +8,15 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import fsspec
+from pydantic import ValidationError
 
 from understudy.artifacts.draft import open_draft
-from understudy.artifacts.manifest import MANIFEST, verify_directory
+from understudy.artifacts.manifest import MANIFEST, Manifest, verify_directory
 from understudy.errors import ArtifactDamaged, InputError
 from understudy.settings import private_directory, settings
 
@@ -98,20 +100,39 @@ def names(root: str) -> Iterator[str]:
             yield str(entry).rstrip("/").rsplit("/", 1)[-1]
 
 
+def manifest_at(url: str) -> Manifest:
+    """The manifest of the artifact at `url`; nothing else of it is read.
+
+    Raises:
+        ArtifactDamaged: when it is missing or does not read.
+    """
+    system, remote = _open(url)
+    try:
+        return Manifest.model_validate_json(system.cat_file(f"{remote}/{MANIFEST}"))
+    except (OSError, ValidationError) as error:
+        raise ArtifactDamaged(
+            f"artifact {url.rsplit('/', 1)[-1]}: expected a readable {MANIFEST} at {url}, found "
+            f"{type(error).__name__}; run the task that made it again"
+        ) from None
+
+
 def age_of(url: str, now: float) -> float:
-    """Seconds since the artifact at `url` was finished; infinite where the store does not tell."""
+    """Seconds since the artifact at `url` was finished; none where the store does not tell, or it is gone by now."""
     system, remote = _open(url)
     try:
         return now - float(system.modified(f"{remote}/{MANIFEST}").timestamp())
-    except NotImplementedError:
-        return float("inf")
+    except (NotImplementedError, FileNotFoundError):
+        return 0.0
 
 
 def remove(url: str) -> None:
     """Remove the artifact at `url`, the manifest first, and its local copy."""
     system, remote = _open(url)
-    system.rm_file(f"{remote}/{MANIFEST}")
-    system.rm(remote, recursive=True)
+    # Somebody else who shares the store may be removing it too.
+    with suppress(FileNotFoundError):
+        system.rm_file(f"{remote}/{MANIFEST}")
+    with suppress(FileNotFoundError):
+        system.rm(remote, recursive=True)
     shutil.rmtree(copies_root() / url.rsplit("/", 1)[-1], ignore_errors=True)
 
 

@@ -4,7 +4,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -12,7 +12,9 @@ from typing import Literal
 from understudy.artifacts import object_stores
 from understudy.artifacts.draft import finalize, new_name, open_draft, sweep
 from understudy.artifacts.manifest import (
+    CONTENT_ID,
     MANIFEST,
+    PRIVATE_ID,
     FileEntry,
     Manifest,
     check_inherited,
@@ -30,6 +32,9 @@ from understudy.errors import ArtifactDamaged, InputError, UnderstudyError, Zone
 from understudy.locks import locked
 from understudy.privacy.labels import Label
 from understudy.settings import private_directory
+
+# What was made more recently may belong to a run that has not recorded it yet.
+YOUNG_S = 3600.0
 
 
 @dataclass
@@ -103,7 +108,7 @@ class ArtifactStore:
         """
         if self.zone_kind != "private":
             raise ZoneError("only the private store finds artifacts by HMAC; elsewhere the address does it")
-        for manifest in self._manifests():
+        for manifest in self.manifests():
             if manifest.match == match.hex():
                 try:
                     return reference_to(manifest, self._uri(manifest.id))
@@ -117,24 +122,28 @@ class ArtifactStore:
 
     def refs(self) -> Iterator[ArtifactRef]:
         """Every undamaged artifact of the store."""
-        for manifest in self._manifests():
+        for manifest in self.manifests():
             try:
                 yield reference_to(manifest, self._uri(manifest.id))
             except ArtifactDamaged:
                 continue
 
-    def gc(self, referenced: set[str], *, older_than_s: float = 3600.0) -> list[str]:
+    def gc(self, referenced: set[str], *, only: set[str] | None = None, older_than_s: float = YOUNG_S) -> list[str]:
         """Remove artifacts whose id is not in `referenced`, damaged ones and drafts of dead writers.
+
+        What has no name of an artifact is left alone: a shared folder holds other things too.
 
         Args:
             referenced: ids that must stay.
+            only: ids that may go, in a store that others share; None: all others.
             older_than_s: younger artifacts stay: the run that made them may not have recorded them yet.
 
         Returns:
             The ids removed.
         """
         now = time.time()
-        unwanted = [n for n in self._names() if n not in referenced and self._age(n, now) >= older_than_s]
+        names = [name for name in self._names() if name not in referenced and (only is None or name in only)]
+        unwanted = [name for name in names if self._age(name, now) >= older_than_s]
         for name in unwanted:
             self._remove(name)
         sweep(self._local)
@@ -142,7 +151,7 @@ class ArtifactStore:
 
     def derived_from(self, source: str) -> list[str]:
         """Ids of the artifacts whose label names `source`."""
-        return [m.id for m in self._manifests() if source in _sources(m.label)]
+        return [m.id for m in self.manifests() if source in _sources(m.label)]
 
     def purge(self, source: str) -> list[str]:
         """Remove every artifact whose label names `source`: what is derived from its rows.
@@ -251,24 +260,33 @@ class ArtifactStore:
         return f"{self.root.rstrip('/')}/{name}" if self._remote else (self._local / name).as_uri()
 
     def _names(self) -> list[str]:
+        """What has the name of an artifact: a shared folder or bucket may hold anything else beside them."""
+        pattern = PRIVATE_ID if self.zone_kind == "private" else CONTENT_ID
         if self._remote:
-            return sorted(object_stores.names(self.root))
+            return sorted(name for name in object_stores.names(self.root) if pattern.fullmatch(name))
         if not self._local.is_dir():
             return []
-        return sorted(p.name for p in self._local.iterdir() if p.is_dir() and not p.name.startswith("."))
+        return sorted(p.name for p in self._local.iterdir() if pattern.fullmatch(p.name) and p.is_dir())
 
-    def _manifests(self) -> Iterator[Manifest]:
+    def manifests(self) -> Iterator[Manifest]:
+        """The manifest of every artifact of the store; its files are not looked at."""
         for name in self._names():
             try:
-                yield read_manifest(locate(self._uri(name)))
+                uri, place = self._uri(name), self._local / name
+                found = object_stores.manifest_at(uri) if self._remote else read_manifest(place)
             except ArtifactDamaged:
                 continue
+            # One that gives another name is not of this place, and what has its name is not to be removed for it.
+            if found.id == name:
+                yield found
 
     def _age(self, name: str, now: float) -> float:
         if self._remote:
             return object_stores.age_of(self._uri(name), now)
-        manifest = self._local / name / MANIFEST
-        return now - manifest.stat().st_mtime if manifest.exists() else float("inf")
+        for path in (self._local / name / MANIFEST, self._local / name):
+            with suppress(OSError):
+                return now - path.stat().st_mtime
+        return 0.0
 
     def _remove(self, name: str) -> None:
         if self._remote:

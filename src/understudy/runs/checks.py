@@ -12,6 +12,7 @@ import sqlite3
 import threading
 from collections.abc import Callable
 from functools import partial
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
@@ -20,7 +21,7 @@ from understudy.artifacts import access
 from understudy.errors import InputError
 from understudy.locks import holder_of
 from understudy.runs.folders import probe_folder, try_folder
-from understudy.settings import device_locks, prefect_setting, settings
+from understudy.settings import SQLITE, device_locks, prefect_setting, settings
 
 if TYPE_CHECKING:
     import httpx
@@ -32,12 +33,14 @@ Check = Callable[[], str]
 
 PATIENCE_S = 15.0
 NEW_TOKENS = 4
+# What MLflow keeps its records in, besides SQLite and its own server.
+_DATABASES = ("postgresql", "mysql", "mssql", "sqlite")
 # Digests of base models that have generated in this process: the command line and the flow both look.
 _GENERATED: set[str] = set()
 
 
 def checks(*, out: Path | None, base: Callable[[], LoadedModel]) -> dict[str, Check]:
-    """The one list, in the order in which a run meets them.
+    """The one list, in the order in which a run meets them; the server zone has no private store.
 
     Args:
         out: the folder of a run's results; None leaves that check out.
@@ -45,7 +48,7 @@ def checks(*, out: Path | None, base: Callable[[], LoadedModel]) -> dict[str, Ch
     """
     return {
         **({"out": lambda: try_folder(out)} if out is not None else {}),
-        "private store": private_store,
+        **({"private store": private_store} if settings().zone != "server" else {}),
         "exchange store": exchange_store,
         "tracking": tracking,
         "prefect": prefect_server,
@@ -78,13 +81,15 @@ def exchange_store() -> str:
 
 
 def tracking() -> str:
-    """MLflow's place can be written: a SQLite file, another database, or a server."""
+    """MLflow's place can be written: a SQLite file, another database, or a server. Each zone looks at its own."""
     now = settings()
-    uris = [now.mlflow_uri, *([now.server_mlflow_uri] if now.zone == "both" and now.server_mlflow_uri else [])]
-    for uri in uris:
-        name = "UNDERSTUDY_MLFLOW_URI" if uri == now.mlflow_uri else "UNDERSTUDY_SERVER_MLFLOW_URI"
+    server = {now.server_mlflow_uri: "UNDERSTUDY_SERVER_MLFLOW_URI"} if now.server_mlflow_uri else {}
+    client = {now.mlflow_uri: "UNDERSTUDY_MLFLOW_URI"}
+    # As tasks/engine/tracking.py chooses: the server zone takes the client's place where it has none of its own.
+    places = {"client": client, "server": server or client, "both": client | server}[now.zone]
+    for uri, name in places.items():
         _within(PATIENCE_S, partial(_tracking_at, uri, name), f"{name}={_public(uri)}: MLflow")
-    return ", ".join(map(_public, uris))
+    return ", ".join(map(_public, places))
 
 
 def prefect_server() -> str:
@@ -164,19 +169,35 @@ def _draw_two(base: LoadedModel) -> None:
 
 
 def _tracking_at(uri: str, name: str) -> None:
+    kind = uri.partition(":")[0].partition("+")[0]
     if uri.startswith(("http://", "https://")):
         _tracking_server(uri, name)
-    elif uri.startswith("sqlite:///"):
-        _tracking_file(Path(uri.removeprefix("sqlite:///")), name)
-    elif "://" in uri:
+    elif uri.startswith(SQLITE):
+        _tracking_file(Path(uri.removeprefix(SQLITE)), name)
+    elif "://" in uri and kind in _DATABASES:
         _tracking_database(uri, name)
+    elif kind not in {"databricks", *(point.name for point in entry_points(group="mlflow.tracking_store"))}:
+        raise InputError(
+            f"{name}={_public(uri)}: expected {SQLITE}FILE, http(s)://SERVER or the URL of a database "
+            f"({', '.join(_DATABASES[:-1])}), found {kind if '://' in uri else 'a path'!r}; name one of these"
+        )
 
 
 def _tracking_server(uri: str, name: str) -> None:
+    """The server answers with the credentials that MLflow's client would take from the environment.
+
+    Without any there, a refusal is an answer too: the client has other ways to find some, and opens the run's record
+    before anything is charged.
+    """
     import httpx
 
+    user, password, token = (os.environ.get(f"MLFLOW_TRACKING_{part}") for part in ("USERNAME", "PASSWORD", "TOKEN"))
+    login = httpx.BasicAuth(user, password) if user and password else None
+    headers = {"Authorization": f"Bearer {token}"} if token and login is None else {}
     try:
-        answer = httpx.get(f"{uri.rstrip('/')}/health", timeout=PATIENCE_S / 3)
+        answer = httpx.get(f"{uri.rstrip('/')}/health", headers=headers, auth=login, timeout=PATIENCE_S / 3)
+        if answer.status_code in (401, 403) and login is None and not headers:
+            return
         answer.raise_for_status()
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise _no_tracking(name, _public(uri), "an MLflow server that answers", _said(error)) from None

@@ -12,6 +12,7 @@ import json
 import shutil
 from pathlib import Path
 
+from understudy.durable import write_atomically
 from understudy.runs.folders import INTERNAL, RUN_FILE
 from understudy.settings import private_directory, settings
 
@@ -19,28 +20,34 @@ from understudy.settings import private_directory, settings
 def remember(out: Path, *, source: str) -> None:
     """Note that DIR/internal holds figures computed from the rows of `source`."""
     note = _notes() / f"{hashlib.sha256(str(out.absolute()).encode()).hexdigest()[:32]}.json"
-    note.touch(mode=0o600)
-    note.write_text(json.dumps({"out": str(out.absolute()), "source": source}))
+    write_atomically(note, json.dumps({"out": str(out.absolute()), "source": source}).encode())
 
 
 def remove_internal(source: str) -> list[str]:
     """Remove DIR/internal of every run of `source`; what it exported stays, for it was released.
 
-    A folder that holds another source's run by now is left alone, and so is one that was moved away.
+    A folder that holds another source's run by now is left alone, and so is one that was moved away. A note that does
+    not read names no folder, and is removed.
 
     Returns:
         The folders DIR.
     """
     removed = []
     for path in sorted(_notes().glob("*.json")):
-        note = json.loads(path.read_text())
-        if note["source"] != source:
+        try:
+            note = json.loads(path.read_bytes())
+            out, noted = Path(note["out"]), note["source"]
+        except FileNotFoundError:
             continue
-        internal = Path(note["out"]) / INTERNAL
-        if _source_of(internal) == source:
-            shutil.rmtree(internal)
-            removed.append(note["out"])
-        path.unlink()
+        except (ValueError, KeyError, TypeError):
+            path.unlink(missing_ok=True)
+            continue
+        if noted != source:
+            continue
+        if _source_of(out / INTERNAL) == source:
+            shutil.rmtree(out / INTERNAL)
+            removed.append(str(out))
+        path.unlink(missing_ok=True)
     return removed
 
 

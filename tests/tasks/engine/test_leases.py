@@ -1,3 +1,4 @@
+import errno
 import itertools
 import json
 import os
@@ -183,6 +184,62 @@ def test_sweep_removes_what_nobody_works_on(root):
     assert leases.sweep(root, source="reviews") == ["a", "c"]
     assert leases.sweep(root) == ["b"]
     held.finish()
+
+
+def full_disk(*_, **__):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_keeps_no_lock(root, monkeypatch):
+    """The lock of a lease that could not be shown would make this process wait for itself, for ever."""
+    with monkeypatch.context() as full:
+        full.setattr(leases, "_write", full_disk)
+        with pytest.raises(OSError, match="No space"):
+            leases.acquire(root, KEY)
+    lease = leases.acquire(root, KEY, timeout_s=0)
+    (lease.directory() / "step-1").touch()
+    with monkeypatch.context() as full:
+        full.setattr(leases, "_write", full_disk)
+        lease.release()
+    again = leases.acquire(root, KEY, timeout_s=0)
+    assert (again.directory() / "step-1").exists()
+    monkeypatch.setattr(leases.shutil, "rmtree", full_disk)
+    with pytest.raises(OSError, match="No space"):
+        again.finish()
+    monkeypatch.undo()
+    leases.acquire(root, KEY, timeout_s=0).release()
+
+
+def test_what_was_not_written_whole_is_not_left_behind(root, monkeypatch):
+    lease = leases.acquire(root, KEY)
+    before = sorted(path.name for path in (root / KEY).iterdir())
+    with monkeypatch.context() as full:
+        full.setattr(leases.Path, "rename", full_disk)
+        with pytest.raises(OSError, match="No space"):
+            lease.save_result(b"result")
+    assert sorted(path.name for path in (root / KEY).iterdir()) == before
+    lease.release()
+
+
+def test_a_heart_outlives_a_disk_that_is_away(root, monkeypatch):
+    failed = threading.Event()
+
+    def away(*_):
+        failed.set()
+        full_disk()
+
+    (root / KEY).mkdir()
+    lease = leases.Lease(root / KEY, "owner", False, os.open(root, os.O_RDONLY))
+    lease._show(released=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(leases, "_read_lease", away)
+        lease.start_heart(0.01)
+        assert failed.wait(60)
+    deadline = time.monotonic() + 60
+    while lease._beats == 0 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert lease._beats > 0
+    lease.release()
 
 
 def test_everything_in_a_lease_is_closed_to_others(root):

@@ -210,8 +210,14 @@ def test_a_tracking_store_that_fails_fails_the_task_and_keeps_its_work(tracked, 
 
     with monkeypatch.context() as patch:
         patch.setattr(tracking.Log, "write_child", refuse)
-        with pytest.raises(TrackingFailed, match=r"'base'.*OSError.*UNDERSTUDY_MLFLOW_URI.*same command"):
+        with pytest.raises(TrackingFailed, match=r"'base'.*OSError.*UNDERSTUDY_MLFLOW_URI.*same command") as failed:
             tracked_flow()
+    (kept,) = (tracked / "private" / "failures").iterdir()
+    assert kept.name.startswith("tracking-")
+    assert kept.stat().st_mode & 0o777 == 0o600
+    assert "no space" in kept.read_text()
+    assert str(kept) in str(failed.value), "the message says where its text is"
+    assert "no space" not in str(failed.value), "which Prefect does not get"
     assert attempts == ["base"] * 3
     assert calls == ["base"]
     assert write is tracking.Log.write_child
@@ -333,6 +339,22 @@ def test_a_flow_inside_a_flow_is_a_child(tracked):
     found = runs()
     assert found["inner"][0].data.tags["mlflow.parentRunId"] == found["outer"][0].info.run_id
     assert found["base"][0].data.tags["mlflow.parentRunId"] == found["inner"][0].info.run_id
+
+
+def test_a_database_may_be_named_by_a_relative_path(tmp_path, monkeypatch):
+    monkeypatch.setenv("UNDERSTUDY_MLFLOW_URI", "sqlite:///mlflow.db")
+    with tracking.parent_run("key", "script", parameters={}):
+        pass
+    assert (tmp_path / "mlflow.db").exists()
+    monkeypatch.setattr(tracking.Log, "persist", lambda *_: pytest.fail("another database"))
+    assert tracking._open("client").client.get_experiment_by_name(tracking.EXPERIMENT) is not None
+
+
+def test_the_text_of_an_error_that_cannot_be_kept_costs_only_the_text(monkeypatch):
+    monkeypatch.setattr(tracking, "_RETRY_AFTER_S", ())
+    monkeypatch.setattr(tracking, "write_atomically", lambda *_: (_ for _ in ()).throw(OSError("no space")))
+    with pytest.raises(TrackingFailed, match=r"the run could not be recorded \(OSError\); what is done"):
+        tracking._persist("the run", lambda: (_ for _ in ()).throw(OSError("no space")))
 
 
 def test_the_server_zone_has_its_own_store(monkeypatch):

@@ -388,6 +388,41 @@ def test_gc_keeps_what_is_referenced_or_young_and_drafts_in_use():
     assert set(store.gc({kept.id}, older_than_s=0)) == {young.id, draft.ref.id}
 
 
+def test_gc_and_purge_leave_folders_of_others_alone(home):
+    """A store may be named into a folder that holds other things."""
+    sold = write_table(TABLE, kind="table", label=released(GUARANTEE))
+    ours = write_private()
+    for root, name in ((exchange_store().root, "photos"), (private_store().root, "notes")):
+        (Path(root) / name).mkdir()
+        (Path(root) / name / "file").write_text("somebody's")
+        os.utime(Path(root) / name, (1, 1))
+    shutil.copytree(path_of(sold), Path(exchange_store().root) / "copy of an artifact")
+    manifest = json.loads((path_of(sold) / "manifest.json").read_text())
+    liar = Path(exchange_store().root) / ("0" * 64)
+    liar.mkdir()
+    (liar / "manifest.json").write_text(json.dumps(manifest | {"id": "../exchange/photos"}))
+    assert exchange_store().purge("reviews") == [sold.id]
+    assert private_store().gc(set(), older_than_s=0) == [ours.id]
+    assert exchange_store().gc(set(), older_than_s=0) == [liar.name]
+    assert entries(exchange_store().root) == ["copy of an artifact", "photos"]
+    assert entries(private_store().root) == ["notes"]
+
+
+def test_gc_of_a_shared_store_removes_only_what_it_is_told():
+    mine, theirs = write_public("mine"), write_public("theirs")
+    assert exchange_store().gc(set(), only={mine.id}, older_than_s=0) == [mine.id]
+    assert [ref.id for ref in exchange_store().refs()] == [theirs.id]
+
+
+def test_an_artifact_without_a_manifest_goes_when_it_is_old():
+    young, old = write_private("young"), write_private("old")
+    for ref in (young, old):
+        (path_of(ref) / "manifest.json").unlink()
+    os.utime(Path(private_store().root) / old.id, (1, 1))
+    assert private_store().gc(set()) == [old.id]
+    assert entries(private_store().root) == [young.id]
+
+
 def test_purge_removes_what_comes_from_a_source_in_both_stores():
     other = private("other")
     mine = [
@@ -460,6 +495,22 @@ def test_the_manifest_decides_behind_a_url(bucket, home):
     with pytest.raises(ValidationError, match=r"no manifest\.json"):
         reload(ref)
     assert list(exchange_store().refs()) == []
+
+
+def test_gc_and_purge_behind_a_url_leave_what_is_no_artifact(bucket, monkeypatch):
+    ref = write_public("ours")
+    memory = fsspec.filesystem("memory")
+    remote = bucket.removeprefix("memory:/")
+    memory.pipe_file(f"{remote}/photos/manifest.json", b"somebody's")
+    memory.pipe_file(f"{remote}/{'0' * 64}/manifest.json", b"{")
+    assert [found.id for found in exchange_store().manifests()] == [ref.id]
+    assert set(exchange_store().gc(set(), older_than_s=0)) == {ref.id, "0" * 64}
+    assert memory.cat_file(f"{remote}/photos/manifest.json") == b"somebody's"
+    again = write_public("of no age")
+    monkeypatch.setattr(type(memory), "modified", lambda *_: (_ for _ in ()).throw(NotImplementedError))
+    assert exchange_store().gc(set()) == [], "a running run may have made it"
+    memory.rm(f"{remote}/{again.id}", recursive=True)
+    exchange_store()._remove(again.id)  # somebody else was faster
 
 
 def test_gc_and_purge_behind_a_url(bucket):

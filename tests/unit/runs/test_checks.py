@@ -186,6 +186,69 @@ def test_an_mlflow_server_is_asked_for_its_health(status, fine, monkeypatch):
         assert seen == [("/health", None)]
 
 
+@pytest.mark.parametrize(
+    ("credentials", "expected"),
+    [
+        ({"TOKEN": "swordfish"}, "Bearer swordfish"),
+        ({"USERNAME": "me", "PASSWORD": "swordfish"}, "Basic bWU6c3dvcmRmaXNo"),
+        ({"USERNAME": "me", "PASSWORD": "swordfish", "TOKEN": "other"}, "Basic bWU6c3dvcmRmaXNo"),
+        ({"USERNAME": "me"}, None),
+    ],
+)
+def test_an_mlflow_server_gets_the_credentials_that_mlflow_would_send(credentials, expected, monkeypatch):
+    for part, value in credentials.items():
+        monkeypatch.setenv(f"MLFLOW_TRACKING_{part}", value)
+    with answering({"/health": 200}) as (address, seen):
+        monkeypatch.setenv("UNDERSTUDY_MLFLOW_URI", address)
+        assert checks.tracking() == address
+        assert seen == [("/health", expected)]
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_refusal_is_a_fault_only_of_credentials_that_were_given(status, monkeypatch):
+    with answering({"/health": status}) as (address, _):
+        monkeypatch.setenv("UNDERSTUDY_MLFLOW_URI", address)
+        assert checks.tracking() == address, "MLflow's client may find some elsewhere"
+        monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "swordfish")
+        with pytest.raises(InputError, match=str(status)) as refused:
+            checks.tracking()
+    assert "swordfish" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("uri", "found"),
+    [("file:///tmp/mlruns", "'file'"), ("mlruns", "'a path'"), ("nosuch://me:hidden@host", "'nosuch'")],
+)
+def test_a_tracking_place_of_another_kind_is_told_the_kinds_there_are(uri, found, monkeypatch):
+    monkeypatch.setenv("UNDERSTUDY_MLFLOW_URI", uri)
+    with pytest.raises(InputError, match=rf"UNDERSTUDY_MLFLOW_URI=.*sqlite:///.*postgresql.*found {found}") as refused:
+        checks.tracking()
+    assert "hidden" not in str(refused.value)
+
+
+def test_each_zone_looks_at_the_places_it_writes(home, monkeypatch):
+    monkeypatch.setenv("UNDERSTUDY_SERVER_MLFLOW_URI", "sqlite:////proc/self/mlflow.db")
+    client = f"sqlite:///{home / 'mlflow.db'}"
+    for zone in ("both", "server"):
+        monkeypatch.setenv("UNDERSTUDY_ZONE", zone)
+        with pytest.raises(InputError, match="UNDERSTUDY_SERVER_MLFLOW_URI"):
+            checks.tracking()
+    monkeypatch.setenv("UNDERSTUDY_ZONE", "client")
+    assert checks.tracking() == client
+    monkeypatch.setenv("UNDERSTUDY_MLFLOW_URI", "sqlite:////proc/self/mlflow.db")
+    monkeypatch.setenv("UNDERSTUDY_SERVER_MLFLOW_URI", client)
+    monkeypatch.setenv("UNDERSTUDY_ZONE", "server")
+    assert checks.tracking() == client
+    monkeypatch.delenv("UNDERSTUDY_SERVER_MLFLOW_URI")
+    with pytest.raises(InputError, match="UNDERSTUDY_MLFLOW_URI"):
+        checks.tracking()
+
+
+def test_the_server_zone_has_no_private_store_to_look_at(monkeypatch):
+    monkeypatch.setenv("UNDERSTUDY_ZONE", "server")
+    assert "private store" not in checks.checks(out=None, base=lambda: pytest.fail("not asked for"))
+
+
 def test_no_prefect_server_is_no_fault():
     assert "temporary" in checks.prefect_server()
 

@@ -4,6 +4,9 @@ import json
 import stat
 from pathlib import Path
 
+import pytest
+
+from understudy.runs import finished_folders
 from understudy.runs.finished_folders import remember, remove_internal
 from understudy.runs.folders import INTERNAL, RUN_FILE
 from understudy.settings import settings
@@ -39,3 +42,24 @@ def test_a_folder_is_noted_once_for_its_last_source_and_closed_to_others(tmp_pat
     assert stat.S_IMODE(note.stat().st_mode) == 0o600
     assert remove_internal("ward") == []
     assert remove_internal("clinic") == [str(tmp_path / "out")]
+
+
+@pytest.mark.parametrize("content", ["", '{"out": "x"', '"text"', '{"source": "ward"}'])
+def test_a_note_that_a_kill_left_half_written_stops_no_purge(content, tmp_path):
+    mine = finish(tmp_path / "mine", "ward")
+    broken = settings().private_root / "delivered" / "broken.json"
+    broken.write_text(content)
+    assert remove_internal("clinic") == []
+    assert not broken.exists()
+    broken.write_text(content)
+    assert remove_internal("ward") == [str(mine)]
+
+
+def test_a_note_is_whole_or_not_there(tmp_path, monkeypatch):
+    finish(tmp_path / "out", "ward")
+    (note,) = (settings().private_root / "delivered").iterdir()
+    before = note.read_bytes()
+    monkeypatch.setattr(finished_folders.Path, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        remember(tmp_path / "out", source="clinic")
+    assert note.read_bytes() == before

@@ -1,0 +1,24 @@
+"""`understudy doctor` and `understudy gc` where only a part of what they look at is there."""
+
+import json
+
+
+def test_the_server_zone_is_examined_without_what_only_the_client_zone_has(call, home, monkeypatch):
+    monkeypatch.setenv("UNDERSTUDY_ZONE", "server")
+    code, said = call("doctor", "--json")
+    assert code == 0, said
+    found = json.loads(said[: said.rindex("]") + 1])
+    assert not {"secret and ledger", "private store"} & {check["name"] for check in found}
+    assert {"home", "exchange store", "tracking"} <= {check["name"] for check in found}
+    code, said = call("gc", "--json")
+    assert code == 0, said
+    assert not (home / "ledger.db").exists()
+
+
+def test_gc_removes_no_folder_of_others(call, tmp_path, monkeypatch):
+    monkeypatch.setenv("UNDERSTUDY_EXCHANGE", str(tmp_path / "share"))
+    (tmp_path / "share" / "photos").mkdir(parents=True)
+    (tmp_path / "share" / "photos" / "sea.jpg").write_bytes(b"x")
+    code, said = call("gc", "--json")
+    assert code == 0, said
+    assert (tmp_path / "share" / "photos" / "sea.jpg").read_bytes() == b"x"
