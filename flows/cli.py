@@ -195,7 +195,9 @@ def ledger_register(
     budget: Annotated[str, typer.Option(help="EPSILON,DELTA that all runs may spend together.")],
     rows: Annotated[int, typer.Option(help="Number of rows, or of clients, or an upper bound; becomes public.")],
     unit: Annotated[str, typer.Option(help="What one unit of privacy is: example (a row), or client.")] = "example",
-    label_names: Annotated[str | None, typer.Option(help="Comma-separated label names; become public.")] = None,
+    label_names: Annotated[
+        str | None, typer.Option(help="NAME,... or VALUE=NAME,...; the names become public.")
+    ] = None,
     composition: Annotated[str, typer.Option(help="sum, or renyi for a Renyi filter.")] = "sum",
     as_json: Json = False,
 ) -> None:

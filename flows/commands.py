@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Column, Table
+from rich.text import Text
 from rich.tree import Tree
 
 from understudy.errors import InputError, UnderstudyError
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 
 console = Console()
 notes = Console(stderr=True)
+if not console.is_terminal:
+    console.width = 100_000  # in a pipe or a log each line is whole, however long a path in it
 
 
 def show(value: Mapping[str, Any], *, as_json: bool, title: str = "") -> None:
@@ -32,9 +36,12 @@ def show(value: Mapping[str, Any], *, as_json: bool, title: str = "") -> None:
     if as_json:
         console.print_json(json.dumps(value, default=str))
         return
-    table = Table(title=title or None, show_header=False, box=None, title_justify="left")
+    columns = [Column(overflow="fold"), Column(overflow="fold")]
+    table = Table(*columns, title=escape(title) or None, show_header=False, box=None, title_justify="left")
     for name, entry in value.items():
-        table.add_row(name.replace("_", " "), entry if isinstance(entry, str) else json.dumps(entry, default=str))
+        # As text: a path may hold brackets, which are markup otherwise.
+        told = entry if isinstance(entry, str) else json.dumps(entry, default=str)
+        table.add_row(Text(name.replace("_", " ")), Text(told))
     console.print(table)
 
 
@@ -77,7 +84,7 @@ def run(*, method: str, options: Mapping[str, Any], dry_run: bool, as_json: bool
             "finished before, nothing was computed",
         )
     else:
-        say(_price(plan, is_charged=validated.is_charged))
+        say(_price(plan, is_charged=validated.is_charged, accepts_new=request.accept_new_charge))
         with handed_over(request, register(validated)):
             result, ended = _ended(load(chosen.flow), request), "done"
     if result.missing:
@@ -115,7 +122,7 @@ def _ended(flow: Callable[[RunRequest], Exported], request: RunRequest) -> Expor
         raise
 
 
-def _price(plan: RunPlan, *, is_charged: bool) -> str:
+def _price(plan: RunPlan, *, is_charged: bool, accepts_new: bool) -> str:
     """What a run charges, in words."""
     if not plan.queries:
         return (
@@ -123,6 +130,11 @@ def _price(plan: RunPlan, *, is_charged: bool) -> str:
             "private as the rows"
         )
     cost = f"epsilon={plan.epsilon:g}, delta={plan.delta:.3g}"
+    if is_charged and accepts_new:
+        return (
+            f"source {plan.source} was charged {cost} for this run before; it is charged as much once more only if "
+            "code or machine changed since, or what was released is gone"
+        )
     if is_charged:
         return f"source {plan.source} was charged {cost} for this run before; nothing more is charged"
     return (
@@ -229,10 +241,10 @@ def lineage(*, what: str, as_json: bool) -> None:
     console.print(tree)
 
 
-def _node_text(node: Any) -> str:
+def _node_text(node: Any) -> Text:
     made = f", made by {node.task} (MLflow run {node.run_id})" if node.task else ""
     label = f" - {node.label}" if node.label else ""
-    return f"{node.kind} {node.id}{made}{label}{', purged' if node.purged else ''}"
+    return Text(f"{node.kind} {node.id}{made}{label}{', purged' if node.purged else ''}")
 
 
 def models_list(*, as_json: bool) -> None:
@@ -270,14 +282,14 @@ def ledger_register(*, source: str, budget: str, declared: Mapping[str, Any], as
     """`understudy ledger register`; `declared` are its rows, unit, label names and composition."""
     from pydantic import ValidationError
 
+    from understudy.data.tables import declared_names
     from understudy.privacy.ledger.ledger import Ledger, SourceRecord
 
     relations = {"example": "replace_special", "client": "add_or_remove_one"}
-    unit, label_names = declared["unit"], declared["label_names"]
+    unit, label_names = declared["unit"], named(declared["label_names"])
     if unit not in relations:
         raise InputError(f"--unit {unit}: expected one of {', '.join(relations)}")
     total: Budget = parse_budget(budget)
-    names = tuple(name.strip() for name in label_names.split(",")) if label_names else None
     try:
         record = SourceRecord.model_validate(
             {
@@ -287,13 +299,16 @@ def ledger_register(*, source: str, budget: str, declared: Mapping[str, Any], as
                 "epsilon": total.epsilon,
                 "delta": total.delta,
                 "n": declared["rows"],
-                "label_names": names,
+                "label_names": None if label_names is None else declared_names(label_names),
                 "composition": declared["composition"],
             }
         )
     except ValidationError as error:
         first = error.errors()[0]
-        raise InputError(f"{'.'.join(map(str, first['loc'])) or 'source'}: {first['msg']}") from None
+        field = str(first["loc"][0]) if first["loc"] else "source"
+        option = {"n": "--rows", "composition": "--composition"}.get(field, field)
+        found = f" {declared[option.removeprefix('--')]}" if option != field else ""
+        raise InputError(f"{option}{found}: {first['msg']}") from None
     show(Ledger.open().register(record).model_dump(mode="json"), as_json=as_json, title="registered")
 
 
@@ -412,9 +427,9 @@ def doctor(*, as_json: bool) -> None:
     if as_json:
         console.print_json(json.dumps([check.model_dump() for check in checks]))
     else:
-        table = Table("check", "state", "found")
+        table = Table("check", "state", Column("found", overflow="fold"))
         for check in checks:
-            table.add_row(check.name, "ok" if check.ok else "FAILED", check.found)
+            table.add_row(Text(check.name), "ok" if check.ok else "FAILED", Text(check.found))
         console.print(table)
     failed = [check.name for check in checks if not check.ok]
     if failed:

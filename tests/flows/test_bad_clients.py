@@ -89,8 +89,8 @@ ROWS = {
         {"client_id": ["a", "b"], "text": [1, 2]},
         "found int64",
     ),
-    "missing client column": ({"text": [SECRET] * 20}, "found the columns ['text']"),
-    "missing text column": ({"client_id": ["a", "b"]}, "found the columns ['client_id']"),
+    "missing client column": ({"text": [SECRET] * 20}, "--client-column"),
+    "missing text column": ({"client_id": ["a", "b"]}, "--text-column"),
     "empty table": ({"client_id": pa.array([], pa.string()), "text": pa.array([], pa.string())}, "at least one row"),
 }
 

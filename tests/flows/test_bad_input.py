@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from stored_state import state_of
 
-from understudy.errors import InputError
+from understudy.errors import BudgetRefused, InputError
 from understudy.runs.split import LABELS_DISCLOSED
 
 
@@ -79,7 +79,14 @@ CASES = {
     "text that is not a string": ({}, bad_rows(text=list(range(60))), "text"),
     "one declared label": ({"label_names": "good=good"}, None, "two"),
     "label outside the declared list": ({"label_names": "good=good,sad=sad"}, None, "row 1"),
-    "labels with the same tokens": ({"label_names": "good=good,bad=good "}, None, "good"),
+    "labels with the same tokens": ({"label_names": "good=good,bad=good "}, None, "two distinct names"),
+    "label name that no figure can hold": (
+        {"label_names": "good=good,bad=b\x01d"},
+        None,
+        "control character in name 2",
+    ),
+    "no samples": ({"samples": 0}, None, "--samples 0: "),
+    "model that is called a number": ({"model": 2024}, None, "2024"),
     "epsilon 0": ({"epsilon": 0}, None, "--epsilon 0"),
     "epsilon below 0": ({"epsilon": -1}, None, "--epsilon -1"),
     "epsilon nan": ({"epsilon": "nan"}, None, "--epsilon nan"),
@@ -327,6 +334,30 @@ def test_bad_encoding_names_the_place_and_not_the_text(call, words, tmp_path, ho
     assert state_of(home)[1] == []
 
 
+def test_the_first_row_of_a_file_without_a_header_is_not_shown(call, words, tmp_path, home):
+    for name, content in {
+        "one": "Zibby was diagnosed on Monday,1\na fine text,0\n",
+        "twice": "Zibby was diagnosed on Monday,1,1\na fine text,0,1\n",
+    }.items():
+        path = tmp_path / f"{name}.csv"
+        path.write_text(content)
+        code, said = call(*words(data=path))
+        assert (code, said.count("\n")) == (2, 1), said
+        assert "header line" in said or "first line of a CSV file" in said
+        assert "Zibby" not in said
+    assert state_of(home) == ([], [])
+
+
+@pytest.mark.parametrize(("epsilon", "wanted"), [(3, True), (9, False)])
+def test_a_default_delta_that_does_not_fit_is_named_with_the_way_out(epsilon, wanted, call, words, home):
+    code, said = call(*words(epsilon=epsilon, budget="8,1e-5" if wanted else "8,0.015"))
+    assert code == 3, said
+    assert ("the default 1/(n ln n)" in said, "--delta D, of at most 1e-05" in said) == (wanted, wanted)
+    code, said = call(*words(epsilon=epsilon, budget="8,1e-5", delta="1e-4"))
+    assert (code, "the default" in said) == (3, False), said
+    assert state_of(home)[0] == []
+
+
 def test_a_budget_that_is_exceeded_is_refused_with_exit_code_3(call, words, home):
     code, said = call(*words(epsilon=9))
     assert code == 3
@@ -338,6 +369,27 @@ def test_a_budget_that_is_exceeded_is_refused_before_anything_is_chosen_for_the_
     code, said = call(*words(epsilon=9), "--set", "train.learning_rate=auto", "--set", "train.l2_clip_norm=auto")
     assert (code, "note: choosing" in said) == (3, False), said
     assert list((home / "private/results").iterdir()) == []
+
+
+def test_a_charged_run_is_not_refused_for_the_budget_that_it_used_up(request_of, home):
+    """With --accept-new-charge it was, though a run that pays for itself goes on under its own charge."""
+    from understudy.flows.commands import _price
+    from understudy.runs.registration import registered
+    from understudy.runs.request import Budget
+    from understudy.runs.validation import validate
+    from understudy.tasks.charging import charge
+
+    request, method = request_of(budget=Budget(epsilon=3, delta=0.01)), "conditional-generation"
+    plan = registered(request, method)
+    receipt = charge.fn(plan, environment={"code": "0" * 64}, accept_new=False)
+    again = validate(request.model_copy(update={"accept_new_charge": True}), method)
+    assert again.is_charged
+    assert "only if code or machine changed" in _price(again.plan, is_charged=True, accepts_new=True)
+    assert charge.fn(plan, environment={"code": "0" * 64}, accept_new=True) == receipt
+    with pytest.raises(BudgetRefused, match="left epsilon=0"):
+        charge.fn(plan, environment={"code": "1" * 64}, accept_new=True)
+    with pytest.raises(BudgetRefused, match="left epsilon=0"):
+        validate(request.model_copy(update={"accept_new_charge": True, "epsilon": 2.0}), method)
 
 
 def test_rows_of_another_source_are_refused(call, words, home, data, tmp_path):
@@ -513,3 +565,59 @@ def test_a_long_text_is_cut_and_the_count_stays_inside(call, words, tmp_path):
     path = write(tmp_path, bad_rows(text=["a fine text " * 100] * 60))
     code, said = call(*words(data=path), "--dry-run")
     assert code == 0, said
+
+
+REGISTER = ["ledger", "register", "ward", "--budget", "8,0.01"]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--rows", 60, "--label-names", "bad"], "two distinct names"),
+        (["--rows", 60, "--label-names", ","], "two distinct names"),
+        (["--rows", 60, "--label-names", "bad,bad"], "two distinct names"),
+        (["--rows", 60, "--label-names", "0=bad,good"], "VALUE=NAME for every label"),
+        (["--rows", 60, "--label-names", "good,b\x01d"], "control character in name 2"),
+        (["--rows", 0], "--rows 0: "),
+        (["--rows", 60, "--composition", "max"], "--composition max: "),
+    ],
+)
+def test_a_source_that_no_run_could_use_is_not_registered_for_ever(words, expected, call, home):
+    code, said = call(*REGISTER, *words)
+    assert (code, said.count("\n")) == (2, 1), said
+    assert expected in said
+    assert state_of(home) == ([], [])
+
+
+@pytest.mark.parametrize("given", ["bad,good", "0=bad,1=good"])
+def test_a_source_is_registered_with_names_and_not_with_pairs(given, call):
+    from understudy.privacy.ledger.ledger import Ledger
+
+    code, said = call(*REGISTER, "--rows", 60, "--label-names", given)
+    assert code == 0, said
+    assert Ledger.open().source("ward").label_names == ("bad", "good")
+
+
+def test_further_texts_are_not_drawn_for_a_folder_that_is_not_there(call, tmp_path):
+    (tmp_path / "export").mkdir()
+    statement = {"method": "conditional-generation", "ledger_entries": []}
+    (tmp_path / "export/statement.json").write_text(json.dumps(statement))
+    code, said = call("generate", "--from", tmp_path, "--samples", 2, "--out", tmp_path / "nowhere/more.parquet")
+    assert (code, said.count("\n")) == (2, 1), said
+    assert f"found none at {tmp_path / 'nowhere'}" in said
+
+
+def test_what_has_no_package_is_not_fetched_from_one(call):
+    code, said = call("models", "get", "owner/name", "--from", "package")
+    assert (code, said.count("\n")) == (2, 1), said
+    assert "--from package: " in said
+
+
+def test_a_path_is_shown_as_it_is_and_whole(capsys):
+    from understudy.flows import commands
+
+    path = f"/tmp/o [draft]/a[/b]/{'long/' * 60}end"
+    commands.show({"export": path, "paths": [path]}, as_json=False, title="done [/b]")
+    said = capsys.readouterr().out
+    assert "done [/b]" in said
+    assert said.count(path) == 2, said

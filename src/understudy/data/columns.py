@@ -14,25 +14,25 @@ def text_columns(table: pa.Table) -> list[str]:
 
 def label_values(table: pa.Table, name: str) -> list[str | None]:
     """The values of a column of labels, as text."""
-    require(table, name)
+    require(table, name, option="--label-column")
     kind = table.schema.field(name).type
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
         return [None if value is None else str(value).lower() for value in table[name].to_pylist()]
-    return decoded(table, name)
+    return decoded(table, name, option="--label-column")
 
 
-def strings(table: pa.Table, name: str, *, null_rows: Container[int] = ()) -> pa.Array:
+def strings(table: pa.Table, name: str, *, null_rows: Container[int] = (), option: str | None = None) -> pa.Array:
     """A column of strings; null only in `null_rows`."""
-    values = decoded(table, name)
+    values = decoded(table, name, option=option)
     for row, value in enumerate(values):
         if value is None and row not in null_rows:
             raise RowError(f"column {name!r}, row {row}: expected text, found null; fill or remove the row")
     return pa.array(values, pa.string())
 
 
-def decoded(table: pa.Table, name: str) -> list[str | None]:
+def decoded(table: pa.Table, name: str, *, option: str | None = None) -> list[str | None]:
     """The values of a string column; a bad byte is a `RowError`."""
-    require(table, name)
+    require(table, name, option=option)
     column = table[name]
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
@@ -52,12 +52,23 @@ def decoded(table: pa.Table, name: str) -> list[str | None]:
     return values
 
 
-def require(table: pa.Table, name: str) -> None:
-    """Refuse a table without rows, or without exactly one column of this name."""
+def require(table: pa.Table, name: str, *, option: str | None = None) -> None:
+    """Refuse a table without rows, or without exactly one column of this name.
+
+    The message names no column that was found: in a file without a header they are the words of a row.
+
+    Args:
+        table: as read.
+        name: of the column.
+        option: that names the column on the command line, if there is one.
+    """
     if table.num_rows == 0:
         raise InputError("expected at least one row, found an empty table")
-    if table.column_names.count(name) != 1:
+    found = table.column_names.count(name)
+    if found != 1:
+        count = len(table.column_names)
+        remedy = f"name another with {option}" if option else "rename one"
         raise InputError(
-            f"expected one column {name!r}, found the columns {table.column_names}; rename one, or name another with "
-            "the option for this column, such as --text-column"
+            f"expected one column {name!r}, found {found or 'none'} of that name among "
+            f"{count} column{'' if count == 1 else 's'}; {remedy}; the first line of a CSV file holds the names"
         )

@@ -13,6 +13,7 @@ from understudy.frozen import Frozen
 
 INSTRUCTION_SCHEMA = pa.schema([("instruction", pa.string()), ("response", pa.string())])
 SYSTEM = pa.field("system", pa.string())
+_OPTIONS = ("--instruction-column", "--response-column", "--system-column")
 
 
 class InstructionColumns(Frozen):
@@ -37,18 +38,19 @@ def check_instructions(
 
     Args:
         table: as read.
-        columns: where they are.
+        columns: where they are; None for a table whose columns no option names.
         null_records: take a row whose instruction and response are both null as the null record, which keeps its slot.
 
     Raises:
         InputError: a column is missing, the table is empty, or its rows are conversations of several turns.
         RowError: an instruction or a response is null, empty or not a string; with the row's index.
     """
+    options = _OPTIONS if columns is not None else (None, None, None)
     columns = columns or InstructionColumns()
     pair = (columns.instruction, columns.response)
     _refuse_conversations(table, [*pair, *([columns.system] if columns.system else [])])
-    for name in pair:
-        require(table, name)
+    for name, option in zip(pair, options[:2], strict=True):
+        require(table, name, option=option)
     missing = [set(_nulls(table, name)) for name in pair]
     null_rows = missing[0] & missing[1] if null_records else set()
     arrays = [strings(table, name, null_rows=null_rows) for name in pair]
@@ -57,7 +59,7 @@ def check_instructions(
     checked = pa.table(arrays, schema=INSTRUCTION_SCHEMA)
     if columns.system is None:
         return InstructionRows(checked)
-    system = strings(table, columns.system, null_rows=range(table.num_rows)).to_pylist()
+    system = strings(table, columns.system, null_rows=range(table.num_rows), option=options[2]).to_pylist()
     # Without a system text is the empty one; the null record has none.
     filled = [None if row in null_rows else text or "" for row, text in enumerate(system)]
     return InstructionRows(checked.append_column(SYSTEM, pa.array(filled, pa.string())))
@@ -77,11 +79,11 @@ def _refuse_conversations(table: pa.Table, wanted: list[str]) -> None:
     """Refuse a named column of lists, or, where a named one is missing, a table that has such a column."""
     nested = [field.name for field in table.schema if _is_nested(field.type)]
     found = [name for name in wanted if name in nested]
-    if not found and any(name not in table.column_names for name in wanted):
-        found = nested
-    if found:
+    if found or (nested and any(name not in table.column_names for name in wanted)):
+        # A column that nobody named stays unnamed: what a file calls it may be private.
+        where = f"column {found[0]!r}" if found else "a column of the table"
         raise InputError(
-            f"column {found[0]!r}: expected one instruction and one response a row, found multi-turn data (a list of "
+            f"{where}: expected one instruction and one response a row, found multi-turn data (a list of "
             "turns), which is not supported; write each pair of turns you want to protect as a row of two text columns"
         )
 

@@ -5,12 +5,14 @@ types, so all its columns are strings; an empty field is the empty string, but a
 empty is a row of nulls.
 """
 
+import codecs
 import csv
 import importlib
 import io
 import json
 import re
 import sys
+from bisect import bisect
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,13 @@ from understudy.shipped import SAMPLES
 _WORDS = 4
 _LONG = 1_000
 _SPLIT = "train"
+# In this order: the mark of little-endian UTF-32 begins with that of UTF-16.
+_WIDE_MARKS = {
+    codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?(#\w+)?")
 
 
@@ -107,7 +116,20 @@ def _read_parquet(path: Path) -> pa.Table:
     try:
         return pq.read_table(path).replace_schema_metadata(None)
     except (pa.ArrowException, OSError) as error:
+        if not _names_differ(path):
+            raise InputError(
+                f"{path}: expected distinct column names, found one that comes twice; name each column once"
+            ) from None
         raise InputError(f"{path}: expected a Parquet file, found {type(error).__name__}") from None
+
+
+def _names_differ(path: Path) -> bool:
+    """Whether each name of a Parquet file's columns comes once; of another file, there is none to come twice."""
+    try:
+        names = pq.read_schema(path).names
+    except (pa.ArrowException, OSError):
+        return True
+    return len(set(names)) == len(names)
 
 
 def _read_csv(path: Path) -> pa.Table:
@@ -117,7 +139,10 @@ def _read_csv(path: Path) -> pa.Table:
     if not header:
         raise InputError(f"{path}: expected a header line with column names, found an empty file")
     if len(set(header)) != len(header):
-        raise InputError(f"{path}: expected distinct column names, found {header}")
+        raise InputError(
+            f"{path}: expected distinct column names, found {len(set(header))} for {len(header)} columns; name each "
+            "column once in the header line, and write that line first if the file has none"
+        )
     columns: list[list[str | None]] = [[] for _ in header]
     index = 0
     try:
@@ -160,13 +185,37 @@ def _column(path: Path, name: str, values: Sequence[Any]) -> pa.Array:
         row = next(i for i, value in enumerate(values) if isinstance(value, str) and not _is_utf8(value))
         raise RowError(f"{path}: row {row}: column {name!r} is not valid Unicode (a lone surrogate)") from None
     except (pa.ArrowException, OverflowError):
-        kinds = [None if value is None else type(value).__name__ for value in values]
-        first = next(kind for kind in kinds if kind is not None)
-        row = next((i for i, kind in enumerate(kinds) if kind not in (None, first)), 0)
+        row, found = _odd_value(values)
         raise RowError(
-            f"{path}: row {row}: column {name!r} holds {kinds[row]}, rows before it hold {first}; "
-            "give the column one type, or drop it"
+            f"{path}: row {row}: column {name!r} holds {found}; give the column one type, or drop it"
         ) from None
+
+
+def _odd_value(values: Sequence[Any]) -> tuple[int, str]:
+    """Which value keeps a column from having one type, and what it is in words; never the value itself."""
+    long = next((i for i, value in enumerate(values) if isinstance(value, int) and not _fits(value)), None)
+    if long is not None:
+        return long, "an integer beyond 64 bits"
+    kinds = [None if value is None else type(value).__name__ for value in values]
+    first = next(kind for kind in kinds if kind is not None)
+    row = next((i for i, kind in enumerate(kinds) if kind not in (None, first)), None)
+    if row is not None:
+        return row, f"{kinds[row]}, rows before it hold {first}"
+    # One kind in each row, so it is a nested one: the first row that has no type in common with those before it.
+    row = bisect(range(len(values)), False, key=lambda last: not _has_type(values[: last + 1]))
+    return row, f"{'a list' if first == 'list' else 'an object'} of mixed types, or with an integer beyond 64 bits"
+
+
+def _fits(value: int) -> bool:
+    return -(2**63) <= value < 2**63
+
+
+def _has_type(values: Sequence[Any]) -> bool:
+    try:
+        pa.array(values)
+    except (pa.ArrowException, OverflowError):
+        return False
+    return True
 
 
 def _read_text(path: Path) -> str:
@@ -178,6 +227,11 @@ def _read_text(path: Path) -> str:
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
+        wide = next((name for mark, name in _WIDE_MARKS.items() if raw.startswith(mark)), None)
+        if wide is not None:
+            raise RowError(
+                f"{path}: expected UTF-8, found the byte order mark of {wide}; convert it: iconv -f {wide} -t UTF-8"
+            ) from None
         line = raw.count(b"\n", 0, error.start) + 1
         raise RowError(
             f"{path}: expected UTF-8, found an invalid byte at offset {error.start} (line {line}); "

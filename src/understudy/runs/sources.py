@@ -72,8 +72,17 @@ def source_record(
     return record, notes
 
 
-def check_budget(ledger: Ledger, record: SourceRecord, *, epsilon: float, delta: float) -> None:
+def check_budget(
+    ledger: Ledger, record: SourceRecord, *, epsilon: float, delta: float, is_default_delta: bool = False
+) -> None:
     """Refuse now what the ledger would refuse later; the ledger's own check is the one that counts.
+
+    Args:
+        ledger: of this user.
+        record: of the source, registered or not.
+        epsilon: of the run.
+        delta: of the run.
+        is_default_delta: the user named none, so that the refusal says where it comes from.
 
     Raises:
         BudgetRefused: with what was spent, is left and was asked.
@@ -81,7 +90,8 @@ def check_budget(ledger: Ledger, record: SourceRecord, *, epsilon: float, delta:
     if math.isinf(epsilon) or record.composition != "sum":
         return
     known = any(source.name == record.name for source in ledger.sources())
-    admit(record, [Cost(*ledger.spent(record.name))] if known else [], Cost(epsilon, delta))
+    spent = [Cost(*ledger.spent(record.name))] if known else []
+    admit(record, spent, Cost(epsilon, delta), is_default_delta=is_default_delta)
 
 
 def may_be_charged(ledger: Ledger, source: str, *, epsilon: float, delta: float) -> bool:

@@ -200,12 +200,15 @@ def _checked(
         columns = tables.ClientColumns(client=request.client_column, text=request.text_column)
         return tables.check_clients(table, columns).table, ()
     if kind == "texts":
-        return tables.check_texts(table, request.text_column, null_records=null_records), ()
+        return tables.check_texts(table, request.text_column, null_records=null_records, option=tables.TEXT_OPTION), ()
     if kind == "instructions":
         pairs = tables.InstructionColumns(
             instruction=request.instruction_column, response=request.response_column, system=request.system_column
         )
         return tables.check_instructions(table, pairs, null_records=null_records).table, ()
+    if isinstance(names, tuple) and names != declared_labels(request.data):
+        # Which value a name belongs to is known of a mapping, and of the card of a shipped sample.
+        tables.refuse_positions(table, request.label_column, names)
     labelled = tables.LabelledColumns(text=request.text_column, label=request.label_column, label_names=names)
     rows = tables.check_labelled(table, labelled, null_records=null_records)
     return rows.table, rows.label_names

@@ -6,6 +6,7 @@ nothing; what it read goes on to `registration` in memory.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -57,11 +58,15 @@ def configure(request: RunRequest, method: str) -> Any:
     Raises:
         InputError: when there is no such method, or an override names an unknown setting or a value out of bounds.
     """
-    shortcuts = [f"model={request.model}"] if request.model else []
-    shortcuts += [f"samples={request.samples}"] if request.samples is not None else []
+    # As JSON: a model called 2024 is a name and no number.
+    given = {"model": request.model, "samples": request.samples}
+    shortcuts = [f"{name}={json.dumps(value)}" for name, value in given.items() if value is not None]
     chosen = registry.get(method)
     plain = chosen.config(profile=request.profile, about=words_about(request))
-    config = apply_overrides(plain, [*shortcuts, *request.overrides])
+    try:
+        config = apply_overrides(plain, [*shortcuts, *request.overrides])
+    except InputError as error:
+        raise InputError(_by_option(str(error), given)) from error
     if chosen.charge.by_epsilon is None:
         return config
     try:
@@ -69,6 +74,15 @@ def configure(request: RunRequest, method: str) -> Any:
     except ValueError as error:
         first = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
         raise InputError(first.removeprefix("Value error, ")) from None
+
+
+def _by_option(said: str, given: Mapping[str, object]) -> str:
+    """What is refused, under the option that the user gave: --model and --samples are settings by another name."""
+    for name, value in given.items():
+        for start in (f"--set {name}={value!r}: ", f"--set {name}: "):
+            if value is not None and said.startswith(start):
+                return f"--{name} {value}: {said.removeprefix(start)}"
+    return said
 
 
 def _epsilon_of(request: RunRequest, chosen: Method[Any]) -> float:
@@ -111,13 +125,14 @@ def validate(request: RunRequest, method: str) -> Validated:
     check_unit(known, guarded)
     _check_public(chosen.preparation.public_tables(config), request)
     rows = load_and_split(request, guarded.rows, known, keyed_hash=partial(ledger.keyed_hash, request.source))
-    delta = check_delta(request.delta if request.delta is not None else default_delta(rows.units), n=rows.units)
+    is_default_delta = request.delta is None
+    delta = check_delta(default_delta(rows.units) if request.delta is None else request.delta, n=rows.units)
     record, budget_note = source_record(request, known, rows, guarded, epsilon=epsilon, delta=delta)
     row_digests, client_digests = tables.row_digests(rows.whole), tables.client_digests(rows.whole)
     ledger.check_rows(request.source, row_digests, client_digests)
     if not may_be_charged(ledger, request.source, epsilon=epsilon, delta=delta):
         # Before the model is loaded and its learning rate is looked for, which takes minutes.
-        check_budget(ledger, record, epsilon=epsilon, delta=delta)
+        check_budget(ledger, record, epsilon=epsilon, delta=delta, is_default_delta=is_default_delta)
     promised = (epsilon, delta, rows.units, rows.label_names)
     asked = _asked(chosen, config, ledger, promised, known, request, rows)
     compute = chosen_compute()
@@ -145,9 +160,10 @@ def validate(request: RunRequest, method: str) -> Validated:
         notes=(*rows.notes, *asked.notes, *budget_note),
         model_notes=asked.notes,
     )
-    is_charged = bool(asked.charges) and not request.accept_new_charge
+    is_charged = bool(asked.charges)
     if not is_charged:
-        check_budget(ledger, record, epsilon=epsilon, delta=delta)
+        # Of a run that is charged, only its flow sees whether --accept-new-charge charges it anew; the ledger checks.
+        check_budget(ledger, record, epsilon=epsilon, delta=delta, is_default_delta=is_default_delta)
     finished = asked.finished is not None and _is_finished(asked.finished, ledger, request, rows)
     return Validated(
         request, plan, record, rows, row_digests, client_digests, is_charged, finished, _replaced(out, asked.charges)

@@ -52,7 +52,7 @@ def test_conversations_are_refused_with_the_word_for_them(table):
 
 
 def test_a_column_that_is_missing_is_named():
-    with pytest.raises(InputError, match="expected one column 'answer'"):
+    with pytest.raises(InputError, match=r"expected one column 'answer', .*--response-column"):
         check_instructions(pairs(), InstructionColumns(response="answer"))
     kept = check_instructions(pairs(messages=TURNS)).table
     assert kept.column_names == ["instruction", "response"], "a list beside a whole pair is nobody's business"
@@ -61,8 +61,11 @@ def test_a_column_that_is_missing_is_named():
 def test_conversations_of_a_json_lines_file_are_refused(tmp_path):
     path = tmp_path / "chat.jsonl"
     path.write_text('{"messages": [{"role": "user", "content": "a"}]}\n{"messages": []}\n')
-    with pytest.raises(InputError, match=r"column 'messages': .*multi-turn"):
+    with pytest.raises(InputError, match=r"a column of the table: .*multi-turn") as caught:
         check_instructions(read_source(str(path)))
+    assert "messages" not in str(caught.value), "nobody named that column"
+    with pytest.raises(InputError, match=r"column 'messages': .*multi-turn"):
+        check_instructions(read_source(str(path)), InstructionColumns(instruction="messages"))
 
 
 def test_what_leaves_loads_with_datasets(tmp_path):

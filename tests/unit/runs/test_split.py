@@ -350,3 +350,34 @@ def test_clients_are_refused_before_they_are_split(change, message, request_of):
     columns = {"client_id": [*(f"c{i}" for i in range(25)), row["client_id"]], "text": [*TEXTS, row["text"]]}
     with pytest.raises(RowError, match=message):
         load_and_split(request_of(columns), "clients", None)
+
+
+@pytest.mark.parametrize(("labels", "names"), [([0, 1], ("positive", "negative")), ([False, True], ("yes", "no"))])
+def test_registered_names_alone_do_not_say_which_number_has_which(labels, names, request_of):
+    """The first run had 1=positive,0=negative; a second one without the mapping swapped them."""
+    columns = {"text": TEXTS, "label": (labels * 13)[:25]}
+    with pytest.raises(InputError, match=r"--label-names VALUE=NAME,.*order") as refused:
+        load_and_split(request_of(columns), "labelled", known(label_names=names))
+    assert not isinstance(refused.value, RowError), "nothing was read from the rows"
+    mapping = {str(value): name for value, name in zip(labels[::-1], names, strict=True)}
+    found = load_and_split(request_of(columns, label_names=mapping), "labelled", known(label_names=names))
+    assert found.whole["label"].to_pylist()[:2] == [1, 0]
+
+
+def test_rows_to_measure_on_are_not_labelled_by_position_either(request_of):
+    columns, other = {"text": TEXTS, "label": LABELS}, {"text": ["x", "y"], "label": [0, 1]}
+    for from_data, record in ((True, None), (False, known(label_names=("b", "a")))):
+        asked = request_of(columns, test=other, labels_from_data=from_data)
+        with pytest.raises(InputError, match="--label-names VALUE=NAME,"):
+            load_and_split(asked, "labelled", record)
+
+
+@pytest.mark.parametrize(
+    ("labels", "names", "indices"),
+    [([1, 5], ("5", "1"), [1, 0]), ([False, True], ("true", "false"), [1, 0]), ([7, 8], None, [0, 1])],
+)
+def test_names_that_are_the_values_of_the_column_are_enough(labels, names, indices, request_of):
+    columns = {"text": TEXTS, "label": (labels * 13)[:25]}
+    record = known(label_names=names) if names else None
+    found = load_and_split(request_of(columns, labels_from_data=names is None), "labelled", record)
+    assert found.whole["label"].to_pylist()[:2] == indices

@@ -52,8 +52,14 @@ def spent(source: SourceRecord, costs: Sequence[Cost]) -> tuple[float, float]:
     return _up(epsilon), _up(delta)
 
 
-def admit(source: SourceRecord, costs: Sequence[Cost], new: Cost) -> None:
+def admit(source: SourceRecord, costs: Sequence[Cost], new: Cost, *, is_default_delta: bool = False) -> None:
     """Lets `new` join `costs`, or refuses it.
+
+    Args:
+        source: whose budget it is.
+        costs: charged so far.
+        new: asked for.
+        is_default_delta: nobody asked for this delta; where it is what does not fit, the refusal says how to ask.
 
     Raises:
         BudgetRefused: with what was spent, is left and was asked.
@@ -69,7 +75,14 @@ def admit(source: SourceRecord, costs: Sequence[Cost], new: Cost) -> None:
         f"source={source.name!r}: budget epsilon={source.epsilon:.6g}, delta={source.delta:.6g}{rule}; "
         f"spent epsilon={_up(used[0]):.6g}, delta={_up(used[1]):.6g}; left epsilon={left[0]}, delta={left[1]}; "
         f"asked epsilon={new.epsilon:.6g}, delta={new.delta:.6g}. Ask for no more than is left"
+        f"{_default_delta_note(left[1]) if is_default_delta and after[1] > budget[1] else ''}"
     )
+
+
+def _default_delta_note(left: str) -> str:
+    """Where a delta that was not asked for comes from, and how to ask for another."""
+    said = ". This delta was not given, so it is the default 1/(n ln n)"
+    return said if left == "0" else f"{said}; name a smaller one with --delta D, of at most {left}"
 
 
 def _spent(source: SourceRecord, costs: Sequence[Cost]) -> tuple[Decimal, Decimal]:

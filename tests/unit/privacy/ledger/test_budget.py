@@ -123,6 +123,24 @@ def test_refusal_says_what_was_spent_is_left_and_was_asked():
     assert refused.value.exit_code == 3
 
 
+@pytest.mark.parametrize(
+    ("used", "new", "said"),
+    [
+        (Cost(1.0, 9e-5), Cost(1.0, 2e-5), "--delta D, of at most 1e-05"),
+        (Cost(1.0, 1e-4), Cost(1.0, 2e-5), "the default 1/(n ln n)"),
+        (Cost(1.0, 1e-5), Cost(9.0, 2e-5), None),
+    ],
+)
+def test_a_refusal_names_a_default_delta_only_where_that_is_what_does_not_fit(used, new, said):
+    with pytest.raises(BudgetRefused) as refused:
+        admit(source(), [used], new, is_default_delta=True)
+    assert ("--delta D" in str(refused.value)) is (said is not None and "--delta D" in said)
+    assert (said or "is left") in str(refused.value)
+    with pytest.raises(BudgetRefused) as refused:
+        admit(source(), [used], new)
+    assert "default" not in str(refused.value)
+
+
 def gaussian_cost(z, record):
     curve = renyi_curve(gaussian_event(noise_multiplier=z), record.renyi_orders)
     return Cost(1.0, 1e-5, curve)
