@@ -12,11 +12,12 @@ from completions_server import Completions
 from tests_support import SMALL_DISTILLATION
 
 import understudy
-from understudy.artifacts.access import store_for
+from understudy.artifacts.access import read_json, store_for
 from understudy.errors import InputError, ZoneError
 from understudy.generation.instructions import plain_text
 from understudy.privacy import labels
 from understudy.privacy.ledger.ledger import Ledger
+from understudy.runs.folders import read_record
 from understudy.runs.further_texts import generate_more
 from understudy.runs.validation import configure, validate
 from understudy.settings import prepare_environment
@@ -71,7 +72,14 @@ def test_a_run_ends_with_pairs_that_load_and_a_second_one_charges_nothing(
     assert 0 < len(loaded) <= 4
     report = json.loads((tmp_path / "out/internal/report.json").read_text())
     wanted = {"responses.target_minus_dp_only.loss", "ifd.synthetic.q50", "fidelity.tfidf.frechet", "crossing.bytes"}
+    wanted |= {"cut.train.instructions", "cut.train.responses", "cut.test.responses", "wins.shortened"}
     assert wanted <= report["metrics"].keys()
+    facts = read_json(read_record(tmp_path / "out").synthetic)
+    assert facts["cut"][""].keys() >= {"requests answered", "instructions scored", "responses scored"}
+    assert "train" not in json.dumps(facts), "what is cut of private pairs stays in internal/"
+    assert not [
+        path for path in (tmp_path / "out/export").rglob("*") if path.is_file() and b"cut.train" in path.read_bytes()
+    ]
     page = (tmp_path / "out/internal/report.html").read_text()
     assert "Held-out responses" in page
     assert "The same steps without a private pair" in page

@@ -24,8 +24,7 @@ import pyarrow as pa
 
 # Scripts without spaces between words: Thai, Lao, Myanmar, Khmer, kana, and Chinese characters.
 _UNSPACED = (
-    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff"
-    "\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 )
 _LETTER = rf"(?:(?![{_UNSPACED}])\w)"
 _TOKEN = re.compile(rf"{_LETTER}+(?:'{_LETTER}+)*|[{_UNSPACED}]|[^\w\s]")

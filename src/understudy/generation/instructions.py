@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from understudy.errors import InputError
-from understudy.generation.prompts import first_special, padded_left, special_ids
+from understudy.generation.prompts import first_special, padded_left, renders, special_ids
 
 Template = Literal["auto", "plain", "chat"]
 
@@ -172,6 +172,15 @@ class PairEncoder:
             cut += len(kept) < len(instruction) or len(system) < len(self._text(pair.system))
         return *self.padded_left(rows), cut
 
+    def fits(self, instruction: str, *, max_length: int) -> bool:
+        """Whether `prompts` leaves an instruction without a system text whole."""
+        return len(self._frames[False]) + len(self._text(instruction)) <= max_length
+
+    def count_cut(self, pairs: Sequence[Pair], *, max_length: int) -> tuple[int, int]:
+        """How many instructions (or system texts) and how many responses `encode` cuts; of private pairs private."""
+        fitted = [self._fitted(pair, max_length) for pair in pairs]
+        return sum(one.cut_prompt for one in fitted), sum(one.cut_response for one in fitted)
+
     def padded_left(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         """Ids and attention mask `(n, longest)` of prompts of several lengths."""
         return padded_left(rows, pad=self._pad)
@@ -249,7 +258,7 @@ class PairEncoder:
                 )
             except jinja2.TemplateError:
                 continue
-            if all(text.count(mark) == 1 for mark in marks):
+            if renders(text, *marks):
                 return text
         raise InputError(
             "template: expected a chat template that shows a request and its answer as they are, found one that does "

@@ -12,7 +12,7 @@ import torch
 
 from understudy.errors import InputError
 from understudy.generation.config import PromptFormat, SamplingConfig
-from understudy.generation.prompts import build_prompts, row_seeds
+from understudy.generation.prompts import build_prompts, row_seeds, special_token_ids
 from understudy.generation.sampling import sample
 from understudy.models.loading import LoadedModel
 
@@ -62,7 +62,7 @@ def write_own_texts(
         config=SamplingConfig(max_new_tokens=tokens),
         seeds=row_seeds(public_seed, range(len(labels)), purpose="own-text"),
         eos=prompts.end,
-        forbidden=tuple(base.tokenizer.all_special_ids),
+        forbidden=special_token_ids(base.tokenizer),
         batch_size=_BATCH,
     )
     decode = base.tokenizer.decode

@@ -82,6 +82,16 @@ def special_ids(tokenizer: Any) -> tuple[int, int, int]:
     return int(bos), int(eos), int(pad)
 
 
+def special_token_ids(tokenizer: Any) -> tuple[int, ...]:
+    """Ids of every special token, those that are only added to the vocabulary as special included.
+
+    `all_special_ids` holds bos, eos, padding and the like. A token that ends a turn need not be among them (Phi-3's
+    `<|end|>`).
+    """
+    added = (number for number, token in tokenizer.added_tokens_decoder.items() if token.special)
+    return tuple(sorted({*tokenizer.all_special_ids, *added}))
+
+
 def end_token(tokenizer: Any, *, in_chat: bool) -> int:
     """What ends a text: what the chat template writes behind an answer if that is special, else the end of text."""
     eos = special_ids(tokenizer)[1]
@@ -95,7 +105,12 @@ def end_token(tokenizer: Any, *, in_chat: bool) -> int:
 def first_special(tokenizer: Any, text: str, *, otherwise: int) -> int:
     """The special token that a piece of a template begins with."""
     tokens = _encode(tokenizer, text)
-    return tokens[0] if tokens and tokens[0] in tokenizer.all_special_ids else otherwise
+    return tokens[0] if tokens and tokens[0] in special_token_ids(tokenizer) else otherwise
+
+
+def renders(chat: str, *pieces: str) -> bool:
+    """Whether a rendered chat shows every piece as it was given, and once."""
+    return all(chat.count(piece) == 1 for piece in pieces)
 
 
 def encode_prompts(
@@ -170,16 +185,25 @@ def _frame(tokenizer: Any, prompt: PromptFormat, about: str) -> _Frame:
 def chat_around(tokenizer: Any, *, system: str) -> tuple[str, str]:
     """What a chat template puts before and after the user's only message, the opening of the answer included.
 
-    A template that knows no system message gets its words in front of the user's.
+    A template that refuses a system message, or leaves it out, gets its words in front of the user's.
+
+    Raises:
+        InputError: The template shows the words and the message in neither way.
     """
-    turns = [{"role": "system", "content": system}, {"role": "user", "content": _PLACE}]
-    try:
-        chat = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-    except TemplateError:
-        turns = [{"role": "user", "content": f"{system}\n\n{_PLACE}"}]
-        chat = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-    before, _, after = str(chat).partition(_PLACE)
-    return before, after
+    apart = [{"role": "system", "content": system}, {"role": "user", "content": _PLACE}]
+    joined = [{"role": "user", "content": f"{system}\n\n{_PLACE}"}]
+    for turns in (apart, joined):
+        try:
+            chat = str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+        except TemplateError:
+            continue
+        if renders(chat, system, _PLACE):
+            before, _, after = chat.partition(_PLACE)
+            return before, after
+    raise InputError(
+        f"prompt.style: expected a chat template that shows {system!r} and the user's message as they are, found one "
+        "that does not; set prompt.style=plain or choose another model"
+    )
 
 
 def _encode(tokenizer: Any, text: str) -> list[int]:
@@ -211,7 +235,7 @@ def build_prompts(
     widest, start = max(map(len, labels)), len(frame.before)
     ids, mask = padded_left([[*frame.before, *label, *frame.after] for label in labels], pad=pad)
     neutral = torch.tensor([*frame.before, *[pad] * widest, *frame.after], device="cpu")
-    special = set(tokenizer.all_special_ids)
+    special = set(special_token_ids(tokenizer))
     ordinary = torch.tensor([token for token in range(len(tokenizer)) if token not in special], device="cpu")
     end = end_token(tokenizer, in_chat=uses_chat(tokenizer, prompt or PromptFormat()))
     return PromptTable(ids, mask, (start, start + widest), neutral, ordinary, end, frame.lead)

@@ -55,7 +55,8 @@ def sample(  # noqa: PLR0913 - what is drawn, how, and what a caller may bring a
         config: Temperature, nucleus mass and longest continuation.
         seeds: One public seed per row.
         eos: Id that ends a row; it is not returned.
-        forbidden: Ids that are never drawn (padding and other special tokens).
+        forbidden: Ids that are never drawn (padding and other special tokens); `eos` may be among them, and so may ids
+            beyond the model's vocabulary.
         step_hook: Gives the next-token logits `(active, vocab)` from a `Step`; None takes the model's own.
         batch_size: Rows in flight at a time, at least 1; a row that ends makes room for the next. None: all at once.
         progress: Called with (rows done, rows in all).
@@ -69,7 +70,8 @@ def sample(  # noqa: PLR0913 - what is drawn, how, and what a caller may bring a
     ids, mask = prompts
     _check_request(model, ids, config=config, seeds=seeds)
     uniforms = copied_to(_uniforms(seeds, config.max_new_tokens), ids.device)
-    banned = torch.tensor([i for i in forbidden if i != eos], dtype=torch.long, device=ids.device)
+    vocabulary = getattr(model.config, "vocab_size", None) or max(forbidden, default=0) + 1
+    banned = torch.tensor([i for i in forbidden if i != eos and i < vocabulary], dtype=torch.long, device=ids.device)
     drawn: list[list[int]] = [[] for _ in seeds]
     with torch.no_grad():
         flight = Flight(model, ids, mask, slots=min(batch_size or len(seeds), len(seeds)), tokens=config.max_new_tokens)

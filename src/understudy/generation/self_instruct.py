@@ -9,28 +9,52 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from understudy.errors import InputError
 from understudy.generation.config import SamplingConfig
 from understudy.generation.instructions import Pair, PairEncoder
-from understudy.generation.prompts import row_seeds, special_ids
+from understudy.generation.prompts import row_seeds, special_ids, special_token_ids
 from understudy.generation.sampling import sample
 from understudy.models.loading import LoadedModel
 from understudy.progress import Progress
 
-_NUMBERED = re.compile(r"\s*\b\d{1,3}[.)]\s")
+# Some entry's number, where it is not known which is next: at the beginning, or behind the end of a sentence.
+_SOME_NUMBER = r"(?:^|(?<=[.!?])\s+)\d{1,3}"
 _REQUEST, _ANSWER = "Request:", "Answer:"
 
 
-def first_entry(text: str) -> str:
-    """The first entry of a continued list.
+@dataclass(frozen=True)
+class FewShot:
+    """A prompt and how many examples it shows.
 
-    >>> first_entry(" Why is the sky blue? 5. Name a bird.")
-    'Why is the sky blue?'
+    Attributes:
+        ids: its token ids.
+        shown: examples in it.
     """
-    return " ".join(_NUMBERED.split(text.strip().partition("\n")[0])[0].split())
+
+    ids: list[int]
+    shown: int
+
+
+def first_entry(text: str, *, shown: int | None = None) -> str:
+    """The first entry of a continued list: what stands before the list's next number, or before a line break.
+
+    Numbers of the entry's own stay in it.
+
+    Args:
+        text: what a model wrote behind the number of the entry.
+        shown: entries that the prompt showed, so that this one is `shown + 1`. None: not known; then any number behind
+            the end of a sentence counts as the next one.
+
+    >>> first_entry(" The patient is 67. Why does she cough? 5. Name a bird.", shown=3)
+    'The patient is 67. Why does she cough?'
+    """
+    number = _SOME_NUMBER if shown is None else rf"(?:^|\s+){shown + 2}"
+    line = text.strip().partition("\n")[0]
+    return " ".join(re.split(rf"{number}[.)]\s", line, maxsplit=1)[0].split())
 
 
 def first_pair(text: str) -> Pair | None:
@@ -57,7 +81,7 @@ def pair_prompt(examples: Sequence[Pair], *, about: str) -> str:
     return "\n".join([f"Requests of people to an assistant{_subject(about)}, with answers.\n", *lines, _REQUEST])
 
 
-def few_shot_prompts(
+def few_shots(
     model: LoadedModel,
     write: Callable[[Sequence[int]], str],
     *,
@@ -66,8 +90,8 @@ def few_shot_prompts(
     count: int,
     room: int,
     seed: int,
-) -> list[list[int]]:
-    """Token ids of `count` prompts, each with examples of its own choice, as many as fit.
+) -> list[FewShot]:
+    """`count` prompts, each with examples of its own choice, as many as fit.
 
     Args:
         model: gives the tokenizer.
@@ -91,7 +115,7 @@ def few_shot_prompts(
             text = write(chosen[:shown])
             ids = [bos, *model.tokenizer.encode(text, add_special_tokens=False, verbose=False)]
             if len(ids) <= room:
-                fitting = ids
+                fitting = FewShot(ids, shown)
                 break
         if fitting is None:
             raise InputError(
@@ -100,6 +124,11 @@ def few_shot_prompts(
             )
         prompts.append(fitting)
     return prompts
+
+
+def few_shot_prompts(model: LoadedModel, write: Callable[[Sequence[int]], str], **asked: int) -> list[list[int]]:
+    """The token ids of `few_shots`, which has the same arguments."""
+    return [prompt.ids for prompt in few_shots(model, write, **asked)]
 
 
 def continue_prompts(
@@ -132,7 +161,7 @@ def continue_prompts(
         config=sampling,
         seeds=row_seeds(public_seed, range(len(prompts)), purpose=purpose),
         eos=eos,
-        forbidden=tuple(model.tokenizer.all_special_ids),
+        forbidden=special_token_ids(model.tokenizer),
         batch_size=batch_size,
         progress=progress,
     )

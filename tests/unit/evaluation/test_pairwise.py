@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from understudy.evaluation import pairwise
 from understudy.evaluation.paired import mean_difference, mean_interval
-from understudy.evaluation.pairwise import compare_answers, preference_judge, wilson
+from understudy.evaluation.pairwise import compare_answers, count_shortened, preference_judge, wilson
 from understudy.evaluation.term_vectors import term_vectors
 from understudy.generation.instructions import PairEncoder
 from understudy.models.loading import load_model
@@ -32,6 +33,20 @@ def test_a_judge_that_reads_decides_and_one_that_takes_the_first_does_not():
     assert turned.interval[1] == pytest.approx(1 - read.interval[0])
 
 
+def test_a_judge_without_a_preference_gives_half_a_vote_to_each_side():
+    def indifferent(asked, first, second):
+        return np.full(len(asked), 0.5)
+
+    def half_decided(asked, first, second):
+        return np.array([0.5 if text.startswith("other") else 1.0 for text in first])
+
+    tie = compare_answers(ASKED, OURS, OTHERS, judge=indifferent)
+    assert (tie.rate, tie.undecided) == (0.5, 1.0)
+    assert tie.interval[0] < 0.5 < tie.interval[1]
+    leaning = compare_answers(ASKED, OURS, OTHERS, judge=half_decided)
+    assert (leaning.rate, leaning.undecided) == (0.75, 0.0)
+
+
 def test_wilson_is_that_of_a_table():
     """9 of 10: 0.596 to 0.982 (Brown, Cai and DasGupta 2001)."""
     assert wilson(0.9, 10) == pytest.approx((0.596, 0.982), abs=1e-3)
@@ -45,6 +60,28 @@ def test_a_language_model_as_judge_gives_a_share_for_each_pair():
     assert ((found > 0) & (found < 1)).all()
     turned = preference_judge(base, PairEncoder(base.tokenizer), ([6], [5]))(ASKED[:3], OURS[:3], OTHERS[:3])
     assert found + turned == pytest.approx(np.ones(3))
+
+
+def test_the_question_and_both_answers_stay_where_the_request_is_long(monkeypatch):
+    base = load_model("tiny-llama")
+    encoder, shown = PairEncoder(base.tokenizer), []
+
+    def scripted(model, prompts, **_):
+        shown.extend(base.tokenizer.batch_decode(prompts[0]))
+        return np.full(len(prompts[0]), 0.7)
+
+    monkeypatch.setattr(pairwise, "preferences", scripted)
+    request = "Sum up the following notes of a visit. " + "The patient reports a cough since Monday. " * 60
+    asked = [request, "Name a bird."]
+    ours, others = ["A cough, likely viral. " * 60, "A wren."], ["Rest and fluids.", "A robin."]
+    preference_judge(base, encoder, ([5], [6]))(asked, ours, others)
+    for text in shown:
+        assert "\nIs answer 1 better than answer 2? Say yes or no." in text
+    assert "Sum up the following notes" in shown[0]
+    assert "\nAnswer 1: A cough, likely viral." in shown[0]
+    assert "\nAnswer 2: Rest and fluids.\n" in shown[0]
+    assert "Request: Name a bird.\nAnswer 1: A wren.\nAnswer 2: A robin.\n" in shown[1]
+    assert count_shortened(base, encoder, asked, ours, others) == 1
 
 
 def test_a_difference_is_taken_row_by_row():

@@ -1,7 +1,10 @@
 """Pairs as tokens: what the loss covers, both templates, and what becomes of pairs that are too long."""
 
+import copy
+
 import pytest
 import torch
+from tokenizers import AddedToken
 
 from understudy.errors import InputError
 from understudy.generation.instructions import PREFACE, Pair, PairEncoder, pairs_of
@@ -53,6 +56,9 @@ def test_a_prompt_is_what_stands_before_the_response(plain):
     assert mask[1, 0] == 0, "padded on the left"
     assert mask[1, -1] == 1
     assert cut == 0
+    long = Pair("word " * 200)
+    assert encoder.prompts([PAIR, long], max_length=60)[2] == 1
+    assert [encoder.fits(pair.instruction, max_length=60) for pair in (PAIR, long)] == [True, False]
 
 
 def test_the_chat_template_is_used_where_there_is_one(chat):
@@ -65,6 +71,20 @@ def test_the_chat_template_is_used_where_there_is_one(chat):
     )
     assert encoder.end == chat.convert_tokens_to_ids("<|im_end|>")
     assert PairEncoder(chat, "plain").end == chat.eos_token_id
+
+
+def test_a_turn_ends_with_a_token_that_is_only_added_as_special(plain):
+    """As in Phi-3: `<|end|>` is no `eos` and not among `all_special_ids`."""
+    tokenizer = copy.deepcopy(plain)
+    tokenizer.chat_template = CHATML.replace("<|im_end|>", "<|end|>")
+    tokenizer.add_tokens([AddedToken("<|end|>", special=True)])
+    turn = tokenizer.convert_tokens_to_ids("<|end|>")
+    assert turn not in tokenizer.all_special_ids
+    encoder = PairEncoder(tokenizer)
+    assert encoder.end == turn
+    rows = encoder.encode([PAIR], max_length=80)
+    assert rows.input_ids[0][rows.loss_mask[0]].tolist()[-1] == turn
+    assert encoder.decode([*tokenizer.encode("So.", add_special_tokens=False), turn]) == "So."
 
 
 def test_a_template_without_a_system_text_gets_it_before_the_instruction(chat):
@@ -100,6 +120,7 @@ def test_pairs_beyond_the_width_are_cut_and_counted(pair, cut, plain):
     assert rows.loss_mask[0].any(), "some of the response is left"
     ended = plain.eos_token_id in rows.input_ids[0][rows.loss_mask[0]].tolist()
     assert ended == (not cut[1]), "a response that was cut does not end"
+    assert PairEncoder(plain).count_cut([pair, PAIR], max_length=80) == cut
     alone = PairEncoder(plain).encode([PAIR], max_length=80)
     assert torch.equal(rows.input_ids[1], alone.input_ids[0]), "a row is cut by its own length alone"
 

@@ -1,9 +1,12 @@
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
+from tokenizers import AddedToken
 
 from understudy.errors import InputError
+from understudy.generation import own_texts
 from understudy.generation.prompts import (
     PromptFormat,
     build_prompts,
@@ -12,6 +15,7 @@ from understudy.generation.prompts import (
     end_token,
     position_ids,
     row_seeds,
+    special_token_ids,
     uses_chat,
 )
 
@@ -87,6 +91,14 @@ USER_ONLY = (
     "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + SYSTEM_AND_USER
 )
 
+# Branches for user and assistant, and none for the system: it is left out, and nothing is said of that.
+SILENT = SYSTEM_AND_USER.replace("<{{ m['role'] }}>", "{% if m['role'] != 'system' %}<{{ m['role'] }}>").replace(
+    "</>\n", "</>\n{% endif %}"
+)
+SHORTENING = SYSTEM_AND_USER.replace(
+    "{{ m['content'] }}", "{{ m['content'][:9] if m['role'] == 'system' else m['content'] }}"
+)
+
 
 @pytest.fixture
 def with_template(tiny_llama):
@@ -103,8 +115,10 @@ def with_template(tiny_llama):
     [
         (SYSTEM_AND_USER, "<system>You write film reviews.</>\n<user>positive</>\n<assistant>\n"),
         (USER_ONLY, "<user>You write film reviews.\n\npositive</>\n<assistant>\n"),
+        (SILENT, "<user>You write film reviews.\n\npositive</>\n<assistant>\n"),
+        (SHORTENING, "<user>You write film reviews.\n\npositive</>\n<assistant>\n"),
     ],
-    ids=["system", "user only"],
+    ids=["system", "user only", "system left out", "system shortened"],
 )
 def test_an_instruct_model_is_asked_through_its_chat_template(with_template, template, expected):
     tokenizer = with_template(template)
@@ -132,6 +146,36 @@ def test_a_text_ends_as_the_chat_template_ends_an_answer(with_template):
     # Where the template writes ordinary text behind an answer, that ends nothing.
     ordinary = with_template(SYSTEM_AND_USER)
     assert build_prompts(ordinary, NAMES).end == ordinary.eos_token_id
+
+
+def test_a_token_that_is_only_added_as_special_ends_a_text_and_others_are_never_drawn(
+    with_template, tiny_llama, monkeypatch
+):
+    """As in Phi-3: turns end with `<|end|>`, which is no `eos` and not among `all_special_ids`."""
+    tokenizer = with_template(SYSTEM_AND_USER.replace("</>", "<|end|>"))
+    tokenizer.add_tokens([AddedToken(name, special=True) for name in ("<|end|>", "<|user|>")])
+    tokenizer.add_tokens([AddedToken("ordinary", special=False)])
+    turn, other, ordinary = tokenizer.convert_tokens_to_ids(["<|end|>", "<|user|>", "ordinary"])
+    assert not {turn, other} & set(tokenizer.all_special_ids)
+    assert set(special_token_ids(tokenizer)) == {*tokenizer.all_special_ids, turn, other}
+    table = build_prompts(tokenizer, NAMES)
+    assert table.end == end_token(tokenizer, in_chat=True) == turn
+    assert {turn, other}.isdisjoint(table.ordinary_ids.tolist())
+    assert ordinary in table.ordinary_ids
+    asked = []
+
+    def scripted(model, prompts, *, seeds, eos, forbidden, **_):
+        asked.append((eos, set(forbidden)))
+        return [[ordinary] for _ in seeds]
+
+    monkeypatch.setattr(own_texts, "sample", scripted)
+    own_texts.write_own_texts(replace(tiny_llama, tokenizer=tokenizer), NAMES, about="", per_label=1, tokens=4)
+    assert asked == [(turn, set(special_token_ids(tokenizer)))]
+
+
+def test_a_chat_template_that_shows_nothing_of_a_message_is_refused(with_template):
+    with pytest.raises(InputError, match=r"film reviews.*prompt\.style=plain"):
+        encode_prompts(with_template("<user></>"), "positive", about="film reviews")
 
 
 def test_a_format_of_ones_own_goes_before_the_template(with_template):

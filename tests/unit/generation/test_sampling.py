@@ -67,6 +67,14 @@ def test_the_largest_uniform_draws_a_token_of_the_nucleus():
     assert bool(mask.gather(1, drawn[:, None]).all())
 
 
+def test_special_tokens_that_the_model_has_no_row_for_are_passed_over(random_model):
+    """As of text models whose tokenizer also knows a token for images."""
+    ids = torch.tensor([[3, 4]])
+    prompts, config = (ids, torch.ones_like(ids)), SamplingConfig(max_new_tokens=6, temperature=1.0)
+    plain = sample(random_model, prompts, config=config, seeds=[7], eos=EOS, forbidden=[1])
+    assert sample(random_model, prompts, config=config, seeds=[7], eos=EOS, forbidden=[1, 50, 51]) == plain
+
+
 @pytest.mark.parametrize("top_p", [0.02, 0.9, 0.999, 1.0])
 @pytest.mark.parametrize("sharpness", [0.1, 2.0, 6.0])
 def test_draws_in_pieces_of_likely_tokens_are_draws_by_definition(sharpness, top_p, monkeypatch):

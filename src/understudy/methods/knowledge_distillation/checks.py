@@ -16,7 +16,7 @@ from understudy.hardware import chosen
 from understudy.methods.knowledge_distillation.base import attach_adapter, seed_pairs, shared_base
 from understudy.methods.knowledge_distillation.config import KnowledgeDistillationConfig
 from understudy.methods.knowledge_distillation.distil import read_public_instructions
-from understudy.methods.knowledge_distillation.filters import answer_tokens
+from understudy.methods.knowledge_distillation.filters import check_question
 from understudy.methods.knowledge_distillation.instructions import draw_instructions, few_shot_prompts
 from understudy.methods.knowledge_distillation.responses import check_context, load_professional
 from understudy.methods.knowledge_distillation.train import check_trainable
@@ -43,11 +43,13 @@ def check(config: KnowledgeDistillationConfig) -> LoadedModel:
     read_public_instructions(config.filters.against)
     if config.professional.url is not None:
         check_address(config.professional.url, setting="professional.url")
+        if config.filters.judge != "none":
+            check_question(loaded, config)  # a served model does not judge
     elif settings().zone == "both":
         professional = load_professional(config.professional)
         check_context(professional, config)
         if config.filters.judge != "none":
-            answer_tokens(professional)
+            check_question(professional, config)
     check_trainable(load_base(config), config)  # an adapter stays on the model that it was attached to
     return loaded
 

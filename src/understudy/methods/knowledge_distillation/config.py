@@ -136,7 +136,7 @@ class TuneConfig(Frozen):
 class MeasureConfig(Frozen):
     """What is measured on real rows in the end; internal."""
 
-    most_pairs: Count = setting(64, "Held-out pairs whose responses are scored, at most.")
+    most_pairs: Count = setting(64, "Held-out pairs whose responses are scored, at most; the public seed chooses them.")
     win_pairs: CountOrZero = setting(16, "Held-out instructions on which answers are compared; 0: none.")
 
 

@@ -23,7 +23,12 @@ from understudy.methods.knowledge_distillation.config import FilterConfig, Knowl
 from understudy.methods.knowledge_distillation.filters import drop_near_copies, judged, passed
 from understudy.methods.knowledge_distillation.instructions import draw_instructions
 from understudy.methods.knowledge_distillation.ranking import best_first, best_first_within, ifd_scores
-from understudy.methods.knowledge_distillation.responses import load_professional, request_responses, write_responses
+from understudy.methods.knowledge_distillation.responses import (
+    count_cut_requests,
+    load_professional,
+    request_responses,
+    write_responses,
+)
 from understudy.models.adapters import Adapter, put_adapter, take_adapter, with_adapter
 from understudy.models.loading import LoadedModel
 from understudy.models.tuning import Steps, tune
@@ -38,7 +43,8 @@ class Synthesis:
 
     Attributes:
         table: `instruction`, `response` and `ifd`, best first.
-        facts: `drawn`, `dropped` by reason and `shortfall`; as released as the table.
+        facts: `drawn`, `dropped` by reason, `shortfall` and `cut`, the synthetic texts that were shortened, by where;
+            as released as the table.
     """
 
     table: pa.Table
@@ -75,24 +81,30 @@ def synthesise(
     public = read_public_instructions(config.filters.against)
     kept = drop_near_copies(drawn.texts, most=config.filters.bleu, public=public)
     dropped = {"short": drawn.short, "near copy": len(drawn.texts) - len(kept)}
+    cut: dict[str, int] = {}
     texts = [drawn.texts[place] for place in kept]
     if config.filters.judge != "none" and texts:
-        probabilities, neutral = judged(texts, professional, config)
-        inside = passed(probabilities, config.filters, neutral=neutral)
+        judgement = judged(texts, professional, config)
+        inside = passed(judgement.probabilities, config.filters, neutral=judgement.neutral)
+        cut["requests judged"] = judgement.shortened
         dropped["not of the domain"] = len(texts) - len(inside)
         texts = [texts[place] for place in inside]
     if served:
         responses = request_responses(texts, config, kept=answers)
     else:
         responses = write_responses(texts, professional, config)
+        cut["requests answered"] = count_cut_requests(texts, professional, config)
     pairs = [Pair(text, response) for text, response in zip(texts, responses, strict=True) if response.strip()]
     dropped["no response"] = len(texts) - len(pairs)
     table = ranked(pairs, model, config)
     dropped["ranked below"] = len(pairs) - table.num_rows
+    encoder = PairEncoder(model.tokenizer, config.template)
+    cut["instructions scored"], cut["responses scored"] = encoder.count_cut(pairs, max_length=config.tune.max_length)
     facts = {
         "drawn": {"": drawn.drawn},
         "dropped": {"": dropped},
         "shortfall": {"": config.samples - table.num_rows},
+        "cut": {"": cut},
     }
     return Synthesis(table, facts)
 

@@ -1,10 +1,10 @@
 """What a finished run is worth: responses, pairs, answers; all of it internal.
 
 The figures are: the loss of held-out responses under the base, the DP and the distilled model, and under the control,
-which is distilled without the private half; MAUVE and Frechet
-distance of the pairs under three encoders that need no download (a sentence encoder, mean states of the base model,
-TF-IDF with SVD); the distribution of IFD scores; a pairwise comparison of answers by a judge that sees both orders. No
-figure is used for a choice.
+which is distilled without the private half; MAUVE and Frechet distance of the pairs under three encoders that need no
+download (a sentence encoder, mean states of the base model, TF-IDF with SVD); the distribution of IFD scores; a
+pairwise comparison of answers by a judge that sees both orders; how many texts were cut. The held-out pairs that are
+scored are chosen by the public seed. No figure is used for a choice.
 """
 
 from __future__ import annotations
@@ -16,22 +16,24 @@ from typing import Any
 import numpy as np
 
 from understudy.compute import ON_CPU, Compute
+from understudy.errors import InputError
 from understudy.evaluation.config import EvaluationConfig
 from understudy.evaluation.encoder import FloatArray
 from understudy.evaluation.language_model import mean_hidden_states
 from understudy.evaluation.measure import Embedder, measure_diversity, measure_fidelity, measure_memorization
 from understudy.evaluation.metrics import Metrics, merge
 from understudy.evaluation.paired import mean_difference, mean_interval
-from understudy.evaluation.pairwise import compare_answers, preference_judge
+from understudy.evaluation.pairwise import compare_answers, count_shortened, preference_judge
 from understudy.evaluation.term_vectors import term_vectors
 from understudy.frozen import Profile
-from understudy.generation.instructions import Pair, PairEncoder
+from understudy.generation.instructions import EncodedPairs, Pair, PairEncoder
+from understudy.generation.prompts import row_seeds
 from understudy.generation.scoring import Floats, mean_response_losses
 from understudy.methods.knowledge_distillation.config import KnowledgeDistillationConfig
 from understudy.methods.knowledge_distillation.filters import answer_tokens
 from understudy.methods.knowledge_distillation.metric_names import METRIC_NAMES, SETS
 from understudy.methods.knowledge_distillation.ranking import ifd_scores
-from understudy.methods.knowledge_distillation.responses import load_professional, write_responses
+from understudy.methods.knowledge_distillation.responses import count_cut_requests, load_professional, write_responses
 from understudy.models.loading import LoadedModel
 from understudy.progress import Progress
 
@@ -79,7 +81,7 @@ def evaluate_run(
         progress: called with (parts measured, parts).
     """
     settings = EvaluationConfig(profile=profile)
-    test = list(inputs.test)[: config.measure.most_pairs]
+    test = chosen_pairs(inputs.test, config)
     # One model at a time: three copies of a large one would not fit.
     losses: dict[str, Floats] = {}
     answers: dict[str, list[str]] = {}
@@ -96,6 +98,7 @@ def evaluate_run(
             parts.append(measure_ifd(inputs, model, config))
         if name == "base":
             parts.append(measure_encoders(inputs, model, embedder, settings))
+            parts.append(measure_cut(inputs.train, rows, asked, model=model, config=config))
         if progress is not None:
             progress(done + 1, len(inputs.models) + 1)
     parts.append(measure_responses(losses, settings))
@@ -110,6 +113,43 @@ def evaluate_run(
     if progress is not None:
         progress(len(inputs.models) + 1, len(inputs.models) + 1)
     return merge(*parts)
+
+
+def chosen_pairs(pairs: Sequence[Pair], config: KnowledgeDistillationConfig) -> list[Pair]:
+    """At most `measure.most_pairs` pairs by the public seed, in an order of its own: their file may be sorted."""
+    (seed,) = row_seeds(config.public_seed, [0], purpose="distillation/measured")
+    order = np.random.default_rng(seed).permutation(len(pairs))
+    return [pairs[place] for place in order[: config.measure.most_pairs]]
+
+
+def measure_cut(
+    train: Sequence[Pair],
+    scored: EncodedPairs,
+    asked: Sequence[str],
+    *,
+    model: LoadedModel,
+    config: KnowledgeDistillationConfig,
+) -> Metrics:
+    """How many private texts are cut: in training, where held-out responses are scored, and where answers are written.
+
+    Args:
+        train: the client's pairs.
+        scored: the held-out pairs as they are scored.
+        asked: held-out instructions that are answered.
+        model: the base; all models cut alike.
+        config: widths and templates.
+    """
+    encoder = PairEncoder(model.tokenizer, config.template)
+    instructions, responses = encoder.count_cut(train, max_length=config.train.max_length)
+    counts = {
+        "train.instructions": instructions,
+        "train.responses": responses,
+        "test.instructions": scored.cut_instructions,
+        "test.responses": scored.cut_responses,
+    }
+    if asked:
+        counts["asked.instructions"] = count_cut_requests(asked, model, _answering(config, model))
+    return Metrics(values={f"cut.{name}": float(count) for name, count in counts.items()}, declared=METRIC_NAMES)
 
 
 def measure_responses(losses: Mapping[str, Floats], settings: EvaluationConfig) -> Metrics:
@@ -188,14 +228,17 @@ def measure_wins(
         )
     judge = load_professional(config.professional, compute)
     encoder = PairEncoder(judge.tokenizer, config.professional.template)
-    compared = compare_answers(
-        asked, answers["target"], answers["dp_only"], judge=preference_judge(judge, encoder, answer_tokens(judge))
-    )
+    both = answers["target"], answers["dp_only"]
+    try:
+        compared = compare_answers(asked, *both, judge=preference_judge(judge, encoder, answer_tokens(judge)))
+    except InputError as error:
+        return Metrics(missing=(f"the comparison of answers: {error}",))
     return Metrics(
         values={
             "wins.target_over_dp_only": compared.rate,
             "wins.undecided": compared.undecided,
             "wins.pairs": float(len(asked)),
+            "wins.shortened": float(count_shortened(judge, encoder, asked, *both)),
         },
         intervals={"wins.target_over_dp_only": compared.interval},
         declared=METRIC_NAMES,

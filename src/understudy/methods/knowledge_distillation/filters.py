@@ -13,12 +13,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from sacrebleu.metrics import BLEU
 
 from understudy.errors import InputError
-from understudy.generation.instructions import Pair, PairEncoder
+from understudy.generation.instructions import LEAST_ROOM, Pair, PairEncoder
+from understudy.generation.questions import context_for_questions, fitted_question
 from understudy.generation.scoring import Floats, preferences
 from understudy.methods.knowledge_distillation.config import FilterConfig, KnowledgeDistillationConfig
 from understudy.models.loading import LoadedModel
@@ -56,8 +59,23 @@ def _bleu(metric: BLEU, text: str, reference: str) -> float:
     return float(metric.sentence_score(text, [reference]).score)
 
 
-def judged(texts: Sequence[str], judge: LoadedModel, config: KnowledgeDistillationConfig) -> tuple[Floats, float]:
-    """The probability that each instruction belongs to the domain, and that of a request without content.
+@dataclass(frozen=True)
+class Judgement:
+    """What the judge says of some instructions.
+
+    Attributes:
+        probabilities: that each belongs to the domain, `(n,)`.
+        neutral: that of a request without content.
+        shortened: how many instructions were shortened so that the question fits the judge's context.
+    """
+
+    probabilities: Floats
+    neutral: float
+    shortened: int
+
+
+def judged(texts: Sequence[str], judge: LoadedModel, config: KnowledgeDistillationConfig) -> Judgement:
+    """Ask whether each instruction, and a request without content, belongs to the domain.
 
     Args:
         texts: instructions.
@@ -65,15 +83,32 @@ def judged(texts: Sequence[str], judge: LoadedModel, config: KnowledgeDistillati
         config: domain, template, batch.
 
     Raises:
-        InputError: the judge cannot tell yes from no by their first tokens.
+        InputError: the judge cannot tell yes from no by their first tokens, or the question does not fit its context.
     """
     yes, no = answer_tokens(judge)
     encoder = PairEncoder(judge.tokenizer, config.professional.template)
-    context = int(getattr(judge.model.config, "max_position_embeddings", 0) or 4096)
-    asked = [Pair(question(text, about=config.about)) for text in (*texts, NEUTRAL)]
-    ids, mask, _ = encoder.prompts(asked, max_length=context)
+    context = context_for_questions(judge)
+    write = partial(question, about=config.about)
+    asked = [fitted_question(write, [text], encoder, max_length=context) for text in (*texts, NEUTRAL)]
+    ids, mask, _ = encoder.prompts([Pair(text) for text, _ in asked], max_length=context)
     found = preferences(judge.model, (ids, mask), first=yes, second=no, batch_size=config.instructions.batch_size)
-    return found[:-1], float(found[-1])
+    return Judgement(found[:-1], float(found[-1]), sum(shortened for _, shortened in asked))
+
+
+def check_question(judge: LoadedModel, config: KnowledgeDistillationConfig) -> None:
+    """Refuse a judge that could not be asked.
+
+    Raises:
+        InputError: it cannot tell yes from no by their first tokens, or the question does not fit its context.
+    """
+    answer_tokens(judge)
+    context = context_for_questions(judge)
+    least = question(NEUTRAL * LEAST_ROOM, about=config.about)
+    if not PairEncoder(judge.tokenizer, config.professional.template).fits(least, max_length=context):
+        raise InputError(
+            f"filters.judge=professional: expected a context with room for the question {least!r}, found one of "
+            f"{context} tokens in {judge.name}; shorten about, use filters.judge=none, or choose another model"
+        )
 
 
 def question(text: str, *, about: str) -> str:

@@ -14,6 +14,7 @@ from understudy.data.readers import read_source
 from understudy.errors import InputError
 from understudy.generation import self_instruct
 from understudy.generation.prompts import row_seeds
+from understudy.generation.self_instruct import FewShot
 from understudy.methods.knowledge_distillation.config import KnowledgeDistillationConfig
 from understudy.models.loading import LoadedModel
 from understudy.progress import Progress
@@ -63,28 +64,30 @@ def draw_instructions(
         InputError: the public examples cannot be read, or none fits the context.
     """
     settings, count = config.instructions, round(config.samples * config.instructions.draws)
+    prompts = few_shot_prompts(model, config, count=count)
     drawn = self_instruct.continue_prompts(
         model,
-        few_shot_prompts(model, config, count=count),
+        [prompt.ids for prompt in prompts],
         sampling=settings.sampling,
         public_seed=config.public_seed,
         purpose="distillation/instructions",
         batch_size=settings.batch_size,
         progress=progress,
     )
-    texts = [self_instruct.first_entry(text) for text in drawn]
+    both = zip(drawn, prompts, strict=True)
+    texts = [self_instruct.first_entry(text, shown=prompt.shown) for text, prompt in both]
     kept = tuple(text for text in texts if len(text.split()) >= settings.least_words)
     return Drawn(kept, count, count - len(kept))
 
 
-def few_shot_prompts(model: LoadedModel, config: KnowledgeDistillationConfig, *, count: int) -> list[list[int]]:
-    """Token ids of `count` prompts, each with public examples of its own choice that fit beside what is to be drawn.
+def few_shot_prompts(model: LoadedModel, config: KnowledgeDistillationConfig, *, count: int) -> list[FewShot]:
+    """`count` prompts, each with public examples of its own choice that fit beside what is to be drawn.
 
     Raises:
         InputError: the public examples cannot be read, or not even one fits.
     """
     examples = read_examples(config.instructions.examples)
-    return self_instruct.few_shot_prompts(
+    return self_instruct.few_shots(
         model,
         lambda chosen: self_instruct.list_prompt([examples[place] for place in chosen], about=config.about),
         examples=len(examples),

@@ -11,6 +11,11 @@ MODELS = {
     "target": "the distilled model",
 }
 SETS = {"synthetic": "synthetic pairs", "prompt_only": "pairs made without private data", "real": "held-out real pairs"}
+# What is cut to a public width.
+CUT = {
+    "train": "the client's pairs were cut to train.max_length",
+    "test": "the held-out pairs that were scored were cut to tune.max_length",
+}
 
 _MEASURES: tuple[tuple[str, str, Better], ...] = (
     ("mauve", "MAUVE", "higher"),
@@ -57,11 +62,28 @@ METRIC_NAMES: tuple[MetricName, ...] = (
     ),
     MetricName("wins.pairs", "Held-out instructions on which answers were compared", "rows", "context"),
     MetricName(
+        "wins.shortened",
+        "Comparisons in which request or answers were shortened to the judge's context; the question stays whole",
+        "rows",
+        "lower",
+    ),
+    MetricName(
         "wins.target_over_dp_only",
         "How often the judge prefers the distilled model's answer to the DP model's, in both orders; ties count half",
         "share",
         "higher",
     ),
-    MetricName("wins.undecided", "Comparisons in which the judge's preference went with the order", "share", "lower"),
+    MetricName(
+        "wins.undecided",
+        "Comparisons in which the judge's preference went with the order, or it had none",
+        "share",
+        "lower",
+    ),
+    *(
+        MetricName(f"cut.{name}.{part}", f"How many {part} of {words}", "rows", "lower")
+        for name, words in CUT.items()
+        for part in ("instructions", "responses")
+    ),
+    MetricName("cut.asked.instructions", "How many held-out instructions were cut to be answered", "rows", "lower"),
     MetricName("crossing.bytes", "Size of the sealed adapter", "bytes", "lower"),
 )

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from torch import Tensor
+
 from understudy.compute import ON_CPU, Compute
 from understudy.errors import InputError
 from understudy.generation.answers import Asking, asked_once
 from understudy.generation.instructions import Pair, PairEncoder, plain_text
-from understudy.generation.prompts import row_seeds
+from understudy.generation.prompts import row_seeds, special_token_ids
 from understudy.generation.sampling import sample
 from understudy.methods.knowledge_distillation.config import KnowledgeDistillationConfig, ProfessionalConfig
 from understudy.models.loading import LoadedModel, load_model
@@ -49,10 +51,7 @@ def write_responses(
     """
     settings = config.professional
     encoder = PairEncoder(model.tokenizer, settings.template)
-    context = int(getattr(model.model.config, "max_position_embeddings", 0) or 4096)
-    ids, mask, _ = encoder.prompts(
-        [Pair(text) for text in instructions], max_length=context - settings.sampling.max_new_tokens
-    )
+    ids, mask, _ = _prompts(instructions, model, encoder, config)
     if not instructions:
         return []
     device = next(model.model.parameters()).device
@@ -62,11 +61,26 @@ def write_responses(
         config=settings.sampling,
         seeds=_seeds(config, len(instructions)),
         eos=encoder.end,
-        forbidden=[token for token in model.tokenizer.all_special_ids if token != encoder.end],
+        forbidden=special_token_ids(model.tokenizer),
         batch_size=config.instructions.batch_size,
         progress=progress,
     )
     return [encoder.decode(tokens) for tokens in drawn]
+
+
+def count_cut_requests(instructions: Sequence[str], model: LoadedModel, config: KnowledgeDistillationConfig) -> int:
+    """How many instructions `write_responses` cuts to the model's context; of private ones private."""
+    encoder = PairEncoder(model.tokenizer, config.professional.template)
+    return _prompts(instructions, model, encoder, config)[2]
+
+
+def _prompts(
+    instructions: Sequence[str], model: LoadedModel, encoder: PairEncoder, config: KnowledgeDistillationConfig
+) -> tuple[Tensor, Tensor, int]:
+    """Ids and mask of the prompts, which leave room for an answer, and how many were cut."""
+    context = int(getattr(model.model.config, "max_position_embeddings", 0) or 4096)
+    room = context - config.professional.sampling.max_new_tokens
+    return encoder.prompts([Pair(text) for text in instructions], max_length=room)
 
 
 def request_responses(

@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 import torch
 from sacrebleu.metrics import BLEU
+from tests_support import write_random_model
 
 from understudy.errors import InputError
 from understudy.generation.scoring import preferences
 from understudy.methods.knowledge_distillation import filters
 from understudy.methods.knowledge_distillation.config import KnowledgeDistillationConfig
-from understudy.methods.knowledge_distillation.filters import drop_near_copies, judged, passed
+from understudy.methods.knowledge_distillation.filters import check_question, drop_near_copies, judged, passed
 from understudy.models.loading import load_model
 from understudy.runs.overrides import apply_overrides
 
@@ -61,8 +62,9 @@ def test_what_is_kept_is_a_share_or_above_a_request_without_content_or_above_a_n
 
     monkeypatch.setattr(filters, "preferences", scripted)
     config = KnowledgeDistillationConfig(about="plants")
-    probabilities, neutral = judged(["How do I water a fern?", "b", "c"], base, config)
-    assert neutral == 0.6
+    found = judged(["How do I water a fern?", "b", "c"], base, config)
+    assert found.neutral == 0.6
+    assert found.shortened == 0
     kept = {
         "share=0.5": [0, 1],
         "share=0.01": [0],
@@ -72,7 +74,7 @@ def test_what_is_kept_is_a_share_or_above_a_request_without_content_or_above_a_n
     }
     for setting, places in kept.items():
         filters_of = apply_overrides(config, [f"filters.{setting}"]).filters
-        assert passed(probabilities, filters_of, neutral=neutral) == places, setting
+        assert passed(found.probabilities, filters_of, neutral=found.neutral) == places, setting
     assert "How do I water a fern?" in asked[0][0]
     assert "plants" in asked[0][0]
     assert f"Request: {filters.NEUTRAL}\n" in asked[0][3]
@@ -81,9 +83,30 @@ def test_what_is_kept_is_a_share_or_above_a_request_without_content_or_above_a_n
 def test_a_batch_judges_like_one_at_a_time(base):
     config = KnowledgeDistillationConfig(about="plants")
     texts = ["How do I water a fern?", "Name a bank.", "Why?"]
-    together, _ = judged(texts, base, config)
-    alone = [judged([text], base, config)[0][0] for text in texts]
+    together = judged(texts, base, config).probabilities
+    alone = [judged([text], base, config).probabilities[0] for text in texts]
     assert together == pytest.approx(alone, abs=1e-4)
+
+
+def test_the_question_stays_where_a_request_exceeds_the_judge_s_context(base, monkeypatch):
+    shown = []
+
+    def scripted(model, prompts, **_):
+        shown.extend(base.tokenizer.batch_decode(prompts[0]))
+        return np.full(len(prompts[0]), 0.5)
+
+    monkeypatch.setattr(filters, "preferences", scripted)
+    found = judged(["How do I water a fern? " * 200, "Why?"], base, KnowledgeDistillationConfig(about="plants"))
+    assert all("\nIs this a clear request about plants? Answer yes or no." in text for text in shown)
+    assert "Request: How do I water a fern?" in shown[0]
+    assert found.shortened == 1
+
+
+def test_a_judge_without_room_for_the_question_is_refused(base, tmp_path):
+    check_question(base, KnowledgeDistillationConfig(about="plants"))
+    narrow = load_model(write_random_model(tmp_path / "narrow", positions=60))
+    with pytest.raises(InputError, match=r"60 tokens.*shorten about.*filters\.judge=none"):
+        check_question(narrow, KnowledgeDistillationConfig(about="plants"))
 
 
 def test_a_judge_that_cannot_tell_yes_from_no_is_refused(base):

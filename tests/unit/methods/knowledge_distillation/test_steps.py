@@ -5,15 +5,17 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from tests_support import write_random_model
+from tokenizers import AddedToken
 
 from understudy.artifacts.zone_keys import own_key
 from understudy.errors import InputError, UnderstudyError, ZoneError
 from understudy.generation.instructions import Pair
-from understudy.methods.knowledge_distillation import crossing, distil
+from understudy.methods.knowledge_distillation import crossing, distil, instructions, responses
 from understudy.methods.knowledge_distillation.base import seed_digest, shared_base, targets_of
 from understudy.methods.knowledge_distillation.config import KnowledgeDistillationConfig, LoraConfig
 from understudy.methods.knowledge_distillation.instructions import (
     BUILTIN,
+    Drawn,
     draw_instructions,
     few_shot_prompts,
 )
@@ -43,10 +45,12 @@ def config(folder):
 def test_prompts_show_as_many_public_examples_as_fit(folder, config):
     model = load_model(folder)
     prompts = few_shot_prompts(model, config, count=6)
-    shown = [model.tokenizer.decode(ids) for ids in prompts]
+    shown = [model.tokenizer.decode(prompt.ids) for prompt in prompts]
     assert all(any(example in text for example in BUILTIN) for text in shown)
     assert len(set(shown)) > 1, "each prompt chooses its own"
-    assert max(map(len, prompts)) + 8 <= 128
+    assert max(len(prompt.ids) for prompt in prompts) + 8 <= 128
+    for prompt, text in zip(prompts, shown, strict=True):
+        assert text.endswith(f"\n{prompt.shown + 1}."), "behind the examples stands the number to be written"
     with pytest.raises(InputError, match="one example"):
         few_shot_prompts(model, apply_overrides(config, ["instructions.sampling.max_new_tokens=120"]), count=1)
 
@@ -57,6 +61,38 @@ def test_as_many_instructions_are_drawn_as_asked_and_short_ones_counted(folder, 
     assert len(drawn.texts) + drawn.short == 8
     again = draw_instructions(load_model(folder), apply_overrides(config, ["instructions.batch_size=3"]))
     assert again.texts == drawn.texts, "the batch is speed only"
+
+
+def test_an_instruction_ends_at_the_next_number_of_its_own_list(folder, config, monkeypatch):
+    model = load_model(folder)
+
+    def numbered(model, prompts, **_):
+        shown = [int(model.tokenizer.decode(ids).rpartition("\n")[2].rstrip(".")) - 1 for ids in prompts]
+        return [f" The patient is 67. Is it so? 99) Or not? {number + 2}. Name a bird." for number in shown]
+
+    monkeypatch.setattr(instructions.self_instruct, "continue_prompts", numbered)
+    drawn = draw_instructions(model, config)
+    assert set(drawn.texts) == {"The patient is 67. Is it so? 99) Or not?"}
+    assert len(drawn.texts) == 8
+
+
+def test_answers_end_with_the_turn_and_hold_no_other_special_token(folder, config, monkeypatch):
+    """As in Phi-3: `<|end|>` is no `eos` and not among `all_special_ids`."""
+    model = load_model(folder)
+    tokenizer = model.tokenizer
+    tokenizer.chat_template = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}<|end|>\n{% endfor %}<a>"
+    tokenizer.add_tokens([AddedToken(name, special=True) for name in ("<|end|>", "<|user|>")])
+    turn, other = tokenizer.convert_tokens_to_ids(["<|end|>", "<|user|>"])
+    drawn = tokenizer.encode("So.", add_special_tokens=False)
+
+    def scripted(model, prompts, *, seeds, eos, forbidden, **_):
+        assert eos == turn
+        assert {*tokenizer.all_special_ids, other} <= set(forbidden)
+        return [drawn for _ in seeds]
+
+    monkeypatch.setattr(responses, "sample", scripted)
+    assert responses.write_responses(["Why?", "word " * 300], model, config) == ["So.", "So."]
+    assert responses.count_cut_requests(["Why?", "word " * 300], model, config) == 1
 
 
 def test_only_what_private_pairs_meet_is_charged(config):
@@ -166,3 +202,17 @@ def test_what_leaves_no_pair_says_so_and_keeps_the_adapter(config, tmp_path):
     dropped = made.facts["dropped"][""]
     assert sum(dropped.values()) == made.facts["drawn"][""] == 8
     assert made.facts["shortfall"][""] == 4
+
+
+def test_what_was_cut_of_synthetic_texts_is_counted(config, tmp_path, monkeypatch):
+    plain = apply_overrides(config, ["filters.share=1.0"])
+    texts = ("Name a colour.", "How do I water a fern? " * 8, "Why " * 400)
+    monkeypatch.setattr(distil, "draw_instructions", lambda *_, **__: Drawn(texts, 3, 0))
+    monkeypatch.setattr(distil, "write_responses", lambda asked, *_, **__: ["Red is one.", "Often.", "So " * 200])
+    made = distil.synthesise(shared_base(plain), plain, answers=tmp_path)
+    assert made.facts["cut"][""] == {
+        "requests judged": 1,
+        "requests answered": 2,
+        "instructions scored": 2,
+        "responses scored": 1,
+    }

@@ -1,0 +1,67 @@
+"""Which held-out pairs are measured, what is counted as cut, and the comparison of answers."""
+
+import numpy as np
+import pytest
+from tests_support import write_random_model
+
+from understudy.compute import ON_CPU
+from understudy.evaluation import pairwise
+from understudy.generation.instructions import Pair, PairEncoder
+from understudy.methods.knowledge_distillation.config import KnowledgeDistillationConfig
+from understudy.methods.knowledge_distillation.evaluation import chosen_pairs, measure_cut, measure_wins
+from understudy.models.loading import load_model
+from understudy.runs.overrides import apply_overrides
+
+SORTED = [Pair(f"Question {row} about {'ferns' if row < 500 else 'banks'}.", "Yes.") for row in range(1000)]
+
+
+def test_held_out_pairs_are_measured_from_every_part_of_their_file():
+    config = apply_overrides(KnowledgeDistillationConfig(), ["measure.most_pairs=200"])
+    chosen = chosen_pairs(SORTED, config)
+    assert len({pair.instruction for pair in chosen}) == 200
+    assert chosen == chosen_pairs(SORTED, config), "the public seed alone decides"
+    assert chosen != chosen_pairs(SORTED, apply_overrides(config, ["public_seed=1"]))
+    for part in (chosen, chosen[:50]):  # answers are compared on the first of them
+        ferns = np.mean([pair.instruction.endswith("ferns.") for pair in part])
+        assert abs(ferns - 0.5) < 0.3, "more than four standard deviations"
+    assert sorted(map(SORTED.index, chosen_pairs(SORTED[:90], config))) == list(range(90)), "all of them where few"
+
+
+def test_private_texts_that_are_cut_are_counted():
+    base = load_model("tiny-llama")
+    widths = ["train.max_length=60", "tune.max_length=80"]
+    config = apply_overrides(KnowledgeDistillationConfig(), widths)
+    long = "word " * 60
+    train = [Pair("Why?", "So."), Pair(long, "So."), Pair(long, long), Pair("Why?", long)]
+    scored = PairEncoder(base.tokenizer).encode([Pair("Why?", long)], max_length=config.tune.max_length)
+    asked = ["Why?", "word " * 600]
+    found = measure_cut(train, scored, asked, model=base, config=config)
+    assert found.values == {
+        "cut.train.instructions": 2.0,
+        "cut.train.responses": 2.0,
+        "cut.test.instructions": 0.0,
+        "cut.test.responses": 1.0,
+        "cut.asked.instructions": 1.0,
+    }
+    assert "cut.asked.instructions" not in measure_cut(train, scored, [], model=base, config=config).values
+
+
+@pytest.fixture
+def answers():
+    return {"target": ["A wren.", "A cough. " * 900], "dp_only": ["A robin.", "Rest."]}
+
+
+def test_comparisons_whose_texts_were_shortened_are_counted(answers, monkeypatch):
+    monkeypatch.setattr(pairwise, "preferences", lambda model, prompts, **_: np.full(len(prompts[0]), 0.5))
+    found = measure_wins(["Name a bird.", "Sum up."], answers, KnowledgeDistillationConfig(), ON_CPU)
+    assert found.values["wins.pairs"] == 2
+    assert found.values["wins.shortened"] == 1
+    assert found.values["wins.target_over_dp_only"] == 0.5, "a judge without a preference is on nobody's side"
+
+
+def test_a_judge_without_room_for_the_question_is_said_to_be_missing(answers, tmp_path):
+    folder = write_random_model(tmp_path / "narrow", positions=40)
+    config = apply_overrides(KnowledgeDistillationConfig(), [f"professional.model={folder}"])
+    found = measure_wins(["Name a bird.", "Sum up."], answers, config, ON_CPU)
+    assert found.values == {}
+    assert "max_length=40" in found.missing[0]
