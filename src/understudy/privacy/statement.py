@@ -47,8 +47,8 @@ FLOATING_POINT: Final = (
 )
 TRAINING_FLOATS: Final = (
     " In training, the clipped gradients of the rows that pass through the model together are added up in float32 "
-    "before they are rounded; a share of 2^-11 of the sensitivity is set aside for the error of that sum. That it is never "
-    "larger is an assumption: it is measured to be far smaller, and not proven."
+    "before they are rounded; a share of 2^-11 of the sensitivity is set aside for the error of that sum. That it is "
+    "never larger is an assumption: it is measured to be far smaller, and not proven."
 )
 ROUNDING: Final = "epsilon and delta are rounded up to four significant digits, never down"
 
