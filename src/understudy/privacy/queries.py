@@ -151,9 +151,9 @@ def epsilon_without_amplification(queries: Sequence[Query], *, delta: float) -> 
         if left <= 0:
             return None
         wanted = epsilon_pld(event, left)
-        if wanted <= found or left == delta:
-            return max(found, wanted)
-        # The distance grows with epsilon, so what it leaves of delta is looked at again, a little further on.
+        if event_delta(queries, epsilon=wanted, delta=delta) >= left:
+            return wanted
+        # The distance takes more of delta at this epsilon than at the one before, so it is looked at again.
         found = wanted * (1 + 1e-6)
     return None
 
