@@ -15,9 +15,9 @@ from understudy.generation.scoring import response_losses
 from understudy.hardware import chosen
 from understudy.methods.knowledge_distillation.base import attach_adapter, seed_pairs, shared_base
 from understudy.methods.knowledge_distillation.config import KnowledgeDistillationConfig
-from understudy.methods.knowledge_distillation.distil import read_public_instructions
 from understudy.methods.knowledge_distillation.filters import check_question
 from understudy.methods.knowledge_distillation.instructions import draw_instructions, few_shot_prompts
+from understudy.methods.knowledge_distillation.public_texts import compared_with
 from understudy.methods.knowledge_distillation.responses import check_context, load_professional
 from understudy.methods.knowledge_distillation.train import check_trainable
 from understudy.methods.method import Promise
@@ -40,7 +40,7 @@ def check(config: KnowledgeDistillationConfig) -> LoadedModel:
     if config.seed.pairs:
         seed_pairs(config)
     few_shot_prompts(loaded, config, count=1)
-    read_public_instructions(config.filters.against)
+    compared_with(config.filters)
     if config.professional.url is not None:
         check_address(config.professional.url, setting="professional.url")
         if config.filters.judge != "none":

@@ -61,6 +61,7 @@ class InstructionConfig(Frozen):
     examples: NonEmpty = setting(
         "builtin", "Public instructions that prompts show: builtin, or a table with a column instruction."
     )
+    examples_digest: str = setting("", "sha256 of the examples; set by the run.")
     shots: int = setting(3, "Examples in a prompt, 1 to 16, fewer where the context is short.", ge=1, le=16)
     draws: float = setting(2.0, "Instructions drawn per wanted pair, 1 to 20; paper 2.", ge=1, le=20)
     least_words: Count = setting(2, "Shorter instructions are dropped; paper 2.")
@@ -81,6 +82,7 @@ class FilterConfig(Frozen):
         le=100,
     )
     against: str = setting("", "Public table with a column instruction to compare with too; empty: none.")
+    against_digest: str = setting("", "sha256 of what is compared with; set by the run.")
     judge: Literal["professional", "none"] = setting(
         "professional", "Who says whether an instruction is of the domain; none: nobody."
     )

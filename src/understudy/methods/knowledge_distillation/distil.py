@@ -13,15 +13,13 @@ import numpy as np
 import pyarrow as pa
 
 from understudy.compute import ON_CPU, Compute
-from understudy.data.columns import strings
-from understudy.data.readers import read_source
-from understudy.errors import InputError
 from understudy.generation.instructions import Pair, PairEncoder
 from understudy.generation.scoring import Floats, sparse_response_losses
 from understudy.methods.knowledge_distillation.base import attach_adapter, shared_base, targets_of
 from understudy.methods.knowledge_distillation.config import FilterConfig, KnowledgeDistillationConfig
 from understudy.methods.knowledge_distillation.filters import drop_near_copies, judged, passed
 from understudy.methods.knowledge_distillation.instructions import draw_instructions
+from understudy.methods.knowledge_distillation.public_texts import compared_with
 from understudy.methods.knowledge_distillation.ranking import best_first, best_first_within, ifd_scores
 from understudy.methods.knowledge_distillation.responses import (
     count_cut_requests,
@@ -78,7 +76,7 @@ def synthesise(
     served = config.professional.url is not None
     professional = model if served else load_professional(config.professional, compute)
     drawn = draw_instructions(model, config, progress=progress)
-    public = read_public_instructions(config.filters.against)
+    public = compared_with(config.filters)
     kept = drop_near_copies(drawn.texts, most=config.filters.bleu, public=public)
     dropped = {"short": drawn.short, "near copy": len(drawn.texts) - len(kept)}
     cut: dict[str, int] = {}
@@ -167,18 +165,3 @@ def improve(
             course=course,
         )
     return take_adapter(model)
-
-
-def read_public_instructions(spec: str) -> list[str]:
-    """Public instructions that synthetic ones must not copy; none for an empty `spec`.
-
-    Raises:
-        InputError: no such table, or no column `instruction` of texts in it.
-    """
-    if not spec:
-        return []
-    try:
-        found: list[str] = strings(read_source(spec), "instruction").to_pylist()
-    except InputError as error:
-        raise InputError(f"filters.against={spec}: {error}") from None
-    return found

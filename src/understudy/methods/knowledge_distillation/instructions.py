@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from understudy.data.columns import strings
-from understudy.data.readers import read_source
-from understudy.errors import InputError
 from understudy.generation import self_instruct
 from understudy.generation.prompts import row_seeds
 from understudy.generation.self_instruct import FewShot
-from understudy.methods.knowledge_distillation.config import KnowledgeDistillationConfig
+from understudy.methods.knowledge_distillation.config import InstructionConfig, KnowledgeDistillationConfig
+from understudy.methods.knowledge_distillation.public_texts import read_instructions
 from understudy.models.loading import LoadedModel
 from understudy.progress import Progress
 
@@ -86,7 +84,7 @@ def few_shot_prompts(model: LoadedModel, config: KnowledgeDistillationConfig, *,
     Raises:
         InputError: the public examples cannot be read, or not even one fits.
     """
-    examples = read_examples(config.instructions.examples)
+    examples = read_examples(config.instructions)
     return self_instruct.few_shots(
         model,
         lambda chosen: self_instruct.list_prompt([examples[place] for place in chosen], about=config.about),
@@ -98,17 +96,14 @@ def few_shot_prompts(model: LoadedModel, config: KnowledgeDistillationConfig, *,
     )
 
 
-def read_examples(spec: str) -> list[str]:
+def read_examples(settings: InstructionConfig) -> list[str]:
     """Public instructions to show.
 
     Raises:
-        InputError: no such table, or no column `instruction` of texts in it.
+        InputError: as `read_instructions`.
     """
-    if spec == "builtin":
+    if settings.examples == "builtin":
         return list(BUILTIN)
-    try:
-        found = strings(read_source(spec), "instruction").to_pylist()
-    except InputError as error:
-        raise InputError(f"instructions.examples={spec}: {error}") from None
+    found = read_instructions(settings.examples, setting="instructions.examples", digest=settings.examples_digest)
     lines = [" ".join(text.split()) for text in found]
     return [line for line in lines if line]

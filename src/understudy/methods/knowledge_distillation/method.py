@@ -37,8 +37,9 @@ def charged_settings(config: KnowledgeDistillationConfig) -> KnowledgeDistillati
 def resolve(
     config: KnowledgeDistillationConfig, _n: int, _label_names: Sequence[str] = (), _epsilon: float = math.inf
 ) -> KnowledgeDistillationConfig:
-    """The digests of the public seed set and, where it is in this process, of the professional model."""
+    """The digests of the public tables and, where it is in this process, of the professional model."""
     from understudy.methods.knowledge_distillation.base import seed_digest
+    from understudy.methods.knowledge_distillation.public_texts import instructions_digest
     from understudy.models.folders import folder_digest, model_folder
 
     professional = config.professional
@@ -49,7 +50,17 @@ def resolve(
             raise InputError(f"professional.model: {error}") from None
         professional = professional.model_copy(update={"model_digest": digest})
     seed = config.seed.model_copy(update={"digest": config.seed.digest or seed_digest(config)})
-    return config.model_copy(update={"professional": professional, "seed": seed})
+    shown, compared = config.instructions, config.filters
+    of_shown = shown.examples_digest or instructions_digest(shown.examples, setting="instructions.examples")
+    of_compared = compared.against_digest or instructions_digest(compared.against, setting="filters.against")
+    return config.model_copy(
+        update={
+            "professional": professional,
+            "seed": seed,
+            "instructions": shown.model_copy(update={"examples_digest": of_shown}),
+            "filters": compared.model_copy(update={"against_digest": of_compared}),
+        }
+    )
 
 
 def public_tables(config: KnowledgeDistillationConfig) -> dict[str, str]:

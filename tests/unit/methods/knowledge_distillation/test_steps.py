@@ -18,8 +18,10 @@ from understudy.methods.knowledge_distillation.instructions import (
     Drawn,
     draw_instructions,
     few_shot_prompts,
+    read_examples,
 )
-from understudy.methods.knowledge_distillation.method import charged_settings
+from understudy.methods.knowledge_distillation.method import charged_settings, resolve
+from understudy.methods.knowledge_distillation.public_texts import compared_with
 from understudy.methods.knowledge_distillation.queries import queries_of, schedule_of
 from understudy.models.checkpoints import TrainingCheckpoint
 from understudy.models.loading import load_model
@@ -137,6 +139,22 @@ def test_both_zones_make_the_same_base_from_the_shared_seed_set(config, tmp_path
     pq.write_table(pa.table({"instruction": ["Name a tree."], "response": ["An oak."]}), path)
     with pytest.raises(InputError, match="pairs that the run began with"):
         shared_base(fixed)
+
+
+@pytest.mark.parametrize("setting", ["instructions.examples", "filters.against"])
+def test_public_instructions_are_part_of_what_a_run_is(setting, config, tmp_path):
+    """Their content is: a task that reads them by name would find its old result after an edit of the file."""
+    path = tmp_path / "public.csv"
+    path.write_text("instruction\nName a colour.\nName a bird.\n")
+    asked = apply_overrides(config, [f"{setting}={path}"])
+    first = resolve(asked, 100)
+    read_examples(first.instructions)
+    compared_with(first.filters)
+    assert charged_settings(first) == charged_settings(asked), "they meet no private pair"
+    path.write_text("instruction\nName a tree.\n")
+    assert resolve(asked, 100) != first
+    with pytest.raises(InputError, match=f"{setting}=.*texts that the run began with"):
+        [read_examples(first.instructions), compared_with(first.filters)]
 
 
 def test_tuning_goes_on_where_it_was_killed_and_ends_in_the_same_bytes(config, tmp_path):
