@@ -74,16 +74,17 @@ def purge_source(source: str, *, forget_rows: bool = False) -> dict[str, Any]:
     ledger = Ledger.open()
     ledger.source(source)
     # Noted before anything is removed: a purge that was interrupted is finished by calling it again.
-    note, unwanted = _unfinished(now, source)
+    charges = {made.id for made in ledger.charges(source)}
+    note, unwanted = _unfinished(now, source, charges)
     results = _drop_results(now, unwanted)
     checkpoints = len(leases.sweep(now.checkpoints_root, source=source))
-    access.purge(source)
+    access.purge(source, charges=charges)
     caches = _drop_caches(now, (*CACHES, ANSWERS))
     folders = remove_internal(source)
     plans = finished_plans.forget(source)
     ledger.purge(source, forget_rows=forget_rows)
-    for made in ledger.charges(source):
-        drop_release_log(made.id)
+    for charge in charges:
+        drop_release_log(charge)
     # Last, for a server may be away; private artifacts are not named there.
     recorded = tracking.mark_purged(name for name in unwanted if CONTENT_ID.fullmatch(name))
     note.unlink()
@@ -99,12 +100,13 @@ def purge_source(source: str, *, forget_rows: bool = False) -> dict[str, Any]:
     }
 
 
-def _unfinished(now: Settings, source: str) -> tuple[Path, set[str]]:
+def _unfinished(now: Settings, source: str, charges: set[str]) -> tuple[Path, set[str]]:
     """The note of a purge, and the ids that it removes: those of an interrupted one too."""
     name = hashlib.sha256(source.encode()).hexdigest()[:32]
     note = private_directory(now.private_root / "purges") / f"{name}.json"
     earlier = _named_in(note) or set()
-    found = earlier | {*private_store().derived_from(source), *exchange_store().derived_from(source)}
+    shared = exchange_store().derived_from(source, charges=charges)
+    found = earlier | {*private_store().derived_from(source), *shared}
     write_atomically(note, json.dumps(sorted(found)).encode())
     return note, found
 

@@ -11,7 +11,7 @@ is written beside its place, its manifest last, and then renamed: a crash leaves
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -64,9 +64,14 @@ def store_for(label: Label) -> ArtifactStore:
     return private_store() if label.kind == "private" else exchange_store()
 
 
-def purge(source: str) -> list[str]:
-    """Remove everything derived from the rows of `source`, in both stores; returns the ids removed."""
-    return [*private_store().purge(source), *exchange_store().purge(source)]
+def purge(source: str, *, charges: Collection[str]) -> list[str]:
+    """Remove everything derived from the rows of `source`, in both stores; returns the ids removed.
+
+    Args:
+        source: its name.
+        charges: ids of its charges: in the exchange store, which others may share, nothing else is of this source.
+    """
+    return [*private_store().purge(source), *exchange_store().purge(source, charges=charges)]
 
 
 def write_table(

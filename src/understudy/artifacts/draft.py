@@ -1,6 +1,7 @@
 """Drafts: directories beside the finished artifacts, locked by their writer and swept when it is dead."""
 
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from understudy.durable import sync
 from understudy.locks import try_lock
 
 DRAFT = ".tmp-"
+_DRAFT_NAME = re.compile(rf"{re.escape(DRAFT)}[0-9a-f]{{16}}([.]lock)?")
 
 
 @contextmanager
@@ -37,6 +39,8 @@ def new_name(root: Path) -> Path:
 def sweep(root: Path) -> None:
     """Remove the drafts under `root` whose writer is dead."""
     for path in root.glob(f"{DRAFT}*"):
+        if not _DRAFT_NAME.fullmatch(path.name):
+            continue  # a shared folder may hold others' temporary files
         lock = path.with_suffix(".lock")
         descriptor = try_lock(lock)
         if descriptor is None:

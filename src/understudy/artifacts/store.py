@@ -3,7 +3,7 @@
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -149,17 +149,27 @@ class ArtifactStore:
         sweep(self._local)
         return unwanted
 
-    def derived_from(self, source: str) -> list[str]:
-        """Ids of the artifacts whose label names `source`."""
-        return [m.id for m in self.manifests() if source in _sources(m.label)]
+    def derived_from(self, source: str, *, charges: Collection[str] | None = None) -> list[str]:
+        """Ids of the artifacts whose label names `source`.
 
-    def purge(self, source: str) -> list[str]:
+        Args:
+            source: its name.
+            charges: ids of its charges, in a store that others share, where another's source may have the same name: a
+                release of another charge is not of this source. None: all of that name.
+        """
+        return [m.id for m in self.manifests() if source in _sources(m.label, charges)]
+
+    def purge(self, source: str, *, charges: Collection[str] | None = None) -> list[str]:
         """Remove every artifact whose label names `source`: what is derived from its rows.
+
+        Args:
+            source: its name.
+            charges: as `derived_from`.
 
         Returns:
             The ids removed.
         """
-        unwanted = self.derived_from(source)
+        unwanted = self.derived_from(source, charges=charges)
         for name in unwanted:
             self._remove(name)
         sweep(self._local)
@@ -326,5 +336,6 @@ def _manifest(
     )
 
 
-def _sources(label: Label) -> set[str]:
-    return {*label.sources, *(guarantee.source for guarantee in label.guarantees)}
+def _sources(label: Label, charges: Collection[str] | None) -> set[str]:
+    counted = (guarantee for guarantee in label.guarantees if charges is None or guarantee.charge_id in charges)
+    return {*label.sources, *(guarantee.source for guarantee in counted)}

@@ -431,7 +431,7 @@ def test_purge_removes_what_comes_from_a_source_in_both_stores():
         write_table(TABLE, kind="table", label=released(GUARANTEE), parents=["source:reviews@c1"]),
     ]
     theirs = [write_public(), write_table(TABLE, kind="table", label=other)]
-    assert set(purge("reviews")) == {ref.id for ref in mine}
+    assert set(purge("reviews", charges={"c1"})) == {ref.id for ref in mine}
     for ref in theirs:
         path_of(ref)
     for ref in mine:
@@ -511,6 +511,28 @@ def test_gc_and_purge_behind_a_url_leave_what_is_no_artifact(bucket, monkeypatch
     assert exchange_store().gc(set()) == [], "a running run may have made it"
     memory.rm(f"{remote}/{again.id}", recursive=True)
     exchange_store()._remove(again.id)  # somebody else was faster
+
+
+def test_purge_in_a_shared_store_takes_only_what_its_own_charges_released():
+    """Another home may have a source of the same name."""
+    ours, theirs = (
+        write_table(TABLE, kind="table", label=released(GUARANTEE.model_copy(update={"charge_id": charge})))
+        for charge in ("c1", "c2")
+    )
+    rows = write_private()
+    assert set(purge("reviews", charges={"c1"})) == {rows.id, ours.id}
+    assert [ref.id for ref in exchange_store().refs()] == [theirs.id]
+
+
+def test_temporary_files_of_others_are_left_alone():
+    store = exchange_store()
+    write_public()
+    for name in (".tmp-backup", f".tmp-{'0' * 16}"):
+        (Path(store.root) / name).mkdir()
+        (Path(store.root) / f"{name}.lock").touch()
+    store.gc(set())
+    left = {path.name for path in Path(store.root).glob(".tmp-*")}
+    assert left == {".tmp-backup", ".tmp-backup.lock"}
 
 
 def test_gc_and_purge_behind_a_url(bucket):
