@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
+import pyarrow as pa
+
 from understudy.data import tables
 from understudy.evaluation.config import EvaluationConfig
 from understudy.evaluation.metrics import Metrics
@@ -44,9 +46,8 @@ def evaluate_tables(
     names = label_names or tables.labels_found(real_table, label_column)
     columns = tables.LabelledColumns(text=text_column, label=label_column, label_names=names)
     train_rows = tables.check_labelled(real_table, columns)
-    own = tables.LabelledColumns(label_names=train_rows.label_names)
     checked = {
-        "synthetic": tables.check_labelled(tables.read_source(synthetic), own),
+        "synthetic": _check_synthetic(tables.read_source(synthetic), label_names, train_rows.label_names),
         "train": train_rows,
         "test": tables.check_labelled(tables.read_source(test), columns),
     }
@@ -71,6 +72,18 @@ def evaluate_tables(
         about=About(made=f"{len(sets['synthetic'].texts)} labelled texts", label_names=train_rows.label_names),
     )
     return files, metrics
+
+
+def _check_synthetic(
+    table: pa.Table, label_names: dict[str, str] | None, names: tuple[str, ...]
+) -> tables.LabelledRows:
+    """The synthetic rows: labels by name, or in a column of numbers by the values that the real rows have."""
+    own = tables.LabelledColumns(label_names=names)
+    kind = table.schema.field(own.label).type if table.column_names.count(own.label) == 1 else pa.string()
+    if label_names and (pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
+        return tables.check_labelled(table, tables.LabelledColumns(label_names=label_names))
+    tables.refuse_positions(table, own.label, names)
+    return tables.check_labelled(table, own)
 
 
 def records_of(rows: tables.LabelledRows) -> list[dict[str, str]]:
