@@ -20,7 +20,7 @@ from measuring import arguments, chosen, spread, write_result
 
 from understudy.generation import nucleus
 from understudy.generation.config import SamplingConfig
-from understudy.generation.prompts import build_prompts
+from understudy.generation.prompts import build_prompts, special_token_ids
 from understudy.generation.sampling import sample
 from understudy.generation.step import Step
 from understudy.models.loading import LoadedModel, load_model
@@ -41,7 +41,7 @@ def draw(base: LoadedModel, options: argparse.Namespace, *, rows: int, flight: i
         config=SamplingConfig(max_new_tokens=options.tokens),
         seeds=range(rows),
         eos=prompts.end,
-        forbidden=tuple(base.tokenizer.all_special_ids),
+        forbidden=special_token_ids(base.tokenizer),
         step_hook=hook,
         batch_size=flight,
     )

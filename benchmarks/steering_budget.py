@@ -24,7 +24,7 @@ from sklearn.linear_model import LogisticRegression
 from tables import print_table, write_figures
 
 from understudy.generation.config import SamplingConfig, SteeringConfig
-from understudy.generation.prompts import build_prompts, encode_text, row_seeds, special_ids
+from understudy.generation.prompts import build_prompts, encode_text, row_seeds, special_ids, special_token_ids
 from understudy.generation.sampling import backbone, sample
 from understudy.generation.steering import steer_towards
 from understudy.models.loading import LoadedModel, load_model
@@ -126,7 +126,7 @@ def draw(
         config=SamplingConfig(max_new_tokens=32),
         seeds=row_seeds(0, range(len(wanted)), purpose="steering-budget"),
         eos=special_ids(base.tokenizer)[1],
-        forbidden=tuple(base.tokenizer.all_special_ids),
+        forbidden=special_token_ids(base.tokenizer),
         step_hook=steer_towards(torch.tensor(wanted), config=config, attribute=head, representation="mean"),
         batch_size=32,
     )

@@ -5,15 +5,18 @@ import json
 import math
 import shutil
 import stat
+from collections import Counter
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests_support import SMALL
 
+from understudy.artifacts.access import exchange_store, private_store, read_table
 from understudy.errors import InputError, UnderstudyError
 from understudy.privacy.ledger.ledger import Ledger
 from understudy.runs.further_texts import generate_more
+from understudy.runs.request import Budget
 from understudy.runs.split import LABELS_DISCLOSED
 from understudy.runs.validation import validate
 from understudy.settings import prepare_environment, settings
@@ -29,6 +32,24 @@ def with_server(prefect_server):
 @pytest.fixture
 def run(run_flow):
     return functools.partial(run_flow, "conditional-generation", tasks=COMPUTED)
+
+
+@pytest.mark.parametrize("sizes", ['{"good": 6, "bad": 2}', "as_in_data"])
+def test_text_without_private_rows_has_as_many_rows_of_each_label(sizes, run, request_of, tmp_path, private_rows):
+    """Another share of the labels would be told from the synthetic text's without any private row."""
+    places = [row for row, label in enumerate(private_rows["label"].to_pylist()) if label == "good" or row < 20]
+    pq.write_table(private_rows.take(places), tmp_path / "mostly-good.parquet")
+    given = {"data": str(tmp_path / "mostly-good.parquet"), "budget": Budget(epsilon=3, delta=5e-3)}
+    run(request_of(**given, overrides=(*SMALL, f"class_sizes={sizes}"), epsilon=float("inf")))
+    stores = (private_store(), exchange_store())
+    counts = {
+        ref.kind: Counter(read_table(ref)["label"].to_pylist())
+        for store in stores
+        for ref in store.refs()
+        if ref.kind in ("synthetic", "prompt-only")
+    }
+    assert counts["prompt-only"] == counts["synthetic"]
+    assert counts["synthetic"][1] > counts["synthetic"][0] > 0
 
 
 def test_a_run_ends_with_a_statement_and_a_second_one_charges_nothing(run, request_of, tmp_path, private_rows):

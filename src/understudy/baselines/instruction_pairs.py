@@ -17,7 +17,7 @@ from understudy.frozen import Frozen
 from understudy.generation import self_instruct
 from understudy.generation.config import SamplingConfig
 from understudy.generation.instructions import Pair, PairEncoder
-from understudy.generation.prompts import row_seeds
+from understudy.generation.prompts import row_seeds, special_token_ids
 from understudy.generation.sampling import sample
 from understudy.models.loading import LoadedModel
 from understudy.privacy import labels
@@ -96,9 +96,10 @@ def make_pairs(way: Way, model: LoadedModel, examples: Sequence[Pair], making: M
     Raises:
         InputError: not even one example fits the model's context.
     """
+    prompts = _prompts(way, model, examples, making)
     written = self_instruct.continue_prompts(
         model,
-        _prompts(way, model, examples, making),
+        [prompt.ids for prompt in prompts],
         sampling=making.requests,
         public_seed=making.public_seed,
         purpose="baseline/requests",
@@ -106,19 +107,20 @@ def make_pairs(way: Way, model: LoadedModel, examples: Sequence[Pair], making: M
     )
     if way.steps == 1:
         return [pair for text in written if (pair := self_instruct.first_pair(text)) is not None]
-    requests = [text for text in map(self_instruct.first_entry, written) if text]
+    entries = (self_instruct.first_entry(text, shown=p.shown) for text, p in zip(written, prompts, strict=True))
+    requests = [text for text in entries if text]
     answers = _answers(model, requests, making)
     return [Pair(*both) for both in zip(requests, answers, strict=True) if both[1]]
 
 
-def _prompts(way: Way, model: LoadedModel, examples: Sequence[Pair], making: Making) -> list[list[int]]:
+def _prompts(way: Way, model: LoadedModel, examples: Sequence[Pair], making: Making) -> list[self_instruct.FewShot]:
     def write(chosen: Sequence[int]) -> str:
         shown = [examples[place] for place in chosen]
         if way.steps == 1:
             return self_instruct.pair_prompt(shown, about=making.about)
         return self_instruct.list_prompt([pair.instruction for pair in shown], about=making.about)
 
-    return self_instruct.few_shot_prompts(
+    return self_instruct.few_shots(
         model,
         write,
         examples=len(examples),
@@ -142,7 +144,7 @@ def _answers(model: LoadedModel, requests: Sequence[str], making: Making) -> lis
         config=making.answers,
         seeds=row_seeds(making.public_seed, range(len(requests)), purpose="baseline/answers"),
         eos=encoder.end,
-        forbidden=[token for token in model.tokenizer.all_special_ids if token != encoder.end],
+        forbidden=special_token_ids(model.tokenizer),
         batch_size=making.batch_size,
     )
     return [encoder.decode(tokens) for tokens in drawn]

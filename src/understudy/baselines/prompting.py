@@ -31,6 +31,7 @@ from understudy.generation.prompts import (
     padded_left,
     row_seeds,
     special_ids,
+    special_token_ids,
     uses_chat,
 )
 from understudy.generation.sampling import sample
@@ -172,7 +173,7 @@ def _write(
                     for label, number in (wanted[row] for row in batch)
                 ],
                 eos=end,
-                forbidden=tuple(loaded.tokenizer.all_special_ids),
+                forbidden=special_token_ids(loaded.tokenizer),
             )
             for row, tokens in zip(batch, drawn, strict=True):
                 texts[row] = _first_line(loaded, tokens)

@@ -23,7 +23,7 @@ from understudy.evaluation.language_model import pad
 from understudy.evaluation.next_token import descend
 from understudy.frozen import Profile, Profiled, Profiles
 from understudy.generation.config import SamplingConfig
-from understudy.generation.prompts import padded_left, row_seeds, special_ids
+from understudy.generation.prompts import padded_left, row_seeds, special_ids, special_token_ids
 from understudy.generation.sampling import sample
 from understudy.models.loading import LoadedModel
 from understudy.models.lora import attach, trainable_parameters
@@ -145,7 +145,7 @@ def draw_texts(
             config=sampling,
             seeds=row_seeds(public_seed, rows, purpose="continuation"),
             eos=eos,
-            forbidden=tuple(loaded.tokenizer.all_special_ids),
+            forbidden=special_token_ids(loaded.tokenizer),
         )
         texts += [_readable(loaded, tokens, stop) for tokens in drawn]
         if progress is not None:

@@ -21,8 +21,6 @@ from understudy.generation.sampling import sample
 from understudy.models.loading import LoadedModel
 from understudy.progress import Progress
 
-# Some entry's number, where it is not known which is next: at the beginning, or behind the end of a sentence.
-_SOME_NUMBER = r"(?:^|(?<=[.!?])\s+)\d{1,3}"
 _REQUEST, _ANSWER = "Request:", "Answer:"
 
 
@@ -39,22 +37,20 @@ class FewShot:
     shown: int
 
 
-def first_entry(text: str, *, shown: int | None = None) -> str:
+def first_entry(text: str, *, shown: int) -> str:
     """The first entry of a continued list: what stands before the list's next number, or before a line break.
 
     Numbers of the entry's own stay in it.
 
     Args:
         text: what a model wrote behind the number of the entry.
-        shown: entries that the prompt showed, so that this one is `shown + 1`. None: not known; then any number behind
-            the end of a sentence counts as the next one.
+        shown: entries that the prompt showed, so that this one is `shown + 1`.
 
     >>> first_entry(" The patient is 67. Why does she cough? 5. Name a bird.", shown=3)
     'The patient is 67. Why does she cough?'
     """
-    number = _SOME_NUMBER if shown is None else rf"(?:^|\s+){shown + 2}"
     line = text.strip().partition("\n")[0]
-    return " ".join(re.split(rf"{number}[.)]\s", line, maxsplit=1)[0].split())
+    return " ".join(re.split(rf"(?:^|\s+){shown + 2}[.)]\s", line, maxsplit=1)[0].split())
 
 
 def first_pair(text: str) -> Pair | None:
@@ -124,11 +120,6 @@ def few_shots(
             )
         prompts.append(fitting)
     return prompts
-
-
-def few_shot_prompts(model: LoadedModel, write: Callable[[Sequence[int]], str], **asked: int) -> list[list[int]]:
-    """The token ids of `few_shots`, which has the same arguments."""
-    return [prompt.ids for prompt in few_shots(model, write, **asked)]
 
 
 def continue_prompts(

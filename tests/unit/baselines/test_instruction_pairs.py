@@ -7,7 +7,7 @@ from understudy.baselines.instruction_pairs import WAYS, Making, label_of, make_
 from understudy.errors import InputError
 from understudy.generation.config import SamplingConfig
 from understudy.generation.instructions import Pair
-from understudy.generation.self_instruct import first_entry, first_pair
+from understudy.generation.self_instruct import first_pair
 from understudy.models.loading import load_model
 from understudy.privacy import labels
 
@@ -53,20 +53,6 @@ def test_examples_that_do_not_fit_are_refused(base):
     long = [Pair("word " * 600, "a")]
     with pytest.raises(InputError, match="no room for one example"):
         make_pairs(WAYS["self_instruct"], base, long, MAKING)
-
-
-@pytest.mark.parametrize(
-    ("drawn", "first"),
-    [
-        (" Why is the sky blue?\n5. Name a bird.", "Why is the sky blue?"),
-        (" Why is the sky blue? 12) Name a bird.", "Why is the sky blue?"),
-        ("Give 3.5 reasons", "Give 3.5 reasons"),
-        ("\n\nWhat?", "What?"),
-        ("   ", ""),
-    ],
-)
-def test_the_first_entry_of_a_continued_list(drawn, first):
-    assert first_entry(drawn) == first
 
 
 def test_half_a_pair_is_none():

@@ -11,7 +11,6 @@ from understudy.generation import self_instruct
 from understudy.generation.config import SamplingConfig
 from understudy.generation.self_instruct import (
     continue_prompts,
-    few_shot_prompts,
     few_shots,
     first_entry,
     list_prompt,
@@ -30,7 +29,6 @@ OWN_NUMBERS = [
 @pytest.mark.parametrize("entry", OWN_NUMBERS)
 def test_numbers_of_an_entry_stay_in_it(entry):
     assert first_entry(f" {entry}", shown=3) == entry
-    assert first_entry(f" {entry}") == entry, "also where nobody knows what the next number is"
     assert first_entry(f" {entry} 5. Name a fish. 6. Name a tree.", shown=3) == entry
     assert first_entry(f" {entry}\n5. Name a fish.", shown=3) == entry
 
@@ -43,6 +41,7 @@ def test_numbers_of_an_entry_stay_in_it(entry):
         (" Name a bird that is not 5.", "Name a bird that is not 5."),
         (" Sum up page 15. Then stop.", "Sum up page 15. Then stop."),
         (" Is it 4. or 6. in this list?", "Is it 4. or 6. in this list?"),
+        ("\n\nWhat?", "What?"),
         (" 5. Name a bird.", ""),
         ("   ", ""),
     ],
@@ -55,15 +54,14 @@ def test_a_prompt_says_how_many_examples_it_shows(tiny_llama):
     def write(chosen):
         return list_prompt([EXAMPLES[place] for place in chosen], about="birds")
 
-    def prompts(room, make=few_shots):
-        return make(tiny_llama, write, examples=6, shots=3, count=4, room=room, seed=0)
+    def prompts(room):
+        return few_shots(tiny_llama, write, examples=6, shots=3, count=4, room=room, seed=0)
 
     longest = max(len(prompt.ids) for prompt in prompts(1000))
     for room, most in ((1000, 3), (longest - 10, 2)):
         found = prompts(room)
         assert {prompt.shown for prompt in found} == {most}
         assert all(tiny_llama.tokenizer.decode(one.ids).endswith(f"\n{one.shown + 1}.") for one in found)
-        assert prompts(room, few_shot_prompts) == [prompt.ids for prompt in found]
     with pytest.raises(InputError, match="one example"):
         prompts(5)
 

@@ -19,7 +19,7 @@ import torch
 
 from understudy.errors import InputError
 from understudy.evaluation import encoder
-from understudy.generation.prompts import row_seeds
+from understudy.generation.prompts import row_seeds, special_token_ids
 from understudy.generation.sampling import sample
 from understudy.generation.steering import steer_towards
 from understudy.methods.conditional_generation.class_means import ClassMeans, check_encoder, margins, nearest
@@ -133,7 +133,7 @@ def _draw(
         config=config.generate.sampling,
         seeds=seeds,
         eos=prompts.end,
-        forbidden=tuple(trained.tokenizer.all_special_ids),
+        forbidden=special_token_ids(trained.tokenizer),
         step_hook=hook,
         batch_size=size,
         progress=progress,

@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from understudy.compute import widened
 from understudy.errors import InputError
-from understudy.generation.prompts import position_ids
+from understudy.generation.prompts import position_ids, special_token_ids
 from understudy.generation.sampling import KeyValues, advance, next_logits
 
 Metric = Literal["cosine", "l2"]
@@ -58,7 +58,7 @@ def allowed_tokens(tokenizer: Any, kind: Literal["printable", "all"]) -> Tensor:
         `(vocab,)` bool, one entry per id of the tokenizer.
     """
     count = len(tokenizer)
-    special = set(tokenizer.all_special_ids)
+    special = set(special_token_ids(tokenizer))
     mask = torch.tensor([token not in special for token in range(count)], device="cpu")
     if kind == "printable":
         texts = tokenizer.batch_decode([[token] for token in range(count)], clean_up_tokenization_spaces=False)

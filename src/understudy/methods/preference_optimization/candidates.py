@@ -17,7 +17,7 @@ from torch import Tensor
 
 from understudy.generation.answers import Asking, asked_once
 from understudy.generation.endpoints import Endpoint
-from understudy.generation.prompts import end_token, padded_left, special_ids
+from understudy.generation.prompts import end_token, padded_left, special_ids, special_token_ids
 from understudy.generation.sampling import Step, StepHook, sample
 from understudy.methods.preference_optimization.config import CandidateConfig
 from understudy.methods.preference_optimization.prompts import RoundSeed, prompt_tokens
@@ -139,7 +139,7 @@ def _draw(
         config=config.sampling,
         seeds=seeds,
         eos=eos,
-        forbidden=tuple(loaded.tokenizer.all_special_ids),
+        forbidden=special_token_ids(loaded.tokenizer),
         step_hook=None if config.in_chat else _end_at_line_break(loaded.tokenizer, rows=len(seeds), eos=eos),
     )
     return [_text_of(_decode(loaded.tokenizer, tokens), config) for tokens in drawn]

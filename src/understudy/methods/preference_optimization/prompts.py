@@ -18,7 +18,7 @@ import numpy as np
 from jinja2 import TemplateError
 
 from understudy.errors import InputError
-from understudy.generation.prompts import row_seeds, special_ids
+from understudy.generation.prompts import row_seeds, special_ids, special_token_ids
 from understudy.methods.preference_optimization.config import CandidateConfig, public_words
 from understudy.models.loading import LoadedModel
 
@@ -90,7 +90,7 @@ def prompt_tokens(loaded: LoadedModel, prompt: str) -> list[int]:
     """Token ids of a prompt behind BOS, as the policy reads it; a chat template brings its own."""
     tokenizer: Any = loaded.tokenizer
     ids: list[int] = tokenizer.encode(prompt, add_special_tokens=False, verbose=False)
-    return ids if ids and ids[0] in tokenizer.all_special_ids else [special_ids(tokenizer)[0], *ids]
+    return ids if ids and ids[0] in special_token_ids(tokenizer) else [special_ids(tokenizer)[0], *ids]
 
 
 def _words(config: CandidateConfig, label: str | None) -> str:

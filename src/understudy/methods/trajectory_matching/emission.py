@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from understudy.generation.prompts import special_token_ids
 from understudy.methods.trajectory_matching.distil import Distilled, nearest_tokens
 from understudy.tensor_files import load_tensors, save_tensors
 
@@ -21,7 +22,7 @@ PROMPTS_FILE = "pseudo_tokens.safetensors"
 def ordinary_tokens(tokenizer: Any, vocabulary: int) -> Tensor:
     """`(vocabulary,)` bool: tokens that are text of their own, which reads back as it was written."""
     allowed = torch.zeros(vocabulary, dtype=torch.bool, device="cpu")
-    special = set(tokenizer.all_special_ids)
+    special = set(special_token_ids(tokenizer))
     for token in range(min(vocabulary, len(tokenizer))):
         text = tokenizer.decode([token])
         allowed[token] = token not in special and bool(text.strip()) and text.isprintable() and "\ufffd" not in text

@@ -151,6 +151,10 @@ def test_each_control_is_the_attack_on_its_own_model(folder, sets, monkeypatch):
     assert found.values["audit.mia.auc"] == pytest.approx(0.5 + 0.5 * 0.25)
     assert found.values["audit.mia.null_control.auc"] == pytest.approx(0.5)
     assert found.values["audit.mia.positive_control.advantage"] == 1
+    assert "audit.mia.detectable_epsilon" in found.values
+    known[6] = 1.0
+    confounded = measure_transfer(conditions, test, own=folder, label_words=SENTIMENT_WORDS, config=CONFIG)
+    assert "audit.mia.detectable_epsilon" not in confounded.values, "the null control is told apart"
 
 
 def test_without_prompt_only_text_the_null_control_is_the_untuned_model(folder, sets):
