@@ -48,7 +48,7 @@ _PURPOSE = re.compile(r"[a-z0-9][a-z0-9_./-]*")
 # Name of the tensor of a release log's file that tells which query it answered.
 _TAG = "release log.tag"
 # Values of noise that are held at a time, whole blocks.
-_NOISE_AT_ONCE: Final = 64 * BLOCK
+_NOISE_AT_ONCE: Final = 8 * BLOCK
 
 
 @dataclass(frozen=True)
