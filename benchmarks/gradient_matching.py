@@ -49,11 +49,15 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--datasets", nargs="+", choices=list(DATASETS), default=list(DATASETS))
     parser.add_argument("--tables", nargs="+", choices=TABLES, default=list(TABLES))
     parser.add_argument("--arms", nargs="+", help="only cells of these arms; default: all")
+    parser.add_argument("--scarce", type=int, nargs="*", default=list(SCARCE), help="only these numbers of real rows")
+    parser.add_argument("--epsilons", type=float, nargs="+", help="only cells of these epsilons; default: all")
     parser.add_argument("--samples", type=int, default=40, help="synthetic rows")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--inner-steps", type=int, default=10)
     parser.add_argument("--oversample", type=float, default=2.0, help="texts matched per text wanted")
     parser.add_argument("--compared", type=int, default=40, help="matched texts that plain samples are compared with")
+    parser.add_argument("--models", nargs="+", default=["tiny-llama", "tiny-gpt2"], help="the first one is matched")
+    parser.add_argument("--about", action="store_true", help="words and prompts as in a user's first command")
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="PATH=VALUE")
     parser.add_argument("--full-reports", action="store_true", help="seed 0: also distances, likelihood, membership")
     return parse(parser)
@@ -72,10 +76,18 @@ def wanted(options: argparse.Namespace) -> Iterator[Cell]:
     seen: set[Cell] = set()
     for seed in options.seeds:
         for table, cell in of_seed(options.datasets, seed, first=seed == options.seeds[0]):
-            fits = table in options.tables and (options.arms is None or cell.arm in options.arms)
-            if fits and cell not in seen:
+            if table in options.tables and fits(cell, options) and cell not in seen:
                 seen.add(cell)
                 yield cell
+
+
+def fits(cell: Cell, options: argparse.Namespace) -> bool:
+    """Whether a cell is among those asked for."""
+    return (
+        (options.arms is None or cell.arm in options.arms)
+        and (not cell.real or cell.real in options.scarce)
+        and (not cell.target or options.epsilons is None or cell.epsilon in options.epsilons)
+    )
 
 
 def of_seed(datasets: list[str], seed: int, *, first: bool) -> Iterator[tuple[str, Cell]]:

@@ -190,7 +190,7 @@ def worth(settings: Settings, cell: Cell, found: Mapping[str, Any], rows: Sequen
     labels = np.asarray(found["label"], np.int64)[list(rows)]
     chosen = LabelledTexts([found["text"][row] for row in rows], labels, DATASETS[cell.dataset].label_names)
     (model,) = settings.models
-    right = verdicts(settings, cell.dataset, model, tune(cell.matched, model, chosen)).correct
+    right = verdicts(settings, cell.matched, model, tune(settings, cell.matched, model, chosen)).correct
     return {
         "rows": len(rows),
         "loss": float(np.median(losses(yardstick(settings, cell.matched), chosen))),

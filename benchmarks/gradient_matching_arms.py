@@ -32,9 +32,8 @@ from understudy.baselines import prompting, selection
 from understudy.errors import InputError
 from understudy.evaluation.rows import LabelledTexts, labelled_texts
 from understudy.generation.config import SamplingConfig
-from understudy.generation.prompts import Instruction
 from understudy.methods.gradient_matching.config import GradientMatchingConfig
-from understudy.methods.gradient_matching.optimise import match_shard
+from understudy.methods.gradient_matching.optimise import instruction_of, match_shard
 from understudy.methods.gradient_matching.shards import shards
 from understudy.methods.gradient_matching.synthesis import select_texts
 
@@ -57,8 +56,8 @@ def figures(settings: Settings, cell: Cell) -> dict[str, Any]:
         return result
     correct, tuned = {}, []
     for model in settings.models:
-        tuned.append(tune(cell, model, rows))
-        found = verdicts(settings, cell.dataset, model, tuned[-1])
+        tuned.append(tune(settings, cell, model, rows))
+        found = verdicts(settings, cell, model, tuned[-1])
         correct[model] = "".join("01"[int(right)] for right in found.correct)
     result |= {"correct": correct, "tuning_cpu_seconds": time.process_time() - made}
     if rows is None:
@@ -76,7 +75,7 @@ def reports_of(settings: Settings, cell: Cell, texts: list[tuple[int, str]]) -> 
     """The reports of rows that were made and judged before."""
     labels = np.asarray([label for label, _ in texts], np.int64)
     rows = LabelledTexts([text for _, text in texts], labels, DATASETS[cell.dataset].label_names)
-    return full_reports(settings, cell, rows, tune(cell, settings.models[0], rows))
+    return full_reports(settings, cell, rows, tune(settings, cell, settings.models[0], rows))
 
 
 def make(settings: Settings, cell: Cell) -> Made:
@@ -135,7 +134,7 @@ def drawn(settings: Settings, dataset: str, path: Path, *, rows: int, longest: i
             model_of(config.model),
             declared.label_names,
             rows,
-            instruction=Instruction(declared.instruction),
+            instruction=instruction_of(config),
             sampling=SamplingConfig(max_new_tokens=longest),
             public_seed=seed,
         )
@@ -152,7 +151,7 @@ def few_shot(settings: Settings, cell: Cell) -> LabelledTexts:
         model_of(config.model),
         shown,
         settings.samples,
-        instruction=Instruction(declared.instruction),
+        instruction=instruction_of(config),
         sampling=SamplingConfig(max_new_tokens=_LONGEST),
         public_seed=cell.seed,
     )

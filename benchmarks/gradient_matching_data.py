@@ -22,9 +22,11 @@ from torch import Tensor
 from understudy.evaluation.label_model import LabelModel, encode_rows, last_states
 from understudy.evaluation.rows import LabelledTexts
 from understudy.evaluation.transfer import TransferConfig, WordsOf
+from understudy.methods.gradient_matching.calibration import resolve_for
 from understudy.methods.gradient_matching.config import GradientMatchingConfig, VerbalizerConfig
 from understudy.methods.gradient_matching.targets import TargetSpace, target_space
 from understudy.methods.gradient_matching.verbalizer import build_verbalizer
+from understudy.models.named import NAMED_MODELS
 from understudy.runs.overrides import apply_overrides
 
 # An epsilon at which 50 rows together hardly change what comes out: what matching to noise looks like.
@@ -40,6 +42,7 @@ class Dataset:
     template: str
     instruction: str
     test: str
+    about: str
 
 
 DATASETS = {
@@ -49,6 +52,7 @@ DATASETS = {
         template=" It was",
         instruction="Write a movie review. Sentiment: {label}\nReview:",
         test="test",
+        about="one-sentence film reviews",
     ),
     # Its published test split is not at hand: the validation split, which nothing is tuned on, takes its place.
     "tweet_emotion": Dataset(
@@ -57,6 +61,7 @@ DATASETS = {
         template=" I feel",
         instruction="Write a tweet. Emotion: {label}\nTweet:",
         test="validation",
+        about="tweets",
     ),
 }
 
@@ -76,6 +81,8 @@ class Settings:
         models: target models that are fine-tuned; the first is the one whose gradient is matched.
         compared: matched texts that are compared with plain samples.
         full_reports: also measure what the paper's figures show, at seed 0.
+        about: words, template and label check are the method's own choice, and prompts say what the rows are, as in a
+            user's first command with `--about`. Off: what `DATASETS` declares.
     """
 
     data: Path
@@ -88,6 +95,7 @@ class Settings:
     models: tuple[str, ...] = ("tiny-llama", "tiny-gpt2")
     compared: int = 40
     full_reports: bool = False
+    about: bool = False
 
 
 @dataclass(frozen=True)
@@ -119,35 +127,53 @@ class Cell:
 
 
 def configure(settings: Settings, cell: Cell) -> GradientMatchingConfig:
-    """The method's settings of a cell; its defaults but for what is declared and asked for."""
+    """The method's settings of a cell: its defaults but for what is declared and asked for, nothing left to choose."""
+    asked, names = asked_for(settings, cell), DATASETS[cell.dataset].label_names
+    kept = settings.cache / "calibrations"
+    return resolve_for(asked, names, base=lambda: model_of(asked.model), kept_in=kept) if settings.about else asked
+
+
+def asked_for(settings: Settings, cell: Cell) -> GradientMatchingConfig:
+    """The settings of a cell before the method has chosen words where it may."""
     declared = DATASETS[cell.dataset]
+    words = {
+        "verbalizer": {"template": declared.template, "words": declared.words},
+        "projection": {"instruction": declared.instruction},
+    }
     config = GradientMatchingConfig.model_validate(
         {
             "samples": settings.samples,
             "public_seed": cell.seed,
-            "verbalizer": {"template": declared.template, "words": declared.words},
             "target": {"kind": cell.target} if cell.target else {},
             "matching": {"rounds": settings.rounds, "inner_steps": settings.inner_steps},
-            "projection": {"instruction": declared.instruction},
             "filter": {"oversample": settings.oversample},
+            "model": settings.models[0],
         }
+        | ({"about": declared.about} if settings.about else words)
     )
     return apply_overrides(config, list(settings.overrides))
 
 
 def transfer_config(model: str) -> TransferConfig:
-    """200 steps of 16 rows at most, whatever the table's size, which bounds the cost of all real rows."""
-    return TransferConfig(profile="tiny", base=model)
+    """200 steps of 16 rows at most, whatever the table's size, which bounds the cost of all real rows.
+
+    The upper two fifths of the layers are trained, as `tiny` does with the shipped models.
+    """
+    config = TransferConfig(profile="tiny", base=model)
+    if (named := NAMED_MODELS.get(model)) is not None and named.is_shipped:
+        return config
+    layers = int(model_of(model).model.config.num_hidden_layers)
+    return config.model_copy(update={"frozen_lower_layers": layers * 3 // 5})
 
 
 def digest_of(settings: Settings, cell: Cell) -> str:
     """Short digest of every setting that a cell's figures depend on: a cell of other settings is done again."""
     facts = {
-        "config": json.loads(configure(settings, cell).model_dump_json(exclude={"model_digest"})),
+        "config": json.loads(asked_for(settings, cell).model_dump_json(exclude={"model_digest"})),
         "transfer": [transfer_config(model).model_dump() for model in settings.models],
         "compared": settings.compared if cell.arm == "plain samples" else None,
         "models": [model_of(model).digest for model in settings.models],
-        "dataset": asdict(DATASETS[cell.dataset]),
+        "dataset": {key: value for key, value in asdict(DATASETS[cell.dataset]).items() if key != "about"},
     }
     return short_digest(facts)
 
@@ -163,11 +189,9 @@ def read(data: Path, dataset: str, split: str) -> LabelledTexts:
     return LabelledTexts(table["text"].to_pylist(), labels, declared.label_names)
 
 
-def words_of(dataset: str) -> WordsOf:
-    """Label words and template of a data set in any tokenizer."""
-    declared = DATASETS[dataset]
-    config = VerbalizerConfig(template=declared.template, words=declared.words)
-    return partial(build_verbalizer, label_names=declared.label_names, config=config)
+def words_of(dataset: str, config: VerbalizerConfig) -> WordsOf:
+    """Label words and template of a run in any tokenizer."""
+    return partial(build_verbalizer, label_names=DATASETS[dataset].label_names, config=config)
 
 
 def taken(settings: Settings, cell: Cell) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -185,6 +209,13 @@ def taken(settings: Settings, cell: Cell) -> np.ndarray[Any, np.dtype[np.int64]]
 def subset(rows: LabelledTexts, chosen: Sequence[int] | np.ndarray[Any, Any]) -> LabelledTexts:
     """Some of the rows, in the given order."""
     return LabelledTexts([rows.texts[i] for i in chosen], np.asarray(rows.labels)[chosen], rows.label_names)
+
+
+def words_key(settings: Settings, cell: Cell) -> str:
+    """What tells the words and template of a cell apart from others of its data set; empty for the declared ones."""
+    if not settings.about:
+        return ""
+    return "-" + short_digest(configure(settings, cell).verbalizer.model_dump(mode="json"))
 
 
 def embeddings(settings: Settings, dataset: str, split: str) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -206,9 +237,10 @@ def states(settings: Settings, cell: Cell) -> Tensor:
     """
     config = configure(settings, cell)
     base = model_of(config.model)
-    path = settings.cache / f"{cell.dataset}-states-{base.digest[:8]}-{config.max_length}.npy"
+    key = f"{base.digest[:8]}-{config.max_length}{words_key(settings, cell)}"
+    path = settings.cache / f"{cell.dataset}-states-{key}.npy"
     if not path.exists():
-        words = words_of(cell.dataset)(base.tokenizer)
+        words = words_of(cell.dataset, config.verbalizer)(base.tokenizer)
         target = LabelModel(base.model, base.tokenizer, words, config.max_length)
         encoded = encode_rows(target, read(settings.data, cell.dataset, "train").texts)
         order = torch.tensor(sorted(range(len(encoded)), key=lambda row: len(encoded[row])))
@@ -221,7 +253,8 @@ def states(settings: Settings, cell: Cell) -> Tensor:
 def space_of(config: GradientMatchingConfig, dataset: str, *, seed: int) -> TargetSpace:
     """The space of the matched model's gradients."""
     base = model_of(config.model)
-    return target_space(base.model, words_of(dataset)(base.tokenizer), config.target, public_seed=seed)
+    words = words_of(dataset, config.verbalizer)(base.tokenizer)
+    return target_space(base.model, words, config.target, public_seed=seed)
 
 
 def dataset_of(label_names: Sequence[str]) -> str:

@@ -16,6 +16,7 @@ from cells import write
 from gradient_matching_data import (
     Cell,
     Settings,
+    configure,
     dataset_of,
     embeddings,
     read,
@@ -31,7 +32,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from understudy.evaluation.label_model import LabelModel, encode_rows, padded
 from understudy.evaluation.rows import LabelledTexts
-from understudy.evaluation.transfer import fine_tune, load_label_model
+from understudy.evaluation.transfer import WordsOf, fine_tune, load_label_model
 from understudy.evaluation.utility import Predictions, score
 from understudy.methods.gradient_matching.evaluation import losses_of
 from understudy.methods.gradient_matching.release import Target
@@ -47,22 +48,27 @@ def losses(target: Target, rows: LabelledTexts) -> np.ndarray[Any, np.dtype[np.f
     config, names = target.settings, rows.label_names
     base = model_of(config.model)
     space = space_of(config, dataset_of(names), seed=config.public_seed)
-    verbalizer = words_of(dataset_of(names))(base.tokenizer)
+    verbalizer = words_of(dataset_of(names), config.verbalizer)(base.tokenizer)
     return losses_of(rows, target, base=base, space=space, verbalizer=verbalizer)
 
 
-def tune(cell: Cell, model: str, rows: LabelledTexts | None) -> LabelModel:
+def tune(settings: Settings, cell: Cell, model: str, rows: LabelledTexts | None) -> LabelModel:
     """The target model after its last step; as it is shipped without rows."""
-    config, words = transfer_config(model), words_of(cell.dataset)
+    config, words = transfer_config(model), cell_words(settings, cell)
     if rows is None:
         return load_label_model(label_words=words, config=config)
     return fine_tune(rows, label_words=words, config=config, seed=cell.seed)
 
 
-def verdicts(settings: Settings, dataset: str, model: str, tuned: LabelModel) -> Predictions:
+def cell_words(settings: Settings, cell: Cell) -> WordsOf:
+    """The words of a cell's run, in the tokenizer of whatever model is fine-tuned."""
+    return words_of(cell.dataset, configure(settings, cell).verbalizer)
+
+
+def verdicts(settings: Settings, cell: Cell, model: str, tuned: LabelModel) -> Predictions:
     """`label_model.predict` of the test rows, the frozen layers' part of it computed once per model and process."""
     count = transfer_config(model).frozen_lower_layers
-    sequences, entering = entering_test(settings, dataset, model)
+    sequences, entering = entering_test(settings, cell.dataset, model, cell.seed if settings.about else 0)
     head, tokens = tuned.model.get_output_embeddings(), tuned.words.token_ids
     order, found = by_length(sequences), []
     with torch.no_grad():
@@ -73,14 +79,15 @@ def verdicts(settings: Settings, dataset: str, model: str, tuned: LabelModel) ->
             last = last_state(tuned.model, count, input_ids=ids, attention_mask=mask, states=states)
             found.append(head(last)[:, tokens].argmax(-1))
     predicted = torch.cat(found)[order.argsort()].numpy()
-    return score(predicted, read(settings.data, dataset, "test").labels)
+    return score(predicted, read(settings.data, cell.dataset, "test").labels)
 
 
 @lru_cache(maxsize=4)
-def entering_test(settings: Settings, dataset: str, model: str) -> tuple[list[list[int]], list[Tensor]]:
+def entering_test(settings: Settings, dataset: str, model: str, seed: int) -> tuple[list[list[int]], list[Tensor]]:
     """Encoded test rows and the states that enter the first trained layer, one `(length, d)` each."""
     config = transfer_config(model)
-    target = load_label_model(label_words=words_of(dataset), config=config)
+    words = cell_words(settings, Cell(dataset, "test", None, seed=seed))
+    target = load_label_model(label_words=words, config=config)
     sequences = encode_rows(target, read(settings.data, dataset, "test").texts)
     order, found = by_length(sequences), []
     for part in order.split(_CHUNK):
@@ -154,7 +161,7 @@ def gradient_errors(settings: Settings, cell: Cell, rows: LabelledTexts) -> list
     train = read(settings.data, cell.dataset, "train")
     chosen = np.random.default_rng([cell.seed, 2]).permutation(len(train.texts))[:_ERROR_ROWS]
     callback, found = record_errors(rows, subset(train, chosen))
-    config, words = transfer_config(settings.models[0]), words_of(cell.dataset)
+    config, words = transfer_config(settings.models[0]), cell_words(settings, cell)
     fine_tune(rows, label_words=words, config=config, seed=cell.seed, callback=callback)
     return [[step, error.last_layer] for step, error in found]
 

@@ -11,7 +11,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from gradient_matching_data import DATASETS, Cell, Settings, configure, read, save, space_of, states, taken
+from gradient_matching_data import (
+    DATASETS,
+    Cell,
+    Settings,
+    configure,
+    read,
+    save,
+    space_of,
+    states,
+    taken,
+    words_key,
+)
 from simulation import charge, model_of, noise_facts, register
 from torch import Tensor
 
@@ -45,9 +56,9 @@ def exact_sums(settings: Settings, cell: Cell, config: GradientMatchingConfig) -
 
 def yardstick(settings: Settings, cell: Cell) -> Target:
     """The exact head gradient of all training rows: one measure for every arm and target kind; internal."""
-    head = Cell(cell.dataset, "yardstick", None, target="head")
+    head = Cell(cell.dataset, "yardstick", None, target="head", seed=cell.seed if settings.about else 0)
     config = configure(settings, head)
-    path = settings.cache / f"{cell.dataset}-head-{model_of(config.model).digest[:8]}.npy"
+    path = settings.cache / f"{cell.dataset}-head-{model_of(config.model).digest[:8]}{words_key(settings, head)}.npy"
     if not path.exists():
         save(path, exact_sums(settings, head, config).numpy())
     return as_target(torch.from_numpy(np.load(path)), config, cell.dataset)
