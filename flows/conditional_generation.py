@@ -32,5 +32,5 @@ def conditional_generation(request: RunRequest) -> Exported:
         synthetic = generate(model, run.config)
         baseline = prompt_only(run.config, names, model if run.config.class_sizes == "as_in_data" else None)
         measuring = EvaluationConfig(profile=request.profile)
-        metrics = evaluate(synthetic, rows, test_rows, baseline, names, measuring)
+        metrics = evaluate(synthetic, rows, test_rows, baseline, names, measuring, run.config.reading)
         return run.export(model, synthetic, metrics)

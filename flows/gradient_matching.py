@@ -44,7 +44,8 @@ def gradient_matching(request: RunRequest) -> Exported:
         baseline = zero_shot(
             config.model, config.model_digest, names, *asked, config.samples, sampling, config.public_seed
         )
-        metrics = evaluate(synthetic, rows, test_rows, baseline, names, EvaluationConfig(profile=request.profile))
+        measuring = EvaluationConfig(profile=request.profile)
+        metrics = evaluate(synthetic, rows, test_rows, baseline, names, measuring, config.reading)
         bound = run.plan.description.dry_run["signal_to_noise_bound"]
         sizes = MatchingEvaluationConfig(profile=request.profile)
         tables = {"synthetic": synthetic, "train": rows, "test": test_rows, "prompt_only": baseline}

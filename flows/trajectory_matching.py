@@ -42,7 +42,7 @@ def trajectory_matching(request: RunRequest) -> Exported:
         resembled = read_public_rows(target, "selection.target") if target is not None else None
         selected = select_rows(carriers, resembled, config)
         distilled = distil(trajectories, selected, config)
-        metrics = evaluate_tuning(distilled, trajectories, test_rows, config)
+        metrics = evaluate_tuning(distilled, trajectories, rows, test_rows, config)
         return run.export(distilled, emit_text(distilled), metrics)
 
 

@@ -13,6 +13,7 @@ from understudy.artifacts.access import ArtifactRef, read_json, read_table, writ
 from understudy.evaluation.config import EvaluationConfig
 from understudy.evaluation.metrics import Metrics, merge
 from understudy.frozen import Frozen
+from understudy.generation.config import Reading
 from understudy.privacy import labels
 from understudy.settings import private_directory, settings
 from understudy.tasks.engine.runtime import compute, task
@@ -30,11 +31,14 @@ def evaluate(
     prompt_only: ArtifactRef | None,
     label_names: tuple[str, ...],
     config: EvaluationConfig,
+    reading: Reading | None = None,
 ) -> ArtifactRef:
     """Compare synthetic rows with real ones; the figures read private rows and are private.
 
-    Of a run that kept no row it says so: the charge is paid by then, and what was released is worth having.
+    With `reading`, how many private texts were cut is among them. Of a run that kept no row they say so: the charge is
+    paid by then, and what was released is worth having.
     """
+    from understudy.evaluation.cut_texts import measure_cut
     from understudy.evaluation.measure import evaluate_synthetic
 
     rows = partial(labelled_rows, label_names=label_names)
@@ -52,6 +56,8 @@ def evaluate(
         )
     else:
         metrics = Metrics(missing=("everything about the synthetic rows: none was kept",))
+    if reading is not None:
+        metrics = merge(metrics, measure_cut(rows(train).texts, reading))
     return write_metrics(metrics, refs)
 
 

@@ -147,9 +147,13 @@ def emit_text(distilled: ArtifactRef) -> ArtifactRef:
 
 @task(name="evaluate-tuning")
 def evaluate_tuning(
-    distilled: ArtifactRef, trajectories: ArtifactRef, test: ArtifactRef, config: TrajectoryMatchingConfig
+    distilled: ArtifactRef,
+    trajectories: ArtifactRef,
+    train: ArtifactRef,
+    test: ArtifactRef,
+    config: TrajectoryMatchingConfig,
 ) -> ArtifactRef:
-    """Tune on the result and measure on held-out rows; the figures are private."""
+    """Tune on the result and measure on held-out rows, and count what training cut; the figures are private."""
     from understudy.methods.trajectory_matching import evaluation
     from understudy.methods.trajectory_matching.emission import load_distilled
     from understudy.models.loading import load_base, load_model
@@ -163,9 +167,10 @@ def evaluate_tuning(
         _trajectories(trajectories)[0][-1],
         _pairs(test),
         config,
+        train=_pairs(train),
         other=load_model(other, digest=digest, compute=compute()) if other else None,
     )
-    return write_metrics(metrics, [distilled, trajectories, test])
+    return write_metrics(metrics, [distilled, trajectories, train, test])
 
 
 def _pairs(ref: ArtifactRef) -> list[Pair]:

@@ -66,6 +66,7 @@ def test_a_run_ends_with_a_statement_and_a_second_one_charges_nothing(run, reque
     assert set(table["label"].to_pylist()) == {"good", "bad"}
     report = json.loads((tmp_path / "out/internal/report.json").read_text())
     assert {"utility.synthetic.accuracy", "utility.prompt_only.accuracy"} <= report["metrics"].keys()
+    assert 0 < report["metrics"]["cut.train.texts"] < 60, "every row of training is longer than 24 tokens"
     before = Ledger.open().spent("ward")
     assert before[0] == 3.0
     drawn, _ = generate_more(tmp_path / "out", samples=2)

@@ -53,6 +53,7 @@ def test_a_second_run_and_all_post_processing_charge_nothing_and_one_other_row_c
     assert sorted(table["label"].to_pylist()) == ["bad"] * 6 + ["good"] * 6
     report = json.loads((tmp_path / "out/internal/report.json").read_text())
     assert {"utility.synthetic.accuracy", "utility.prompt_only.accuracy"} <= report["metrics"].keys()
+    assert 0 < report["metrics"]["cut.train.texts"] < 60, "every row of training is longer than 24 tokens"
     before = Ledger.open().spent("ward")
     assert before[0] == 3.0
 

@@ -193,6 +193,7 @@ def test_the_report_measures_rounds_and_the_next_token(ended, in_home):
     with in_home(ended.home):
         held = [who for who in set(generate("clients")["client_id"].to_pylist()) if is_held_out(who)]
     assert metrics["utility.next_token.clients"] == len(held) > 0
+    assert 0 <= metrics["cut.train.clients"] <= 40 - len(held)
     for arm in ("public", "prompt_only", "synthetic", "real"):
         assert 0 <= metrics[f"utility.next_token.{arm}.accuracy"] <= 1
     assert metrics["utility.next_token.real.loss"] < metrics["utility.next_token.public.loss"]

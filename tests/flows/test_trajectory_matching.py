@@ -63,6 +63,7 @@ def test_real_rows_stay_until_sharing_them_is_asked_for(run_flow, plain, pairs, 
     assert {"tuning.distilled.accuracy", "tuning.expert.loss", "distillation.matching_loss.last"} <= report[
         "metrics"
     ].keys()
+    assert (report["metrics"]["cut.train.instructions"], report["metrics"]["cut.train.responses"]) == (0, 0)
     assert Ledger.open().spent("ward") == (0.0, 0.0)
     kept = pq.read_table(tmp_path / "out/internal/synthetic.parquet").to_pylist()
     known = pq.read_table(pairs)["instruction"].to_pylist()

@@ -153,6 +153,9 @@ def _others() -> Iterable[MetricName]:
     )
     yield MetricName("label_fidelity.prompt_only", "The same for prompt-only text", "share", "context")
     yield MetricName("label_fidelity.real", "The judge on real test rows: the most it can confirm", "share", "context")
+    for part in ("texts", "instructions", "responses"):
+        meaning = f"How many private training {part} are longer than what the run reads of one"
+        yield MetricName(f"cut.train.{part}", meaning, "rows", "lower")
 
 
 def _transfer() -> Iterable[MetricName]:

@@ -38,6 +38,22 @@ class PromptFormat(Frozen):
     )
 
 
+class Reading(Frozen):
+    """How much of a text a run reads; public.
+
+    Attributes:
+        model: base model, whose tokens count.
+        model_digest: sha256 of its files; empty takes any.
+        tokens: of a text, without what is put before and after it.
+        prompt: what the text stands behind; None: the start token alone.
+    """
+
+    model: str
+    model_digest: str
+    tokens: int
+    prompt: PromptFormat | None = None
+
+
 class SamplingConfig(Frozen):
     """How the next token is drawn: temperature, then nucleus sampling (Holtzman et al. 2019); no top-k."""
 

@@ -97,14 +97,7 @@ def load_model(
         InputError: when the model is unknown, not on this machine, incomplete, not the one that is meant, or needs
             code of its own.
     """
-    folder = model_folder(name_or_path)
-    name = Path(name_or_path).name if Path(name_or_path).is_dir() else str(name_or_path)
-    found = folder_digest(folder)
-    if digest not in ("", found):
-        raise InputError(
-            f"model={name!r}: expected the files that the run began with, {digest[:12]}, found {found[:12]}; bring "
-            "them back, or run the command again to begin with these, which is a charge of its own"
-        )
+    folder, name, found = _meant(name_or_path, digest)
     try:
         with quietly_loading(), torch.random.fork_rng(devices=[]):
             config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
@@ -133,6 +126,30 @@ def load_model(
     notes = _fix_tokenizer(model, tokenizer)
     model.eval().to(torch.device(compute.device))
     return LoadedModel(model=model, tokenizer=tokenizer, digest=found, name=name, notes=notes)
+
+
+def load_tokenizer(config: NamesBase) -> Any:
+    """The tokenizer of a run's base model alone, for whoever counts tokens.
+
+    Raises:
+        InputError: when the model is not on this machine or not the one that is meant.
+    """
+    folder, _, _ = _meant(config.model, config.model_digest)
+    with quietly_loading():
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+
+
+def _meant(name_or_path: str | Path, digest: str) -> tuple[Path, str, str]:
+    """Folder, short name and digest of a model's files, if they are those that are meant."""
+    folder = model_folder(name_or_path)
+    name = Path(name_or_path).name if Path(name_or_path).is_dir() else str(name_or_path)
+    found = folder_digest(folder)
+    if digest not in ("", found):
+        raise InputError(
+            f"model={name!r}: expected the files that the run began with, {digest[:12]}, found {found[:12]}; bring "
+            "them back, or run the command again to begin with these, which is a charge of its own"
+        )
+    return folder, name, found
 
 
 def check_weights(model: PreTrainedModel, loading: Mapping[str, Any], *, name: str, digest: str) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from understudy.frozen import Frozen, MethodSettings, Profile, Profiles
-from understudy.generation.config import PromptFormat, SamplingConfig, SteeringConfig
+from understudy.generation.config import PromptFormat, Reading, SamplingConfig, SteeringConfig
 from understudy.quantities import Count, CountOrZero, LearningRate, Part, Positive, Size, setting
 
 __all__ = [
@@ -226,6 +226,14 @@ class ConditionalGenerationConfig(MethodSettings):
     def filters(self) -> bool:
         """Whether generation filters by p(label | text)."""
         return self.filter.enabled or self.variant == "naive_filter"
+
+    @property
+    def reading(self) -> Reading | None:
+        """What training reads of a text, its end not counted; None where nothing is trained."""
+        if self.variant == "untrained":
+            return None
+        tokens = self.train.max_length - 1
+        return Reading(model=self.model, model_digest=self.model_digest, tokens=tokens, prompt=self.prompt)
 
     @property
     def selects(self) -> bool:

@@ -12,6 +12,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator, Field, ValidationInfo
 
 from understudy.frozen import Frozen, MethodSettings, Profile, Profiles
+from understudy.generation.config import Reading
 from understudy.quantities import Count, CountOrZero, LearningRate, NonEmpty, Part, Positive, Size, setting
 
 __all__ = [
@@ -190,3 +191,8 @@ class GradientMatchingConfig(MethodSettings):
     matching: MatchingConfig = Field(default_factory=MatchingConfig)
     projection: ProjectionConfig = Field(default_factory=ProjectionConfig)
     filter: FilterConfig = Field(default_factory=FilterConfig)
+
+    @property
+    def reading(self) -> Reading:
+        """How much of a private text its gradient is of."""
+        return Reading(model=self.model, model_digest=self.model_digest, tokens=self.max_length)

@@ -11,11 +11,6 @@ MODELS = {
     "target": "the distilled model",
 }
 SETS = {"synthetic": "synthetic pairs", "prompt_only": "pairs made without private data", "real": "held-out real pairs"}
-# What is cut to a public width.
-CUT = {
-    "train": "the client's pairs were cut to train.max_length",
-    "test": "the held-out pairs that were scored were cut to tune.max_length",
-}
 
 _MEASURES: tuple[tuple[str, str, Better], ...] = (
     ("mauve", "MAUVE", "higher"),
@@ -80,8 +75,9 @@ METRIC_NAMES: tuple[MetricName, ...] = (
         "lower",
     ),
     *(
-        MetricName(f"cut.{name}.{part}", f"How many {part} of {words}", "rows", "lower")
-        for name, words in CUT.items()
+        MetricName(
+            f"cut.test.{part}", f"How many {part} of the held-out pairs were cut to tune.max_length", "rows", "lower"
+        )
         for part in ("instructions", "responses")
     ),
     MetricName("cut.asked.instructions", "How many held-out instructions were cut to be answered", "rows", "lower"),

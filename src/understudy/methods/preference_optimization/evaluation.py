@@ -89,7 +89,8 @@ def evaluate_run(
         progress: called with (downstream models trained, models).
 
     Returns:
-        Every figure; without a synthetic text only those of the rounds, because the charge is paid by then.
+        Every figure; without a synthetic text only those of the rounds and of what was cut, because the charge is paid
+        by then.
     """
     measuring = EvaluationConfig(profile=profile)
     train, test = (_samples(table, config, tokenizer) for table in (inputs.train, inputs.test))
@@ -97,8 +98,12 @@ def evaluate_run(
     texts = {"synthetic": inputs.synthetic, "prompt_only": inputs.prompt_only, "unseen": test.samples}
     embedded = embed_sets(texts, embedder)
     unseen = embedded["unseen"]
+    cut = float((train.dropped_tokens > 0).sum())
+    rounds = merge(
+        measure_rounds(inputs, unseen, config=config, measuring=measuring),
+        Metrics(values={"cut.train.clients": cut}, declared=METRIC_NAMES),
+    )
     if not inputs.synthetic:
-        rounds = measure_rounds(inputs, unseen, config=config, measuring=measuring)
         return merge(rounds, Metrics(missing=("everything about the synthetic texts: none was kept",)))
     made, known, held = tokenize(inputs.synthetic, train.samples, test.samples)
     return merge(
@@ -106,7 +111,7 @@ def evaluate_run(
         measure_fidelity(embedded["synthetic"], unseen, embedded["prompt_only"], config=measuring),
         measure_diversity(made, held, seed=seed),
         measure_memorization(made, known, held, seed=seed),
-        measure_rounds(inputs, unseen, config=config, measuring=measuring),
+        rounds,
     )
 
 

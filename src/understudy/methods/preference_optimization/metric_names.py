@@ -24,4 +24,10 @@ METRIC_NAMES: tuple[MetricName, ...] = (
         "share",
         "higher",
     ),
+    MetricName(
+        "cut.train.clients",
+        "How many clients had the end of a document left out, as a sample too short to count",
+        "rows",
+        "lower",
+    ),
 )

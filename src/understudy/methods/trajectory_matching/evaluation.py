@@ -83,6 +83,7 @@ def evaluate_tuning(
     held_out: Sequence[Pair],
     config: TrajectoryMatchingConfig,
     *,
+    train: Sequence[Pair] = (),
     other: LoadedModel | None = None,
 ) -> Metrics:
     """Tune on the result and on what it is compared with, and measure each.
@@ -93,6 +94,7 @@ def evaluate_tuning(
         expert: last weights of an expert.
         held_out: real rows, private; the figures are internal.
         config: sizes.
+        train: real rows that the experts read; private.
         other: a model of another family, tuned on the text; changed. None leaves it out.
     """
     test = measuring(held_out, config)
@@ -104,6 +106,7 @@ def evaluate_tuning(
     schedule = _schedule(config)
     values = {
         **_of_distillation(emitted.distilled),
+        **_cut(train, base, config),
         **measured("untuned", student.start),
         **measured("expert", expert),
         **measured("selected", fine_tune(student, rows, schedule).weights),
@@ -115,6 +118,14 @@ def evaluate_tuning(
         values |= _transfer(other, emitted, test, config)
     missing = () if test.questions else ("accuracy among candidates: held-out responses do not repeat",)
     return Metrics(values=values, missing=missing, declared=METRIC_NAMES)
+
+
+def _cut(train: Sequence[Pair], base: LoadedModel, config: TrajectoryMatchingConfig) -> dict[str, float]:
+    """How many private rows are longer than what an expert reads."""
+    instructions, responses = PairEncoder(base.tokenizer, config.template).count_cut(
+        train, max_length=config.max_length
+    )
+    return {"cut.train.instructions": float(instructions), "cut.train.responses": float(responses)}
 
 
 def _transfer(
