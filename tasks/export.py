@@ -129,7 +129,10 @@ def statement_facts(
             **facts.declared_public,
             "held-out rule": hold_out_note(run.rows, run.n),
         },
-        pretrained_models=(PretrainedModel(name=run.model_name, digest=run.model_digest),),
+        pretrained_models=(
+            PretrainedModel(name=run.model_name, digest=run.model_digest),
+            *facts.pretrained_models,
+        ),
         config_digest=hashlib.sha256(config.encode()).hexdigest(),
         time=datetime.now(UTC).isoformat(timespec="seconds"),
         restarts=restarts,

@@ -14,6 +14,7 @@ from tests_support import SMALL
 
 from understudy.artifacts.access import exchange_store, private_store, read_table
 from understudy.errors import InputError, UnderstudyError
+from understudy.evaluation.encoder import DEFAULT_ENCODER, encoder_digest
 from understudy.privacy.ledger.ledger import Ledger
 from understudy.runs.further_texts import generate_more
 from understudy.runs.request import Budget
@@ -60,6 +61,9 @@ def test_a_run_ends_with_a_statement_and_a_second_one_charges_nothing(run, reque
     assert 0 < statement["epsilon"] <= 3
     assert statement["epsilon_rdp"] > statement["epsilon"]
     assert statement["verdict"] == "proven under assumptions"
+    base, encoder = statement["pretrained_models"]
+    assert (base["name"], encoder["name"]) == ("random", DEFAULT_ENCODER)
+    assert encoder["digest"] == encoder_digest(), "texts are chosen in its space"
     table = pq.read_table(tmp_path / "out/export/synthetic.parquet")
     assert table.column_names == ["text", "label"]
     assert table.num_rows == 12

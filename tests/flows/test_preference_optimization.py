@@ -151,6 +151,7 @@ def test_the_statement_protects_clients_and_says_what_sampling_is_worth(ended):
     assert statement["epsilon_rdp"] > statement["epsilon"]
     assert statement["epsilon_without_amplification"] > statement["epsilon"]
     assert statement["verdict"] == "proven under assumptions"
+    assert [len(one["digest"]) for one in statement["pretrained_models"]] == [64, 64], "base model and sentence encoder"
     (mechanism,) = statement["mechanisms"]
     assert (mechanism["name"], mechanism["steps"], mechanism["sampling_probability"]) == ("scores", 2, 0.5)
     assert statement["declared_public"]["n"] == 40, "as declared, whoever is held out"

@@ -23,6 +23,7 @@ import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -88,6 +89,16 @@ def load_encoder(
         return np.asarray(vectors, dtype=np.float32).reshape(len(texts), dimension)
 
     return Encoder(name=name, digest=_digest_of(folder), dimension=dimension, encode=encode, device=device)
+
+
+@lru_cache(maxsize=8)
+def encoder_digest(name: str = DEFAULT_ENCODER) -> str:
+    """sha256 over the files of an encoder of this machine, which is not loaded; read once per process.
+
+    Raises:
+        InputError: when the encoder is not found.
+    """
+    return _digest_of(_folder_of(name, offline=True))
 
 
 def embed(texts: Sequence[str], encoder: Encoder, *, cache: Path | None = None) -> FloatArray:

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 
 from understudy.privacy.labels import Relation, Unit
 from understudy.privacy.queries import Queries
-from understudy.privacy.statement import FLOATING_POINT, Access, MechanismFacts
+from understudy.privacy.statement import FLOATING_POINT, Access, MechanismFacts, PretrainedModel
 
 if TYPE_CHECKING:
     from understudy.data.tables import RowKind
@@ -103,6 +103,7 @@ class Description(BaseModel):
         dry_run: further lines of the dry run, name -> text or number.
         warnings: what the user should know before paying, such as noise that drowns the signal.
         heuristics: steps of the privacy argument that are not proven.
+        pretrained_models: public models besides the base model that what is released depends on.
         evaluations: tasks that measure the result on real rows, for internal figures.
         trust: who sees raw rows and must be trusted.
         against: against whom the promise holds.
@@ -120,6 +121,7 @@ class Description(BaseModel):
     dry_run: dict[str, Any] = {}
     warnings: tuple[str, ...] = ()
     heuristics: tuple[str, ...] = ()
+    pretrained_models: tuple[PretrainedModel, ...] = ()
     evaluations: tuple[str, ...] = ("evaluate",)
     trust: str = "Whoever runs the client zone sees the rows; no other party does."
     against: str = "Everyone who sees only what is exported: the synthetic rows, the model and this statement."

@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from decimal import ROUND_CEILING, Context, Decimal
+from pathlib import PurePath
 from typing import Any, Final, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from understudy.frozen import Frozen
 from understudy.privacy.grid import charged_sensitivity, grid_of
@@ -112,12 +113,18 @@ class Access(Frozen):
 class PretrainedModel(Frozen):
     """A public model that the result builds on."""
 
-    name: str
-    digest: str
+    name: str = Field(description="Of a folder the last part: where it lies says something of the machine.")
+    digest: str = Field(description="sha256 of its files; empty where only another zone or a server knows it.")
     overlap: str = Field(
         default="What it was trained on is not known here and may resemble the private texts; the promise "
         "does not cover what it had learnt before."
     )
+
+    @field_validator("name")
+    @classmethod
+    def _without_its_place(cls, value: str) -> str:
+        path = PurePath(value)
+        return path.name if path.is_absolute() or value.startswith((".", "~")) else value
 
 
 class StatementFacts(Frozen):
@@ -248,7 +255,10 @@ def render_markdown(statement: Mapping[str, Any]) -> str:
         _bullets(f"{name}: {_plain(value)}" for name, value in statement["declared_public"].items()),
         "## Choices, models and third parties",
         f"Settings and checkpoints: {statement['choices']}",
-        _bullets(f"{m['name']} ({m['digest']}): {m['overlap']}" for m in statement["pretrained_models"]),
+        _bullets(
+            f"{m['name']} ({m['digest'] or 'digest not known here'}): {m['overlap']}"
+            for m in statement["pretrained_models"]
+        ),
         "Third parties that saw raw text: " + (", ".join(statement["third_parties"]) or "none") + ".",
         "## What this does not cover",
         _bullets([*statement["not_private"], *(f"Not proven: {h}" for h in statement["heuristics"])]),

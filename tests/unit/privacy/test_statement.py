@@ -251,3 +251,22 @@ def test_the_request_key_and_the_key_id_stay_inside():
     text = json.dumps(statement()) + render_markdown(statement())
     assert "secret-looking-request-key" not in text
     assert "00ff" not in text
+
+
+def test_a_model_that_another_zone_knows_is_named_without_a_digest():
+    served = PretrainedModel(name="professional at http://127.0.0.1:8000", digest="")
+    text = render_markdown(statement(pretrained_models=(served,)))
+    assert "professional at http://127.0.0.1:8000 (digest not known here)" in text
+
+
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        ("/home/somebody/models/random", "random"),
+        ("./random/", "random"),
+        ("org/model", "org/model"),
+        ("tiny-llama",) * 2,
+    ],
+)
+def test_a_statement_says_nothing_of_where_a_model_lies(asked, named):
+    assert PretrainedModel(name=asked, digest="abcd").name == named

@@ -9,7 +9,7 @@ from understudy.methods.conditional_generation.config import ConditionalGenerati
 from understudy.methods.conditional_generation.queries import CLASS_MEANS, QuerySchedule, queries_of, schedule_of
 from understudy.methods.method import LABELLED_EXAMPLES, Charging, Description, Method, Preparation, Promise, Reporting
 from understudy.privacy.queries import Queries, Query
-from understudy.privacy.statement import FLOATING_POINT, TRAINING_FLOATS, Access, mechanism_facts
+from understudy.privacy.statement import FLOATING_POINT, TRAINING_FLOATS, Access, PretrainedModel, mechanism_facts
 from understudy.settings import settings
 
 if TYPE_CHECKING:
@@ -80,8 +80,6 @@ def queries(config: ConditionalGenerationConfig, *, n: int, epsilon: float, delt
 
 def describe(config: ConditionalGenerationConfig, promise: Promise) -> Description:
     """What the run says about itself; public values only."""
-    from understudy.evaluation.encoder import DEFAULT_ENCODER
-
     schedule = schedule_of(promise.queries)
     return Description(
         mechanisms=tuple(mechanism_facts(query, asks=_asks(query)) for query in promise.queries),
@@ -103,7 +101,6 @@ def describe(config: ConditionalGenerationConfig, promise: Promise) -> Descripti
         declared_public={
             **({"padded length in tokens": config.train.max_length} if config.trains else {}),
             "what prompts say of the rows": config.about,
-            **({"sentence encoder": DEFAULT_ENCODER} if schedule.means_noise is not None else {}),
         },
         dry_run={
             "steps": schedule.steps,
@@ -119,8 +116,16 @@ def describe(config: ConditionalGenerationConfig, promise: Promise) -> Descripti
             "steering_kl_budget": config.generate.steering.kl_budget if config.steers else 0,
             **({"class_means_noise_multiplier": round(noise, 2)} if (noise := schedule.means_noise) else {}),
         },
+        pretrained_models=_encoder() if schedule.means_noise is not None else (),
         floating_point=FLOATING_POINT + (TRAINING_FLOATS if config.trains else ""),
     )
+
+
+def _encoder() -> tuple[PretrainedModel, ...]:
+    """In whose space the class means lie."""
+    from understudy.evaluation.encoder import DEFAULT_ENCODER, encoder_digest
+
+    return (PretrainedModel(name=DEFAULT_ENCODER, digest=encoder_digest()),)
 
 
 def _contributions(schedule: QuerySchedule) -> str:

@@ -11,7 +11,7 @@ from understudy.methods.knowledge_distillation.config import KnowledgeDistillati
 from understudy.methods.knowledge_distillation.queries import queries_of, schedule_of
 from understudy.methods.method import INSTRUCTION_PAIRS, Charging, Description, Method, Preparation, Promise, Reporting
 from understudy.privacy.queries import Queries
-from understudy.privacy.statement import FLOATING_POINT, TRAINING_FLOATS, Access, mechanism_facts
+from understudy.privacy.statement import FLOATING_POINT, TRAINING_FLOATS, Access, PretrainedModel, mechanism_facts
 from understudy.settings import settings
 
 if TYPE_CHECKING:
@@ -126,11 +126,20 @@ def describe(config: KnowledgeDistillationConfig, promise: Promise) -> Descripti
             **({"public seed set": config.seed.pairs} if config.seed.pairs else {}),
         },
         dry_run={"steps": schedule_of(promise.queries).steps, "micro_batch": config.train.micro_batch},
+        pretrained_models=(_professional(config),),
         evaluations=("evaluate-pairs",),
         against="Everyone who sees only what is exported, and the server zone: both see the adapter and what follows "
         "from it, never a pair.",
         floating_point=FLOATING_POINT + TRAINING_FLOATS,
     )
+
+
+def _professional(config: KnowledgeDistillationConfig) -> PretrainedModel:
+    """Whose answers the released pairs hold."""
+    asked = config.professional
+    if asked.url:
+        return PretrainedModel(name=f"{asked.served_name} at {asked.url}", digest="")
+    return PretrainedModel(name=asked.model, digest=asked.model_digest)
 
 
 def report_facts(config: KnowledgeDistillationConfig) -> dict[str, str]:

@@ -29,7 +29,7 @@ from understudy.methods.preference_optimization.queries import (
 )
 from understudy.models.folders import has_chat_template, model_folder
 from understudy.privacy.queries import Queries
-from understudy.privacy.statement import Access, mechanism_facts
+from understudy.privacy.statement import Access, PretrainedModel, mechanism_facts
 from understudy.settings import settings
 
 if TYPE_CHECKING:
@@ -115,6 +115,8 @@ def describe(config: PreferenceOptimizationConfig, promise: Promise) -> Descript
     Raises:
         InputError: no masked round can be planned with these settings, which the noise and the labels decide.
     """
+    from understudy.evaluation.encoder import DEFAULT_ENCODER, encoder_digest
+
     schedule, n = schedule_of(promise.queries), promise.n
     candidates = config.candidates.prompts * config.candidates.per_prompt * max(len(promise.label_names), 1)
     if schedule.masked:
@@ -160,6 +162,7 @@ def describe(config: PreferenceOptimizationConfig, promise: Promise) -> Descript
             **by_rdp,
         },
         warnings=warnings,
+        pretrained_models=(PretrainedModel(name=DEFAULT_ENCODER, digest=encoder_digest()),),
         evaluations=("evaluate-rounds",),
         trust=_TRUST[config.scoring.aggregation],
         against=_AGAINST,
