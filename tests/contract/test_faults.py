@@ -107,7 +107,7 @@ MORE = {
         plant.noisy_sum_divided_by_who_is_there, preferences, "scores.safetensors' differs", "federated", settings=ONE
     ),
     "absent client has no slot": Planted(
-        plant.absent_client_has_no_slot, preferences, "plan again", "federated", settings=ONE
+        plant.absent_client_has_no_slot, preferences, "of 16 slots, found", "federated", settings=ONE
     ),
     "clients take part by their place": Planted(
         plant.clients_take_part_by_their_place, preferences, MOVED, "federated, sampled"
