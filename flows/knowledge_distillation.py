@@ -22,6 +22,7 @@ from understudy.flows.paid_run import paid_run, working_zone
 from understudy.flows.server_side import ServerSide, Signed
 from understudy.frozen import Frozen
 from understudy.methods.knowledge_distillation.config import KnowledgeDistillationConfig
+from understudy.methods.knowledge_distillation.method import with_professional
 from understudy.runs.exported import Exported
 from understudy.runs.request import RunRequest
 from understudy.tasks.charging import finalize
@@ -51,8 +52,8 @@ class WritePairs(Frozen):
     config: KnowledgeDistillationConfig
 
     def take(self, zone: Zone) -> ArtifactRef:
-        """Run its task."""
-        return write_pairs[zone](self.bundle, self.charge, zone, self.config)
+        """Run its task. The client zone does not know the professional model's files: another one is another task."""
+        return write_pairs[zone](self.bundle, self.charge, zone, with_professional(self.config))
 
 
 class Improve(Frozen):

@@ -9,11 +9,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from completions_server import Completions
-from tests_support import SMALL_DISTILLATION
+from safetensors.torch import load_file, save_file
+from tests_support import SMALL_DISTILLATION, write_random_model
 
 import understudy
 from understudy.artifacts.access import read_json, store_for
 from understudy.errors import InputError, ZoneError
+from understudy.flows.knowledge_distillation import WritePairs, server_side
+from understudy.flows.server_side import ServerSide, Signed, ordered
 from understudy.generation.instructions import plain_text
 from understudy.privacy import labels
 from understudy.privacy.ledger.ledger import Ledger
@@ -98,6 +101,29 @@ def test_a_run_ends_with_pairs_that_load_and_a_second_one_charges_nothing(
     drawn, rows = generate_more(tmp_path / "out", samples=2)
     assert pq.read_table(drawn).column_names == ["instruction", "response"]
     assert rows <= 2
+
+
+def test_another_professional_model_in_the_server_zone_writes_pairs_anew(pairs_request, tmp_path, monkeypatch):
+    """The client zone sends no digest of it: the server's own files say whether pairs are found again."""
+    professional = write_random_model(tmp_path / "professional", positions=128)
+    request = pairs_request(f"professional.model={professional}")
+    monkeypatch.setenv("UNDERSTUDY_ZONE", "client")
+    config = configure(request, METHOD)
+    assert config.professional.model_digest == ""
+    order = Signed.model_validate_json(ordered(WritePairs(bundle=None, charge="", config=config)).model_dump_json())
+    monkeypatch.setenv("UNDERSTUDY_ZONE", "server")
+    monkeypatch.setattr(ServerSide, "read", lambda self, order: self.steps.validate_json(order.content))
+
+    def pairs() -> str:
+        return json.loads(json.loads(server_side(order, return_state=True).message)["content"])["id"]
+
+    first = pairs()
+    assert pairs() == first
+    weights = professional / "model.safetensors"
+    tensors = load_file(weights)
+    tensors["transformer.wte.weight"] = tensors["transformer.wte.weight"].flip(0).contiguous()
+    save_file(tensors, weights, metadata={"format": "pt"})
+    assert pairs() != first
 
 
 def test_synthesize_takes_and_gives_pairs_that_an_endpoint_answers(

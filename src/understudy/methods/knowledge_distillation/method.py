@@ -40,27 +40,38 @@ def resolve(
     """The digests of the public tables and, where it is in this process, of the professional model."""
     from understudy.methods.knowledge_distillation.base import seed_digest
     from understudy.methods.knowledge_distillation.public_texts import instructions_digest
-    from understudy.models.folders import folder_digest, model_folder
 
-    professional = config.professional
-    if settings().zone == "both" and professional.url is None and not professional.model_digest:
-        try:
-            digest = folder_digest(model_folder(professional.model))
-        except InputError as error:
-            raise InputError(f"professional.model: {error}") from None
-        professional = professional.model_copy(update={"model_digest": digest})
+    if settings().zone == "both":
+        config = with_professional(config)
     seed = config.seed.model_copy(update={"digest": config.seed.digest or seed_digest(config)})
     shown, compared = config.instructions, config.filters
     of_shown = shown.examples_digest or instructions_digest(shown.examples, setting="instructions.examples")
     of_compared = compared.against_digest or instructions_digest(compared.against, setting="filters.against")
     return config.model_copy(
         update={
-            "professional": professional,
             "seed": seed,
             "instructions": shown.model_copy(update={"examples_digest": of_shown}),
             "filters": compared.model_copy(update={"against_digest": of_compared}),
         }
     )
+
+
+def with_professional(config: KnowledgeDistillationConfig) -> KnowledgeDistillationConfig:
+    """The settings with the digest of the professional model that this process has; as they are where one is there.
+
+    Raises:
+        InputError: the model is not on this machine.
+    """
+    from understudy.models.folders import folder_digest, model_folder
+
+    professional = config.professional
+    if professional.url is not None or professional.model_digest:
+        return config
+    try:
+        digest = folder_digest(model_folder(professional.model))
+    except InputError as error:
+        raise InputError(f"professional.model: {error}") from None
+    return config.model_copy(update={"professional": professional.model_copy(update={"model_digest": digest})})
 
 
 def public_tables(config: KnowledgeDistillationConfig) -> dict[str, str]:
