@@ -62,8 +62,9 @@ def test_a_second_run_and_all_post_processing_charge_nothing_and_one_other_row_c
     assert Ledger.open().spent("ward") == before
     assert (second.released, second.synthetic) == (first.released, first.synthetic)
 
-    more, states = run(request_of(samples=14, overrides=(*small_matching, "matching.rounds=4", "length=5")))
-    assert states["release-target"] == "Cached", "matching and its sizes are post-processing"
+    settings = (*small_matching, "matching.rounds=4", "length=5")
+    more, states = run(request_of(samples=14, about="notes of a ward", overrides=settings))
+    assert states["release-target"] == "Cached", "matching, its sizes and what prompts say are post-processing"
     assert states["match"] == "Completed"
     assert Ledger.open().spent("ward") == before
     assert more.released == first.released

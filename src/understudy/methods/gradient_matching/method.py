@@ -35,7 +35,7 @@ _TIMED_ROWS = 64
 def charged_settings(config: GradientMatchingConfig) -> GradientMatchingConfig:
     """The settings that private rows meet: matching, projection and filters at their defaults (ADR 0005).
 
-    Asking for more texts, more rounds or other filters is post-processing of the same target and charges nothing.
+    Asking for more texts, more rounds, other filters or words is post-processing of the same target and charges nothing.
     """
     plain = GradientMatchingConfig(profile=config.profile)
     # A public length shapes only the synthetic texts; `as_in_data` is a query of its own.
@@ -46,6 +46,7 @@ def charged_settings(config: GradientMatchingConfig) -> GradientMatchingConfig:
             "projection": plain.projection,
             "filter": plain.filter,
             "samples": plain.samples,
+            "about": plain.about,
             "length": length,
             "length_share": config.length_share if length == "as_in_data" else plain.length_share,
         }
@@ -146,8 +147,8 @@ def describe(config: GradientMatchingConfig, promise: Promise) -> Description:
         ),
         released=("any number of texts matched to it", *(("the noised mean length",) if charged_length else ())),
         accesses=(Access(task="release-target", reads="the rows", through="the mechanisms' Gaussian sums"),),
-        choices="Settings and defaults were fixed before the run; the last round's texts are used, none was chosen "
-        "by a private score.",
+        choices=f"Settings and defaults were fixed before the run; {_EMITTED[config.matching.emit]}, and no private "
+        "score chose any.",
         declared_public={
             "tokens read of a text": config.max_length,
             "verbaliser": declared_words,
@@ -173,6 +174,10 @@ def describe(config: GradientMatchingConfig, promise: Promise) -> Description:
     )
 
 
+_EMITTED = {
+    "nearest": "of all rounds the text nearest to the released target is used",
+    "last": "the last round's text is used",
+}
 _ASKS = {
     TARGET: "per label, sum of per-example gradients of the label's loss",
     LENGTH: "summed length of the texts as a share of the longest, and their number",

@@ -33,6 +33,7 @@ def charged_settings(config: TrajectoryMatchingConfig) -> TrajectoryMatchingConf
     return config.model_copy(
         update={
             "samples": None,
+            "about": plain.about,
             "carriers": plain.carriers,
             "carrier": "written" if config.experts.private else "selected",
             "selection": plain.selection,

@@ -60,3 +60,11 @@ def test_without_noise_the_rows_account_for_everything():
     found = METHOD.preparation.describe(config, Promise(queries, 500, math.inf, 1e-4))
     assert found.dry_run["part_of_rows_in_an_expert"] == 1
     assert found.warnings == ()
+
+
+def test_what_the_experts_do_not_meet_charges_nothing():
+    config, _ = asked(1.0, 60)
+    fixed = METHOD.charge.settings(config)
+    for change in ({"about": "letters to a bank"}, {"samples": 7}):
+        assert METHOD.charge.settings(config.model_copy(update=change)) == fixed
+    assert METHOD.charge.settings(config.model_copy(update={"public_seed": 1})) != fixed
