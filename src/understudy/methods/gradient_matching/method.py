@@ -35,7 +35,8 @@ _TIMED_ROWS = 64
 def charged_settings(config: GradientMatchingConfig) -> GradientMatchingConfig:
     """The settings that private rows meet: matching, projection and filters at their defaults (ADR 0005).
 
-    Asking for more texts, more rounds, other filters or words is post-processing of the same target and charges nothing.
+    Asking for more texts, more rounds, other filters or other words is post-processing of the same target and charges
+    nothing.
     """
     plain = GradientMatchingConfig(profile=config.profile)
     # A public length shapes only the synthetic texts; `as_in_data` is a query of its own.
