@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,7 +38,9 @@ class ChargeReceipt(BaseModel):
 
 
 def open_mechanisms(receipt: ChargeReceipt, *, part: int = 0) -> Mechanisms:
-    """The mechanisms that a charge pays for: they answer its queries, with its keys, and keep its release log.
+    """The mechanisms that a charge pays for: they answer its queries, with its keys.
+
+    What must not be released twice is kept in the charge's release log; which query that was is noted in the ledger.
 
     Args:
         receipt: of the charge.
@@ -46,8 +49,11 @@ def open_mechanisms(receipt: ChargeReceipt, *, part: int = 0) -> Mechanisms:
     from understudy.privacy.ledger.ledger import Ledger
     from understudy.privacy.mechanisms import Mechanisms
 
+    ledger = Ledger.open()
     return Mechanisms.live(
-        Ledger.open().material(receipt.charge_id, part=part), release_log=release_log(receipt.charge_id)
+        ledger.material(receipt.charge_id, part=part),
+        release_log=release_log(receipt.charge_id),
+        note=partial(ledger.note_query, receipt.charge_id),
     )
 
 

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["poisson", "gaussian_sum", "histogram", "masked_sum"]
 Values = Mapping[str, Tensor]
+Note = Callable[[str, bytes], bytes]
 
 _PURPOSE = re.compile(r"[a-z0-9][a-z0-9_./-]*")
 # Name of the tensor of a release log's file that tells which query it answered.
@@ -88,20 +89,23 @@ class Mechanisms:
     material: KeyMaterial = field(repr=False)
     recorder: Recorder | None = field(default=None, repr=False)
     release_log: Path | None = field(default=None, repr=False)
+    note: Note | None = field(default=None, repr=False)
     _seen: dict[tuple[str, int, str], bytes] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
-    def live(cls, material: KeyMaterial, release_log: Path | None = None) -> Mechanisms:
+    def live(cls, material: KeyMaterial, release_log: Path | None = None, note: Note | None = None) -> Mechanisms:
         """A mechanism interface that draws, for real use.
 
         Args:
             material: of the reserved charge that pays for every call.
             release_log: directory under the private root, one per charge, that keeps what was released once; needed
                 wherever a run may be resumed. It must last as long as the charge's salt.
+            note: (call, tag of its query) -> the tag of the query that the call was first made with, durable before it
+                returns. The release log is of one machine; this is asked wherever the charge is known.
         """
         if _opened_by is not None:
-            return replace(_opened_by(material), release_log=release_log)
-        return cls(material, release_log=release_log)
+            return replace(_opened_by(material), release_log=release_log, note=note)
+        return cls(material, release_log=release_log, note=note)
 
     def poisson(
         self,
@@ -234,7 +238,8 @@ class Mechanisms:
             noise = discrete_gaussian(self._key(call, digest), len(counts), scale=sigma)
             return {"counts": query["counts"] + torch.as_tensor(noise, dtype=torch.int64)}
 
-        return self._through(call, query, lambda: self._once(call, draw))["counts"]
+        tag = self._tag(call, digest)
+        return self._through(call, query, lambda: self._once(call, draw, tag, answers_later=True))["counts"]
 
     def masked_sum(
         self,
@@ -327,30 +332,40 @@ class Mechanisms:
         """Tells queries apart without saying anything about them: it is keyed."""
         return hashlib.sha256(b"understudy/release log/1" + self._key(call, digest)).digest()
 
-    def _once(self, call: Mechanism, draw: Callable[[], dict[str, Tensor]], tag: bytes = b"") -> dict[str, Tensor]:
+    def _once(
+        self, call: Mechanism, draw: Callable[[], dict[str, Tensor]], tag: bytes, *, answers_later: bool = False
+    ) -> dict[str, Tensor]:
         """The released value from the release log, drawn and written first where it is not there yet.
 
         Args:
             call: which release.
             draw: makes it.
-            tag: of the query; empty where the first release answers every later query.
+            tag: of the query.
+            answers_later: whether the first release answers every later query, whatever it is about.
         """
         if self.release_log is None:
             return draw()
-        path = self.release_log / f"{call.kind}.{call.step}.{call.purpose.replace('/', '+')}.safetensors"
+        name = f"{call.kind}.{call.step}.{call.purpose.replace('/', '+')}"
+        path = self.release_log / f"{name}.safetensors"
         if not path.exists():
-            tagged = {_TAG: torch.tensor(list(tag), dtype=torch.uint8, device="cpu")} if tag else {}
+            # Another machine may have asked another query, and has the release log.
+            if self.note is not None and self.note(name, tag) != tag:
+                raise self._released_before(call)
+            tagged = {} if answers_later else {_TAG: torch.tensor(list(tag), dtype=torch.uint8, device="cpu")}
             write_tensors_once(path, draw() | tagged)
         kept = load_tensors(path)
         found = kept.pop(_TAG, None)
-        if tag and (found is None or bytes(found.tolist()) != tag):
-            raise UnderstudyError(
-                f"charge {self.material.charge_id} has released {call.kind} step={call.step}, purpose={call.purpose!r} "
-                "for other inputs, so noise for those of now would be a second release that nobody paid for. What led "
-                "to them has changed: another version, a lost cache, or an endpoint that does not repeat itself. "
-                "Restore it, or start a new run, charged anew, with another --set public_seed=..."
-            )
+        if not answers_later and (found is None or bytes(found.tolist()) != tag):
+            raise self._released_before(call)
         return kept
+
+    def _released_before(self, call: Mechanism) -> UnderstudyError:
+        return UnderstudyError(
+            f"charge {self.material.charge_id} has released {call.kind} step={call.step}, purpose={call.purpose!r} "
+            "for other inputs, so noise for those of now would be a second release that nobody paid for. What led "
+            "to them has changed: another version, a lost cache, or an endpoint that does not repeat itself. "
+            "Restore it, or start a new run, charged anew, with another --set public_seed=..."
+        )
 
 
 # Set by `replay.recording` alone: no setting and no variable of the environment reaches it.

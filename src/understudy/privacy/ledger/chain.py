@@ -1,10 +1,10 @@
 """The chain of a ledger's entries: each carries an HMAC over itself, over what it records and over the entry before.
 
 Everything that changes the ledger appends an entry: it is founded, a source is registered, rows are noted, a charge is
-reserved, bound, started or released, a source is purged, the secret is replaced, a loss is accepted. The key follows
-from the ledger's root key, so whoever can write to the database and lacks the secret can neither make an entry nor
-change, drop or reorder one, nor change what one records: a budget, a charge, its status, its salt. What is left to them
-is to cut the end off, which the head that is kept apart tells (`ledger_head`).
+reserved, bound, started, asked or released, a source is purged, the secret is replaced, a loss is accepted. The key
+follows from the ledger's root key, so whoever can write to the database and lacks the secret can neither make an entry
+nor change, drop or reorder one, nor change what one records: a budget, a charge, its status, its salt. What is left to
+them is to cut the end off, which the head that is kept apart tells (`ledger_head`).
 
 What an entry records is read from the tables when the chain is checked and is not kept twice.
 """
@@ -23,7 +23,19 @@ from understudy.errors import UnderstudyError
 from understudy.privacy.ledger import secret as keys
 from understudy.privacy.ledger.database import CHAIN, CHARGES, SECRETS, SOURCES, STARTS
 
-Kind = Literal["found", "source", "rows", "reserve", "environment", "start", "release", "purge", "rotate", "loss"]
+Kind = Literal[
+    "found",
+    "source",
+    "rows",
+    "reserve",
+    "environment",
+    "start",
+    "query",
+    "release",
+    "purge",
+    "rotate",
+    "loss",
+]
 
 START: Final = bytes(32)
 # What happens to a charge after it was reserved; entries of their own record it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -44,7 +45,7 @@ def reserve(connection: sa.Connection, tables: SealedTables, request: ChargeRequ
         new=True,
     )
     private = {"salt": secrets.token_bytes(32), "renyi_curve": json.dumps(curve)}
-    connection.execute(sa.insert(CHARGES).values(charge.model_dump(exclude={"new"}) | private))
+    connection.execute(sa.insert(CHARGES).values(charge.model_dump(exclude={"new", "resumable"}) | private))
     tables.append(connection, "reserve", charge.id)
     return charge
 
@@ -68,6 +69,24 @@ def start(connection: sa.Connection, tables: SealedTables, charge_id: str, *, pa
     """What the noise of a reserved charge is derived from; the start is noted."""
     from understudy.privacy.queries import queries_from_json
 
+    row = _open_charge(connection, charge_id)
+    secret = vault.secret_of(connection, row.key_id, current=tables.secret)
+    started = queries.note_start(connection, charge_id, part=part, now=tables.now())
+    tables.append(connection, "start", charge_id, **started)
+    return KeyMaterial(secret, charge_id, bytes(row.salt), queries_from_json(row.queries))
+
+
+def note_query(connection: sa.Connection, tables: SealedTables, charge_id: str, *, call: str, tag: str) -> str:
+    """The tag of the query that a call of a charge was made with first: of this one, if none is noted yet."""
+    _open_charge(connection, charge_id)
+    known = queries.noted_query(connection, charge_id, call=call)
+    if known is None:
+        tables.append(connection, "query", charge_id, call=call, tag=tag)
+    return known or tag
+
+
+def _open_charge(connection: sa.Connection, charge_id: str) -> sa.Row[Any]:
+    """The row of a charge whose noise may be drawn."""
     row = queries.get_charge(connection, charge_id)
     if row.status == "released" or row.salt is None:
         what = "released" if row.status == "released" else "purged"
@@ -75,10 +94,7 @@ def start(connection: sa.Connection, tables: SealedTables, charge_id: str, *, pa
             f"charge {charge_id} was {what}, its noise cannot be drawn again: use what it released, "
             "or pay for a new run with --accept-new-charge"
         )
-    secret = vault.secret_of(connection, row.key_id, current=tables.secret)
-    started = queries.note_start(connection, charge_id, part=part, now=tables.now())
-    tables.append(connection, "start", charge_id, **started)
-    return KeyMaterial(secret, charge_id, bytes(row.salt), queries_from_json(row.queries))
+    return row
 
 
 def close(connection: sa.Connection, tables: SealedTables, charge_id: str) -> Charge:

@@ -301,6 +301,27 @@ class Ledger:
             "material", lambda connection: charges.start(connection, self._tables, charge_id, part=part)
         )
 
+    def note_query(self, charge_id: str, call: str, tag: bytes) -> bytes:
+        """Notes, before its noise is drawn, which query a call is made with that may be made with one query only.
+
+        Args:
+            charge_id: of a reserved charge.
+            call: which of its calls.
+            tag: keyed digest of the query.
+
+        Returns:
+            The tag that stands: that of the first query, whichever process asked it, on whichever machine.
+
+        Raises:
+            InputError: when there is no such charge.
+            UnderstudyError: when the charge was released or its source purged.
+        """
+
+        def work(connection: sa.Connection) -> str:
+            return charges.note_query(connection, self._tables, charge_id, call=call, tag=tag.hex())
+
+        return bytes.fromhex(self._tables.run("note_query", work))
+
     def restarts(self, charge_id: str) -> int:
         """How often a part of the mechanism of a charge was started again after its first start.
 

@@ -143,6 +143,7 @@ class Charge(Frozen):
     released_at: str | None
     environment: str | None = Field(default=None, description="What its bytes depend on; set when it begins.")
     new: bool = Field(description="True if this very call made it.")
+    resumable: bool = Field(default=True, description="False once its salt is erased: no noise can be drawn any more.")
 
     @property
     def event(self) -> str:

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from understudy.errors import InputError, UnderstudyError
 from understudy.privacy.ledger.budget import Cost
-from understudy.privacy.ledger.database import CHARGES, SOURCES, STARTS
+from understudy.privacy.ledger.database import CHAIN, CHARGES, SOURCES, STARTS
 from understudy.privacy.ledger.records import Charge, ChargeRequest, SourceRecord
 
 # Sources
@@ -58,7 +58,8 @@ def check_same_source(known: SourceRecord, new: SourceRecord) -> None:
 
 def to_charge(row: sa.Row[Any], *, new: bool) -> Charge:
     """The charge in a row of the table, without what is private."""
-    return Charge(**{name: getattr(row, name) for name in Charge.model_fields if name != "new"}, new=new)
+    stored = {name: getattr(row, name) for name in Charge.model_fields if name not in ("new", "resumable")}
+    return Charge(**stored, new=new, resumable=row.salt is not None)
 
 
 def get_charge(connection: sa.Connection, charge_id: str) -> sa.Row[Any]:
@@ -178,3 +179,10 @@ def note_start(connection: sa.Connection, charge_id: str, *, part: int, now: str
     noted = {"part": part, "number": number, "started_at": now}
     connection.execute(sa.insert(STARTS).values(charge=charge_id, **noted))
     return noted
+
+
+def noted_query(connection: sa.Connection, charge_id: str, *, call: str) -> str | None:
+    """The tag of the query that a call of a charge was first made with; None before it is made."""
+    noted = sa.select(CHAIN.c.content).where(CHAIN.c.kind == "query", CHAIN.c.subject == charge_id)
+    entries = (json.loads(content) for content in connection.execute(noted).scalars())
+    return next((str(entry["tag"]) for entry in entries if entry["call"] == call), None)
