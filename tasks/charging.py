@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from importlib.metadata import version
 
 from understudy.artifacts.access import ArtifactRef, exchange_store, private_store, read_table
 from understudy.errors import UnderstudyError
@@ -16,11 +15,8 @@ from understudy.privacy.queries import event_delta, event_of, queries_to_json
 from understudy.runs.run_plan import RunPlan, key_of
 from understudy.settings import settings
 from understudy.tasks.charge_receipt import ChargeReceipt, drop_release_log
+from understudy.tasks.engine.cache_key import versions
 from understudy.tasks.engine.runtime import compute, task
-
-# What the bytes of a query depend on besides code: a resumed charge must find them unchanged.
-PACKAGES = ("torch", "transformers", "tokenizers", "peft", "numpy")
-
 
 CODE, PROCESSOR = "code", "processor"
 
@@ -35,7 +31,7 @@ def environment_of(*code: str) -> dict[str, str]:
         CODE: " ".join(code),
         "threads": str(settings().threads),
         **{name: str(value) for name, value in compute().key_parts.items()},
-        **{name: version(name) for name in PACKAGES},
+        **versions(),
     }
 
 
@@ -103,18 +99,29 @@ def _stored(environment: Mapping[str, str]) -> str:
 def _changed(found: Charge, releases: str, here: Mapping[str, str]) -> str | None:
     """Why a run cannot go on under `found`, in words; None if it can.
 
-    It can with the same code, if it is finished and what it released is there. Or it is unfinished, and began where
-    floats are rounded as here: its noise is drawn for the exact bytes of a query.
+    It can with the same code, if it is finished and what it released is there and found by its task. Or it is
+    unfinished, and began where floats are rounded as here: its noise is drawn for the exact bytes of a query.
     """
     environment = {name: value for name, value in here.items() if name != PROCESSOR}
     if found.code_digest != digest_of(environment):
         return f"with {_differences(found.environment, here)}"
     if found.status == "reserved":
+        if not found.resumable:
+            return "its noise was erased when its source was purged"
         return None if found.environment in (None, _stored(here)) else "it began on another kind of processor"
     store = exchange_store() if found.exportable else private_store()
-    if any(ref.kind == releases and found.id in _charges(ref) for ref in store.refs()):
-        return None
-    return f"the {releases} that it released is no longer in {store.root}"
+    released = [ref for ref in store.refs() if ref.kind == releases and found.id in _charges(ref)]
+    if not released:
+        return f"the {releases} that it released is no longer in {store.root}"
+    if not _named_by_results({ref.id for ref in released}):
+        return f"no stored result of this UNDERSTUDY_HOME names the {releases} that it released"
+    return None
+
+
+def _named_by_results(ids: set[str]) -> bool:
+    """Whether a stored result of this home names one of these artifacts: without it the task would run again."""
+    stored = (path.read_text(errors="replace") for path in settings().results_root.iterdir() if path.is_file())
+    return any(name in text for text in stored for name in ids)
 
 
 def _differences(before: str | None, here: Mapping[str, str]) -> str:

@@ -12,7 +12,8 @@ from understudy.errors import UnderstudyError
 from understudy.privacy.ledger.ledger import Ledger
 from understudy.runs.registration import registered
 from understudy.runs.validation import validate
-from understudy.tasks.charge_receipt import write_released
+from understudy.settings import settings
+from understudy.tasks.charge_receipt import open_mechanisms, write_released
 from understudy.tasks.charging import charge, finalize
 
 
@@ -81,6 +82,9 @@ def test_an_unfinished_charge_is_bound_to_the_kind_of_processor_and_a_finished_o
             (draft.path / "model.safetensors").write_bytes(b"released")
         finalize.fn(second, draft.ref)
     assert first.charge_id != second.charge_id
+    with pytest.raises(UnderstudyError, match="no stored result of this UNDERSTUDY_HOME names the model"):
+        ask(accept_new=False)  # its task would run again, and there is no noise for it any more
+    (settings().results_root / "trained").write_text(draft.ref.model_dump_json())
     assert ask(accept_new=False) == second
     assert Ledger.open().spent("ward")[0] == 6
     with pytest.raises(UnderstudyError, match=r"with torch 2\.13\.0, which is 2\.14\.0 now, so"):
@@ -92,3 +96,29 @@ def test_an_unfinished_charge_is_bound_to_the_kind_of_processor_and_a_finished_o
     shutil.rmtree(path_of(draft.ref))
     with pytest.raises(UnderstudyError, match=r"the model that it released is no longer in .*exchange"):
         ask(accept_new=False)
+
+
+def test_a_charge_whose_noise_is_gone_can_be_paid_again(request_of):
+    """A run that was interrupted, and whose source was purged then."""
+    plan = registered(request_of(), "conditional-generation")
+    ask = functools.partial(charge.fn, plan, environment={"code": "0" * 64})
+    first = ask(accept_new=False)
+    Ledger.open().purge("ward")
+    plan = registered(request_of(), "conditional-generation")
+    ask = functools.partial(charge.fn, plan, environment={"code": "0" * 64})
+    with pytest.raises(UnderstudyError, match="erased when its source was purged, so"):
+        ask(accept_new=False)
+    second = ask(accept_new=True)
+    assert second.charge_id != first.charge_id
+    assert open_mechanisms(second) is not None
+    assert Ledger.open().spent("ward")[0] == 6
+
+
+def test_a_result_that_another_home_kept_can_be_paid_for_again_here(request_of):
+    plan = registered(request_of(), "conditional-generation")
+    ask = functools.partial(charge.fn, plan, environment={"code": "0" * 64})
+    first = ask(accept_new=False)
+    with write_released(first, kind="model") as draft:
+        (draft.path / "model.safetensors").write_bytes(b"released")
+    finalize.fn(first, draft.ref)
+    assert ask(accept_new=True).charge_id != first.charge_id
