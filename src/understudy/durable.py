@@ -17,6 +17,14 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder (mode 0700) and those above it that are missing; each is on the disk, in the one that holds it."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for folder in reversed(missing):
+        sync(folder.parent)
+
+
 def write_atomically(path: Path, content: bytes, *, once: bool = False) -> None:
     """Write a file (mode 0600): a reader, or a crash, finds the old content or the new, never a part.
 
@@ -25,7 +33,7 @@ def write_atomically(path: Path, content: bytes, *, once: bool = False) -> None:
         content: all of it.
         once: keep the file that is already there.
     """
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_folder(path.parent)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
     try:
         with os.fdopen(handle, "wb") as file:

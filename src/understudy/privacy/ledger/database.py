@@ -112,9 +112,9 @@ CHAIN: Final = sa.Table(
 
 # Types in /proc/mounts, with or without the prefix "fuse.".
 _NETWORK_FILE_SYSTEMS: Final = {
-    *("afs", "beegfs", "ceph", "ceph-fuse", "cifs", "davfs", "davfs2", "gcsfuse", "glusterfs", "gpfs"),
+    *("9p", "afs", "beegfs", "ceph", "ceph-fuse", "cifs", "davfs", "davfs2", "gcsfuse", "glusterfs", "gpfs"),
     *("juicefs", "lustre", "mount-s3", "ncpfs", "nfs", "nfs4", "rclone", "s3fs", "seaweedfs", "smb"),
-    *("smb2", "smb3", "smbfs", "smbnetfs", "sshfs"),
+    *("smb2", "smb3", "smbfs", "smbnetfs", "sshfs", "vboxsf", "virtiofs"),
 }
 _SQLITE_WAIT_SECONDS: Final = 120
 _RETRY_SECONDS: Final = 120
@@ -147,7 +147,10 @@ def open_engine(url: str) -> sa.Engine:
 @functools.lru_cache(maxsize=8)
 def _sqlite_engine(url: sa.URL) -> sa.Engine:
     engine = sa.create_engine(
-        url, poolclass=NullPool, connect_args={"timeout": _SQLITE_WAIT_SECONDS, "isolation_level": None}
+        url,
+        poolclass=NullPool,
+        connect_args={"timeout": _SQLITE_WAIT_SECONDS, "isolation_level": None},
+        hide_parameters=True,
     )
     sa.event.listen(engine, "connect", _set_pragmas)
     sa.event.listen(engine, "begin", _begin_immediate)
@@ -157,7 +160,7 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
 def _postgresql_engine(url: sa.URL) -> sa.Engine:
     try:
         driver = url.set(drivername="postgresql+psycopg")
-        return sa.create_engine(driver, poolclass=NullPool, isolation_level="SERIALIZABLE")
+        return sa.create_engine(driver, poolclass=NullPool, isolation_level="SERIALIZABLE", hide_parameters=True)
     except ModuleNotFoundError:
         raise InputError("a PostgreSQL ledger needs its driver: pip install 'understudy[postgres]'") from None
 
@@ -168,7 +171,7 @@ def prepare_sqlite_file(path: Path) -> None:
     Raises:
         InputError: when it lies on a network file system, whose locks cannot be trusted, or is read-only.
     """
-    found = file_system_type(path.absolute().parent, Path("/proc/mounts"))
+    found = file_system_type(Path(os.path.realpath(path)).parent, Path("/proc/mounts"))
     if found.removeprefix("fuse.") in _NETWORK_FILE_SYSTEMS:
         raise InputError(
             f"the ledger {path} lies on a network file system ({found}), where two machines could overspend: "
@@ -217,7 +220,7 @@ def transact(engine: sa.Engine, work: Callable[[sa.Connection], T], *, lock: boo
                 return work(connection)
         except SQLAlchemyError as error:
             if not _may_retry(error) or time.monotonic() > deadline:
-                raise _unusable(engine, error) from error
+                raise _unusable(engine, error) from None
         # Jitter only: nothing private or random depends on it.
         time.sleep(random.uniform(0.001, 0.05))
 
@@ -247,7 +250,7 @@ def _columns(engine: sa.Engine) -> dict[str, set[str]]:
     try:
         tables = sa.inspect(engine).get_multi_columns()
     except SQLAlchemyError as error:
-        raise _unusable(engine, error) from error
+        raise _unusable(engine, error) from None
     return {name: {column["name"] for column in columns} for (_, name), columns in tables.items()}
 
 

@@ -112,6 +112,7 @@ def write_secret(path: Path, secret: bytes) -> None:
         file.write(secret + b"\n")
         file.flush()
         os.fsync(file.fileno())
+    sync(path.parent)
 
 
 def pending(path: Path) -> Path:
