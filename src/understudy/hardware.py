@@ -7,7 +7,7 @@ import functools
 import os
 import platform
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from understudy.compute import Compute
 from understudy.settings import DeviceType, settings
@@ -16,6 +16,7 @@ from understudy.settings import DeviceType, settings
 AUTO_FROM_PARAMETERS = 50_000_000
 _FAST_ON_CPU = frozenset({"amx_bf16", "avx512_bf16"})
 _FAST_ON_CUDA = 8  # compute capability, major
+_LONGEST_NAME = 96  # bytes, NVML's own bound
 _CPU_INFO = Path("/proc/cpuinfo")
 # What libraries choose their kernels by, and the variables by which they are told to choose others.
 _IDENTITY = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")
@@ -38,7 +39,7 @@ def chosen() -> Compute:
 def has_fast_bfloat16(device: DeviceType) -> bool:
     """Whether this machine multiplies bfloat16 matrices in hardware: AMX, AVX512-bf16, or CUDA from capability 8."""
     if device == "cuda":
-        return min(_cuda_capabilities(), default=0) >= _FAST_ON_CUDA
+        return min((device.major for device in _cuda_devices()), default=0) >= _FAST_ON_CUDA
     return not _FAST_ON_CPU.isdisjoint(_first_processor().get("flags", "").split())
 
 
@@ -50,7 +51,8 @@ def kind() -> str:
     parts += sorted(flag for flag in vectors if flag.startswith(_VECTORS))
     parts += [f"{name}={os.environ[name]}" for name in _TOLD if os.environ.get(name)]
     if settings().device_type == "cuda":
-        parts += [f"cuda {major}" for major in _cuda_capabilities()]
+        # Kernels are chosen by the very device.
+        parts += [f"cuda {one.major}.{one.minor} {one.name}" for one in _cuda_devices()]
     return " ".join(part for part in parts if part)
 
 
@@ -64,22 +66,31 @@ def _first_processor() -> dict[str, str]:
     return {name.strip(): value.strip() for name, _, value in lines}
 
 
-def _cuda_capabilities() -> list[int]:
-    """Major compute capability of every device of the machine, from the driver's library; empty where it fails."""
+class _CudaDevice(NamedTuple):
+    major: int = 0
+    minor: int = 0
+    name: str = ""
+
+
+def _cuda_devices() -> list[_CudaDevice]:
+    """Compute capability and name of every device of the machine, from the driver's library; empty where it fails."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
         if nvml.nvmlInit_v2() != 0:
             return []
         count = ctypes.c_uint()
         nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
-        return [_capability(nvml, index) for index in range(count.value)]
+        return [_cuda_device(nvml, index) for index in range(count.value)]
     except (OSError, AttributeError):
         return []
 
 
-def _capability(nvml: Any, index: int) -> int:
+def _cuda_device(nvml: Any, index: int) -> _CudaDevice:
     device, major, minor = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
-    failed = nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)) or nvml.nvmlDeviceGetCudaComputeCapability(
-        device, ctypes.byref(major), ctypes.byref(minor)
+    name = ctypes.create_string_buffer(_LONGEST_NAME)
+    failed = (
+        nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device))
+        or nvml.nvmlDeviceGetCudaComputeCapability(device, ctypes.byref(major), ctypes.byref(minor))
+        or nvml.nvmlDeviceGetName(device, name, _LONGEST_NAME)
     )
-    return 0 if failed else major.value
+    return _CudaDevice() if failed else _CudaDevice(major.value, minor.value, name.value.decode(errors="replace"))

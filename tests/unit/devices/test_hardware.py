@@ -81,9 +81,16 @@ def test_every_gpu_must_have_capability_8(majors, is_fast, monkeypatch):
 
         def nvmlDeviceGetCudaComputeCapability(self, handle, major, minor):
             major._obj.value = majors[handle.value - 1]
+            minor._obj.value = handle.value
+            return 0
+
+        def nvmlDeviceGetName(self, handle, name, length):
+            name.value = b"GPU"
             return 0
 
     monkeypatch.setattr(ctypes, "CDLL", lambda name: Driver())
+    monkeypatch.setenv("UNDERSTUDY_DEVICE", "cuda")
+    assert all(f"cuda {major}.{place} GPU" in hardware.kind() for place, major in enumerate(majors, start=1))
     assert hardware.has_fast_bfloat16.__wrapped__("cuda") is is_fast
 
 
