@@ -76,7 +76,8 @@ class FlowRun:
         folder: where homes are made.
         places: shared by the session.
         patch: pins what is random by design.
-        seen: findings that concern one run by itself: writes elsewhere, queries that were paid for and not asked.
+        seen: findings that concern one run by itself: writes elsewhere, queries that were paid for and not asked, and
+            exported files that say where a public file lies.
     """
 
     method: str
@@ -111,6 +112,7 @@ class FlowRun:
         self.seen += [one for charge in charges for one in unasked(calls, queries_from_json(charge.queries))]
         shutil.copytree(root / "home" / "calibrations", self.places.calibrations, dirs_exist_ok=True)
         found = {name: text.encode() for name, text in visible.items()} | files_that_leave(root)
+        self.seen += [f"says where a public file lies: {name}" for name in self._telling_of_places(found)]
         shutil.rmtree(root)
         return Observation(visible=found, charges=tuple(str(charge.model_dump(exclude=HIDDEN)) for charge in charges))
 
@@ -190,6 +192,14 @@ class FlowRun:
 
         allowed = [root / "home", root / "exchange", root / "out", self.folder / "tracking", PREFECT_HOME.value()]
         return outside(written, allowed, empty=[root / "tmp", root / "cwd"])
+
+    def _telling_of_places(self, found: dict[str, bytes]) -> list[str]:
+        """Files of the export folder that name the folder of the run, of its model or of a public table."""
+        overrides = self.options.get("overrides", ())
+        paths = [Path(self.options["model"]), *(Path(one.partition("=")[2].strip('"')) for one in overrides)]
+        folders = {bytes(self.folder), *(bytes(path.parent) for path in paths if path.is_absolute())}
+        exported = {name: content for name, content in found.items() if name.startswith("out/export/")}
+        return [name for name, content in exported.items() if any(folder in content for folder in folders)]
 
     def _pin(self, root: Path, progress: list[str]) -> None:
         patch = self.patch

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from decimal import ROUND_CEILING, Context, Decimal
-from pathlib import PurePath
 from typing import Any, Final, Literal
 
 from pydantic import Field, field_validator
@@ -18,6 +17,7 @@ from pydantic import Field, field_validator
 from understudy.frozen import Frozen
 from understudy.privacy.grid import charged_sensitivity, grid_of
 from understudy.privacy.ledger.records import Charge, SourceRecord
+from understudy.privacy.naming import without_place
 from understudy.privacy.queries import Query, check_epsilon_of, queries_from_json
 
 Verdict = Literal["proven under assumptions", "heuristic", "none"]
@@ -123,8 +123,7 @@ class PretrainedModel(Frozen):
     @field_validator("name")
     @classmethod
     def _without_its_place(cls, value: str) -> str:
-        path = PurePath(value)
-        return path.name if path.is_absolute() or value.startswith((".", "~")) else value
+        return without_place(value)
 
 
 class StatementFacts(Frozen):

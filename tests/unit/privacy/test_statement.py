@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from understudy.errors import UnderstudyError
 from understudy.privacy.grid import charged_sensitivity, grid_of
 from understudy.privacy.ledger.records import Charge, SourceRecord
+from understudy.privacy.naming import named_table, without_place
 from understudy.privacy.queries import Query, queries_to_json
 from understudy.privacy.statement import (
     STABLE_KEYS,
@@ -264,9 +265,17 @@ def test_a_model_that_another_zone_knows_is_named_without_a_digest():
     [
         ("/home/somebody/models/random", "random"),
         ("./random/", "random"),
-        ("org/model", "org/model"),
-        ("tiny-llama",) * 2,
+        ("../models/random", "random"),
+        ("~/models/pairs.parquet", "pairs.parquet"),
+        ("~somebody/pairs.csv", "pairs.csv"),
+        *((name, name) for name in ("tiny-llama", "org/model", "org/rows#test", "sample:public", "pairs.csv")),
+        *((name, name) for name in ("professional at http://127.0.0.1:8000/v1", "builtin", ".", "/", "")),
     ],
 )
 def test_a_statement_says_nothing_of_where_a_model_lies(asked, named):
-    assert PretrainedModel(name=asked, digest="abcd").name == named
+    assert without_place(asked) == PretrainedModel(name=asked, digest="abcd").name == named
+
+
+def test_a_table_is_known_by_its_digest_and_not_by_its_place():
+    assert named_table("/home/somebody/pairs.csv", digest="0123456789abcdef") == "pairs.csv (sha256 0123456789ab)"
+    assert named_table("/home/somebody/pairs.csv") == "pairs.csv"

@@ -27,6 +27,7 @@ from understudy.methods.conditional_generation.config import ConditionalGenerati
 from understudy.methods.conditional_generation.model import Classifier, Discriminator, MultitaskModel, TrainedModel
 from understudy.models.checkpoints import export_model
 from understudy.models.loading import load_model
+from understudy.privacy.naming import without_model_place
 from understudy.tensor_files import load_tensors, save_tensors
 
 SETTINGS_FILE = "understudy.json"
@@ -35,7 +36,7 @@ MEANS_FILE = "class-means.safetensors"
 
 
 class _Description(Frozen):
-    settings: ConditionalGenerationConfig
+    settings: ConditionalGenerationConfig  # the base model by name
     label_names: tuple[str, ...]
     class_counts: tuple[int, ...] | None
     encoder: str = ""  # digest, where there are class means
@@ -47,7 +48,7 @@ class StoredModel:
 
     Attributes:
         trained: ready to generate.
-        settings: the charged settings.
+        settings: the charged settings; once stored, without the place of the base model.
         class_counts: released noisy histogram, in the order of the labels; None unless as_in_data.
         class_means: released class means; None unless texts are selected by them.
     """
@@ -72,7 +73,7 @@ def save_trained(stored: StoredModel, folder: Path) -> None:
         (folder / "filter").mkdir()
         export_model(model.filter.lm, stored.trained.tokenizer, folder / "filter")  # type: ignore[arg-type]
     description = _Description(
-        settings=stored.settings,
+        settings=without_model_place(stored.settings),
         label_names=stored.trained.label_names,
         class_counts=stored.class_counts,
         encoder=means.encoder if means is not None else "",

@@ -31,6 +31,7 @@ from understudy.methods.gradient_matching.verbalizer import RowTokens, Verbalize
 from understudy.models.loading import LoadedModel, load_base
 from understudy.privacy.grid_sum import GridSum
 from understudy.privacy.mechanisms import Mechanisms
+from understudy.privacy.naming import without_model_place
 from understudy.progress import Progress
 from understudy.tensor_files import load_tensors, save_tensors
 
@@ -57,7 +58,8 @@ class Target:
         tensors: Label name -> float32 of the shape of one gradient, in the order of the labels.
         length: Tokens of a synthetic text.
         model_digest: Of the base model whose gradient it is.
-        settings: The charged settings; sketch and verbaliser follow from them.
+        settings: The charged settings; sketch and verbaliser follow from them. Once stored, without the place of the
+            base model, which is known again by its digest.
     """
 
     tensors: dict[str, Tensor]
@@ -158,7 +160,7 @@ def save_target(target: Target, folder: Path) -> None:
         label_names=target.label_names,
         length=target.length,
         model_digest=target.model_digest,
-        settings=target.settings,
+        settings=without_model_place(target.settings),
     )
     write_atomically(folder / FACTS_FILE, (facts.model_dump_json(indent=2) + "\n").encode())
 

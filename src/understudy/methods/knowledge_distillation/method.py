@@ -10,6 +10,7 @@ from understudy.errors import InputError
 from understudy.methods.knowledge_distillation.config import KnowledgeDistillationConfig
 from understudy.methods.knowledge_distillation.queries import queries_of, schedule_of
 from understudy.methods.method import INSTRUCTION_PAIRS, Charging, Description, Method, Preparation, Promise, Reporting
+from understudy.privacy.naming import named_table
 from understudy.privacy.queries import Queries
 from understudy.privacy.statement import FLOATING_POINT, TRAINING_FLOATS, Access, PretrainedModel, mechanism_facts
 from understudy.settings import settings
@@ -114,7 +115,7 @@ def queries(config: KnowledgeDistillationConfig, *, n: int, epsilon: float, delt
 def describe(config: KnowledgeDistillationConfig, promise: Promise) -> Description:
     """What the run says about itself; public values only."""
     (query,) = promise.queries
-    professional = config.professional
+    professional, shown, seed = config.professional, config.instructions, config.seed
     served = (f"the endpoint {professional.url} sees released instructions",) if professional.url else ()
     return Description(
         mechanisms=(mechanism_facts(query, asks="sum of per-example gradients of the responses' loss"),),
@@ -132,9 +133,9 @@ def describe(config: KnowledgeDistillationConfig, promise: Promise) -> Descripti
         choices="Settings and defaults were fixed before the run; no checkpoint was chosen, the last one is used.",
         declared_public={
             "padded length in tokens": config.train.max_length,
-            "public examples": config.instructions.examples,
+            "public examples": named_table(shown.examples, digest=shown.examples_digest),
             **({"what the pairs are about": config.about} if config.about else {}),
-            **({"public seed set": config.seed.pairs} if config.seed.pairs else {}),
+            **({"public seed set": named_table(seed.pairs, digest=seed.digest)} if seed.pairs else {}),
         },
         dry_run={"steps": schedule_of(promise.queries).steps, "micro_batch": config.train.micro_batch},
         pretrained_models=(_professional(config),),

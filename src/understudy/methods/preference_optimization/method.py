@@ -28,6 +28,7 @@ from understudy.methods.preference_optimization.queries import (
     signal_to_noise,
 )
 from understudy.models.folders import has_chat_template, model_folder
+from understudy.privacy.naming import named_table
 from understudy.privacy.queries import Queries
 from understudy.privacy.statement import Access, PretrainedModel, mechanism_facts
 from understudy.settings import settings
@@ -150,7 +151,7 @@ def describe(config: PreferenceOptimizationConfig, promise: Promise) -> Descript
         choices="Settings and defaults were fixed before the run; the last round's policy is used, none was chosen by "
         "a private score.",
         declared_public={
-            **({"public seed texts": config.seeds} if config.candidates.examples else {}),
+            **({"public seed texts": _seed_table(config)} if config.candidates.examples else {}),
             **({"words of the prompts": config.candidates.instruction} if config.candidates.instruction else {}),
             "tokens of a sample": config.clients.sample_tokens,
             "candidates per round": candidates,
@@ -181,6 +182,13 @@ _TRUST = {
     "masked": "Each client sees its own texts; the server receives masked integers, and no one holds a sum without "
     "noise unless as many clients as the threshold collude with it. Here all clients are played by one process.",
 }
+
+
+def _seed_table(config: PreferenceOptimizationConfig) -> str:
+    """Which seed texts prompts show."""
+    from understudy.methods.preference_optimization.seeds import read_seeds, seeds_digest
+
+    return named_table(config.seeds, digest=config.seeds_digest or seeds_digest(read_seeds(config.seeds)))
 
 
 def _contributions(config: PreferenceOptimizationConfig) -> str:

@@ -14,6 +14,7 @@ from understudy.errors import InputError
 from understudy.methods.method import INSTRUCTION_PAIRS, Charging, Description, Method, Preparation, Promise, Reporting
 from understudy.methods.trajectory_matching.config import TrajectoryMatchingConfig, promised
 from understudy.methods.trajectory_matching.queries import queries_of
+from understudy.privacy.naming import without_place
 from understudy.privacy.queries import Queries
 from understudy.privacy.statement import FLOATING_POINT, TRAINING_FLOATS, Access, mechanism_facts
 from understudy.settings import settings
@@ -97,9 +98,9 @@ def describe(config: TrajectoryMatchingConfig, promise: Promise) -> Description:
     }
     public: dict[str, Any] = {"padded length in tokens": config.max_length}
     if config.carrier != "selected":
-        public["rows that carry pseudo tokens"] = f"{config.carriers} ({config.carrier})"
+        public["rows that carry pseudo tokens"] = f"{without_place(config.carriers)} ({config.carrier})"
     if config.selection.target is not None:
-        public["rows that the chosen ones resemble"] = config.selection.target
+        public["rows that the chosen ones resemble"] = without_place(config.selection.target)
     if not experts.private:
         return Description(
             mechanisms=(),

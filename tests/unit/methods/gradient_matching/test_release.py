@@ -12,6 +12,7 @@ from understudy.data.private_rows import PrivateRows
 from understudy.errors import ArtifactDamaged, InputError
 from understudy.generation.prompts import encode_text
 from understudy.methods.gradient_matching.config import GradientMatchingConfig
+from understudy.methods.gradient_matching.optimise import match_shard
 from understudy.methods.gradient_matching.queries import Asked, queries_of, schedule_of
 from understudy.methods.gradient_matching.release import load_target, release_target, save_target, target_dimension
 from understudy.methods.gradient_matching.targets import target_space
@@ -247,6 +248,25 @@ def test_saved_targets_are_read_back_and_have_one_form(make_base, make_mechanism
     for folder in ("one", "two"):
         with pytest.raises(ArtifactDamaged):
             load_target(tmp_path / folder)
+
+
+def test_a_saved_target_says_nothing_of_where_the_model_lies_and_is_matched_all_the_same(
+    make_base, make_mechanisms, label_names, tmp_path
+):
+    matching = {"rounds": 1, "inner_steps": 1, "swap_sweeps": 1}
+    model = {"model": str(tmp_path / "models" / "own"), "model_digest": "a" * 64}
+    config = make_config("sketch", **model, matching=matching, projection={"k": 20})
+    base = make_base("gpt2")
+    found = release(base, label_names, make_mechanisms, config, epsilon=3.0)
+    save_target(found, tmp_path / "target")
+    assert not [path for path in (tmp_path / "target").iterdir() if bytes(tmp_path) in path.read_bytes()]
+    again = load_target(tmp_path / "target")
+    assert (again.settings.model, again.settings.model_digest, again.model_digest) == ("own", "a" * 64, base.digest)
+    assert again.settings.model_copy(update={"model": config.model}) == found.settings == config
+    wanted = {"config": config, "examples": [(0, 0), (2, 0)], "public_seed": 1}
+    assert match_shard(base, again, **wanted) == match_shard(base, found, **wanted)
+    with pytest.raises(InputError, match="load the charged one"):
+        match_shard(dataclasses.replace(base, digest="f" * 64), again, **wanted)
 
 
 def test_what_does_not_fit_is_refused_before_the_gateway(make_base, make_mechanisms, label_names):

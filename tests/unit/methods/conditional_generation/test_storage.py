@@ -1,0 +1,31 @@
+"""A stored model says what it was trained with, and nothing of where that lay."""
+
+import dataclasses
+
+from understudy.methods.conditional_generation.more import further_rows
+from understudy.methods.conditional_generation.storage import StoredModel, load_trained, save_trained
+from understudy.methods.further import FurtherDraw
+
+
+def test_a_stored_model_names_its_base_model_without_its_place(untrained, make_config, tmp_path):
+    place = tmp_path / "models" / "own"
+    config = make_config(model=str(place), model_digest="a" * 64)
+    folder = tmp_path / "export" / "model"
+    folder.mkdir(parents=True)
+    save_trained(StoredModel(untrained, config, (5, 4, 3)), folder)
+    assert not [path for path in folder.rglob("*") if bytes(tmp_path) in path.read_bytes()]
+    again = load_trained(folder)
+    assert (again.settings.model, again.settings.model_digest, again.class_counts) == ("own", "a" * 64, (5, 4, 3))
+    assert again.settings.model_copy(update={"model": config.model}) == config
+
+
+def test_further_rows_need_no_base_model(untrained, make_config, label_names, tmp_path):
+    config = make_config(model=str(tmp_path / "nowhere"), selection={"draws": 1})
+    folder = tmp_path / "export" / "model"
+    folder.mkdir(parents=True)
+    save_trained(StoredModel(untrained, config, None), folder)
+    alone = FurtherDraw(folder=folder.parent, record=None, samples=6, seed_step=1)
+    recorded = dataclasses.replace(alone, record={"config": config.model_dump(mode="json")})
+    rows = further_rows(alone)
+    assert rows.equals(further_rows(recorded))
+    assert set(rows["label"].to_pylist()) == set(label_names)
