@@ -5,7 +5,7 @@ A setting with closer bounds is of the plain type and names them all: pydantic k
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import Field
 
@@ -20,6 +20,9 @@ NonEmpty = Annotated[str, Field(min_length=1)]
 Words = Annotated[str, Field(max_length=200, pattern=r"^[^\r\n]*$")]  # one line of public words
 PublicSeed = Annotated[int, Field(ge=0, lt=2**63)]
 NumpySeed = Annotated[int, Field(ge=0, lt=2**32)]
+
+# Composition by Fourier transforms is exact to some 1e-12 in delta for 1e5 steps. A run's delta is far above that.
+LEAST_DELTA: Final = 1e-9
 
 T = TypeVar("T")
 

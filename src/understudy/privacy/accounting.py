@@ -45,6 +45,7 @@ from understudy.privacy.events import (
 )
 from understudy.privacy.gaussian_loss import epsilon_for_delta, gaussian_pld, self_composed
 from understudy.privacy.search import solve_decreasing
+from understudy.quantities import LEAST_DELTA
 
 __all__ = [
     "CALIBRATION_TOLERANCE",
@@ -183,14 +184,14 @@ def renyi_curve(
 
 
 def default_delta(n: int) -> float:
-    """1 / (n ln n), which is below 1 / n.
+    """1 / (n ln n), which is below 1 / n; at least `LEAST_DELTA`.
 
     Raises:
         InputError: when n < 3, for which it would not be below 1 / n.
     """
     if n < 3:
         raise InputError(f"expected at least 3 units, so that delta = 1/(n ln n) is below 1/n, found n={n}")
-    return 1.0 / (n * math.log(n))
+    return max(1.0 / (n * math.log(n)), LEAST_DELTA)
 
 
 def analytic_gaussian_sigma(*, epsilon: float, delta: float, sensitivity: float) -> float:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema, field_validator, model_validator
 
 from understudy.errors import InputError
-from understudy.quantities import Words
+from understudy.quantities import LEAST_DELTA, Words
 
 Profile = Literal["tiny", "paper"]
 # JSON has no infinite number, and Prefect checks a run's parameters against this schema.
@@ -232,13 +232,14 @@ def check_epsilon(epsilon: float) -> float:
 
 
 def check_delta(delta: float, *, n: int) -> float:
-    """Return `delta` when 0 < delta < 1/n.
+    """Return `delta` when it is below 1/n and not so small that rounding in the accounting would count.
 
     Raises:
         InputError: when it is out of range; delta >= 1/n would allow a mechanism that publishes one row.
     """
-    if not 0 < delta < 1 / n:
+    if not LEAST_DELTA <= delta < 1 / n:
         raise InputError(
-            f"--delta {delta:g}: expected 0 < delta < 1/n = {1 / n:.3g} for n={n} rows; leave it out for 1/(n ln n)"
+            f"--delta {delta:g}: expected {LEAST_DELTA:g} <= delta < 1/n = {1 / n:.3g} for n={n} rows; leave it out for "
+            "1/(n ln n)"
         )
     return delta

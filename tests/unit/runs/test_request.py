@@ -8,7 +8,16 @@ import pytest
 from pydantic import ValidationError
 
 from understudy.errors import InputError
-from understudy.runs.request import LEAST_EPSILON, LONGEST_TEXT, MOST_EPSILON, RunRequest, check_epsilon, request_of
+from understudy.privacy.accounting import default_delta
+from understudy.runs.request import (
+    LEAST_EPSILON,
+    LONGEST_TEXT,
+    MOST_EPSILON,
+    RunRequest,
+    check_delta,
+    check_epsilon,
+    request_of,
+)
 
 CANARY = "patient zibby has an ailment"
 GOOD = {"data": "rows.csv", "source": "ward", "out": "out", "epsilon": 3.0}
@@ -97,3 +106,18 @@ def test_prefect_takes_every_epsilon_that_a_request_is_written_with():
         assert RunRequest.model_validate(written).epsilon == epsilon
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(GOOD | {"epsilon": "three"}, schema)
+
+
+@pytest.mark.parametrize(("delta", "fits"), [(1e-9, True), (9e-4, True), (9e-10, False), (1e-3, False), (0.0, False)])
+def test_delta_is_below_one_over_n_and_above_what_rounding_counts_for(delta, fits):
+    """At 1e-14 epsilon of a hundred thousand steps would be stated 6 % too low."""
+    if fits:
+        assert check_delta(delta, n=1000) == delta
+    else:
+        with pytest.raises(InputError, match="1e-09 <= delta < 1/n"):
+            check_delta(delta, n=1000)
+
+
+def test_the_default_delta_of_many_rows_is_one_that_is_accepted():
+    for n in (3, 1000, 10**8, 9 * 10**8):
+        assert check_delta(default_delta(n), n=n) == default_delta(n)
