@@ -239,7 +239,7 @@ def check_delta(delta: float, *, n: int) -> float:
     """
     if not LEAST_DELTA <= delta < 1 / n:
         raise InputError(
-            f"--delta {delta:g}: expected {LEAST_DELTA:g} <= delta < 1/n = {1 / n:.3g} for n={n} rows; leave it out for "
-            "1/(n ln n)"
+            f"--delta {delta:g}: expected {LEAST_DELTA:g} <= delta < 1/n = {1 / n:.3g} for n={n} rows; leave it out "
+            "for 1/(n ln n)"
         )
     return delta
