@@ -138,6 +138,8 @@ def test_seeds_that_cannot_fill_a_prompt_are_refused(refuse, tmp_path):
         ({"epsilon": "nan"}, "--epsilon nan"),
         ({"delta": 0.2}, "1/n"),
         ({"client-column": "author"}, "expected one column 'author'"),
+        ({"label-column": "stars"}, "leave --label-column out"),
+        ({"label-names": "0=neg,1=pos"}, "leave --label-names out, or choose a method or a variant that reads labels"),
         ({"source": None}, "--source"),
         ({"model": "no-such/model-at-all"}, "no-such/model-at-all"),
     ],

@@ -32,6 +32,19 @@ HOLD_OUT_EVERY: Final = 10
 # Of clients, of whom no number can be fixed, this many are expected at least, of up to half of those declared.
 HELD_OUT_CLIENTS: Final = 8
 NOUNS: Final[dict[RowKind, str]] = {"labelled": "row", "texts": "row", "clients": "client", "instructions": "row"}
+# Every option that names a column, and what each kind of rows reads: any other would be ignored.
+COLUMNS: Final[dict[RowKind, frozenset[str]]] = {
+    "labelled": frozenset({"text_column", "label_column"}),
+    "texts": frozenset({"text_column"}),
+    "clients": frozenset({"text_column", "client_column"}),
+    "instructions": frozenset({"instruction_column", "response_column", "system_column"}),
+}
+_READ: Final[dict[RowKind, str]] = {
+    "labelled": "texts with labels",
+    "texts": "texts without labels",
+    "clients": "the texts of clients, without labels",
+    "instructions": "instructions with responses, without labels",
+}
 LABELS_DISCLOSED: Final = (
     "the label list was read from the private rows (--labels-from-data) and is published: a label that a single row "
     "has is published with it, which no epsilon covers"
@@ -74,9 +87,10 @@ def load_and_split(
         keyed_hash: (purpose, data) -> at least 16 bytes, under a key of the source: `Ledger.keyed_hash`.
 
     Raises:
-        InputError: the table is not of this kind; the message says how to fix it.
+        InputError: the table is not of this kind, or an option is for another; the message says how to fix it.
         RowError: one row is wrong, or they are too few, or more than declared; with an index or number, never a text.
     """
+    _check_options(request, kind)
     table = tables.read_source(request.data)
     names, notes = _label_names(request, table, known) if kind == "labelled" else ((), [])
     whole, label_names = _checked(request, kind, table, names, null_records=True)
@@ -103,6 +117,33 @@ def load_and_split(
         labels_from_data=kind == "labelled" and _reads_labels(request, known),
         notes=(*notes, *counted, split_note),
     )
+
+
+def _check_options(request: RunRequest, kind: RowKind) -> None:
+    """Refuse what the user says of rows of another kind: it would be ignored, and the run charged all the same."""
+    read = f"this method, or this variant of it, reads {_READ[kind]}"
+    if kind != "labelled":
+        for option, is_given in (
+            ("--label-names", request.label_names is not None),
+            ("--labels-from-data", request.labels_from_data),
+        ):
+            if is_given:
+                raise InputError(
+                    f"{option}: expected a method that reads labels, but {read}; leave {option} out, or choose a "
+                    "method or a variant that reads labels"
+                )
+    if request.label_names is not None and request.labels_from_data:
+        raise InputError(
+            "--labels-from-data: expected no declared labels beside it, found --label-names; leave --labels-from-data "
+            "out to use the declared list, or --label-names to publish the list that the rows have"
+        )
+    for field in sorted(frozenset().union(*COLUMNS.values()) - COLUMNS[kind]):
+        if getattr(request, field) != RunRequest.model_fields[field].default:
+            option = f"--{field.replace('_', '-')}"
+            raise InputError(
+                f"{option}: expected an option for the rows that are read, but {read}; leave {option} out, or "
+                "choose a method or a variant that reads this column"
+            )
 
 
 def hold_out_note(kind: RowKind, units: int) -> str:

@@ -30,6 +30,11 @@ def request_of(tmp_path):
     return make
 
 
+def labels_of(kind: str) -> dict:
+    """What a request on rows of this kind must say of labels."""
+    return {"label_names": NAMES} if kind == "labelled" else {}
+
+
 def known(**given) -> SourceRecord:
     fields = {"name": "s", "unit": "example", "relation": "replace_special", "epsilon": 1, "delta": 1e-3, "n": 25}
     return SourceRecord.model_validate(fields | given)
@@ -53,7 +58,7 @@ OUT = [slot for slot in range(25) if row_is_held_out(slot, keyed_hash)]
 
 @pytest.mark.parametrize("kind", ["labelled", "texts"])
 def test_one_slot_of_ten_is_held_out_and_null_in_training(kind, request_of):
-    found = load_and_split(request_of({"text": TEXTS, "label": LABELS}, label_names=NAMES), kind, None)
+    found = load_and_split(request_of({"text": TEXTS, "label": LABELS}, **labels_of(kind)), kind, None)
     assert [slot // 10 for slot in OUT][:2] == [0, 1], "one of every ten"
     assert found.test["text"].to_pylist() == [TEXTS[slot] for slot in OUT]
     assert found.train["text"].to_pylist() == [None if slot in OUT else text for slot, text in enumerate(TEXTS)]
@@ -91,9 +96,9 @@ def test_missing_rows_are_null_slots_at_the_end(request_of):
 @pytest.mark.parametrize("kind", ["labelled", "texts"])
 def test_a_row_of_nulls_is_the_null_record_and_moves_no_other(kind, slot, request_of):
     texts, labels = list(TEXTS), list(LABELS)
-    whole = load_and_split(request_of({"text": texts, "label": labels}, label_names=NAMES), kind, None)
+    whole = load_and_split(request_of({"text": texts, "label": labels}, **labels_of(kind)), kind, None)
     texts[slot], labels[slot] = None, None
-    found = load_and_split(request_of({"text": texts, "label": labels}, label_names=NAMES), kind, None)
+    found = load_and_split(request_of({"text": texts, "label": labels}, **labels_of(kind)), kind, None)
     assert (found.units, found.notes) == (whole.units, whole.notes)
     null = {"text": None} | ({"label": None} if kind == "labelled" else {})
     expected = whole.train.to_pylist()
@@ -235,7 +240,7 @@ def test_too_few_units_for_a_split_are_refused(kind, noun, request_of):
     if kind != "clients":
         columns = {name: values[:9] for name, values in columns.items()}
     with pytest.raises(InputError, match=f"9 {noun}s: expected at least 10"):
-        load_and_split(request_of(columns, label_names=NAMES), kind, None)
+        load_and_split(request_of(columns, **labels_of(kind)), kind, None)
 
 
 @pytest.mark.parametrize("test", [None, {"text": ["", "\t"]}])
@@ -273,11 +278,51 @@ def test_labels_are_not_read_from_the_rows_unless_that_is_asked_for(request_of):
 
 def test_labels_that_are_declared_are_not_a_disclosure(request_of):
     columns = {"text": TEXTS, "label": LABELS}
-    for given in ({"label_names": NAMES}, {"label_names": NAMES, "labels_from_data": True}):
-        assert not load_and_split(request_of(columns, **given), "labelled", None).labels_from_data
+    assert not load_and_split(request_of(columns, label_names=NAMES), "labelled", None).labels_from_data
     registered = load_and_split(request_of(columns, labels_from_data=True), "labelled", known(label_names=("a", "b")))
     assert not registered.labels_from_data
-    assert not load_and_split(request_of(columns, labels_from_data=True), "texts", None).labels_from_data
+    with pytest.raises(InputError, match=r"--labels-from-data: .*found --label-names; leave --labels-from-data out"):
+        load_and_split(request_of(columns, label_names=NAMES, labels_from_data=True), "labelled", None)
+
+
+@pytest.mark.parametrize("kind", ["texts", "clients", "instructions"])
+@pytest.mark.parametrize(
+    ("given", "option"),
+    [
+        ({"label_names": NAMES}, "--label-names"),
+        ({"label_names": {}}, "--label-names"),
+        ({"labels_from_data": True}, "--labels-from-data"),
+    ],
+)
+def test_labels_that_no_one_reads_are_refused_before_anything_is_read(given, option, kind, tmp_path):
+    asked = RunRequest(source="s", out="out", epsilon=1.0, data=str(tmp_path / "nowhere.parquet"), **given)
+    with pytest.raises(InputError, match=f"^{option}: .*without labels; leave {option} out, or choose a method"):
+        load_and_split(asked, kind, None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "own"),
+    [
+        ("labelled", {"text", "label"}),
+        ("texts", {"text"}),
+        ("clients", {"text", "client"}),
+        ("instructions", {"instruction", "response", "system"}),
+    ],
+)
+def test_a_column_that_no_one_reads_is_refused(kind, own, tmp_path):
+    for name in ("text", "label", "client", "instruction", "response", "system"):
+        asked = RunRequest(
+            source="s", out="out", epsilon=1.0, data=str(tmp_path / "nowhere.parquet"), **{f"{name}_column": "other"}
+        )
+        # The table, which is not there, is read only where the option belongs.
+        expected = "nowhere.parquet" if name in own else f"^--{name}-column: .*leave --{name}-column out"
+        with pytest.raises(InputError, match=expected):
+            load_and_split(asked, kind, None)
+
+
+def test_a_column_named_as_by_default_is_no_choice(request_of):
+    asked = request_of({"text": TEXTS}, label_column="label", client_column="client_id")
+    assert load_and_split(asked, "texts", None).units == 25
 
 
 @pytest.mark.parametrize("name", ["reviews", "clinic"])
