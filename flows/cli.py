@@ -34,6 +34,9 @@ app.add_typer(secret_app, name="secret")
 app.add_typer(models_app, name="models")
 app.add_typer(keys_app, name="keys")
 
+# Commands that, called again, go on where they were cut off; any other begins anew.
+GOING_ON = (["run"], ["purge"])
+
 
 class Profile(StrEnum):
     """Sizes: `tiny` for two cores, `paper` for the paper's."""
@@ -289,8 +292,9 @@ def main() -> None:
     except UnderstudyError as error:
         sys.stderr.write(f"understudy: {error}\n")
         sys.exit(error.exit_code)
-    except OSError as error:  # a full disk, a file that went away: nothing that was done is lost
-        sys.stderr.write(f"understudy: {error}; mend it and run the same command again, it goes on from here\n")
+    except OSError as error:  # a full disk, a file that went away
+        goes_on = ", it goes on from here" if sys.argv[1:2] in GOING_ON else ""
+        sys.stderr.write(f"understudy: {error}; mend it and run the same command again{goes_on}\n")
         sys.exit(1)
 
 

@@ -186,6 +186,10 @@ def evaluate(
     from understudy.settings import prepare_environment, settings
 
     prepare_environment()
+    from understudy.runs.folders import try_folder
+
+    # Before the tables are measured, which takes minutes.
+    try_folder(out)
     from understudy.evaluation.tables import evaluate_tables
     from understudy.tasks.engine.machine import prepared
 
@@ -224,10 +228,18 @@ def lineage(*, what: str, as_json: bool) -> None:
     from understudy.runs.folders import artifact_in
     from understudy.settings import prepare_environment
 
+    try:
+        is_path = Path(what).exists()
+    except OSError as error:
+        shown = what if len(what) <= 100 else f"{what[:50]}... (a text of {len(what)} characters)"
+        raise InputError(
+            f"{shown}: expected an artifact id, the --out folder of a finished run or an exported file, found: "
+            f"{error.strerror}; give the id as statement.json or MLflow shows it, or a path that can be read"
+        ) from None
     prepare_environment()
     from understudy.tasks.engine.tracking import lineage as trace
 
-    root = trace(artifact_in(Path(what)) if Path(what).exists() else what)
+    root = trace(artifact_in(Path(what)) if is_path else what)
     if as_json:
         console.print_json(root.model_dump_json())
         return

@@ -284,6 +284,26 @@ def test_rows_to_measure_on_are_not_those_of_the_training(call, words, tmp_path,
     assert state_of(home) == ([], [])
 
 
+def test_evaluate_refuses_a_place_for_its_report_before_it_reads_a_table(call, tmp_path):
+    (tmp_path / "taken").write_text("a file")
+    for out, found in ((tmp_path / "taken", "Not a directory"), (tmp_path / ("x" * 300), "File name too long")):
+        code, said = call(
+            "evaluate", "--out", out, "--synthetic", "none.csv", "--real", "none.csv", "--test", "none.csv"
+        )
+        assert (code, said.count("\n")) == (2, 1), said
+        assert said.startswith("understudy: --out ")
+        assert found in said
+    assert (tmp_path / "taken").read_text() == "a file"
+
+
+@pytest.mark.parametrize("what", ["a" * 300, "a/" * 3000])
+def test_lineage_refuses_what_can_be_neither_a_path_nor_an_id(what, call):
+    code, said = call("lineage", what)
+    assert (code, said.count("\n")) == (2, 1), said
+    assert f"a text of {len(what)} characters" in said
+    assert "give the id" in said
+
+
 @pytest.mark.parametrize("option", ["synthetic", "real", "test"])
 def test_evaluate_refuses_a_path_that_no_file_can_have(option, call, tmp_path, data):
     given = {"synthetic": data, "real": data, "test": data} | {option: "x" * 5000}
@@ -549,16 +569,28 @@ def test_a_worker_that_was_told_of_no_home_begins_no_ledger(request_of, tmp_path
         conditional_generation(request.model_copy(update={"data": str(tmp_path / "no-such.parquet")}))
 
 
-def test_a_full_disk_is_told_in_one_line_with_what_to_do(call, monkeypatch):
+@pytest.mark.parametrize(
+    ("words", "goes_on"),
+    [
+        (("run", "conditional-generation", "--data", "rows.csv", "--out", "out"), True),
+        (("purge", "--source", "ward"), True),
+        (("doctor",), False),
+        (("report", "run"), False),
+        (("ledger", "show", "run"), False),
+    ],
+)
+def test_a_full_disk_is_told_in_one_line_with_what_to_do(words, goes_on, call, monkeypatch):
     def full(**_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/out/export")
 
-    monkeypatch.setattr("understudy.flows.commands.doctor", full)
-    code, said = call("doctor")
+    name = "ledger_show" if words[0] == "ledger" else words[0]
+    monkeypatch.setattr(f"understudy.flows.commands.{name}", full)
+    code, said = call(*words)
     assert code == 1
     assert said.count("\n") == 1
     assert "No space left on device: '/out/export'" in said
     assert "run the same command again" in said
+    assert ("goes on from here" in said) is goes_on
 
 
 def test_a_long_text_is_cut_and_the_count_stays_inside(call, words, tmp_path):
