@@ -23,7 +23,7 @@ from understudy.tasks.evaluation import evaluate
 METHOD = "conditional-generation"
 
 
-@flow(name=METHOD, persist_result=True)
+@flow(name=METHOD, persist_result=True, result_serializer="json")
 def conditional_generation(request: RunRequest) -> Exported:
     """Private labelled texts in, synthetic labelled texts with their privacy statement out."""
     with paid_run(request, ConditionalGenerationConfig, code_digest(train.fn)) as run:

@@ -26,7 +26,7 @@ from understudy.tasks.gradient_matching import evaluate_matching, match, release
 METHOD = "gradient-matching"
 
 
-@flow(name=METHOD, persist_result=True)
+@flow(name=METHOD, persist_result=True, result_serializer="json")
 def gradient_matching(request: RunRequest) -> Exported:
     """Private labelled texts in, a noised gradient per label and readable texts that match it out."""
     with paid_run(request, GradientMatchingConfig, code_digest(release.fn)) as run:

@@ -89,7 +89,7 @@ Step = Annotated[WritePairs | Improve | TuneBase, Field(discriminator="step")]
 SERVER: ServerSide[Step] = ServerSide(f"{METHOD}-server", TypeAdapter(Step))
 
 
-@flow(name=METHOD, persist_result=True)
+@flow(name=METHOD, persist_result=True, result_serializer="json")
 def knowledge_distillation(request: RunRequest) -> Exported:
     """Private pairs in, synthetic pairs and the model tuned on them out, with their statement."""
     zone = working_zone(request)
@@ -109,7 +109,7 @@ def knowledge_distillation(request: RunRequest) -> Exported:
         return run.export(model, synthetic, metrics)
 
 
-@flow(name=SERVER.name)
+@flow(name=SERVER.name, persist_result=False, result_serializer="json")
 def server_side(order: Signed) -> State[None]:
     """One step of the server zone; its last state's message is the signed reference to what it made."""
     return SERVER.answer(order)

@@ -102,7 +102,7 @@ Step = Annotated[Propose | Prefer | Publish | WriteTexts, Field(discriminator="s
 SERVER: ServerSide[Step] = ServerSide(f"{METHOD}-server", TypeAdapter(Step))
 
 
-@flow(name=METHOD, persist_result=True)
+@flow(name=METHOD, persist_result=True, result_serializer="json")
 def preference_optimization(request: RunRequest) -> Exported:
     """Texts of private clients in, synthetic texts and the model that wrote them out, with their statement."""
     zone = working_zone(request)
@@ -130,7 +130,7 @@ def preference_optimization(request: RunRequest) -> Exported:
         return run.export(model, synthetic, metrics)
 
 
-@flow(name=SERVER.name)
+@flow(name=SERVER.name, persist_result=False, result_serializer="json")
 def server_side(order: Signed) -> State[None]:
     """One step of the server zone; its last state's message is the signed reference to what it made."""
     return SERVER.answer(order)

@@ -29,7 +29,7 @@ from understudy.tasks.trajectory_matching import (
 METHOD = "trajectory-matching"
 
 
-@flow(name=METHOD, persist_result=True)
+@flow(name=METHOD, persist_result=True, result_serializer="json")
 def trajectory_matching(request: RunRequest) -> Exported:
     """Instructions with responses in, a few of them behind learned pseudo tokens out."""
     with paid_run(request, TrajectoryMatchingConfig, code_digest(train_expert.fn)) as run:
