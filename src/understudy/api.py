@@ -7,10 +7,13 @@
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
+import os
 import secrets
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,28 +129,83 @@ def load_result(folder: str | Path) -> Result:
 def _as_files(tables: dict[str, Table | str | Path | None]) -> Iterator[dict[str, str | None]]:
     """Tables as files under the private root for the time of a run; names and paths pass through.
 
+    The same tables have the same paths, which are part of the request: a call that is repeated after a kill is the
+    same run.
+
     Raises:
         InputError: for anything else, named by its type alone.
     """
-    inbox = private_directory(settings().temporary_root / f"inbox-{secrets.token_hex(8)}")
+    fresh = private_directory(settings().temporary_root / f"inbox-{secrets.token_hex(8)}")
     paths: dict[str, str | None] = {}
+    written: list[Path] = []
     try:
         for name, given in tables.items():
             if given is None or isinstance(given, (str, Path)):
                 paths[name] = None if given is None else str(given)
                 continue
-            path = inbox / f"{name}.parquet"
+            path = fresh / f"{name}.parquet"
             if not _written(given, path):
                 kind = f"{type(given).__module__}.{type(given).__qualname__}"
                 raise InputError(
                     f"{name}: expected a pyarrow, pandas or polars table, a datasets.Dataset, a path, a hub id or "
                     f"sample:NAME, found {kind}, or one whose columns Arrow cannot hold; give each column one type"
                 )
-            paths[name] = str(path)
-        yield paths
+            written.append(path)
+        if not written:
+            yield paths
+            return
+        with _inbox(settings().temporary_root / _inbox_name(written)) as inbox:
+            for path in written:
+                paths[path.stem] = str(path.replace(inbox / path.name))
+            yield paths
     finally:
         # `understudy gc` may have taken it away already.
-        shutil.rmtree(inbox, ignore_errors=True)
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _inbox_name(files: Sequence[Path]) -> str:
+    """The same for the same files. Keyed, for a request is shown, and a plain digest would tell what the rows are."""
+    from understudy.privacy.ledger.ledger import Ledger
+
+    parts: list[str | bytes] = []
+    for path in files:
+        with path.open("rb") as file:
+            parts += [path.stem, hashlib.file_digest(file, "sha256").digest()]
+    return f"inbox-{Ledger.open().request_key('inbox', *parts)[:32]}"
+
+
+@contextmanager
+def _inbox(folder: Path) -> Iterator[Path]:
+    """A folder that calls with the same tables share; the last of them removes it, or the next after a kill."""
+    while True:
+        with suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        try:
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        if _is_open(folder, descriptor):
+            break
+        # The last call removed the folder between our look and our lock.
+        os.close(descriptor)
+    try:
+        yield folder
+    finally:
+        # Refused while another call reads there.
+        with suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_open(folder, descriptor):
+                shutil.rmtree(folder, ignore_errors=True)
+        os.close(descriptor)
+
+
+def _is_open(folder: Path, descriptor: int) -> bool:
+    """Whether it is this folder that is open, and not one removed since; `understudy gc` removes old ones too."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), folder.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _written(given: object, path: Path) -> bool:

@@ -2,6 +2,9 @@
 
 import dataclasses
 import logging
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import datasets
 import pandas as pd
@@ -77,6 +80,62 @@ def test_every_kind_of_table_is_the_same_table(kind, private_rows):
     assert found.select(["text", "label"]).cast(private_rows.schema).equals(null)
     assert inside, "rows stay under the private root"
     assert not list(settings().temporary_root.glob("inbox-*")), "and only for the time of the run"
+
+
+def paths_of(data, test=None) -> dict[str, str | None]:
+    with _as_files({"data": data, "test": test}) as files:
+        return dict(files)
+
+
+def test_the_same_table_has_the_same_path_so_that_a_repeated_call_is_the_same_run(private_rows, in_home, tmp_path):
+    first = paths_of(private_rows.to_pandas())
+    assert paths_of(private_rows.to_pandas()) == first
+    assert paths_of(private_rows.slice(1)) != first
+    both = paths_of(private_rows, private_rows.slice(1))
+    assert Path(both["data"]).parent == Path(both["test"]).parent
+    assert paths_of(private_rows, private_rows.slice(2))["test"] != both["test"]
+    assert paths_of("sample:reviews") == {"data": "sample:reviews", "test": None}
+    with in_home(tmp_path / "other"):
+        other = paths_of(private_rows.to_pandas())
+    assert Path(other["data"]).parent.name != Path(first["data"]).parent.name, "the name is keyed: no digest of rows"
+
+
+def test_calls_with_one_table_share_its_file_until_the_last_has_ended(private_rows):
+    with _as_files({"data": private_rows}) as outer:
+        with _as_files({"data": private_rows}) as inner:
+            assert inner == outer
+        assert pq.read_table(outer["data"]).equals(private_rows), "the other call is still at work"
+    assert not list(settings().temporary_root.glob("inbox-*"))
+
+
+def test_calls_at_once_do_not_disturb_each_other(private_rows):
+    def call(_) -> bool:
+        with _as_files({"data": private_rows}) as files:
+            return pq.read_table(files["data"]).equals(private_rows)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(call, range(80)))
+    assert not list(settings().temporary_root.glob("inbox-*"))
+
+
+def test_what_a_killed_call_left_is_taken_over_and_removed(private_rows):
+    left = Path(paths_of(private_rows)["data"])
+    left.parent.mkdir(mode=0o700)
+    left.write_bytes(b"half a file")
+    with _as_files({"data": private_rows}) as files:
+        assert files["data"] == str(left)
+        assert pq.read_table(left).equals(private_rows)
+    assert not list(settings().temporary_root.glob("inbox-*"))
+
+
+def test_a_folder_made_anew_after_gc_is_not_removed_by_the_earlier_call(private_rows):
+    with _as_files({"data": private_rows}) as files:
+        shutil.rmtree(Path(files["data"]).parent)
+        later = _as_files({"data": private_rows})
+        assert later.__enter__() == files
+    assert pq.read_table(files["data"]).equals(private_rows)
+    later.__exit__(None, None, None)
+    assert not list(settings().temporary_root.glob("inbox-*"))
 
 
 @pytest.mark.parametrize("kind", REFUSED)
