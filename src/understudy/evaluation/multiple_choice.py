@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from understudy.compute import widened
-from understudy.errors import InputError
+from understudy.errors import InputError, RowError
 from understudy.generation.instructions import Pair, PairEncoder
 from understudy.generation.step import backbone, head
 
@@ -92,22 +92,23 @@ def rightly_answered(
         model: causal language model, in evaluation mode.
         tokenizer: of the model.
         questions: at least one.
-        shots: k answered pairs that stand before every question; none is zero-shot.
+        shots: k answered pairs that stand before every question; none is zero-shot. The earliest are left out of a
+            question that they do not leave room for. Without shots a long question is cut as `PairEncoder` cuts it.
         template: how a pair is written, as of `PairEncoder`.
         max_length: tokens of a question with a candidate.
         batch_size: candidates in one forward pass.
 
     Raises:
-        InputError: there is no question.
+        InputError: there is no question, or shots are given and a question does not fit even without them.
     """
     if not questions:
         raise InputError("expected at least one question, found none; bring pairs whose responses repeat")
     encoder = PairEncoder(tokenizer, template)
-    before = "".join(f"{shot.instruction}\n{shot.response}\n\n" for shot in shots)
+    encoder.check_width(max_length)
     asked = [
-        Pair(f"{before}{question.instruction}", candidate)
-        for question in questions
-        for candidate in question.candidates
+        pair
+        for number, question in enumerate(questions)
+        for pair in _behind_shots(encoder, question, shots, number=number, max_length=max_length)
     ]
     scores = [
         score
@@ -121,6 +122,28 @@ def rightly_answered(
         right.append(own.index(max(own)) == question.answer)
         place += len(own)
     return right
+
+
+def _behind_shots(
+    encoder: PairEncoder, question: Question, shots: Sequence[Pair], *, number: int, max_length: int
+) -> list[Pair]:
+    """A question with each candidate, behind as many of the last shots as leave all of it whole."""
+    before = [f"{shot.instruction}\n{shot.response}\n\n" for shot in shots]
+    for first in range(len(before)):
+        pairs = _asked(question, "".join(before[first:]))
+        if encoder.count_cut(pairs, max_length=max_length) == (0, 0):
+            return pairs
+    pairs = _asked(question, "")
+    if shots and encoder.count_cut(pairs, max_length=max_length)[0]:
+        raise RowError(
+            f"question {number}: expected one that fits max_length={max_length} without an example before it, found a "
+            "longer one; raise max_length, or leave the question out"
+        )
+    return pairs
+
+
+def _asked(question: Question, before: str) -> list[Pair]:
+    return [Pair(f"{before}{question.instruction}", candidate) for candidate in question.candidates]
 
 
 @torch.no_grad()

@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from understudy.errors import InputError, RowError
 from understudy.evaluation.language_model import encode_texts, pad, pad_token_of
-from understudy.evaluation.utility import Interval
+from understudy.evaluation.utility import FEWEST_RESAMPLED, Interval
 from understudy.frozen import Profile, Profiled, Profiles
 from understudy.models.loading import LoadedModel, load_model
 from understudy.quantities import CountOrZero, LearningRate, NonEmpty, Size, setting
@@ -202,6 +202,8 @@ def score_clients(
 def accuracy_interval(scores: ClientScores, *, seed: int, replicates: int = 2000, level: float = 0.95) -> Interval:
     """Accuracy over all tokens, with a percentile interval from a bootstrap over clients.
 
+    With fewer than `FEWEST_RESAMPLED` clients that have a token, the interval is all that an accuracy can be.
+
     Args:
         scores: from `score_clients`.
         seed: of the bootstrap; public.
@@ -209,7 +211,8 @@ def accuracy_interval(scores: ClientScores, *, seed: int, replicates: int = 2000
         level: confidence.
     """
     draws = _drawn_accuracies([scores], seed=seed, replicates=replicates)[0]
-    return _interval(scores.accuracy, draws, level)
+    low, high = _limits(scores, draws, level, least=0.0)
+    return Interval(scores.accuracy, low, high)
 
 
 def accuracy_difference(
@@ -217,13 +220,16 @@ def accuracy_difference(
 ) -> Interval:
     """Accuracy of a minus that of b on the same clients, each replicate drawing the same clients for both.
 
+    With fewer than `FEWEST_RESAMPLED` clients that have a token, the interval is all that a difference can be.
+
     Raises:
         ValueError: when the two were not scored on the same clients.
     """
     if not np.array_equal(a.tokens, b.tokens):
         raise ValueError(f"expected the same clients on both sides, found {len(a.tokens)} and {len(b.tokens)}")
     drawn = _drawn_accuracies([a, b], seed=seed, replicates=replicates)
-    return _interval(a.accuracy - b.accuracy, drawn[0] - drawn[1], level)
+    low, high = _limits(a, drawn[0] - drawn[1], level, least=-1.0)
+    return Interval(a.accuracy - b.accuracy, low, high)
 
 
 def share_of_gap_closed(value: float, at_zero: float, at_inf: float) -> float | None:
@@ -307,6 +313,9 @@ def _drawn_accuracies(sides: Sequence[ClientScores], *, seed: int, replicates: i
     return np.concatenate(drawn, axis=1)
 
 
-def _interval(value: float, draws: Floats, level: float) -> Interval:
+def _limits(scores: ClientScores, draws: Floats, level: float, *, least: float) -> tuple[float, float]:
+    """Percentiles of the replicates; everything from `least` to 1 where too few clients have a token."""
+    if np.count_nonzero(scores.tokens) < FEWEST_RESAMPLED:
+        return least, 1.0
     low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(value, float(low), float(high))
+    return float(low), float(high)

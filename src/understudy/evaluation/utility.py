@@ -28,6 +28,8 @@ Inputs = TypeVar("Inputs")
 _PROBE_INVERSE_PENALTY = 1.0  # of 0.1, 1, 3, 10 the best or second best at 200, 600 and 2000 public reviews
 # Test rows of every label that an interval of a difference of mean recalls asks for.
 FEWEST_OF_A_LABEL = 10
+# Clients or pairs below which percentiles of a bootstrap over them are not trusted alone.
+FEWEST_RESAMPLED = 5
 _CHUNK = 256  # bootstrap replicates at a time, to bound memory
 
 
@@ -198,9 +200,11 @@ def paired_recall_difference(
     replicates: int = 2000,
     level: float = 0.95,
 ) -> Interval:
-    """Difference a - b of two mean recalls on the same test rows, with a percentile interval.
+    """Difference a - b of two mean recalls on the same test rows, with an interval.
 
-    A label with few rows (`FEWEST_OF_A_LABEL`) can make the interval far too narrow: with one row it has no width.
+    The interval is, at each end, the wider of the bootstrap and of the closed forms of `paired_bootstrap` of the labels
+    put together (Zou & Donner 2008). The bootstrap alone has no width where a side is always right or always wrong on
+    a label.
 
     Args:
         correct_a: (seeds, rows) or (rows,) bool.
@@ -218,15 +222,21 @@ def paired_recall_difference(
     if a.shape[1] != b.shape[1] or a.shape[1] != truth.size:
         raise ValueError(f"expected {truth.size} test rows on both sides, found {a.shape[1]} and {b.shape[1]}")
     parts = [truth == label for label in np.unique(truth)]
-    share = float(np.mean([a[:, part].mean() - b[:, part].mean() for part in parts]))
+    shares = np.array([a[:, part].mean() - b[:, part].mean() for part in parts])
     draws = _resampled_means(a, b, seed=seed, replicates=replicates, labels=truth)
-    return Interval(share, *_quantiles(draws, level))
+    ends = np.array([_newcombe(a[:, part], b[:, part], level) for part in parts])
+    below, above = np.sqrt(((ends - shares[:, None]) ** 2).sum(0)) / len(shares)
+    share = float(shares.mean())
+    return _widest(share, _quantiles(draws, level), (share - below, share + above))
 
 
 def paired_bootstrap(
     correct_a: Correct, correct_b: Correct, *, seed: int, replicates: int = 2000, level: float = 0.95
 ) -> Interval:
-    """Difference a - b of two accuracies on the same test rows, with a percentile interval.
+    """Difference a - b of two accuracies on the same test rows, with an interval.
+
+    The interval is, at each end, the wider of a percentile bootstrap and of Newcombe's closed form for paired shares.
+    The bootstrap knows the spread between seeds. The closed form keeps its width with few rows or few disagreements.
 
     Each replicate draws test rows, the same for both sides (that is the pairing), and seeds, for each side on
     its own, since seed i of one side has nothing to do with seed i of the other. With one seed per side only
@@ -246,7 +256,7 @@ def paired_bootstrap(
     if a.shape[1] != b.shape[1] or a.shape[1] == 0:
         raise ValueError(f"expected the same test rows on both sides, found {a.shape[1]} and {b.shape[1]}")
     draws = _resampled_means(a, b, seed=seed, replicates=replicates)
-    return Interval(float(a.mean() - b.mean()), *_quantiles(draws, level))
+    return _widest(float(a.mean() - b.mean()), _quantiles(draws, level), _newcombe(a, b, level))
 
 
 def _quantiles(draws: npt.NDArray[np.float64], level: float) -> tuple[float, float]:
@@ -262,6 +272,47 @@ def _wilson(share: float, rows: int, level: float) -> tuple[float, float]:
     centre = (share + z**2 / (2 * rows)) / (1 + z**2 / rows)
     half = z / (1 + z**2 / rows) * math.sqrt(share * (1 - share) / rows + z**2 / (4 * rows**2))
     return centre - half, centre + half
+
+
+def _newcombe(a: Correct, b: Correct, level: float) -> tuple[float, float]:
+    """Interval of the difference of two paired shares (Newcombe 1998, Stat. Med. 17:2635, method 10).
+
+    The two Wilson intervals are squared and added, less twice their product times the correlation of the sides.
+    """
+    rows = a.shape[1]
+    first, second = float(a.mean()), float(b.mean())
+    (low_a, high_a), (low_b, high_b) = _wilson(first, rows, level), _wilson(second, rows, level)
+    correlation = _correlation(a, b)
+
+    def together(x: float, y: float) -> float:
+        return math.sqrt(max(0.0, x**2 - 2 * correlation * x * y + y**2))
+
+    value = first - second
+    return value - together(first - low_a, high_b - second), value + together(high_a - first, second - low_b)
+
+
+def _correlation(a: Correct, b: Correct) -> float:
+    """Newcombe's phi of two sides over their common rows, corrected for continuity.
+
+    With several seeds it is the correlation at which two single seeds had the variance that the difference of the
+    seeds' means has over rows. With one seed per side that is phi of the two-by-two table.
+    """
+    rows, first, second = a.shape[1], float(a.mean()), float(b.mean())
+    spread = math.sqrt(first * (1 - first) * second * (1 - second))
+    if spread == 0:
+        # Any table without a row on which the sides agree has phi -1; that is its limit here, where phi is 0 / 0.
+        return -1.0 if abs(first - second) == 1 else 0.0
+    variance = float((a.mean(0) - b.mean(0)).var())
+    covariance = (first * (1 - first) + second * (1 - second) - variance) / 2
+    if covariance > 0:
+        covariance = max(0.0, covariance - 1 / (2 * rows))
+    return max(-1.0, min(1.0, covariance / spread))
+
+
+def _widest(value: float, *intervals: tuple[float, float]) -> Interval:
+    """A difference of two shares with the widest of its intervals, at each end."""
+    lows, highs = zip(*intervals, strict=True)
+    return Interval(value, max(-1.0, float(min(lows))), min(1.0, float(max(highs))))
 
 
 def _resampled_means(

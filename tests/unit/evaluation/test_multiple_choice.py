@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from understudy.errors import InputError
+from understudy.evaluation import multiple_choice
 from understudy.evaluation.multiple_choice import Question, accuracy, likelihoods, questions_of
 from understudy.generation.instructions import Pair, PairEncoder
 from understudy.models.loading import load_model
@@ -75,6 +76,36 @@ def test_answered_examples_before_a_question_move_the_choice(base):
         max_length=400,
     )
     assert whole == alone
+
+
+def test_examples_give_way_to_the_question(base, monkeypatch):
+    encoder, seen = PairEncoder(base.tokenizer), []
+    shots = [Pair(f"Is film {n} good or bad? " + "The plot was thin. " * 4, "bad") for n in range(9)]
+    questions = [Question(text, ("yes", "no"), 0) for text in ("Is it blue?", "Is the other one red?")]
+
+    def recorded(model, encoder, pairs, *, max_length):
+        seen.extend(pairs)
+        return torch.zeros(len(pairs))
+
+    monkeypatch.setattr(multiple_choice, "likelihoods", recorded)
+    assert accuracy(None, base.tokenizer, questions, shots=shots, max_length=128) == 1
+    rows = encoder.encode(seen, max_length=128)
+    assert (rows.cut_instructions, rows.cut_responses) == (0, 0)
+    assert not torch.equal(rows.input_ids[0], rows.input_ids[2])
+    for pair, question in zip(seen[::2], questions, strict=True):
+        assert pair.instruction.endswith(question.instruction)
+        assert "film 8" in pair.instruction, "the last example stays longest"
+        assert "film 0" not in pair.instruction
+    seen.clear()
+    accuracy(None, base.tokenizer, questions, shots=shots, max_length=2000)
+    assert all("film 0" in pair.instruction for pair in seen)
+
+
+def test_a_question_that_does_not_fit_is_refused_behind_examples_alone(base):
+    questions = [Question("Is it blue?", ("yes", "no"), 0), Question("Is it red? " * 90, ("yes", "no"), 0)]
+    with pytest.raises(InputError, match=r"question 1: .*max_length=96"):
+        accuracy(base.model, base.tokenizer, questions, shots=PAIRS, max_length=96)
+    assert accuracy(base.model, base.tokenizer, questions, max_length=96) in (0, 0.5, 1)
 
 
 @pytest.mark.slow

@@ -165,6 +165,24 @@ def test_a_difference_is_paired_by_client():
         next_token.accuracy_difference(a, made_up(200, seed=1), seed=0)
 
 
+@pytest.mark.parametrize("clients", [1, 4])
+def test_few_clients_say_nothing(clients):
+    a, b = made_up(clients, shift=0.05), made_up(clients)
+    idle = [
+        ClientScores(*(np.append(v, [0] * 9).astype(v.dtype) for v in (one.tokens, one.correct, one.loss)))
+        for one in (a, b)
+    ]
+    for first, second in ((a, b), idle):
+        alone, found = (
+            next_token.accuracy_interval(first, seed=0),
+            next_token.accuracy_difference(first, second, seed=0),
+        )
+        assert (alone.value, alone.low, alone.high) == (a.accuracy, 0, 1)
+        assert (found.value, found.low, found.high) == (a.accuracy - b.accuracy, -1, 1)
+    found = next_token.accuracy_interval(made_up(5), seed=0)
+    assert 0 < found.low < found.high < 1
+
+
 @pytest.mark.parametrize(
     ("value", "expected"), [(0.279, 0.0), (0.415, 1.0), (0.347, 0.5), (0.2, -0.5808823529), (0.5, 1.625)]
 )

@@ -104,3 +104,20 @@ def test_texts_on_few_axes_are_near_where_they_share_words():
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     assert unit[0] @ unit[1] > unit[0] @ unit[2]
     assert term_vectors(["a b", "b c"], dimensions=9)(["zzz"]).shape == (1, 1)
+
+
+def test_the_interval_of_few_pairs_is_students():
+    rows = np.array([1.0, 3.0])
+    found = mean_interval(rows, seed=0)
+    assert (found.value, found.low, found.high) == pytest.approx((2, 2 - 12.7062, 2 + 12.7062), abs=1e-3)
+    alone = mean_difference(np.array([2.5]), np.array([2.0]), seed=0)
+    assert alone.value == 0.5
+    assert alone.low < 0 < 1 < alone.high
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4])
+@pytest.mark.parametrize("mean", [0.0, 0.5, 1.0, 3.0])
+def test_the_interval_of_few_pairs_covers(rows, mean):
+    drawn = np.random.default_rng(rows).normal(mean, 1, size=(600, rows))
+    found = [mean_interval(values, seed=0, replicates=50) for values in drawn]
+    assert np.mean([one.low <= mean <= one.high for one in found]) >= 0.925

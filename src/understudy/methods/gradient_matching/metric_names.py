@@ -45,7 +45,7 @@ def _matching() -> Iterable[MetricName]:
         "score",
         "higher",
     )
-    for side, whose in (("", "synthetic"), ("prompt_only.", "prompt-only"), ("real.", "as many other real")):
+    for side, whose in (("", "synthetic"), ("prompt_only.", "prompt-only"), ("real.", "other real")):
         yield MetricName(
             f"matching.gradient_error.{side}step_{{i}}",
             f"Distance of {whose} rows' mean head gradient from real rows', over the latter's norm, after {{i}} steps "
@@ -58,6 +58,12 @@ def _matching() -> Iterable[MetricName]:
         "The same for synthetic rows and the gradient of all weights",
         "score",
         "lower",
+    )
+    yield MetricName(
+        "matching.gradient_error.real_rows",
+        "Other real rows whose gradient error is taken: as many as synthetic ones, or what the reference leaves",
+        "rows",
+        "context",
     )
 
 

@@ -149,9 +149,11 @@ def error_section(metrics: Metrics) -> Section | None:
         return None
     last = {side: line[-1] for side in ("", "prompt_only.", "real.") if (line := figures.error_line(metrics, side))}
     step, value = last[""]
+    size = metrics.values.get("matching.gradient_error.real_rows")
+    other = f"of {'' if size is None else f'{number(size)} '}other real rows"
     others = [
         f"{words} {last[side][1]:.2f}"
-        for side, words in (("prompt_only.", "of prompt-only text"), ("real.", "of as many other real rows"))
+        for side, words in (("prompt_only.", "of prompt-only text"), ("real.", other))
         if side in last
     ]
     beside = f"; {', '.join(others)}" if others else ""
@@ -161,7 +163,7 @@ def error_section(metrics: Metrics) -> Section | None:
         (f"After {step} steps the error of the synthetic text is {value:.2f}{beside}.",),
         drawing,
         note="How well synthetic rows stand in for real ones while the run’s own model is fine-tuned on them: 0 is the "
-        "real rows’ gradient, 1 what no gradient at all would reach.",
+        "real rows’ gradient, 1 what no gradient at all would reach. A mean over fewer rows is further off by chance.",
     )
 
 

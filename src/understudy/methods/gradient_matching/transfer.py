@@ -35,6 +35,8 @@ from understudy.models.folders import model_folder
 Named = dict[str, float]
 Intervals = dict[str, tuple[float, float]]
 
+_OTHER_ROWS = "matching.gradient_error.real_rows"
+
 
 def measure_transfer(
     conditions: Conditions,
@@ -78,7 +80,8 @@ def measure_transfer(
         found.append(_accuracies(name, tuned, tested, config))
         if errors is not None:
             untuned = load_label_model(label_words=label_words, config=settings, device=device)
-            found += [Metrics(values=errors, declared=METRIC_NAMES), _membership(tuned, untuned, members, test, config)]
+            compared = Metrics(values=errors, missing=_fewer_others(conditions, errors), declared=METRIC_NAMES)
+            found += [compared, _membership(tuned, untuned, members, test, config)]
     return merge(*found)
 
 
@@ -114,10 +117,13 @@ def detectable_epsilon(null: Interval) -> float | None:
 
 def _record_errors(conditions: Conditions, config: MatchingEvaluationConfig) -> tuple[Callback, Named]:
     """A callback for `fine_tune` that compares gradients with real rows' on the way, and what it found; internal."""
-    sizes = (config.gradient_rows, len(conditions.synthetic.texts))
-    real, others = disjoint_rows(conditions.real, *sizes, seed=config.public_seed)
+    rows = len(conditions.real.texts)
+    # The reference gives way to them until it has half of the rows.
+    compared = min(len(conditions.synthetic.texts), max(rows // 2, rows - config.gradient_rows))
+    reference = min(config.gradient_rows, rows - compared)
+    real, others = disjoint_rows(conditions.real, reference, compared, seed=config.public_seed)
     sides = {"": conditions.synthetic, "prompt_only.": conditions.prompt_only, "real.": others}
-    values: Named = {}
+    values: Named = {_OTHER_ROWS: float(compared)}
 
     def callback(step: int, target: LabelModel) -> None:
         wanted = [head_gradient(target, real)]
@@ -135,6 +141,17 @@ def _record_errors(conditions: Conditions, config: MatchingEvaluationConfig) -> 
         )
 
     return callback, values
+
+
+def _fewer_others(conditions: Conditions, errors: Named) -> tuple[str, ...]:
+    """That fewer other real rows than synthetic ones were compared; empty where they are as many."""
+    synthetic, others = len(conditions.synthetic.texts), int(errors[_OTHER_ROWS])
+    if others == synthetic:
+        return ()
+    return (
+        f"gradient error of as many other real rows as synthetic ones: {others} stand beside {synthetic} synthetic "
+        "rows, for the rest of the real rows are the reference",
+    )
 
 
 def _settings(model: str, config: MatchingEvaluationConfig) -> TransferConfig:

@@ -209,6 +209,13 @@ def test_the_gradient_errors_are_ordered_by_steps_and_the_last_ones_said(matchin
     assert re.search(r"100 steps.*synthetic text is 1\.00.*prompt-only text 0\.37", sections[3].lead[0])
 
 
+def test_the_gradient_error_of_other_real_rows_says_how_many_they_are(matching_metrics):
+    values = matching_metrics.values | {"matching.gradient_error.real_rows": 16.0}
+    counted = Metrics(values=values, declared=METRIC_NAMES)
+    assert "of 16 other real rows 0.31" in view.error_section(counted).lead[0]
+    assert "of other real rows 0.31" in view.error_section(matching_metrics).lead[0]
+
+
 def test_a_target_model_that_could_not_be_used_is_named(matching_metrics):
     reason = "accuracy of the target model big: not found"
     found = matching_metrics.model_copy(update={"missing": (reason, "MAUVE: too few rows")})

@@ -113,6 +113,38 @@ def test_gradient_errors_follow_the_synthetic_fine_tuning(found, folder, sets):
         assert found.values[f"matching.gradient_error.{side}step_5"] != pytest.approx(wanted, rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("real", "synthetic", "wanted"), [(80, 40, (40, 40)), (90, 100, (45, 45)), (1000, 600, (64, 600)), (1, 9, (1, 0))]
+)
+def test_the_reference_gives_way_to_as_many_other_rows(make_reviews, monkeypatch, real, synthetic, wanted):
+    sizes = []
+    cut = disjoint_rows
+
+    def recorded(rows, *asked, seed):
+        parts = cut(rows, *asked, seed=seed)
+        sizes.append(tuple(len(part.texts) for part in parts))
+        return parts
+
+    monkeypatch.setattr(transfer, "disjoint_rows", recorded)
+    conditions = Conditions(make_reviews(synthetic, seed=1), make_reviews(real, seed=2))
+    config = MatchingEvaluationConfig(profile="tiny")
+    _, values = transfer._record_errors(conditions, config)
+    assert sizes == [wanted]
+    assert values == {"matching.gradient_error.real_rows": wanted[1]}
+    reasons = transfer._fewer_others(conditions, values)
+    assert bool(reasons) == (wanted[1] < synthetic)
+    assert all(f"{wanted[1]} stand beside {synthetic} synthetic" in reason for reason in reasons)
+
+
+def test_that_fewer_other_rows_are_compared_is_said(folder, sets, make_reviews):
+    conditions = Conditions(make_reviews(30, seed=1), sets[0].real)
+    config = CONFIG.model_copy(update={"steps": 1, "gradient_rows": 64})
+    found = measure_transfer(conditions, sets[1], own=folder, label_words=SENTIMENT_WORDS, config=config)
+    assert found.values["matching.gradient_error.real_rows"] == 20
+    assert any("20 stand beside 30" in reason for reason in found.missing)
+    assert "matching.gradient_error.real.step_0" in found.values
+
+
 def test_the_attack_and_its_positive_control_are_those_of_the_audit(found, folder, sets):
     conditions, test = sets
     members, others = disjoint_rows(conditions.real, 10, seed=0)[0], disjoint_rows(test, 10, seed=0)[0]
