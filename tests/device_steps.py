@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from one_device import META, on_meta
@@ -26,6 +27,7 @@ from understudy.evaluation.language_model import language_model_loss_of_texts
 from understudy.evaluation.rows import LabelledTexts
 from understudy.evaluation.transfer import TransferConfig, fine_tune
 from understudy.generation.config import SamplingConfig
+from understudy.generation.instructions import Pair
 from understudy.generation.prompts import build_prompts
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
 from understudy.methods.conditional_generation.fitting import train_on_table
@@ -45,6 +47,15 @@ from understudy.methods.preference_optimization.config import CandidateConfig, P
 from understudy.methods.preference_optimization.dpo import _as_found, build_trainer
 from understudy.methods.preference_optimization.dpo_pairs import Pairs, encode_pairs
 from understudy.methods.preference_optimization.prompts import RoundSeed
+from understudy.methods.trajectory_matching.carriers import encoded
+from understudy.methods.trajectory_matching.config import TrajectoryMatchingConfig
+from understudy.methods.trajectory_matching.distil import Distilled, distil
+from understudy.methods.trajectory_matching.emission import decoded
+from understudy.methods.trajectory_matching.less import less_scores
+from understudy.methods.trajectory_matching.student import Rows, Student
+from understudy.methods.trajectory_matching.training import Schedule
+from understudy.methods.trajectory_matching.training import fine_tune as train_student
+from understudy.methods.trajectory_matching.unroll import Segment, squared_distance
 from understudy.models.adapters import same_weights, take_adapter, with_adapter, wrap
 from understudy.models.loading import LoadedModel, load_model
 from understudy.privacy.ledger.records import KeyMaterial
@@ -224,6 +235,68 @@ def _candidates(compute: Compute) -> Result:
     return {"texts": texts}
 
 
+def trajectory_config(**distilling: Any) -> TrajectoryMatchingConfig:
+    """Small settings."""
+    sizes = {"steps": 1, "inner_steps": 2, "max_start": 1, "batch_size": 2, "beta": 1.0}
+    return TrajectoryMatchingConfig.model_validate(
+        {
+            "max_length": 64,
+            "experts": {"lora_rank": 2, "batch_size": 4},
+            "selection": {"projection": 16, "warmup": 0.5, "warmup_epochs": 1},
+            "distil": {**sizes, **distilling},
+        }
+    )
+
+
+def _student(compute: Compute, config: TrajectoryMatchingConfig) -> tuple[Student, Rows]:
+    """The student on its device, and rows as every caller has them."""
+    base = random_base(compute)
+    rows = encoded([Pair(text, text) for text in TEXTS[:4]], base.tokenizer, config)
+    return Student(base.model, rank=2, alpha=4.0, seed=0), rows
+
+
+def _expert(compute: Compute) -> Result:
+    student, rows = _student(compute, trajectory_config())
+    return dict(train_student(student, rows, Schedule(1, 4, 0.03, 0, "momentum")).weights)
+
+
+def _distilled(student: Student, rows: Rows, config: TrajectoryMatchingConfig) -> Distilled:
+    end = {name: value + 0.01 for name, value in student.start.items()}
+    if student.vocabulary.device.type != META:
+        return distil(student, rows, [[student.start, end]] * config.experts.count, config)
+
+    # There every distance reads as 0, and an expert that did not move is refused.
+    def length(segment: Segment) -> float:
+        return 1 + float(squared_distance(segment.start, segment.target))
+
+    with patch.object(Segment, "length", property(length)):
+        return distil(student, rows, [[student.start, end]] * config.experts.count, config)
+
+
+def _distillation(compute: Compute) -> Result:
+    config = trajectory_config()
+    found = _distilled(*_student(compute, config), config)
+    return {"prompts": found.prompts, "losses": found.losses, "distances": found.distances}
+
+
+def _pseudo_text(compute: Compute) -> Result:
+    config = trajectory_config(trainable="step_size", inner_steps=1)
+    student, rows = _student(compute, config)
+    found = _distilled(student, rows, config)
+    # Tuned behind its pseudo tokens, as `evaluate-tuning` does.
+    tuned = train_student(student, rows, Schedule(1, 4, 0.03, 0), prompts=found.prompts)
+    tokens, texts = decoded(found.prompts, student.vocabulary, _tokenizer())
+    assert tokens.shape == found.prompts.shape[:2]
+    return {**tuned.weights, "texts": texts}
+
+
+def _less(compute: Compute) -> Result:
+    config = trajectory_config()
+    student, rows = _student(compute, config)
+    places = torch.arange(4, device="cpu")
+    return {"scores": less_scores(student, rows[places[:2]], rows[places[3:]], config)}
+
+
 def _classifier(compute: Compute) -> Result:
     config = ClassifierConfig(epochs=1, max_length=8, batch_size=6)
     fitted = fit_classifier(ROWS, config=config, seed=0, device=compute.device)
@@ -269,6 +342,10 @@ STEPS: dict[str, Step] = {
     "generate-key-value": _generation(steer="key_value", steps=1, lookahead=True),
     "dpo": _preferences,
     "candidates": _candidates,
+    "expert": _expert,
+    "distil": _distillation,
+    "pseudo-text": _pseudo_text,
+    "less": _less,
     "classifier": _classifier,
     "encoder": _encoder,
     "transfer": _transfer,

@@ -6,13 +6,16 @@ the experts saw.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import torch
+from torch import Tensor
 
+from understudy.compute import copied_to
 from understudy.data.instructions import INSTRUCTION_SCHEMA, check_instructions
 from understudy.data.readers import read_source
 from understudy.errors import InputError
@@ -63,25 +66,44 @@ def encoded(pairs: Sequence[Pair], tokenizer: Any, config: TrajectoryMatchingCon
 def answered(
     base: LoadedModel, pairs: Sequence[Pair], config: TrajectoryMatchingConfig, *, progress: Progress | None = None
 ) -> list[Pair]:
-    """The same instructions, answered by the public model; where it says nothing, the given response stays."""
+    """The same instructions, answered by the public model; where it says nothing, the given response stays.
+
+    An answer may take `max_length` tokens, more than any row has room for. One that has not ended by then stays a text,
+    which `encoded` cuts like every long response: without an end token, so that no student learns to stop there.
+    """
     encoder = PairEncoder(base.tokenizer, config.template)
-    written: list[Pair] = []
-    for start in range(0, len(pairs), _BATCH):
-        some = pairs[start : start + _BATCH]
-        ids, mask, _ = encoder.prompts(some, max_length=config.max_length - LEAST_ROOM)
-        seeds = [generator_seed((config.public_seed << 32) + start + place) for place in range(len(some))]
+    ids, mask, _ = encoder.prompts(pairs, max_length=config.max_length - LEAST_ROOM)
+    device = base.model.device
+    written, done = list(pairs), 0
+    for rows, limit in _batches(mask.sum(1), base, config):
+        width = int(mask[rows].sum(1).max())
         drawn = sample(
             base.model,
-            (ids.to(base.model.device), mask.to(base.model.device)),
-            config=SamplingConfig(max_new_tokens=config.max_length - ids.shape[1]),
-            seeds=seeds,
+            (copied_to(ids[rows, -width:], device), copied_to(mask[rows, -width:], device)),
+            config=SamplingConfig(max_new_tokens=limit),
+            seeds=[generator_seed((config.public_seed << 32) + row) for row in rows],
             eos=encoder.end,
         )
-        texts = [encoder.decode(tokens) for tokens in drawn]
-        written += [replace(pair, response=text or pair.response) for pair, text in zip(some, texts, strict=True)]
+        for row, tokens in zip(rows, drawn, strict=True):
+            written[row] = replace(pairs[row], response=encoder.decode(tokens) or pairs[row].response)
+        done += len(rows)
         if progress is not None:
-            progress(len(written), len(pairs))
+            progress(done, len(pairs))
     return written
+
+
+def _batches(lengths: Tensor, base: LoadedModel, config: TrajectoryMatchingConfig) -> Iterator[tuple[list[int], int]]:
+    """Rows that are answered together, and how many tokens each may take.
+
+    A row's limit follows from its own prompt's length, and only rows of one limit go together: an answer is the same
+    whatever stands beside it. It is `max_length`, or what the context holds behind the prompt.
+    """
+    context = getattr(base.model.config, "max_position_embeddings", None)
+    room = torch.full_like(lengths, config.max_length) if context is None else context - lengths
+    limits = room.clamp(max=config.max_length)
+    for limit in limits.unique().tolist():
+        for rows in torch.split((limits == limit).nonzero()[:, 0], _BATCH):
+            yield rows.tolist(), limit
 
 
 def choose(

@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from understudy.compute import copied_to
 from understudy.errors import InputError
 from understudy.methods.trajectory_matching.config import DistilConfig, TrajectoryMatchingConfig
 from understudy.methods.trajectory_matching.experts import Trajectory, check_trajectories
@@ -31,6 +32,7 @@ from understudy.methods.trajectory_matching.unroll import Segment, match_traject
 from understudy.progress import Progress
 
 _B1, _B2, _TINY = 0.9, 0.999, 1e-8
+_ROWS_AT_A_TIME = 256  # pseudo tokens whose distances to the whole vocabulary are held at once
 _STEEPEST = 1.0  # of the matching loss by the logarithm of the step size
 
 
@@ -108,14 +110,21 @@ def nearest_tokens(prompts: Tensor, vocabulary: Tensor, *, allowed: Tensor | Non
         allowed: `(V,)` bool, or None for all.
 
     Returns:
-        Token ids `(...)` int64 and Euclidean distances `(...)`.
+        Token ids `(...)` int64 and Euclidean distances `(...)`, on the vocabulary's device.
     """
-    flat = prompts.reshape(-1, prompts.shape[-1]).float()
-    distances = torch.cdist(flat, vocabulary.float(), compute_mode="donot_use_mm_for_euclid_dist")
-    if allowed is not None:
-        distances = distances.masked_fill(~allowed, math.inf)
-    least, tokens = distances.min(1)
-    return tokens.view(prompts.shape[:-1]), least.view(prompts.shape[:-1])
+    table = vocabulary.float()
+    flat = prompts.reshape(-1, prompts.shape[-1]).to(table)
+    hidden = None if allowed is None else ~allowed.to(table.device)
+    found = [_nearest(some, table, hidden) for some in torch.split(flat, _ROWS_AT_A_TIME)]
+    least, tokens = (torch.cat(parts).view(prompts.shape[:-1]) for parts in zip(*found, strict=True))
+    return tokens, least
+
+
+def _nearest(rows: Tensor, table: Tensor, hidden: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Distance and number of the nearest row of a table that is not hidden, `(rows,)` each."""
+    distances = torch.cdist(rows, table, compute_mode="donot_use_mm_for_euclid_dist")
+    least, places = (distances if hidden is None else distances.masked_fill(hidden, math.inf)).min(1)
+    return least, places
 
 
 @dataclass
@@ -185,16 +194,17 @@ def _advance(
     ends = (trajectories[draw.expert][epoch] for epoch in (draw.epoch, draw.epoch + settings.span))
     segment = Segment(*(moved(weights, device) for weights in ends))
     size = float(state.log_step_size.exp())
+    places = [copied_to(batch, device) for batch in draw.batches]
     found = match_trajectory(
         BatchLoss(student, [rows[batch] for batch in draw.batches]),
         segment,
-        [state.prompts[batch] for batch in draw.batches],
+        [state.prompts[place] for place in places],
         step_size=size,
         rows_at_once=settings.rows_at_once,
     )
     slope, damped = torch.zeros_like(state.prompts), 1 / max(1.0, found.loss)
-    for batch, part in zip(draw.batches, found.by_prompts, strict=True):
-        slope.index_add_(0, batch.to(device), damped * part)
+    for place, part in zip(places, found.by_prompts, strict=True):
+        slope.index_add_(0, place, damped * part)
     used = torch.cat(draw.batches).bincount(minlength=len(rows)).nonzero()[:, 0].to(device)
     distance, pull = _regulariser(state.prompts[used], student.vocabulary)
     slope[used] += settings.beta * pull

@@ -1,16 +1,18 @@
 """Which rows carry the pseudo tokens: random, BM25, DSIR or LESS (NACD, sections 4.1 and 4.2).
 
 - `bm25`: Robertson & Zaragoza 2009, by bm25s: the highest score that any target row, as a query, gives to the row.
+  A text without a word scores nothing.
 - `dsir`: Xie et al. 2023 (arXiv 2302.03169): unigrams and bigrams hashed into buckets, two bags of buckets with add-one
   smoothing, and the rows with the largest Gumbel-perturbed log ratios: importance resampling without replacement.
 - `less`: in `less.py`.
+
+Words are those of `understudy.evaluation.words`, in which a script without spaces gives a word for each character.
 
 The chosen rows are as private as the rows they were chosen from.
 """
 
 from __future__ import annotations
 
-import re
 import zlib
 from collections.abc import Sequence
 from itertools import pairwise
@@ -19,10 +21,10 @@ import numpy as np
 import numpy.typing as npt
 
 from understudy.errors import RowError
+from understudy.evaluation.words import words as words_of
 from understudy.methods.trajectory_matching.config import SelectionConfig
 
 Scores = npt.NDArray[np.floating]
-_WORD = re.compile(r"\w+")
 
 
 def rows_wanted(config: SelectionConfig, available: int) -> int:
@@ -61,12 +63,15 @@ def bm25_scores(texts: Sequence[str], target: Sequence[str]) -> Scores:
     """The best BM25 score `(n,)` of each text for any target text as the query."""
     import bm25s
 
-    index = bm25s.BM25()
-    index.index([_words(text) for text in texts], show_progress=False)
-    known = set(index.vocab_dict)
     best = np.zeros(len(texts))
+    corpus = [list(words_of(text)) for text in texts]
+    if not any(corpus):
+        return best
+    index = bm25s.BM25()
+    index.index(corpus, show_progress=False)
+    known = set(index.vocab_dict)
     for query in target:
-        words = [word for word in dict.fromkeys(_words(query)) if word in known]
+        words = [word for word in dict.fromkeys(words_of(query)) if word in known]
         if words:
             best = np.maximum(best, index.get_scores(words))
     return best
@@ -81,13 +86,9 @@ def dsir_scores(texts: Sequence[str], target: Sequence[str], *, buckets: int, ge
     return np.array([float(one @ ratio) for one in counts]) + generator.gumbel(size=len(texts))
 
 
-def _words(text: str) -> list[str]:
-    return _WORD.findall(text.lower())
-
-
 def _hashed(text: str, buckets: int) -> npt.NDArray[np.float64]:
     """Counts `(buckets,)` of hashed unigrams and bigrams; the hash is the same on every machine."""
-    words = _words(text)
+    words = words_of(text)
     grams = [*words, *(" ".join(pair) for pair in pairwise(words))]
     places = [zlib.crc32(gram.encode()) % buckets for gram in grams]
     return np.bincount(places, minlength=buckets).astype(float) if places else np.zeros(buckets)

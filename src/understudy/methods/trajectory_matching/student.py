@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from understudy.compute import widened
+from understudy.compute import copied_to, widened
 from understudy.generation.step import backbone, head
 from understudy.methods.trajectory_matching.unroll import Weights
 from understudy.models.lora import attach, trainable_parameters
@@ -28,6 +28,8 @@ from understudy.models.lora import attach, trainable_parameters
 @dataclass(frozen=True)
 class Rows:
     """Encoded instructions with responses, padded on the right to one width.
+
+    They lie on the CPU. The student takes those of one pass to its own device.
 
     Attributes:
         input_ids: `(n, width)` int64.
@@ -49,6 +51,15 @@ class Rows:
         mask = self.attention_mask[rows]
         width = max(2, int(mask.sum(1).max()))
         return Rows(self.input_ids[rows, :width], mask[:, :width], self.loss_mask[rows, :width], self.place)
+
+    def on(self, device: torch.device) -> Rows:
+        """The same rows on a device."""
+        return Rows(
+            copied_to(self.input_ids, device),
+            copied_to(self.attention_mask, device),
+            copied_to(self.loss_mask, device),
+            self.place,
+        )
 
 
 class Student(nn.Module):
@@ -83,11 +94,12 @@ class Student(nn.Module):
 
     def forward(self, rows: Rows, prompts: Tensor | None) -> Tensor:
         """Loss `(batch,)` of each row, its pseudo tokens at their place."""
+        rows = rows.on(self.vocabulary.device)
         inputs, attention = self.embed(rows.input_ids), rows.attention_mask
         offset = 0
         if prompts is not None:
             offset = prompts.shape[1]
-            parts = inputs[:, : rows.place], prompts.to(inputs.dtype), inputs[:, rows.place :]
+            parts = inputs[:, : rows.place], prompts.to(inputs), inputs[:, rows.place :]
             inputs = torch.cat(parts, dim=1)
             attention = functional.pad(attention, (offset, 0), value=1)
         states = backbone(self.lm)(inputs_embeds=inputs, attention_mask=attention, use_cache=False).last_hidden_state
@@ -103,7 +115,7 @@ class Student(nn.Module):
 
         Args:
             weights: of the adapters, by name.
-            rows: of one batch.
+            rows: of one batch, on any device.
             prompts: `(batch, k, d)` pseudo tokens, or None.
         """
         named = {f"adapted.{name}": value for name, value in weights.items()}

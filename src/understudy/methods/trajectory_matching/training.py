@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from understudy.compute import copied_to
 from understudy.methods.trajectory_matching.optimizers import STATES, OptimizerState
 from understudy.methods.trajectory_matching.student import Rows, Student, generator_seed
 from understudy.methods.trajectory_matching.unroll import Weights
@@ -125,7 +126,8 @@ def fine_tune(
     state: OptimizerState = kind.at(student.start) if found is None else kind.of(*found, device)
     for step in range(state.step, steps):
         batch = schedule.batch(step, n)
-        gradient = gradient_of(student, rows[batch], state.weights, None if prompts is None else prompts[batch])
+        pseudo = None if prompts is None else prompts[copied_to(batch, prompts.device)]
+        gradient = gradient_of(student, rows[batch], state.weights, pseudo)
         state = state.updated(gradient, learning_rate=schedule.learning_rate)
         course.stepped(state.step, steps, state.tensors)
     return state

@@ -89,6 +89,19 @@ def test_the_nearest_token_of_an_embedding_is_its_token():
     assert int(nearest_tokens(table[[3]][None], table, allowed=forbidden)[0]) != 3
 
 
+@pytest.mark.parametrize("rows", [1, 128, 129, 300])
+def test_nearest_tokens_are_found_in_parts_as_in_one_piece(rows):
+    generator = torch.Generator().manual_seed(0)
+    table, prompts = torch.randn(50, 4, generator=generator), torch.randn(rows, 2, 4, generator=generator)
+    allowed = torch.arange(50) % 3 > 0
+    for chosen in (None, allowed):
+        whole = torch.cdist(prompts.flatten(0, 1), table, compute_mode="donot_use_mm_for_euclid_dist")
+        least, tokens = (whole if chosen is None else whole.masked_fill(~chosen, torch.inf)).min(1)
+        found_tokens, found_distances = nearest_tokens(prompts, table, allowed=chosen)
+        assert torch.equal(found_tokens, tokens.view(rows, 2))
+        assert torch.equal(found_distances, least.view(rows, 2))
+
+
 def test_decoded_pseudo_tokens_are_text_and_results_read_back(tmp_path):
     base = load_model("tiny-llama")
     table = base.model.get_input_embeddings().weight.detach()

@@ -46,6 +46,36 @@ def test_a_target_without_a_known_word_scores_nothing():
     assert bm25_scores(FILMS, ["zzz"]).tolist() == [0.0] * 6
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("texts", [["", "  "], ["\n"], []])
+def test_a_corpus_without_a_word_scores_nothing(texts):
+    assert bm25_scores(texts, TARGET).tolist() == [0.0] * len(texts)
+    drawn = dsir_scores(texts, TARGET, buckets=32, generator=np.random.default_rng(0))
+    assert np.array_equal(drawn, np.random.default_rng(0).gumbel(size=len(texts)))
+
+
+def test_a_text_without_a_word_among_others_scores_nothing():
+    scores = bm25_scores(["", FILMS[0], " "], TARGET)
+    assert scores[0] == scores[2] == 0 < scores[1]
+
+
+@pytest.mark.parametrize(
+    ("texts", "target"),
+    [
+        (["我喜欢这部电影", "今天天气很好"], ["电影很长"]),
+        (["この映画が好きです", "ごはんをたべた"], ["映画"]),
+        (["ฉันชอบหนังเรื่องนี้", "กขค"], ["หนัง"]),
+        (["what a film 🎬", "a meal 🍚"], ["🎬"]),
+    ],
+    ids=["Chinese", "Japanese", "Thai", "emoji"],
+)
+def test_scripts_without_spaces_and_emoji_are_words(texts, target):
+    bm25 = bm25_scores(texts, target)
+    dsir = dsir_scores(texts, target * 200, buckets=4096, generator=np.random.default_rng(0))
+    for scores in (bm25, dsir):
+        assert highest(scores, 1) == [0]
+
+
 def test_random_rows_differ_by_seed_and_never_repeat():
     found = [drawn_rows(50, 20, generator=np.random.default_rng(seed)) for seed in (0, 1)]
     assert found[0] != found[1]
