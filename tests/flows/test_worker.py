@@ -383,7 +383,8 @@ def test_two_zones_make_the_artifacts_of_one_and_the_server_sees_no_private_text
     server, request_of, tmp_path, empty_tracking_store
 ):
     rows = generate("clients")
-    given = {"data": "sample:clients", "samples": 8, "delta": 1e-3, "budget": Budget(epsilon=8, delta=0.02)}
+    given = {"data": "sample:clients", "label_names": None, "samples": 8}
+    given |= {"delta": 1e-3, "budget": Budget(epsilon=8, delta=0.02)}
     request = request_of(**given, overrides=ROUNDS, out=str(tmp_path / "apart-out"))
     parameters = json.dumps({"request": request.model_dump(mode="json")})
     prefect(server, "deployment", "run", "preference-optimization/default", "--params", parameters)
@@ -418,7 +419,8 @@ def test_a_client_zone_without_the_server_side_is_told_what_to_do(request_of, tm
     from understudy.flows.preference_optimization import preference_optimization
 
     monkeypatch.setenv("UNDERSTUDY_ZONE", "client")
-    given = {"data": "sample:clients", "samples": 8, "delta": 1e-3, "budget": Budget(epsilon=8, delta=0.02)}
+    given = {"data": "sample:clients", "label_names": None, "samples": 8}
+    given |= {"delta": 1e-3, "budget": Budget(epsilon=8, delta=0.02)}
     with pytest.raises(InputError, match=r"key of the server zone.*understudy keys trust"):
         preference_optimization(request_of(**given, overrides=ROUNDS))
     monkeypatch.setenv("UNDERSTUDY_TRUSTED_KEY", OwnKey("server", b"s" * 32).public.text)

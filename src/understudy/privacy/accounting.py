@@ -184,14 +184,14 @@ def renyi_curve(
 
 
 def default_delta(n: int) -> float:
-    """1 / (n ln n), which is below 1 / n; at least `LEAST_DELTA`.
+    """1 / (n ln n), which is below 1 / n; at least `LEAST_DELTA`, where that is below 1 / n too.
 
     Raises:
         InputError: when n < 3, for which it would not be below 1 / n.
     """
     if n < 3:
         raise InputError(f"expected at least 3 units, so that delta = 1/(n ln n) is below 1/n, found n={n}")
-    return max(1.0 / (n * math.log(n)), LEAST_DELTA)
+    return max(1.0 / (n * math.log(n)), LEAST_DELTA if LEAST_DELTA < 1.0 / n else 0.0)
 
 
 def analytic_gaussian_sigma(*, epsilon: float, delta: float, sensitivity: float) -> float:
