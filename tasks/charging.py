@@ -110,18 +110,17 @@ def _changed(found: Charge, releases: str, here: Mapping[str, str]) -> str | Non
             return "its noise was erased when its source was purged"
         return None if found.environment in (None, _stored(here)) else "it began on another kind of processor"
     store = exchange_store() if found.exportable else private_store()
-    released = [ref for ref in store.refs() if ref.kind == releases and found.id in _charges(ref)]
-    if not released:
+    if not any(ref.kind == releases and found.id in _charges(ref) for ref in store.refs()):
         return f"the {releases} that it released is no longer in {store.root}"
-    if not _named_by_results({ref.id for ref in released}):
-        return f"no stored result of this UNDERSTUDY_HOME names the {releases} that it released"
+    if not _has_results(found.id):
+        return "this UNDERSTUDY_HOME has no stored result of it"
     return None
 
 
-def _named_by_results(ids: set[str]) -> bool:
-    """Whether a stored result of this home names one of these artifacts: without it the task would run again."""
+def _has_results(charge_id: str) -> bool:
+    """Whether a task of this home drew noise under a charge and kept its result: without it, it would draw again."""
     stored = (path.read_text(errors="replace") for path in settings().results_root.iterdir() if path.is_file())
-    return any(name in text for text in stored for name in ids)
+    return any(charge_id in text for text in stored)
 
 
 def _differences(before: str | None, here: Mapping[str, str]) -> str:

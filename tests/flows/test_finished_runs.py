@@ -82,7 +82,7 @@ def test_an_unfinished_charge_is_bound_to_the_kind_of_processor_and_a_finished_o
             (draft.path / "model.safetensors").write_bytes(b"released")
         finalize.fn(second, draft.ref)
     assert first.charge_id != second.charge_id
-    with pytest.raises(UnderstudyError, match="no stored result of this UNDERSTUDY_HOME names the model"):
+    with pytest.raises(UnderstudyError, match="this UNDERSTUDY_HOME has no stored result of it"):
         ask(accept_new=False)  # its task would run again, and there is no noise for it any more
     (settings().results_root / "trained").write_text(draft.ref.model_dump_json())
     assert ask(accept_new=False) == second
