@@ -191,7 +191,7 @@ def default_delta(n: int) -> float:
     """
     if n < 3:
         raise InputError(f"expected at least 3 units, so that delta = 1/(n ln n) is below 1/n, found n={n}")
-    return max(1.0 / (n * math.log(n)), LEAST_DELTA if LEAST_DELTA < 1.0 / n else 0.0)
+    return max(1.0 / (n * math.log(n)), LEAST_DELTA if 1.0 / n > LEAST_DELTA else 0.0)
 
 
 def analytic_gaussian_sigma(*, epsilon: float, delta: float, sensitivity: float) -> float:
