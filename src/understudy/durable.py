@@ -20,8 +20,8 @@ def sync(path: Path) -> None:
 def make_folder(path: Path) -> None:
     """Make a folder (mode 0700) and those above it that are missing; each is on the disk, in the one that holds it."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
-    path.mkdir(parents=True, exist_ok=True, mode=0o700)
     for folder in reversed(missing):
+        folder.mkdir(exist_ok=True, mode=0o700)
         sync(folder.parent)
 
 
