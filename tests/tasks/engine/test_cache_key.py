@@ -1,4 +1,5 @@
 import enum
+import importlib.metadata
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,12 @@ def function(rows: object, config: object) -> object:
     return rows, config
 
 
+def classifies() -> object:
+    import sklearn
+
+    return sklearn
+
+
 def key(**arguments) -> str:
     return task_key("train", function, arguments)
 
@@ -47,6 +54,15 @@ def test_equal_arguments_have_equal_keys():
     assert key(config=a) == key(config=b)
     assert key(x=1, y=2) == key(y=2, x=1)
     assert key(x=[1, 2]) == key(x=(1, 2))
+
+
+def test_another_version_of_a_library_counts_for_the_tasks_that_reach_it(monkeypatch):
+    known = importlib.metadata.version
+    before = [task_key("task", one, {}) for one in (classifies, function)]
+    changed = {"scikit-learn": "9.9.9"}
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: changed.get(name) or known(name))
+    after = [task_key("task", one, {}) for one in (classifies, function)]
+    assert (before[0] != after[0], before[1] == after[1]) == (True, True)
 
 
 def test_everything_that_decides_the_result_is_in_the_key(monkeypatch):

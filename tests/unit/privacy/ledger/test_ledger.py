@@ -7,6 +7,8 @@ import sqlite3
 import stat
 import threading
 import time
+import traceback
+from contextlib import closing
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -625,6 +627,32 @@ def test_network_file_systems_are_refused(tmp_path, monkeypatch, kind):
     with pytest.raises(InputError, match=rf"\({kind}\).*UNDERSTUDY_HOME.*UNDERSTUDY_LEDGER_URL"):
         Ledger(f"sqlite:///{tmp_path / 'ledger.db'}", secret=SECRET)
     assert not (tmp_path / "ledger.db").exists()
+
+
+def test_a_link_into_a_network_file_system_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "share").mkdir()
+    (tmp_path / "ledger.db").symlink_to(tmp_path / "share" / "ledger.db")
+    there = (tmp_path / "share").resolve()
+    monkeypatch.setattr(
+        "understudy.privacy.ledger.database.file_system_type", lambda folder, _: "nfs4" if folder == there else "ext4"
+    )
+    with pytest.raises(InputError, match=r"\(nfs4\)"):
+        Ledger(f"sqlite:///{tmp_path / 'ledger.db'}", secret=SECRET)
+    assert not list(there.iterdir())
+
+
+def test_an_error_of_the_database_quotes_no_statement_and_no_value(tmp_path):
+    """Prefect logs an error with all that led to it, and how many rows were new is private."""
+    ledger = Ledger(f"sqlite:///{tmp_path / 'ledger.db'}", secret=SECRET)
+    ledger.register(record())
+    with closing(sqlite3.connect(tmp_path / "ledger.db")) as connection:
+        connection.execute("CREATE TRIGGER full BEFORE INSERT ON ledger_rows BEGIN SELECT RAISE(FAIL, 'no room'); END")
+    rows = digests(4711)
+    with pytest.raises(UnderstudyError, match="no room") as caught:
+        ledger.register_rows("reviews", rows)
+    told = "".join(traceback.format_exception(caught.value))
+    assert "4711" not in told
+    assert "INSERT" not in told
 
 
 @pytest.mark.parametrize("bad", ["sqlite://", "sqlite:///:memory:", "mysql://host/db", "not a url"])
