@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 
 from understudy.artifacts.access import ArtifactRef, exchange_store, private_store, read_table
 from understudy.errors import UnderstudyError
@@ -119,8 +120,11 @@ def _changed(found: Charge, releases: str, here: Mapping[str, str]) -> str | Non
 
 def _has_results(charge_id: str) -> bool:
     """Whether a task of this home drew noise under a charge and kept its result: without it, it would draw again."""
-    stored = (path.read_text(errors="replace") for path in settings().results_root.iterdir() if path.is_file())
-    return any(charge_id in text for text in stored)
+    for path in settings().results_root.iterdir():
+        with suppress(FileNotFoundError, IsADirectoryError):  # `understudy gc` may be removing it
+            if charge_id in path.read_text(errors="replace"):
+                return True
+    return False
 
 
 def _differences(before: str | None, here: Mapping[str, str]) -> str:

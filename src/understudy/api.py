@@ -25,6 +25,7 @@ from understudy.data.readers import check_source
 from understudy.errors import InputError
 from understudy.evaluation.metrics import Metrics
 from understudy.lazy import load
+from understudy.locks import is_current
 from understudy.methods import registry
 from understudy.runs.folders import EXPORT, INTERNAL, read_record
 from understudy.runs.request import request_of
@@ -185,9 +186,9 @@ def _inbox(folder: Path) -> Iterator[Path]:
         except FileNotFoundError:
             continue
         fcntl.flock(descriptor, fcntl.LOCK_SH)
-        if _is_open(folder, descriptor):
+        if is_current(descriptor, folder):
             break
-        # The last call removed the folder between our look and our lock.
+        # The last call, or `understudy gc`, removed the folder between our look and our lock.
         os.close(descriptor)
     try:
         yield folder
@@ -195,17 +196,9 @@ def _inbox(folder: Path) -> Iterator[Path]:
         # Refused while another call reads there.
         with suppress(BlockingIOError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_open(folder, descriptor):
+            if is_current(descriptor, folder):
                 shutil.rmtree(folder, ignore_errors=True)
         os.close(descriptor)
-
-
-def _is_open(folder: Path, descriptor: int) -> bool:
-    """Whether it is this folder that is open, and not one removed since; `understudy gc` removes old ones too."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), folder.stat())
-    except FileNotFoundError:
-        return False
 
 
 def _written(given: object, path: Path) -> bool:

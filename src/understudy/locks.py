@@ -20,7 +20,7 @@ def try_lock(path: Path) -> int | None:
         except BlockingIOError:
             os.close(descriptor)
             return None
-        if _is_current(descriptor, path):
+        if is_current(descriptor, path):
             return descriptor
         # The last holder removed the file between our open and our lock: that lock excludes nobody.
         os.close(descriptor)
@@ -32,7 +32,7 @@ def locked(path: Path) -> Iterator[None]:
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        if _is_current(descriptor, path):
+        if is_current(descriptor, path):
             break
         os.close(descriptor)
     try:
@@ -86,7 +86,8 @@ def locked_folder(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _is_current(descriptor: int, path: Path) -> bool:
+def is_current(descriptor: int, path: Path) -> bool:
+    """Whether it is this file or folder that is open, and not one that was removed or replaced since."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:

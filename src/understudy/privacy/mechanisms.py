@@ -220,10 +220,10 @@ class Mechanisms:
             purpose: names the release within the charge.
 
         Returns:
-            int64 (k,), possibly negative; equal at every later call of the charge.
+            int64 (k,), possibly negative; equal at every later call of the charge that has its release log.
 
         Raises:
-            UnderstudyError: when the charge did not pay for it.
+            UnderstudyError: when the charge did not pay for it, or released other counts where this release log is not.
         """
         if counts.dtype != torch.int64 or counts.ndim != 1:
             raise ValueError(f"expected int64 counts (k,), found {counts.dtype}, {tuple(counts.shape)}")
