@@ -135,9 +135,12 @@ def epsilon_pld(
 ) -> float:
     """An upper bound on epsilon at `delta` by the privacy loss distribution; infinity for no noise.
 
+    It is one up to the rounding of Fourier transforms, of which no bound is proven. Beside the closed form of up to
+    100,000 unsampled queries it was at most 1e-5 of itself too low at a delta of `LEAST_DELTA`, and 6 % at 1e-14.
+
     Args:
         event: what is accounted.
-        delta: in (0, 1).
+        delta: in (0, 1); a run's is at least `LEAST_DELTA`.
         relation: of neighbours.
         interval: losses are rounded up to multiples of it: coarser is faster and looser.
 
