@@ -14,7 +14,7 @@ from understudy.privacy.grid import grid_of
 # Beyond this many steps no query of up to 2^32 units lies; noise may add 2^61.
 _FARTHEST: Final = 1 << 60
 _UNITS_AT_ONCE: Final = 1 << 16
-_AT_ONCE: Final = 1 << 20
+_AT_ONCE: Final = 1 << 17
 
 
 def to_steps(values: Tensor, *, grid: float) -> Tensor:
@@ -32,18 +32,21 @@ def to_steps(values: Tensor, *, grid: float) -> Tensor:
 
 def _rounded(values: Tensor, grid: float) -> Tensor:
     """`to_steps` of contiguous float64 values, in place of them."""
-    values.mul_(1.0 / grid).round_()
-    least, most = (torch.stack(values.aminmax()) if values.numel() else values.new_zeros(2)).tolist()
+    # In their own memory, for a query may be half of what a training holds; as many at a time as a core's cache holds.
+    steps, extremes = values.view(torch.int64), [values.new_zeros(2)]
+    if values.numel():
+        for some, whole in zip(values.view(-1).split(_AT_ONCE), steps.view(-1).split(_AT_ONCE), strict=True):
+            some.mul_(1.0 / grid).round_()
+            extremes.append(torch.stack(some.aminmax()))
+            whole.copy_(some.to(torch.int64))
+    lowest, highest = torch.stack(extremes).unbind(1)
+    least, most = torch.stack((lowest.min(), highest.max())).tolist()
     # Both are undefined where a value is.
     if not -_FARTHEST <= least <= most <= _FARTHEST:
         raise UnderstudyError(
             f"expected a finite query within 2^60 steps of {grid:g}, found another; nothing was released. "
             "Contributions that are not finite must be left out before they are added up"
         )
-    # In their own memory, some at a time: a query may be half of what a training holds.
-    steps = values.view(torch.int64)
-    for some, whole in zip(torch.split(values.view(-1), _AT_ONCE), torch.split(steps.view(-1), _AT_ONCE), strict=True):
-        whole.copy_(some.to(torch.int64))
     return steps
 
 

@@ -10,6 +10,7 @@ gets it back, also from another process, and another query in its place is refus
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 import itertools
 import math
@@ -17,7 +18,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +31,7 @@ from understudy.privacy.grid import MOST_NUMBERS, charged_sensitivity, grid_of
 from understudy.privacy.grid_sum import from_steps, to_steps
 from understudy.privacy.noise import derive_key, discrete_gaussian, query_digest
 from understudy.privacy.permits import check_mask, check_query
-from understudy.privacy.rounded_gaussian import BLOCK, rounded_gaussian
+from understudy.privacy.rounded_gaussian import each_block
 from understudy.privacy.sampling import poisson_mask, poisson_mask_of
 from understudy.privacy.secure_aggregation.aggregation import masked_sum
 from understudy.privacy.secure_aggregation.fixed_point import encode, integer_sensitivity
@@ -48,8 +49,6 @@ Note = Callable[[str, bytes], bytes]
 _PURPOSE = re.compile(r"[a-z0-9][a-z0-9_./-]*")
 # Name of the tensor of a release log's file that tells which query it answered.
 _TAG = "release log.tag"
-# Values of noise that are held at a time, whole blocks.
-_NOISE_AT_ONCE: Final = 8 * BLOCK
 
 
 @dataclass(frozen=True)
@@ -194,18 +193,17 @@ class Mechanisms:
         if not 0 < size <= MOST_NUMBERS:
             raise ValueError(f"expected a query of 1 to {MOST_NUMBERS} numbers, found {size}")
         steps = {name: _steps(value, grid) for name, value in query.items()}
-        digest = query_digest(steps)
+        on_cpu = {name: value.cpu() for name, value in steps.items()}
+        digest = query_digest(on_cpu)
         self._claim(call, digest)
 
         def draw() -> dict[str, Tensor]:
-            return _noised(steps, self._key(call, digest), scale=scale / grid, grid=grid)
+            return _noised(on_cpu, self._key(call, digest), scale=scale / grid, grid=grid)
 
         exact: dict[str, Tensor] = {}
         if self.recorder is not None:
             exact = {name: from_steps(value, grid=grid, dtype=torch.float64) for name, value in steps.items()}
-        if not once:
-            return self._through(call, exact, draw)
-        kept = self._through(call, exact, lambda: self._once(call, draw, self._tag(call, digest)))
+        kept = self._through(call, exact, lambda: self._once(call, draw, self._tag(call, digest)) if once else draw())
         return {name: copied_to(kept[name], value.device) for name, value in query.items()}
 
     def histogram(self, counts: Tensor, *, sigma: float, purpose: str) -> Tensor:
@@ -382,19 +380,23 @@ def _steps(value: Tensor, grid: float) -> Tensor:
 
 
 def _noised(steps: Values, key: bytes, *, scale: float, grid: float) -> dict[str, Tensor]:
-    """Query and noise, added exactly as whole steps, then rounded to float32; some numbers at a time.
+    """Query and noise, both on the CPU, added exactly as whole steps, then rounded to float32.
 
     The draw is cut into the tensors of the query in alphabetical order of their names.
     """
-    found = {name: torch.empty(steps[name].shape, device=steps[name].device) for name in sorted(steps)}
-    parts = [(steps[name].reshape(-1), found[name].view(-1)) for name in found]
-    ends = list(itertools.accumulate(len(flat) for flat, _ in parts))
-    for start in range(0, ends[-1], _NOISE_AT_ONCE):
-        noise = rounded_gaussian(key, min(_NOISE_AT_ONCE, ends[-1] - start), scale=scale, start=start)
-        for end, (exact, out) in zip(ends, parts, strict=True):
-            begin = end - len(exact)
-            some = slice(max(start - begin, 0), max(min(start + len(noise), end) - begin, 0))
-            if some.start < some.stop:
-                mine = copied_to(noise[begin + some.start - start : begin + some.stop - start], exact.device)
-                out[some] = from_steps(mine + exact[some], grid=grid)
+    found = {name: torch.empty(steps[name].shape, device="cpu") for name in sorted(steps)}
+    parts = [(steps[name].reshape(-1).numpy(), found[name].view(-1).numpy()) for name in found]
+    ends = list(itertools.accumulate(len(exact) for exact, _ in parts))
+
+    def add(start: int, noise: npt.NDArray[np.int64]) -> None:
+        stop = start + len(noise)
+        for i in range(bisect.bisect_right(ends, start), bisect.bisect_left(ends, stop) + 1):
+            exact, out = parts[i]
+            begin = ends[i] - len(exact)
+            here = slice(max(begin, start) - begin, min(ends[i], stop) - begin)
+            there = slice(here.start + begin - start, here.stop + begin - start)
+            # The float64 nearest to the whole steps, then the float32 nearest to it, as `from_steps` rounds.
+            out[here] = (exact[here] + noise[there]) * grid
+
+    each_block(key, ends[-1], scale=scale, use=add)
     return found

@@ -9,7 +9,7 @@ digits are the bits of a key's stream: with L = -ln u, u in (0, 1), and t in [-p
 alone, which IEEE 754 rounds correctly on every machine. The result is within `ERROR` of X, so that scale * X is within
 1.1 * `ERROR` * scale of the float64 product. Where that interval holds no half-integer, its rounding is the answer.
 
-*Slow path*: the other values, and pairs with u < 2^-18 or L < 2^-14 for which the error bound was not derived, are
+*Slow path*: the other values, and pairs with u < 2^-18 or 1 - u < 2^-36 for which the error bound was not derived, are
 computed again with further digits of the same key stream and more precision until the interval holds none. So the
 result is a function of the key alone, whatever the machine, and follows the law exactly (as far as the key stream is
 uniform): nothing is added to delta.
@@ -17,15 +17,18 @@ uniform): nothing is added to delta.
 *The error bound*, e = 2^-53: converting the digits of u costs e and 2^-63 in L; s = (m - 1)/(m + 1) is within 2e of
 its value, the series 2 atanh(s) of ln m within 4.2e of it, the multiple of ln 2 within 2e; since L is at least half of
 that multiple, L is within 10e L + 2e + 1/w of -ln u (w the integer that 64 digits are, at least 2^46). Hence sqrt(L) is
-within 6e sqrt(L) + e/sqrt(L) + 1/(2 w sqrt(L)): at L = 2^-14 within 1.43e-14, at L = 12.5 within 4.4e-15. The angle is
-within 2.4e, each of cos t -+ sin t within 10.5e. Their product is within 2.1e-14 where L is smallest and 1.1e-14 where
-it is largest; `ERROR` is 2.8e-14. The series' remainders are below 6e-17.
+within 6e sqrt(L) + e/sqrt(L) + 1/(2 w sqrt(L)): at L = 2^-14 within 1.43e-14, at L = 12.5 within 4.4e-15. Below
+1 - u = 2^-14, where L is computed from the exact v = 1 - u of the 64 digits, the digits after them move it by 2^-64 at
+most and its relative error is within 3e; so sqrt(L) is within 3e sqrt(L) + 2^-65/sqrt(L), at 2^-36 within 7.2e-15. The
+angle is within 2.4e, each of cos t -+ sin t within 10.5e. Their product is within 2.1e-14 at L = 2^-14 and within
+1.1e-14 at either end; `ERROR` is 2.8e-14. The series' remainders are below 6e-17.
 """
 
 from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -50,14 +53,18 @@ Words = NDArray[np.uint64]
 BLOCK: Final = 1 << 16
 _PAIRS: Final = BLOCK // 2
 _LEAST_WORD: Final = np.uint64(1 << 46)
-_LEAST_L: Final = 2.0**-14
+_GREATEST_WORD: Final = np.uint64((1 << 64) - (1 << 28))
+_NEAR_ONE: Final = np.uint64((1 << 64) - (1 << 50))
 _DIGITS: Final = 64
-_MANTISSA: Final = np.uint64((1 << 52) - 1)
-_HALF_EXPONENT: Final = np.uint64(1022 << 52)
-# Coefficients of z^k, z = s^2, in atanh(s)/s, and z = t^2 in sin(t)/t and cos(t), from the highest to the constant.
-_ATANH: Final = tuple(1.0 / (2 * k + 1) for k in range(9, -1, -1))
+_MANTISSA_BITS: Final = 52
+_ROOT_OF_HALF: Final = np.float64(math.sqrt(0.5)).view(np.int64)
+_SIGN: Final = np.uint64(1 << 63)
+# Coefficients of z^k, z = s^2, in -2 atanh(s)/s, and z = t^2 in sin(t)/t and cos(t), and of v^k in -ln(1 - v)/v, from
+# the highest to the constant.
+_LOG: Final = tuple(-2.0 / (2 * k + 1) for k in range(9, -1, -1))
 _SIN: Final = tuple((-1.0) ** k / math.factorial(2 * k + 1) for k in range(7, -1, -1))
 _COS: Final = tuple((-1.0) ** k / math.factorial(2 * k) for k in range(8, -1, -1))
+_LOG_NEAR_ONE: Final = tuple(1.0 / (k + 1) for k in range(3, -1, -1))
 # A context of our own, one thread at a time: a precision that another thread sets would change results. Its constants
 # are made long enough at once, so that nobody lengthens them in the middle of a computation.
 _SLOW = threading.Lock()
@@ -66,7 +73,7 @@ _MP.prec = 4096
 _ = +_MP.ln2, +_MP.pi
 
 
-def rounded_gaussian(key: bytes, size: int, *, scale: float, error: float = ERROR, start: int = 0) -> torch.Tensor:
+def rounded_gaussian(key: bytes, size: int, *, scale: float, error: float = ERROR) -> torch.Tensor:
     """`size` independent integers round(scale * X), X standard normal, a function of the key alone.
 
     The first n of `rounded_gaussian(key, m)` are `rounded_gaussian(key, n)`, whatever the number of threads.
@@ -76,7 +83,6 @@ def rounded_gaussian(key: bytes, size: int, *, scale: float, error: float = ERRO
         size: number of values.
         scale: standard deviation in steps, finite, >= 0 and below 2^58, so that values fit 64 bits.
         error: bound on the fast path's error in X; a wider one sends more values down the slow path and changes none.
-        start: values of the key's that are left out before the first, a multiple of `BLOCK`.
 
     Returns:
         `(size,)` int64 on the CPU.
@@ -84,44 +90,68 @@ def rounded_gaussian(key: bytes, size: int, *, scale: float, error: float = ERRO
     Raises:
         ValueError: when the key, size or scale is out of range.
     """
-    if not 0 <= scale < 2.0**58 or size < 0 or len(key) != 32 or not error >= ERROR or start < 0 or start % BLOCK:
-        raise ValueError(
-            f"expected 32 bytes, size >= 0, 0 <= scale < 2^58, start a multiple of {BLOCK}, found {len(key)}, {size=}, "
-            f"{scale=}, {start=}"
-        )
-    out = np.empty(size, dtype=np.int64) if scale > 0 else np.zeros(size, dtype=np.int64)
+    out = torch.zeros(max(size, 0), dtype=torch.int64, device="cpu")
+    values = out.numpy()
 
-    def fill(block: int) -> None:
-        begin = block * BLOCK
-        _fill(out[begin : begin + BLOCK], key, start // BLOCK + block, scale=scale, error=error)
+    def keep(start: int, noise: Integers) -> None:
+        values[start : start + len(noise)] = noise
 
-    blocks = range(math.ceil(size / BLOCK) if scale > 0 else 0)
+    each_block(key, size, scale=scale, use=keep, error=error)
+    return out
+
+
+def each_block(
+    key: bytes, size: int, *, scale: float, use: Callable[[int, Integers], None], error: float = ERROR
+) -> None:
+    """Hand `rounded_gaussian(key, size, scale=scale)` over in blocks, while they lie in a core's cache.
+
+    Args:
+        key: as for `rounded_gaussian`, like `size`, `scale` and `error`.
+        size: number of values.
+        scale: standard deviation in steps.
+        use: called with the place of a block's first value and its values; in any order, on as many threads as PyTorch
+            uses.
+        error: bound on the fast path's error.
+
+    Raises:
+        ValueError: when the key, size or scale is out of range.
+    """
+    if not 0 <= scale < 2.0**58 or size < 0 or len(key) != 32 or not error >= ERROR:
+        raise ValueError(f"expected 32 bytes, size >= 0, 0 <= scale < 2^58, found {len(key)}, {size=}, {scale=}")
+
+    def make(block: int) -> None:
+        start = block * BLOCK
+        count = min(BLOCK, size - start)
+        use(start, _block(key, block, count, scale=scale, error=error) if scale > 0 else np.zeros(count, np.int64))
+
+    blocks = range(math.ceil(size / BLOCK))
     if len(blocks) <= 1:
-        list(map(fill, blocks))
+        list(map(make, blocks))
     else:
         # NumPy and AES let go of the interpreter lock while they work on a block.
         with ThreadPoolExecutor(max_workers=torch.get_num_threads()) as pool:
-            list(pool.map(fill, blocks))
-    return torch.from_numpy(out)
+            list(pool.map(make, blocks))
 
 
-def _fill(out: Integers, key: bytes, block: int, *, scale: float, error: float) -> None:
-    """Write the first values of a block, as many as `out` takes."""
+def _block(key: bytes, block: int, count: int, *, scale: float, error: float) -> Integers:
+    """The first `count` values of a block."""
     words = uniform_words(key, BLOCK, start=block * BLOCK)
     normals, in_range = standard_normals(words)
-    scaled = normals[: len(out)]
+    scaled = normals[:count]
     scaled *= scale
     rounded = np.rint(scaled)
-    out[:] = np.where(np.abs(rounded) < 2.0**62, rounded, 0.0) if scale > 2.0**56 else rounded
     # At 2^52 and beyond the distance to a half-integer says nothing any more; the bound is far above one half there.
     scaled -= rounded
     np.abs(scaled, out=scaled)
     open_ = scaled >= 0.5 - 1.1 * error * scale
     if not in_range.all():
-        open_ |= ~np.concatenate((in_range, in_range))[: len(out)]
+        open_ |= ~np.concatenate((in_range, in_range))[:count]
+    if scale > 2.0**56:
+        rounded[np.abs(rounded) >= 2.0**62] = 0.0
+    values = rounded.astype(np.int64)
     for place in np.flatnonzero(open_).tolist():
         pair = place % _PAIRS
-        out[place] = _exactly_rounded(
+        values[place] = _exactly_rounded(
             key,
             int(words[pair]),
             int(words[_PAIRS + pair]),
@@ -129,6 +159,7 @@ def _fill(out: Integers, key: bytes, block: int, *, scale: float, error: float) 
             second=place >= _PAIRS,
             scale=scale,
         )
+    return values
 
 
 def standard_normals(words: Words) -> tuple[Floats, NDArray[np.bool_]]:
@@ -142,9 +173,8 @@ def standard_normals(words: Words) -> tuple[Floats, NDArray[np.bool_]]:
     """
     pairs = len(words) // 2
     radius, angle = words[:pairs], words[pairs:]
-    squared = _negative_log(radius)
-    in_range = (radius >= _LEAST_WORD) & (squared >= _LEAST_L)
-    root = np.sqrt(squared)
+    root = _negative_log(radius)
+    np.sqrt(root, out=root)
     # The two highest bits are signs; the others, as a signed number, are the angle in units of 2^-63 pi/4.
     t = (angle << np.uint64(2)).view(np.int64).astype(np.float64)
     t *= math.pi / 4 * 2.0**-63
@@ -154,34 +184,47 @@ def standard_normals(words: Words) -> tuple[Floats, NDArray[np.bool_]]:
     normals = np.empty(2 * pairs)
     np.subtract(cosine, sine, out=normals[:pairs])
     np.add(cosine, sine, out=normals[pairs:])
-    normals[:pairs] *= np.where(angle >> np.uint64(63), -root, root)
-    normals[pairs:] *= np.where((angle >> np.uint64(62)) & np.uint64(1), -root, root)
-    return normals, in_range
+    normals[:pairs] *= _signed(root, angle)
+    normals[pairs:] *= _signed(root, angle << np.uint64(1))
+    return normals, (radius >= _LEAST_WORD) & (radius <= _GREATEST_WORD)
+
+
+def _signed(sizes: Floats, words: Words) -> Floats:
+    """Sizes, negative where the highest bit of the word is set."""
+    bits = words & _SIGN
+    bits ^= sizes.view(np.uint64)
+    return bits.view(np.float64)
 
 
 def _negative_log(words: Words) -> Floats:
-    """-ln(w / 2^64): multiples of ln 2, less 2 atanh((m - 1)/(m + 1)) for m in [sqrt(1/2), sqrt(2))."""
-    bits = words.astype(np.float64).view(np.uint64)
-    exponent = (bits >> np.uint64(52)).astype(np.float64)
-    m = ((bits & _MANTISSA) | _HALF_EXPONENT).view(np.float64)
-    low = m < math.sqrt(0.5)
-    m[low] *= 2.0
-    exponent -= low
-    s = (m - 1.0) / (m + 1.0)
-    series = _polynomial(_ATANH, s * s)
+    """-ln(w / 2^64): multiples of ln 2, less 2 atanh((m - 1)/(m + 1)) for m in [sqrt(1/2), sqrt(2)).
+
+    Near one it is the series in v = 1 - w / 2^64, which the 64 digits give exactly.
+    """
+    m = words.astype(np.float64)
+    bits = m.view(np.int64)
+    doublings = bits - _ROOT_OF_HALF
+    doublings >>= _MANTISSA_BITS
+    bits -= doublings << _MANTISSA_BITS
+    s = m - 1.0
+    m += 1.0
+    s /= m
+    series = _polynomial(_LOG, s * s)
     series *= s
-    series *= -2.0
-    exponent *= -1.0
-    exponent += 1022.0 + 64.0
-    exponent *= math.log(2.0)
-    series += exponent
+    multiples = 64.0 - doublings
+    multiples *= math.log(2.0)
+    series += multiples
+    near = np.flatnonzero(words > _NEAR_ONE)
+    v = (~words[near] + np.uint64(1)) * 2.0**-64
+    series[near] = v * _polynomial(_LOG_NEAR_ONE, v)
     return series
 
 
 def _polynomial(coefficients: tuple[float, ...], z: Floats) -> Floats:
     """Horner's rule."""
-    total = np.full_like(z, coefficients[0])
-    for coefficient in coefficients[1:]:
+    total = z * coefficients[0]
+    total += coefficients[1]
+    for coefficient in coefficients[2:]:
         total *= z
         total += coefficient
     return total

@@ -7,12 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy.errors import UnderstudyError
-from understudy.privacy import mechanisms as module
 from understudy.privacy.grid import charged_sensitivity, grid_of
+from understudy.privacy.grid_sum import from_steps, to_steps
 from understudy.privacy.ledger.records import KeyMaterial
 from understudy.privacy.mechanisms import Mechanism, Mechanisms
+from understudy.privacy.noise import query_digest
 from understudy.privacy.queries import Query
-from understudy.privacy.rounded_gaussian import BLOCK
+from understudy.privacy.rounded_gaussian import BLOCK, rounded_gaussian
 from understudy.privacy.secure_aggregation.round import SecureSettings
 from understudy.tensor_files import load_tensors, save_tensors
 
@@ -291,17 +292,21 @@ def test_every_call_passes_the_recorder():
         Mechanism("histogram", 0, "sizes", scale=1.5, sensitivity=1.0, grid=1.0),
     ]
     assert torch.equal(spy.calls[0][2]["mask"], mask)
-    assert spy.calls[1][2] is sums
+    assert spy.calls[1][2].keys() == sums.keys()
+    assert all(torch.equal(spy.calls[1][2][name], value) for name, value in sums.items())
     assert torch.equal(spy.calls[2][2]["counts"], counts)
     assert torch.equal(spy.calls[1][1]["b"], QUERY["b"])
 
 
-def test_noise_does_not_depend_on_how_much_is_drawn_at_a_time(monkeypatch):
-    """Tensors that begin and end in the middle of a part, and one that covers several."""
-    sizes = {"b": BLOCK - 7, "a": 5, "d": 2 * BLOCK + 11, "c": 0, "e": 3}
+def test_the_draw_is_cut_into_the_tensors_in_order_of_their_names():
+    """Tensors that begin and end in the middle of a block, one that covers several, and empty ones."""
+    sizes = {"b": BLOCK - 7, "a": 5, "d": 2 * BLOCK + 11, "c": 0, "e": 3, "f": 0}
     query = {name: torch.arange(float(size)) / (size + 1) for name, size in sizes.items()}
-    whole = noised(Mechanisms.live(MATERIAL), query)
-    monkeypatch.setattr(module, "_NOISE_AT_ONCE", BLOCK)
-    assert all(torch.equal(value, whole[name]) for name, value in noised(Mechanisms.live(MATERIAL), query).items())
-    together = torch.cat([whole[name] - query[name] for name in sorted(sizes)])
-    assert len(together.unique()) > 0.99 * len(together)
+    found = noised(Mechanisms.live(MATERIAL), query)
+    grid = grid_of(0.5)
+    steps = {name: to_steps(value, grid=grid) for name, value in query.items()}
+    key = Mechanisms.live(MATERIAL)._key(Mechanism("gaussian_sum", 3, "lm", 0.0, 0.0), query_digest(steps))
+    draw = rounded_gaussian(key, sum(sizes.values()), scale=2.0 * charged_sensitivity(0.5) / grid)
+    parts = dict(zip(sorted(sizes), draw.split([sizes[name] for name in sorted(sizes)]), strict=True))
+    for name, value in found.items():
+        assert torch.equal(value, from_steps(steps[name] + parts[name], grid=grid))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from understudy.privacy import rounded_gaussian as module
 from understudy.privacy.noise import uniform_words
-from understudy.privacy.rounded_gaussian import BLOCK, ERROR, rounded_gaussian, standard_normals
+from understudy.privacy.rounded_gaussian import BLOCK, ERROR, each_block, rounded_gaussian, standard_normals
 
 KEY = bytes(range(32))
 SCALES = (0.3, 1.0, 57.25, 2.0**27, 4000 * 2.0**27)
@@ -47,6 +47,8 @@ def test_the_fast_path_is_within_its_bound_on_random_words():
 
 def test_the_fast_path_is_within_its_bound_at_the_edges_of_its_range():
     radius = [2**46, 2**46 + 1, 2**52 - 1, 2**63, 2**63 - 1, int(2**64 * math.sqrt(0.5)), int(2**64 * 0.999938)]
+    # On both sides of where the series near one begins, and up to where its bound ends.
+    radius += [2**64 - 2**50 - 1, 2**64 - 2**50, 2**64 - 2**50 + 1, 2**64 - 2**40, 2**64 - 2**28 - 1, 2**64 - 2**28]
     angle = [0, 1, 2**61 - 1, 2**61, 2**62, 2**63, 2**64 - 1]
     pairs = [(r, a) for r in radius for a in angle]
     words = np.array([r for r, _ in pairs] + [a for _, a in pairs], dtype=np.uint64)
@@ -55,7 +57,7 @@ def test_the_fast_path_is_within_its_bound_at_the_edges_of_its_range():
 
 
 def test_pairs_outside_the_range_of_the_bound_go_down_the_slow_path():
-    words = np.array([0, 1, 2**46 - 1, 2**64 - 1, int(2**64 * 0.99994)] + [7] * 5, dtype=np.uint64)
+    words = np.array([0, 1, 2**46 - 1, 2**64 - 1, 2**64 - 2**28 + 1] + [7] * 5, dtype=np.uint64)
     assert not standard_normals(words)[1].any()
 
 
@@ -131,8 +133,10 @@ def test_a_bound_narrower_than_the_proven_one_is_refused():
         rounded_gaussian(KEY, 3, scale=1.0, error=ERROR / 2)
 
 
-def test_a_later_part_of_the_stream_is_drawn_by_itself():
-    whole = rounded_gaussian(KEY, 2 * BLOCK + 100, scale=1e6)
-    assert torch.equal(whole[BLOCK:], rounded_gaussian(KEY, BLOCK + 100, scale=1e6, start=BLOCK))
-    with pytest.raises(ValueError, match="start"):
-        rounded_gaussian(KEY, 3, scale=1.0, start=7)
+@pytest.mark.parametrize("scale", [0.0, 1e6])
+def test_blocks_that_are_handed_over_are_the_whole_draw(scale):
+    size, found = 2 * BLOCK + 100, {}
+    each_block(KEY, size, scale=scale, use=lambda start, values: found.setdefault(start, values))
+    assert sorted(found) == [0, BLOCK, 2 * BLOCK]
+    whole = np.concatenate([found[start] for start in sorted(found)])
+    assert whole.tolist() == rounded_gaussian(KEY, size, scale=scale).tolist()
