@@ -58,6 +58,7 @@ _NEAR_ONE: Final = np.uint64((1 << 64) - (1 << 50))
 _DIGITS: Final = 64
 _MANTISSA_BITS: Final = 52
 _ROOT_OF_HALF: Final = np.float64(math.sqrt(0.5)).view(np.int64)
+_LOW_HALF: Final = np.uint64((1 << 32) - 1)
 _SIGN: Final = np.uint64(1 << 63)
 # Coefficients of z^k, z = s^2, in -2 atanh(s)/s, and z = t^2 in sin(t)/t and cos(t), and of v^k in -ln(1 - v)/v, from
 # the highest to the constant.
@@ -201,7 +202,10 @@ def _negative_log(words: Words) -> Floats:
 
     Near one it is the series in v = 1 - w / 2^64, which the 64 digits give exactly.
     """
-    m = words.astype(np.float64)
+    # Converted in halves, which NumPy does without branches; their sum is rounded once, to the float64 nearest to w.
+    m = (words >> np.uint64(32)).view(np.int64).astype(np.float64)
+    m *= 2.0**32
+    m += (words & _LOW_HALF).view(np.int64)
     bits = m.view(np.int64)
     doublings = bits - _ROOT_OF_HALF
     doublings >>= _MANTISSA_BITS
