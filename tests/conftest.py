@@ -1,5 +1,6 @@
 """What every test shares: a home of its own, no telemetry, and one Prefect server per session if asked for."""
 
+import dataclasses
 import fcntl
 import functools
 import gc
@@ -150,11 +151,18 @@ def prefect_server(empty_prefect_database: Path, tmp_path_factory: pytest.TempPa
 
 @pytest.fixture(scope="session")
 def one_encoder() -> Iterator[None]:
-    """The sentence encoder is read from the disk once in a session, not in every task that embeds."""
+    """The sentence encoder is read from the disk once in a session, and encodes the same texts in one call once."""
     from understudy.evaluation import encoder
 
+    @functools.cache
+    def load_encoder(*args: str, **given: int) -> encoder.Encoder:
+        loaded = load(*args, **given)
+        encode = functools.lru_cache(maxsize=4096)(loaded.encode)
+        return dataclasses.replace(loaded, encode=lambda texts: encode(tuple(texts)).copy())
+
+    load = encoder.load_encoder
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(encoder, "load_encoder", functools.cache(encoder.load_encoder))
+        patch.setattr(encoder, "load_encoder", load_encoder)
         yield
 
 

@@ -72,16 +72,19 @@ def task_key(
 @functools.cache
 def versions() -> dict[str, str]:
     """Versions of Python and of the libraries that compute."""
-    return {
-        "python": platform.python_version(),
-        **{name: importlib.metadata.version(name) for name in _LIBRARIES},
-    }
+    return {"python": platform.python_version(), **{name: _version(name) for name in _LIBRARIES}}
 
 
 def _versions_of(modules: Collection[str]) -> dict[str, str]:
     """Of the further libraries that a task reaches; another version of one leaves other tasks' results as they are."""
     wanted = sorted({name for module in modules for name in _REACHED.get(module, ())})
-    return {name: importlib.metadata.version(name) for name in wanted}
+    return {name: _version(name) for name in wanted}
+
+
+@functools.cache
+def _version(library: str) -> str:
+    """Of an installed library: a process asks many times, and each answer is read from the library's metadata."""
+    return importlib.metadata.version(library)
 
 
 def describe(value: Any, *, where: str) -> Any:

@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -152,28 +152,41 @@ class FlowRun:
         return functools.partial(Ledger.open().keyed_hash, self.options["source"])
 
     def _run_flow(self, root: Path) -> str:
-        from prefect.settings import (
-            PREFECT_RESULTS_DEFAULT_SERIALIZER,
-            PREFECT_RESULTS_LOCAL_STORAGE_PATH,
-            temporary_settings,
-        )
-
         from understudy.lazy import load
         from understudy.methods import registry
 
         request = RunRequest.model_validate(
             {"data": str(root / "data" / "rows.parquet"), "out": str(root / "out"), **self.options}
         )
-        results = {PREFECT_RESULTS_LOCAL_STORAGE_PATH: root / "home" / "private" / "results"}
-        with temporary_settings(results | {PREFECT_RESULTS_DEFAULT_SERIALIZER: "json"}):
+        with self._prefect_settings:
             state = load(registry.get(self.method).flow).with_options(flow_run_name="replayed")(
                 request, return_state=True
             )
             state.result()
         return str(state.state_details.flow_run_id)
 
+    @functools.cached_property
+    def _prefect_settings(self) -> AbstractContextManager[object]:
+        """Where results lie, the same in every run: Prefect takes long to make settings."""
+        from prefect.context import get_settings_context
+        from prefect.settings import (
+            PREFECT_RESULTS_DEFAULT_SERIALIZER,
+            PREFECT_RESULTS_LOCAL_STORAGE_PATH,
+            temporary_settings,
+        )
+
+        place = self._root / "home" / "private" / "results"
+        with temporary_settings(
+            {PREFECT_RESULTS_LOCAL_STORAGE_PATH: place, PREFECT_RESULTS_DEFAULT_SERIALIZER: "json"}
+        ):
+            return get_settings_context()
+
+    @property
+    def _root(self) -> Path:
+        return self.folder / "run"
+
     def _fresh_home(self) -> Path:
-        root = self.folder / "run"
+        root = self._root
         shutil.rmtree(root, ignore_errors=True)
         for name in ("home", "data", "tmp", "cwd"):
             (root / name).mkdir(parents=True, mode=0o700)

@@ -8,6 +8,7 @@ private.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -16,7 +17,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pydantic import Field, ValidationError
 
@@ -30,6 +31,9 @@ from understudy.reporting.budget import BudgetUse, budget_bar, budget_of
 from understudy.reporting.drawing import Drawing, inline
 from understudy.reporting.view import MethodSections, SectionsOf
 from understudy.reporting.worth import Completeness, worth
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 MARKER: Final = "internal, not private"
 MOST_SAMPLES = 16
@@ -243,6 +247,11 @@ def _shown(sample: Sample) -> dict[str, Any]:
 
 
 def _render(**content: Any) -> str:
+    return str(_template().render(**content))
+
+
+@functools.cache
+def _template() -> Template:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -254,7 +263,7 @@ def _render(**content: Any) -> str:
     )
     # The only text that is not escaped here; `inline` lets nothing but a drawing pass.
     environment.filters["svg"] = inline
-    return environment.get_template("report.html.j2").render(**content)
+    return environment.get_template("report.html.j2")
 
 
 def _plain(value: Any) -> Any:

@@ -57,10 +57,9 @@ def test_equal_arguments_have_equal_keys():
 
 
 def test_another_version_of_a_library_counts_for_the_tasks_that_reach_it(monkeypatch):
-    known = importlib.metadata.version
     before = [task_key("task", one, {}) for one in (classifies, function)]
     changed = {"scikit-learn": "9.9.9"}
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: changed.get(name) or known(name))
+    monkeypatch.setattr(cache_key, "_version", lambda name: changed.get(name) or importlib.metadata.version(name))
     after = [task_key("task", one, {}) for one in (classifies, function)]
     assert (before[0] != after[0], before[1] == after[1]) == (True, True)
 
