@@ -118,9 +118,7 @@ def scheduled_by(queries: ModuleType) -> Callable[..., Any]:
 
 def scale_noise(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
     """The mechanisms' Gaussian noise becomes `factor` times what is declared: a planted fault."""
-    exact = mechanisms.rounded_gaussian
+    exact = mechanisms.each_block
     monkeypatch.setattr(
-        mechanisms,
-        "rounded_gaussian",
-        lambda key, size, *, scale, start: exact(key, size, scale=scale * factor, start=start),
+        mechanisms, "each_block", lambda key, size, *, scale, use: exact(key, size, scale=scale * factor, use=use)
     )

@@ -50,9 +50,9 @@ def divided_by_the_drawn_batch(patch: Patch) -> None:
 def empty_batch_skipped(patch: Patch) -> None:
     exact, asked, empty = dp_training._clipped_sum, Mechanisms.gaussian_sum, []
 
-    def noting(model, objective, batches, clip):
+    def noting(sides, objective, batches, clip):
         empty.append(not batches)
-        return exact(model, objective, batches, clip)
+        return exact(sides, objective, batches, clip)
 
     def skipping(self, query, **options):
         if empty and empty[-1]:
@@ -160,18 +160,16 @@ def length_taken_from_the_rows(patch: Patch) -> None:
 
 
 def noise_not_drawn(patch: Patch) -> None:
-    patch.setattr(
-        mechanisms_module, "rounded_gaussian", lambda key, size, *, scale, start: torch.zeros(size, dtype=torch.int64)
-    )
+    noise_times(0.0)(patch)
 
 
 def noise_times(factor: float):
     def plant(patch: Patch) -> None:
-        exact = mechanisms_module.rounded_gaussian
+        exact = mechanisms_module.each_block
         patch.setattr(
             mechanisms_module,
-            "rounded_gaussian",
-            lambda key, size, *, scale, start: exact(key, size, scale=factor * scale, start=start),
+            "each_block",
+            lambda key, size, *, scale, use: exact(key, size, scale=factor * scale, use=use),
         )
 
     return plant

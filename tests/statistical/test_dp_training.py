@@ -120,12 +120,8 @@ def test_noise_of_the_gateway_has_the_declared_scale(monkeypatch, factor):
 @pytest.mark.parametrize("factor", [2 / 3, 1.0, 3 / 2])
 def test_neighbours_are_as_hard_to_tell_apart_as_the_accounting_says(monkeypatch, factor):
     """The best test between two queries one sensitivity apart has AUC Phi(1 / (z sqrt 2)), whatever the rest."""
-    exact, noise, runs = mechanisms_module.rounded_gaussian, 1.5, 800
-    monkeypatch.setattr(
-        mechanisms_module,
-        "rounded_gaussian",
-        lambda key, size, *, scale, start: exact(key, size, scale=scale * factor, start=start),
-    )
+    scale_noise(monkeypatch, factor)
+    noise, runs = 1.5, 800
     asked = one_sum("lm", sensitivity=0.4, noise_multiplier=noise)
     direction = torch.randn(12, generator=torch.Generator().manual_seed(3))
     direction /= direction.norm()

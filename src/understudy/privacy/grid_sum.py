@@ -35,7 +35,8 @@ def _rounded(values: Tensor, grid: float) -> Tensor:
     # In their own memory, for a query may be half of what a training holds; as many at a time as a core's cache holds.
     steps, extremes = values.view(torch.int64), [values.new_zeros(2)]
     if values.numel():
-        for some, whole in zip(values.view(-1).split(_AT_ONCE), steps.view(-1).split(_AT_ONCE), strict=True):
+        parts = (torch.split(one.view(-1), _AT_ONCE) for one in (values, steps))
+        for some, whole in zip(*parts, strict=True):
             some.mul_(1.0 / grid).round_()
             extremes.append(torch.stack(some.aminmax()))
             whole.copy_(some.to(torch.int64))

@@ -219,7 +219,8 @@ def _negative_log(words: Words) -> Floats:
     multiples *= math.log(2.0)
     series += multiples
     near = np.flatnonzero(words > _NEAR_ONE)
-    v = (~words[near] + np.uint64(1)) * 2.0**-64
+    v = (~words[near] + np.uint64(1)).astype(np.float64)
+    v *= 2.0**-64
     series[near] = v * _polynomial(_LOG_NEAR_ONE, v)
     return series
 

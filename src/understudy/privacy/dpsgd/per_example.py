@@ -165,7 +165,7 @@ def _backward(
                 one = part if parameter is layer.module.weight else part.bias_gradient()
                 by_parameter[id(parameter)].add(one)
 
-    with _frozen(model), _tapped(layers, receive, receive_head), torch.enable_grad():
+    with frozen(model), _tapped(layers, receive, receive_head), torch.enable_grad():
         losses = loss_fn(model, batch)
         if losses.shape != (examples,):
             raise ValueError(f"expected one loss per example, shape {(examples,)}, found {tuple(losses.shape)}")
@@ -290,8 +290,8 @@ def _tapped(
 
 
 @contextmanager
-def _frozen(model: nn.Module) -> Iterator[None]:
-    """No parameter requires a gradient, so that autograd computes those of activations only."""
+def frozen(model: nn.Module) -> Iterator[None]:
+    """No parameter requires a gradient, so that autograd computes those of activations only; not again inside."""
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     try:
         for parameter in trainable:

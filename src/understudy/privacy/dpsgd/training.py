@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -26,7 +27,8 @@ from torch.utils import deterministic
 from understudy.compute import copied_to
 from understudy.errors import InputError
 from understudy.frozen import Frozen
-from understudy.privacy.dpsgd.per_example import Batch, LossFunction, clipped_gradient_sum
+from understudy.privacy.dpsgd.per_example import Batch, LossFunction, clipped_gradient_sum, frozen
+from understudy.privacy.dpsgd.sides import Sides, side_by_side
 from understudy.privacy.grid_sum import GridSum
 from understudy.privacy.mechanisms import Mechanisms
 from understudy.privacy.queries import Queries, Query, event_of
@@ -206,7 +208,8 @@ def train(
     device = _device(objectives)
     state = _State(objectives)
     start = state.restore(course.resumed())
-    with _deterministic():
+    trained = [parameter for objective in objectives.values() for parameter in objective.parameters.values()]
+    with _deterministic(), side_by_side(model, trained, rows=micro_batch) as sides:
         for step in range(start, plan.steps):
             mask = mechanisms.poisson(step=step, n=plan.n, probability=plan.sampling_probability, purpose=plan.name)
             batches = list(_micro_batches(data, mask, step, size=micro_batch, device=device))
@@ -214,7 +217,7 @@ def train(
             for stream in plan.streams:
                 # No name for the query: it is as large as the weights twice over, and nobody reads it again.
                 gradients[stream.name] = mechanisms.gaussian_sum(
-                    _clipped_sum(model, objectives[stream.name], batches, stream.l2_clip_norm),
+                    _clipped_sum(sides, objectives[stream.name], batches, stream.l2_clip_norm),
                     sensitivity=stream.l2_clip_norm,
                     noise_multiplier=stream.noise_multiplier,
                     step=step,
@@ -246,26 +249,37 @@ def _filled_up(name: str, rows: Tensor, missing: int) -> Tensor:
 
 
 def _clipped_sum(
-    model: nn.Module, objective: Objective, batches: list[dict[str, Tensor]], l2_clip_norm: float
+    sides: Sides, objective: Objective, batches: list[dict[str, Tensor]], l2_clip_norm: float
 ) -> dict[str, Tensor]:
     """The stream's query in steps of the grid: zeros for an empty batch, whatever the weights' type."""
     total = GridSum(sensitivity=l2_clip_norm)
     # One zero stands for all of a tensor's until they are added to.
     zero = {name: p.new_zeros((), dtype=torch.float64).expand(p.shape) for name, p in objective.parameters.items()}
     total.add(zero, units=0)
-    for batch in batches:
-        part = clipped_gradient_sum(
-            model,
-            objective.parameters,
-            objective.loss,
-            batch,
-            l2_clip_norm=l2_clip_norm,
-            valid=batch["valid"],
-            passes=objective.passes,
-        )
-        total.add(part, units=len(batch["valid"]))
-        del part
+    with frozen(sides.model):
+        for batch in batches:
+            of = partial(_part, objective, batch, l2_clip_norm)
+            for part, units in sides.apply(of):
+                total.add(part, units=units)
+                del part
     return total.steps()
+
+
+def _part(
+    objective: Objective, batch: Mapping[str, Tensor], l2_clip_norm: float, model: nn.Module, rows: slice
+) -> tuple[dict[str, Tensor], int]:
+    """The clipped sum of some rows of a micro-batch, and how many they are; null ones count."""
+    some = {name: value[rows] if value.ndim else value for name, value in batch.items()}
+    found = clipped_gradient_sum(
+        model,
+        objective.parameters,
+        objective.loss,
+        some,
+        l2_clip_norm=l2_clip_norm,
+        valid=some["valid"],
+        passes=objective.passes,
+    )
+    return found, len(some["valid"])
 
 
 class _State:
