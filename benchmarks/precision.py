@@ -31,6 +31,7 @@ from understudy.privacy.ledger.records import KeyMaterial
 from understudy.privacy.mechanisms import Mechanisms
 from understudy.progress import Course
 
+PARTS = ("lora", "all", "sampling")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -116,26 +117,36 @@ def over(these: list[float], those: list[float]) -> dict[str, float]:
     return spread([a / b for a, b in zip(these, those, strict=True)])
 
 
+def ratios(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Ratios of the chosen parts, and the processor seconds behind them."""
+    found: dict[str, Any] = {}
+    seconds: dict[str, Any] = {}
+    if "lora" in options.parts:
+        steps = seconds["steps"] = {precision: step_seconds(precision, options.rank, options) for precision in DTYPES}
+        both = steps["float32"], steps["bfloat16"]
+        found["DP LoRA step, float32 over bfloat16 (>= 1.3)"] = over(*(one["dp"] for one in both))
+        found["plain LoRA step, float32 over bfloat16"] = over(*(one["plain"] for one in both))
+        for precision, one in steps.items():
+            found[f"LoRA, DP over plain, {precision} (<= 1.1)"] = over(one["dp"], one["plain"])
+    if "all" in options.parts:
+        full = seconds["all_weights"] = step_seconds("float32", 0, options)
+        found["all weights, DP over plain, float32 (<= 1.6)"] = over(full["dp"], full["plain"])
+    if "sampling" in options.parts:
+        drawn = seconds["sampling"] = sampling_seconds(options)
+        found["sampling, float32 over bfloat16 (>= 2)"] = over(drawn["float32"], drawn["bfloat16"])
+    return found, seconds
+
+
 def main() -> None:
     parser = arguments(__doc__, batch=16, length=48, micro_batch=8, rank=8, rows=32, tokens=8, repeats=3)
+    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS, help="what is measured")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    steps = {precision: step_seconds(precision, options.rank, options) for precision in DTYPES}
-    full = step_seconds("float32", 0, options)
-    drawn = sampling_seconds(options)
-    ratios: dict[str, Any] = {
-        "DP LoRA step, float32 over bfloat16 (>= 1.3)": over(steps["float32"]["dp"], steps["bfloat16"]["dp"]),
-        "plain LoRA step, float32 over bfloat16": over(steps["float32"]["plain"], steps["bfloat16"]["plain"]),
-        "sampling, float32 over bfloat16 (>= 2)": over(drawn["float32"], drawn["bfloat16"]),
-        "LoRA, DP over plain, float32 (<= 1.1)": over(steps["float32"]["dp"], steps["float32"]["plain"]),
-        "LoRA, DP over plain, bfloat16 (<= 1.1)": over(steps["bfloat16"]["dp"], steps["bfloat16"]["plain"]),
-        "all weights, DP over plain, float32 (<= 1.6)": over(full["dp"], full["plain"]),
-    }
-    for name, found in ratios.items():
-        print(f"{name:<50}{found}")
+    found, seconds = ratios(options)
+    for name, ratio in found.items():
+        print(f"{name:<50}{ratio}")
     settings = chosen(options, ("batch", "length", "micro_batch", "rank", "rows", "tokens", "repeats", "threads"))
-    seconds = {"steps": steps, "all_weights": full, "sampling": drawn}
-    write_result(options.out, {"settings": settings, "ratios": ratios, "processor_seconds": seconds})
+    write_result(options.out, {"settings": settings, "ratios": found, "processor_seconds": seconds})
 
 
 if __name__ == "__main__":
