@@ -25,6 +25,7 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from contract import preference_rows
 from contract.private_files import CLIENTS, ROWS
 from contract.written_places import outside, written_places
@@ -76,6 +77,7 @@ class FlowRun:
         folder: where homes are made.
         places: shared by the session.
         patch: pins what is random by design.
+        threads: of tasks; two compute a half of each micro-batch each.
         seen: findings that concern one run by itself: writes elsewhere, queries that were paid for and not asked, and
             exported files that say where a public file lies.
     """
@@ -85,6 +87,7 @@ class FlowRun:
     folder: Path
     places: Places
     patch: pytest.MonkeyPatch
+    threads: int = 1
     seen: list[str] = field(default_factory=list)
     _count: int = 0
 
@@ -158,7 +161,7 @@ class FlowRun:
         request = RunRequest.model_validate(
             {"data": str(root / "data" / "rows.parquet"), "out": str(root / "out"), **self.options}
         )
-        with self._prefect_settings:
+        with self._prefect_settings, _as_many_threads_afterwards():
             state = load(registry.get(self.method).flow).with_options(flow_run_name="replayed")(
                 request, return_state=True
             )
@@ -221,6 +224,7 @@ class FlowRun:
         patch.setenv("UNDERSTUDY_HOME", str(root / "home"))
         patch.setenv("UNDERSTUDY_EXCHANGE", str(root / "exchange"))
         patch.setenv("UNDERSTUDY_MLFLOW_URI", f"sqlite:///{self._tracking()}")
+        patch.setenv("UNDERSTUDY_THREADS", str(self.threads))
         patch.setenv("UNDERSTUDY_SECRET", "s" * 64)
         patch.setenv("UNDERSTUDY_ZONE_KEY", "z" * 64)
         patch.setenv("TMPDIR", str(root / "tmp"))
@@ -266,6 +270,15 @@ def without_evaluation(patch: pytest.MonkeyPatch) -> None:
     ):
         patch.setattr(module, name, lambda *_, **__: Metrics())
     patch.setattr(export_task, "build_report", lambda folder, **_: (folder / "report.html").write_text(""))
+
+
+@contextmanager
+def _as_many_threads_afterwards() -> Iterator[None]:
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,14 @@ VARIANTS = {
 }
 
 
+ON_TWO_THREADS = {"multitask, joint", "naive + filter"}
+
+
 def flow(variant, model, folder, places, patch, *settings):
     overrides = (*SMALL, *VARIANTS[variant], *settings)
-    return labelled_flow("conditional-generation", overrides, model, folder, places, patch, samples=3)
+    run = labelled_flow("conditional-generation", overrides, model, folder, places, patch, samples=3)
+    run.threads = 2 if variant in ON_TWO_THREADS else 1
+    return run
 
 
 def check(variant, kind, number, *surroundings):

@@ -33,7 +33,9 @@ def flow(model, tmp_path, places, monkeypatch):
         smaller(monkeypatch)
         settings = (*SMALL_DISTILLATION, f"professional.model={model}", *VARIANTS[variant], *more)
         options = {"units": ROWS, "model": str(model), "samples": 3, "overrides": settings}
-        return FlowRun("knowledge-distillation", OPTIONS | options | fields, tmp_path, places, monkeypatch)
+        # Two threads compute a half of each micro-batch each.
+        threads = 2 if variant == "all linear, sampled" else 1
+        return FlowRun("knowledge-distillation", OPTIONS | options | fields, tmp_path, places, monkeypatch, threads)
 
     return make
 

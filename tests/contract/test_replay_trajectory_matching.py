@@ -28,7 +28,7 @@ SMALL = (
     "distil.batch_size=2",
 )
 VARIANTS = {
-    "two experts": ("experts.count=2", "carrier=public"),
+    "two experts": ("experts.count=2", "carrier=public", "experts.micro_batch=4"),
     "less": (
         "experts.count=1",
         "carrier=public",
@@ -80,7 +80,9 @@ def flow(variant, carriers, model, folder, places, patch):
     patch.setattr(evaluation, "evaluate_tuning", lambda *_, **__: Metrics())
     overrides = (*SMALL, *VARIANTS[variant], f"carriers={carriers}")
     options = {"units": ROWS, "model": str(model), "samples": 3, "overrides": overrides}
-    return FlowRun("trajectory-matching", OPTIONS | options, folder, places, patch)
+    # Two threads compute a half of each micro-batch each.
+    threads = 2 if variant == "two experts" else 1
+    return FlowRun("trajectory-matching", OPTIONS | options, folder, places, patch, threads)
 
 
 FIFTY = [(list(VARIANTS)[n % 3], KINDS[n % 4], n // 4) for n in range(50)]

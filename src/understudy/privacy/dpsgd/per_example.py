@@ -12,6 +12,7 @@ exact cross terms; clipping is min(1, C / norm), not automatic.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -59,7 +60,7 @@ def clipped_gradient_sum(
     Args:
         model: computes each row of the batch on its own (no batch statistics), dropout zero.
         parameters: what to differentiate by, name -> parameter of a supported layer of `model`.
-        loss_fn: (model, batch) -> losses (batch,); loss b may depend on row b only.
+        loss_fn: (model, batch) -> losses (batch,); loss b may depend on row b only, and on no model but the given one.
         batch: tensors of leading dimension `batch`, private.
         l2_clip_norm: C > 0.
         valid: bool (batch,); false for null and dummy rows.
@@ -150,14 +151,16 @@ def _backward(
     embedded = {id(p) for layer in layers if isinstance(layer.module, nn.Embedding) for p in layer.owned}
     uses = {name: _Uses(embedded=id(parameter) in embedded) for name, parameter in parameters.items()}
     by_parameter = {id(parameter): uses[name] for name, parameter in parameters.items()}
-    examples = int(valid.shape[0])
+    examples, caller = int(valid.shape[0]), threading.get_ident()
 
     def receive(layer: _Layer, inputs: Tensor, gradient: Tensor) -> None:
+        _check_thread(layer, gradient.device, caller)
         for x, g in _split_passes(layer, inputs, gradient, examples=examples, passes=passes):
             for parameter, rule in layer.rules:
                 by_parameter[id(parameter)].add(rule(layer.module, x, g))
 
     def receive_head(layer: _Layer, factors: HeadFactors) -> None:
+        _check_thread(layer, factors.hidden.device, caller)
         _check_rows(layer, factors.hidden, factors.targets, examples=examples, passes=passes)
         for start in range(0, passes * examples, examples):
             part = factors.rows(slice(start, start + examples))
@@ -172,6 +175,16 @@ def _backward(
         if losses.requires_grad:
             torch.where(valid, losses, 0.0).sum().backward()  # type: ignore[no-untyped-call]
     return uses
+
+
+def _check_thread(layer: _Layer, device: torch.device, caller: int) -> None:
+    """Refuse the gradient of another thread's examples, which their loss has led here through this copy's layers."""
+    # On a GPU autograd has threads of its own, and nothing is computed side by side.
+    if device.type == "cpu" and threading.get_ident() != caller:
+        raise InputError(
+            f"layer {layer.name!r} of another copy of the model was used: a loss may compute with no model but the one "
+            "that it is given"
+        )
 
 
 @dataclass(frozen=True)

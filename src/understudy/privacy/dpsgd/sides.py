@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -42,10 +42,17 @@ class Sides:
     pool: ThreadPoolExecutor | None
 
     def apply(self, function: Callable[[nn.Module, slice], T]) -> list[T]:
-        """What the function gives for each part, in the order of the rows; the first error that one raises."""
+        """What the function gives for each part, in the order of the rows.
+
+        The first error that one raises, once all of them have ended: none computes on a model that nobody holds still.
+        """
         if self.pool is None:
             return [function(*part) for part in self.parts]
-        return list(self.pool.map(lambda part: function(*part), self.parts))
+        halves = [self.pool.submit(function, *part) for part in self.parts]
+        try:
+            return [half.result() for half in halves]
+        finally:
+            wait(halves)
 
 
 @contextmanager
@@ -54,12 +61,13 @@ def side_by_side(model: nn.Module, parameters: Sequence[nn.Parameter], *, rows: 
 
     Args:
         model: its modules are copied, its weights are not.
-        parameters: that are trained.
+        parameters: that are trained; one may be named twice.
         rows: of a micro-batch.
     """
     threads = torch.get_num_threads()
     count = min(_SIDES, threads, max(rows // _FEWEST_ROWS, 1))
-    if sum(p.numel() for p in parameters) > _MOST_TRAINED or any(p.device.type != "cpu" for p in model.parameters()):
+    distinct = {id(parameter): parameter.numel() for parameter in parameters}
+    if sum(distinct.values()) > _MOST_TRAINED or any(p.device.type != "cpu" for p in model.parameters()):
         count = 1
     ends = [rows * side // count for side in range(count + 1)]
     parts = tuple(zip(_copies(model, count), map(slice, ends, ends[1:]), strict=True))

@@ -156,7 +156,8 @@ class Objective:
     """What one stream minimises, over which parameters, and how its noised gradient is applied (Adam).
 
     Attributes:
-        loss: (model, batch) -> losses (batch,). The batch holds the rows of the data tensors, `slot` int64
+        loss: (model, batch) -> losses (batch,), computed with no model but the one that it is given, which may be a
+            copy of modules around the same weights. The batch holds the rows of the data tensors, `slot` int64
             (batch,) and `step` int64 (), for public randomness that is a function of them.
         parameters: name -> parameter of the model.
         learning_rate: of Adam.

@@ -97,12 +97,14 @@ def test_what_cannot_fit_is_refused_with_what_to_lower(machine):
     check_fits(Config(train={"micro_batch": 8}), BIG)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
 def test_recomputed_layers_give_the_same_bytes(
-    machine, make_base, make_config, make_rows, make_mechanisms, label_names
+    machine, make_base, make_config, make_rows, make_mechanisms, label_names, threads
 ):
-    """Activation checkpointing is a matter of memory alone."""
+    """Activation checkpointing is a matter of memory alone, also where two threads have a copy of the layers each."""
     from understudy.methods.conditional_generation.encode import encode
 
+    torch.set_num_threads(threads)
     found = []
     for gib in (16, 1e-3):
         machine(gib)

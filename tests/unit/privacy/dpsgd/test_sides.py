@@ -1,17 +1,20 @@
 """Two halves of a micro-batch, each on a thread and with a copy of the model around the same weights."""
 
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from torch import nn
 
+from understudy.errors import InputError
 from understudy.privacy.dpsgd import sides as module
 from understudy.privacy.dpsgd.sides import side_by_side
-from understudy.privacy.dpsgd.training import DpSgdPlan, Objective, Stream, train
+from understudy.privacy.dpsgd.training import DpSgdPlan, Objective, Stream, _clipped_sum, train
+from understudy.privacy.grid import grid_of
 from understudy.privacy.ledger.records import KeyMaterial
 from understudy.privacy.mechanisms import Mechanisms
-from understudy.progress import Course
 
 ROWS, WIDTH = 23, 6
 
@@ -21,8 +24,13 @@ def two_threads():
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield
-    assert torch.get_num_threads() == 2
+    assert torch.get_num_threads() == seen_by_a_new_thread() == 2
     torch.set_num_threads(before)
+
+
+def seen_by_a_new_thread() -> int:
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        return pool.submit(torch.get_num_threads).result()
 
 
 def make_model() -> nn.Module:
@@ -47,9 +55,9 @@ def rows() -> dict[str, torch.Tensor]:
     return {"x": x, "y": y, "valid": valid}
 
 
-def trained(*, noise_multiplier=0.0, loss_fn=loss, micro_batch=8, course=None) -> dict[str, torch.Tensor]:
+def trained(*, noise_multiplier=0.0, loss_fn=loss, micro_batch=8, model=None) -> dict[str, torch.Tensor]:
     """The weights after some steps."""
-    model = make_model()
+    model = model or make_model()
     stream = Stream(name="lm", l2_clip_norm=0.5, noise_multiplier=noise_multiplier)
     plan = DpSgdPlan(n=ROWS, sampling_probability=0.7, steps=4, streams=(stream,))
     train(
@@ -59,7 +67,6 @@ def trained(*, noise_multiplier=0.0, loss_fn=loss, micro_batch=8, course=None) -
         data=rows(),
         mechanisms=Mechanisms.live(KeyMaterial(b"s" * 32, "charge-1", b"0" * 16, plan.queries)),
         micro_batch=micro_batch,
-        course=course or Course(),
     )
     assert all(parameter.requires_grad for parameter in model.parameters())
     return {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -70,6 +77,7 @@ def test_both_halves_are_computed_on_threads_of_their_own_and_sum_to_what_one_th
 
     def noting(model, batch):
         seen.append((threading.get_ident(), torch.get_num_threads(), len(batch["y"])))
+        assert not any(parameter.requires_grad for parameter in model.parameters())
         return loss(model, batch)
 
     two = trained(loss_fn=noting)
@@ -111,15 +119,70 @@ def test_copies_hold_the_same_weights_and_buffers_in_modules_of_their_own():
         assert one.offset is other.offset
 
 
-def test_an_error_of_one_half_ends_the_training_and_leaves_the_model_as_it_was():
-    def failing(model, batch):
-        if len(batch["y"]) and batch["slot"].max() > 10:
+def test_an_error_of_one_half_waits_for_the_other_and_leaves_the_model_as_it_was():
+    model, ended = make_model(), []
+
+    def failing(side, batch):
+        if side is model:
             raise RuntimeError("one half")
-        return loss(model, batch)
+        time.sleep(0.3)
+        found = loss(side, batch)
+        ended.append(not any(parameter.requires_grad for parameter in side.parameters()))
+        return found
 
     with pytest.raises(RuntimeError, match="one half"):
-        trained(loss_fn=failing)
-    assert torch.get_num_threads() == 2
+        trained(loss_fn=failing, model=model)
+    assert ended == [True]
+    for parameter in model.parameters():
+        assert parameter.requires_grad
+        assert parameter.grad is None
+    assert not [module for module in model.modules() if "forward" in vars(module)]
+
+
+def test_a_loss_that_uses_another_model_than_its_own_is_refused():
+    """Half of it through the other copy: gradients would count for other examples, and silently."""
+    model = make_model()
+    both = threading.Barrier(2)
+
+    def closed_over(side, batch):
+        both.wait(timeout=30)
+        states = model[1](model[0](batch["x"]))
+        both.wait(timeout=30)
+        return (side[2](states)[:, 0] - batch["y"]).square()
+
+    with pytest.raises(InputError, match="no model but the one that it is given"):
+        trained(loss_fn=closed_over, model=model)
+
+
+def test_no_row_moves_the_sum_by_more_than_the_clip_norm():
+    model = make_model()
+    objective = Objective(loss, dict(model.named_parameters()), 0.05)
+    everyone = torch.ones(8, dtype=torch.bool)
+
+    def exact(valid, x):
+        batch = {"x": x, "y": rows()["y"][:8], "valid": valid}
+        with side_by_side(model, list(model.parameters()), rows=8) as sides:
+            assert len(sides.parts) == 2
+            steps = _clipped_sum(sides, objective, [batch], 0.5)
+        return torch.cat([steps[name].flatten() for name in sorted(steps)]).double() * grid_of(0.5)
+
+    x = rows()["x"][:8] * 10
+    whole = exact(everyone, x)
+    for row in range(8):
+        without = everyone.clone()
+        without[row] = False
+        other = x.clone()
+        other[row] = 7.0
+        assert torch.equal(exact(without, x), exact(without, other)), "what a null row holds does not matter"
+        assert 0.4 < float((whole - exact(without, x)).norm()) <= 0.5 * (1 + 1e-6)
+
+
+def test_a_parameter_of_two_streams_counts_once(monkeypatch):
+    model = make_model()
+    parameters = list(model.parameters())
+    monkeypatch.setattr(module, "_MOST_TRAINED", sum(p.numel() for p in parameters))
+    with side_by_side(model, parameters * 2, rows=8) as sides:
+        assert len(sides.parts) == 2
 
 
 @pytest.mark.parametrize(
