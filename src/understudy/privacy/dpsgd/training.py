@@ -198,8 +198,8 @@ def train(
             applied in the plan's order.
         data: tensors of n rows, private, of fixed shapes; `valid` bool (n,) is false for null rows.
         mechanisms: of the charge that paid for `plan.event`.
-        micro_batch: rows per forward pass, public; the last one of a step is filled with rows that do not
-            count.
+        micro_batch: rows per forward pass, public, of which two threads take a half each (`sides`); the last one of a
+            step is filled with rows that do not count.
         course: keeps the state and tells of steps.
 
     Raises:
