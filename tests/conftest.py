@@ -109,6 +109,20 @@ def home(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     return root
 
 
+@pytest.fixture(autouse=True)
+def quick_disk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing waits for the disk, unless a test asks for `real_disk`: tests kill processes, and never the machine."""
+    if "real_disk" not in request.fixturenames:
+        monkeypatch.setattr(os, "fsync", lambda _: None)
+        if "understudy.privacy.ledger.database" in sys.modules:
+            monkeypatch.setattr("understudy.privacy.ledger.database._SYNCHRONOUS", "OFF")
+
+
+@pytest.fixture
+def real_disk() -> None:
+    """What is written is brought to the disk, as it is for users."""
+
+
 @pytest.fixture(scope="session")
 def empty_prefect_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Prefect database with its tables: its migrations take longer than all else that a server does to start.

@@ -118,6 +118,8 @@ _NETWORK_FILE_SYSTEMS: Final = {
 }
 _SQLITE_WAIT_SECONDS: Final = 120
 _RETRY_SECONDS: Final = 120
+# Flushes what a commit wrote, and that the release log is gone.
+_SYNCHRONOUS: Final = "EXTRA"
 # PostgreSQL: serialization failure, deadlock, and a unique value that another transaction has just written.
 _RETRY_STATES: Final = frozenset({"40001", "40P01", "23505"})
 
@@ -248,6 +250,13 @@ def create_tables(engine: sa.Engine) -> None:
 def _columns(engine: sa.Engine) -> dict[str, set[str]]:
     """Table -> its columns."""
     try:
+        if engine.dialect.name == "sqlite":
+            # One question for all tables; the inspector asks two for each, and a run opens its ledger a dozen times.
+            with engine.connect() as connection:
+                found = connection.exec_driver_sql(
+                    "select m.name, c.name from sqlite_master m, pragma_table_xinfo(m.name) c where m.type = 'table'"
+                ).all()
+            return {table: {name for other, name in found if other == table} for table, _ in found}
         tables = sa.inspect(engine).get_multi_columns()
     except SQLAlchemyError as error:
         raise _unusable(engine, error) from None
@@ -255,7 +264,7 @@ def _columns(engine: sa.Engine) -> dict[str, set[str]]:
 
 
 def _set_pragmas(connection: Any, _record: object) -> None:
-    for pragma in ("journal_mode=DELETE", "synchronous=EXTRA", "secure_delete=ON", "foreign_keys=ON"):
+    for pragma in ("journal_mode=DELETE", f"synchronous={_SYNCHRONOUS}", "secure_delete=ON", "foreign_keys=ON"):
         connection.execute(f"PRAGMA {pragma}")
 
 

@@ -576,7 +576,7 @@ def test_the_ledger_of_another_version_is_refused_in_words(sqlite_ledger, sqlite
     assert sqlite_path.read_bytes() == before
 
 
-def test_sqlite_is_closed_to_others_and_durable(sqlite_ledger, sqlite_path):
+def test_sqlite_is_closed_to_others_and_durable(real_disk, sqlite_ledger, sqlite_path):
     assert stat.S_IMODE(sqlite_path.stat().st_mode) == 0o600
     with open_engine(f"sqlite:///{sqlite_path}").connect() as connection:
         values = {
