@@ -55,7 +55,7 @@ def steered(
 @pytest.mark.parametrize("representation", ["last", "mean"])
 @pytest.mark.parametrize("steer", ["key_value", "hidden"])
 def test_a_row_does_not_depend_on_its_batch_mates(random_model, discriminator, steer, representation, lookahead):
-    constants = {"steer": steer, "representation": representation, "lookahead": lookahead, "tokens": 8, "steps": 2}
+    constants = {"steer": steer, "representation": representation, "lookahead": lookahead, "tokens": 5, "steps": 2}
     seeds = row_seeds(0, range(8), purpose="test")
     together = steered(random_model, PROMPTS, TARGETS, discriminator, seeds=seeds, **constants)
     for row in (1, 2, 7):  # the shortest prompt, one of four tokens, the longest
@@ -63,15 +63,14 @@ def test_a_row_does_not_depend_on_its_batch_mates(random_model, discriminator, s
             random_model, [PROMPTS[row]], TARGETS[row : row + 1], discriminator, seeds=[seeds[row]], **constants
         )
         assert together[row] == alone
-    unsteered = steered(random_model, PROMPTS, TARGETS, discriminator, seeds=seeds, steer="none", tokens=8)
+    unsteered = steered(random_model, PROMPTS, TARGETS, discriminator, seeds=seeds, steer="none", tokens=5)
     assert sum(a != b for a, b in zip(together, unsteered, strict=True)) >= 4
 
 
-@pytest.mark.parametrize("window", [0, 2])
 @pytest.mark.parametrize("representation", ["last", "mean"])
-@pytest.mark.parametrize("steer", ["key_value", "hidden"])
+@pytest.mark.parametrize(("steer", "window"), [("hidden", 0), ("key_value", 0), ("key_value", 2)])
 def test_a_row_does_not_depend_on_whose_place_it_takes(random_model, discriminator, steer, representation, window):
-    constants = {"steer": steer, "representation": representation, "window": window, "tokens": 12, "kl_budget": 0.1}
+    constants = {"steer": steer, "representation": representation, "window": window, "tokens": 10, "kl_budget": 0.1}
     constants["steps"] = 1
     seeds = row_seeds(0, range(24), purpose="test")
     together, refilled = (
@@ -183,18 +182,18 @@ def test_the_divergence_of_what_is_chosen_is_within_the_budget(logits, slope, bu
 @pytest.mark.parametrize("steer", ["key_value", "hidden"])
 @pytest.mark.parametrize("off", [{"gm_scale": 0.0}, {"steps": 0}], ids=["gm_scale", "steps"])
 def test_turned_off_steering_is_the_unsteered_sample(random_model, discriminator, steer, off):
-    config = SamplingConfig(max_new_tokens=16, top_p=0.95)
+    config = SamplingConfig(max_new_tokens=8, top_p=0.95)
     plain = sample(random_model, left_padded(PROMPTS), config=config, seeds=range(8), eos=EOS)
-    rows = steered(random_model, PROMPTS, TARGETS, discriminator, seeds=range(8), steer=steer, **off)
+    rows = steered(random_model, PROMPTS, TARGETS, discriminator, seeds=range(8), tokens=8, steer=steer, **off)
     assert rows == plain
 
 
 @pytest.mark.parametrize("steer", ["key_value", "hidden"])
 def test_vanishing_gm_scale_approaches_the_unsteered_sample(random_model, discriminator, steer):
     """The steered path itself, not its short cut, ends in the unmodified distribution."""
-    config = SamplingConfig(max_new_tokens=16, top_p=0.95)
+    config = SamplingConfig(max_new_tokens=8, top_p=0.95)
     plain = sample(random_model, left_padded(PROMPTS), config=config, seeds=range(8), eos=EOS)
-    rows = steered(random_model, PROMPTS, TARGETS, discriminator, seeds=range(8), steer=steer, gm_scale=1e-9)
+    rows = steered(random_model, PROMPTS, TARGETS, discriminator, seeds=range(8), tokens=8, steer=steer, gm_scale=1e-9)
     assert rows == plain
 
 
@@ -261,25 +260,39 @@ def sentiment(tiny_llama):
     return lambda hidden: ((hidden - (good + bad) / 2) @ direction)[..., None] * torch.tensor([-1.0, 1.0])
 
 
-@pytest.mark.parametrize("steer", ["key_value", "hidden"])
-def test_steered_texts_please_the_discriminator(tiny_llama, sentiment, steer):
+@pytest.fixture(scope="module")
+def praise(tiny_llama, sentiment):
+    """Mean p(praise) of short texts that are steered in a way towards each label."""
     prompt = [0, *tiny_llama.tokenizer.encode(" This film is")]
-    praise = {}
-    for name, constants in {"plain": {"steer": "none"}, "steered": {"steer": steer}}.items():
-        for label in (0, 1):
-            rows = steered(
+
+    def praise(steer: str) -> list[float]:
+        constants = {"steer": steer, "kl_budget": 0.5, "steps": 2, "kl_weight": 0.01, "tokens": 12}
+        return [
+            praise_in(
                 tiny_llama.model,
-                [prompt] * 12,
-                torch.full((12,), label),
+                prompt,
+                steered(
+                    tiny_llama.model, [prompt] * 12, torch.full((12,), label), sentiment, seeds=range(12), **constants
+                ),
                 sentiment,
-                seeds=range(12),
-                tokens=12,
-                **{"kl_budget": 0.5, "steps": 3, "kl_weight": 0.01, **constants},
             )
-            praise[name, label] = praise_in(tiny_llama.model, prompt, rows, sentiment)
-    assert praise["plain", 0] == praise["plain", 1]
-    assert praise["steered", 0] < praise["plain", 0] - 0.05
-    assert praise["steered", 1] > praise["plain", 1] + 0.05
+            for label in (0, 1)
+        ]
+
+    return praise
+
+
+@pytest.fixture(scope="module")
+def plain_praise(praise):
+    return praise("none")
+
+
+@pytest.mark.parametrize("steer", ["key_value", "hidden"])
+def test_steered_texts_please_the_discriminator(praise, plain_praise, steer):
+    blamed, praised = praise(steer)
+    assert plain_praise[0] == plain_praise[1]
+    assert blamed < plain_praise[0] - 0.05
+    assert praised > plain_praise[1] + 0.05
 
 
 def praise_in(model, prompt, rows, sentiment) -> float:

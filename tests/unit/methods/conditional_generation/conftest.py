@@ -1,4 +1,4 @@
-"""A tiny random model with the shipped tokenizer, and a few labelled rows."""
+"""A tiny random model with a small tokenizer, and a few labelled rows."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from understudy.generation.prompts import build_prompts
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
 from understudy.methods.conditional_generation.encode import encode
 from understudy.methods.conditional_generation.model import Discriminator, MultitaskModel, TrainedModel
-from understudy.models.loading import LoadedModel, load_model
+from understudy.models.loading import LoadedModel
 
 LABEL_NAMES = ("negative", "positive", "rather undecided")
 
@@ -20,17 +20,17 @@ def small_tensors(one_thread):
 
 
 @pytest.fixture(scope="session")
-def tokenizer():
-    return load_model("tiny-llama").tokenizer
+def tokenizer(small_tokenizer):
+    return small_tokenizer
 
 
 @pytest.fixture
 def make_base(tokenizer):
     """A fresh base model per call, for `fit` changes it."""
 
-    def make(kind: str = "llama") -> LoadedModel:
+    def make(kind: str = "llama", *, layers: int = 2) -> LoadedModel:
         ends = {"bos_token_id": 0, "eos_token_id": 0, "initializer_range": 0.1, "tie_word_embeddings": True}
-        model = random_model(kind, vocabulary=8192, width=16, positions=64, **ends)
+        model = random_model(kind, vocabulary=len(tokenizer), width=16, positions=64, layers=layers, **ends)
         return LoadedModel(model, tokenizer, digest="0" * 64, name=f"random-{kind}", notes=())
 
     return make

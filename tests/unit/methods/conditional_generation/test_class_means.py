@@ -199,7 +199,8 @@ def test_of_several_draws_the_nearest_stay(untrained, make_config, label_names, 
     monkeypatch.setattr(encoder_module, "load_encoder", lambda **_: sentences())
     draws = np.random.default_rng(1)
     means = ClassMeans(draws.normal(size=(3, D)).astype(np.float32) / 4, np.zeros(3, np.float32), "d" * 64)
-    config = make_config(generate={"steering": {"steer": "none"}}, selection={"draws": 5})
+    short = {"steering": {"steer": "none"}, "sampling": {"max_new_tokens": 4}}
+    config = make_config(generate=short, selection={"draws": 5})
     sizes = {"negative": 3, "positive": 2}
     found = synthesize(untrained, sizes, config=config, means=means)
     pool = synthesize(untrained, {name: 5 * count for name, count in sizes.items()}, config=config)

@@ -1,7 +1,9 @@
 """What a dry run says of time and memory, for variants with one training, two, and none."""
 
 import pytest
+from tests_support import write_random_model
 
+from understudy.methods.conditional_generation import estimate
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
 from understudy.methods.conditional_generation.memory import resolve
 from understudy.methods.conditional_generation.method import METHOD
@@ -10,11 +12,21 @@ from understudy.methods.method import Promise
 SIZES = {"max_length": 20, "batch_size": 8}
 
 
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    return str(write_random_model(tmp_path_factory.mktemp("models") / "random"))
+
+
 @pytest.mark.parametrize("variant", ["multitask", "naive_pplm", "untrained"])
-def test_time_of_every_part_and_a_predicted_peak(variant):
+def test_time_of_every_part_and_a_predicted_peak(variant, model, encoder, monkeypatch):
+    monkeypatch.setattr(estimate, "load_encoder", lambda **_: encoder)
     sampling = {"max_new_tokens": 6}
     config = ConditionalGenerationConfig(
-        variant=variant, samples=4, train={**SIZES, "epochs": 400.0}, generate={"sampling": sampling}
+        variant=variant,
+        model=model,
+        samples=4,
+        train={**SIZES, "epochs": 4000.0},
+        generate={"sampling": sampling},
     )
     config = resolve(config, 40)
     queries = METHOD.charge.queries(config, n=40, epsilon=8.0, delta=1e-3)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from understudy.errors import InputError
+from understudy.generation.step import last_states, next_logits
 from understudy.methods.conditional_generation.filter import keep_reasons
 from understudy.methods.conditional_generation.generate import generate, synthesize
 from understudy.methods.conditional_generation.states import label_log_probabilities
@@ -15,8 +16,9 @@ STRONG = {"steer": "key_value", "steps": 2, "kl_budget": 1.0}
 @pytest.mark.parametrize("steering", [{"steer": "none"}, STRONG], ids=["plain", "steered"])
 def test_rows_do_not_depend_on_the_batch_size(untrained, make_config, steering):
     labels = [0, 1, 2, 1, 0, 2, 2, 1, 0]
+    settings = {"steering": steering, "sampling": {"max_new_tokens": 5}}
     texts = {
-        size: generate(untrained, labels, config=make_config(generate={"batch_size": size, "steering": steering}))
+        size: generate(untrained, labels, config=make_config(generate={"batch_size": size, **settings}))
         for size in (1, 4, 64)
     }
     assert texts[1] == texts[4] == texts[64]
@@ -45,7 +47,10 @@ def test_a_text_ends_at_the_token_that_ends_texts_of_its_prompts(untrained, make
     """The likeliest token of all, whichever it is, ends every text at once where it is the end."""
     plain = make_config(generate={"redraws": 0, "steering": {"steer": "none"}, "sampling": {"top_p": 1e-6}})
     text = generate(untrained, [1], config=plain)[0]
-    first = untrained.tokenizer.encode(f" {text}", add_special_tokens=False)[0]
+    ids, mask = untrained.prompts.input_ids[1:2], untrained.prompts.attention_mask[1:2]
+    with torch.no_grad():
+        logits = next_logits(untrained.model.lm, last_states(untrained.model.lm, ids, mask)[:, -1])[0]
+    first = int(logits[untrained.prompts.ordinary_ids].argmax() + untrained.prompts.ordinary_ids[0])
     ended = replace(untrained, prompts=replace(untrained.prompts, end=first))
     assert text
     assert generate(ended, [1], config=plain) == [""]

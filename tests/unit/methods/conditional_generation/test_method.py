@@ -29,7 +29,7 @@ def cache(tmp_path_factory):
 def synthetic(make_base, make_config, make_rows, make_mechanisms, label_names, cache):
     def synthetic(name: str):
         base_kind, changes = CASES[name]
-        config, base = make_config(**changes), make_base(base_kind)
+        config, base = make_config(**changes, train={"epochs": 0.5}), make_base(base_kind)
         texts, labels = make_rows()
         planned = schedule_of(queries_of(config, n=len(texts), epsilon=8.0, delta=1e-3, cache=cache))
         rows = encode(PrivateRows(texts, labels, label_names), tokenizer=base.tokenizer, config=config)

@@ -13,6 +13,14 @@ from understudy.methods.conditional_generation.states import (
     random_labels,
     text_states,
 )
+from understudy.models.loading import load_model
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    """A whole one: two labels drawn from few tokens are often the same by chance."""
+    return load_model("tiny-llama").tokenizer
+
 
 TEXTS = ["a", "a good film", "the plot is slow and the film is bad", "word " * 50]
 

@@ -1,5 +1,6 @@
 """What is chosen before the charge on the model's own texts: clip norm and learning rate."""
 
+import functools
 import math
 
 import pytest
@@ -18,25 +19,32 @@ from understudy.methods.conditional_generation.twin import (
     resolve_for,
 )
 from understudy.models import choices
+from understudy.models.loading import load_model
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    """A whole one: texts of few different tokens are so alike that training on some helps others at every rate."""
+    return load_model("tiny-llama").tokenizer
 
 
 @pytest.fixture
 def twin_of(make_base, make_config, label_names):
     def made(steps: int = 12, scale: float = 1.0, **changes) -> Twin:
         def base():
-            loaded = make_base()
+            loaded = make_base(layers=1)
             with torch.no_grad():
                 loaded.model.get_output_embeddings().weight.mul_(scale)
             return loaded
 
-        config = make_config(about="notes", **changes)
+        config = make_config(about="notes", train={"micro_batch": 32}, **changes)
         return Twin(base, own_rows(base(), label_names, config), config, steps)
 
     return made
 
 
 def test_a_larger_rate_does_more_damage_and_no_step_none(twin_of):
-    twin = twin_of()
+    twin = twin_of(steps=6)
     harms = [damage(twin, rate) for rate in (1e-5, 2e-2, 1e-1)]
     assert abs(harms[0]) < 1e-3
     assert harms[0] < harms[1] < harms[2]
@@ -44,6 +52,7 @@ def test_a_larger_rate_does_more_damage_and_no_step_none(twin_of):
 
 
 def test_without_noise_one_half_is_trained_on_and_the_other_tested(twin_of, monkeypatch):
+    monkeypatch.setattr(own, "_STEPS_WITHOUT_NOISE", 6)
     twin, asked = twin_of(steps=48), []
     ways = [drift(twin, rate) for rate in (1e-6, 2e-3, 2e-2)]
     assert abs(ways[0]) < 1e-3
@@ -60,14 +69,16 @@ def test_without_noise_one_half_is_trained_on_and_the_other_tested(twin_of, monk
     assert rate * more["steps"] == pytest.approx(48e-3)  # as far along one gradient as the run's steps
 
 
-@pytest.mark.parametrize(("harm", "bounds"), [(damage, (0.0, 0.1, math.inf)), (drift, (0.05,))])
+@pytest.mark.parametrize(("harm", "bounds"), [(damage, (0.0, 0.05, math.inf)), (drift, (0.05,))])
 def test_the_rate_is_the_largest_that_does_little_harm(twin_of, harm, bounds):
-    twin = twin_of()
+    """Every rate's harm, which is a function of public values, is found once."""
+    twin = twin_of(steps=6)
+    done = functools.cache(lambda rate: harm(twin, rate))
     for most in bounds:
-        chosen = learning_rate(twin, (harm, most))
+        chosen = learning_rate(twin, (lambda _, rate: done(rate), most))
         at = own.RATES.index(chosen)
-        assert at == 0 or harm(twin, chosen) <= most
-        assert at == len(own.RATES) - 1 or harm(twin, own.RATES[at + 1]) > most
+        assert at == 0 or done(chosen) <= most
+        assert at == len(own.RATES) - 1 or done(own.RATES[at + 1]) > most
 
 
 def test_the_rule_follows_epsilon_and_so_does_what_is_remembered(
@@ -87,9 +98,10 @@ def test_the_rule_follows_epsilon_and_so_does_what_is_remembered(
 
 
 def test_long_trainings_are_scaled_down(twin_of, monkeypatch):
-    whole = damage(twin_of(steps=48), 2e-2)
-    monkeypatch.setattr(own, "_STEPS", 12)
-    part = damage(twin_of(steps=48), 2e-2)
+    twin = twin_of(steps=32)
+    whole = damage(twin, 2e-2)
+    monkeypatch.setattr(own, "_STEPS", 8)
+    part = damage(twin, 2e-2)
     assert part == pytest.approx(whole, rel=0.8)
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from understudy.evaluation.metrics import Histogram, Metrics
 from understudy.methods.gradient_matching.metric_names import METRIC_NAMES
-from understudy.models.loading import LoadedModel, load_model
+from understudy.models.loading import LoadedModel
 
 LABEL_NAMES = ("negative", "positive", "undecided")
 WIDTH = 16
@@ -45,13 +45,13 @@ def random_model():
 
 
 @pytest.fixture(scope="session")
-def tokenizer():
-    return load_model("tiny-llama").tokenizer
+def tokenizer(small_tokenizer):
+    return small_tokenizer
 
 
 @pytest.fixture
 def make_base(tokenizer):
-    """A random model with the shipped tokenizer."""
+    """A random model with a small tokenizer."""
 
     def make(family: str = "llama", **changes) -> LoadedModel:
         model = build(family, vocabulary=len(tokenizer), **changes)

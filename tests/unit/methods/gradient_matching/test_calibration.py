@@ -20,6 +20,13 @@ def loaded():
     return load_model("tiny-llama")
 
 
+@pytest.fixture(autouse=True)
+def few_texts(monkeypatch):
+    """Of the model's own texts that words are chosen on; what is chosen well is seen on planted answers."""
+    monkeypatch.setattr(calibration, "_PER_LABEL", 8)
+    monkeypatch.setattr(calibration, "_TOKENS", 8)
+
+
 def resolved(loaded, kept_in, names=NAMES, calls=None, **settings):
     def base():
         if calls is not None:

@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests_support import SENTIMENT_WORDS
+from tests_support import SENTIMENT_WORDS, write_random_model
 from torch import nn
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -139,10 +139,17 @@ def test_relative_distance_is_that_of_the_joined_vectors(a, b, scale):
     assert relative_distance([scale * t for t in split[0]], [scale * t for t in split[1]]) == pytest.approx(found)
 
 
-def test_it_is_recorded_along_fine_tuning(make_reviews):
+@pytest.fixture(scope="module")
+def random_base(tmp_path_factory) -> str:
+    return str(write_random_model(tmp_path_factory.mktemp("models") / "random"))
+
+
+def test_it_is_recorded_along_fine_tuning(make_reviews, random_base):
     real, synthetic = make_reviews(24, seed=1), make_reviews(12, seed=2)
     flipped = LabelledTexts(synthetic.texts, 1 - np.asarray(synthetic.labels), NAMES[:2])
-    config = TransferConfig(profile="tiny", base="tiny-gpt2", steps=8, measure_every=4, max_length=24)
+    config = TransferConfig(
+        profile="tiny", base=random_base, frozen_lower_layers=1, steps=8, measure_every=4, max_length=24
+    )
     curves = []
     for rows, full in ((synthetic, True), (flipped, False)):
         callback, found = record_errors(rows, real, full=full)
@@ -154,9 +161,11 @@ def test_it_is_recorded_along_fine_tuning(make_reviews):
     assert all(isinstance(error, GradientError) and error.full is not None and error.full > 0 for error in curves[0])
 
 
-def test_measuring_does_not_change_the_training(make_reviews):
+def test_measuring_does_not_change_the_training(make_reviews, random_base):
     rows = make_reviews(6, seed=1)
-    config = TransferConfig(profile="tiny", base="tiny-gpt2", steps=4, measure_every=1, max_length=16)
+    config = TransferConfig(
+        profile="tiny", base=random_base, frozen_lower_layers=1, steps=4, measure_every=1, max_length=16
+    )
     callback, _ = record_errors(rows, rows, full=True)
     plain, watched = (
         fine_tune(rows, label_words=SENTIMENT_WORDS, config=config, seed=0, callback=call) for call in (None, callback)

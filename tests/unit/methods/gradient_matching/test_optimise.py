@@ -18,7 +18,7 @@ from understudy.methods.gradient_matching.optimise import (
 from understudy.methods.gradient_matching.projection import allowed_tokens, l2_projection
 from understudy.methods.gradient_matching.release import Target
 from understudy.models.checkpoints import TrainingCheckpoint
-from understudy.models.loading import LoadedModel, load_model
+from understudy.models.loading import LoadedModel
 
 NAMES = ("bad", "good", "so so")
 EXAMPLES = [(0, 0), (1, 0), (2, 0), (0, 1), (2, 7)]
@@ -30,8 +30,8 @@ PAPER_EMITS = {"inner_steps": 8, "penalty": 0.01, "emit": "last", "swap_sweeps":
 
 
 @pytest.fixture(scope="module")
-def base() -> LoadedModel:
-    tokenizer = load_model("tiny-llama").tokenizer
+def base(small_tokenizer) -> LoadedModel:
+    tokenizer = small_tokenizer
     ends = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 1, "tie_word_embeddings": True}
     model = random_model("llama", vocabulary=len(tokenizer), width=16, positions=64, initializer_range=0.3, **ends)
     return LoadedModel(model, tokenizer, digest="0" * 64, name="random-llama", notes=())
@@ -145,14 +145,15 @@ def test_the_projected_loss_is_that_of_the_projected_tokens(base):
 
 @pytest.mark.parametrize("kind", ["head", "label_rows", "sketch"])
 def test_two_shards_and_other_batches_give_the_rows_of_one(base, kind):
-    config = make_config(target={"kind": kind})
+    shorter = {"rounds": 2, "swap_sweeps": 1}
+    config = make_config(target={"kind": kind}, matching=shorter)
     shape = {"head": (len(base.tokenizer), 16), "label_rows": (3, 16), "sketch": (64,)}[kind]
     target = random_target(base, config, shape)
     whole = shard(base, target, config).to_pylist()
     halves = (
         shard(base, target, config, EXAMPLES[3:]).to_pylist() + shard(base, target, config, EXAMPLES[:3]).to_pylist()
     )
-    small = shard(base, target, make_config(target={"kind": kind}, matching={"batch_size": 2})).to_pylist()
+    small = shard(base, target, make_config(target={"kind": kind}, matching={**shorter, "batch_size": 2})).to_pylist()
     assert len({row["text"] for row in whole}) == len(EXAMPLES)
     for rows in (halves[2:] + halves[:2], small):
         for row, expected in zip(rows, whole, strict=True):

@@ -85,7 +85,7 @@ def test_cached_projection_equals_a_loop_without_cache_token_for_token(family, m
     assert len({tuple(ids) for ids in expected}) == len(PROMPTS)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     seed=st.integers(0, 2**31),
     k=st.integers(1, VOCABULARY - 8),
@@ -165,7 +165,7 @@ def test_an_example_does_not_depend_on_its_batch_mates():
         assert alone.token_ids[0].tolist() == ids.tolist()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data(), size=st.integers(1, 12))
 def test_top_tokens_by_definition(data, size):
     logits = data.draw(st.lists(st.sampled_from([-2.0, 0.0, 0.5, 3.0]), min_size=size, max_size=size))

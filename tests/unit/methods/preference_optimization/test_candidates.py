@@ -18,7 +18,7 @@ from understudy.methods.preference_optimization.prompts import RoundSeed, round_
 from understudy.models.loading import LoadedModel, load_model
 
 SEEDS = [f"seed text number {number} about the weather" for number in range(30)]
-SMALL = CandidateConfig(prompts=8, per_prompt=3, seed_tokens=12, sampling=SamplingConfig(max_new_tokens=10, top_p=1.0))
+SMALL = CandidateConfig(prompts=8, per_prompt=3, seed_tokens=12, sampling=SamplingConfig(max_new_tokens=6, top_p=1.0))
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -91,11 +91,11 @@ def test_texts_equal_those_drawn_one_by_one(loaded):
 
 def test_a_line_break_after_words_ends_a_text_and_nothing_else_does(breaks_lines):
     prompts, sampling = ["A:", "B: c"], SamplingConfig(max_new_tokens=12, top_p=1.0)
-    texts = drawn_by(breaks_lines, prompts, per_prompt=40, sampling=sampling)
-    assert texts == one_by_one(breaks_lines, prompts, 40, sampling, 0, 2)
+    texts = drawn_by(breaks_lines, prompts, per_prompt=20, sampling=sampling)
+    assert texts == one_by_one(breaks_lines, prompts, 20, sampling, 0, 2)
     assert not any("\n" in text for text in texts)
     assert len({len(text) for text in texts}) > 10
-    assert 0 < texts.count("") < 40  # the end token, or line breaks to the end
+    assert 0 < texts.count("") < 20  # the end token, or line breaks to the end
 
 
 def test_batches_and_their_borders_change_nothing(llama, monkeypatch):
@@ -173,8 +173,8 @@ def test_in_a_chat_the_whole_answer_is_the_text(breaks_lines):
     """Its line breaks belong to it, and nothing but the end token ends it early."""
     chat, sampling = in_a_chat(breaks_lines, CHAT), SamplingConfig(max_new_tokens=12, top_p=1.0)
     prompts = ["A:", "B: c"]
-    texts = drawn_by(chat, prompts, per_prompt=40, sampling=sampling, style="chat")
-    rows = drawn_alone(chat, prompts, 40, sampling, 0, 2)
+    texts = drawn_by(chat, prompts, per_prompt=20, sampling=sampling, style="chat")
+    rows = drawn_alone(chat, prompts, 20, sampling, 0, 2)
     assert texts == [chat.tokenizer.decode(row).strip() for row in rows]
     assert any("\n" in text for text in texts)
 

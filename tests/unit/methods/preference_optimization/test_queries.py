@@ -89,9 +89,9 @@ def test_values_out_of_range_are_refused(wrong):
     ("n", "scoring", "labels", "refused"),
     [
         (3, {}, (), "n=3"),
-        (200, {"fractional_bits": 4}, (), "fractional_bits=4"),
-        (200, {"colluding": 30}, (), "colluding=30"),
-        (200, {"survivors": 0.2}, (), "survivors=0.2"),
+        (100, {"fractional_bits": 4}, (), "fractional_bits=4"),
+        (100, {"colluding": 30}, (), "colluding=30"),
+        (100, {"survivors": 0.2}, (), "survivors=0.2"),
         (40, {}, (), None),
         (40, {"colluding": 2, "survivors": 0.9}, ("bad", "good"), None),
     ],

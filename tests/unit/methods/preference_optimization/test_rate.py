@@ -1,8 +1,10 @@
 """The learning rate of preferences: what it is chosen by, and that it is chosen once."""
 
 import math
+from dataclasses import replace
 
 import pytest
+from random_models import random_model
 
 from understudy.generation.config import SamplingConfig
 from understudy.methods.preference_optimization import rate
@@ -26,7 +28,11 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture(scope="module")
 def base():
-    return load_model("tiny-gpt2")
+    """Two random layers with the tokenizer of tiny-gpt2."""
+    shipped = load_model("tiny-gpt2")
+    more = {"bos_token_id": 0, "eos_token_id": 0, "initializer_range": 0.3}
+    model = random_model("gpt2", vocabulary=len(shipped.tokenizer), width=16, positions=128, **more)
+    return replace(shipped, model=model)
 
 
 @pytest.fixture(scope="module")

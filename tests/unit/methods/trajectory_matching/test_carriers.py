@@ -1,6 +1,9 @@
 """Rows that carry pseudo tokens, written by the public model."""
 
+from dataclasses import replace
+
 import pytest
+from random_models import random_model
 
 from understudy.generation.instructions import Pair, PairEncoder
 from understudy.methods.trajectory_matching import carriers
@@ -11,29 +14,47 @@ from understudy.models.loading import load_base
 PAIRS = [Pair(f"Name a bird that begins with {letter}.", "A wren.") for letter in "abcd"]
 
 
+@pytest.fixture(scope="module")
+def base():
+    return load_base(TrajectoryMatchingConfig())
+
+
+@pytest.fixture(scope="module")
+def small(base):
+    """Two random layers with the same tokenizer."""
+    model = random_model("llama", vocabulary=len(base.tokenizer), width=16, positions=512, initializer_range=0.1)
+    return replace(base, model=model)
+
+
+def answers_of(base, seed):
+    config = TrajectoryMatchingConfig(public_seed=seed, max_length=52)
+    return [pair.response for pair in answered(base, PAIRS, config)]
+
+
+@pytest.fixture(scope="module")
+def answers_of_seed_zero(small):
+    return answers_of(small, 0)
+
+
 @pytest.mark.parametrize("seed", [1, 2**32, 2**63 - 1])
-def test_every_public_seed_writes_answers_of_its_own(seed, one_thread):
-    base = load_base(TrajectoryMatchingConfig())
-    texts = [
-        [pair.response for pair in answered(base, PAIRS, TrajectoryMatchingConfig(public_seed=one, max_length=64))]
-        for one in (0, seed, seed)
-    ]
-    assert texts[0] != texts[1] == texts[2]
+def test_every_public_seed_writes_answers_of_its_own(small, answers_of_seed_zero, seed, one_thread):
+    texts = [answers_of(small, seed) for _ in range(2)]
+    assert answers_of_seed_zero != texts[0] == texts[1]
 
 
 LONG = Pair("Summarise this text: " + "the boat leaves the harbour at noon and " * 40, "A boat leaves.")
 
 
-def test_an_answer_is_the_same_alone_and_beside_a_long_instruction(one_thread):
-    base, config = load_base(TrajectoryMatchingConfig()), TrajectoryMatchingConfig(max_length=64)
-    alone = [answered(base, PAIRS[:n], config)[-1] for n in (1, 2)]
-    assert answered(base, [*PAIRS[:2], LONG], config)[:2] == alone
+def test_an_answer_is_the_same_alone_and_beside_a_long_instruction(small, one_thread):
+    config = TrajectoryMatchingConfig(max_length=52)
+    alone = [answered(small, PAIRS[:n], config)[-1] for n in (1, 2)]
+    assert answered(small, [*PAIRS[:2], LONG], config)[:2] == alone
 
 
 @pytest.mark.parametrize("context", [98, 150, 1000])
-def test_a_limit_follows_from_the_prompt_alone_and_fits_the_context(context, monkeypatch):
+def test_a_limit_follows_from_the_prompt_alone_and_fits_the_context(base, context, monkeypatch):
     """With 98 positions a prompt and `max_length` tokens behind it do not fit."""
-    base, config = load_base(TrajectoryMatchingConfig()), TrajectoryMatchingConfig()
+    config = TrajectoryMatchingConfig()
     monkeypatch.setattr(base.model.config, "max_position_embeddings", context)
     told, limits = [], {}
 
@@ -54,8 +75,8 @@ def test_a_limit_follows_from_the_prompt_alone_and_fits_the_context(context, mon
         assert limit >= 96 - prompt
 
 
-def test_an_answer_that_did_not_end_gets_no_end_token(monkeypatch):
-    base, config = load_base(TrajectoryMatchingConfig()), TrajectoryMatchingConfig()
+def test_an_answer_that_did_not_end_gets_no_end_token(base, monkeypatch):
+    config = TrajectoryMatchingConfig()
     words = base.tokenizer.encode(" good" * 96, add_special_tokens=False)
     pairs = [*PAIRS, LONG]
     endings = {}

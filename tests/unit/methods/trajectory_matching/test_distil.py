@@ -22,13 +22,25 @@ def setting():
 
 
 def config(**distilling):
-    sizes = {"steps": 25, "inner_steps": 3, "max_start": 1, "batch_size": 4, "learning_rate": 0.05, "beta": 0.0}
+    sizes = {"steps": 18, "inner_steps": 2, "max_start": 1, "batch_size": 4, "learning_rate": 0.05, "beta": 0.0}
     return TrajectoryMatchingConfig(distil={**sizes, "step_size": 1.0, **distilling})
 
 
-def test_the_loss_falls_below_one_and_below_that_of_frozen_tokens(setting):
+@pytest.fixture(scope="module")
+def learnt(setting):
+    """What the settings above give."""
     student, rows, states = setting
-    learnt = distil(student, rows, [states], config())
+    return distil(student, rows, [states], config())
+
+
+@pytest.fixture(scope="module")
+def of_seed_zero(setting):
+    student, rows, states = setting
+    return distil(student, rows, [states], config(steps=2).model_copy(update={"public_seed": 0}))
+
+
+def test_the_loss_falls_below_one_and_below_that_of_frozen_tokens(setting, learnt):
+    student, rows, states = setting
     frozen = distil(student, rows, [states], config(trainable="step_size"))
     assert torch.equal(frozen.prompts, mean_prompts(student.vocabulary, 10, 2))
     late = slice(-8, None)
@@ -42,16 +54,17 @@ def test_a_student_that_overshoots_finds_back_to_shorter_steps(setting):
         student,
         rows,
         [states],
-        config(steps=40, step_size=30.0, step_size_learning_rate=0.2, trainable="step_size"),
+        config(steps=28, step_size=30.0, step_size_learning_rate=0.3, trainable="step_size"),
     )
     assert float(found.losses[0]) > 2
     assert float(found.losses[-5:].mean()) < 1.1
 
 
-def test_beta_keeps_pseudo_tokens_near_tokens(setting):
+def test_beta_keeps_pseudo_tokens_near_tokens(setting, learnt):
+    """Of as many steps with and without; the further steps of those without change nothing before them."""
     student, rows, states = setting
-    near, free = (distil(student, rows, [states], config(beta=beta)) for beta in (100.0, 0.0))
-    assert float(near.distances[-1]) < 0.5 * float(free.distances[-1])
+    near = distil(student, rows, [states], config(beta=100.0, steps=12))
+    assert float(near.distances[-1]) < 0.5 * float(learnt.distances[11])
 
 
 def test_a_killed_distillation_ends_in_the_same_bytes(setting, tmp_path):
@@ -71,12 +84,10 @@ def test_a_killed_distillation_ends_in_the_same_bytes(setting, tmp_path):
 
 
 @pytest.mark.parametrize("seed", [1, 2**32, 2**63 - 1])
-def test_every_public_seed_distils_in_an_order_of_its_own(setting, seed):
+def test_every_public_seed_distils_in_an_order_of_its_own(setting, of_seed_zero, seed):
     student, rows, states = setting
-    found = [
-        distil(student, rows, [states], config(steps=2).model_copy(update={"public_seed": one})) for one in (0, seed)
-    ]
-    assert not torch.equal(found[0].prompts, found[1].prompts)
+    found = distil(student, rows, [states], config(steps=2).model_copy(update={"public_seed": seed}))
+    assert not torch.equal(found.prompts, of_seed_zero.prompts)
 
 
 def test_the_nearest_token_of_an_embedding_is_its_token():
