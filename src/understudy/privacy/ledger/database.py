@@ -118,6 +118,13 @@ _NETWORK_FILE_SYSTEMS: Final = {
 }
 _SQLITE_WAIT_SECONDS: Final = 120
 _RETRY_SECONDS: Final = 120
+# Table and column of all that there is, in one question: an inspector asks several for each table, and a run opens its
+# ledger a dozen times.
+_COLUMNS: Final = {
+    "sqlite": "select m.name, c.name from sqlite_master m, pragma_table_xinfo(m.name) c where m.type = 'table'",
+    "postgresql": "select table_name, column_name from information_schema.columns "
+    "where table_schema = current_schema()",
+}
 # Flushes what a commit wrote, and that the release log is gone.
 _SYNCHRONOUS: Final = "EXTRA"
 # PostgreSQL: serialization failure, deadlock, and a unique value that another transaction has just written.
@@ -145,7 +152,7 @@ def open_engine(url: str) -> sa.Engine:
     return _sqlite_engine(parsed)
 
 
-# It keeps no connection, only the statements that it has compiled, and a run opens its ledger a dozen times.
+# Engines keep no connection, only the statements that they have compiled.
 @functools.lru_cache(maxsize=8)
 def _sqlite_engine(url: sa.URL) -> sa.Engine:
     engine = sa.create_engine(
@@ -159,6 +166,7 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
     return engine
 
 
+@functools.lru_cache(maxsize=8)
 def _postgresql_engine(url: sa.URL) -> sa.Engine:
     try:
         driver = url.set(drivername="postgresql+psycopg")
@@ -250,17 +258,11 @@ def create_tables(engine: sa.Engine) -> None:
 def _columns(engine: sa.Engine) -> dict[str, set[str]]:
     """Table -> its columns."""
     try:
-        if engine.dialect.name == "sqlite":
-            # One question for all tables; the inspector asks two for each, and a run opens its ledger a dozen times.
-            with engine.connect() as connection:
-                found = connection.exec_driver_sql(
-                    "select m.name, c.name from sqlite_master m, pragma_table_xinfo(m.name) c where m.type = 'table'"
-                ).all()
-            return {table: {name for other, name in found if other == table} for table, _ in found}
-        tables = sa.inspect(engine).get_multi_columns()
+        with engine.connect() as connection:
+            found = connection.exec_driver_sql(_COLUMNS[engine.dialect.name]).all()
     except SQLAlchemyError as error:
         raise _unusable(engine, error) from None
-    return {name: {column["name"] for column in columns} for (_, name), columns in tables.items()}
+    return {table: {name for other, name in found if other == table} for table, _ in found}
 
 
 def _set_pragmas(connection: Any, _record: object) -> None:
