@@ -121,7 +121,7 @@ def test_noise_of_the_gateway_has_the_declared_scale(monkeypatch, factor):
 def test_neighbours_are_as_hard_to_tell_apart_as_the_accounting_says(monkeypatch, factor):
     """The best test between two queries one sensitivity apart has AUC Phi(1 / (z sqrt 2)), whatever the rest."""
     scale_noise(monkeypatch, factor)
-    noise, runs = 1.5, 800
+    noise, runs = 0.8, 400
     asked = one_sum("lm", sensitivity=0.4, noise_multiplier=noise)
     direction = torch.randn(12, generator=torch.Generator().manual_seed(3))
     direction /= direction.norm()

@@ -3,10 +3,9 @@
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
+from multiprocessing.connection import Connection
 
 import pytest
 
@@ -15,22 +14,23 @@ from understudy.locks import holder_of
 from understudy.settings import device_locks, settings
 from understudy.tasks.engine import machine
 
+IMPORTED = ["understudy.tasks.engine.machine"]
 # Holds a device until it is told to go on; the device type is given, as on a machine with CUDA.
 HOLDER = """
-import sys, time
 from understudy.tasks.engine.machine import gpu_slot
 with gpu_slot("cuda") as index:
-    print(index, flush=True)
-    sys.stdin.readline()
+    pipe.send(index)
+    pipe.recv()
 """
-# Works for a moment, and writes when it began and ended.
+# Works for a moment, and tells when it began and ended, and before that what is written on its stderr.
 WORKER = """
-import time
+import sys, time
 from understudy.tasks.engine.machine import gpu_slot
+sys.stderr = type("Stderr", (), {"write": lambda _, text: pipe.send(text)})()
 with gpu_slot("cuda") as index:
     began = time.monotonic()
     time.sleep(0.3)
-    print(index, began, time.monotonic(), flush=True)
+    pipe.send((index, began, time.monotonic()))
 """
 
 
@@ -40,33 +40,9 @@ def without_server(monkeypatch):
     monkeypatch.setenv("PREFECT_HOME", "no-such-prefect-home")
 
 
-@pytest.fixture
-def start():
-    started = []
-
-    def run(code: str, **environment: str) -> subprocess.Popen:
-        pipe = subprocess.PIPE
-        process = subprocess.Popen(
-            [sys.executable, "-c", code],
-            stdin=pipe,
-            stdout=pipe,
-            stderr=pipe,
-            text=True,
-            env=os.environ | environment,
-        )
-        started.append(process)
-        return process
-
-    yield run
-    for process in started:
-        process.kill()
-        process.communicate()
-
-
-def device_of(holder: subprocess.Popen) -> int:
-    line = holder.stdout.readline()
-    assert line, holder.stderr.read()[-2000:]
-    return int(line)
+def received(pipe: Connection) -> object:
+    assert pipe.poll(120)
+    return pipe.recv()
 
 
 @pytest.mark.parametrize(("devices", "at_once"), [("0", 1), ("0,1", 2)])
@@ -74,9 +50,7 @@ def test_as_many_processes_compute_as_devices_are_named(devices, at_once, start,
     monkeypatch.setenv("UNDERSTUDY_DEVICES", devices)
     settings()
     workers = [start(WORKER) for _ in range(3)]
-    done = [worker.communicate(timeout=120) for worker in workers]
-    assert all(out for out, _ in done), done[0][1][-2000:]
-    spans = [(int(index), float(began), float(ended)) for index, began, ended in (out.split() for out, _ in done)]
+    spans = [received(pipe) for _, pipe in workers]
     assert {index for index, _, _ in spans} <= set(range(at_once))
     for moment in (began for _, began, _ in spans):
         busy = [index for index, began, ended in spans if began <= moment < ended]
@@ -85,18 +59,19 @@ def test_as_many_processes_compute_as_devices_are_named(devices, at_once, start,
 
 def test_a_holder_is_named_waited_for_and_freed_by_its_death(start):
     settings()
-    holder = start(HOLDER)
-    assert device_of(holder) == 0
+    holder, told = start(HOLDER)
+    assert received(told) == 0
     (path,) = device_locks()
     assert holder_of(path) == str(holder.pid)
-    waiting = start(WORKER)
-    said = waiting.stderr.readline()
+    waiting, heard = start(WORKER)
+    said = received(heard)
     assert re.fullmatch(rf"waiting for \d+ s .*\(UNDERSTUDY_DEVICES=0\): .* {holder.pid}\n", said)
-    assert waiting.poll() is None
+    assert waiting.exitcode is None
     os.kill(holder.pid, signal.SIGKILL)
-    out, more = waiting.communicate(timeout=60)
-    assert out.split()[0] == "0"
-    assert more == "", "said once, then every minute"
+    index, *_ = received(heard)
+    assert index == 0, "said once, then every minute"
+    waiting.join(60)
+    assert waiting.exitcode == 0
     assert holder_of(path) is None
 
 
@@ -124,8 +99,9 @@ def test_threads_of_one_process_take_turns_too():
 def test_one_device_under_two_numbers_is_one_lock(start, monkeypatch):
     """What CUDA_VISIBLE_DEVICES calls it decides: number 0 here may be number 1 there."""
     settings()
-    holder = start(HOLDER, CUDA_VISIBLE_DEVICES="1")
-    assert device_of(holder) == 0
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    holder, told = start(HOLDER)
+    assert received(told) == 0
     monkeypatch.setenv("UNDERSTUDY_DEVICES", "1")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     assert holder_of(*device_locks()) == str(holder.pid)

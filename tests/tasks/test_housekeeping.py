@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -19,6 +20,13 @@ from understudy.tasks.housekeeping import collect_garbage, purge_source
 
 NOTHING = {"private_artifacts": 0, "exchange_artifacts": 0, "checkpoints": 0, "caches": 0}
 ROWS = pa.table({"text": ["one", "two"], "label": [0, 1]})
+
+
+@pytest.fixture
+def tracking_store(home: Path, empty_tracking_store: Path, one_way_to_connect: None) -> None:
+    """An MLflow database with its tables; a purge marks it, and makes one where there is none."""
+    home.mkdir(mode=0o700)
+    shutil.copy(empty_tracking_store, home / "mlflow.db")
 
 
 def registered(source: str = "reviews") -> Ledger:
@@ -103,6 +111,7 @@ def test_what_a_kept_artifact_was_made_of_stays():
     assert collect_garbage()["exchange_artifacts"] == 3
 
 
+@pytest.mark.usefixtures("tracking_store")
 @pytest.mark.parametrize("content", ["", '{"result": ', "\udcff"])
 def test_a_result_that_does_not_read_stops_neither_gc_nor_purge(content):
     registered()
@@ -145,6 +154,7 @@ def test_a_result_that_vanishes_while_it_is_looked_for_names_nothing(monkeypatch
     assert collect_garbage()["private_artifacts"] == 1
 
 
+@pytest.mark.usefixtures("tracking_store")
 def test_gc_spares_temporary_files_that_a_run_may_use(monkeypatch):
     root = settings().temporary_root
     for name in ("inbox-young", "inbox-old"):

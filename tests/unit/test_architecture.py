@@ -2,8 +2,10 @@
 
 import ast
 import re
+from functools import cache
 from importlib import import_module
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from setuptools import find_packages
@@ -27,18 +29,36 @@ def python_files(*folders: Path) -> list[Path]:
     return sorted(path for folder in folders for path in folder.rglob("*.py"))
 
 
-def imported_modules(path: Path) -> set[str]:
-    found: set[str] = set()
+class Code(NamedTuple):
+    """What the rules ask of a file."""
+
+    imported: frozenset[str]
+    trusts: tuple[ast.expr, ...]
+    """What it gives as `trust_remote_code`."""
+    loads: tuple[int, ...]
+    """The lines that call `torch.load`."""
+
+
+@cache
+def code(path: Path) -> Code:
+    """Each file is read once for all rules."""
+    imported: set[str] = set()
+    trusts, loads = [], []
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            found |= {node.module or ""} | {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
+        match node:
+            case ast.Import():
+                imported |= {alias.name for alias in node.names}
+            case ast.ImportFrom():
+                imported |= {node.module or ""} | {f"{node.module}.{alias.name}" for alias in node.names}
+            case ast.keyword(arg="trust_remote_code"):
+                trusts.append(node.value)
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="torch"), attr="load")):
+                loads.append(node.lineno)
+    return Code(frozenset(imported), tuple(trusts), tuple(loads))
 
 
 def imports(path: Path, *packages: str) -> set[str]:
-    return {m for m in imported_modules(path) if any(m == p or m.startswith(p + ".") for p in packages)}
+    return {m for m in code(path).imported if any(m == p or m.startswith(p + ".") for p in packages)}
 
 
 @pytest.mark.parametrize("path", python_files(CORE), ids=lambda p: str(p.relative_to(CORE)))
@@ -89,12 +109,10 @@ def test_names_that_methods_declare_have_one_meaning_each():
 def test_no_module_loads_pickles_or_remote_code():
     for path in python_files(ROOT / "tasks", ROOT / "flows", CORE):
         assert imports(path, "pickle", "cloudpickle", "joblib", "dill") == set(), path
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.keyword) and node.arg == "trust_remote_code":
-                assert isinstance(node.value, ast.Constant), path
-                assert node.value.value is False, path
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load":
-                pytest.fail(f"{path}:{node.lineno} calls torch.load; artifacts are safetensors")
+        for value in code(path).trusts:
+            assert isinstance(value, ast.Constant), path
+            assert value.value is False, path
+        assert code(path).loads == (), f"{path} calls torch.load; artifacts are safetensors"
 
 
 def test_every_package_is_in_the_wheel():
@@ -150,6 +168,7 @@ def place_of(module: str) -> str:
     return "tasks/engine" if parts[:2] == ["tasks", "engine"] else parts[0]
 
 
+@cache
 def edges() -> set[tuple[str, str, str]]:
     """(importing module, its place, the place that it imports) of every import of the package, wherever it stands."""
     found = set()

@@ -3,11 +3,10 @@ import os
 import shutil
 import signal
 import stat
-import subprocess
-import sys
 import time
 from pathlib import Path
 
+import forked
 import fsspec
 import pyarrow as pa
 import pytest
@@ -300,7 +299,6 @@ def test_a_store_that_cannot_be_written(tmp_path, monkeypatch):
 # Crashes and races
 
 WRITER = """
-import sys
 from understudy.artifacts.access import exchange_store, private_store
 from understudy.privacy.labels import private, public
 for number in range(10_000):
@@ -309,20 +307,20 @@ for number in range(10_000):
             for part in range(5):
                 (draft.path / f"{part}.bin").write_bytes(bytes([number % 256]) * 20_000)
     if number == 0:
-        print("ready", flush=True)  # both stores are there
+        pipe.send("ready")  # both stores are there
 """
 
 
 def test_a_killed_writer_leaves_whole_artifacts_and_a_draft_that_gc_removes():
     drafts = finished = 0
     for delay in (0.05, 0.11, 0.17, 0.23):
-        writer = subprocess.Popen([sys.executable, "-c", WRITER], stdout=subprocess.PIPE)
-        assert writer.stdout is not None
-        writer.stdout.readline()
+        writer, pipe = forked.start(WRITER)
+        assert pipe.poll(60)
+        assert pipe.recv() == "ready"
         time.sleep(delay)
-        writer.send_signal(signal.SIGKILL)
-        writer.wait()
-        writer.stdout.close()
+        writer.kill()
+        writer.join()
+        assert writer.exitcode == -signal.SIGKILL
         for store in (exchange_store(), private_store()):
             names = entries(store.root)
             drafts += sum(name.startswith(".tmp-") for name in names)
@@ -336,30 +334,29 @@ def test_a_killed_writer_leaves_whole_artifacts_and_a_draft_that_gc_removes():
 
 
 RACER = """
-import pathlib, sys, time
+import time
 from understudy.artifacts.access import exchange_store, private_store
 from understudy.privacy.labels import private, public
-store, label = {"exchange": (exchange_store(), public()), "private": (private_store(), private("reviews"))}[sys.argv[1]]
-print("ready", flush=True)
-while not pathlib.Path(sys.argv[2]).exists():
+store, label = {"exchange": (exchange_store(), public()), "private": (private_store(), private("reviews"))}[kind]
+pipe.send("ready")
+while not go.exists():
     time.sleep(0.001)
+written = []
 for number in range(20):
     match = bytes([number]) if label.kind == "private" else None
     with store.write(kind="note", label=label, match=match) as draft:
         (draft.path / "file.txt").write_text(f"content {number}")
-    print(draft.ref.id)
+    written.append(draft.ref.id)
+pipe.send(written)
 """
 
 
 @pytest.mark.parametrize("store_kind", ["exchange", "private"])
 def test_writers_of_the_same_content_end_with_one(store_kind, tmp_path):
-    command = [sys.executable, "-c", RACER, store_kind, str(tmp_path / "go")]
-    writers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    for writer in writers:
-        assert writer.stdout is not None
-        writer.stdout.readline()
+    pipes = [forked.start(RACER, kind=store_kind, go=tmp_path / "go")[1] for _ in range(3)]
+    assert [pipe.poll(60) and pipe.recv() for pipe in pipes] == ["ready"] * 3
     (tmp_path / "go").touch()
-    written = [writer.communicate(timeout=60)[0].split() for writer in writers]
+    written = [pipe.poll(60) and pipe.recv() for pipe in pipes]
     store = exchange_store() if store_kind == "exchange" else private_store()
     assert written[0] == written[1] == written[2]
     assert len(written[0]) == 20

@@ -1,5 +1,5 @@
 import dataclasses
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 import pytest
@@ -15,7 +15,9 @@ CONFIG = EvaluationConfig(profile="tiny", replicates=200, floor_splits=1)
 
 @pytest.fixture(scope="module")
 def embedder(encoder):
-    return partial(embed, encoder=encoder)
+    """Encodes the same texts once for all tests of this file."""
+    encode = lru_cache(lambda texts: encoder.encode(list(texts)))
+    return partial(embed, encoder=dataclasses.replace(encoder, encode=lambda texts: encode(tuple(texts)).copy()))
 
 
 @pytest.fixture(scope="module")
@@ -85,9 +87,10 @@ def test_copies_are_caught_and_fresh_text_is_not(measured):
     assert abs(fresh["memorization.ngram_3.synthetic"] - fresh["memorization.ngram_3.holdout"]) < 0.1
 
 
-def test_an_evaluation_repeats(measured, data, embedder):
+def test_an_evaluation_repeats(measured, data, encoder):
+    afresh = partial(embed, encoder=encoder)
     again = measure.evaluate_synthetic(
-        data["good"], data["train"], data["test"], data["holdout"], data["useless"], config=CONFIG, embedder=embedder
+        data["good"], data["train"], data["test"], data["holdout"], data["useless"], config=CONFIG, embedder=afresh
     )
     assert again == measured["good"]
 
@@ -177,9 +180,12 @@ def test_transformer_headline_carries_every_seed(data, embedder):
         profile="tiny", headline="transformer", seeds=(0, 1), replicates=100,
         classifier={"profile": "tiny", "base": "tiny-gpt2", "epochs": 1, "max_length": 16},
     )  # fmt: skip
-    conditions = Conditions(data["good"], data["train"])
+    synthetic, real, test = (
+        LabelledTexts(rows.texts[:n], rows.labels[:n], rows.label_names)
+        for rows, n in ((data["good"], 16), (data["train"], 16), (data["test"], 8))
+    )
+    conditions = Conditions(synthetic, real)
     embedded = {name: embedder(rows.texts) for name, rows in conditions.named().items()}
-    test = LabelledTexts(data["test"].texts[:8], data["test"].labels[:8], data["test"].label_names)
     metrics = measure.measure_utility(conditions, test, embedded, embedder(test.texts), config=config)
     headline = metrics.values["utility.synthetic.accuracy"]
     assert headline == metrics.values["utility.transformer.synthetic.accuracy"]

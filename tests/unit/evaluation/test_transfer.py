@@ -115,7 +115,9 @@ def test_frozen_layers_do_not_move_and_without_them_everything_does(make_reviews
 @pytest.mark.parametrize("seed", range(2))
 def test_it_learns_and_gives_verdicts_that_pair_up(make_reviews, seed):
     train, test = make_reviews(40, seed=1), make_reviews(60, seed=2)
-    config = SHORT.model_copy(update={"steps": 40, "batch_size": 8, "max_length": 32, "learning_rate": 1e-3})
+    config = SHORT.model_copy(
+        update={"steps": 40, "batch_size": 8, "max_length": 32, "learning_rate": 2e-3, "frozen_lower_layers": 3}
+    )
     flipped = LabelledTexts(train.texts, 1 - np.asarray(train.labels), SENTIMENTS)
     right, wrong = (
         score(predict(fine_tune(rows, label_words=SENTIMENT_WORDS, config=config, seed=seed), test.texts), test.labels)

@@ -1,11 +1,8 @@
 """Weights on disk: whole or absent, same bytes for same weights, nothing but the allow-list leaves."""
 
-import os
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
+import forked
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -90,25 +87,21 @@ def test_slow_steps_are_kept_sooner(tmp_path, every, took, kept):
 
 def test_a_killed_writer_leaves_a_whole_checkpoint(tmp_path):
     code = (
-        "import sys, torch\n"
-        "from pathlib import Path\n"
+        "import torch\n"
         "from understudy.models.checkpoints import TrainingCheckpoint\n"
-        "sink = TrainingCheckpoint(Path(sys.argv[1]))\n"
+        "sink = TrainingCheckpoint(folder)\n"
         "for step in range(1, 10**6):\n"
         "    sink.save(step, {'w': torch.full((300_000,), float(step))})\n"
-        "    print(step, flush=True)\n"
+        "    pipe.send(step)\n"
     )
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path / "run")],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    process, pipe = forked.start(code, folder=tmp_path / "run")
     seen = 0
     while seen < 20:
-        seen = int(process.stdout.readline())
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+        assert pipe.poll(60)
+        seen = pipe.recv()
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
     step, tensors = TrainingCheckpoint(tmp_path / "run").load()
     assert step >= 20
     assert bool((tensors["w"] == step).all())
@@ -141,7 +134,7 @@ def test_export_names_no_local_path(tmp_path):
     loaded = load_model("tiny-gpt2")
     loaded.model.config._name_or_path = "/somewhere/private"
     export_model(loaded.model, loaded.tokenizer, tmp_path)
-    for path in Path(tmp_path).glob("*.json"):
+    for path in tmp_path.glob("*.json"):
         assert b"private" not in path.read_bytes() or path.name == "tokenizer.json"
         assert b"/somewhere" not in path.read_bytes()
 

@@ -1,6 +1,7 @@
 """Losses through the head in chunks, and their per-example gradients, against plain logits in double precision."""
 
 import copy
+from functools import cache
 
 import pytest
 import torch
@@ -98,18 +99,6 @@ def plain_and_chunked(model, batch):
     return plain(model, {**batch, "input_ids": batch["input_ids"].flip(1)}) + chunked(model, batch)
 
 
-def clipped_by_definition(model, parameters, loss, batch, clip):
-    """One example at a time, plain autograd: the sum, and each example's norm."""
-    total, norms = {name: torch.zeros_like(p) for name, p in parameters.items()}, []
-    for row in range(ROWS):
-        one = {name: value[row : row + 1] for name, value in batch.items()}
-        found = torch.autograd.grad(loss(model, one)[0], list(parameters.values()))
-        norms.append(torch.cat([g.flatten() for g in found]).norm().item())
-        for name, gradient in zip(total, found, strict=True):
-            total[name] += gradient * min(1.0, clip / norms[-1])
-    return total, norms
-
-
 MODELS = {
     "gpt2-tied": ("gpt2", True),
     "gpt2-untied": ("gpt2", False),
@@ -119,6 +108,23 @@ MODELS = {
     "llama-tied-bias": ("llama-bias", True),
     "llama-lora": ("llama-lora", True),
 }
+
+
+@cache
+def clipped_by_definition(name, loss):
+    """One example at a time, plain autograd, the same for all sizes of chunks: the sum, and the norm it clips to."""
+    kind, tied = MODELS[name]
+    model, batch = model_of(kind, tied=tied), rows()
+    parameters = lora.trainable_parameters(model)
+    found = []
+    for row in range(ROWS):
+        one = {key: value[row : row + 1] for key, value in batch.items()}
+        found.append(torch.autograd.grad(loss(model, one)[0], list(parameters.values())))
+    norms = [torch.cat([g.flatten() for g in gradients]).norm().item() for gradients in found]
+    clip = sorted(norms)[2]  # some are clipped, some are not
+    shares = [min(1.0, clip / norm) for norm in norms]
+    summed = [sum(share * g for share, g in zip(shares, each, strict=True)) for each in zip(*found, strict=True)]
+    return dict(zip(parameters, summed, strict=True)), clip
 
 
 @pytest.mark.usefixtures("chunks")
@@ -136,9 +142,8 @@ def test_clipped_sums_equal_a_loop_over_examples(name, loss, definition):
     kind, tied = MODELS[name]
     model, batch = model_of(kind, tied=tied), rows()
     parameters = lora.trainable_parameters(model)
-    _, norms = clipped_by_definition(model, parameters, definition, batch, 1.0)
-    clip = sorted(norms)[2]  # some are clipped, some are not
-    expected, _ = clipped_by_definition(model, parameters, definition, batch, clip)
+    expected, clip = clipped_by_definition(name, definition)
+    assert expected.keys() == parameters.keys()
     everyone = torch.ones(ROWS, dtype=torch.bool)
     found = clipped_gradient_sum(model, parameters, loss, batch, l2_clip_norm=clip, valid=everyone)
     whole = torch.cat([value.flatten() for value in expected.values()]).norm()

@@ -1,6 +1,7 @@
 """The DP trainer: equal to a plain reimplementation, exact resume, empty batches, streams, refusals."""
 
 import contextlib
+import shutil
 import signal
 
 import forked
@@ -151,9 +152,25 @@ def noiseless(plan):
     return plan.model_copy(update={"streams": streams})
 
 
-def test_equals_a_plain_reimplementation_without_noise():
-    plan = noiseless(make_plan())
-    found, expected = run(plan), plain_reimplementation(plan)
+@pytest.fixture(scope="module")
+def uninterrupted():
+    return run()
+
+
+@pytest.fixture(scope="module")
+def without_noise():
+    return run(noiseless(make_plan()))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The folder and the weights of a training that kept checkpoints."""
+    folder = tmp_path_factory.mktemp("finished")
+    return folder, run(checkpoint=TrainingCheckpoint(folder, every=4))
+
+
+def test_equals_a_plain_reimplementation_without_noise(without_noise):
+    found, expected = without_noise, plain_reimplementation(noiseless(make_plan()))
     start = {name: p.detach() for name, p in Model().named_parameters()}
     moved = [name for name in found if not torch.equal(found[name], start[name])]
     assert all("lora" in name or name.startswith("head") for name in moved)
@@ -161,11 +178,10 @@ def test_equals_a_plain_reimplementation_without_noise():
         torch.testing.assert_close(found[name], value, rtol=1e-3, atol=1e-5)
 
 
-def test_repeats_bit_for_bit_and_noise_matters():
-    first = run()
-    assert equal(first, run())
-    assert not equal(first, run(noiseless(make_plan())))
-    assert not equal(first, run(secret=b"t" * 32))
+def test_repeats_bit_for_bit_and_noise_matters(uninterrupted, without_noise):
+    assert equal(uninterrupted, run())
+    assert not equal(uninterrupted, without_noise)
+    assert not equal(uninterrupted, run(secret=b"t" * 32))
 
 
 def test_micro_batches_change_only_rounding():
@@ -206,11 +222,6 @@ class Interrupted(Exception):
     pass
 
 
-@pytest.fixture(scope="module")
-def uninterrupted():
-    return run()
-
-
 @pytest.mark.parametrize("stop", [1, 2, 3, 4, 5])
 def test_interrupted_and_resumed_equals_uninterrupted(tmp_path, uninterrupted, stop):
     expected = uninterrupted
@@ -227,10 +238,11 @@ def test_interrupted_and_resumed_equals_uninterrupted(tmp_path, uninterrupted, s
     assert seen == list(range(stop // 2 * 2 + 1, 7))
 
 
-def test_a_finished_training_is_not_computed_again(tmp_path):
-    first = run(checkpoint=TrainingCheckpoint(tmp_path, every=4))
+def test_a_finished_training_is_not_computed_again(tmp_path, finished):
+    folder, first = finished
+    kept = TrainingCheckpoint(shutil.copytree(folder, tmp_path / "again"), every=4)
     seen = []
-    again = run(checkpoint=TrainingCheckpoint(tmp_path, every=4), progress=lambda done, steps: seen.append(done))
+    again = run(checkpoint=kept, progress=lambda done, steps: seen.append(done))
     assert equal(first, again)
     assert seen == []
 
@@ -305,9 +317,9 @@ def test_killed_process_resumes_to_the_same_bytes(tmp_path):
     assert (tmp_path / "killed" / final).read_bytes() == (tmp_path / "whole" / final).read_bytes()
 
 
-def test_checkpoint_holds_weights_optimizer_and_nothing_else(tmp_path):
-    run(checkpoint=TrainingCheckpoint(tmp_path, every=100))
-    tensors = load_tensors(tmp_path / "step-000000006.safetensors")
+def test_checkpoint_holds_weights_optimizer_and_nothing_else(finished):
+    folder, _ = finished
+    tensors = load_tensors(folder / "step-000000006.safetensors")
     assert {name.split("/")[0] for name in tensors} == {"weight", "adam"}
     assert {name.rsplit("/", 1)[1] for name in tensors if name.startswith("adam")} == {
         "step",

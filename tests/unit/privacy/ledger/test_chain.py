@@ -7,10 +7,11 @@ import threading
 
 import forked
 import pytest
+from homes import home_environment
 from unit.privacy.ledger.ledger_requests import asked, one_sum
 
 from understudy.errors import InputError, UnderstudyError
-from understudy.privacy.ledger.database import CHARGES, open_engine
+from understudy.privacy.ledger.database import CHARGES, METADATA, open_engine
 from understudy.privacy.ledger.head import EntriesLost, Head
 from understudy.privacy.ledger.ledger import Ledger, SourceRecord, accept_ledger_loss, rotate_stored_secret
 
@@ -40,10 +41,58 @@ def head(tmp_path):
     return Head(tmp_path / "ledger.head", required=True)
 
 
+@pytest.fixture(scope="module")
+def kept():
+    """Kind of database -> the rows of its tables and its head, of a ledger that was filled."""
+    return {}
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request, tmp_path):
+    """Of a database that a test empties and fills for itself; on PostgreSQL it keeps the tables of the test before."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'ledger.db'}"
+    known = "postgresql" in request.getfixturevalue("kept")
+    return request.getfixturevalue("postgresql_server" if known else "postgresql_url")
+
+
 @pytest.fixture
-def ledger(url, head):
-    head.announce()
-    return filled(Ledger(url, secret=SECRET, head=head))
+def ledger(url, head, kept):
+    """Filled once for each kind of database; every test gets the same rows, in a file or tables of its own."""
+    engine = open_engine(url)
+    if engine.name not in kept:
+        head.announce()
+        filled(Ledger(url, secret=SECRET, head=head))
+        with engine.begin() as connection:
+            rows = [(table, connection.execute(table.select()).mappings().all()) for table in METADATA.sorted_tables]
+        kept[engine.name] = rows, head.path.read_text()
+    else:
+        rows, text = kept[engine.name]
+        with engine.begin() as connection:
+            METADATA.create_all(connection)
+            for table in reversed(METADATA.sorted_tables):
+                connection.execute(table.delete())
+            for table, found in rows:
+                if found:
+                    connection.execute(table.insert(), [dict(row) for row in found])
+        head.path.write_text(text)
+    return Ledger(url, secret=SECRET, head=head)
+
+
+@pytest.fixture(scope="module")
+def filled_home(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("filled") / "home"
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in home_environment(folder).items():
+            patch.setenv(name, value)
+        filled(Ledger.open())
+    return folder
+
+
+@pytest.fixture
+def own(home, filled_home):
+    """A copy of a home whose ledger is filled."""
+    return shutil.copytree(filled_home, home)
 
 
 def by_hand(url, *statements):
@@ -181,10 +230,10 @@ def test_a_damaged_head_is_said(ledger, head):
 
 
 def test_the_head_is_closed_to_others_and_goes_with_the_chain(ledger, head):
-    assert stat.S_IMODE(head.path.stat().st_mode) == 0o600
     before = head.read()
     ledger.reserve(**asked(request_key="new"))
     assert head.read().entries == before.entries + 1
+    assert stat.S_IMODE(head.path.stat().st_mode) == 0o600
     after = head.path.stat()
     ledger.spent("reviews")
     assert head.path.stat().st_mtime_ns == after.st_mtime_ns
@@ -256,40 +305,37 @@ def test_a_kill_between_the_database_and_the_head_is_healed(ledger, url, head):
 # The user's own ledger
 
 
-def test_a_deleted_ledger_beside_a_kept_secret_is_refused(home):
-    filled(Ledger.open())
-    (home / "ledger.db").unlink()
+def test_a_deleted_ledger_beside_a_kept_secret_is_refused(own):
+    (own / "ledger.db").unlink()
     with pytest.raises(EntriesLost, match=r"ledger\.db is gone.* 11 entries.*backup.*accept-loss"):
         Ledger.open()
-    assert not (home / "ledger.db").exists()
-    (home / "ledger.head").unlink()
+    assert not (own / "ledger.db").exists()
+    (own / "ledger.head").unlink()
     with pytest.raises(EntriesLost, match=r"ledger\.db is gone.*ledger\.head"):
         Ledger.open()
-    assert not (home / "ledger.db").exists()
+    assert not (own / "ledger.db").exists()
 
 
-def test_an_emptied_ledger_is_refused(home):
-    filled(Ledger.open())
-    (home / "ledger.db").write_bytes(b"")
+def test_an_emptied_ledger_is_refused(own):
+    (own / "ledger.db").write_bytes(b"")
     with pytest.raises(EntriesLost, match=r"ledger\.db is empty.* 11 entries"):
         Ledger.open()
 
 
-def test_an_older_backup_is_refused_and_the_newest_is_not(home):
-    ledger = filled(Ledger.open())
-    shutil.copy(home / "ledger.db", home / "old.db")
+def test_an_older_backup_is_refused_and_the_newest_is_not(own):
+    ledger = Ledger.open()
+    shutil.copy(own / "ledger.db", own / "old.db")
     ledger.reserve(**asked(request_key="later"))
-    shutil.copy(home / "ledger.db", home / "new.db")
-    shutil.copy(home / "old.db", home / "ledger.db")
+    shutil.copy(own / "ledger.db", own / "new.db")
+    shutil.copy(own / "old.db", own / "ledger.db")
     with pytest.raises(EntriesLost, match=r" 11 entries.* 12"):
         Ledger.open()
-    shutil.copy(home / "new.db", home / "ledger.db")
+    shutil.copy(own / "new.db", own / "ledger.db")
     assert Ledger.open().spent("reviews")[0] == 0.4
 
 
-def test_an_accepted_loss_stands_in_the_ledger_for_ever(home):
-    filled(Ledger.open())
-    (home / "ledger.db").unlink()
+def test_an_accepted_loss_stands_in_the_ledger_for_ever(own):
+    (own / "ledger.db").unlink()
     loss = accept_ledger_loss()
     assert (loss["entries"], loss["left"]) == (11, 1)
     anew = Ledger.open()
@@ -298,16 +344,16 @@ def test_an_accepted_loss_stands_in_the_ledger_for_ever(home):
     assert Ledger.open().losses() == (loss,)
     with pytest.raises(InputError, match="lost entries, found one that is whole"):
         accept_ledger_loss()
-    (home / "ledger.head").unlink()
+    (own / "ledger.head").unlink()
     with pytest.raises(EntriesLost):
         Ledger.open()
     assert accept_ledger_loss()["entries"] is None
     assert [entry["entries"] for entry in Ledger.open().losses()] == [11, None]
 
 
-def test_a_shortened_ledger_goes_on_once_its_loss_is_accepted(home):
-    url = f"sqlite:///{home / 'ledger.db'}"
-    cut_the_last_charge_off(filled(Ledger.open()), url)
+def test_a_shortened_ledger_goes_on_once_its_loss_is_accepted(own):
+    url = f"sqlite:///{own / 'ledger.db'}"
+    cut_the_last_charge_off(Ledger.open(), url)
     loss = accept_ledger_loss()
     assert (loss["entries"], loss["left"]) == (12, 11)
     assert Ledger.open().reserve(**asked(request_key="next")).new
@@ -317,9 +363,8 @@ def test_a_shortened_ledger_goes_on_once_its_loss_is_accepted(home):
         Ledger.open()
 
 
-def test_what_was_changed_cannot_be_accepted(home):
-    filled(Ledger.open())
-    by_hand(f"sqlite:///{home / 'ledger.db'}", CHANGES["epsilon"])
+def test_what_was_changed_cannot_be_accepted(own):
+    by_hand(f"sqlite:///{own / 'ledger.db'}", CHANGES["epsilon"])
     with pytest.raises(UnderstudyError, match="changed by other means"):
         accept_ledger_loss()
 
@@ -339,7 +384,6 @@ def test_killed_before_the_secret_was_made_the_ledger_is_founded(home):
     assert Ledger.open().spent("reviews")[0] == pytest.approx(0.3)
 
 
-def test_rotating_the_stored_secret_keeps_the_head(home):
-    filled(Ledger.open())
+def test_rotating_the_stored_secret_keeps_the_head(own):
     rotate_stored_secret()
     assert Ledger.open().spent("reviews")[0] == pytest.approx(0.3)

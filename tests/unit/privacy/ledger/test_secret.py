@@ -1,12 +1,10 @@
 """The client zone's secret: its file, its loss, its rotation, also when killed half-way."""
 
-import os
 import signal
 import sqlite3
 import stat
-import subprocess
-import sys
 
+import forked
 import pytest
 from unit.privacy.ledger.ledger_requests import asked
 
@@ -175,13 +173,13 @@ def test_killed_while_rotating_one_of_the_secrets_opens(home, moment):
     tag = with_sources(Ledger.open()).hmac("reviews", b"content")
     before = (home / "secret").read_bytes()
     script = """
-import os, signal, sys
+import os, signal
 from understudy.privacy.ledger import ledger, secret
 
 def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
 
-if sys.argv[1] == "before the ledger":
+if moment == "before the ledger":
     ledger.Ledger.rotate_secret = die
 else:
     turn = ledger.Ledger.rotate_secret
@@ -191,8 +189,9 @@ else:
     ledger.Ledger.rotate_secret = turn_and_die
 from understudy.privacy.ledger.ledger import rotate_stored_secret; rotate_stored_secret()
 """
-    process = subprocess.run([sys.executable, "-c", script, moment], env=os.environ, check=False)
-    assert process.returncode == -signal.SIGKILL
+    process, _ = forked.start(script, moment=moment)
+    process.join(120)
+    assert process.exitcode == -signal.SIGKILL
     assert (home / "secret.new").exists()
     assert (home / "secret").read_bytes() == before
     assert Ledger.open().hmac("reviews", b"content") == tag
@@ -204,12 +203,11 @@ from understudy.privacy.ledger.ledger import rotate_stored_secret; rotate_stored
 
 
 def test_two_first_openings_share_one_secret(home):
-    script = "from understudy.privacy.ledger.ledger import Ledger; Ledger.open(); print('ok')"
-    processes = [
-        subprocess.Popen([sys.executable, "-c", script], env=os.environ, stdout=subprocess.PIPE, text=True)
-        for _ in range(3)
-    ]
-    assert [p.communicate(timeout=120)[0] for p in processes] == ["ok\n"] * 3
+    script = "from understudy.privacy.ledger.ledger import Ledger; pipe.recv(); Ledger.open(); pipe.send('ok')"
+    pipes = [forked.start(script)[1] for _ in range(3)]
+    for pipe in pipes:
+        pipe.send("go")
+    assert [pipe.poll(120) and pipe.recv() for pipe in pipes] == ["ok"] * 3
     assert sorted(p.name for p in home.iterdir()) == ["ledger.db", "ledger.head", "ledger.head.lock", "secret"]
     Ledger.open()
 
