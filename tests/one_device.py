@@ -9,18 +9,32 @@ to the CPU is false throughout, so that rows which end when it is true take a se
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from understudy.models.loading import LoadedModel
 
 META = "meta"
 _COPIES = {torch.ops.aten._to_copy, torch.ops.aten.copy_}
+
+
+@functools.cache
+def _can_decompose(func: Any) -> bool:
+    return bool(func._can_decompose())
+
+
+def _tensors(given: Iterable[Any]) -> Iterator[Tensor]:
+    """Operations take tensors, and lists of tensors."""
+    for value in given:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from (one for one in value if isinstance(one, Tensor))
 
 
 class MixedDevicesError(AssertionError):
@@ -44,7 +58,7 @@ class OneDevice(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         packet = func.overloadpacket
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        tensors = list(_tensors((*args, *kwargs.values())))
         on_meta = any(tensor.device.type == META for tensor in tensors)
         self.operations += on_meta
         if packet not in _COPIES:
@@ -52,7 +66,7 @@ class OneDevice(TorchDispatchMode):
             if len(devices) > 1:
                 shapes = [(t.device.type, tuple(t.shape)) for t in tensors]
                 raise MixedDevicesError(f"{func}: expected tensors of one device, found {shapes}")
-        if on_meta and func._can_decompose():
+        if on_meta and _can_decompose(func):
             with self:  # inference mode leaves composite operations whole
                 return func.decompose(*args, **kwargs)
         stand_in = _STAND_INS.get(packet) if on_meta else None
