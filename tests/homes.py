@@ -27,14 +27,17 @@ def bare_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "UNDERSTUDY_"))}
 
 
-def start_command(words: Iterable[object], home: Path, *, api: str | None = None) -> subprocess.Popen[str]:
-    """One process for one command of the shell, with a Prefect server of its own where `api` names none."""
-    environment = bare_environment() | home_environment(home)
-    environment |= {"PREFECT_HOME": str(home / "prefect"), "PREFECT_LOGGING_LEVEL": "CRITICAL"}
-    environment |= {} if api is None else {"PREFECT_API_URL": api}
+def command_environment(home: Path) -> dict[str, str]:
+    """Of a command of the shell that is quiet, and has no Prefect server but one of its own."""
+    own = {"PREFECT_HOME": str(home / "prefect"), "PREFECT_LOGGING_LEVEL": "CRITICAL"}
+    return bare_environment() | home_environment(home) | own
+
+
+def start_command(words: Iterable[object], home: Path) -> subprocess.Popen[str]:
+    """One process for one command of the shell, with a Prefect server of its own."""
     return subprocess.Popen(
         [sys.executable, "-m", "understudy.flows.cli", *map(str, words)],
-        env=environment,
+        env=command_environment(home),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

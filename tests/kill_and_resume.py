@@ -1,7 +1,13 @@
-"""What tests of killed runs share: a charge without a run, and digests of what two runs exported."""
+"""What tests of killed runs share: a charge without a run, a kill, and digests of what two runs exported."""
 
 import hashlib
+import tempfile
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
+
+import fork_server
+from homes import command_environment
 
 from understudy.runs.request import RunRequest
 
@@ -34,3 +40,24 @@ def reserve(request: RunRequest, method: str) -> None:
         "preference-optimization": lambda: preference_optimization.charged_code("server"),
     }
     charge.fn(registered(request, method), environment=environment_of(*code[method]()), accept_new=False)
+
+
+def kill_once(reached: Callable[[], object], words: Iterable[object], home: Path) -> None:
+    """Kill a command of the shell once a condition holds; it asks the Prefect server of this session.
+
+    Its imports are those of the fork server: the command begins with what it does.
+    """
+    from prefect.settings import PREFECT_API_URL
+
+    with tempfile.TemporaryFile() as said:
+        process = fork_server.start(
+            ["-m", "understudy.flows.cli", *map(str, words)],
+            environment=command_environment(home) | {"PREFECT_API_URL": str(PREFECT_API_URL.value())},
+            streams=[said.fileno()] * 3,
+        )
+        while not reached():
+            if process.poll() is not None:
+                said.seek(0)
+                raise AssertionError(said.read().decode()[-3000:])
+            time.sleep(0.005)
+        process.kill()

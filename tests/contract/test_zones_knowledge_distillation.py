@@ -3,10 +3,9 @@
 import io
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
+import fork_server
 import pyarrow.parquet as pq
 import pytest
 from contract.flow_under_replay import FlowRun, smaller, without_evaluation
@@ -26,29 +25,28 @@ CLIENT, SERVER = "z" * 64, "y" * 64
 def server_zone(tmp_path_factory):
     """The process of the server zone: what it was given, it answers."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("UNDERSTUDY_")}
-    errors = tmp_path_factory.mktemp("server-zone") / "errors.txt"
-    with errors.open("w") as file:
-        process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("server_process.py"))],
-            env=environment | {"PYTHONPATH": os.pathsep.join(sys.path)},
-            cwd=errors.parent,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=file,
-            text=True,
+    folder = tmp_path_factory.mktemp("server-zone")
+    (taken, asked), (answered, given) = os.pipe(), os.pipe()
+    with (folder / "errors.txt").open("w") as errors:
+        process = fork_server.start(
+            [str(Path(__file__).with_name("server_process.py"))],
+            environment=environment,
+            folder=str(folder),
+            streams=[taken, given, errors.fileno()],
         )
+    os.close(taken)
+    os.close(given)
 
     def ask(request: dict) -> dict:
-        process.stdin.write(json.dumps(request) + "\n")
-        process.stdin.flush()
-        answer = process.stdout.readline()
-        assert answer, errors.read_text()[-3000:]
+        print(json.dumps(request), file=requests, flush=True)
+        answer = answers.readline()
+        assert answer, (folder / "errors.txt").read_text()[-3000:]
         return json.loads(answer)
 
-    yield ask
-    process.stdin.close()
-    process.wait(timeout=60)
-    process.stdout.close()
+    with open(answered) as answers:
+        with open(asked, "w") as requests:
+            yield ask
+        process.wait()
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from homes import kill, start_command
-from kill_and_resume import digests, reserve
+from kill_and_resume import digests, kill_once, reserve
 from tests_support import SMALL, SMALL_DISTILLATION
 
 from understudy.privacy.ledger.ledger import Ledger
@@ -166,15 +166,9 @@ def test_a_killed_run_ends_in_the_same_bytes(prefect_server, empty_prefect_datab
 
 def test_a_run_killed_between_the_zones_ends_in_the_same_bytes(prefect_server, tmp_path, command_of, in_home):
     """Killed once the adapter is sealed: the server's part is done by the repeated command, with the same bundle."""
-    from prefect.settings import PREFECT_API_URL
-
     command = command_of("knowledge-distillation")
     calm, killed = charged_twice(command, tmp_path, in_home)
-    process = start_command(command.words(tmp_path / "killed-out"), killed, api=PREFECT_API_URL.value())
-    while not sealed_adapters(killed):
-        assert process.poll() is None, process.communicate()[1][-3000:]
-        time.sleep(0.02)
-    kill(process)
+    kill_once(lambda: sealed_adapters(killed), command.words(tmp_path / "killed-out"), killed)
     assert not (tmp_path / "killed-out").exists()
 
     finish_alike(command, calm, killed, in_home)
@@ -194,17 +188,11 @@ def test_twenty_kills_at_random_moments(method, tmp_path, command_of, in_home):
 def test_a_run_killed_amid_its_rounds_goes_on_after_the_last_of_them(
     prefect_server, small_measures, tmp_path, command_of, in_home
 ):
-    from prefect.settings import PREFECT_API_URL
-
     # One shard of one batch, so that there is one count of rounds.
     sizes = ("matching.shard_size=32", "matching.batch_size=32")
     command = command_of("gradient-matching", f"matching.rounds={ROUNDS}", *sizes)
     calm, killed = charged_twice(command, tmp_path, in_home)
-    process = start_command(command.words(tmp_path / "killed-out"), killed, api=PREFECT_API_URL.value())
-    while rounds_kept(killed) < 2:
-        assert process.poll() is None, process.communicate()[1][-3000:]
-        time.sleep(0.005)
-    kill(process)
+    kill_once(lambda: rounds_kept(killed) >= 2, command.words(tmp_path / "killed-out"), killed)
     reached = rounds_kept(killed)
     assert 2 <= reached < ROUNDS, "expected a kill amid the rounds"
     assert not (tmp_path / "killed-out").exists()

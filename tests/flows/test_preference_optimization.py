@@ -5,7 +5,6 @@ import json
 import math
 import re
 import shutil
-import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +15,7 @@ import pytest
 import torch
 from completions_server import Completions, echo
 from ended_runs import Ended, everything_logged
-from homes import kill, start_command
-from kill_and_resume import digests, reserve
+from kill_and_resume import digests, kill_once, reserve
 from safetensors.torch import load_file
 from tests_support import SMALL_ROUND
 
@@ -406,8 +404,6 @@ def test_a_scored_round_is_asked_nothing_else_under_its_charge(few_clients, rand
 def test_a_run_killed_between_scoring_and_training_goes_on_with_the_same_noisy_scores(
     prefect_server, small_downstream, few_clients, random_model_folder, in_home, tmp_path
 ):
-    from prefect.settings import PREFECT_API_URL
-
     from understudy.flows.preference_optimization import preference_optimization
 
     calm, killed = tmp_path / "calm", tmp_path / "killed"
@@ -418,11 +414,7 @@ def test_a_run_killed_between_scoring_and_training_goes_on_with_the_same_noisy_s
         shutil.copytree(tmp_path / "charged", home)
 
     asked = words(tmp_path / "killed-out", random_model_folder, data=few_clients)
-    process = start_command(asked, killed, api=PREFECT_API_URL.value())
-    while not stored(killed, "scores.safetensors"):
-        assert process.poll() is None, process.communicate()[1][-3000:]
-        time.sleep(0.005)
-    kill(process)
+    kill_once(lambda: stored(killed, "scores.safetensors"), asked, killed)
     first = stored(killed, "scores.safetensors")
     assert len(first) == 1
     assert not stored(killed, "adapter.safetensors"), "expected a kill before the end of training"

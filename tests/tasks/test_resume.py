@@ -1,26 +1,37 @@
 """A killed run continues where it was and ends in the same bytes."""
 
+import os
 import runpy
 import signal
+import tempfile
 from pathlib import Path
 
+import fork_server
 from prefect.settings import PREFECT_API_URL
 
 from understudy.settings import settings
 from understudy.tasks.engine import tracking
 
 FLOW = Path(__file__).with_name("killed_flow.py")
-IMPORTED = ["prefect.flow_engine", "understudy.tasks.engine.runtime", "mlflow.store.tracking.sqlalchemy_store"]
-# The flow in a process and a working directory of its own, with the session's Prefect server.
-RUN = """
-import contextlib, io, os, runpy
-from prefect.settings import PREFECT_API_URL, temporary_settings
-os.chdir("/")
-os.environ |= {"STEPS_RUN": str(steps_run), "KILL_AT": kill_at}
-with temporary_settings({PREFECT_API_URL: api}), contextlib.redirect_stdout(io.StringIO()) as said:
-    runpy.run_path(str(flow), run_name="__main__")
-pipe.send(said.getvalue())
-"""
+
+
+def run(home: Path, steps_run: Path, kill_at: str = "") -> tuple[int, str, str]:
+    """Run the flow in another process, with the session's Prefect server and another working directory.
+
+    Returns:
+        Exit status, standard output and standard error.
+    """
+    environment = {
+        **os.environ,
+        "PREFECT_API_URL": str(PREFECT_API_URL.value()),
+        "UNDERSTUDY_HOME": str(home),
+        "STEPS_RUN": str(steps_run),
+        "KILL_AT": kill_at,
+    }
+    with tempfile.TemporaryFile() as nothing, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
+        streams = [file.fileno() for file in (nothing, out, errors)]
+        status = fork_server.start([str(FLOW)], environment=environment, folder="/", streams=streams).wait()
+        return status, *(os.pread(number, 1_000_000, 0).decode() for number in streams[1:])
 
 
 def child_runs() -> list[tuple[str, str]]:
@@ -39,24 +50,19 @@ def uninterrupted(monkeypatch, tmp_path) -> str:
         return flow["chain"].fn(flow["seed"].fn("start"), flow["Config"]()).id
 
 
-def test_a_run_killed_twice_ends_in_the_same_bytes(tracked, tmp_path, monkeypatch, start):
+def test_a_run_killed_twice_ends_in_the_same_bytes(tracked, tmp_path, monkeypatch):
     whole = uninterrupted(monkeypatch, tmp_path)
     steps_run = tmp_path / "steps"
-
-    def run(kill_at=""):
-        return start(RUN, flow=FLOW, api=PREFECT_API_URL.value(), steps_run=steps_run, kill_at=kill_at)
-
     for kill_at in ("step 3", "tracked"):
-        process, _ = run(kill_at)
-        process.join(120)
-        assert process.exitcode == -signal.SIGKILL, kill_at
+        status, _, errors = run(tracked, steps_run, kill_at)
+        assert status == -signal.SIGKILL, (kill_at, errors)
     # The steps before the first kill were not run again.
     assert steps_run.read_text() == "0 1 2 3 4 5 "
     assert child_runs() == [("chain", "FINISHED"), ("killed", "RUNNING"), ("seed", "FINISHED")]
 
-    _, pipe = run()
-    assert pipe.poll(120)
-    assert pipe.recv() == whole
+    status, said, errors = run(tracked, steps_run)
+    assert status == 0, errors
+    assert said == whole
     # The second kill was between the record and the commit: the result was there already.
     assert steps_run.read_text() == "0 1 2 3 4 5 "
     assert child_runs() == [("chain", "FINISHED"), ("killed", "FINISHED"), ("seed", "FINISHED")]

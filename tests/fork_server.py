@@ -1,0 +1,228 @@
+"""Commands of Python that start from one process which has imported what takes them seconds, and has opened nothing.
+
+Each runs in a process of its own, with an environment, a session, locks, connections and a death of its own; only the
+imports are shared. For commands whose first seconds no test is about: others are started as a user starts them.
+
+`python -I -S fork_server.py PLACE -m MODULE ...` is such a command for whoever takes a command line, as a Prefect
+worker does: the process behind it gets its streams, ends with its exit status, and is killed with it.
+"""
+
+import atexit
+import functools
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+IMPORTED = (
+    "prefect.engine",
+    "understudy.flows.cli",
+    "understudy.flows.conditional_generation",
+    "understudy.flows.gradient_matching",
+    "understudy.flows.knowledge_distillation",
+    "understudy.flows.preference_optimization",
+    "mlflow.store.tracking.sqlalchemy_store",
+    "transformers.models.gpt2.modeling_gpt2",
+    "peft",
+    "understudy.models.loading",
+)
+_LENGTH = 8
+
+
+class Forked:
+    """A process that was started from the server; it is killed when nobody holds this any longer.
+
+    Attributes:
+        pid: of the process, and of the group of whatever it starts.
+        returncode: its exit status, negative for a signal, once somebody has asked for it.
+    """
+
+    def __init__(
+        self, place: str, words: Iterable[str], *, environment: Mapping[str, str], folder: str, streams: Iterable[int]
+    ) -> None:
+        self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._connection.connect(place)
+        asked = {"words": list(words), "environment": dict(environment), "folder": folder}
+        content = json.dumps(asked).encode()
+        socket.send_fds(self._connection, [len(content).to_bytes(_LENGTH, "big")], list(streams))
+        self._connection.sendall(content)
+        self.pid = int.from_bytes(_read(self._connection, _LENGTH), "big")
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit status, negative for a signal, if the process has ended."""
+        if self.returncode is None and select.select([self._connection], [], [], 0)[0]:
+            self.wait()
+        return self.returncode
+
+    def wait(self) -> int:
+        """The exit status, negative for a signal, once the process has ended."""
+        if self.returncode is None:
+            found = _read(self._connection, _LENGTH)
+            self.returncode = os.waitstatus_to_exitcode(int.from_bytes(found, "big"))
+            self._connection.close()
+        return self.returncode
+
+    def kill(self) -> None:
+        """With all that it has started, as when a machine is lost."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self.wait()
+
+
+@functools.cache
+def place() -> str:
+    """Where the server of this process listens; it is started at the first call and ends with this process."""
+    folder = tempfile.TemporaryDirectory(prefix="forked-")
+    found = str(Path(folder.name) / "s")
+    process = subprocess.Popen([sys.executable, __file__, found], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def end() -> None:
+        process.stdin.close()
+        process.wait(timeout=60)
+        process.stdout.close()
+        folder.cleanup()
+
+    atexit.register(end)
+    assert process.stdout.readline() == b"listening\n"
+    return found
+
+
+def start(words: Iterable[str], *, environment: Mapping[str, str], streams: Iterable[int], folder: str = "") -> Forked:
+    """Start `python WORDS` in a folder, else in that of this process, with three streams."""
+    return Forked(place(), words, environment=environment, folder=folder or os.getcwd(), streams=streams)
+
+
+def command(*words: str) -> str:
+    """A command line that starts `python WORDS` from the server."""
+    return " ".join([sys.executable, "-I", "-S", __file__, place(), *words])
+
+
+def _read(connection: socket.socket, size: int) -> bytes:
+    content = b""
+    while len(content) < size:
+        more = connection.recv(size - len(content))
+        if not more:
+            raise EOFError("the server of forked processes is gone")
+        content += more
+    return content
+
+
+def _serve(where: str) -> tuple[dict, list[int]]:
+    """Fork for whoever connects, until nobody has the standard input; returns in each child, with what was asked."""
+    for name in IMPORTED:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+    # A child -> whoever asked for it.
+    children: dict[int, socket.socket] = {}
+    with selectors.DefaultSelector() as ready, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(where)
+        listener.listen()
+        os.write(1, b"listening\n")
+        ready.register(sys.stdin, selectors.EVENT_READ)
+        ready.register(listener, selectors.EVENT_READ)
+        while True:
+            for key, _ in ready.select():
+                if key.fileobj is sys.stdin:
+                    for child in children:
+                        os.kill(child, signal.SIGKILL)
+                    sys.exit(0)
+                if key.fileobj is not listener:
+                    _end(key, ready, children)
+                    continue
+                asker, _ = listener.accept()
+                asked = _asked(asker)
+                child = os.fork()
+                if child == 0:
+                    _let_go(ready, asker)
+                    return asked
+                for stream in asked[1]:
+                    os.close(stream)
+                asker.sendall(child.to_bytes(_LENGTH, "big"))
+                children[child] = asker
+                ready.register(asker, selectors.EVENT_READ, child)
+                ready.register(os.pidfd_open(child), selectors.EVENT_READ, child)
+
+
+def _asked(connection: socket.socket) -> tuple[dict, list[int]]:
+    """What to run, and its three streams."""
+    length, streams, _, _ = socket.recv_fds(connection, _LENGTH, 3)
+    return json.loads(_read(connection, int.from_bytes(length, "big"))), streams
+
+
+def _end(key: selectors.SelectorKey, ready: selectors.BaseSelector, children: dict[int, socket.socket]) -> None:
+    """Whoever asked for a child is gone, so it is killed; or it has ended, which its asker is told."""
+    ready.unregister(key.fileobj)
+    if isinstance(key.fileobj, socket.socket):
+        if key.data in children:
+            os.kill(key.data, signal.SIGKILL)
+        else:
+            key.fileobj.close()
+        return
+    os.close(key.fd)
+    _, status = os.waitpid(key.data, 0)
+    asker = children.pop(key.data)
+    with suppress(OSError):
+        asker.sendall(status.to_bytes(_LENGTH, "big"))
+
+
+def _let_go(ready: selectors.BaseSelector, asker: socket.socket) -> None:
+    """In a child: close what belongs to the server."""
+    asker.close()
+    for key in list(ready.get_map().values()):
+        if isinstance(key.fileobj, socket.socket):
+            key.fileobj.close()
+        elif key.data is not None:
+            os.close(key.fd)
+
+
+def _be_another(asked: dict, streams: list[int]) -> None:
+    """Begin a session, and read anew what was read from the environment when it was imported."""
+    os.setsid()
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.environ.clear()
+    os.environ.update(asked["environment"])
+    os.chdir(asked["folder"])
+    tempfile.tempdir = None
+    if asked["words"][:2] == ["-m", "understudy.flows.cli"]:
+        # It does so before it imports Prefect.
+        from understudy.settings import prepare_environment
+
+        prepare_environment()
+    from prefect.context import refresh_global_settings_context
+
+    refresh_global_settings_context()
+
+
+def _run(words: list[str]) -> None:
+    """As `python WORDS`."""
+    if words[0] == "-m":
+        sys.path[0], sys.argv = os.getcwd(), words[1:]
+        sys.modules.pop(words[1], None)
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0], sys.argv = str(Path(words[0]).parent), words
+        runpy.run_path(words[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 2:
+        forked = Forked(sys.argv[1], sys.argv[2:], environment=os.environ, folder=os.getcwd(), streams=range(3))
+        sys.exit(forked.wait() % 256)
+    what, its_streams = _serve(sys.argv[1])
+    _be_another(what, its_streams)
+    _run(what["words"])
