@@ -18,6 +18,7 @@ from http import HTTPStatus
 from importlib import import_module
 from pathlib import Path
 
+import fork_server
 import psutil
 import pytest
 import yaml
@@ -34,7 +35,7 @@ from understudy.lazy import load
 from understudy.methods import registry
 from understudy.privacy.ledger.ledger import Ledger
 from understudy.runs.folders import read_record
-from understudy.runs.request import Budget
+from understudy.runs.request import Budget, RunRequest
 from understudy.settings import settings
 
 ROUNDS = ("rounds=1", *SMALL_ROUND)
@@ -57,6 +58,13 @@ def deployed(tmp_path_factory, empty_prefect_database):
         "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "2",
+        # How often it looks for runs that have fallen silent.
+        "PREFECT_SERVER_EVENTS_PROACTIVE_GRANULARITY": "PT1S",
+        # Services that no test here asks about.
+        **{
+            f"PREFECT_SERVER_SERVICES_{service}_ENABLED": "false"
+            for service in ("LATE_RUNS", "FOREMAN", "PAUSE_EXPIRATIONS", "CANCELLATION_CLEANUP", "REPOSSESSOR")
+        },
         # A worker takes what is due within this time; the run then waits for its moment.
         "PREFECT_WORKER_PREFETCH_SECONDS": "120",
         "PREFECT_LOGGING_LEVEL": "WARNING",
@@ -76,8 +84,21 @@ def deployed(tmp_path_factory, empty_prefect_database):
             process.wait(timeout=60)
 
 
+@pytest.fixture(scope="module")
+def never_begun(deployed):
+    """A run that a worker took, and whose process died before its first heartbeat: long before a test asks about it."""
+    api = deployed["PREFECT_API_URL"]
+    deployment = ask(f"{api}/deployments/name/conditional-generation/default")["id"]
+    asked = RunRequest(
+        data="sample:reviews", source="ward", out="out", epsilon=3.0, budget=Budget(epsilon=8, delta=0.01)
+    )
+    # Not scheduled: no worker may take it.
+    body = {"parameters": {"request": asked.model_dump(mode="json")}, "state": {"type": "PENDING", "name": "Pending"}}
+    return ask(f"{api}/deployments/{deployment}/create_flow_run", body)["id"]
+
+
 @pytest.fixture
-def server(deployed, home, prefect_server):
+def server(deployed, never_begun, home, prefect_server):
     """The environment of the server's clients, with the settings of this test."""
     return deployed | {name: value for name, value in os.environ.items() if name.startswith("UNDERSTUDY_")}
 
@@ -148,18 +169,18 @@ def test_deploying_again_makes_nothing_twice_and_leaves_what_an_operator_has_set
         assert place == wanted["work_pool"]
 
 
-def ask(place: str, body: object = None) -> object:
+def ask(place: str, body: object = None, *, method: str | None = None) -> object:
     """What the server's API answers: to a question with a body, or to a plain one.
 
     While another has the lock of its SQLite database it rolls back and answers 503; its clients then ask again.
     """
     data = None if body is None else json.dumps(body).encode()
-    asked = urllib.request.Request(place, data=data, headers={"Content-Type": "application/json"})
+    asked = urllib.request.Request(place, data=data, headers={"Content-Type": "application/json"}, method=method)
     deadline = time.monotonic() + 120
     while True:
         try:
             with urllib.request.urlopen(asked, timeout=60) as answer:
-                return json.load(answer)
+                return json.loads(answer.read() or "null")
         except urllib.error.HTTPError as refused:
             if refused.code != HTTPStatus.SERVICE_UNAVAILABLE or time.monotonic() > deadline:
                 raise
@@ -202,30 +223,29 @@ def steps_kept(home: Path) -> int:
     return max(steps, default=0)
 
 
-def wait_until(reached, log: Path, within: float) -> float:
-    """Wait for a condition; gives the seconds that it took."""
+def wait_until(reached, log: Path, within: float) -> None:
+    """Wait for a condition."""
     began = time.monotonic()
     while not reached():
         assert time.monotonic() - began < within, f"not within {within:g} s: {log.read_text()[-3000:]}"
         time.sleep(0.1)
-    return time.monotonic() - began
 
 
 def kill_in_training(environment: dict[str, str], run: str, log: Path, *, steps: int) -> float:
-    """Kill worker and process of a run once so many further steps are kept; gives the seconds until it is Crashed."""
+    """Kill worker and process of a run once so many further steps are kept; gives the moment."""
     api, home = environment["PREFECT_API_URL"], settings().home
     before = steps_kept(home)
     with worker(environment, "client", log):
         wait_until(lambda: steps_kept(home) >= before + steps, log, within=300)
+    killed = time.monotonic()
     assert ask(f"{api}/flow_runs/{run}")["state"]["type"] == "RUNNING", "nobody was left to say that it was killed"
-    return wait_until(lambda: ask(f"{api}/flow_runs/{run}")["state"]["type"] == "CRASHED", log, within=120)
+    return killed
 
 
-def taken_and_lost(api: str, deployment: str, parameters: dict) -> str:
-    """A run that a worker took, and whose process died before its first heartbeat."""
-    # Not scheduled: no worker may take it.
-    body = {"parameters": parameters, "state": {"type": "PENDING", "name": "Pending"}}
-    return ask(f"{api}/deployments/{deployment}/create_flow_run", body)["id"]
+def crashed_after(api: str, run: str, log: Path, *, killed: float) -> float:
+    """Wait until a run that was killed is Crashed; gives the seconds since then."""
+    wait_until(lambda: ask(f"{api}/flow_runs/{run}")["state"]["type"] == "CRASHED", log, within=120)
+    return time.monotonic() - killed
 
 
 def tasks_of(api: str, run: str) -> Counter[tuple[str, str]]:
@@ -238,6 +258,8 @@ def test_a_scheduled_run_that_was_killed_with_its_worker_is_crashed_retried_and_
     server, request_of, tmp_path, in_home
 ):
     """Also: SQLAlchemy 2.1 made every tick of the server's scheduler raise, and no scheduled run ever started."""
+    from understudy.flows.conditional_generation import conditional_generation
+
     api, log = server["PREFECT_API_URL"], Path(server["PREFECT_HOME"]) / "server.log"
     deployment = ask(f"{api}/deployments/name/conditional-generation/default")["id"]
     soon = (datetime.now(UTC) + timedelta(seconds=10)).isoformat()
@@ -246,12 +268,16 @@ def test_a_scheduled_run_that_was_killed_with_its_worker_is_crashed_retried_and_
     parameters = {"request": request.model_dump(mode="json")}
     ask(f"{api}/deployments/{deployment}/schedules", [schedule | {"parameters": parameters}])
     made = scheduled_run(api, log)
-    taken = taken_and_lost(api, deployment, parameters)
-    assert kill_in_training(server, made["id"], tmp_path / "worker.log", steps=2) < 60
-    reached = steps_kept(settings().home)
-    assert reached < 60, "expected a kill amid the training"
-    assert tasks_of(api, made["id"])["train", "Running"] == 1
+    killed = kill_in_training(server, made["id"], tmp_path / "worker.log", steps=2)
+    assert steps_kept(settings().home) < 60, "expected a kill amid the training"
+    # What would have come of it, while the server waits for a sign of life.
     shutil.copytree(settings().home, tmp_path / "calm")
+    shutil.rmtree(tmp_path / "calm/private/checkpoints")
+    with in_home(tmp_path / "calm"):
+        conditional_generation(request.model_copy(update={"out": str(tmp_path / "calm-out")}))
+        assert len(Ledger.open().charges("ward")) == 1
+    assert crashed_after(api, made["id"], log, killed=killed) < 60
+    assert tasks_of(api, made["id"])["train", "Running"] == 1
 
     prefect(server, "flow-run", "retry", made["id"])
     prefect(server, "worker", "start", "--pool", "client", "--run-once")
@@ -260,20 +286,12 @@ def test_a_scheduled_run_that_was_killed_with_its_worker_is_crashed_retried_and_
     began, due = (datetime.fromisoformat(moment) for moment in (ended["start_time"], made["expected_start_time"]))
     assert began >= due - timedelta(seconds=2), "the run waits for its time, as exactly as the worker's clock ticks"
     assert "Traceback" not in log.read_text(), log.read_text()[-6000:]
-    wait_until(lambda: ask(f"{api}/flow_runs/{taken}")["state"]["type"] == "CRASHED", log, within=120)
     states = tasks_of(api, made["id"])
     assert states["train", "Crashed"] == states["train", "Completed"] == 1
     assert {state for _, state in states} <= {"Crashed", "Completed", "Cached"}
     assert len(Ledger.open().charges("ward")) == 1
     statement = json.loads((tmp_path / "worker-out/export/statement.json").read_text())
     assert statement["epsilon"] <= 3
-
-    from understudy.flows.conditional_generation import conditional_generation
-
-    shutil.rmtree(tmp_path / "calm/private/checkpoints")
-    with in_home(tmp_path / "calm"):
-        conditional_generation(request.model_copy(update={"out": str(tmp_path / "calm-out")}))
-        assert len(Ledger.open().charges("ward")) == 1
     assert digests(tmp_path / "worker-out") == digests(tmp_path / "calm-out"), "as if it had never been killed"
 
 
@@ -323,7 +341,8 @@ def test_ten_kills_of_worker_and_run(method, server, request_of, tmp_path, in_ho
     body = {"parameters": {"request": request.model_dump(mode="json")}, "state": {"type": "SCHEDULED"}}
     run = ask(f"{api}/deployments/{deployment}/create_flow_run", body)["id"]
     for number in range(10):
-        assert kill_in_training(server, run, tmp_path / "worker.log", steps=drawn.randint(1, 40)) < 60
+        killed = kill_in_training(server, run, tmp_path / "worker.log", steps=drawn.randint(1, 40))
+        assert crashed_after(api, run, tmp_path / "worker.log", killed=killed) < 60
         if number == 0:
             shutil.copytree(settings().home, tmp_path / "calm")
         prefect(server, "flow-run", "retry", run)
@@ -370,6 +389,15 @@ def worker_of_the_server_zone(environment: dict[str, str], home: Path, tracking:
         yield
 
 
+def started_by_the_worker(api: str, deployment: str, command: str) -> None:
+    """Workers start this command for each run of a deployment: `python -m prefect.engine`, which imports for seconds.
+
+    Such a process shares nothing but imports with another. What workers start by themselves runs in the client zone.
+    """
+    found = ask(f"{api}/deployments/name/{deployment}")["id"]
+    ask(f"{api}/deployments/{found}", {"job_variables": {"command": command}}, method="PATCH")
+
+
 def holding(folder: Path, texts: list[str]) -> list[Path]:
     """The files of a folder that hold one of the texts, as it is or as JSON writes it."""
     wanted = {form for text in texts for form in (text.encode(), json.dumps(text)[1:-1].encode())}
@@ -386,6 +414,7 @@ def test_two_zones_make_the_artifacts_of_one_and_the_server_sees_no_private_text
     given = {"data": "sample:clients", "label_names": None, "samples": 8}
     given |= {"delta": 1e-3, "budget": Budget(epsilon=8, delta=0.02)}
     request = request_of(**given, overrides=ROUNDS, out=str(tmp_path / "apart-out"))
+    started_by_the_worker(server["PREFECT_API_URL"], SERVER.deployment, fork_server.command("-m", "prefect.engine"))
     parameters = json.dumps({"request": request.model_dump(mode="json")})
     prefect(server, "deployment", "run", "preference-optimization/default", "--params", parameters)
     there = tmp_path / "server-home"
@@ -427,3 +456,9 @@ def test_a_client_zone_without_the_server_side_is_told_what_to_do(request_of, tm
     with pytest.raises(InputError, match=r"understudy deploy.*unset UNDERSTUDY_ZONE"):
         preference_optimization(request_of(**given, overrides=ROUNDS))
     assert len(Ledger.open().charges("ward")) == 1
+
+
+def test_a_run_whose_process_never_began_is_crashed(deployed, never_begun):
+    """Last, since it takes a minute and a half from when the run was taken, while the other tests run."""
+    api, log = deployed["PREFECT_API_URL"], Path(deployed["PREFECT_HOME"]) / "server.log"
+    wait_until(lambda: ask(f"{api}/flow_runs/{never_begun}")["state"]["type"] == "CRASHED", log, within=120)
