@@ -44,7 +44,8 @@ def test_the_wheel_holds_models_samples_and_templates_and_finds_them(tmp_path):
     empty = tmp_path / "empty"
     empty.mkdir()
     # Ahead of the checkout on the path; dependencies come from this environment.
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "unpacked")}
+    path = os.pathsep.join([str(tmp_path / "unpacked"), os.environ["PYTHONPATH"]])
+    environment = {**os.environ, "PYTHONPATH": path}
     script = (
         "import understudy, understudy.shipped as s; from understudy.models.loading import load_model;"
         "from understudy.data.tables import read_source; load_model('tiny-llama'); load_model('tiny-gpt2');"
