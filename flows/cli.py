@@ -6,9 +6,11 @@ Exit codes: 0 done, 1 failed, 2 the user's input is wrong, 3 budget refused.
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import sys
 from enum import StrEnum
+from gc import freeze
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -287,6 +289,8 @@ def main() -> None:
     """Entry point: errors of the user become one line and their exit code."""
     from understudy.errors import UnderstudyError
 
+    # An interpreter that ends looks for garbage in all that was imported, for two seconds; it is freed all the same.
+    atexit.register(freeze)
     try:
         app()
     except UnderstudyError as error:

@@ -5,8 +5,13 @@ import re
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterator
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
+from unittest.mock import patch
 
+import forked
 import pytest
 
 from understudy.errors import InputError
@@ -14,7 +19,6 @@ from understudy.locks import holder_of
 from understudy.settings import device_locks, settings
 from understudy.tasks.engine import machine
 
-IMPORTED = ["understudy.tasks.engine.machine"]
 # Holds a device until it is told to go on; the device type is given, as on a machine with CUDA.
 HOLDER = """
 from understudy.tasks.engine.machine import gpu_slot
@@ -38,6 +42,32 @@ with gpu_slot("cuda") as index:
 def without_server(monkeypatch):
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     monkeypatch.setenv("PREFECT_HOME", "no-such-prefect-home")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[forkserver.ForkServer]:
+    """A process that has imported what locks a GPU, and has opened nothing."""
+    started = forkserver.ForkServer()
+    started.set_forkserver_preload(["understudy.tasks.engine.machine"])
+    yield started
+    started._stop()
+
+
+@pytest.fixture
+def start(server: forkserver.ForkServer) -> Iterator[Callable[..., tuple[ForkServerProcess, Connection]]]:
+    """`forked.start`, from it; what still runs after the test is killed."""
+    processes = []
+
+    def run(code: str, **names: object) -> tuple[ForkServerProcess, Connection]:
+        with patch.object(forkserver, "connect_to_new_process", server.connect_to_new_process):
+            process, pipe = forked.start(code, **names)
+        processes.append(process)
+        return process, pipe
+
+    yield run
+    for process in processes:
+        process.kill()
+        process.join()
 
 
 def received(pipe: Connection) -> object:
