@@ -9,8 +9,8 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -47,6 +47,8 @@ gc.disable()
 
 _confinement = Confinement()
 _before = pytest.StashKey[frozenset[str]]()
+_server = pytest.StashKey["_Server"]()
+_UNIT = Path(__file__).with_name("unit")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -144,16 +146,56 @@ def empty_prefect_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def prefect_server(empty_prefect_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One temporary Prefect server for the whole session; ask for it in tests that run flows.
+def prefect_server(
+    request: pytest.FixtureRequest, empty_prefect_database: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
+    """One temporary Prefect server for the whole session; ask for it in tests that run flows."""
 
-    Flows send no heartbeat of Prefect's: its thread sleeps in whole seconds, and each flow would wait for it to wake.
-    """
+    def start() -> AbstractContextManager[None]:
+        folder = tmp_path_factory.mktemp("prefect-server")
+        shutil.copy(empty_prefect_database, folder / "prefect-test.db")
+        return _prefect_server_in(folder)
+
+    server = request.session.stash[_server] = _Server(start)
+    server.start()
+    yield
+    server.end()
+
+
+class _Server:
+    """A server that is started anew where it has ended: it works for nobody while there is nothing to do."""
+
+    def __init__(self, make: Callable[[], AbstractContextManager[None]]) -> None:
+        self._make = make
+        self._running: ExitStack | None = None
+
+    def start(self) -> None:
+        if self._running is None:
+            self._running = ExitStack()
+            self._running.enter_context(self._make())
+
+    def end(self) -> None:
+        if self._running is not None:
+            self._running.close()
+            self._running = None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """The unit tests come last, and need no server."""
+    server = item.session.stash.get(_server, None)
+    if server is not None and "prefect_server" in getattr(item, "fixturenames", ()):
+        server.start()
+    elif server is not None and _UNIT in item.path.parents:
+        server.end()
+
+
+@contextmanager
+def _prefect_server_in(folder: Path) -> Iterator[None]:
+    """Flows send no heartbeat of Prefect's: its thread sleeps in whole seconds, and each flow would wait for it."""
     from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
     from prefect.testing import utilities
 
-    folder = tmp_path_factory.mktemp("prefect-server")
-    shutil.copy(empty_prefect_database, folder / "prefect-test.db")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(utilities, "mkdtemp", lambda: str(folder))
         with (
