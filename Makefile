@@ -47,9 +47,9 @@ demo-run: install $(DEMO_HOME)/.made
 	    --about "notes to the service desk of a ferry line" --epsilon 8 --budget 8,2e-4 --model $(MODEL) \
 	    $(if $(filter multitask,$(VARIANT)),,--set variant=$(VARIANT)) --samples 100 --out out/demo$(OTHER)
 
-# Types are checked beside the tests, which wait for a disk or a server now and then.
+# Types are checked while the tests wait for a server or a process: `nice` takes what nobody else wants.
 test: install
-	$(MAKE) --no-print-directory --jobs=2 lint tests
+	$(MAKE) --no-print-directory --jobs=2 LINT="nice -n 19" lint tests
 
 # Two processes, a file of tests in one of them: tests use one thread each.
 tests: install
@@ -66,8 +66,8 @@ prove-instruction-sets: install
 	ATEN_CPU_CAPABILITY=default $(UNIT)
 
 lint: install typecheck
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	$(LINT) $(BIN)/ruff check .
+	$(LINT) $(BIN)/ruff format --check .
 
 # mypy reads one folder: the four places of the package, linked together under its import name.
 typecheck: install
@@ -76,7 +76,7 @@ typecheck: install
 	ln -s "$(CURDIR)/flows" build/typecheck/understudy/flows
 	ln -s "$(CURDIR)/tasks" build/typecheck/understudy/tasks
 	ln -s "$(CURDIR)/artifacts" build/typecheck/understudy/shipped
-	cd build/typecheck && MYPYPATH=. "$(abspath $(BIN))/mypy" --cache-dir ../mypy --config-file "$(CURDIR)/pyproject.toml" -p understudy
+	cd build/typecheck && MYPYPATH=. $(LINT) "$(abspath $(BIN))/mypy" --cache-dir ../mypy --config-file "$(CURDIR)/pyproject.toml" -p understudy
 
 wheel: install
 	$(BIN)/python -m build --wheel --outdir dist .
