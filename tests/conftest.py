@@ -61,6 +61,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """What the imports made is there to stay: without this, each collection of garbage looks through half a million."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
     gc.enable()
 
 
