@@ -289,7 +289,7 @@ def main() -> None:
     """Entry point: errors of the user become one line and their exit code."""
     from understudy.errors import UnderstudyError
 
-    # An interpreter that ends looks for garbage in all that was imported, for two seconds; it is freed all the same.
+    # An interpreter that ends looks for garbage in all that was imported, for up to two seconds; it goes all the same.
     atexit.register(freeze)
     try:
         app()

@@ -172,8 +172,9 @@ class _Server:
 
     def start(self) -> None:
         if self._running is None:
-            self._running = ExitStack()
-            self._running.enter_context(self._make())
+            running = ExitStack()
+            running.enter_context(self._make())
+            self._running = running
 
     def end(self) -> None:
         if self._running is not None:

@@ -473,3 +473,5 @@ def test_a_run_whose_process_never_began_is_crashed(deployed, never_begun):
     """Last, since it takes a minute and a half from when the run was taken, while the other tests run."""
     api, log = deployed["PREFECT_API_URL"], Path(deployed["PREFECT_HOME"]) / "server.log"
     wait_until(lambda: ask(f"{api}/flow_runs/{never_begun}")["state"]["type"] == "CRASHED", log, within=120)
+    found = ask(f"{api}/flow_runs/{never_begun}")
+    assert (found["state"]["type"], found["run_count"]) == ("CRASHED", 0)
