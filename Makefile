@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export DO_NOT_TRACK ?= 1
 
-.PHONY: install demo demo-run test tests lint typecheck prove prove-instruction-sets wheel clean
+.PHONY: install demo demo-run test tests waiting-tests lint typecheck prove prove-instruction-sets wheel clean
 
 # The stamp is newer than the project's own dependency files, or everything is installed again.
 # pip would compile on one core, and all of it. Left out is what is hardly ever imported, and one file of torch that is
@@ -49,11 +49,16 @@ demo-run: install $(DEMO_HOME)/.made
 
 # Types are checked while the tests wait for a server or a process: `nice` takes what nobody else wants.
 test: install
-	$(MAKE) --no-print-directory --jobs=2 LINT="nice -n 19" lint tests
+	$(MAKE) --no-print-directory --jobs=3 LINT="nice -n 19" lint tests waiting-tests
 
 # Two processes, a file of tests in one of them: tests use one thread each.
+WAITING := tests/flows/test_worker.py
 tests: install
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(WAITING:%=--ignore=%)
+
+# A worker, its server and the processes of its runs mostly wait for each other.
+waiting-tests: install
+	$(BIN)/python -m pytest $(WAITING)
 
 prove: install prove-instruction-sets
 	$(BIN)/python -m pytest -m slow

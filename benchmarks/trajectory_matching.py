@@ -55,9 +55,10 @@ from understudy.methods.trajectory_matching.experts import (
     train_expert,
 )
 from understudy.methods.trajectory_matching.student import Student
-from understudy.methods.trajectory_matching.training import Schedule, fine_tune
+from understudy.methods.trajectory_matching.training import PacedCheckpoint, Schedule, fine_tune
 from understudy.methods.trajectory_matching.unroll import Weights
 from understudy.models.loading import LoadedModel, load_model
+from understudy.progress import Course
 
 TOPICS = ("World", "Sports", "Business", "Sci/Tech")
 QUESTION = "World, Sports, Business or Sci/Tech? "
@@ -172,7 +173,8 @@ def distilled(settings: Settings, cell: Cell, arm: str, carriers: Sequence[Pair]
     student = expert_student(base.model, config, 0)
     if not (folder / PROMPTS_FILE).exists():
         rows = encoded(carriers, base.tokenizer, config)
-        found = distil(student, rows, [expert_of(settings, cell)], config, folder=folder / "checkpoints")
+        course = Course(PacedCheckpoint(folder / "checkpoints", per_epoch=config.distil.steps))
+        found = distil(student, rows, [expert_of(settings, cell)], config, course)
         save_distilled(folder, found, decoded(found.prompts, student.vocabulary, base.tokenizer)[0])
     result, tokens = load_distilled(folder)
     return result, [str(base.tokenizer.decode(row)) for row in tokens.tolist()]

@@ -34,7 +34,9 @@ from understudy.methods.trajectory_matching.emission import decoded
 from understudy.methods.trajectory_matching.evaluation import Emitted, evaluate_tuning
 from understudy.methods.trajectory_matching.experts import expert_student, train_expert
 from understudy.methods.trajectory_matching.preparation import expected_seconds
+from understudy.methods.trajectory_matching.training import PacedCheckpoint
 from understudy.models.loading import load_base
+from understudy.progress import Course
 
 TARGET = 0.25
 HELD_OUT = 20
@@ -90,7 +92,8 @@ def measured(case: str) -> dict[str, float]:
         chosen = timed("selection", lambda: choose(rows, None, config, student=student, tokenizer=base.tokenizer))
         carriers = [rows[row] for row in chosen]
         few = encoded(carriers, base.tokenizer, config)
-        result = timed("distillation", lambda: distil(student, few, [expert], config, folder=kept / "distil"))
+        course = Course(PacedCheckpoint(kept / "distil", per_epoch=config.distil.steps))
+        result = timed("distillation", lambda: distil(student, few, [expert], config, course))
     _, texts = decoded(result.prompts, student.vocabulary, base.tokenizer)
     emitted = Emitted(carriers, result, texts)
     base = load_base(config)

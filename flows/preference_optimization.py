@@ -43,12 +43,12 @@ METHOD = "preference-optimization"
 class Propose(Frozen):
     """Write a round's candidates."""
 
-    makes: ClassVar[tuple[str, ...]] = ("candidates",)
     step: Literal["propose"] = "propose"
     adapter: ArtifactRef | None
     config: PreferenceOptimizationConfig
     label_names: tuple[str, ...]
     number: int
+    makes: ClassVar[tuple[str, ...]] = ("candidates",)
 
     def take(self, zone: Zone) -> ArtifactRef:
         """Run its task."""
@@ -58,13 +58,13 @@ class Propose(Frozen):
 class Prefer(Frozen):
     """Train on a round's noisy scores."""
 
-    makes: ClassVar[tuple[str, ...]] = ("adapter",)
     step: Literal["prefer"] = "prefer"
     candidates: ArtifactRef
     scores: ArtifactRef
     adapter: ArtifactRef | None
     config: PreferenceOptimizationConfig
     number: int
+    makes: ClassVar[tuple[str, ...]] = ("adapter",)
 
     def take(self, zone: Zone) -> ArtifactRef:
         """Run its task."""
@@ -74,10 +74,10 @@ class Prefer(Frozen):
 class Publish(Frozen):
     """Make the last policy a model."""
 
-    makes: ClassVar[tuple[str, ...]] = ("model",)
     step: Literal["publish"] = "publish"
     adapter: ArtifactRef
     config: PreferenceOptimizationConfig
+    makes: ClassVar[tuple[str, ...]] = ("model",)
 
     def take(self, zone: Zone) -> ArtifactRef:
         """Run its task."""
@@ -87,11 +87,11 @@ class Publish(Frozen):
 class WriteTexts(Frozen):
     """Write the synthetic texts, or without an adapter the public model's."""
 
-    makes: ClassVar[tuple[str, ...]] = ("synthetic", "prompt-only")
     step: Literal["write-texts"] = "write-texts"
     adapter: ArtifactRef | None
     config: PreferenceOptimizationConfig
     label_names: tuple[str, ...]
+    makes: ClassVar[tuple[str, ...]] = ("synthetic", "prompt-only")
 
     def take(self, zone: Zone) -> ArtifactRef:
         """Run its task."""

@@ -19,6 +19,7 @@ from understudy.artifacts.access import (
 )
 from understudy.methods.trajectory_matching.config import TrajectoryMatchingConfig
 from understudy.privacy import labels
+from understudy.progress import Course
 from understudy.tasks.charge_receipt import ChargeReceipt, open_mechanisms, write_released
 from understudy.tasks.engine.runtime import checkpoint_directory, compute, progress, task
 from understudy.tasks.evaluation import write_metrics
@@ -115,12 +116,14 @@ def distil(trajectories: ArtifactRef, selected: ArtifactRef, config: TrajectoryM
     from understudy.methods.trajectory_matching.carriers import encoded
     from understudy.methods.trajectory_matching.emission import decoded, save_distilled
     from understudy.methods.trajectory_matching.experts import expert_student
+    from understudy.methods.trajectory_matching.training import PacedCheckpoint
     from understudy.models.loading import load_base
 
     base = load_base(config, compute())
     student, pairs = expert_student(base.model, config, 0), _pairs(selected)
     rows, found = encoded(pairs, base.tokenizer, config), _trajectories(trajectories)
-    result = distilling.distil(student, rows, found, config, folder=checkpoint_directory(), progress=progress)
+    course = Course(PacedCheckpoint(checkpoint_directory(), per_epoch=config.distil.steps), progress)
+    result = distilling.distil(student, rows, found, config, course)
     tokens, texts = decoded(result.prompts, student.vocabulary, base.tokenizer)
     label = labels.post_process(labels.join(trajectories.label, selected.label))
     with store_for(label).write(kind="distilled", label=label, parents=[trajectories, selected]) as draft:
@@ -147,30 +150,26 @@ def emit_text(distilled: ArtifactRef) -> ArtifactRef:
 
 @task(name="evaluate-tuning")
 def evaluate_tuning(
-    distilled: ArtifactRef,
-    trajectories: ArtifactRef,
-    train: ArtifactRef,
-    test: ArtifactRef,
-    config: TrajectoryMatchingConfig,
+    learned: ArtifactRef, experts: ArtifactRef, train: ArtifactRef, test: ArtifactRef, config: TrajectoryMatchingConfig
 ) -> ArtifactRef:
     """Tune on the result and measure on held-out rows, and count what training cut; the figures are private."""
     from understudy.methods.trajectory_matching import evaluation
     from understudy.methods.trajectory_matching.emission import load_distilled
     from understudy.models.loading import load_base, load_model
 
-    result, _ = load_distilled(path_of(distilled))
-    texts = read_table(distilled)["pseudo_tokens"].to_pylist()
+    result, _ = load_distilled(path_of(learned))
+    texts = read_table(learned)["pseudo_tokens"].to_pylist()
     other, digest = config.tuning.transfer, config.tuning.transfer_digest
     metrics = evaluation.evaluate_tuning(
         load_base(config, compute()),
-        evaluation.Emitted(_pairs(distilled), result, texts),
-        _trajectories(trajectories)[0][-1],
+        evaluation.Emitted(_pairs(learned), result, texts),
+        _trajectories(experts)[0][-1],
         _pairs(test),
         config,
         train=_pairs(train),
         other=load_model(other, digest=digest, compute=compute()) if other else None,
     )
-    return write_metrics(metrics, [distilled, trajectories, train, test])
+    return write_metrics(metrics, [learned, experts, train, test])
 
 
 def _pairs(ref: ArtifactRef) -> list[Pair]:

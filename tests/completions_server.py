@@ -12,11 +12,14 @@ def echo(request: dict) -> dict:
 
 
 class Completions:
-    """A local server of the protocol; `faults` are answers (status, headers, bytes) given before the first true one."""
+    """A local server of the protocol; `faults` are answers (status, headers, bytes) given before the first true one.
 
-    def __init__(self, answer=echo, faults=()):
+    One that `forgets_after` so many requests refuses the next eight, as a server does whose model is unloaded.
+    """
+
+    def __init__(self, answer=echo, faults=(), *, forgets_after=None):
         self.requests, self.headers, self.paths = [], [], []
-        self.faults, self._lock = list(faults), threading.Lock()
+        self.faults, self.forgets_after, self._lock = list(faults), forgets_after, threading.Lock()
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -29,6 +32,9 @@ class Completions:
                     outer.headers.append(dict(self.headers))
                     outer.paths.append(self.path)
                     fault = outer.faults.pop(0) if outer.faults else None
+                    if len(outer.requests) == outer.forgets_after:
+                        outer.forgets_after = None
+                        outer.faults += [(404, {}, b"no such model")] * 8
                 if fault == "wait":
                     outer.released.wait(20)
                     self.close_connection = True

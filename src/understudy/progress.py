@@ -12,6 +12,13 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int], None]  # (parts done, parts in all), public numbers only
 
 
+def halves(progress: Progress | None) -> tuple[Progress | None, Progress | None]:
+    """For work in two parts that are told as one: each part tells of its own, which are half of what there is."""
+    if progress is None:
+        return None, None
+    return lambda done, parts: progress(done, 2 * parts), lambda done, parts: progress(parts + done, 2 * parts)
+
+
 class CheckpointSink(Protocol):
     """Where a training keeps its state, under the private root (`models.checkpoints.TrainingCheckpoint`)."""
 

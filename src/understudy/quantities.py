@@ -5,6 +5,7 @@ A setting with closer bounds is of the plain type and names them all: pydantic k
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import Field
@@ -36,4 +37,15 @@ def setting(default: T, description: str, **bounds: Any) -> T:
         bounds: of a plain type, such as `le=100`, and what else `Field` takes.
     """
     made: Any = Field(default=default, description=description, **bounds)
+    return made  # type: ignore[no-any-return]
+
+
+def section(kind: Callable[..., T], description: str) -> T:
+    """A model of settings inside of another, whose defaults are its own.
+
+    Args:
+        kind: the model.
+        description: what its settings are about.
+    """
+    made: Any = Field(default_factory=kind, description=description)
     return made  # type: ignore[no-any-return]

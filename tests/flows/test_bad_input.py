@@ -18,6 +18,8 @@ from stored_state import state_of
 from understudy.errors import BudgetRefused, InputError
 from understudy.runs.split import LABELS_DISCLOSED
 
+pytestmark = pytest.mark.usefixtures("one_encoder", "one_load_of_a_model")
+
 
 @pytest.fixture
 def options(tmp_path, data, random_model_folder):

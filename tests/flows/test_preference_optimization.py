@@ -13,13 +13,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from completions_server import Completions, echo
+from completions_server import Completions
 from ended_runs import Ended, everything_logged
 from kill_and_resume import digests, kill_once, reserve
 from safetensors.torch import load_file
 from tests_support import SMALL_ROUND
 
 from understudy.artifacts.access import exchange_store, path_of
+from understudy.artifacts.zone_keys import OwnKey
 from understudy.data.samples import generate
 from understudy.errors import InputError, UnderstudyError
 from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
@@ -280,20 +281,27 @@ def test_what_scoring_or_the_served_policy_would_spoil_is_refused_before_anythin
     assert Ledger.open().sources() == ()
 
 
+def test_a_client_zone_without_the_server_side_is_told_what_to_do(request_of, monkeypatch):
+    from understudy.flows.preference_optimization import preference_optimization
+
+    monkeypatch.setenv("UNDERSTUDY_ZONE", "client")
+    given = {"data": "sample:clients", "label_names": None, "samples": 8}
+    given |= {"delta": 1e-3, "budget": Budget(epsilon=8, delta=0.02)}
+    with pytest.raises(InputError, match=r"key of the server zone.*understudy keys trust"):
+        preference_optimization(request_of(**given, overrides=("rounds=1", *SMALL_ROUND)))
+    monkeypatch.setenv("UNDERSTUDY_TRUSTED_KEY", OwnKey("server", b"s" * 32).public.text)
+    with pytest.raises(InputError, match=r"understudy deploy.*unset UNDERSTUDY_ZONE"):
+        preference_optimization(request_of(**given, overrides=("rounds=1", *SMALL_ROUND)))
+    assert len(Ledger.open().charges("ward")) == 1
+
+
 def test_a_step_that_an_endpoint_failed_goes_on_and_another_step_asks_anew(random_model_folder, home):
     """Served under one name, the policy of another charge gives other answers."""
     from understudy.tasks import preference_optimization as steps
 
-    def forgets_its_model(request):
-        if len(server.requests) == 10 and not forgotten:
-            forgotten.append(True)
-            server.faults += [(404, {}, b"no such model")] * 8
-        return echo(request)
-
-    forgotten = []
     settings = {"prompts": 4, "per_prompt": 4, "seeds_per_prompt": 2, "seed_tokens": 4}
     sizes = {"candidates": settings | {"sampling": {"max_new_tokens": 12}}, "model": str(random_model_folder)}
-    with Completions(forgets_its_model) as server:
+    with Completions(forgets_after=10) as server:
         served = {"url": server.url, "model": "policy-{round}"}
         config = PreferenceOptimizationConfig.model_validate({**sizes, "endpoint": served})
 

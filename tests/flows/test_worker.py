@@ -26,11 +26,12 @@ import yaml
 from homes import bare_environment, home_environment
 from kill_and_resume import digests
 from prefect import Flow
+from prefect import settings as settings_of_prefect
+from prefect.events.worker import EventsWorker
+from prefect.utilities.asyncutils import run_coro_as_sync
 from tests_support import SMALL, SMALL_ROUND
 
-from understudy.artifacts.zone_keys import OwnKey
 from understudy.data.samples import generate
-from understudy.errors import InputError
 from understudy.flows.preference_optimization import SERVER
 from understudy.lazy import load
 from understudy.methods import registry
@@ -96,6 +97,20 @@ def never_begun(deployed):
     # Not scheduled: no worker may take it.
     body = {"parameters": {"request": asked.model_dump(mode="json")}, "state": {"type": "PENDING", "name": "Pending"}}
     return ask(f"{api}/deployments/{deployment}/create_flow_run", body)["id"]
+
+
+@pytest.fixture(scope="module")
+def prefect_server(deployed):
+    """Flows in the tests' own process are told to the same server; no heartbeat of Prefect's, as in other tests."""
+    api, heartbeat = settings_of_prefect.PREFECT_API_URL, settings_of_prefect.PREFECT_FLOWS_HEARTBEAT_FREQUENCY
+    with settings_of_prefect.temporary_settings({api: deployed["PREFECT_API_URL"], heartbeat: None}):
+        yield
+        run_coro_as_sync(events_are_sent())
+
+
+async def events_are_sent() -> None:
+    """Wait until the server has what it was told of runs: it ends before this process, which would wait for ever."""
+    await EventsWorker.drain_all()
 
 
 @pytest.fixture
@@ -403,7 +418,7 @@ def worker_of_the_server_zone(environment: dict[str, str], home: Path, tracking:
 def started_by_the_worker(api: str, deployment: str, command: str) -> None:
     """Workers start this command for each run of a deployment: `python -m prefect.engine`, which imports for seconds.
 
-    Such a process shares nothing but imports with another. What workers start by themselves runs in the client zone.
+    Such a process shares nothing but imports with another. The scheduled run is what a worker starts by itself.
     """
     found = ask(f"{api}/deployments/name/{deployment}")["id"]
     ask(f"{api}/deployments/{found}", {"job_variables": {"command": command}}, method="PATCH")
@@ -425,7 +440,8 @@ def test_two_zones_make_the_artifacts_of_one_and_the_server_sees_no_private_text
     given = {"data": "sample:clients", "label_names": None, "samples": 8}
     given |= {"delta": 1e-3, "budget": Budget(epsilon=8, delta=0.02)}
     request = request_of(**given, overrides=ROUNDS, out=str(tmp_path / "apart-out"))
-    started_by_the_worker(server["PREFECT_API_URL"], SERVER.deployment, fork_server.command("-m", "prefect.engine"))
+    for deployment in (SERVER.deployment, "preference-optimization/default"):
+        started_by_the_worker(server["PREFECT_API_URL"], deployment, fork_server.command("-m", "prefect.engine"))
     parameters = json.dumps({"request": request.model_dump(mode="json")})
     prefect(server, "deployment", "run", "preference-optimization/default", "--params", parameters)
     there = tmp_path / "server-home"
@@ -452,20 +468,6 @@ def test_two_zones_make_the_artifacts_of_one_and_the_server_sees_no_private_text
     here = read_record(tmp_path / "here-out")
     assert (here.released, here.synthetic) == (apart.released, apart.synthetic), "made again here, with the same bytes"
     assert here.metrics == apart.metrics, "scores and measures were found again"
-    assert len(Ledger.open().charges("ward")) == 1
-
-
-def test_a_client_zone_without_the_server_side_is_told_what_to_do(request_of, tmp_path, prefect_server, monkeypatch):
-    from understudy.flows.preference_optimization import preference_optimization
-
-    monkeypatch.setenv("UNDERSTUDY_ZONE", "client")
-    given = {"data": "sample:clients", "label_names": None, "samples": 8}
-    given |= {"delta": 1e-3, "budget": Budget(epsilon=8, delta=0.02)}
-    with pytest.raises(InputError, match=r"key of the server zone.*understudy keys trust"):
-        preference_optimization(request_of(**given, overrides=ROUNDS))
-    monkeypatch.setenv("UNDERSTUDY_TRUSTED_KEY", OwnKey("server", b"s" * 32).public.text)
-    with pytest.raises(InputError, match=r"understudy deploy.*unset UNDERSTUDY_ZONE"):
-        preference_optimization(request_of(**given, overrides=ROUNDS))
     assert len(Ledger.open().charges("ward")) == 1
 
 

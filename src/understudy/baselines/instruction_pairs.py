@@ -17,8 +17,7 @@ from understudy.frozen import Frozen
 from understudy.generation import self_instruct
 from understudy.generation.config import SamplingConfig
 from understudy.generation.instructions import Pair, PairEncoder
-from understudy.generation.prompts import row_seeds, special_token_ids
-from understudy.generation.sampling import sample
+from understudy.generation.prompts import row_seeds
 from understudy.models.loading import LoadedModel
 from understudy.privacy import labels
 from understudy.privacy.labels import Label
@@ -132,19 +131,14 @@ def _prompts(way: Way, model: LoadedModel, examples: Sequence[Pair], making: Mak
 
 
 def _answers(model: LoadedModel, requests: Sequence[str], making: Making) -> list[str]:
-    if not requests:
-        return []
     encoder = PairEncoder(model.tokenizer)
     room = min(self_instruct.context_of(model), 4096) - making.answers.max_new_tokens
     ids, mask, _ = encoder.prompts([Pair(text) for text in requests], max_length=room)
-    device = next(model.model.parameters()).device
-    drawn = sample(
-        model.model,
-        (ids.to(device), mask.to(device)),
-        config=making.answers,
+    return self_instruct.write_answers(
+        model,
+        encoder,
+        (ids, mask),
+        sampling=making.answers,
         seeds=row_seeds(making.public_seed, range(len(requests)), purpose="baseline/answers"),
-        eos=encoder.end,
-        forbidden=special_token_ids(model.tokenizer),
         batch_size=making.batch_size,
     )
-    return [encoder.decode(tokens) for tokens in drawn]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from understudy.errors import InputError
 from understudy.generation.config import SamplingConfig
@@ -143,20 +144,60 @@ def continue_prompts(
         batch_size: rows in flight; speed only.
         progress: called with (continuations, prompts).
     """
-    _, eos, _ = special_ids(model.tokenizer)
-    ids, mask = PairEncoder(model.tokenizer, "plain").padded_left(prompts)
-    device = next(model.model.parameters()).device
-    drawn = sample(
+    encoder = PairEncoder(model.tokenizer, "plain")
+    seeds = row_seeds(public_seed, range(len(prompts)), purpose=purpose)
+    end = special_ids(model.tokenizer)[1]
+    drawn = _draw(model, encoder.padded_left(prompts), sampling, seeds, end, batch_size, progress)
+    return [str(model.tokenizer.decode(tokens, skip_special_tokens=True)) for tokens in drawn]
+
+
+def write_answers(
+    model: LoadedModel,
+    encoder: PairEncoder,
+    prompts: tuple[Tensor, Tensor],
+    *,
+    sampling: SamplingConfig,
+    seeds: Sequence[int],
+    batch_size: int,
+    progress: Progress | None = None,
+) -> list[str]:
+    """One answer per instruction; an empty one is an answer.
+
+    Args:
+        model: answers.
+        encoder: of its template.
+        prompts: ids and mask that the encoder made of the instructions.
+        sampling: how.
+        seeds: public, one for each instruction.
+        batch_size: rows in flight; speed only.
+        progress: called with (answers, instructions).
+    """
+    if not seeds:
+        return []
+    drawn = _draw(model, prompts, sampling, seeds, encoder.end, batch_size, progress)
+    return [encoder.decode(tokens) for tokens in drawn]
+
+
+def _draw(
+    model: LoadedModel,
+    prompts: tuple[Tensor, Tensor],
+    sampling: SamplingConfig,
+    seeds: Sequence[int],
+    end: int,
+    batch_size: int,
+    progress: Progress | None,
+) -> list[list[int]]:
+    ids, mask = (part.to(model.model.device) for part in prompts)
+    return sample(
         model.model,
-        (ids.to(device), mask.to(device)),
+        (ids, mask),
         config=sampling,
-        seeds=row_seeds(public_seed, range(len(prompts)), purpose=purpose),
-        eos=eos,
+        seeds=seeds,
+        eos=end,
         forbidden=special_token_ids(model.tokenizer),
         batch_size=batch_size,
         progress=progress,
     )
-    return [str(model.tokenizer.decode(tokens, skip_special_tokens=True)) for tokens in drawn]
 
 
 def context_of(model: LoadedModel) -> int:

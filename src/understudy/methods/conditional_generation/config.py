@@ -13,7 +13,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from understudy.frozen import Frozen, MethodSettings, Profile, Profiles
 from understudy.generation.config import PromptFormat, Reading, SamplingConfig, SteeringConfig
-from understudy.quantities import Count, CountOrZero, LearningRate, Part, Positive, Size, setting
+from understudy.quantities import Count, CountOrZero, LearningRate, Part, Positive, Size, section, setting
 
 __all__ = [
     "ConditionalGenerationConfig",
@@ -172,8 +172,9 @@ class ConditionalGenerationConfig(MethodSettings):
     method: Literal["conditional-generation"] = setting("conditional-generation", "Which method these settings are of.")
     variant: Variant = setting(
         "multitask",
-        "multitask (the paper's method), or a baseline: naive, naive_filter, naive_pplm. untrained (ours): the public "
-        "model writes, and the private rows only choose by their class means.",
+        "multitask (the paper's method), or a baseline: naive (labels stand in the prompt alone), naive_filter (a "
+        "classifier drops texts of other labels), naive_pplm (a head on frozen features steers). untrained (ours): the "
+        "public model writes, and the private rows only choose by their class means.",
     )
     update: Literal["alternating", "joint"] = setting(
         "joint", "multitask only: clip and noise both gradients separately (paper), or their weighted sum once."
@@ -185,13 +186,21 @@ class ConditionalGenerationConfig(MethodSettings):
         0.05, "as_in_data only: part of epsilon and delta that sets the histogram's noise, between 0 and 1."
     )
     samples: Count = setting(1000, "Synthetic rows in all, at least 1; class_sizes as a dict overrides it.")
-    prompt: PromptFormat = Field(default_factory=PromptFormat)
-    lora: LoraConfig = Field(default_factory=LoraConfig)
-    discriminator: DiscriminatorConfig = Field(default_factory=DiscriminatorConfig)
-    train: TrainConfig = Field(default_factory=TrainConfig)
-    generate: GenerateConfig = Field(default_factory=GenerateConfig)
-    filter: FilterConfig = Field(default_factory=FilterConfig)
-    selection: SelectionConfig = Field(default_factory=SelectionConfig)
+    prompt: PromptFormat = section(PromptFormat, "The words before a text, which name its label.")
+    lora: LoraConfig = section(LoraConfig, "Which weights are trained: an adapter, or all of them.")
+    discriminator: DiscriminatorConfig = section(
+        DiscriminatorConfig,
+        "The head that learns the label of a text beside the language model, and that steers it when rows are drawn.",
+    )
+    train: TrainConfig = section(
+        TrainConfig, "DP-Adam over both losses: batch, clipping and rate; what the charge pays for depends on these."
+    )
+    generate: GenerateConfig = section(GenerateConfig, "How rows are drawn and steered.")
+    filter: FilterConfig = section(FilterConfig, "Texts that the head does not tell as their label's are dropped.")
+    selection: SelectionConfig = section(
+        SelectionConfig,
+        "How many texts are drawn for a row, of which the private rows choose one by their noised class means.",
+    )
 
     @field_validator("filter")
     @classmethod

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field, ValidationInfo
 
 from understudy.frozen import Frozen, MethodSettings, Profile, Profiles
 from understudy.generation.config import Reading
-from understudy.quantities import Count, CountOrZero, LearningRate, NonEmpty, Part, Positive, Size, setting
+from understudy.quantities import Count, CountOrZero, LearningRate, NonEmpty, Part, Positive, Size, section, setting
 
 __all__ = [
     "FilterConfig",
@@ -186,11 +186,11 @@ class GradientMatchingConfig(MethodSettings):
     length_share: Part = setting(
         0.05, "length=as_in_data only: part of epsilon and delta that sets that query's noise, between 0 and 1."
     )
-    verbalizer: VerbalizerConfig = Field(default_factory=VerbalizerConfig)
-    target: TargetConfig = Field(default_factory=TargetConfig)
-    matching: MatchingConfig = Field(default_factory=MatchingConfig)
-    projection: ProjectionConfig = Field(default_factory=ProjectionConfig)
-    filter: FilterConfig = Field(default_factory=FilterConfig)
+    verbalizer: VerbalizerConfig = section(VerbalizerConfig, "How a label becomes a token.")
+    target: TargetConfig = section(TargetConfig, "The released gradient: clipping, projection and noise.")
+    matching: MatchingConfig = section(MatchingConfig, "ADMM between embeddings and tokens, then swaps of tokens.")
+    projection: ProjectionConfig = section(ProjectionConfig, "From embeddings to tokens.")
+    filter: FilterConfig = section(FilterConfig, "Which of the matched texts are kept.")
 
     @property
     def reading(self) -> Reading:

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from understudy.frozen import Frozen, MethodSettings, Profiles
 from understudy.generation.config import SamplingConfig
-from understudy.quantities import Count, CountOrZero, LearningRate, NonEmpty, Positive, Size, setting
+from understudy.quantities import Count, CountOrZero, LearningRate, NonEmpty, Positive, Size, section, setting
 
 Template = Literal["auto", "plain", "chat"]
 
@@ -167,11 +167,20 @@ class KnowledgeDistillationConfig(MethodSettings):
     method: Literal["knowledge-distillation"] = setting("knowledge-distillation", "Which method these settings are of.")
     samples: Count = setting(100, "Synthetic pairs in all. tiny 100, paper 500.")
     template: Template = setting("auto", "How pairs are written for the base model: its chat template, or a plain one.")
-    lora: LoraConfig = Field(default_factory=LoraConfig)
-    train: TrainConfig = Field(default_factory=TrainConfig)
-    seed: SeedConfig = Field(default_factory=SeedConfig)
-    instructions: InstructionConfig = Field(default_factory=InstructionConfig)
-    filters: FilterConfig = Field(default_factory=FilterConfig)
-    professional: ProfessionalConfig = Field(default_factory=ProfessionalConfig)
-    tune: TuneConfig = Field(default_factory=TuneConfig)
-    measure: MeasureConfig = Field(default_factory=MeasureConfig)
+    lora: LoraConfig = section(LoraConfig, "The adapter that crosses from the client to the server.")
+    train: TrainConfig = section(TrainConfig, "DP-SGD on the client's pairs.")
+    seed: SeedConfig = section(
+        SeedConfig, "Public pairs on which the base model is tuned before any private pair is read."
+    )
+    instructions: InstructionConfig = section(
+        InstructionConfig, "How the adapted model writes instructions, and how many times as many as are wanted."
+    )
+    filters: FilterConfig = section(
+        FilterConfig,
+        "Which instructions go to the professional model: no fragments, no repetitions, none that is near another.",
+    )
+    professional: ProfessionalConfig = section(ProfessionalConfig, "The model that answers.")
+    tune: TuneConfig = section(TuneConfig, "Fine-tuning on the answered pairs.")
+    measure: MeasureConfig = section(
+        MeasureConfig, "What the evaluation compares on real pairs, and how many of them it reads."
+    )

@@ -30,7 +30,7 @@ from understudy.methods.knowledge_distillation.responses import (
 from understudy.models.adapters import Adapter, put_adapter, take_adapter, with_adapter
 from understudy.models.loading import LoadedModel
 from understudy.models.tuning import Steps, tune
-from understudy.progress import UNKEPT, Course, Progress
+from understudy.progress import UNKEPT, Course, Progress, halves
 
 SCHEMA = pa.schema([("instruction", pa.string()), ("response", pa.string()), ("ifd", pa.float64())])
 
@@ -71,11 +71,12 @@ def synthesise(
         config: the run's settings.
         answers: folder in which answers of an endpoint are kept.
         compute: where the professional model goes.
-        progress: called with (instructions drawn, instructions).
+        progress: called while instructions are drawn, the first half, and while they are answered, the second.
     """
+    drawing, answering = halves(progress)
     served = config.professional.url is not None
     professional = model if served else load_professional(config.professional, compute)
-    drawn = draw_instructions(model, config, progress=progress)
+    drawn = draw_instructions(model, config, progress=drawing)
     public = compared_with(config.filters)
     kept = drop_near_copies(drawn.texts, most=config.filters.bleu, public=public)
     dropped = {"short": drawn.short, "near copy": len(drawn.texts) - len(kept)}
@@ -88,9 +89,9 @@ def synthesise(
         dropped["not of the domain"] = len(texts) - len(inside)
         texts = [texts[place] for place in inside]
     if served:
-        responses = request_responses(texts, config, kept=answers)
+        responses = request_responses(texts, config, kept=answers, progress=answering)
     else:
-        responses = write_responses(texts, professional, config)
+        responses = write_responses(texts, professional, config, answering)
         cut["requests answered"] = count_cut_requests(texts, professional, config)
     pairs = [Pair(text, response) for text, response in zip(texts, responses, strict=True) if response.strip()]
     dropped["no response"] = len(texts) - len(pairs)

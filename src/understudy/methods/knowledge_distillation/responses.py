@@ -15,8 +15,8 @@ from understudy.compute import ON_CPU, Compute
 from understudy.errors import InputError
 from understudy.generation.answers import Asking, asked_once
 from understudy.generation.instructions import Pair, PairEncoder, plain_text
-from understudy.generation.prompts import row_seeds, special_token_ids
-from understudy.generation.sampling import sample
+from understudy.generation.prompts import row_seeds
+from understudy.generation.self_instruct import write_answers
 from understudy.methods.knowledge_distillation.config import KnowledgeDistillationConfig, ProfessionalConfig
 from understudy.models.loading import LoadedModel, load_model
 from understudy.progress import Progress
@@ -35,37 +35,28 @@ def load_professional(config: ProfessionalConfig, compute: Compute = ON_CPU) -> 
 
 
 def write_responses(
-    instructions: Sequence[str],
-    model: LoadedModel,
-    config: KnowledgeDistillationConfig,
-    *,
-    progress: Progress | None = None,
+    requests: Sequence[str], model: LoadedModel, config: KnowledgeDistillationConfig, progress: Progress | None = None
 ) -> list[str]:
     """One response per instruction, by a model of this process; an empty one is an answer.
 
     Args:
-        instructions: released.
+        requests: instructions, released.
         model: the professional one, or any other to compare with.
         config: template, sampling, batch and public seed.
         progress: called with (responses, instructions).
     """
     settings = config.professional
     encoder = PairEncoder(model.tokenizer, settings.template)
-    ids, mask, _ = _prompts(instructions, model, encoder, config)
-    if not instructions:
-        return []
-    device = next(model.model.parameters()).device
-    drawn = sample(
-        model.model,
-        (ids.to(device), mask.to(device)),
-        config=settings.sampling,
-        seeds=_seeds(config, len(instructions)),
-        eos=encoder.end,
-        forbidden=special_token_ids(model.tokenizer),
+    ids, mask, _ = _prompts(requests, model, encoder, config)
+    return write_answers(
+        model,
+        encoder,
+        (ids, mask),
+        sampling=settings.sampling,
+        seeds=_seeds(config, len(requests)),
         batch_size=config.instructions.batch_size,
         progress=progress,
     )
-    return [encoder.decode(tokens) for tokens in drawn]
 
 
 def count_cut_requests(instructions: Sequence[str], model: LoadedModel, config: KnowledgeDistillationConfig) -> int:
@@ -84,11 +75,7 @@ def _prompts(
 
 
 def request_responses(
-    instructions: Sequence[str],
-    config: KnowledgeDistillationConfig,
-    *,
-    kept: Path,
-    progress: Progress | None = None,
+    instructions: Sequence[str], config: KnowledgeDistillationConfig, *, kept: Path, progress: Progress | None = None
 ) -> list[str]:
     """One response per instruction from the endpoint.
 

@@ -12,7 +12,17 @@ from pydantic import Field, model_validator
 
 from understudy.frozen import Frozen, MethodSettings, Profiles
 from understudy.generation.config import SamplingConfig
-from understudy.quantities import Count, CountOrZero, LearningRate, NonEmpty, Positive, Probability, Size, setting
+from understudy.quantities import (
+    Count,
+    CountOrZero,
+    LearningRate,
+    NonEmpty,
+    Positive,
+    Probability,
+    Size,
+    section,
+    setting,
+)
 
 PUBLIC_SAMPLE = "sample:public"
 Variant = Literal["federated", "central", "central_conditional"]
@@ -107,15 +117,16 @@ class PreferenceConfig(Frozen):
     loss: Literal["dpo", "conservative"] = setting("dpo", "dpo, or conservative DPO with label_smoothing.")
     label_smoothing: Positive = setting(0.1, "conservative only: chance that a preference is wrong, 0 to 0.5.", lt=0.5)
     beta: Positive = setting(0.1, "DPO's beta, above 0. tiny 0.1, paper 0.01.")
+    epochs: int = setting(4, "Passes over a round's pairs, at least 1. tiny 4, paper 2.", le=1000, ge=1)
+    batch_size: Size = setting(16, "Pairs per step. tiny 16, paper 24.")
     lora_rank: Size = setting(16, "Rank of the adapter. tiny 16, paper 4.")
     lora_alpha: Positive = setting(32, "LoRA alpha. tiny 32, paper 8.")
     learning_rate: LearningRate | Literal["auto"] = setting(
         "auto",
-        "AdamW. auto: at most 1e-3, the largest at which preferences that a coin decides do the model little damage, "
-        "tried before the charge. tiny auto, paper 8e-7.",
+        "AdamW. auto: at most 1e-3, the largest at which preferences that a coin decides, as those of scores that are "
+        "all noise, do the model little damage; it is tried on public texts before the charge. tiny auto, paper "
+        "8e-7.",
     )
-    epochs: int = setting(4, "Passes over a round's pairs, at least 1. tiny 4, paper 2.", le=1000, ge=1)
-    batch_size: Size = setting(16, "Pairs per step. tiny 16, paper 24.")
 
     @property
     def rate(self) -> float:
@@ -198,11 +209,17 @@ class PreferenceOptimizationConfig(MethodSettings):
         PUBLIC_SAMPLE, "Public texts that prompts show as examples: file with a column text, or sample:public."
     )
     seeds_digest: str = setting("", "sha256 of the texts of `seeds`; set by the run.")
-    clients: ClientConfig = Field(default_factory=ClientConfig)
-    candidates: CandidateConfig = Field(default_factory=CandidateConfig)
-    scoring: ScoringConfig = Field(default_factory=ScoringConfig)
-    preferences: PreferenceConfig = Field(default_factory=PreferenceConfig)
-    endpoint: EndpointConfig = Field(default_factory=EndpointConfig)
+    clients: ClientConfig = section(
+        ClientConfig, "Whose documents a client has, how they become samples, and how many clients a round asks."
+    )
+    candidates: CandidateConfig = section(CandidateConfig, "The texts of a round.")
+    scoring: ScoringConfig = section(
+        ScoringConfig, "What a client sends, and how the sum of what they send is protected."
+    )
+    preferences: PreferenceConfig = section(PreferenceConfig, "Pairs from the noised scores, and DPO on them.")
+    endpoint: EndpointConfig = section(
+        EndpointConfig, "A server that writes the candidates in place of this process, if there is one."
+    )
 
     @model_validator(mode="after")
     def _check_ranks(self) -> Self:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from understudy.frozen import Frozen, MethodSettings, Profiles
-from understudy.quantities import Count, LearningRate, NonEmpty, Positive, Probability, Size, setting
+from understudy.quantities import Count, LearningRate, NonEmpty, Positive, Probability, Size, section, setting
 
 Template = Literal["auto", "plain", "chat"]
 Carrier = Literal["auto", "selected", "public", "written"]
@@ -139,10 +139,12 @@ class TrajectoryMatchingConfig(MethodSettings):
     carriers: NonEmpty = setting(
         "sample:instructions", "Public instructions with responses: a file, or a sample. Never private rows."
     )
-    experts: ExpertsConfig = Field(default_factory=ExpertsConfig)
-    selection: SelectionConfig = Field(default_factory=SelectionConfig)
-    distil: DistilConfig = Field(default_factory=DistilConfig)
-    tuning: TuningConfig = Field(default_factory=TuningConfig)
+    experts: ExpertsConfig = section(ExpertsConfig, "Fine-tunings on the whole set.")
+    selection: SelectionConfig = section(SelectionConfig, "Rows that carry pseudo tokens.")
+    distil: DistilConfig = section(
+        DistilConfig, "How the pseudo tokens are learned: spans of a trajectory that a student follows, and its steps."
+    )
+    tuning: TuningConfig = section(TuningConfig, "Tuning on the result, and what is measured with it.")
 
     @model_validator(mode="after")
     def _check_snapshots(self) -> Self:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -27,9 +26,8 @@ from understudy.errors import InputError
 from understudy.methods.trajectory_matching.config import DistilConfig, TrajectoryMatchingConfig
 from understudy.methods.trajectory_matching.experts import Trajectory, check_trajectories
 from understudy.methods.trajectory_matching.student import BatchLoss, Rows, Student, generator_seed, moved
-from understudy.methods.trajectory_matching.training import PacedCheckpoint
 from understudy.methods.trajectory_matching.unroll import Segment, match_trajectory
-from understudy.progress import Progress
+from understudy.progress import UNKEPT, Course
 
 _B1, _B2, _TINY = 0.9, 0.999, 1e-8
 _ROWS_AT_A_TIME = 256  # pseudo tokens whose distances to the whole vocabulary are held at once
@@ -58,9 +56,7 @@ def distil(
     rows: Rows,
     trajectories: Sequence[Trajectory],
     config: TrajectoryMatchingConfig,
-    *,
-    folder: Path | None = None,
-    progress: Progress | None = None,
+    course: Course = UNKEPT,
 ) -> Distilled:
     """Learn the pseudo tokens of the chosen rows.
 
@@ -69,18 +65,15 @@ def distil(
         rows: the chosen rows.
         trajectories: of the experts.
         config: sizes.
-        folder: of checkpoints; None keeps none.
-        progress: called with (steps done, steps in all).
+        course: keeps states and tells of steps; a resumed distillation ends in the same bytes.
 
     Raises:
         InputError: the trajectories do not fit the student or the settings, or the loss is no number any more.
     """
     settings = config.distil
     check_trajectories({f"expert {n}": found for n, found in enumerate(trajectories)}, student.start, config)
-    sink = None if folder is None else PacedCheckpoint(folder, per_epoch=settings.steps)
     state = _State.begin(student.vocabulary, len(rows), settings)
-    found = sink.load() if sink is not None else None
-    if found is not None:
+    if (found := course.resumed()) is not None:
         state = _State.of(*found, student.vocabulary.device)
     for step in range(state.step, settings.steps):
         _advance(state, student, rows, trajectories, config)
@@ -89,10 +82,7 @@ def distil(
                 f"distillation, step {step + 1}: expected a finite matching loss, found {float(state.losses[step])}; "
                 "lower distil.step_size or distil.step_size_learning_rate"
             )
-        if sink is not None:
-            sink.save(step + 1, state.tensors())
-        if progress is not None:
-            progress(step + 1, settings.steps)
+        course.stepped(step + 1, settings.steps, state.tensors)
     return Distilled(state.prompts, float(state.log_step_size.exp()), state.losses, state.distances)
 
 

@@ -187,7 +187,7 @@ def _seconds_of_matching(student: Student, rows: Rows, config: TrajectoryMatchin
     settings = config.distil.model_copy(update={"steps": _STEPS, "max_start": 1, "span": 1})
     few = config.model_copy(update={"distil": settings})
     moved = {name: value + 1e-3 for name, value in student.start.items()}
-    return _last(lambda mark: distil(student, rows, [[student.start, moved]], few, progress=mark), clock)
+    return _last(lambda mark: distil(student, rows, [[student.start, moved]], few, Course(progress=mark)), clock)
 
 
 def _private_step(

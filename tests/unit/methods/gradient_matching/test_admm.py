@@ -58,15 +58,16 @@ def toy(seed: int, batch: int = 3, length: int = 2, width: int = 4) -> tuple[tor
     return centre, weight
 
 
+def solved(project, penalty):
+    """Centre and weight of 128 problems, and where forty rounds of ADMM end."""
+    centre, weight = toy(0, batch=128)
+    settings = settings_of(rounds=40, penalty=penalty)
+    return centre, weight, admm(weighted_quadratic(centre, weight), project, torch.zeros_like(centre), config=settings)
+
+
 @pytest.mark.parametrize("penalty", [0.5, 1.0, 3.0])
 def test_iterates_reach_the_known_solution_in_a_box(penalty):
-    centre, weight = toy(0, batch=128)
-    state = admm(
-        weighted_quadratic(centre, weight),
-        onto_box,
-        torch.zeros_like(centre),
-        config=settings_of(rounds=40, penalty=penalty),
-    )
+    centre, weight, state = solved(onto_box, penalty)
     solution = centre.clamp(-0.5, 0.5)
     assert torch.allclose(state.z, solution, atol=0.02)
     assert torch.allclose(state.x, solution, atol=0.02)
@@ -76,13 +77,7 @@ def test_iterates_reach_the_known_solution_in_a_box(penalty):
 
 @pytest.mark.parametrize("penalty", [0.5, 1.0, 3.0])
 def test_iterates_reach_the_known_solution_on_a_plane(penalty):
-    centre, weight = toy(0, batch=128)
-    state = admm(
-        weighted_quadratic(centre, weight),
-        onto_plane,
-        torch.zeros_like(centre),
-        config=settings_of(rounds=40, penalty=penalty),
-    )
+    centre, weight, state = solved(onto_plane, penalty)
     multiplier = (centre.sum(-1, keepdim=True) - 1) / (1 / weight).sum(-1, keepdim=True)
     solution = centre - multiplier / weight
     assert torch.allclose(state.z.sum(-1), torch.ones(128, 2), atol=1e-5)

@@ -9,6 +9,7 @@ from tokenizers import AddedToken
 
 from understudy.artifacts.zone_keys import own_key
 from understudy.errors import InputError, UnderstudyError, ZoneError
+from understudy.generation import self_instruct
 from understudy.generation.instructions import Pair
 from understudy.methods.knowledge_distillation import crossing, distil, instructions, responses
 from understudy.methods.knowledge_distillation.base import seed_digest, shared_base, targets_of
@@ -92,7 +93,7 @@ def test_answers_end_with_the_turn_and_hold_no_other_special_token(folder, confi
         assert {*tokenizer.all_special_ids, other} <= set(forbidden)
         return [drawn for _ in seeds]
 
-    monkeypatch.setattr(responses, "sample", scripted)
+    monkeypatch.setattr(self_instruct, "sample", scripted)
     assert responses.write_responses(["Why?", "word " * 300], model, config) == ["So.", "So."]
     assert responses.count_cut_requests(["Why?", "word " * 300], model, config) == 1
 
@@ -220,6 +221,17 @@ def test_what_leaves_no_pair_says_so_and_keeps_the_adapter(config, tmp_path):
     dropped = made.facts["dropped"][""]
     assert sum(dropped.values()) == made.facts["drawn"][""] == 8
     assert made.facts["shortfall"][""] == 4
+
+
+def test_drawing_and_answering_are_told_as_the_halves_of_one_work(config, tmp_path):
+    plain, told = apply_overrides(config, ["filters.judge=none"]), []
+    made = distil.synthesise(
+        shared_base(plain), plain, answers=tmp_path, progress=lambda done, parts: told.append(done / parts)
+    )
+    assert told == sorted(told)
+    assert 0.5 in told
+    assert told[-1] == 1.0
+    assert made.table.num_rows > 0
 
 
 def test_what_was_cut_of_synthetic_texts_is_counted(config, tmp_path, monkeypatch):

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from completions_server import Completions, echo
+from completions_server import Completions
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from understudy.errors import InputError
@@ -135,19 +135,13 @@ def test_a_served_policy_gets_prompts_and_seeds_in_candidate_order(llama, monkey
 
 
 def test_answers_of_a_step_that_failed_are_not_asked_for_again(llama, tmp_path):
-    def forgets_its_model(request):
-        if len(server.requests) == 12 and not forgotten:
-            forgotten.append(True)
-            server.faults += [(404, {}, b"no such model")] * 8
-        return echo(request)
-
-    prompts, forgotten = [f"prompt {number}" for number in range(8)], []
+    prompts = [f"prompt {number}" for number in range(8)]
 
     def ask():
         endpoint = EndpointConfig(url=server.url, model="policy-0")
         return request_continuations(llama, prompts, SMALL, endpoint=endpoint, seed=RoundSeed(0, 0), kept=tmp_path)
 
-    with Completions(forgets_its_model) as server:
+    with Completions(forgets_after=12) as server:
         with pytest.raises(InputError, match="no such model"):
             ask()
         kept = len(list(tmp_path.iterdir()))

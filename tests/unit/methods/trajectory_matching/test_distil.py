@@ -7,8 +7,9 @@ from random_students import random_rows, random_student
 from understudy.methods.trajectory_matching.config import TrajectoryMatchingConfig
 from understudy.methods.trajectory_matching.distil import Distilled, distil, mean_prompts, nearest_tokens
 from understudy.methods.trajectory_matching.emission import decoded, load_distilled, save_distilled
-from understudy.methods.trajectory_matching.training import Schedule, fine_tune
+from understudy.methods.trajectory_matching.training import PacedCheckpoint, Schedule, fine_tune
 from understudy.models.loading import load_model
+from understudy.progress import Course
 
 
 @pytest.fixture(scope="module")
@@ -68,16 +69,23 @@ def test_beta_keeps_pseudo_tokens_near_tokens(setting, learnt):
 
 
 def test_a_killed_distillation_ends_in_the_same_bytes(setting, tmp_path):
+    """Killed at its fourth step, of which the state was kept; the second attempt takes the fifth and the sixth."""
     student, rows, states = setting
     expected = distil(student, rows, [states], config(steps=6))
+    taken = []
 
     def kill(step, _total):
-        if step == 6:
+        taken.append(step)
+        if taken == [1, 2, 3, 4]:
             raise KeyboardInterrupt
 
+    def course():
+        return Course(PacedCheckpoint(tmp_path, per_epoch=6, seconds=0.0), kill)
+
     with pytest.raises(KeyboardInterrupt):
-        distil(student, rows, [states], config(steps=6), folder=tmp_path, progress=kill)
-    found = distil(student, rows, [states], config(steps=6), folder=tmp_path)
+        distil(student, rows, [states], config(steps=6), course())
+    found = distil(student, rows, [states], config(steps=6), course())
+    assert taken == [1, 2, 3, 4, 5, 6]
     assert torch.equal(found.prompts, expected.prompts)
     assert torch.equal(found.losses, expected.losses)
     assert found.step_size == expected.step_size
