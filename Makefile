@@ -49,7 +49,8 @@ demo-run: install $(DEMO_HOME)/.made
 
 # Types are checked while the tests wait for a server or a process: `nice` takes what nobody else wants.
 test: install
-	$(MAKE) --no-print-directory --jobs=3 LINT="nice -n 19" lint tests waiting-tests
+	@shared=$$(mktemp -d) && trap 'rm -rf "$$shared"' EXIT && \
+	    TESTS_SHARED="$$shared" $(MAKE) --no-print-directory --jobs=3 LINT="nice -n 19" lint tests waiting-tests
 
 # Two processes, a file of tests in one of them: tests use one thread each.
 WAITING := tests/flows/test_worker.py

@@ -127,23 +127,38 @@ def real_disk() -> None:
 
 
 @pytest.fixture(scope="session")
-def empty_prefect_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Prefect database with its tables: its migrations take longer than all else that a server does to start.
-
-    Made once for all processes of a session; each server gets a copy.
-    """
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of all processes that `make test` starts (`TESTS_SHARED`), else of those of this session."""
     base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "empty-prefect"
+    return Path(os.environ.get("TESTS_SHARED") or (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base))
+
+
+def _made_once(folder: Path, make: Callable[[], None]) -> Path:
+    """A folder that the first process that wants it fills, while the others wait."""
     folder.mkdir(exist_ok=True)
-    path = folder / "prefect.db"
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "made").exists():
-            url = {"PREFECT_API_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{path}", "PREFECT_HOME": str(folder)}
-            command = [sys.executable, "-m", "prefect", "server", "database", "upgrade", "-y"]
-            subprocess.run(command, env={**bare_environment(), **url}, check=True, capture_output=True, timeout=300)
+            make()
             (folder / "made").touch()
-    return path
+    return folder
+
+
+@pytest.fixture(scope="session")
+def empty_prefect_database(shared: Path) -> Path:
+    """A Prefect database with its tables: its migrations take longer than all else that a server does to start.
+
+    Made once for all processes; each server gets a copy.
+    """
+    folder = shared / "empty-prefect"
+
+    def make() -> None:
+        url = f"sqlite+aiosqlite:///{folder / 'prefect.db'}"
+        environment = bare_environment() | {"PREFECT_API_DATABASE_CONNECTION_URL": url, "PREFECT_HOME": str(folder)}
+        command = [sys.executable, "-m", "prefect", "server", "database", "upgrade", "-y"]
+        subprocess.run(command, env=environment, check=True, capture_output=True, timeout=300)
+
+    return _made_once(folder, make) / "prefect.db"
 
 
 @pytest.fixture(scope="session")
@@ -245,21 +260,27 @@ def one_way_to_connect() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def calibrations(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Noise calibrations, which are public and belong to no home: a session makes each of them once."""
-    return tmp_path_factory.mktemp("calibrations")
+def calibrations(shared: Path) -> Path:
+    """Noise calibrations, which are public and belong to no home: each of them is made once."""
+    folder = shared / "calibrations"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.fixture(scope="session")
-def empty_tracking_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def empty_tracking_store(shared: Path) -> Path:
     """An MLflow database with its tables and the experiment, made once: that takes seconds.
 
     Its copies write ahead: a commit waits for the disk once instead of three times, and a run commits a hundred times.
     """
-    from understudy.tasks.engine import tracking
+    path = shared / "empty-mlflow" / "mlflow.db"
 
-    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
-    tracking._connect(f"sqlite:///{path}").client._tracking_client.store.engine.dispose()
-    with closing(sqlite3.connect(path)) as connection:
-        assert connection.execute("pragma journal_mode = wal").fetchone() == ("wal",)
+    def make() -> None:
+        from understudy.tasks.engine import tracking
+
+        tracking._connect(f"sqlite:///{path}").client._tracking_client.store.engine.dispose()
+        with closing(sqlite3.connect(path)) as connection:
+            assert connection.execute("pragma journal_mode = wal").fetchone() == ("wal",)
+
+    _made_once(path.parent, make)
     return path

@@ -8,6 +8,7 @@ worker does: the process behind it gets its streams, ends with its exit status, 
 """
 
 import atexit
+import fcntl
 import functools
 import gc
 import importlib
@@ -83,20 +84,46 @@ class Forked:
 
 @functools.cache
 def place() -> str:
-    """Where the server of this process listens; it is started at the first call and ends with this process."""
-    folder = tempfile.TemporaryDirectory(prefix="forked-")
-    found = str(Path(folder.name) / "s")
-    process = subprocess.Popen([sys.executable, __file__, found], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-
-    def end() -> None:
-        process.stdin.close()
-        process.wait(timeout=60)
-        process.stdout.close()
-        folder.cleanup()
-
-    atexit.register(end)
-    assert process.stdout.readline() == b"listening\n"
+    """Where a server listens that stays until this process ends; all processes of `make test` have one together."""
+    folder = os.environ.get("TESTS_SHARED")
+    if folder is None:
+        own = tempfile.TemporaryDirectory(prefix="forked-")
+        atexit.register(own.cleanup)
+        folder = own.name
+    found = str(Path(folder) / "forked")
+    with open(f"{found}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            held = _held(found)
+        except (OSError, EOFError):
+            Path(found).unlink(missing_ok=True)
+            _start_server(found)
+            held = _held(found)
+    atexit.register(held.close)
     return found
+
+
+def _held(where: str) -> socket.socket:
+    """A connection that keeps the server; refused or ended at once where there is none, or none any longer."""
+    held = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        held.connect(where)
+        held.sendall(bytes(_LENGTH))
+        _read(held, 1)
+    except (OSError, EOFError):
+        held.close()
+        raise
+    return held
+
+
+def _start_server(where: str) -> None:
+    process = subprocess.Popen(
+        [sys.executable, __file__, where], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True
+    )
+    with process.stdout:
+        assert process.stdout.readline() == b"listening\n"
+    # It outlives this process where another has it too; whoever it belongs to by then collects its status.
+    process.returncode = 0
 
 
 def start(words: Iterable[str], *, environment: Mapping[str, str], streams: Iterable[int], folder: str = "") -> Forked:
@@ -120,46 +147,78 @@ def _read(connection: socket.socket, size: int) -> bytes:
 
 
 def _serve(where: str) -> tuple[dict, list[int]]:
-    """Fork for whoever connects, until nobody has the standard input; returns in each child, with what was asked."""
+    """Fork for whoever asks, until nobody keeps it any longer; returns in each child, with what was asked."""
     for name in IMPORTED:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()
     # A child -> whoever asked for it.
     children: dict[int, socket.socket] = {}
+    keepers: set[socket.socket] = set()
     with selectors.DefaultSelector() as ready, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(where)
         listener.listen()
         os.write(1, b"listening\n")
-        ready.register(sys.stdin, selectors.EVENT_READ)
+        os.dup2(0, 1)
         ready.register(listener, selectors.EVENT_READ)
         while True:
             for key, _ in ready.select():
-                if key.fileobj is sys.stdin:
-                    for child in children:
-                        os.kill(child, signal.SIGKILL)
-                    sys.exit(0)
-                if key.fileobj is not listener:
+                if key.fileobj in keepers:
+                    _leave(key.fileobj, ready, keepers, children)
+                elif key.fileobj is not listener:
                     _end(key, ready, children)
-                    continue
-                asker, _ = listener.accept()
-                asked = _asked(asker)
-                child = os.fork()
-                if child == 0:
-                    _let_go(ready, asker)
-                    return asked
-                for stream in asked[1]:
-                    os.close(stream)
-                asker.sendall(child.to_bytes(_LENGTH, "big"))
-                children[child] = asker
-                ready.register(asker, selectors.EVENT_READ, child)
-                ready.register(os.pidfd_open(child), selectors.EVENT_READ, child)
+                elif (begun := _begun(listener, ready, keepers, children)) is not None:
+                    return begun
 
 
-def _asked(connection: socket.socket) -> tuple[dict, list[int]]:
-    """What to run, and its three streams."""
+def _begun(
+    listener: socket.socket,
+    ready: selectors.BaseSelector,
+    keepers: set[socket.socket],
+    children: dict[int, socket.socket],
+) -> tuple[dict, list[int]] | None:
+    """Fork for whoever has connected; in the child what was asked, in the server None."""
+    asker, _ = listener.accept()
+    asked = _asked(asker)
+    if asked is None:
+        keepers.add(asker)
+        ready.register(asker, selectors.EVENT_READ)
+        asker.sendall(b"\0")
+        return None
+    child = os.fork()
+    if child == 0:
+        _let_go(ready, asker)
+        return asked
+    for stream in asked[1]:
+        os.close(stream)
+    asker.sendall(child.to_bytes(_LENGTH, "big"))
+    children[child] = asker
+    ready.register(asker, selectors.EVENT_READ, child)
+    ready.register(os.pidfd_open(child), selectors.EVENT_READ, child)
+    return None
+
+
+def _leave(
+    keeper: socket.socket,
+    ready: selectors.BaseSelector,
+    keepers: set[socket.socket],
+    children: dict[int, socket.socket],
+) -> None:
+    """A process that kept the server has ended, and with the last of them the server ends, and all that it started."""
+    ready.unregister(keeper)
+    keepers.remove(keeper)
+    keeper.close()
+    if not keepers:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+        sys.exit(0)
+
+
+def _asked(connection: socket.socket) -> tuple[dict, list[int]] | None:
+    """What to run, and its three streams; None where somebody only wants the server to stay."""
     length, streams, _, _ = socket.recv_fds(connection, _LENGTH, 3)
-    return json.loads(_read(connection, int.from_bytes(length, "big"))), streams
+    size = int.from_bytes(length, "big")
+    return (json.loads(_read(connection, size)), streams) if size else None
 
 
 def _end(key: selectors.SelectorKey, ready: selectors.BaseSelector, children: dict[int, socket.socket]) -> None:
