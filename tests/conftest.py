@@ -260,11 +260,12 @@ def one_way_to_connect() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def calibrations(shared: Path) -> Path:
-    """Noise calibrations, which are public and belong to no home: each of them is made once."""
-    folder = shared / "calibrations"
-    folder.mkdir(exist_ok=True)
-    return folder
+def calibrations(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Noise calibrations, which are public and belong to no home: a process makes each of them once.
+
+    Not shared with other processes: a replay looks for what comes into this folder.
+    """
+    return tmp_path_factory.mktemp("calibrations")
 
 
 @pytest.fixture(scope="session")
