@@ -50,7 +50,7 @@ demo-run: install $(DEMO_HOME)/.made
 # Types are checked while the tests wait for a server or a process: `nice` takes what nobody else wants.
 test: install
 	@shared=$$(mktemp -d) && trap 'rm -rf "$$shared"' EXIT && \
-	    TESTS_SHARED="$$shared" $(MAKE) --no-print-directory --jobs=3 LINT="nice -n 19" lint tests waiting-tests
+	    TESTS_SHARED="$$shared" $(MAKE) --no-print-directory --jobs=3 POLITELY="nice -n 19" lint tests waiting-tests
 
 # Two processes, a file of tests in one of them: tests use one thread each.
 WAITING := tests/flows/test_worker.py
@@ -72,8 +72,8 @@ prove-instruction-sets: install
 	ATEN_CPU_CAPABILITY=default $(UNIT)
 
 lint: install typecheck
-	$(LINT) $(BIN)/ruff check .
-	$(LINT) $(BIN)/ruff format --check .
+	$(POLITELY) $(BIN)/ruff check .
+	$(POLITELY) $(BIN)/ruff format --check .
 
 # mypy reads one folder: the four places of the package, linked together under its import name.
 typecheck: install
@@ -82,7 +82,7 @@ typecheck: install
 	ln -s "$(CURDIR)/flows" build/typecheck/understudy/flows
 	ln -s "$(CURDIR)/tasks" build/typecheck/understudy/tasks
 	ln -s "$(CURDIR)/artifacts" build/typecheck/understudy/shipped
-	cd build/typecheck && MYPYPATH=. $(LINT) "$(abspath $(BIN))/mypy" --cache-dir ../mypy --config-file "$(CURDIR)/pyproject.toml" -p understudy
+	cd build/typecheck && MYPYPATH=. $(POLITELY) "$(abspath $(BIN))/mypy" --cache-dir ../mypy --config-file "$(CURDIR)/pyproject.toml" -p understudy
 
 wheel: install
 	$(BIN)/python -m build --wheel --outdir dist .

@@ -9,7 +9,11 @@ torch is imported where it is needed, so that a cache key does not wait for it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 if TYPE_CHECKING:
@@ -59,6 +63,21 @@ class Compute:
 
 
 ON_CPU = Compute()
+
+
+@contextmanager
+def side_threads(count: int) -> Iterator[ThreadPoolExecutor]:
+    """A pool of `count` threads, among which the threads that torch uses here are divided."""
+    import torch
+
+    threads = torch.get_num_threads()
+    try:
+        set_threads = partial(torch.set_num_threads, max(threads // count, 1))
+        with ThreadPoolExecutor(max_workers=count, initializer=set_threads) as pool:
+            yield pool
+    finally:
+        # Each thread has a number of its own, but the last one that was set is that of threads to come.
+        torch.set_num_threads(threads)
 
 
 def copied_to(tensor: Tensor, device: torch.device) -> Tensor:

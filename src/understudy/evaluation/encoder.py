@@ -20,7 +20,7 @@ import hmac
 import os
 import secrets
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -29,6 +29,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from understudy.compute import side_threads
 from understudy.errors import InputError, RowError
 
 FloatArray = npt.NDArray[np.float32]
@@ -122,6 +123,32 @@ def embed(texts: Sequence[str], encoder: Encoder, *, cache: Path | None = None) 
     place = {text: row for row, text in enumerate(sorted(set(texts)))}
     vectors = encoder.encode(list(place)) if cache is None else _through_cache(list(place), encoder, cache)
     return vectors[[place[text] for text in texts]]
+
+
+def each_alone(texts: Sequence[str], encoder: Encoder) -> Generator[FloatArray]:
+    """Embeddings of texts, in order, each computed by itself and with one thread.
+
+    So its bytes depend on no other text, and not on how many threads there are: on the CPU each of them takes a text.
+
+    Args:
+        texts: strings; private, public or released.
+        encoder: from `load_encoder`.
+    """
+    import torch
+
+    def alone(text: str) -> FloatArray:
+        vector: FloatArray = encoder.encode([text])[0]
+        return vector
+
+    threads = torch.get_num_threads() if encoder.device == "cpu" else 1
+    if threads == 1:
+        yield from map(alone, texts)
+        return
+    with side_threads(threads) as pool:
+        # Alone, because a tokenizer sets how it pads and cuts at its first call.
+        yield from pool.map(alone, texts[:1])
+        for start in range(1, len(texts), threads):
+            yield from pool.map(alone, texts[start : start + threads])
 
 
 def embed_sets(

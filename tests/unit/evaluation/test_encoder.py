@@ -6,9 +6,10 @@ from functools import partial
 
 import numpy as np
 import pytest
+import torch
 
 from understudy.errors import InputError
-from understudy.evaluation.encoder import Encoder, embed, embed_sets, load_encoder
+from understudy.evaluation.encoder import Encoder, each_alone, embed, embed_sets, load_encoder
 
 
 def test_minilm_gives_unit_vectors_in_order(encoder):
@@ -80,6 +81,37 @@ def test_the_real_encoder_reads_each_text_once_over_sets_and_calls(encoder, tmp_
     assert read[3:] == ["a new story"]
     assert later[0].tobytes() == found["two"][0].tobytes()
     assert np.allclose(later, encoder.encode(["a dull story", "a new story"]), atol=1e-6)
+
+
+@pytest.mark.parametrize("texts", [[], ["one"], ["one", "two words", "three words here", "one", "a fifth one"]])
+def test_texts_are_computed_alone_to_the_same_bytes_with_any_number_of_threads(encoder, texts):
+    before, found = torch.get_num_threads(), []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        try:
+            found.append([vector.tobytes() for vector in each_alone(texts, encoder)])
+            assert torch.get_num_threads() == threads
+            if threads == 1:
+                assert found[0] == [encoder.encode([text])[0].tobytes() for text in texts]
+        finally:
+            torch.set_num_threads(before)
+    assert found[0] == found[1] == found[2]
+
+
+def test_an_error_of_one_text_leaves_the_threads_as_they_were():
+    def encode(texts):
+        if texts == ["bad"]:
+            raise ValueError("bad")
+        return np.ones((1, 2), np.float32)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(ValueError, match="bad"):
+            list(each_alone(["a", "b", "bad", "c"], Encoder("ones", "d", 2, encode)))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_the_encoder_runs_where_it_is_told():

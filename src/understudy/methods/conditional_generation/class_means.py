@@ -6,14 +6,15 @@ texts that carry their label can be told from those that do not: the classifier 
 2013, Distance-based image classification, section 3). It is used on synthetic texts alone.
 
 One row adds its embedding, scaled to norm 1, to its class's sum, and `_COUNT` to its class's count; the two are scaled
-so that their norm is at most 1, which is the sensitivity. A row's embedding is computed alone: what else is in a batch
-may move its last bits. The shipped encoder reads the first 256 word pieces of a text; what follows has no part in its
-class's mean.
+so that their norm is at most 1, which is the sensitivity. A row's embedding is computed alone and with one thread: what
+else is in a batch may move its last bits. The shipped encoder reads the first 256 word pieces of a text; what follows
+has no part in its class's mean.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from understudy.data.private_rows import PrivateRows
 from understudy.errors import InputError
-from understudy.evaluation.encoder import Encoder
+from understudy.evaluation.encoder import Encoder, each_alone
 from understudy.methods.conditional_generation.queries import CLASS_MEANS, Asked
 from understudy.privacy.grid import charged_sensitivity
 from understudy.privacy.grid_sum import GridSum
@@ -97,18 +98,19 @@ def _exact_sums(private: PrivateRows, sentences: Encoder, course: Course) -> dic
         },
     )
     texts, labels, rows = private.valid_texts, private.label_indices, len(private)
-    for row in range(done, rows):
-        text, label = texts[row], labels[row]
-        if text is not None:
-            state["sums"][label] += torch.from_numpy(_SCALE * _unit(sentences.encode([text])[0]))
-            state["counts"][label] += _SCALE * _COUNT
-        if (row + 1) % _ROWS_IN_FLOATS == 0 or row + 1 == rows:
-            exact = GridSum(sensitivity=1.0)
-            exact.add({name: state[name] for name in shapes}, units=_ROWS_IN_FLOATS)
-            for name, steps in exact.steps().items():
-                state[f"{name}.steps"] += steps
-                state[name].zero_()
-        course.stepped(row + 1, rows, lambda: state)
+    with closing(each_alone([text for text in texts[done:] if text is not None], sentences)) as vectors:
+        for row in range(done, rows):
+            text, label = texts[row], labels[row]
+            if text is not None:
+                state["sums"][label] += torch.from_numpy(_SCALE * _unit(next(vectors)))
+                state["counts"][label] += _SCALE * _COUNT
+            if (row + 1) % _ROWS_IN_FLOATS == 0 or row + 1 == rows:
+                exact = GridSum(sensitivity=1.0)
+                exact.add({name: state[name] for name in shapes}, units=_ROWS_IN_FLOATS)
+                for name, steps in exact.steps().items():
+                    state[f"{name}.steps"] += steps
+                    state[name].zero_()
+            course.stepped(row + 1, rows, lambda: state)
     return {name: state[f"{name}.steps"] for name in shapes}
 
 

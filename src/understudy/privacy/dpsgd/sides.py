@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Final, TypeVar
 
 import torch
 from torch import nn
+
+from understudy.compute import side_threads
 
 T = TypeVar("T")
 
@@ -64,8 +65,7 @@ def side_by_side(model: nn.Module, parameters: Sequence[nn.Parameter], *, rows: 
         parameters: that are trained; one may be named twice.
         rows: of a micro-batch.
     """
-    threads = torch.get_num_threads()
-    count = min(_SIDES, threads, max(rows // _FEWEST_ROWS, 1))
+    count = min(_SIDES, torch.get_num_threads(), max(rows // _FEWEST_ROWS, 1))
     distinct = {id(parameter): parameter.numel() for parameter in parameters}
     if sum(distinct.values()) > _MOST_TRAINED or any(p.device.type != "cpu" for p in model.parameters()):
         count = 1
@@ -74,13 +74,8 @@ def side_by_side(model: nn.Module, parameters: Sequence[nn.Parameter], *, rows: 
     if count == 1:
         yield Sides(model, parts, None)
         return
-    try:
-        set_threads = partial(torch.set_num_threads, threads // count)
-        with ThreadPoolExecutor(max_workers=count, initializer=set_threads) as pool:
-            yield Sides(model, parts, pool)
-    finally:
-        # Each thread has a number of its own, but the last one that was set is that of threads to come.
-        torch.set_num_threads(threads)
+    with side_threads(count) as pool:
+        yield Sides(model, parts, pool)
 
 
 def _copies(model: nn.Module, count: int) -> list[nn.Module]:
