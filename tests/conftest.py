@@ -58,7 +58,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files of unit tests from the last to the first: the short ones then come last, and no process waits for another."""
+    """Files of unit tests from the last to the first: short ones then come last, and no process waits for another."""
     unit = [item for item in items if _UNIT in item.path.parents]
     others = [item for item in items if _UNIT not in item.path.parents]
     items[:] = [*others, *sorted(unit, key=lambda item: item.path, reverse=True)]
