@@ -152,9 +152,9 @@ def _serve(where: str) -> tuple[dict, list[int]]:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()
+    keepers: set[socket.socket] = set()
     # A child -> whoever asked for it.
     children: dict[int, socket.socket] = {}
-    keepers: set[socket.socket] = set()
     with selectors.DefaultSelector() as ready, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(where)
         listener.listen()
@@ -164,7 +164,11 @@ def _serve(where: str) -> tuple[dict, list[int]]:
         while True:
             for key, _ in ready.select():
                 if key.fileobj in keepers:
-                    _leave(key.fileobj, ready, keepers, children)
+                    keepers.remove(key.fileobj)
+                    ready.unregister(key.fileobj)
+                    key.fileobj.close()
+                    if not keepers:
+                        _end_all(children)
                 elif key.fileobj is not listener:
                     _end(key, ready, children)
                 elif (begun := _begun(listener, ready, keepers, children)) is not None:
@@ -198,20 +202,11 @@ def _begun(
     return None
 
 
-def _leave(
-    keeper: socket.socket,
-    ready: selectors.BaseSelector,
-    keepers: set[socket.socket],
-    children: dict[int, socket.socket],
-) -> None:
-    """A process that kept the server has ended, and with the last of them the server ends, and all that it started."""
-    ready.unregister(keeper)
-    keepers.remove(keeper)
-    keeper.close()
-    if not keepers:
-        for child in children:
-            os.kill(child, signal.SIGKILL)
-        sys.exit(0)
+def _end_all(children: Iterable[int]) -> None:
+    """The last process that kept the server has ended, so the server ends, and all that it started."""
+    for child in children:
+        os.kill(child, signal.SIGKILL)
+    sys.exit(0)
 
 
 def _asked(connection: socket.socket) -> tuple[dict, list[int]] | None:
