@@ -122,7 +122,7 @@ def _start_server(where: str) -> None:
     )
     with process.stdout:
         assert process.stdout.readline() == b"listening\n"
-    # It outlives this process where another has it too; whoever it belongs to by then collects its status.
+    # It may outlive this process, which therefore does not wait for it; without a status Popen would warn of that.
     process.returncode = 0
 
 

@@ -139,8 +139,8 @@ class GenerateConfig(Frozen):
         "auto", "Rows generated at a time, at least 1; speed only. auto: as memory allows, up to 128."
     )
     redraws: int = setting(3, "How often an empty text is drawn again, 0 to 100.", le=100, ge=0)
-    sampling: SamplingConfig = Field(default_factory=SamplingConfig)
-    steering: SteeringConfig = Field(default_factory=SteeringConfig)
+    sampling: SamplingConfig = section(SamplingConfig, "How a token is drawn.")
+    steering: SteeringConfig = section(SteeringConfig, "How the head moves what the language model writes.")
 
 
 _PROFILES: Profiles = {
