@@ -21,6 +21,7 @@ from pathlib import Path
 
 import fork_server
 import psutil
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from homes import bare_environment, home_environment
@@ -357,6 +358,17 @@ LONG_JOBS = {
 }
 
 
+def assert_alike(out: Path, other: Path, *, private: bool) -> None:
+    """The same bytes; but a private table names the artifact that it is of, whose name is drawn at random."""
+    found, expected = digests(out), digests(other)
+    if private:
+        place = "export/synthetic.parquet"
+        assert pq.read_table(out / place).equals(pq.read_table(other / place))
+        del found[place], expected[place]
+    assert found == expected
+    assert len(found) > 0
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("method", LONG_JOBS)
@@ -382,7 +394,7 @@ def test_ten_kills_of_worker_and_run(method, server, request_of, tmp_path, in_ho
     shutil.rmtree(tmp_path / "calm/private/checkpoints")
     with in_home(tmp_path / "calm"):
         load(registry.get(method).flow)(request.model_copy(update={"out": str(tmp_path / "calm-out")}))
-    assert digests(tmp_path / "worker-out") == digests(tmp_path / "calm-out")
+    assert_alike(tmp_path / "worker-out", tmp_path / "calm-out", private=request.epsilon is None)
 
 
 def introduce(client: dict[str, str], server: dict[str, str]) -> None:
