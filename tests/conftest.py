@@ -5,6 +5,7 @@ import fcntl
 import functools
 import gc
 import os
+import random
 import shutil
 import sqlite3
 import subprocess
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 from confinement import Confinement, files_of
 from homes import bare_environment, home_environment
@@ -126,6 +128,15 @@ def quick_disk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(os, "fsync", lambda _: None)
         if "understudy.privacy.ledger.database" in sys.modules:
             monkeypatch.setattr("understudy.privacy.ledger.database._SYNCHRONOUS", "OFF")
+
+
+@pytest.fixture(autouse=True)
+def seeded_generators() -> None:
+    """Global random numbers start alike in each test: what they give does not depend on the tests before it."""
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002 -- what other libraries draw from
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
 
 
 @pytest.fixture

@@ -122,7 +122,7 @@ def assert_close(found, expected, tolerance=1e-5):
         assert found[name].shape == value.shape
         difference = (found[name].double() - value).norm()
         # a tensor much smaller than the rest is judged against its own size, down to float32 rounding of all
-        assert difference <= tolerance * max(value.norm(), 1e-3 * scale), (
+        assert difference <= max(tolerance * value.norm(), torch.finfo(torch.float32).eps * scale), (
             name,
             float(difference / value.norm()),
         )
