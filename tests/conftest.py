@@ -37,6 +37,8 @@ for _name, _value in {
     "TOKENIZERS_PARALLELISM": "false",
     # Small tensors: a second thread only waits, for very long where the cores are busy.
     "OMP_NUM_THREADS": "1",
+    # Where a test asks for two, they sleep while they wait, as the package has them do where it is imported first.
+    "OMP_WAIT_POLICY": "PASSIVE",
     # Each client of Prefect reads a bundle of certificates, also to ask a server of this machine. One is read faster.
     "SSL_CERT_FILE": str(Path(__file__).with_name("certificate.pem")),
     # What Python runs first in every process that a test starts.
