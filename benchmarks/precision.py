@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from understudy.generation.config import SamplingConfig
 from understudy.generation.sampling import backbone, head, sample
 from understudy.models import lora
+from understudy.models.attention import implementation
 from understudy.privacy.dpsgd.token_losses import token_losses
 from understudy.privacy.dpsgd.training import DpSgdPlan, Objective, Stream, train
 from understudy.privacy.ledger.records import KeyMaterial
@@ -35,8 +36,10 @@ PARTS = ("lora", "all", "sampling")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def base(precision: str) -> nn.Module:
-    model: nn.Module = smollm2_135m().to(DTYPES[precision])
+def base(precision: str) -> Any:
+    """With the attention that `load_model` gives it."""
+    model = smollm2_135m().to(DTYPES[precision])
+    model.set_attn_implementation(implementation("sdpa", DTYPES[precision], "cpu"))
     return model
 
 

@@ -138,7 +138,8 @@ def seeded_generators() -> None:
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002 -- what other libraries draw from
     if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(0)
+        # `torch.manual_seed` would also remember, with its stack, a call for GPUs that are not there.
+        sys.modules["torch"].default_generator.manual_seed(0)
 
 
 @pytest.fixture

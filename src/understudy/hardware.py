@@ -40,7 +40,13 @@ def has_fast_bfloat16(device: DeviceType) -> bool:
     """Whether this machine multiplies bfloat16 matrices in hardware: AMX, AVX512-bf16, or CUDA from capability 8."""
     if device == "cuda":
         return min((device.major for device in _cuda_devices()), default=0) >= _FAST_ON_CUDA
-    return not _FAST_ON_CPU.isdisjoint(_first_processor().get("flags", "").split())
+    return not _FAST_ON_CPU.isdisjoint(_flags())
+
+
+@functools.cache
+def has_amx() -> bool:
+    """Whether the processor multiplies tiles of bfloat16 matrices, as torch's attention does there."""
+    return "amx_bf16" in _flags()
 
 
 def kind() -> str:
@@ -54,6 +60,10 @@ def kind() -> str:
         # Kernels are chosen by the very device.
         parts += [f"cuda {one.major}.{one.minor} {one.name}" for one in _cuda_devices()]
     return " ".join(part for part in parts if part)
+
+
+def _flags() -> list[str]:
+    return _first_processor().get("flags", "").split()
 
 
 def _first_processor() -> dict[str, str]:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from transformers import (
@@ -27,11 +27,11 @@ from transformers.utils import logging as transformers_logging
 
 from understudy.compute import ON_CPU, Compute
 from understudy.errors import InputError
+from understudy.models.attention import Attention, implementation
 from understudy.models.folders import folder_digest, model_folder, parameter_count
 from understudy.models.stored import WANTED_TOKENIZER
 
 DEFAULT_MODEL = "tiny-llama"
-Attention = Literal["sdpa", "eager"]
 
 _FALLBACK_TOKEN = "<|endoftext|>"
 
@@ -105,8 +105,8 @@ def load_model(
             model, loading = AutoModelForCausalLM.from_pretrained(
                 folder,
                 config=config,
-                dtype=compute.dtype_of(parameter_count(folder)),
-                attn_implementation=attention,
+                dtype=(dtype := compute.dtype_of(parameter_count(folder))),
+                attn_implementation=implementation(attention, dtype, compute.device),
                 trust_remote_code=False,
                 use_safetensors=True,
                 output_loading_info=True,
