@@ -186,17 +186,12 @@ def empty_prefect_database(shared: Path) -> Path:
 def prefect_server(
     request: pytest.FixtureRequest, empty_prefect_database: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[None]:
-    """A temporary Prefect server; ask for it in tests that run flows.
-
-    All processes of `make test` have one together.
-    """
+    """One temporary Prefect server for the whole session; ask for it in tests that run flows."""
 
     def start() -> AbstractContextManager[None]:
-        if "TESTS_SHARED" in os.environ:
-            return _told_to_the_shared_server(
-                Path(os.environ["TESTS_SHARED"]) / "prefect-server", empty_prefect_database
-            )
-        return _told_to_a_server_in(tmp_path_factory.mktemp("prefect-server"), empty_prefect_database)
+        folder = tmp_path_factory.mktemp("prefect-server")
+        shutil.copy(empty_prefect_database, folder / "prefect-test.db")
+        return _prefect_server_in(folder)
 
     server = request.session.stash[_server] = _Server(start)
     server.start()
@@ -205,7 +200,7 @@ def prefect_server(
 
 
 class _Server:
-    """A server that is started anew where it has ended; a shared one stays, and is told to others only."""
+    """A server that is started anew where it has ended: it works for nobody while there is nothing to do."""
 
     def __init__(self, make: Callable[[], AbstractContextManager[None]]) -> None:
         self._make = make
@@ -234,29 +229,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @contextmanager
-def _told_to_the_shared_server(folder: Path, database: Path) -> Iterator[None]:
-    import prefect_servers
+def _prefect_server_in(folder: Path) -> Iterator[None]:
+    """Flows send no heartbeat of Prefect's: its thread sleeps in whole seconds, and each flow would wait for it."""
+    from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+    from prefect.testing import utilities
 
-    def make() -> None:
-        _, api = prefect_servers.start_temporary(folder, database, stays=True)
-        (folder / "api").write_text(api)
-
-    _made_once(folder, make)
-    with prefect_servers.flows_told_to((folder / "api").read_text(), folder / "prefect.db"):
-        yield
-
-
-@contextmanager
-def _told_to_a_server_in(folder: Path, database: Path) -> Iterator[None]:
-    import prefect_servers
-
-    process, api = prefect_servers.start_temporary(folder, database, stays=False)
-    try:
-        with prefect_servers.flows_told_to(api, folder / "prefect.db"):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(utilities, "mkdtemp", lambda: str(folder))
+        with (
+            utilities.prefect_test_harness(server_startup_timeout=120),
+            temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}),
+        ):
             yield
-    finally:
-        process.terminate()
-        process.wait(timeout=60)
 
 
 @pytest.fixture(scope="session")

@@ -37,10 +37,6 @@ IMPORTED = (
     "transformers.models.gpt2.modeling_gpt2",
     "peft",
     "understudy.models.loading",
-    # A Prefect server and its command.
-    "prefect.cli",
-    "prefect.server.api.server",
-    "uvicorn",
 )
 _LENGTH = 8
 
@@ -48,33 +44,22 @@ _LENGTH = 8
 class Forked:
     """A process that was started from the server; it is killed when nobody holds this any longer.
 
-    One that `stays` is killed when the server ends; nobody is told how it ended.
-
     Attributes:
         pid: of the process, and of the group of whatever it starts.
         returncode: its exit status, negative for a signal, once somebody has asked for it.
     """
 
     def __init__(
-        self,
-        place: str,
-        words: Iterable[str],
-        *,
-        environment: Mapping[str, str],
-        folder: str,
-        streams: Iterable[int],
-        stays: bool = False,
+        self, place: str, words: Iterable[str], *, environment: Mapping[str, str], folder: str, streams: Iterable[int]
     ) -> None:
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._connection.connect(place)
-        asked = {"words": list(words), "environment": dict(environment), "folder": folder, "stays": stays}
+        asked = {"words": list(words), "environment": dict(environment), "folder": folder}
         content = json.dumps(asked).encode()
         socket.send_fds(self._connection, [len(content).to_bytes(_LENGTH, "big")], list(streams))
         self._connection.sendall(content)
         self.pid = int.from_bytes(_read(self._connection, _LENGTH), "big")
         self.returncode: int | None = None
-        if stays:
-            self._connection.close()
 
     def poll(self) -> int | None:
         """The exit status, negative for a signal, if the process has ended."""
@@ -141,17 +126,9 @@ def _start_server(where: str) -> None:
     process.returncode = 0
 
 
-def start(
-    words: Iterable[str],
-    *,
-    environment: Mapping[str, str],
-    streams: Iterable[int],
-    folder: str = "",
-    stays: bool = False,
-) -> Forked:
+def start(words: Iterable[str], *, environment: Mapping[str, str], streams: Iterable[int], folder: str = "") -> Forked:
     """Start `python WORDS` in a folder, else in that of this process, with three streams."""
-    there = folder or os.getcwd()
-    return Forked(place(), words, environment=environment, folder=there, streams=streams, stays=stays)
+    return Forked(place(), words, environment=environment, folder=folder or os.getcwd(), streams=streams)
 
 
 def command(*words: str) -> str:
@@ -177,7 +154,7 @@ def _serve(where: str) -> tuple[dict, list[int]]:
     gc.freeze()
     keepers: set[socket.socket] = set()
     # A child -> whoever asked for it.
-    children: dict[int, socket.socket | None] = {}
+    children: dict[int, socket.socket] = {}
     with selectors.DefaultSelector() as ready, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(where)
         listener.listen()
@@ -202,7 +179,7 @@ def _begun(
     listener: socket.socket,
     ready: selectors.BaseSelector,
     keepers: set[socket.socket],
-    children: dict[int, socket.socket | None],
+    children: dict[int, socket.socket],
 ) -> tuple[dict, list[int]] | None:
     """Fork for whoever has connected; in the child what was asked, in the server None."""
     asker, _ = listener.accept()
@@ -219,12 +196,8 @@ def _begun(
     for stream in asked[1]:
         os.close(stream)
     asker.sendall(child.to_bytes(_LENGTH, "big"))
-    if asked[0]["stays"]:
-        asker.close()
-        children[child] = None
-    else:
-        children[child] = asker
-        ready.register(asker, selectors.EVENT_READ, child)
+    children[child] = asker
+    ready.register(asker, selectors.EVENT_READ, child)
     ready.register(os.pidfd_open(child), selectors.EVENT_READ, child)
     return None
 
@@ -243,7 +216,7 @@ def _asked(connection: socket.socket) -> tuple[dict, list[int]] | None:
     return (json.loads(_read(connection, size)), streams) if size else None
 
 
-def _end(key: selectors.SelectorKey, ready: selectors.BaseSelector, children: dict[int, socket.socket | None]) -> None:
+def _end(key: selectors.SelectorKey, ready: selectors.BaseSelector, children: dict[int, socket.socket]) -> None:
     """Whoever asked for a child is gone, so it is killed; or it has ended, which its asker is told."""
     ready.unregister(key.fileobj)
     if isinstance(key.fileobj, socket.socket):
@@ -255,8 +228,6 @@ def _end(key: selectors.SelectorKey, ready: selectors.BaseSelector, children: di
     os.close(key.fd)
     _, status = os.waitpid(key.data, 0)
     asker = children.pop(key.data)
-    if asker is None:
-        return
     with suppress(OSError):
         asker.sendall(status.to_bytes(_LENGTH, "big"))
 
@@ -295,9 +266,7 @@ def _run(words: list[str]) -> None:
     """As `python WORDS`."""
     if words[0] == "-m":
         sys.path[0], sys.argv = os.getcwd(), words[1:]
-        if not hasattr(sys.modules.get(words[1]), "__path__"):
-            # Run anew; of a package `__main__` is run.
-            sys.modules.pop(words[1], None)
+        sys.modules.pop(words[1], None)
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
     else:
         sys.path[0], sys.argv = str(Path(words[0]).parent), words
