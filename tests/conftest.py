@@ -11,7 +11,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing
 from pathlib import Path
 
 import numpy as np
@@ -186,12 +186,15 @@ def empty_prefect_database(shared: Path) -> Path:
 def prefect_server(
     request: pytest.FixtureRequest, empty_prefect_database: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[None]:
-    """One temporary Prefect server for the whole session; ask for it in tests that run flows."""
+    """One temporary Prefect server for the whole session; ask for it in tests that run flows.
+
+    Processes of tests do not share one: with SQLite it stood still for a minute now and then.
+    """
 
     def start() -> AbstractContextManager[None]:
-        folder = tmp_path_factory.mktemp("prefect-server")
-        shutil.copy(empty_prefect_database, folder / "prefect-test.db")
-        return _prefect_server_in(folder)
+        from prefect_servers import temporary_server
+
+        return temporary_server(tmp_path_factory.mktemp("prefect-server"), empty_prefect_database)
 
     server = request.session.stash[_server] = _Server(start)
     server.start()
@@ -226,21 +229,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         server.start()
     elif server is not None and _UNIT in item.path.parents:
         server.end()
-
-
-@contextmanager
-def _prefect_server_in(folder: Path) -> Iterator[None]:
-    """Flows send no heartbeat of Prefect's: its thread sleeps in whole seconds, and each flow would wait for it."""
-    from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
-    from prefect.testing import utilities
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(utilities, "mkdtemp", lambda: str(folder))
-        with (
-            utilities.prefect_test_harness(server_startup_timeout=120),
-            temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}),
-        ):
-            yield
 
 
 @pytest.fixture(scope="session")

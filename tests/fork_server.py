@@ -37,6 +37,10 @@ IMPORTED = (
     "transformers.models.gpt2.modeling_gpt2",
     "peft",
     "understudy.models.loading",
+    # A Prefect server and its command.
+    "prefect.cli",
+    "prefect.server.api.server",
+    "uvicorn",
 )
 _LENGTH = 8
 
@@ -266,7 +270,9 @@ def _run(words: list[str]) -> None:
     """As `python WORDS`."""
     if words[0] == "-m":
         sys.path[0], sys.argv = os.getcwd(), words[1:]
-        sys.modules.pop(words[1], None)
+        if not hasattr(sys.modules.get(words[1]), "__path__"):
+            # Run anew; of a package `__main__` is run.
+            sys.modules.pop(words[1], None)
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
     else:
         sys.path[0], sys.argv = str(Path(words[0]).parent), words

@@ -1,0 +1,91 @@
+"""Real Prefect servers that tests start, each in a process of its own on a free port of this machine."""
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+SERVER = ("-m", "uvicorn", "--factory", "prefect.server.api.server:create_app", "--log-level", "error")
+
+
+def free_port() -> int:
+    """One that nobody listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def wait_for(api: str, poll: Callable[[], int | None], log: Path) -> None:
+    """Wait until the server answers; `poll` gives the exit status of its process once that has ended."""
+    deadline = time.monotonic() + 180
+    while time.monotonic() < deadline:
+        assert poll() is None, log.read_text()[-2000:]
+        try:
+            with urllib.request.urlopen(f"{api}/health", timeout=5) as answer:
+                if answer.status == 200:
+                    return
+        except OSError:
+            time.sleep(0.2)
+    pytest.fail(f"expected a Prefect server within 180 s: {log.read_text()[-2000:]}")
+
+
+@contextlib.contextmanager
+def temporary_server(folder: Path, database: Path) -> Iterator[None]:
+    """Flows of this process are told to a server as Prefect starts it for whoever has none.
+
+    Args:
+        folder: exists; it is the server's home.
+        database: an empty one with its tables, to be copied.
+    """
+    shutil.copy(database, folder / "prefect.db")
+    port, log = free_port(), folder / "server.log"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("UNDERSTUDY_")} | {
+        "PREFECT_HOME": str(folder),
+        "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{folder / 'prefect.db'}",
+        "PREFECT_UI_ENABLED": "0",
+        "PREFECT__SERVER_EPHEMERAL": "1",
+        "PREFECT__SERVER_FINAL": "1",
+    }
+    command = [sys.executable, *SERVER, "--host", "127.0.0.1", "--port", str(port), "--lifespan", "on"]
+    api = f"http://127.0.0.1:{port}/api"
+    with log.open("w") as said, subprocess.Popen(command, env=environment, stdout=said, stderr=said) as process:
+        try:
+            wait_for(api, process.poll, log)
+            with flows_told_to(api, folder / "prefect.db"):
+                yield
+        finally:
+            process.kill()
+
+
+@contextlib.contextmanager
+def flows_told_to(api: str, database: Path | None = None) -> Iterator[None]:
+    """Flows of this process are told to this server, and have been when this ends.
+
+    They send no heartbeat of Prefect's: its thread sleeps in whole seconds, and each flow would wait for it.
+    """
+    from prefect import context, settings
+    from prefect.events.worker import EventsWorker
+    from prefect.utilities.asyncutils import run_coro_as_sync
+
+    async def events_are_sent() -> None:
+        await EventsWorker.drain_all()
+
+    updates = {settings.PREFECT_API_URL: api, settings.PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}
+    if database is not None:
+        updates[settings.PREFECT_API_DATABASE_CONNECTION_URL] = f"sqlite+aiosqlite:///{database}"
+    # Threads without a context of their own are told by the second, as in Prefect's own harness for tests.
+    with (
+        settings.temporary_settings(updates),
+        context._temporary_global_settings_context(context.get_settings_context()),
+    ):
+        yield
+        # The server may end before this process, which would then wait for ever.
+        run_coro_as_sync(events_are_sent())
