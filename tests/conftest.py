@@ -79,6 +79,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail when the tests have left a file in the checkout, or taken one."""
+    # Pytest looks for garbage five times before it ends.
+    gc.collect()
+    gc.freeze()
     if _before not in session.config.stash:
         return
     changed = sorted(files_of() ^ session.config.stash[_before])

@@ -130,13 +130,13 @@ class FlowRun:
 
     def trained_slot(self, number: int) -> int:
         """A slot of `private_files` that the pinned key does not hold out."""
-        keyed_hash = self._keyed_hash()
+        keyed_hash = self._keyed_hash
         slots = [slot for slot in range(ROWS) if not split.row_is_held_out(slot, keyed_hash)]
         return slots[number % len(slots)]
 
     def trained_client(self, number: int) -> int:
         """A client of `private_files` that the pinned key does not hold out."""
-        keyed_hash = self._keyed_hash()
+        keyed_hash = self._keyed_hash
         found = [
             client
             for client in range(CLIENTS)
@@ -146,12 +146,13 @@ class FlowRun:
 
     def first_client(self) -> int:
         """The trained client that is first in the order of keyed hashes: without it every other one moves up."""
-        keyed_hash = self._keyed_hash()
+        keyed_hash = self._keyed_hash
         trained = {self.trained_client(number) for number in range(CLIENTS)}
         return min(trained, key=lambda client: split.unit_id(f"client {client}", keyed_hash))
 
+    @functools.cached_property
     def _keyed_hash(self) -> Callable[[str, bytes], bytes]:
-        """As the flow's ledger will hash."""
+        """As the ledger of every run will hash: what its root key is made of is pinned."""
         self._pin(self._fresh_home(), [])
         return functools.partial(Ledger.open().keyed_hash, self.options["source"])
 
