@@ -37,10 +37,8 @@ IMPORTED = (
     "transformers.models.gpt2.modeling_gpt2",
     "peft",
     "understudy.models.loading",
-    # A Prefect server and its command.
+    # Not Prefect's server: how often its services look is read from the environment when they are imported.
     "prefect.cli",
-    "prefect.server.api.server",
-    "uvicorn",
 )
 _LENGTH = 8
 
