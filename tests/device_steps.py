@@ -57,6 +57,7 @@ from understudy.methods.trajectory_matching.training import Schedule
 from understudy.methods.trajectory_matching.training import fine_tune as train_student
 from understudy.methods.trajectory_matching.unroll import Segment, squared_distance
 from understudy.models.adapters import same_weights, take_adapter, with_adapter, wrap
+from understudy.models.attention import implementation
 from understudy.models.loading import LoadedModel, load_model
 from understudy.privacy.ledger.records import KeyMaterial
 from understudy.privacy.mechanisms import Mechanisms, Recorder
@@ -95,7 +96,8 @@ def random_base(compute: Compute) -> LoadedModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = LlamaForCausalLM(config).eval()
-    model.to(compute.dtype_of(sum(p.numel() for p in model.parameters())))
+    dtype = compute.dtype_of(sum(p.numel() for p in model.parameters()))
+    model.to(dtype).set_attn_implementation(implementation("sdpa", dtype, compute.device))
     loaded = LoadedModel(model, _tokenizer(), digest="0" * 64, name="random", notes=())
     if compute.device == META:
         return on_meta(loaded)

@@ -15,6 +15,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from understudy.compute import widened
 from understudy.hardware import has_amx
 
 Attention = Literal["sdpa", "eager"]
@@ -37,7 +38,7 @@ def sdpa_in_float32(
     attention_mask: Tensor | None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """`sdpa` of transformers, in float32 whatever the inputs are in; the output is in the query's precision.
+    """`sdpa` of transformers, in float32 or wider; the output is in the query's precision.
 
     Args:
         module: the attention layer.
@@ -51,8 +52,8 @@ def sdpa_in_float32(
         `(batch, positions, heads, width)`, and no weights.
     """
     if attention_mask is not None and attention_mask.is_floating_point():
-        attention_mask = attention_mask.float()
-    output, _ = sdpa_attention_forward(module, query.float(), key.float(), value.float(), attention_mask, **options)
+        attention_mask = widened(attention_mask)
+    output, _ = sdpa_attention_forward(module, widened(query), widened(key), widened(value), attention_mask, **options)
     return output.to(query.dtype), None
 
 

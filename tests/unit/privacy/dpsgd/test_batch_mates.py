@@ -7,6 +7,7 @@ from random_models import random_model
 from understudy.generation import scoring
 from understudy.generation.step import last_states
 from understudy.models import lora
+from understudy.models.attention import SDPA_IN_FLOAT32
 from understudy.models.lora import trainable_parameters
 from understudy.privacy.dpsgd.per_example import clipped_gradient_sum
 from understudy.privacy.dpsgd.training import _micro_batches
@@ -24,12 +25,13 @@ def texts(*, first: int = LENGTH) -> dict[str, torch.Tensor]:
     return {"input_ids": ids * mask, "attention_mask": mask, "loss_mask": loss_mask}
 
 
-@pytest.fixture(params=[torch.float32, torch.bfloat16], ids=str)
+@pytest.fixture(params=[(torch.float32, "sdpa"), (torch.bfloat16, "sdpa"), (torch.bfloat16, SDPA_IN_FLOAT32)], ids=str)
 def grouped(request):
     """A model with grouped key/value heads, for which a batch without a gap takes another way through attention."""
-    return random_model("llama", vocabulary=60, width=48, positions=64, layers=3, heads=6, num_key_value_heads=2).to(
-        request.param
-    )
+    dtype, attention = request.param
+    model = random_model("llama", vocabulary=60, width=48, positions=64, layers=3, heads=6, num_key_value_heads=2)
+    model.set_attn_implementation(attention)
+    return model.to(dtype)
 
 
 def test_states_of_full_rows_do_not_depend_on_a_short_one(grouped):
