@@ -51,6 +51,8 @@ def temporary_server(folder: Path, database: Path) -> Iterator[None]:
         "PREFECT_HOME": str(folder),
         "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{folder / 'prefect.db'}",
         "PREFECT_UI_ENABLED": "0",
+        # Nobody listens to what happens; it would be taken apart once more for them.
+        "PREFECT_SERVER_EVENTS_STREAM_OUT_ENABLED": "0",
         "PREFECT__SERVER_EPHEMERAL": "1",
         "PREFECT__SERVER_FINAL": "1",
     }

@@ -14,7 +14,7 @@ import time
 import traceback
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -45,6 +45,7 @@ from understudy.tasks.engine.run_record import (
     source_names,
     tracked_name,
 )
+from understudy.tasks.engine.turns import Turns
 
 if TYPE_CHECKING:
     from mlflow.entities import DatasetInput, Run
@@ -167,13 +168,14 @@ class Log:
         self.client = client
         self.experiment = experiment
         self.lock = lock
+        self._turns = Turns(lock)
         self._parents: dict[str, str] = {}
 
     def persist(self, what: str, write: Callable[[], T]) -> T:
         """Write one whole record; writers of one SQLite file take turns instead of running into its timeout."""
 
         def in_turn() -> T:
-            with locked(self.lock) if self.lock else nullcontext():
+            with self._turns.turn():
                 return write()
 
         return _persist(what, in_turn)
@@ -187,12 +189,17 @@ class Log:
         outer: str | None,
     ) -> str:
         """Find or make the run of a flow and set it RUNNING."""
+        identity = {RUN_KEY: run_key}
+        found = self.search(identity)
         run_id = self._write(
-            {RUN_KEY: run_key},
+            identity,
+            found,
             name=flow_name,
             tags={**flow_run, PARENT: self.parent_of(outer)},
             parameters=flatten(parameters),
         )
+        if not found:
+            self._turns.made(run_id)
         self.client.update_run(run_id, status="RUNNING")
         if flow_run_id := flow_run[FLOW_RUN]:
             self._parents[flow_run_id] = run_id
@@ -202,7 +209,9 @@ class Log:
         """Find or make the run of a task and write it whole."""
         parent = self.parent_of(record.flow_run_id)
         identity = {KEY: record.key, **({PARENT: parent} if parent else {})}
-        if record.cached and (found := self.search(identity)):
+        may_be_there = parent is None or self._turns.writes(parent, record.key)
+        found = self.search(identity) if may_be_there else []
+        if record.cached and found:
             return str(found[0].info.run_id)
         tags = {
             TASK: record.name,
@@ -215,6 +224,7 @@ class Log:
         }
         run_id = self._write(
             identity,
+            found,
             name=record.name,
             started_ms=record.started_ms,
             tags=tags,
@@ -271,6 +281,7 @@ class Log:
     def _write(
         self,
         identity: Mapping[str, str],
+        found: "list[Run]",
         *,
         name: str,
         tags: Mapping[str, str | None],
@@ -278,9 +289,8 @@ class Log:
         started_ms: int | None = None,
         metrics: Mapping[str, float] | None = None,
     ) -> str:
-        """Find the run with the tags `identity` or make it, and write it; returns its id."""
+        """Write the run that was found by the tags `identity`, or make it with them; returns its id."""
         written = {tag: value for tag, value in tags.items() if value is not None}
-        found = self.search(identity)
         if found:
             run_id, known = found[0].info.run_id, found[0].data.params
         else:
