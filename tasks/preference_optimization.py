@@ -268,12 +268,12 @@ def charged_code(zone: Zone) -> tuple[str, ...]:
 
 def _policy(config: PreferenceOptimizationConfig, adapter: ArtifactRef | None, use: Compute) -> LoadedModel:
     from understudy.methods.preference_optimization.stored import ADAPTER_FILE
-    from understudy.models.adapters import load_adapter, with_adapter
+    from understudy.models.adapters import load_adapter, merge_adapter
     from understudy.models.loading import load_base
 
     base = load_base(config, use)
     tensors = None if adapter is None else load_adapter(path_of(adapter) / ADAPTER_FILE)
-    return with_adapter(base, tensors, alpha=config.preferences.lora_alpha)
+    return merge_adapter(base, tensors, alpha=config.preferences.lora_alpha)
 
 
 def _from(adapter: ArtifactRef | None) -> tuple[Label, list[ArtifactRef | str]]:

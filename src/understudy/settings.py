@@ -180,8 +180,8 @@ def settings() -> Settings:
     found = _from_environment(
         tuple(
             sorted(
-                (k, v)
-                for k, v in os.environ.items()
+                (k, os.environ.get(k, ""))
+                for k in os.environ
                 if k in ("HOME", "XDG_CACHE_HOME") or k.upper().startswith("UNDERSTUDY_")
             )
         ),

@@ -198,9 +198,11 @@ class Log:
             tags={**flow_run, PARENT: self.parent_of(outer)},
             parameters=flatten(parameters),
         )
-        if not found:
+        if found:
+            self.client.update_run(run_id, status="RUNNING")
+        else:
+            # It is RUNNING as MLflow makes it.
             self._turns.made(run_id)
-        self.client.update_run(run_id, status="RUNNING")
         if flow_run_id := flow_run[FLOW_RUN]:
             self._parents[flow_run_id] = run_id
         return run_id

@@ -45,9 +45,23 @@ def with_adapter(
     """
     if adapter is None:
         return base
-    wrapped = wrap(copy.deepcopy(base.model), rank=adapter_rank(adapter), alpha=alpha, seed=0, targets=targets)
+    return merge_adapter(replace(base, model=copy.deepcopy(base.model)), adapter, alpha=alpha, targets=targets)
+
+
+def merge_adapter(
+    base: LoadedModel, adapter: Mapping[str, Tensor] | None, *, alpha: float, targets: Targets = "all-linear"
+) -> LoadedModel:
+    """As `with_adapter`, in the base's own weights: for a base that was loaded for this and is used no further.
+
+    Raises:
+        InputError: the adapter is not one of this base model.
+    """
+    if adapter is None:
+        return base
+    dtype = base.model.dtype
+    wrapped = wrap(base.model, rank=adapter_rank(adapter), alpha=alpha, seed=0, targets=targets)
     put_adapter(wrapped, adapter)
-    return replace(base, model=lora.merge(wrapped).to(base.model.dtype).eval())
+    return replace(base, model=lora.merge(wrapped).to(dtype).eval())
 
 
 def wrap(model: Any, *, rank: int, alpha: float, seed: int, targets: Targets = "all-linear") -> PeftModel:

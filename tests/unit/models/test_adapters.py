@@ -1,3 +1,6 @@
+import copy
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -5,6 +8,7 @@ from understudy.errors import ArtifactDamaged, InputError
 from understudy.models.adapters import (
     adapter_rank,
     load_adapter,
+    merge_adapter,
     put_adapter,
     same_weights,
     save_adapter,
@@ -63,8 +67,22 @@ def test_merged_and_wrapped_policies_compute_the_same(base):
     assert all(torch.equal(take_adapter(wrapped)[name], tensor) for name, tensor in adapter.items())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_base_of_ones_own_is_merged_into_without_a_copy(base, dtype):
+    adapter = random_adapter(base)
+    own = replace(base, model=copy.deepcopy(base.model).to(dtype))
+    weights = {tensor.data_ptr() for tensor in own.model.parameters()}
+    expected = with_adapter(own, adapter, alpha=6).model.state_dict()
+    merged = merge_adapter(own, adapter, alpha=6).model
+    assert {tensor.dtype for tensor in merged.parameters()} == {dtype}
+    assert all(torch.equal(expected[name], tensor) for name, tensor in merged.state_dict().items())
+    if dtype == torch.float32:
+        assert {tensor.data_ptr() for tensor in merged.parameters()} == weights
+
+
 def test_no_adapter_is_the_base_itself(base):
     assert with_adapter(base, None, alpha=6) is base
+    assert merge_adapter(base, None, alpha=6) is base
 
 
 def test_every_projection_has_an_adapter_and_the_head_has_none(base):

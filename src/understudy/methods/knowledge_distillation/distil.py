@@ -27,7 +27,7 @@ from understudy.methods.knowledge_distillation.responses import (
     request_responses,
     write_responses,
 )
-from understudy.models.adapters import Adapter, put_adapter, take_adapter, with_adapter
+from understudy.models.adapters import Adapter, merge_adapter, put_adapter, take_adapter
 from understudy.models.loading import LoadedModel
 from understudy.models.tuning import Steps, tune
 from understudy.progress import UNKEPT, Course, Progress, halves
@@ -53,7 +53,7 @@ def dp_model(config: KnowledgeDistillationConfig, adapter: Adapter | None, compu
     """The shared base with an adapter merged in; without one, the base itself."""
     base = shared_base(config, compute)
     targets = targets_of(base.model, config.lora)
-    return with_adapter(base, adapter, alpha=config.lora.alpha, targets=targets)
+    return merge_adapter(base, adapter, alpha=config.lora.alpha, targets=targets)
 
 
 def synthesise(
