@@ -9,9 +9,12 @@ and groups of one size. Only norms are missing:
 - groups of at most d candidates, so a spread per prompt (`over="prompt"`) with the paper's J = 10: a norm costs d^2 by
   its Gram matrix and J d by the product, which therefore is the fastest way known: O(n M d), some clients at a time.
 
-*Guarantee*: a client's vector is a function of that client alone, to the last bit for one mask (null clients keep their
-rows, so no shape changes), and its norm is at most 1: adding or removing one client moves the sum by at most 1 in L2
-norm, up to float64 rounding. `as_query` makes the query of sensitivity 1, rounding included.
+*Guarantee*: a client's vector is a function of that client and its slot alone, to the last bit, and its norm is at most
+1: adding or removing one client moves the sum by at most 1 in L2 norm, up to float64 rounding of the sum. `as_query`
+makes the query of sensitivity 1, rounding included. Last bits matter: a block has variance or has none, so that at the
+border the last bit of a norm decides between the zero vector and one of norm 1. A product of matrices rounds a row
+otherwise when there are other rows than before. So every slot keeps its row in a block of fixed size, that of a client
+who takes no part being zero, and the work does not fall with the sampling probability.
 """
 
 from __future__ import annotations
@@ -65,7 +68,7 @@ def exact_sum(
         over: see `candidate_space`.
         per_prompt: J.
         labels: (M,) label of each candidate; None: no labels.
-        chunk: clients at a time; None: as many as fill about 32 MiB. Memory does not grow with n.
+        chunk: slots at a time; None: as many as fill about 32 MiB. Memory does not grow with n.
 
     Returns:
         (M,) float64.
@@ -80,9 +83,11 @@ def exact_sum(
     gram = _gram(space) if space.by_norms else None
     width = space.count if gram is None else means.shape[1]
     step = chunk or max(_DIRECT_ROWS, _NUMBERS // width)
-    taking_part = np.flatnonzero(mask)
-    for start in range(0, len(taking_part), step):
-        rows = mean_rows(space, means[taking_part[start : start + step]])
+    for start in range(0, len(means), step):
+        block = slice(start, start + step)
+        if not mask[block].any():
+            continue
+        rows = mean_rows(space, np.where(mask[block, None], means[block], 0.0))
         if gram is None:
             _add_direct(space, rows, totals)
         else:

@@ -244,6 +244,47 @@ def test_the_others_vectors_are_the_same_to_the_last_bit(way, per_prompt):
     assert np.array_equal(np.delete(one, 70, axis=0), np.delete(other, 70, axis=0))
 
 
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("per_prompt", [4, 30])
+@pytest.mark.parametrize("chunk", [None, 70])
+def test_who_is_drawn_changes_no_bit_of_anothers_vector(way, per_prompt, chunk):
+    """A client that was never there is not drawn either: its slot is null, and the others' products stay."""
+    d, n = 384 if per_prompt == 4 else 9, 71
+    rng = np.random.default_rng(3)
+    candidates = embeddings(60, d, seed=1)
+    for slot in range(0, n, 10):
+        means = np.zeros((n, d))
+        means[slot] = rng.normal(size=d)
+        alone = np.arange(n) == slot
+        options = {"per_prompt": per_prompt, "chunk": chunk, **way}
+        one, all_drawn = (exact_sum(means, candidates, mask, **options) for mask in (alone, np.ones(n, bool)))
+        assert one.any()
+        assert np.array_equal(one, all_drawn)
+
+
+@pytest.mark.parametrize("over", ["within", "prompt"])
+def test_at_the_border_of_variance_another_client_decides_nothing(over):
+    """A client whose norm is a last bit above or below the floor: with a neighbour beside it, and without."""
+    d, per_prompt = 384, 10
+    candidates = embeddings(per_prompt if over == "within" else 20, d, seed=2)
+    options = {"normalise": "standardise", "over": over, "per_prompt": per_prompt}
+    rows = candidate_space(candidates, **options).parts[0].rows[:per_prompt]
+    away, towards = np.linalg.svd(rows)[2][-1], rows[0] / np.linalg.norm(rows[0])
+
+    def alive(share, drawn):
+        means = np.vstack([away + share * towards, np.zeros(d)])
+        return exact_sum(means, candidates, np.array([True, drawn]), **options)[:per_prompt].any()
+
+    def border(drawn):
+        low, high = 0.0, 1e-3
+        while (middle := (low + high) / 2) not in (low, high):
+            low, high = (low, middle) if alive(middle, drawn) else (middle, high)
+        return high
+
+    assert 0 < border(False) < 1e-3
+    assert border(False) == border(True)
+
+
 def on_the_grid(query):
     """What the mechanism makes of a query of sensitivity 1, back in float64."""
     grid = grid_of(1.0)
