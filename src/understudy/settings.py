@@ -14,6 +14,7 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -123,7 +124,14 @@ class Settings(BaseSettings):
     @field_validator("exchange", mode="after")
     @classmethod
     def _absolute_or_url(cls, value: str) -> str:
-        return value if "://" in value else os.path.abspath(os.path.expanduser(value))
+        if "://" not in value:
+            return os.path.abspath(os.path.expanduser(value))
+        if urlsplit(value).password is not None:
+            raise ValueError(
+                "expected a URL without a password, which every reference to an artifact would repeat, found one with "
+                "it; give it to fsspec, as FSSPEC_<PROTOCOL>_PASSWORD or in its configuration file"
+            )
+        return value
 
     @field_validator("mlflow_uri", "server_mlflow_uri", mode="after")
     @classmethod

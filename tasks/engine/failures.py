@@ -29,6 +29,8 @@ def can_pass(error: BaseException) -> bool:
 def closed_up(name: str, body: Callable[[], R]) -> R:
     """Run `body`; a foreign error leaves as a `TaskFailed` that tells nothing of its text.
 
+    An error that goes on has no error behind it any more: Prefect would log the text of that one too.
+
     Raises:
         UnderstudyError: as `body` raised it, unless it names a row.
         OSError: as `body` raised it, when it can pass.
@@ -38,10 +40,9 @@ def closed_up(name: str, body: Callable[[], R]) -> R:
         return body()
     except Exception as error:
         told = isinstance(error, UnderstudyError) and not isinstance(error, RowError)
-        if told or can_pass(error):
-            raise
-        failure = _keep(name, error)
+        failure = error if told or can_pass(error) else _keep(name, error)
     # Outside the handler, so that the new error carries no reference to the old one.
+    failure.__cause__ = failure.__context__ = None
     raise failure
 
 

@@ -375,12 +375,14 @@ def _persist(what: str, write: Callable[[], T]) -> T:
             return write()
         except (MlflowException, SQLAlchemyError, OSError) as error:
             if delay is None:
-                raise TrackingFailed(
+                failure = TrackingFailed(
                     f"tracking: {what} could not be recorded ({type(error).__name__}{_kept(error)}); what is done is "
                     "stored and is not computed again: check UNDERSTUDY_MLFLOW_URI and run the same command again"
-                ) from error
+                )
+                break
             time.sleep(delay)
-    raise AssertionError("unreachable")
+    # Outside the handler: Prefect would log the text of the error behind it.
+    raise failure
 
 
 def _kept(error: Exception) -> str:

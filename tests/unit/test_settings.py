@@ -93,6 +93,16 @@ def test_relative_paths_become_absolute_and_urls_stay(tmp_path, monkeypatch):
     assert settings().exchange == "memory://there"
 
 
+def test_an_exchange_store_is_not_named_with_a_password(monkeypatch):
+    """Each reference would repeat it, to Prefect and to the other zone."""
+    monkeypatch.setenv("UNDERSTUDY_EXCHANGE", "sftp://me@host/folder")
+    assert settings().exchange == "sftp://me@host/folder"
+    monkeypatch.setenv("UNDERSTUDY_EXCHANGE", "sftp://me:swordfish@host/folder")
+    with pytest.raises(InputError, match="UNDERSTUDY_EXCHANGE: .*without a password.*FSSPEC_") as refused:
+        settings()
+    assert "swordfish" not in str(refused.value)
+
+
 def test_a_tracking_database_named_by_a_relative_path_becomes_absolute(tmp_path, monkeypatch):
     """As MLflow's own documents name it."""
     monkeypatch.chdir(tmp_path)

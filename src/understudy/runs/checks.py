@@ -309,6 +309,13 @@ def _public(url: str) -> str:
 
 
 def _said(error: Exception) -> str:
+    """Without the address that was asked, whose user and password httpx would repeat."""
+    import httpx
+
+    if isinstance(error, httpx.HTTPStatusError):
+        return f"status {error.response.status_code} {error.response.reason_phrase}".strip()
+    if isinstance(error, httpx.InvalidURL):
+        return "an address that is none"
     if isinstance(error, OSError) and error.errno:
         return os.strerror(error.errno)
     return " ".join(str(error).split())[:200] or type(error).__name__

@@ -1,4 +1,5 @@
 import re
+import traceback
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
@@ -40,6 +41,23 @@ def test_only_faults_that_can_pass_are_tried_again(error, passes):
 def test_the_users_and_the_passing_errors_go_on(error):
     with pytest.raises(type(error), match="told"):
         closed_up("train", raiser(error))
+
+
+@pytest.mark.parametrize("error", [InputError("told"), OSError("told")])
+@pytest.mark.parametrize("named", [True, False])
+def test_an_error_that_goes_on_leaves_the_one_behind_it(error, named):
+    def body():
+        try:
+            raise ValueError(SECRET)
+        except ValueError as behind:
+            if named:
+                raise error from behind
+            raise error  # noqa: B904 -- as one that is raised while another is handled
+
+    with pytest.raises(type(error), match="told") as caught:
+        closed_up("train", body)
+    assert "Zibby" not in "".join(traceback.format_exception(caught.value))
+    assert caught.value.__context__ is None
 
 
 @pytest.mark.parametrize("error", [ValueError(SECRET), RowError(f"row 7: {SECRET}"), FileNotFoundError(SECRET)])

@@ -164,6 +164,8 @@ def test_a_tracking_file_that_is_none_is_refused(home):
         ("sqlite:////proc/self/status/mlflow.db", "UNDERSTUDY_MLFLOW_URI"),
         (f"{NOBODY}/", "refused"),
         ("postgresql+psycopg://me:hidden@127.0.0.1:9/mlflow?connect_timeout=2", "OperationalError"),
+        ("http://me:hidden@127.0.0.1:9/", "refused"),
+        ("http://me:hidden@127.0.0.1:nine/", "an address that is none"),
     ],
 )
 def test_a_tracking_place_that_does_not_answer_is_refused_without_its_password(uri, expected, monkeypatch):
@@ -181,9 +183,11 @@ def test_an_mlflow_server_is_asked_for_its_health(status, fine, monkeypatch):
         if fine:
             assert checks.tracking() == address
         else:
-            with pytest.raises(InputError, match="500"):
+            monkeypatch.setenv("UNDERSTUDY_MLFLOW_URI", address.replace("://", "://me:swordfish@"))
+            with pytest.raises(InputError, match="500") as refused:
                 checks.tracking()
-        assert seen == [("/health", None)]
+            assert "swordfish" not in str(refused.value)
+        assert [path for path, _ in seen] == ["/health"]
 
 
 @pytest.mark.parametrize(
