@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from data_set_hub import DataSetHub
 from unit.privacy.ledger.ledger_requests import one_sum
 
 from understudy.artifacts.access import ArtifactRef, exchange_store, path_of, private_store, write_json
+from understudy.data.readers import read_source
 from understudy.privacy.labels import Label, private, public
 from understudy.privacy.ledger.ledger import Ledger, SourceRecord
 from understudy.runs.registration import _store_rows
@@ -169,6 +171,20 @@ def test_gc_spares_temporary_files_that_a_run_may_use(monkeypatch):
     registered()
     purge_source("reviews")
     assert list(root.iterdir()) == [], "what came from rows goes with them"
+
+
+@pytest.mark.usefixtures("tracking_store")
+def test_gc_and_purge_remove_what_was_fetched_of_the_hub(monkeypatch):
+    folder = settings().private_root / "datasets"
+    registered()
+    with DataSetHub({"train.csv": b"text,label\none,0\n"}) as hub:
+        for name, value in hub.environment.items():
+            monkeypatch.setenv(name, value)
+        for remove in (collect_garbage, lambda: purge_source("reviews")):
+            assert read_source("someone/rows").num_rows == 1
+            assert list((folder / "hub").rglob("train.csv"))
+            assert remove()["caches"] > 0
+            assert list(folder.iterdir()) == []
 
 
 def test_the_server_zone_collects_its_own_checkpoints_and_has_no_ledger(home, monkeypatch):

@@ -7,7 +7,6 @@ empty is a row of nulls.
 
 import codecs
 import csv
-import importlib
 import io
 import json
 import re
@@ -20,13 +19,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from understudy.data.hub import DEFAULT_SPLIT, read_hub
 from understudy.errors import InputError, RowError
-from understudy.settings import private_directory, settings
 from understudy.shipped import SAMPLES
 
 _WORDS = 4
 _LONG = 1_000
-_SPLIT = "train"
 # In this order: the mark of little-endian UTF-32 begins with that of UTF-16.
 _WIDE_MARKS = {
     codecs.BOM_UTF32_LE: "UTF-32",
@@ -76,7 +74,7 @@ def same_source(spec: str, other: str) -> bool:
 
 def _with_split(spec: str) -> str:
     """A hub id with the split that is read of it; other names as they are."""
-    return f"{spec}#{_SPLIT}" if _HUB_ID.fullmatch(spec) and "#" not in spec else spec
+    return f"{spec}#{DEFAULT_SPLIT}" if _HUB_ID.fullmatch(spec) and "#" not in spec else spec
 
 
 def _reader(spec: str) -> Callable[[], pa.Table]:
@@ -99,7 +97,7 @@ def _reader(spec: str) -> Callable[[], pa.Table]:
     if is_folder:
         raise InputError(f"{shown}: expected a file, found a directory; name the file inside it")
     if reader is None and _HUB_ID.fullmatch(spec):
-        return lambda: _read_hub(spec)
+        return lambda: read_hub(spec)
     here = "" if path.is_absolute() else f" in {Path.cwd()}"
     raise InputError(f"{shown}: no such file{here}; check the path, or give sample:NAME or a hub id OWNER/NAME")
 
@@ -241,21 +239,6 @@ def _read_text(path: Path) -> str:
         line = text.count("\n", 0, text.index("\0")) + 1
         raise RowError(f"{path}: expected text, found a NUL character in line {line}")
     return text.replace("\r\n", "\n")
-
-
-def _read_hub(spec: str) -> pa.Table:
-    name, _, split = spec.partition("#")
-    # Imported late: it takes seconds, and only this kind of source needs it.
-    datasets = importlib.import_module("datasets")
-    cache = private_directory(settings().private_root / "datasets")
-    try:
-        data = datasets.load_dataset(name, split=split or _SPLIT, cache_dir=str(cache))
-    except Exception as error:  # every kind of network, cache and format error of the library
-        raise InputError(
-            f"{spec}: no such file here, and the hub could not give it ({type(error).__name__}); "
-            "check the spelling and the network, or save it as Parquet and pass the path"
-        ) from None
-    return data.with_format("arrow")[:].replace_schema_metadata(None)
 
 
 def _is_utf8(value: str) -> bool:

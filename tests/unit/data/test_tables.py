@@ -109,24 +109,9 @@ def test_unknown_sample_names_the_known_ones():
         read_source("sample:nothing")
 
 
-def test_hub_id_that_cannot_be_reached(monkeypatch):
+def test_hub_id_that_cannot_be_reached():
     with pytest.raises(InputError, match=r"nobody/no-such-data-set: .*Parquet"):
         read_source("nobody/no-such-data-set")
-
-
-def test_hub_id_from_the_library(monkeypatch):
-    import datasets
-
-    seen = {}
-
-    def load_dataset(name, *, split, cache_dir):
-        seen.update(name=name, split=split, cache_dir=cache_dir)
-        return datasets.Dataset.from_dict({"text": ["a", "b"]})
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    assert read_source("someone/some-data#validation").to_pylist() == [{"text": "a"}, {"text": "b"}]
-    assert (seen["name"], seen["split"]) == ("someone/some-data", "validation")
-    assert "private" in seen["cache_dir"]
 
 
 # Labelled rows

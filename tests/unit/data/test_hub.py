@@ -1,0 +1,62 @@
+"""Data sets of the hub: where their rows lie once they are fetched, and what is told when they cannot be read."""
+
+import subprocess
+import sys
+
+import pytest
+from data_set_hub import DataSetHub
+from homes import bare_environment, home_environment
+
+from understudy.data.tables import read_source
+from understudy.errors import InputError
+
+SECRET = "the patient is Zibby"
+FILES = {"train.csv": f"text,label\n{SECRET},0\nfine,1\n".encode(), "test.csv": b"text,label\nlater,1\n"}
+READ = "from understudy.data.readers import read_source; assert read_source('someone/rows').num_rows == 2"
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    with DataSetHub(dict(FILES)) as hub:
+        for name, value in hub.environment.items():
+            monkeypatch.setenv(name, value)
+        yield hub
+
+
+def test_what_is_fetched_lies_under_the_private_root_alone_and_closed_to_others(hub, home, tmp_path):
+    user = tmp_path / "user"
+    user.mkdir()
+    # The libraries' default places, whatever this session says of them.
+    kept = {
+        name: value for name, value in bare_environment().items() if not name.startswith(("HF_", "HUGGING", "XDG_"))
+    }
+    environment = kept | home_environment(home) | hub.environment | {"HOME": str(user)}
+    subprocess.run([sys.executable, "-c", READ], env=environment, check=True, timeout=100)
+    rows = [path for path in tmp_path.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
+    assert rows
+    private = home / "private"
+    assert [path for path in rows if not path.is_relative_to(private)] == []
+    assert [path for path in user.rglob("*") if path.is_file()] == []
+    assert [path for path in (*rows, *private.rglob("*/")) if path.stat().st_mode & 0o077] == []
+
+
+def test_a_split_is_read_and_later_without_the_hub(hub, monkeypatch):
+    assert read_source("someone/rows#test").to_pylist() == [{"text": "later", "label": 1}]
+    asked = len(hub.requests)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    assert read_source("someone/rows").to_pylist() == [{"text": SECRET, "label": 0}, {"text": "fine", "label": 1}]
+    assert len(hub.requests) == asked
+
+
+def test_rows_that_cannot_be_read_are_refused_without_their_text(hub, capfd):
+    hub.files["README.md"] = b"---\ndataset_info:\n  features:\n  - {name: text, dtype: int64}\n---\n"
+    with pytest.raises(InputError, match=r"someone/rows: .*\(\w*Error\); .*Parquet") as caught:
+        read_source("someone/rows")
+    assert "Zibby" not in str(caught.value)
+    assert "Zibby" not in "".join(capfd.readouterr())
+
+
+def test_a_file_of_the_working_directory_is_not_taken_for_a_library(hub, tmp_path):
+    (tmp_path / "datasets.py").write_text("raise SystemExit('the wrong datasets')")
+    assert read_source("someone/rows").num_rows == 2
