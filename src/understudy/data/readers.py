@@ -32,7 +32,7 @@ _WIDE_MARKS = {
     codecs.BOM_UTF16_LE: "UTF-16",
     codecs.BOM_UTF16_BE: "UTF-16",
 }
-_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?(#\w+)?")
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+(#\w+)?")
 
 
 def read_source(spec: str) -> pa.Table:
@@ -40,7 +40,7 @@ def read_source(spec: str) -> pa.Table:
 
     Args:
         spec: a `.csv`, `.jsonl` or `.parquet` file, `sample:NAME`, or a hub id `OWNER/NAME` with an optional
-            `#SPLIT` (default `train`).
+            `#SPLIT` (default `train`), where no folder OWNER is in the working directory.
 
     Returns:
         The table with at least one row.
@@ -85,7 +85,7 @@ def _reader(spec: str) -> Callable[[], pa.Table]:
     readers = {".csv": _read_csv, ".jsonl": _read_jsonl, ".parquet": _read_parquet}
     try:
         path = Path(spec).expanduser()
-        is_file, is_folder = path.is_file(), path.is_dir()
+        is_file, is_folder, is_beside_files = path.is_file(), path.is_dir(), path.parent.is_dir()
     except (OSError, RuntimeError):  # a name that is too long, a home folder of nobody
         raise InputError(f"{shown}: expected the path of a file, found one that no file can have") from None
     reader = readers.get(path.suffix.lower())
@@ -97,9 +97,17 @@ def _reader(spec: str) -> Callable[[], pa.Table]:
     if is_folder:
         raise InputError(f"{shown}: expected a file, found a directory; name the file inside it")
     if reader is None and _HUB_ID.fullmatch(spec):
+        # A name with a slip in it is told to nobody: the hub is asked only where no folder of this machine is meant.
+        if is_beside_files:
+            raise InputError(
+                f"{shown}: expected a file of the folder {str(path.parent)!r} in {Path.cwd()}, found no such file; "
+                "check the path, or, if a hub id is meant, call this where no folder has that name"
+            )
         return lambda: read_hub(spec)
     here = "" if path.is_absolute() else f" in {Path.cwd()}"
-    raise InputError(f"{shown}: no such file{here}; check the path, or give sample:NAME or a hub id OWNER/NAME")
+    raise InputError(
+        f"{shown}: expected a file, sample:NAME or a hub id OWNER/NAME, found no such file{here}; check the path"
+    )
 
 
 def _read_sample(name: str) -> pa.Table:

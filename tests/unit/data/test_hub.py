@@ -7,7 +7,7 @@ import pytest
 from data_set_hub import DataSetHub
 from homes import bare_environment, home_environment
 
-from understudy.data.tables import read_source
+from understudy.data.readers import check_source, read_source
 from understudy.errors import InputError
 
 SECRET = "the patient is Zibby"
@@ -60,3 +60,28 @@ def test_rows_that_cannot_be_read_are_refused_without_their_text(hub, capfd):
 def test_a_file_of_the_working_directory_is_not_taken_for_a_library(hub, tmp_path):
     (tmp_path / "datasets.py").write_text("raise SystemExit('the wrong datasets')")
     assert read_source("someone/rows").num_rows == 2
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("clinic_of_berlin", "expected a file, sample:NAME or a hub id OWNER/NAME, found no such file in .*check"),
+        ("clinic_of_berlin#train", "OWNER/NAME, found no such file in .*check the path"),
+        ("clinic/berlin", "expected a file of the folder 'clinic' in .*, found no such file; check the path"),
+        ("clinic/berlin#train", "expected a file of the folder 'clinic' in .*, found no such file; check the path"),
+    ],
+)
+def test_what_looks_like_a_file_here_is_not_asked_of_the_hub(hub, tmp_path, spec, message):
+    (tmp_path / "clinic").mkdir()
+    for read in (check_source, read_source):
+        with pytest.raises(InputError, match=message):
+            read(spec)
+    assert hub.requests == []
+
+
+def test_a_data_set_that_the_hub_has_not_is_asked_of_it(hub):
+    check_source("clinic/berlin")
+    assert hub.requests == []
+    with pytest.raises(InputError, match=r"clinic/berlin: no such file here, and the hub could not give it"):
+        read_source("clinic/berlin")
+    assert any("clinic/berlin" in path for path in hub.requests)
