@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from understudy.artifacts.access import ArtifactRef
 from understudy.errors import InputError
+from understudy.flows.worker_places import check_places
 from understudy.runs.exported import Exported, complete
 from understudy.runs.registration import registered
 from understudy.runs.request import RunRequest
@@ -82,7 +83,7 @@ def paid_run(request: RunRequest, settings: type[C], *code: str) -> Iterator[Pai
     """
     method = str(settings.model_fields["method"].default)
     with beating():
-        _check_out(request)
+        check_places(out=str(request.out))
         _check_ledger()
         # What is wrong with a row is for the client's terminal: Prefect keeps the text of every error.
         plan = closed_up("validate", lambda: registered(request, method))
@@ -93,21 +94,6 @@ def paid_run(request: RunRequest, settings: type[C], *code: str) -> Iterator[Pai
             origin = {SOURCES: json.dumps([f"source:{plan.source}@{receipt.charge_id}"]), CHARGE: receipt.charge_id}
             add_to_parent(tracked, tags=origin, metrics=spent)
             yield PaidRun(request, plan, receipt, tracked, config, plan.charged_settings(settings))
-
-
-def _check_out(request: RunRequest) -> None:
-    """Refuse a relative folder in a deployment's run.
-
-    A worker's process runs in a temporary folder, which is removed after the run with all that lies in it.
-
-    Raises:
-        InputError: naming the folder.
-    """
-    if deployment.id and not Path(request.out).expanduser().is_absolute():
-        raise InputError(
-            f"out={request.out}: expected an absolute path, found a relative one: a worker gives each run a folder of "
-            "its own to start in and removes it afterwards; begin the path with /"
-        )
 
 
 def _check_ledger() -> None:

@@ -29,6 +29,7 @@ from understudy.artifacts.access import ArtifactRef, exchange_store
 from understudy.artifacts.manifest import canonical_json
 from understudy.artifacts.zone_keys import own_key, public_key
 from understudy.errors import InputError, UnderstudyError, ZoneError
+from understudy.flows.worker_places import check_places
 from understudy.privacy import labels
 from understudy.settings import settings
 from understudy.tasks.engine.cache_key import references
@@ -131,7 +132,9 @@ class ServerSide(Generic[S]):
 
         Raises:
             ZoneError: the client zone did not sign the order.
+            InputError: a place that this worker was told of goes with the run.
         """
+        check_places()
         step = self.read(order)
         key = hashlib.sha256(order.content.encode()).hexdigest()
         with beating(), parent_run(key, self.name, parameters={"step": step}, zone="server"):

@@ -133,6 +133,17 @@ class Settings(BaseSettings):
             )
         return value
 
+    @field_validator("ledger_url", mode="after")
+    @classmethod
+    def _one_ledger(cls, value: str) -> str:
+        """A relative path would be another ledger in each folder, with every budget unspent."""
+        kind, _, path = value.partition(":///")
+        if "://" not in value or (kind.startswith("sqlite") and not os.path.isabs(path)):
+            raise ValueError(
+                "expected sqlite:////ABSOLUTE/FILE or postgresql://..., found something else or a relative path"
+            )
+        return value
+
     @field_validator("mlflow_uri", "server_mlflow_uri", mode="after")
     @classmethod
     def _absolute_database(cls, value: str | None) -> str | None:

@@ -55,6 +55,8 @@ T = TypeVar("T")
 
 # A worker imports this without the command line, which sets the same.
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+# Writes are tried again here; with MLflow's own seven times each, a server that is away was waited for minutes.
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
 
 EXPERIMENT = "understudy"
 _DIGEST = 36  # characters that MLflow keeps of a data set's digest
@@ -358,6 +360,11 @@ def _with_experiment(uri: str, lock: Path | None) -> Log:
 
     client = MlflowClient(tracking_uri=uri)
     found = client.get_experiment_by_name(EXPERIMENT)
+    if found is not None and found.lifecycle_stage == "deleted":
+        raise InputError(
+            f"tracking: expected the MLflow experiment {EXPERIMENT!r}, found it deleted: restore it with `mlflow "
+            f"experiments restore --experiment-id {found.experiment_id}`, or set another UNDERSTUDY_MLFLOW_URI"
+        )
     if found is not None:
         return Log(uri, client, found.experiment_id, lock)
     # Nothing is ever stored there; without it MLflow would name a folder of the working directory.

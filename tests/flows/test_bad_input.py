@@ -553,6 +553,27 @@ def test_a_worker_refuses_a_folder_that_goes_with_the_run(request_of, home, pref
     assert state_of(home) == ([], [])
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("UNDERSTUDY_HOME", "whome"),
+        ("UNDERSTUDY_EXCHANGE", "exchange"),
+        ("UNDERSTUDY_MLFLOW_URI", "sqlite:///mlflow.db"),
+    ],
+)
+def test_a_worker_refuses_a_place_that_goes_with_the_run(name, value, request_of, home, prefect_server, monkeypatch):
+    """Each run had a ledger of its own, in which the budget was unspent."""
+    from understudy.flows.conditional_generation import conditional_generation
+
+    request = request_of()
+    monkeypatch.setenv("PREFECT__RUNTIME__DEPLOYMENT__ID", "a-deployment")
+    monkeypatch.setenv(name, value)
+    with pytest.raises(InputError, match=f"{name}={value.removeprefix('sqlite:///')}: expected an absolute path"):
+        conditional_generation(request)
+    assert not list(Path.cwd().glob("**/ledger*"))
+    assert state_of(home) == ([], [])
+
+
 def test_a_worker_that_was_told_of_no_home_begins_no_ledger(request_of, tmp_path, prefect_server, monkeypatch):
     """It did, in the user's home folder, and what the source had spent elsewhere was not known there."""
     from understudy.flows.conditional_generation import conditional_generation

@@ -93,12 +93,19 @@ def test_relative_paths_become_absolute_and_urls_stay(tmp_path, monkeypatch):
     assert settings().exchange == "memory://there"
 
 
+@pytest.mark.parametrize("url", ["ledger.db", "sqlite:///ledger.db", "sqlite://", "sqlite:///:memory:"])
+def test_a_ledger_is_the_same_in_every_folder(url, monkeypatch):
+    monkeypatch.setenv("UNDERSTUDY_LEDGER_URL", url)
+    with pytest.raises(InputError, match=r"UNDERSTUDY_LEDGER_URL: .*sqlite:////ABSOLUTE/FILE"):
+        settings()
+
+
 def test_an_exchange_store_is_not_named_with_a_password(monkeypatch):
     """Each reference would repeat it, to Prefect and to the other zone."""
     monkeypatch.setenv("UNDERSTUDY_EXCHANGE", "sftp://me@host/folder")
     assert settings().exchange == "sftp://me@host/folder"
     monkeypatch.setenv("UNDERSTUDY_EXCHANGE", "sftp://me:swordfish@host/folder")
-    with pytest.raises(InputError, match="UNDERSTUDY_EXCHANGE: .*without a password.*FSSPEC_") as refused:
+    with pytest.raises(InputError, match=r"UNDERSTUDY_EXCHANGE: .*without a password.*FSSPEC_") as refused:
         settings()
     assert "swordfish" not in str(refused.value)
 

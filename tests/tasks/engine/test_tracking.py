@@ -343,6 +343,16 @@ def test_a_flow_inside_a_flow_is_a_child(tracked):
     assert found["base"][0].data.tags["mlflow.parentRunId"] == found["inner"][0].info.run_id
 
 
+def test_a_deleted_experiment_is_told_with_how_to_restore_it(tracked):
+    log = tracking._open("client")
+    log.client.delete_experiment(log.experiment)
+    tracking._connect.cache_clear()
+    with pytest.raises(InputError, match=rf"deleted.*restore --experiment-id {log.experiment}"):
+        method("key-1")
+    log.client.restore_experiment(log.experiment)
+    method("key-1")
+
+
 def test_a_database_may_be_named_by_a_relative_path(tmp_path, monkeypatch):
     monkeypatch.setenv("UNDERSTUDY_MLFLOW_URI", "sqlite:///mlflow.db")
     with tracking.parent_run("key", "script", parameters={}):
