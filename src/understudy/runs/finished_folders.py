@@ -1,7 +1,8 @@
 """Where runs have put their results, so that `purge` finds what was computed from real rows in users' folders.
 
-One small file per folder under the private root; written before the folder is, so that a kill in between leaves a note
-of a folder that is not there, which is nothing.
+One small file per folder and source under the private root; written before anything of the source is in the folder, so
+that a kill in between leaves a note of nothing. A source's note stays when another source's run takes the folder over:
+until that run's results are in place, and after a kill, what the first one left is there.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from understudy.settings import private_directory, settings
 
 def remember(out: Path, *, source: str) -> None:
     """Note that DIR/internal holds figures computed from the rows of `source`."""
-    note = _notes() / f"{hashlib.sha256(str(out.absolute()).encode()).hexdigest()[:32]}.json"
-    write_atomically(note, json.dumps({"out": str(out.absolute()), "source": source}).encode())
+    place = str(out.absolute())
+    name = hashlib.sha256(f"{place}\0{source}".encode()).hexdigest()[:32]
+    write_atomically(_notes() / f"{name}.json", json.dumps({"out": place, "source": source}).encode())
 
 
 def remove_internal(source: str) -> list[str]:

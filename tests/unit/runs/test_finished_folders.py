@@ -35,13 +35,22 @@ def test_only_folders_of_the_source_lose_their_internal_figures(tmp_path):
     assert remove_internal("clinic") == [str(other)]
 
 
-def test_a_folder_is_noted_once_for_its_last_source_and_closed_to_others(tmp_path):
-    finish(tmp_path / "out", "ward")
-    finish(tmp_path / "out", "clinic")
-    (note,) = (settings().private_root / "delivered").iterdir()
-    assert stat.S_IMODE(note.stat().st_mode) == 0o600
+def test_a_folder_is_noted_for_every_source_and_closed_to_others(tmp_path):
+    out = finish(tmp_path / "out", "ward")
+    finish(out, "clinic")
+    finish(out, "clinic")
+    notes = list((settings().private_root / "delivered").iterdir())
+    assert [stat.S_IMODE(note.stat().st_mode) for note in notes] == [0o600, 0o600]
     assert remove_internal("ward") == []
-    assert remove_internal("clinic") == [str(tmp_path / "out")]
+    assert remove_internal("clinic") == [str(out)]
+
+
+@pytest.mark.parametrize("order", [("ward", "clinic"), ("clinic", "ward")])
+def test_a_run_that_died_before_it_replaced_anothers_figures_does_not_hide_them(tmp_path, order):
+    out = finish(tmp_path / "out", "ward")
+    remember(out, source="clinic")
+    assert [remove_internal(source) for source in order] == [[str(out)] if who == "ward" else [] for who in order]
+    assert not (out / INTERNAL).exists()
 
 
 @pytest.mark.parametrize("content", ["", '{"out": "x"', '"text"', '{"source": "ward"}'])
