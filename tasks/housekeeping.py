@@ -59,8 +59,8 @@ def purge_source(source: str, *, forget_rows: bool = False) -> dict[str, Any]:
     """Remove everything derived from the rows of `source`; its charges stay, spent budget never comes back.
 
     Nothing that is left points at what is gone: stored results, checkpoints and DIR/internal of its runs go too, and
-    the runs recorded in MLflow, which are the record of what happened, say that their artifacts were purged. DIR/export
-    stays: it was released, and stands for itself.
+    the runs recorded in MLflow, which are the record of what happened, say that their artifacts were purged. A
+    DIR/export that was released stands for itself and stays; one with `--share-real-rows` was not, and goes.
 
     What may be left in users' folders, because a folder was moved or cannot be removed, stands under `not_removed`.
 
@@ -96,6 +96,7 @@ def purge_source(source: str, *, forget_rows: bool = False) -> dict[str, Any]:
         "checkpoints": checkpoints,
         "caches": caches,
         "internal_folders": folders.internal,
+        "private_exports": folders.exports,
         "not_removed": folders.left,
         "run_plans": plans,
         "tracked_runs_marked": recorded,

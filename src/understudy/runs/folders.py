@@ -28,6 +28,7 @@ from understudy.runs.finished_folders import remember
 EXPORT = "export"
 INTERNAL = "internal"
 RUN_FILE = "run.json"
+STATEMENT = "statement.json"
 SYNTHETIC = "synthetic.parquet"
 ARTIFACT = "understudy.artifact"  # in the metadata of an exported Parquet file: the id of what it holds
 
@@ -209,12 +210,13 @@ def write_export(
     further = _further_draws(out, record)
 
     def fill(folder: Path) -> None:
+        remember(out, source=record.source)
         for path in further:
             shutil.copy2(path, folder)
         # So that the file says what it is wherever it is taken.
         table = named_labels(read_table(record.synthetic), record.label_names)
         pq.write_table(table.replace_schema_metadata({ARTIFACT: record.synthetic.id}), folder / SYNTHETIC)
-        (folder / "statement.json").write_text(json.dumps(statement, indent=2) + "\n")
+        (folder / STATEMENT).write_text(json.dumps(statement, indent=2) + "\n")
         (folder / "statement.md").write_text(statement_text)
         source = path_of(record.released)
         _copy_folder(source, folder / record.released.kind)

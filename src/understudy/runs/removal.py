@@ -1,6 +1,7 @@
 """What a purge removes from the folders that users gave their runs.
 
-Whose a folder is, its own file says: run.json in internal/. What was exported stays.
+Whose a folder is, its own file says: run.json in internal/, statement.json in export/. An export that was released
+stands for itself and stays; one with `--share-real-rows` was not, and goes like everything else made of the rows.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from pathlib import Path
 
 from understudy.locks import locked_folder
 from understudy.runs.finished_folders import noted
-from understudy.runs.folders import INTERNAL, RUN_FILE, leftovers
+from understudy.runs.folders import EXPORT, INTERNAL, RUN_FILE, STATEMENT, leftovers
 
-_SAYS_WHOSE = {INTERNAL: RUN_FILE}
+_SAYS_WHOSE = {INTERNAL: RUN_FILE, EXPORT: STATEMENT}
 
 
 @dataclass(frozen=True)
@@ -24,10 +25,12 @@ class Removed:
 
     Attributes:
         internal: the folders DIR/internal that are gone, and parts of such that killed runs left beside them.
+        exports: the same of DIR/export; only private ones.
         left: what may hold something of the source yet, each with the reason; the next purge looks there again.
     """
 
     internal: list[str] = field(default_factory=list)
+    exports: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
 
 
@@ -58,7 +61,7 @@ def remove_private(source: str) -> Removed:
 def _clear(out: Path, source: str, done: Removed) -> list[str]:
     """Remove what is private of one source from its folder; gives what could not be removed, with the reasons."""
     left = []
-    for target, removed in ((out / INTERNAL, done.internal),):
+    for target, removed in ((out / INTERNAL, done.internal), (out / EXPORT, done.exports)):
         says_whose = _SAYS_WHOSE[target.name]
         for path in (target, *leftovers(target)):
             private = _is_private_of(source, path / says_whose) if os.path.lexists(path) else False
@@ -81,7 +84,7 @@ def _is_private_of(source: str, file: Path) -> bool | None:
     """Whether the folder of this file holds what is private of a source; None where the file does not say."""
     try:
         said = json.loads(file.read_bytes())
-        return bool(said["source"] == source)
+        return bool(said["source"] == source and (file.name != STATEMENT or said["verdict"] == "none"))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -1,6 +1,7 @@
 """What a purge removes from users' folders: what is private of its own source, wherever a kill left it, and no more."""
 
 import functools
+import json
 import multiprocessing
 import os
 import shutil
@@ -15,7 +16,7 @@ from understudy.artifacts.access import write_table
 from understudy.privacy.labels import private
 from understudy.runs import removal
 from understudy.runs.finished_folders import remember
-from understudy.runs.folders import EXPORT, INTERNAL, RUN_FILE, RunRecord, write_internal
+from understudy.runs.folders import EXPORT, INTERNAL, RUN_FILE, STATEMENT, RunRecord, write_export, write_internal
 from understudy.runs.removal import Removed, remove_private
 from understudy.settings import settings
 
@@ -31,9 +32,14 @@ def report(folder: Path) -> None:
     (folder / "report.html").write_text("figures")
 
 
+def share(out: Path, source: str, *, verdict: str = "none") -> None:
+    statement = {"source": source, "verdict": verdict}
+    write_export(out, record_of(source), statement, "in words", shares_real_rows=True)
+
+
 def finish(out: Path, source: str) -> Path:
-    """A whole run with something beside its figures."""
-    (out / EXPORT).mkdir(parents=True, exist_ok=True)
+    """A whole run that released what it exports."""
+    share(out, source, verdict="proven under assumptions")
     write_internal(out, record_of(source), report)
     return out
 
@@ -84,6 +90,14 @@ def write_internal_and_die(out: Path, record: RunRecord, renames: int | None) ->
         write_internal(out, record, die)
     die_after_renames(out, renames)
     write_internal(out, record, report)
+
+
+def share_and_die(out: Path, source: str, renames: int | None) -> None:
+    if renames is None:
+        shutil.copytree = die
+    else:
+        die_after_renames(out, renames)
+    share(out, source)
 
 
 def stop_after_removals(stop, removals: int, patch: pytest.MonkeyPatch) -> None:
@@ -145,22 +159,43 @@ def test_a_run_killed_in_the_place_of_anothers_hides_neither_from_its_purge(tmp_
     assert notes() == []
 
 
-@pytest.mark.parametrize("place", [".internal.new", ".internal.old"])
+@pytest.mark.parametrize("renames", [None, 1, 2])
+def test_an_export_of_real_rows_goes_and_what_a_kill_left_of_one(tmp_path, renames):
+    out = tmp_path / "out"
+    share(out, "ward")
+    killed(share_and_die, out, "ward", renames)
+    assert len(names(out)) == 2
+    assert len(remove_private("ward").exports) == 2
+    assert names(out) == []
+    assert notes() == []
+
+
+@pytest.mark.parametrize("place", ["export", ".export.new", ".export.old"])
+@pytest.mark.parametrize(("source", "verdict"), [("clinic", "none"), ("ward", "heuristic")])
+def test_an_export_of_another_source_and_a_released_one_stay(tmp_path, place, source, verdict):
+    remember(tmp_path, source="ward")
+    share(tmp_path, source, verdict=verdict)
+    (tmp_path / EXPORT).rename(tmp_path / place)
+    assert remove_private("ward") == Removed()
+    assert STATEMENT in names(tmp_path / place)
+
+
+@pytest.mark.parametrize("place", [".internal.new", ".internal.old", ".export.new", ".export.old"])
 @pytest.mark.parametrize("said", [None, "", '{"source": "wa'])
 def test_a_part_of_a_folder_that_says_nothing_goes_where_a_run_of_the_source_was(tmp_path, place, said):
     for out in (tmp_path / "noted", tmp_path / "not"):
         (out / place).mkdir(parents=True)
         (out / place / "synthetic.parquet").write_text("a row")
         if said is not None:
-            (out / place / RUN_FILE).write_text(said)
+            (out / place / (RUN_FILE if "internal" in place else STATEMENT)).write_text(said)
     remember(tmp_path / "noted", source="ward")
     assert remove_private("ward").left == []
     assert names(tmp_path / "noted") == []
     assert "synthetic.parquet" in names(tmp_path / "not" / place)
 
 
-def test_a_folder_that_may_be_the_users_own_is_told_and_stays(tmp_path):
-    name = INTERNAL
+@pytest.mark.parametrize("name", [INTERNAL, EXPORT])
+def test_a_folder_that_may_be_the_users_own_is_told_and_stays(tmp_path, name):
     (tmp_path / name).mkdir()
     (tmp_path / name / "thesis.tex").write_text("mine")
     remember(tmp_path, source="ward")
@@ -179,15 +214,15 @@ def test_no_link_is_followed(tmp_path):
     (out / INTERNAL).symlink_to(elsewhere)
     kept = tmp_path / "kept.txt"
     kept.write_text("mine")
-    killed(write_internal_and_die, out, record_of("ward"), 1)
-    (out / ".internal.new" / "linked").symlink_to(tmp_path)
+    share(out, "ward")
+    (out / EXPORT / "linked").symlink_to(tmp_path)
     told = remove_private("ward")
-    assert told.internal == [str(out / ".internal.new")]
+    assert told.exports == [str(out / EXPORT)]
     (left,) = told.left
-    assert left.startswith(f"{out / '.internal.old'}: a link")
+    assert left.startswith(f"{out / INTERNAL}: a link")
     assert RUN_FILE in names(elsewhere)
     assert kept.read_text() == "mine"
-    assert names(out) == [".internal.old", EXPORT]
+    assert names(out) == [INTERNAL]
     assert len(notes()) == 1
 
 
@@ -221,10 +256,11 @@ def test_what_cannot_be_removed_is_told_and_keeps_no_other_folder(tmp_path, monk
 
 def test_a_purge_that_was_killed_is_finished_by_the_next(tmp_path):
     out = tmp_path / "out"
+    share(out, "ward")
     write_internal(out, record_of("ward"), report)
     killed(purge_and_die, "ward", 2)
     assert names(out / INTERNAL) == [RUN_FILE]
-    assert len(remove_private("ward").internal) == 1
+    assert len(remove_private("ward").exports) == 1
     assert names(out) == []
     assert notes() == []
 
@@ -232,6 +268,7 @@ def test_a_purge_that_was_killed_is_finished_by_the_next(tmp_path):
 def test_a_purge_that_was_interrupted_after_any_step_is_finished_by_the_next(tmp_path):
     for removals in range(1, 20):
         out = tmp_path / str(removals)
+        share(out, "ward")
         write_internal(out, record_of("ward"), report)
         with pytest.MonkeyPatch.context() as patch:
             stop_after_removals(interrupt, removals, patch)
@@ -244,7 +281,7 @@ def test_a_purge_that_was_interrupted_after_any_step_is_finished_by_the_next(tmp
         assert remove_private("ward").left == []
         assert names(out) == []
         assert notes() == []
-    assert removals == 6, "four of internal/, the note"
+    assert removals == 12, "four of internal/, seven of export/, the note"
 
 
 def test_a_purge_waits_for_the_run_that_fills_a_folder(tmp_path):
@@ -266,3 +303,13 @@ def test_a_purge_waits_for_the_run_that_fills_a_folder(tmp_path):
     run.join()
     purge.join()
     assert told == [Removed(internal=[str(tmp_path / "out" / INTERNAL)])]
+
+
+def test_a_run_notes_its_folder_anew_where_a_purge_came_between(tmp_path):
+    """The purge that waited for the export finds no internal/ yet, and takes its note along."""
+    share(tmp_path, "ward")
+    assert remove_private("ward").exports == [str(tmp_path / EXPORT)]
+    assert notes() == []
+    write_internal(tmp_path, record_of("ward"), report)
+    assert json.loads(notes()[0].read_text()) == {"out": str(tmp_path), "source": "ward"}
+    assert remove_private("ward").internal == [str(tmp_path / INTERNAL)]
