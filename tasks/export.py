@@ -26,7 +26,6 @@ from understudy.reporting.report import About, BudgetUse, build_report
 from understudy.reporting.worth import Completeness, completeness_of
 from understudy.runs import finished_plans
 from understudy.runs.exported import Exported, exported
-from understudy.runs.finished_folders import remember
 from understudy.runs.folders import RunRecord, write_export, write_internal
 from understudy.runs.run_plan import RunPlan
 from understudy.runs.split import LABELS_DISCLOSED, hold_out_note
@@ -67,7 +66,6 @@ def export(
     folder = Path(out).expanduser().absolute()
     if paid.exportable or shares_real_rows:
         write_export(folder, record, statement, render_markdown(statement), shares_real_rows=shares_real_rows)
-    remember(folder, source=run.source)
     write_internal(folder, record, lambda inner: _write_report(inner, run, ledger, paid, synthetic, metrics, statement))
     if paid.status == "released":
         finished_plans.remember(paid.request_key, run, folder)

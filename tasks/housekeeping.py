@@ -19,7 +19,7 @@ from understudy.durable import write_atomically
 from understudy.methods import registry
 from understudy.privacy.ledger.ledger import Ledger
 from understudy.runs import finished_plans
-from understudy.runs.finished_folders import remove_internal
+from understudy.runs.removal import remove_private
 from understudy.settings import Settings, private_directory, settings
 from understudy.tasks.charge_receipt import drop_release_log
 from understudy.tasks.engine import leases, tracking
@@ -59,8 +59,10 @@ def purge_source(source: str, *, forget_rows: bool = False) -> dict[str, Any]:
     """Remove everything derived from the rows of `source`; its charges stay, spent budget never comes back.
 
     Nothing that is left points at what is gone: stored results, checkpoints and DIR/internal of its runs go too, and
-    the runs recorded in MLflow, which are the record of what happened, say that their artifacts were purged. DIR/export
-    stays: it was released, and stands for itself.
+    the runs recorded in MLflow, which are the record of what happened, say that their artifacts were purged. A
+    DIR/export that was released stands for itself and stays; one with `--share-real-rows` was not, and goes.
+
+    What may be left in users' folders, because a folder was moved or cannot be removed, stands under `not_removed`.
 
     Args:
         source: its name.
@@ -80,7 +82,7 @@ def purge_source(source: str, *, forget_rows: bool = False) -> dict[str, Any]:
     checkpoints = len(leases.sweep(now.checkpoints_root, source=source))
     access.purge(source, charges=charges)
     caches = _drop_caches(now, (*CACHES, ANSWERS))
-    folders = remove_internal(source)
+    folders = remove_private(source)
     plans = finished_plans.forget(source)
     ledger.purge(source, forget_rows=forget_rows)
     for charge in charges:
@@ -93,7 +95,9 @@ def purge_source(source: str, *, forget_rows: bool = False) -> dict[str, Any]:
         "results": results,
         "checkpoints": checkpoints,
         "caches": caches,
-        "internal_folders": folders,
+        "internal_folders": folders.internal,
+        "private_exports": folders.exports,
+        "not_removed": folders.left,
         "run_plans": plans,
         "tracked_runs_marked": recorded,
         "row_hashes": "erased" if forget_rows else "kept",

@@ -11,6 +11,7 @@ from understudy.errors import InputError
 from understudy.privacy.ledger.ledger import Ledger
 from understudy.runs.validation import validate
 from understudy.settings import prepare_environment
+from understudy.tasks.housekeeping import purge_source
 from understudy.tensor_files import load_tensors
 
 METHOD = "trajectory-matching"
@@ -83,6 +84,10 @@ def test_real_rows_stay_until_sharing_them_is_asked_for(run_flow, plain, pairs, 
     _, states = run(plain(share_real_rows=True, overrides=(*other, "distil.steps=2")))
     assert states["train-expert"] == "Cached", "experts do not meet the settings of the distillation"
     assert states["distil"] == "Completed"
+
+    told = purge_source("ward")
+    assert (told["private_exports"], told["not_removed"]) == ([str(export)], [])
+    assert list((tmp_path / "out").iterdir()) == [], "real rows were not released, so they do not stay"
 
 
 @pytest.mark.parametrize(

@@ -23,10 +23,12 @@ from understudy.artifacts.access import ArtifactRef, path_of, read_table
 from understudy.data.tables import named_labels
 from understudy.errors import InputError, UnderstudyError
 from understudy.locks import locked_folder
+from understudy.runs.finished_folders import remember
 
 EXPORT = "export"
 INTERNAL = "internal"
 RUN_FILE = "run.json"
+STATEMENT = "statement.json"
 SYNTHETIC = "synthetic.parquet"
 ARTIFACT = "understudy.artifact"  # in the metadata of an exported Parquet file: the id of what it holds
 
@@ -61,7 +63,7 @@ def check_folder(out: Path, *, exports: bool) -> None:
     """
     if out.exists() and not out.is_dir():
         raise InputError(f"--out {out}: expected a folder, found a file; choose another place")
-    ours = {shape.format(folder) for folder in (EXPORT, INTERNAL) for shape in ("{}", _WRITTEN, _REPLACED)}
+    ours = {place.name for folder in (EXPORT, INTERNAL) for place in (out / folder, *leftovers(out / folder))}
     entries = [p.name for p in out.iterdir() if not p.name.startswith(_PROBE)] if out.exists() else []
     foreign = [name for name in entries if name not in ours]
     if foreign:
@@ -137,6 +139,11 @@ def _short(path: Path) -> str:
     return text if len(text := str(path)) <= 200 else f"{text[:100]}...{text[-50:]}"
 
 
+def leftovers(target: Path) -> tuple[Path, Path]:
+    """Where a killed process may have left parts of `target`: the new one that it filled, the old one put aside."""
+    return target.with_name(_WRITTEN.format(target.name)), target.with_name(_REPLACED.format(target.name))
+
+
 def replace_folder(target: Path, fill: Callable[[Path], None], *, closed: bool = True) -> None:
     """Put a freshly filled folder in the place of `target`, whole or not at all; what a killed process left goes.
 
@@ -146,7 +153,7 @@ def replace_folder(target: Path, fill: Callable[[Path], None], *, closed: bool =
         closed: to other users, with everything in it (0700 and 0600).
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    fresh, old = (target.with_name(shape.format(target.name)) for shape in (_WRITTEN, _REPLACED))
+    fresh, old = leftovers(target)
     with locked_folder(target.parent):
         if old.exists() and not target.exists():
             os.replace(old, target)
@@ -203,12 +210,13 @@ def write_export(
     further = _further_draws(out, record)
 
     def fill(folder: Path) -> None:
+        remember(out, source=record.source)
         for path in further:
             shutil.copy2(path, folder)
         # So that the file says what it is wherever it is taken.
         table = named_labels(read_table(record.synthetic), record.label_names)
         pq.write_table(table.replace_schema_metadata({ARTIFACT: record.synthetic.id}), folder / SYNTHETIC)
-        (folder / "statement.json").write_text(json.dumps(statement, indent=2) + "\n")
+        (folder / STATEMENT).write_text(json.dumps(statement, indent=2) + "\n")
         (folder / "statement.md").write_text(statement_text)
         source = path_of(record.released)
         _copy_folder(source, folder / record.released.kind)
@@ -257,6 +265,7 @@ def write_internal(out: Path, record: RunRecord, fill_report: Callable[[Path], N
     """Write DIR/internal: the report, run.json, and the synthetic table where it may not be exported."""
 
     def fill(folder: Path) -> None:
+        remember(out, source=record.source)
         (folder / RUN_FILE).write_text(record.model_dump_json(indent=2) + "\n")
         if record.synthetic.label.kind == "private":
             table = named_labels(read_table(record.synthetic), record.label_names)

@@ -1,65 +1,43 @@
-"""What a purge removes from users' folders: the internal figures of its own source, and nothing else."""
+"""Notes of the folders that hold what follows from private rows: one per folder and source, whole or not there."""
 
-import json
 import stat
-from pathlib import Path
 
 import pytest
 
 from understudy.runs import finished_folders
-from understudy.runs.finished_folders import remember, remove_internal
-from understudy.runs.folders import INTERNAL, RUN_FILE
+from understudy.runs.finished_folders import noted, remember
 from understudy.settings import settings
 
 
-def finish(out: Path, source: str) -> Path:
-    remember(out, source=source)
-    (out / INTERNAL).mkdir(parents=True, exist_ok=True)
-    (out / INTERNAL / RUN_FILE).write_text(json.dumps({"source": source}))
-    (out / "export").mkdir(exist_ok=True)
-    return out
+def notes():
+    return sorted((settings().private_root / "delivered").iterdir())
 
 
-def test_only_folders_of_the_source_lose_their_internal_figures(tmp_path):
-    mine, other = finish(tmp_path / "mine", "ward"), finish(tmp_path / "other", "clinic")
-    taken_over = finish(tmp_path / "taken", "ward")
-    (taken_over / INTERNAL / RUN_FILE).write_text(json.dumps({"source": "clinic"}))
-    moved = finish(tmp_path / "moved", "ward")
-    moved.rename(tmp_path / "elsewhere")
-    remember(tmp_path / "never", source="ward")
-    assert remove_internal("ward") == [str(mine)]
-    assert [path.name for path in mine.iterdir()] == ["export"]
-    assert (other / INTERNAL / RUN_FILE).exists()
-    assert (taken_over / INTERNAL / RUN_FILE).exists()
-    assert remove_internal("ward") == []
-    assert remove_internal("clinic") == [str(other)]
-
-
-def test_a_folder_is_noted_once_for_its_last_source_and_closed_to_others(tmp_path):
-    finish(tmp_path / "out", "ward")
-    finish(tmp_path / "out", "clinic")
-    (note,) = (settings().private_root / "delivered").iterdir()
-    assert stat.S_IMODE(note.stat().st_mode) == 0o600
-    assert remove_internal("ward") == []
-    assert remove_internal("clinic") == [str(tmp_path / "out")]
+def test_a_folder_is_noted_for_every_source_and_closed_to_others(tmp_path):
+    for source in ("ward", "clinic", "ward"):
+        remember(tmp_path / "out", source=source)
+    assert [stat.S_IMODE(note.stat().st_mode) for note in notes()] == [0o600, 0o600]
+    assert sorted([*noted("ward"), *noted("clinic")]) == [(note, tmp_path / "out") for note in notes()]
+    assert noted("other") == []
 
 
 @pytest.mark.parametrize("content", ["", '{"out": "x"', '"text"', '{"source": "ward"}'])
-def test_a_note_that_a_kill_left_half_written_stops_no_purge(content, tmp_path):
-    mine = finish(tmp_path / "mine", "ward")
-    broken = settings().private_root / "delivered" / "broken.json"
-    broken.write_text(content)
-    assert remove_internal("clinic") == []
-    assert not broken.exists()
-    broken.write_text(content)
-    assert remove_internal("ward") == [str(mine)]
+def test_a_note_that_a_kill_left_half_written_names_no_folder(content, tmp_path):
+    remember(tmp_path / "out", source="ward")
+    (whole,) = notes()
+    (whole.parent / "broken.json").write_text(content)
+    assert noted("clinic") == []
+    assert notes() == [whole]
+    (whole.parent / "broken.json").write_text(content)
+    assert noted("ward") == [(whole, tmp_path / "out")]
 
 
 def test_a_note_is_whole_or_not_there(tmp_path, monkeypatch):
-    finish(tmp_path / "out", "ward")
-    (note,) = (settings().private_root / "delivered").iterdir()
+    remember(tmp_path / "out", source="ward")
+    (note,) = notes()
     before = note.read_bytes()
     monkeypatch.setattr(finished_folders.Path, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        remember(tmp_path / "out", source="clinic")
-    assert note.read_bytes() == before
+    for source in ("ward", "clinic"):
+        with pytest.raises(KeyboardInterrupt):
+            remember(tmp_path / "out", source=source)
+    assert [path.read_bytes() for path in notes()] == [before]
