@@ -2,6 +2,8 @@
 
 rows -> charge -> release -> finalize -> [ match (shards) -> select ] x waves --+-> evaluate, evaluate-matching
                                                                   zero-shot ----+   -> merge-metrics -> export
+
+Of a private target (epsilon inf) the waves after the first are one task, `match-further`, between `match` and `select`.
 """
 
 from __future__ import annotations
@@ -14,14 +16,14 @@ from understudy.flows.paid_run import paid_run
 from understudy.generation.config import SamplingConfig
 from understudy.methods.gradient_matching.config import GradientMatchingConfig
 from understudy.methods.gradient_matching.evaluation_config import MatchingEvaluationConfig
-from understudy.methods.gradient_matching.shards import further_shards, matching_settings, shards
+from understudy.methods.gradient_matching.shards import Example, further_shards, matching_settings, shards
 from understudy.runs.exported import Exported
 from understudy.runs.request import RunRequest
 from understudy.tasks.baselines import zero_shot
 from understudy.tasks.charging import finalize
 from understudy.tasks.engine.runtime import code_digest
 from understudy.tasks.evaluation import evaluate, merge_metrics
-from understudy.tasks.gradient_matching import evaluate_matching, match, release, select
+from understudy.tasks.gradient_matching import evaluate_matching, match, match_further, release, select
 
 METHOD = "gradient-matching"
 
@@ -32,13 +34,7 @@ def gradient_matching(request: RunRequest) -> Exported:
     with paid_run(request, GradientMatchingConfig, code_digest(release.fn)) as run:
         config, names, (rows, test_rows) = run.config, run.plan.label_names, run.rows
         target = finalize(run.receipt, release(rows, run.receipt, run.charged))
-        matched: list[ArtifactRef] = []
-        parts = shards(config, len(names))
-        while parts:  # the second wave on makes up for what the filters dropped
-            wave = match.map(unmapped(target), unmapped(matching_settings(config)), [tuple(part) for part in parts])
-            matched += wave.result()
-            synthetic = select(matched, config, names)
-            parts = further_shards(config, read_json(synthetic), names)
+        matched, synthetic = _matched_and_selected(target, config, names)
         sampling = SamplingConfig(max_new_tokens=config.max_length)
         asked = (config.projection.instruction, config.about)
         baseline = zero_shot(
@@ -51,3 +47,28 @@ def gradient_matching(request: RunRequest) -> Exported:
         tables = {"synthetic": synthetic, "train": rows, "test": test_rows, "prompt_only": baseline}
         own = evaluate_matching(tables, matched, target, names, config, bound, sizes)
         return run.export(target, synthetic, merge_metrics([metrics, own]))
+
+
+def _matched_and_selected(
+    target: ArtifactRef, config: GradientMatchingConfig, names: tuple[str, ...]
+) -> tuple[list[ArtifactRef], ArtifactRef]:
+    """The matched texts and the rows chosen from them; further waves make up for what the filters drop.
+
+    Arguments and number of tasks are in Prefect and MLflow, so they follow no count of a private selection.
+    """
+    matched = _wave(target, config, shards(config, len(names)))
+    if target.is_private:
+        matched.append(match_further(target, matched, config, names))
+        return matched, select(matched, config, names)
+    synthetic = select(matched, config, names)
+    while parts := further_shards(config, read_json(synthetic), names):
+        matched += _wave(target, config, parts)
+        synthetic = select(matched, config, names)
+    return matched, synthetic
+
+
+def _wave(target: ArtifactRef, config: GradientMatchingConfig, parts: list[list[Example]]) -> list[ArtifactRef]:
+    """The texts of one wave, a task for each part."""
+    matching = unmapped(matching_settings(config))
+    made: list[ArtifactRef] = match.map(unmapped(target), matching, [tuple(part) for part in parts]).result()
+    return made

@@ -6,7 +6,7 @@ from understudy.artifacts.access import ArtifactRef, path_of, read_table, store_
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
 from understudy.privacy import labels
 from understudy.tasks.charge_receipt import ChargeReceipt, open_mechanisms, write_released
-from understudy.tasks.engine.runtime import checkpoint_directory, compute, progress, task
+from understudy.tasks.engine.runtime import checkpoint_directory, compute, progress, progress_on, task
 
 
 @task(name="train")
@@ -42,7 +42,7 @@ def generate(model: ArtifactRef, config: ConditionalGenerationConfig) -> Artifac
     from understudy.methods.conditional_generation.synthesis import synthesize_stored, write_synthesis
 
     stored = load_trained(path_of(model), compute())
-    synthesis = synthesize_stored(stored, config, progress=progress)
+    synthesis = synthesize_stored(stored, config, progress=progress_on(model))
     label = labels.post_process(model.label)
     with store_for(label).write(kind="synthetic", label=label, parents=[model]) as draft:
         write_synthesis(synthesis, draft.path)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +17,7 @@ from understudy.artifacts.access import ArtifactRef, path_of, read_json, read_ta
 from understudy.methods.gradient_matching.config import GradientMatchingConfig
 from understudy.methods.gradient_matching.evaluation_config import MatchingEvaluationConfig
 from understudy.privacy import labels
+from understudy.progress import Progress
 from understudy.tasks.charge_receipt import ChargeReceipt, open_mechanisms, write_released
 from understudy.tasks.engine.runtime import checkpoint_directory, compute, progress, task
 from understudy.tasks.evaluation import labelled_rows, sentence_embedder, write_metrics
@@ -50,25 +53,45 @@ def match(target: ArtifactRef, config: GradientMatchingConfig, examples: tuple[t
         config: `matching_settings` of the run's.
         examples: (label index, number of the text among those of its label).
     """
-    from understudy.methods.gradient_matching.optimise import match_shard
-    from understudy.methods.gradient_matching.release import load_target
-    from understudy.models.checkpoints import TrainingCheckpoint
     from understudy.models.loading import load_base
 
-    released = load_target(path_of(target))
-    if config.length != "as_in_data":
-        released = replace(released, length=config.length)
-    folder = checkpoint_directory()
-    table = match_shard(
-        load_base(config, compute()),
-        released,
-        config=config,
-        examples=examples,
-        public_seed=config.public_seed,
-        checkpoints=lambda name: TrainingCheckpoint(folder / name, every=1),
-        progress=progress,
-    )
+    table = _matched_shard(load_base(config, compute()), target, config, examples, checkpoint_directory(), progress)
     return write_table(table, kind="matched", label=labels.post_process(target.label), parents=[target])
+
+
+@task(name="match-further")
+def match_further(
+    target: ArtifactRef, matched: list[ArtifactRef], config: GradientMatchingConfig, label_names: tuple[str, ...]
+) -> ArtifactRef:
+    """All waves after the first in one task, which tells nothing of them: how many texts are lacking may be private.
+
+    Args:
+        target: of `release`.
+        matched: the first wave.
+        config: the run's settings.
+        label_names: every label, public.
+
+    Returns:
+        The same texts as wave by wave; none where nothing is lacking.
+    """
+    from understudy.methods.gradient_matching.optimise import SCHEMA
+    from understudy.methods.gradient_matching.shards import further_shards, matching_settings
+    from understudy.methods.gradient_matching.synthesis import select_texts
+    from understudy.models.loading import load_base
+
+    base, tables = load_base(config, compute()), [read_table(ref).cast(SCHEMA) for ref in matched]
+    further, folder, waves = [SCHEMA.empty_table()], checkpoint_directory(), 0
+    while parts := further_shards(
+        config,
+        select_texts([*tables, *further], base=base, config=config, label_names=label_names).report(),
+        label_names,
+    ):
+        for number, part in enumerate(parts):
+            place = folder / f"wave-{waves}" / f"part-{number}"
+            further.append(_matched_shard(base, target, matching_settings(config), part, place))
+        waves += 1
+    label = labels.post_process(labels.join(target.label, *(ref.label for ref in matched)))
+    return write_table(pa.concat_tables(further), kind="matched", label=label, parents=[target, *matched])
 
 
 @task(name="select")
@@ -130,6 +153,33 @@ def evaluate_matching(
         progress=progress,
     )
     return write_metrics(metrics, [*tables.values(), *matched, target])
+
+
+def _matched_shard(
+    base: LoadedModel,
+    target: ArtifactRef,
+    config: GradientMatchingConfig,
+    examples: Sequence[tuple[int, int]],
+    folder: Path,
+    told: Progress | None = None,
+) -> pa.Table:
+    """One shard of texts, matched to a stored target; `folder` keeps the state of its batches."""
+    from understudy.methods.gradient_matching.optimise import match_shard
+    from understudy.methods.gradient_matching.release import load_target
+    from understudy.models.checkpoints import TrainingCheckpoint
+
+    stored = load_target(path_of(target))
+    if config.length != "as_in_data":
+        stored = replace(stored, length=config.length)
+    return match_shard(
+        base,
+        stored,
+        config=config,
+        examples=examples,
+        public_seed=config.public_seed,
+        checkpoints=lambda name: TrainingCheckpoint(folder / name, every=1),
+        progress=told,
+    )
 
 
 def _matched_losses(

@@ -22,7 +22,15 @@ from understudy.runs.request import Profile
 from understudy.settings import private_directory, settings
 from understudy.tasks.charge_receipt import ChargeReceipt, open_mechanisms, write_released
 from understudy.tasks.engine.cache_key import references
-from understudy.tasks.engine.runtime import Zone, checkpoint_directory, compute, in_either_zone, progress, task
+from understudy.tasks.engine.runtime import (
+    Zone,
+    checkpoint_directory,
+    compute,
+    in_either_zone,
+    progress,
+    progress_on,
+    task,
+)
 from understudy.tasks.evaluation import MeasuredTables, sentence_embedder, write_metrics
 
 ADAPTER = "adapter.safetensors"
@@ -115,7 +123,7 @@ def write_pairs(
         config,
         answers=private_directory(settings().private_root / "endpoint-answers"),
         compute=compute(),
-        progress=progress,
+        progress=progress_on(bundle),
     )
     label = labels.public() if bundle is None else labels.post_process(bundle.label)
     kind = "prompt-only" if bundle is None else "synthetic"
@@ -153,7 +161,9 @@ def improve(
         _sent(bundle, charge, zone),
         _pairs(pairs),
         config,
-        course=Course(TrainingCheckpoint(checkpoint_directory(), every=config.tune.checkpoint_every), progress),
+        course=Course(
+            TrainingCheckpoint(checkpoint_directory(), every=config.tune.checkpoint_every), progress_on(pairs)
+        ),
     )
     label = labels.post_process(labels.join(bundle.label, pairs.label))
     with store_for(label).write(kind="bundle", label=label, parents=[bundle, pairs]) as draft:

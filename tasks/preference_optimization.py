@@ -25,6 +25,7 @@ from understudy.tasks.engine.runtime import (
     compute,
     in_either_zone,
     progress,
+    progress_on,
     task,
 )
 from understudy.tasks.evaluation import MeasuredTables, sentence_embedder, write_metrics
@@ -164,7 +165,7 @@ def prefer(
         config=config,
         round=number,
         folder=checkpoint_directory(),
-        progress=progress,
+        progress=progress_on(scores),
     )
     parents = [candidates, scores, *([adapter] if adapter is not None else [])]
     label = labels.post_process(labels.join(*(ref.label for ref in parents)))
@@ -209,7 +210,7 @@ def write_texts(
         label_names=label_names,
         trained=adapter is not None,
         answers=checkpoint_directory(),
-        progress=progress,
+        progress=progress_on(adapter),
     )
     label, parents = _from(adapter)
     kind = "prompt-only" if adapter is None else "synthetic"

@@ -8,6 +8,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from understudy.artifacts.access import ArtifactRef
 from understudy.errors import UnderstudyError
 
 
@@ -60,6 +61,15 @@ def progress(step: int, total: int) -> None:
         LeaseLost: when another worker has taken over.
     """
     _require().progress(step, total)
+
+
+def progress_on(read: ArtifactRef | None) -> Callable[[int, int], None] | None:
+    """`progress` of post-processing; None of a private artifact, for its content decides how much there is to do.
+
+    Args:
+        read: what is worked on; None is nothing but public.
+    """
+    return None if read is not None and read.is_private else progress
 
 
 def report_metrics(metrics: Mapping[str, float]) -> None:

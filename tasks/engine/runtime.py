@@ -31,7 +31,7 @@ from prefect.serializers import JSONSerializer
 from understudy.errors import TrackingFailed, UnderstudyError
 from understudy.settings import settings
 from understudy.tasks.engine import leases, processes, tracking
-from understudy.tasks.engine.body import Body, checkpoint_directory, progress, report_metrics, running
+from understudy.tasks.engine.body import Body, checkpoint_directory, progress, progress_on, report_metrics, running
 from understudy.tasks.engine.cache_key import check_zone, describe, references, task_key
 from understudy.tasks.engine.code_digest import code_digest
 from understudy.tasks.engine.failures import can_pass, closed_up
@@ -39,7 +39,16 @@ from understudy.tasks.engine.machine import compute, prepared
 from understudy.tasks.engine.progress import Reporter, prefect_publisher, say_waiting
 from understudy.tasks.engine.run_record import TaskRecord
 
-__all__ = ["checkpoint_directory", "code_digest", "compute", "in_either_zone", "progress", "report_metrics", "task"]
+__all__ = [
+    "checkpoint_directory",
+    "code_digest",
+    "compute",
+    "in_either_zone",
+    "progress",
+    "progress_on",
+    "report_metrics",
+    "task",
+]
 
 P = ParamSpec("P")
 R = TypeVar("R")

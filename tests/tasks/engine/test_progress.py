@@ -1,8 +1,12 @@
 import io
 
+import pyarrow as pa
 import pytest
 from rich.console import Console
 
+from understudy.artifacts.access import write_table
+from understudy.privacy import labels
+from understudy.tasks.engine.body import progress, progress_on
 from understudy.tasks.engine.progress import Bars, Reporter, prefect_publisher, say_waiting, waiting
 
 
@@ -110,3 +114,10 @@ def test_a_wait_is_said_after_two_seconds_and_then_every_minute(capsys):
     for second in range(130):
         say(float(second))
     assert capsys.readouterr().err.splitlines() == [f"waiting for {s} s for process 7" for s in (2, 62, 122)]
+
+
+def test_work_on_a_private_artifact_tells_of_no_progress():
+    table = pa.table({"text": ["a"]})
+    for label, told in ((labels.private("reviews"), None), (labels.public(), progress)):
+        assert progress_on(write_table(table, kind="table", label=label)) is told
+    assert progress_on(None) is progress
