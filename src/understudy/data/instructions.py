@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 from pydantic import Field
@@ -28,7 +28,7 @@ class InstructionColumns(Frozen):
 class InstructionRows:
     """Checked rows: columns `instruction` and `response`, and `system` if it was named; all strings."""
 
-    table: pa.Table
+    table: pa.Table = field(repr=False)
 
 
 def check_instructions(

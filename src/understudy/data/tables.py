@@ -6,7 +6,7 @@ never read from the rows.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import pyarrow as pa
@@ -93,7 +93,7 @@ class ClientColumns(Frozen):
 class LabelledRows:
     """Checked rows: columns `text` (string) and `label` (int32, an index into `label_names`)."""
 
-    table: pa.Table
+    table: pa.Table = field(repr=False)
     label_names: tuple[str, ...]
 
 
@@ -101,7 +101,7 @@ class LabelledRows:
 class ClientRows:
     """Checked rows: columns `client_id` and `text`, both strings, in the order of the file."""
 
-    table: pa.Table
+    table: pa.Table = field(repr=False)
 
 
 def check_labelled(table: pa.Table, columns: LabelledColumns, *, null_records: bool = False) -> LabelledRows:

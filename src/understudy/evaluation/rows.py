@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +22,8 @@ class LabelledTexts:
         label_names: the declared labels, public.
     """
 
-    texts: Sequence[str]
-    labels: Sequence[int] | npt.NDArray[np.int64]
+    texts: Sequence[str] = field(repr=False)
+    labels: Sequence[int] | npt.NDArray[np.int64] = field(repr=False)
     label_names: Sequence[str]
 
 

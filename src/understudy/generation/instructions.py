@@ -13,7 +13,7 @@ no end token. How many were cut is counted.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import jinja2
@@ -42,9 +42,9 @@ class Pair:
         system: a text that stands before the request; empty without one.
     """
 
-    instruction: str
-    response: str = ""
-    system: str = ""
+    instruction: str = field(repr=False)
+    response: str = field(default="", repr=False)
+    system: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True)
@@ -60,12 +60,12 @@ class EncodedPairs:
         cut_responses: how many responses were cut, likewise.
     """
 
-    input_ids: Tensor
-    attention_mask: Tensor
-    loss_mask: Tensor
-    valid: Tensor
-    cut_instructions: int
-    cut_responses: int
+    input_ids: Tensor = field(repr=False)
+    attention_mask: Tensor = field(repr=False)
+    loss_mask: Tensor = field(repr=False)
+    valid: Tensor = field(repr=False)
+    cut_instructions: int = field(repr=False)
+    cut_responses: int = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -84,10 +84,10 @@ class _Frame:
 class _Fitted:
     """One pair as it fits its width, and whether instruction (or system text) and response were cut."""
 
-    prompt: list[int]
-    response: list[int]
-    cut_prompt: bool
-    cut_response: bool
+    prompt: list[int] = field(repr=False)
+    response: list[int] = field(repr=False)
+    cut_prompt: bool = field(repr=False)
+    cut_response: bool = field(repr=False)
 
 
 class PairEncoder:

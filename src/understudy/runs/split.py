@@ -9,7 +9,7 @@ function of the declared number of units (ADR 0014).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import pyarrow as pa
@@ -66,9 +66,9 @@ class SplitRows:
         notes: what was assumed; shown to the user.
     """
 
-    whole: pa.Table
-    train: pa.Table
-    test: pa.Table
+    whole: pa.Table = field(repr=False)
+    train: pa.Table = field(repr=False)
+    test: pa.Table = field(repr=False)
     units: int
     label_names: tuple[str, ...]
     labels_from_data: bool
@@ -137,9 +137,9 @@ def _check_options(request: RunRequest, kind: RowKind) -> None:
             "--labels-from-data: expected no declared labels beside it, found --label-names; leave --labels-from-data "
             "out to use the declared list, or --label-names to publish the list that the rows have"
         )
-    for field in sorted(frozenset().union(*COLUMNS.values()) - COLUMNS[kind]):
-        if getattr(request, field) != RunRequest.model_fields[field].default:
-            option = f"--{field.replace('_', '-')}"
+    for name in sorted(frozenset().union(*COLUMNS.values()) - COLUMNS[kind]):
+        if getattr(request, name) != RunRequest.model_fields[name].default:
+            option = f"--{name.replace('_', '-')}"
             raise InputError(
                 f"{option}: expected an option for the rows that are read, but {read}; leave {option} out, or "
                 "choose a method or a variant that reads this column"
@@ -313,9 +313,9 @@ def _client_share(units: int) -> float:
 def _slotted(whole: pa.Table, held: pa.Array, units: int) -> pa.Table:
     """One row per slot: null where it is held out, and at the end where the file has fewer rows than declared."""
     columns = []
-    for field in whole.schema:
-        kept = pc.if_else(held, pa.scalar(None, field.type), whole[field.name].combine_chunks())
-        columns.append(pa.concat_arrays([kept, pa.nulls(units - whole.num_rows, field.type)]))
+    for column in whole.schema:
+        kept = pc.if_else(held, pa.scalar(None, column.type), whole[column.name].combine_chunks())
+        columns.append(pa.concat_arrays([kept, pa.nulls(units - whole.num_rows, column.type)]))
     return pa.table(columns, schema=whole.schema)
 
 
