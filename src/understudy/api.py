@@ -14,7 +14,7 @@ import secrets
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ class Result:
         folder: the run's folder with `export/` and `internal/`.
     """
 
-    synthetic: pa.Table
+    synthetic: pa.Table = field(repr=False)
     statement: dict[str, Any]
     metrics: Metrics
     folder: Path

@@ -14,7 +14,7 @@ papers do not say what then. The last round's survivors are the result.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
@@ -70,8 +70,8 @@ class Generation:
         probabilities: (m,) float64, sum 1; 0 for those that did not survive.
     """
 
-    texts: tuple[str, ...]
-    probabilities: Floats
+    texts: tuple[str, ...] = field(repr=False)
+    probabilities: Floats = field(repr=False)
 
     @property
     def survivors(self) -> list[str]:

@@ -6,7 +6,7 @@ Papers: Lin et al. 2023 (arXiv 2305.15560, Algorithm 2); Hou et al. 2024 (PrE-Te
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -33,8 +33,8 @@ class Samples:
         n: Slots; a slot without a sample is a null client.
     """
 
-    vectors: Vectors
-    owners: Indices
+    vectors: Vectors = field(repr=False)
+    owners: Indices = field(repr=False)
     n: int
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -33,9 +33,9 @@ class Question:
         answer: place of the right one.
     """
 
-    instruction: str
-    candidates: tuple[str, ...]
-    answer: int
+    instruction: str = field(repr=False)
+    candidates: tuple[str, ...] = field(repr=False)
+    answer: int = field(repr=False)
 
     def __post_init__(self) -> None:
         """Check that there is a choice, and a right one.

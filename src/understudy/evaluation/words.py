@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import final
 
 import numpy as np
@@ -48,9 +48,9 @@ class TokenizedTexts:
         vocabulary: word -> number, the same object for all sets that were tokenised together.
     """
 
-    ids: Ints
-    lengths: Ints
-    vocabulary: dict[str, int]
+    ids: Ints = field(repr=False)
+    lengths: Ints = field(repr=False)
+    vocabulary: dict[str, int] = field(repr=False)
 
     def __len__(self) -> int:
         """Number of texts."""

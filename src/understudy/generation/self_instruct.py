@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ class FewShot:
         shown: examples in it.
     """
 
-    ids: list[int]
+    ids: list[int] = field(repr=False)
     shown: int
 
 

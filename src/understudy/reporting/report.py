@@ -67,7 +67,7 @@ class About:
     made: str = ""
     label_names: tuple[str, ...] = ()
     created: str = ""
-    facts: Mapping[str, str] = field(default_factory=dict)
+    facts: Mapping[str, str] = field(default_factory=dict, repr=False)
     completeness: Completeness | None = None
 
 
@@ -88,7 +88,7 @@ class Content(Frozen):
     method: str = ""
     made: str = ""
     created: str = ""
-    facts: dict[str, str] = Field(default_factory=dict)
+    facts: dict[str, str] = Field(default_factory=dict, repr=False)
     label_names: tuple[str, ...] = ()
     metrics: dict[str, float] = Field(default_factory=dict)
     intervals: dict[str, tuple[float, float]] = Field(default_factory=dict)
@@ -98,7 +98,7 @@ class Content(Frozen):
     declared: tuple[MetricName, ...] = ()
     statement: dict[str, Any] = Field(default_factory=dict)
     budget: BudgetUse | None = None
-    samples: tuple[dict[str, str], ...] = ()
+    samples: tuple[dict[str, str], ...] = Field(default=(), repr=False)
     sample_count: int = 0
     completeness: Completeness | None = None
     figures: tuple[dict[str, str], ...] = ()

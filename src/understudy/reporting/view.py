@@ -6,7 +6,7 @@ A section whose figures are missing says so and why; it is never an empty box.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from understudy.evaluation import names
@@ -21,7 +21,7 @@ class Table:
     """A table: the first column heads its rows."""
 
     columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+    rows: tuple[tuple[str, ...], ...] = field(repr=False)
 
 
 @dataclass(frozen=True)

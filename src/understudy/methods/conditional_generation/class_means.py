@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -48,7 +48,7 @@ class ClassMeans:
         encoder: digest of the sentence encoder in whose space they lie; public.
     """
 
-    vectors: Vectors
+    vectors: Vectors = field(repr=False)
     noise: Vectors
     encoder: str
 

@@ -7,7 +7,7 @@ internal. A null row keeps its slot and holds an empty text.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -33,14 +33,14 @@ class EncodedRows:
         truncated: How many texts were cut: internal, never shown outside.
     """
 
-    input_ids: Tensor
-    attention_mask: Tensor
-    loss_mask: Tensor
-    label: Tensor
-    valid: Tensor
+    input_ids: Tensor = field(repr=False)
+    attention_mask: Tensor = field(repr=False)
+    loss_mask: Tensor = field(repr=False)
+    label: Tensor = field(repr=False)
+    valid: Tensor = field(repr=False)
     prompts: PromptTable
     label_names: tuple[str, ...]
-    truncated: int
+    truncated: int = field(repr=False)
 
     @property
     def text_start(self) -> int:

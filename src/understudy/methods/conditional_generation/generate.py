@@ -44,10 +44,10 @@ class Synthesis:
         shortfall: Label name -> rows wanted but not reached; only where above 0.
     """
 
-    table: pa.Table
-    drawn: Mapping[str, int]
-    dropped: Mapping[str, Mapping[str, int]]
-    shortfall: Mapping[str, int] = field(default_factory=dict)
+    table: pa.Table = field(repr=False)
+    drawn: Mapping[str, int] = field(repr=False)
+    dropped: Mapping[str, Mapping[str, int]] = field(repr=False)
+    shortfall: Mapping[str, int] = field(default_factory=dict, repr=False)
 
     def report(self) -> dict[str, Any]:
         """The counts as plain JSON values."""

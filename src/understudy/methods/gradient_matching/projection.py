@@ -16,7 +16,7 @@ chosen: a text of such twins is a fixed point in its embeddings, not in its ids.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -42,8 +42,8 @@ class Projected:
         embeddings: `(batch, length, d)` input embeddings of these tokens, in float32 or wider.
     """
 
-    token_ids: Tensor
-    embeddings: Tensor
+    token_ids: Tensor = field(repr=False)
+    embeddings: Tensor = field(repr=False)
 
 
 def allowed_tokens(tokenizer: Any, kind: Literal["printable", "all"]) -> Tensor:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +42,13 @@ class Selection:
         matching: figures of the optimisation over all matched texts, such as the median losses.
     """
 
-    table: pa.Table
-    drawn: Mapping[str, int]
-    checked: Mapping[str, int]
-    dropped: Mapping[str, Mapping[str, int]]
-    shortfall: Mapping[str, int]
-    unbalanced: Mapping[str, int]
-    matching: Mapping[str, Any]
+    table: pa.Table = field(repr=False)
+    drawn: Mapping[str, int] = field(repr=False)
+    checked: Mapping[str, int] = field(repr=False)
+    dropped: Mapping[str, Mapping[str, int]] = field(repr=False)
+    shortfall: Mapping[str, int] = field(repr=False)
+    unbalanced: Mapping[str, int] = field(repr=False)
+    matching: Mapping[str, Any] = field(repr=False)
 
     def report(self) -> dict[str, Any]:
         """The counts and figures as plain JSON values."""

@@ -6,7 +6,7 @@ Deviation from the paper: every text begins after BOS, as everywhere in this pro
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -46,9 +46,9 @@ class RowTokens:
         text_tokens: `(n,)` int64, tokens of the text alone, after cutting.
     """
 
-    input_ids: Tensor
-    last: Tensor
-    text_tokens: Tensor
+    input_ids: Tensor = field(repr=False)
+    last: Tensor = field(repr=False)
+    text_tokens: Tensor = field(repr=False)
 
 
 def build_verbalizer(tokenizer: Any, label_names: Sequence[str], config: VerbalizerConfig) -> Verbalizer:

@@ -5,7 +5,7 @@ Everything here is post-processing of the DP adapter: it reads that, public text
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +45,8 @@ class Synthesis:
             as released as the table.
     """
 
-    table: pa.Table
-    facts: dict[str, Any]
+    table: pa.Table = field(repr=False)
+    facts: dict[str, Any] = field(repr=False)
 
 
 def dp_model(config: KnowledgeDistillationConfig, adapter: Adapter | None, compute: Compute = ON_CPU) -> LoadedModel:

@@ -53,8 +53,8 @@ class EvaluationInputs:
         sent_bytes: size of the sealed adapter.
     """
 
-    synthetic: Sequence[Pair]
-    prompt_only: Sequence[Pair]
+    synthetic: Sequence[Pair] = field(repr=False)
+    prompt_only: Sequence[Pair] = field(repr=False)
     train: Sequence[Pair] = field(repr=False)
     test: Sequence[Pair] = field(repr=False)
     models: Mapping[str, Callable[[], LoadedModel]] = field(repr=False)

@@ -7,7 +7,7 @@ one of fewer than two words is dropped.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from understudy.generation import self_instruct
 from understudy.generation.prompts import row_seeds
@@ -43,9 +43,9 @@ class Drawn:
         short: how many were dropped for being too short.
     """
 
-    texts: tuple[str, ...]
+    texts: tuple[str, ...] = field(repr=False)
     drawn: int
-    short: int
+    short: int = field(repr=False)
 
 
 def draw_instructions(

@@ -12,7 +12,7 @@ slots there are is public (n is); a null client has no sample. Everything else h
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -47,9 +47,9 @@ class Clients:
     """
 
     slots: int
-    samples: tuple[str, ...]
-    owner: IntArray
-    dropped_tokens: IntArray
+    samples: tuple[str, ...] = field(repr=False)
+    owner: IntArray = field(repr=False)
+    dropped_tokens: IntArray = field(repr=False)
 
     @property
     def counts(self) -> IntArray:

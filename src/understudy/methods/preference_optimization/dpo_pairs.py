@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from understudy.errors import InputError
@@ -41,9 +41,9 @@ class Pairs:
         in_chat: whether the texts are answers in a chat: they follow without a space, and the end token ends them.
     """
 
-    prompts: Sequence[str]
-    chosen: Sequence[str]
-    rejected: Sequence[str]
+    prompts: Sequence[str] = field(repr=False)
+    chosen: Sequence[str] = field(repr=False)
+    rejected: Sequence[str] = field(repr=False)
     in_chat: bool = False
 
 

@@ -9,7 +9,7 @@ checkpoint is chosen.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -58,13 +58,13 @@ class EvaluationInputs:
         scores: (M,) noisy scores of each round.
     """
 
-    synthetic: Sequence[str]
-    prompt_only: Sequence[str]
-    train: pa.Table
-    test: pa.Table
+    synthetic: Sequence[str] = field(repr=False)
+    prompt_only: Sequence[str] = field(repr=False)
+    train: pa.Table = field(repr=False)
+    test: pa.Table = field(repr=False)
     pool: ClientPool
     candidates: Sequence[Candidates]
-    scores: Sequence[Tensor]
+    scores: Sequence[Tensor] = field(repr=False)
 
 
 def evaluate_run(

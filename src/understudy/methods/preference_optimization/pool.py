@@ -6,7 +6,7 @@ Candidates change from round to round, clients' texts do not: one pass of the en
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +45,11 @@ class ClientPool:
             null slot. None: a unit takes part by its slot.
     """
 
-    means: FloatArray
-    embeddings: Embeddings
-    owner: IntArray
-    labels: IntArray | None
-    unit_ids: ByteArray | None = None
+    means: FloatArray = field(repr=False)
+    embeddings: Embeddings = field(repr=False)
+    owner: IntArray = field(repr=False)
+    labels: IntArray | None = field(repr=False)
+    unit_ids: ByteArray | None = field(default=None, repr=False)
 
     @property
     def slots(self) -> int:

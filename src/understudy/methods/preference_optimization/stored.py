@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +36,8 @@ class Candidates:
         embeddings: (M, d) float32; what clients receive.
     """
 
-    table: pa.Table
-    embeddings: npt.NDArray[np.float32]
+    table: pa.Table = field(repr=False)
+    embeddings: npt.NDArray[np.float32] = field(repr=False)
 
     @property
     def labels(self) -> npt.NDArray[np.int64] | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -43,9 +43,9 @@ class Emitted:
         text: of the pseudo tokens of each row.
     """
 
-    carriers: Sequence[Pair]
+    carriers: Sequence[Pair] = field(repr=False)
     distilled: Distilled
-    text: Sequence[str]
+    text: Sequence[str] = field(repr=False)
 
     @property
     def as_text(self) -> list[Pair]:
@@ -63,8 +63,8 @@ class Measuring:
         questions: of those rows; none where held-out responses do not repeat.
     """
 
-    rows: Sequence[Pair]
-    questions: Sequence[Question]
+    rows: Sequence[Pair] = field(repr=False)
+    questions: Sequence[Question] = field(repr=False)
 
 
 def measuring(held_out: Sequence[Pair], config: TrajectoryMatchingConfig) -> Measuring:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -38,9 +38,9 @@ class Rows:
         place: column that pseudo tokens stand before; in front of every response.
     """
 
-    input_ids: Tensor
-    attention_mask: Tensor
-    loss_mask: Tensor
+    input_ids: Tensor = field(repr=False)
+    attention_mask: Tensor = field(repr=False)
+    loss_mask: Tensor = field(repr=False)
     place: int = 0
 
     def __len__(self) -> int:

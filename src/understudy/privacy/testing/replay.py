@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 
 import torch
@@ -313,8 +313,8 @@ class NeighbourPair:
 
     kind: str
     slot: int
-    data: dict[str, Tensor]
-    neighbour: dict[str, Tensor]
+    data: dict[str, Tensor] = field(repr=False)
+    neighbour: dict[str, Tensor] = field(repr=False)
 
 
 def neighbour_pairs(

@@ -13,7 +13,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -35,8 +35,8 @@ class Call:
     """One recorded call: what was asked, exactly, and what came back; equal only to itself."""
 
     mechanism: Mechanism
-    query: dict[str, Tensor]
-    output: dict[str, Tensor]
+    query: dict[str, Tensor] = field(repr=False)
+    output: dict[str, Tensor] = field(repr=False)
 
     def __str__(self) -> str:
         """The call's public name."""
