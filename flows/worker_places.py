@@ -13,7 +13,8 @@ from prefect.runtime import deployment
 from understudy.errors import InputError
 
 _FOLDERS = ("UNDERSTUDY_HOME", "UNDERSTUDY_EXCHANGE", "UNDERSTUDY_MODELS")
-_DATABASES = ("UNDERSTUDY_LEDGER_URL", "UNDERSTUDY_MLFLOW_URI", "UNDERSTUDY_SERVER_MLFLOW_URI")
+# The ledger's may be relative nowhere.
+_DATABASES = ("UNDERSTUDY_MLFLOW_URI", "UNDERSTUDY_SERVER_MLFLOW_URI")
 
 
 def check_places(**folders: str) -> None:
