@@ -1,11 +1,15 @@
 """Claim: two threads cost at most 1.2 times the processor time of one, also beside two busy processes.
 
 A side is a fresh process that takes steps of DP training with LoRA on a shipped model: with one thread, with two that
-sleep while they wait (what the package sets) and with two that spin (what OpenMP does by default). Each repeat runs
+sleep while they wait (what the package sets) and with two that spin (what they do by default). Each repeat runs
 the sides one after the other, alone and beside two processes that do nothing but compute. On an idle machine two
 threads should need at most 0.65 of the wall time of one; `load` tells how idle it was.
 
+With `--work calibration` a side calibrates the noise of four runs instead. That multiplies in numpy, whose threads,
+those of OpenBLAS, sleep or spin.
+
     python benchmarks/threads.py --out threads.json
+    python benchmarks/threads.py --work calibration --out threads-calibration.json
 """
 
 from __future__ import annotations
@@ -19,11 +23,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from typing import Any
 
 from measuring import arguments, chosen, write_result
 
-SIDES = {"one": (1, "PASSIVE"), "two": (2, "PASSIVE"), "two_spinning": (2, "ACTIVE")}
-SETTINGS = ("model", "batch", "length", "micro_batch", "steps", "repeats")
+ASLEEP = {"OMP_WAIT_POLICY": "PASSIVE", "OPENBLAS_THREAD_TIMEOUT": "4"}
+# 26 is what OpenBLAS takes by itself.
+SPINNING = {"OMP_WAIT_POLICY": "ACTIVE", "OPENBLAS_THREAD_TIMEOUT": "26"}
+SIDES = {"one": (1, ASLEEP), "two": (2, ASLEEP), "two_spinning": (2, SPINNING)}
+SETTINGS = ("work", "model", "batch", "length", "micro_batch", "steps", "repeats")
+# Sampling probability, steps and epsilon.
+CALIBRATIONS = ((0.5, 4, 8.0), (0.2, 10, 3.0), (0.03, 500, 8.0), (0.01, 3000, 1.0))
 
 
 def take_steps(options: argparse.Namespace) -> dict[str, float]:
@@ -40,6 +50,23 @@ def take_steps(options: argparse.Namespace) -> dict[str, float]:
     return {"processor": (cpu_end - cpu) / (len(marks) - 1), "wall": (wall_end - wall) / (len(marks) - 1)}
 
 
+def calibrate(_options: argparse.Namespace) -> dict[str, float]:
+    """Seconds of all calibrations, processor and wall."""
+    from understudy.privacy.accounting import calibrate_noise_multiplier, sgd_event
+
+    cpu, wall = time.process_time(), time.perf_counter()
+    for probability, steps, epsilon in CALIBRATIONS:
+
+        def event(z: float, probability: float = probability, steps: int = steps) -> Any:
+            return sgd_event(sampling_probability=probability, noise_multiplier=z, steps=steps)
+
+        calibrate_noise_multiplier(event, epsilon=epsilon, delta=1e-5, cache=None)
+    return {"processor": time.process_time() - cpu, "wall": time.perf_counter() - wall}
+
+
+WORK = {"step": take_steps, "calibration": calibrate}
+
+
 @contextlib.contextmanager
 def busy(count: int) -> Iterator[None]:
     """So many other processes that only compute."""
@@ -53,11 +80,11 @@ def busy(count: int) -> Iterator[None]:
 
 
 def run_side(options: argparse.Namespace, side: str) -> dict[str, float]:
-    threads, policy = SIDES[side]
+    threads, waiting = SIDES[side]
     command = [sys.executable, __file__, "--side", side, "--threads", str(threads), "--model", options.model]
-    for name in ("batch", "length", "micro_batch", "steps"):
+    for name in ("work", "batch", "length", "micro_batch", "steps"):
         command += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
-    environment = os.environ | {"OMP_WAIT_POLICY": policy, "OMP_NUM_THREADS": str(threads)}
+    environment = os.environ | waiting | {"OMP_NUM_THREADS": str(threads)}
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
     found: dict[str, float] = json.loads(done.stdout)
     return found
@@ -75,10 +102,11 @@ def ratios(runs: list[dict[str, dict[str, float]]]) -> dict[str, list[float]]:
 
 def main() -> None:
     parser = arguments(__doc__, batch=64, length=64, micro_batch=16, steps=3, repeats=3, rank=4)
+    parser.add_argument("--work", choices=WORK, default="step", help="what a side does")
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.side:
-        print(json.dumps(take_steps(options)))
+        print(json.dumps(WORK[options.work](options)))
         return
     result: dict[str, object] = {"settings": chosen(options, SETTINGS), "load": os.getloadavg()[0]}
     for name, others in (("alone", 0), ("beside_two_busy", 2)):

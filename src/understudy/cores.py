@@ -8,8 +8,9 @@ import resource
 from pathlib import Path
 
 # Threads of OpenMP spin while they wait, for long where the cores are busy: two threads then cost many times the
-# processor time of one. Read once, when torch is imported.
-THREADS_WAIT = {"OMP_WAIT_POLICY": "PASSIVE"}
+# processor time of one. numpy's threads, those of OpenBLAS, spin for some 30 ms after each product, or for two to the
+# power of this number in cycles, of which 4 is the least. Read once, when torch and numpy are imported.
+THREADS_WAIT = {"OMP_WAIT_POLICY": "PASSIVE", "OPENBLAS_THREAD_TIMEOUT": "4"}
 
 # Small products gain nothing from more threads, and another machine repeats the bytes only with as many.
 _MOST = 8
@@ -29,7 +30,7 @@ def available_cores(*, most: int = _MOST) -> int:
 
 
 def let_threads_sleep() -> None:
-    """Have OpenMP's threads sleep while they wait, unless the user has set how; call it before torch is imported."""
+    """Have the threads of torch and numpy sleep while they wait, unless the user has set how; call it before both."""
     for name, value in THREADS_WAIT.items():
         os.environ.setdefault(name, value)
 

@@ -49,16 +49,24 @@ def test_cores_are_those_of_the_affinity_within_the_quota(monkeypatch, quota, co
     assert available_cores(most=1) == 1
 
 
-@pytest.mark.parametrize(("own", "expected"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
-def test_a_worker_that_imports_a_flow_sets_the_policy_before_torch(own, expected):
+@pytest.mark.parametrize(
+    ("name", "own", "expected"),
+    [
+        ("OMP_WAIT_POLICY", None, "PASSIVE"),
+        ("OMP_WAIT_POLICY", "ACTIVE", "ACTIVE"),
+        ("OPENBLAS_THREAD_TIMEOUT", None, "4"),
+        ("OPENBLAS_THREAD_TIMEOUT", "20", "20"),
+    ],
+)
+def test_a_worker_that_imports_a_flow_sets_how_threads_wait_before_torch_and_numpy(name, own, expected):
     script = (
         "import os, sys\n"
         "import understudy.flows\n"
-        "assert 'torch' not in sys.modules\n"
-        "print(os.environ['OMP_WAIT_POLICY'])"
+        "assert not {'torch', 'numpy'} & set(sys.modules)\n"
+        f"print(os.environ[{name!r}])"
     )
-    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
-    environment |= {"OMP_WAIT_POLICY": own} if own else {}
+    environment = {other: value for other, value in os.environ.items() if other != name}
+    environment |= {name: own} if own else {}
     found = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
     assert found.stdout.strip() == expected
 
