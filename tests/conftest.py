@@ -1,8 +1,6 @@
 """What every test shares: a home of its own, no telemetry, and one Prefect server per session if asked for."""
 
-import dataclasses
 import fcntl
-import functools
 import gc
 import os
 import random
@@ -14,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing
 from pathlib import Path
 
-import numpy as np
 import pytest
 from confinement import Confinement, files_of
 from homes import bare_environment, home_environment
@@ -35,7 +32,7 @@ for _name, _value in {
     "HF_HUB_OFFLINE": "1",
     "HF_DATASETS_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
-    # Small tensors: a second thread only waits, for very long where the cores are busy.
+    # Small tensors: a second thread only waits, for very long where the cores are busy. numpy reads it too.
     "OMP_NUM_THREADS": "1",
     # Where a test asks for two, they sleep while they wait, as the package has them do where it is imported first.
     "OMP_WAIT_POLICY": "PASSIVE",
@@ -104,7 +101,8 @@ def confined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def home(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An isolated home, exchange store and MLflow database, one thread, the CPU and float32, for each test.
 
-    Where flows run, the MLflow database has its tables already, which a session makes once, and figures are not drawn.
+    Where flows run, the MLflow database has its tables already, which a session makes once, the sentence encoder is a
+    small one, and figures are not drawn.
     """
     for name in [name for name in os.environ if name.startswith("UNDERSTUDY_")]:
         monkeypatch.delenv(name)
@@ -120,6 +118,10 @@ def home(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
         for name in ("one_encoder", "one_load_of_a_model", "one_way_to_connect"):
             request.getfixturevalue(name)
         (root / "calibrations").symlink_to(request.getfixturevalue("calibrations"))
+        if "real_encoder" not in request.fixturenames:
+            from quick_encoder import take_small
+
+            take_small(monkeypatch, request.getfixturevalue("small_encoder"))
         from tests_support import without_drawing
 
         without_drawing(monkeypatch)
@@ -139,7 +141,8 @@ def quick_disk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 def seeded_generators() -> None:
     """Global random numbers start alike in each test: what they give does not depend on the tests before it."""
     random.seed(0)
-    np.random.seed(0)  # noqa: NPY002 -- what other libraries draw from
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(0)
     if "torch" in sys.modules:
         # `torch.manual_seed` would also remember, with its stack, a call for GPUs that are not there.
         sys.modules["torch"].default_generator.manual_seed(0)
@@ -236,19 +239,26 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session")
 def one_encoder() -> Iterator[None]:
-    """The sentence encoder is read from the disk once in a session, and encodes the same texts in one call once."""
-    from understudy.evaluation import encoder
+    """A sentence encoder is read from the disk once in a session, and encodes the same texts in one call once."""
+    from quick_encoder import read_once
 
-    @functools.cache
-    def load_encoder(*args: str, **given: int) -> encoder.Encoder:
-        loaded = load(*args, **given)
-        encode = functools.lru_cache(maxsize=4096)(loaded.encode)
-        return dataclasses.replace(loaded, encode=lambda texts: encode(tuple(texts)).copy())
-
-    load = encoder.load_encoder
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(encoder, "load_encoder", load_encoder)
+        read_once(patch)
         yield
+
+
+@pytest.fixture(scope="session")
+def small_encoder(shared: Path) -> Path:
+    """The sentence encoder of flows, made once for all processes of tests."""
+    from quick_encoder import make_small
+
+    folder = shared / "small-encoder"
+    return _made_once(folder, lambda: make_small(folder / "model")) / "model"
+
+
+@pytest.fixture
+def real_encoder() -> None:
+    """Flows read texts by the shipped sentence encoder, as the processes do that a test starts."""
 
 
 @pytest.fixture(scope="session")

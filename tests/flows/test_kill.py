@@ -19,6 +19,8 @@ from understudy.privacy.ledger.ledger import Ledger
 from understudy.runs.request import Budget, RunRequest
 from understudy.settings import prepare_environment
 
+pytestmark = pytest.mark.usefixtures("real_encoder")
+
 ROUNDS = 20
 
 

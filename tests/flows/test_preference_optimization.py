@@ -409,6 +409,7 @@ def test_a_scored_round_is_asked_nothing_else_under_its_charge(few_clients, rand
             Ledger.open().material(receipt.charge_id)
 
 
+@pytest.mark.usefixtures("real_encoder")
 def test_a_run_killed_between_scoring_and_training_goes_on_with_the_same_noisy_scores(
     prefect_server, small_downstream, few_clients, random_model_folder, in_home, tmp_path
 ):

@@ -92,14 +92,13 @@ def load_encoder(
     return Encoder(name=name, digest=_digest_of(folder), dimension=dimension, encode=encode, device=device)
 
 
-@lru_cache(maxsize=8)
 def encoder_digest(name: str = DEFAULT_ENCODER) -> str:
     """sha256 over the files of an encoder of this machine, which is not loaded; read once per process.
 
     Raises:
         InputError: when the encoder is not found.
     """
-    return _digest_of(_folder_of(name, offline=True))
+    return _digest_once(_folder_of(name, offline=True))
 
 
 def embed(texts: Sequence[str], encoder: Encoder, *, cache: Path | None = None) -> FloatArray:
@@ -207,6 +206,9 @@ def _digest_of(folder: Path) -> str:
         digest.update(path.relative_to(folder).as_posix().encode() + b"\0")
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
+
+
+_digest_once = lru_cache(maxsize=8)(_digest_of)
 
 
 def _through_cache(texts: Sequence[str], encoder: Encoder, cache: Path) -> FloatArray:
