@@ -262,7 +262,10 @@ def _columns(engine: sa.Engine) -> dict[str, set[str]]:
             found = connection.exec_driver_sql(_COLUMNS[engine.dialect.name]).all()
     except SQLAlchemyError as error:
         raise _unusable(engine, error) from None
-    return {table: {name for other, name in found if other == table} for table, _ in found}
+    columns: dict[str, set[str]] = {}
+    for table, name in found:
+        columns.setdefault(table, set()).add(name)
+    return columns
 
 
 def _set_pragmas(connection: Any, _record: object) -> None:

@@ -24,6 +24,9 @@ def stored_secret(url: str, path: Path, *, head: Head) -> bytes:
         InputError: when the file cannot be used.
         UnderstudyError: when the ledger has a secret and the file is gone.
     """
+    if not keys.pending(path).exists() and (kept := keys.read_secret(path)) is not None:
+        # Whether it is the ledger's is seen where the ledger is opened with it.
+        return kept
     engine = open_engine(url)
     create_tables(engine)
     current = transact(engine, current_key_id)
