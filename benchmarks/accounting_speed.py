@@ -19,6 +19,7 @@ from dp_accounting import pld
 from tables import Row, print_table, write_figures
 
 from understudy.privacy import accounting
+from understudy.privacy.calibration import calibrate_noise_multiplier
 from understudy.privacy.events import sgd_event
 
 # (sampling probability, noise multiplier, steps, delta), from many small batches to a few large ones.
@@ -69,7 +70,7 @@ def timed(ask: Callable[[], float], repeats: int) -> tuple[float, float]:
 
 
 def _calibrated(q: float, steps: int, epsilon: float, delta: float) -> float:
-    return accounting.calibrate_noise_multiplier(
+    return calibrate_noise_multiplier(
         lambda z: sgd_event(sampling_probability=q, noise_multiplier=z, steps=steps),
         epsilon=epsilon,
         delta=delta,

@@ -52,7 +52,8 @@ def take_steps(options: argparse.Namespace) -> dict[str, float]:
 
 def calibrate(_options: argparse.Namespace) -> dict[str, float]:
     """Seconds of all calibrations, processor and wall."""
-    from understudy.privacy.accounting import calibrate_noise_multiplier, sgd_event
+    from understudy.privacy.accounting import sgd_event
+    from understudy.privacy.calibration import calibrate_noise_multiplier
 
     cpu, wall = time.process_time(), time.perf_counter()
     for probability, steps, epsilon in CALIBRATIONS:

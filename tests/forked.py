@@ -12,7 +12,7 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
     [
         "understudy.models.checkpoints",
-        "understudy.privacy.accounting",
+        "understudy.privacy.calibration",
         "understudy.privacy.dpsgd.training",
         "understudy.privacy.ledger.ledger",
         "understudy.privacy.mechanisms",

@@ -17,7 +17,7 @@ from understudy.methods.gradient_matching.queries import Asked, queries_of, sche
 from understudy.methods.gradient_matching.release import release_target
 from understudy.methods.preference_optimization.scoring import as_query, exact_sum
 from understudy.models.loading import load_model
-from understudy.privacy.accounting import analytic_gaussian_sigma
+from understudy.privacy.calibration import analytic_gaussian_sigma
 from understudy.privacy.grid import grid_of
 from understudy.privacy.ledger.records import KeyMaterial
 from understudy.privacy.mechanisms import Mechanisms

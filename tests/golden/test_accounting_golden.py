@@ -6,7 +6,6 @@ from dp_accounting import pld
 
 from understudy.privacy.accounting import (
     RELATION,
-    analytic_gaussian_sigma,
     combined_noise_multiplier,
     composed_event,
     epsilon_pld,
@@ -15,6 +14,7 @@ from understudy.privacy.accounting import (
     histogram_event,
     sgd_event,
 )
+from understudy.privacy.calibration import analytic_gaussian_sigma
 
 REPLACE_ONE = dp.NeighboringRelation.REPLACE_ONE
 ADD_OR_REMOVE = dp.NeighboringRelation.ADD_OR_REMOVE_ONE

@@ -2,13 +2,8 @@
 
 import pytest
 
-from understudy.privacy.accounting import (
-    analytic_gaussian_sigma,
-    calibrate_noise_multiplier,
-    epsilon_pld,
-    epsilon_rdp,
-    sgd_event,
-)
+from understudy.privacy.accounting import epsilon_pld, epsilon_rdp, sgd_event
+from understudy.privacy.calibration import analytic_gaussian_sigma, calibrate_noise_multiplier
 
 DELTA = 3e-6
 ROUNDS = 20

@@ -11,7 +11,7 @@ from typing import Literal
 
 from understudy.frozen import MethodSettings
 from understudy.methods.method import LABELLED_EXAMPLES, Charging, Description, Method, Preparation, Promise, Reporting
-from understudy.privacy.accounting import analytic_gaussian_sigma
+from understudy.privacy.calibration import analytic_gaussian_sigma
 from understudy.privacy.queries import Queries, Query
 from understudy.privacy.statement import Access, mechanism_facts
 from understudy.quantities import Count, setting

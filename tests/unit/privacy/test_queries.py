@@ -7,7 +7,8 @@ import pytest
 from pydantic import ValidationError
 
 from understudy.errors import InputError, UnderstudyError
-from understudy.privacy.accounting import analytic_gaussian_sigma, epsilon_pld
+from understudy.privacy.accounting import epsilon_pld
+from understudy.privacy.calibration import analytic_gaussian_sigma
 from understudy.privacy.events import DiscreteGaussianDpEvent, without_amplification
 from understudy.privacy.queries import (
     Query,

@@ -22,7 +22,8 @@ from scipy.special import ndtr
 
 from understudy.errors import InputError, UnderstudyError
 from understudy.methods.gradient_matching.config import GradientMatchingConfig
-from understudy.privacy.accounting import analytic_gaussian_sigma, combined_noise_multiplier, epsilon_pld
+from understudy.privacy.accounting import combined_noise_multiplier, epsilon_pld
+from understudy.privacy.calibration import analytic_gaussian_sigma
 from understudy.privacy.charged import Charged
 from understudy.privacy.queries import Queries, Query, event_of
 

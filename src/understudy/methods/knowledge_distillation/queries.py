@@ -6,7 +6,7 @@ from pathlib import Path
 
 from understudy.errors import UnderstudyError
 from understudy.methods.knowledge_distillation.config import KnowledgeDistillationConfig
-from understudy.privacy.accounting import calibrate_noise_multiplier
+from understudy.privacy.calibration import calibrate_noise_multiplier
 from understudy.privacy.charged import Charged
 from understudy.privacy.dpsgd.training import DpSgdPlan, Stream, plans_in
 from understudy.privacy.queries import Queries

@@ -14,7 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from understudy.errors import InputError, UnderstudyError
 from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
-from understudy.privacy.accounting import calibrate_noise_multiplier, epsilon_rdp
+from understudy.privacy.accounting import epsilon_rdp
+from understudy.privacy.calibration import calibrate_noise_multiplier
 from understudy.privacy.queries import Queries, Query, event_delta, event_of
 from understudy.privacy.search import solve_decreasing
 

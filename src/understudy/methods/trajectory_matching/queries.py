@@ -12,7 +12,7 @@ from pathlib import Path
 from understudy.errors import InputError
 from understudy.methods.trajectory_matching.config import TrajectoryMatchingConfig
 from understudy.methods.trajectory_matching.selection import free_rows, rows_wanted
-from understudy.privacy.accounting import calibrate_noise_multiplier
+from understudy.privacy.calibration import calibrate_noise_multiplier
 from understudy.privacy.dpsgd.training import DpSgdPlan, Stream
 from understudy.privacy.queries import Queries, event_of
 

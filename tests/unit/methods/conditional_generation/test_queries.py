@@ -7,13 +7,8 @@ from tests_support import VARIANTS, scheduled_by
 from understudy.errors import InputError, UnderstudyError
 from understudy.methods.conditional_generation import queries
 from understudy.methods.conditional_generation.queries import QuerySchedule
-from understudy.privacy.accounting import (
-    analytic_gaussian_sigma,
-    combined_noise_multiplier,
-    epsilon_pld,
-    event_from_json,
-    event_to_json,
-)
+from understudy.privacy.accounting import combined_noise_multiplier, epsilon_pld, event_from_json, event_to_json
+from understudy.privacy.calibration import analytic_gaussian_sigma
 from understudy.privacy.queries import event_of, queries_from_json, queries_to_json
 
 scheduled = scheduled_by(queries)
