@@ -20,8 +20,8 @@ from understudy.privacy.statement import (
     PretrainedModel,
     StatementFacts,
     build_statement,
-    render_markdown,
 )
+from understudy.privacy.statement_words import render_markdown
 from understudy.reporting.report import About, BudgetUse, build_report
 from understudy.reporting.worth import Completeness, completeness_of
 from understudy.runs import finished_plans

@@ -19,9 +19,9 @@ from understudy.privacy.statement import (
     StatementFacts,
     build_statement,
     mechanism_facts,
-    render_markdown,
     round_up,
 )
+from understudy.privacy.statement_words import render_markdown
 
 SOURCE = SourceRecord(name="reviews", unit="example", relation="replace_special", epsilon=8.0, delta=1e-4, n=1000)
 QUERIES = (
