@@ -23,7 +23,8 @@ from torch.nn import functional
 
 from understudy.models import lora
 from understudy.models.loading import load_model
-from understudy.privacy.dpsgd.training import DpSgdPlan, Objective, Stream, train
+from understudy.privacy.dpsgd.plan import DpSgdPlan, Stream
+from understudy.privacy.dpsgd.training import Objective, train
 from understudy.privacy.ledger.records import KeyMaterial
 from understudy.privacy.mechanisms import Mechanisms
 from understudy.progress import Course

@@ -37,7 +37,9 @@ from understudy.methods.gradient_matching.queries import Asked, queries_of, sche
 from understudy.models import lora
 from understudy.models.loading import load_model
 from understudy.privacy.dpsgd import training
-from understudy.privacy.dpsgd.training import DpSgdPlan, Objective, Stream, clipped_gradient_sum, train
+from understudy.privacy.dpsgd.per_example import clipped_gradient_sum
+from understudy.privacy.dpsgd.plan import DpSgdPlan, Stream
+from understudy.privacy.dpsgd.training import Objective, train
 from understudy.privacy.ledger.records import KeyMaterial
 from understudy.privacy.mechanisms import Mechanisms
 from understudy.privacy.noise import query_digest, uniform_words

@@ -26,8 +26,9 @@ from understudy.generation.config import SamplingConfig
 from understudy.generation.sampling import backbone, head, sample
 from understudy.models import lora
 from understudy.models.attention import implementation
+from understudy.privacy.dpsgd.plan import DpSgdPlan, Stream
 from understudy.privacy.dpsgd.token_losses import token_losses
-from understudy.privacy.dpsgd.training import DpSgdPlan, Objective, Stream, train
+from understudy.privacy.dpsgd.training import Objective, train
 from understudy.privacy.ledger.records import KeyMaterial
 from understudy.privacy.mechanisms import Mechanisms
 from understudy.progress import Course

@@ -15,7 +15,9 @@ from torch.nn import functional
 from understudy.models import lora
 from understudy.models.loading import load_model
 from understudy.privacy import mechanisms as mechanisms_module
-from understudy.privacy.dpsgd.training import DpSgdPlan, Objective, Stream, clipped_gradient_sum, train
+from understudy.privacy.dpsgd.per_example import clipped_gradient_sum
+from understudy.privacy.dpsgd.plan import DpSgdPlan, Stream
+from understudy.privacy.dpsgd.training import Objective, train
 from understudy.privacy.grid import charged_sensitivity
 from understudy.privacy.ledger.records import KeyMaterial
 from understudy.privacy.mechanisms import Mechanisms

@@ -26,7 +26,7 @@ from understudy.frozen import Profile, Profiled, Profiles
 from understudy.generation.prompts import row_seeds
 from understudy.privacy.accounting import sgd_event
 from understudy.privacy.calibration import calibrate_noise_multiplier
-from understudy.privacy.dpsgd.training import DpSgdPlan, Stream
+from understudy.privacy.dpsgd.plan import DpSgdPlan, Stream
 from understudy.privacy.mechanisms import Mechanisms
 from understudy.quantities import Count, Probability, PublicSeed, setting
 

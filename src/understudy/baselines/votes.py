@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from understudy.privacy.dpsgd.training import DpSgdPlan
+from understudy.privacy.dpsgd.plan import DpSgdPlan
 from understudy.privacy.mechanisms import Mechanisms
 
 Vectors = npt.NDArray[np.floating[Any]]

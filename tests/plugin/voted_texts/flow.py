@@ -15,7 +15,7 @@ from understudy.baselines.votes import Samples, release_votes, survival
 from understudy.data import tables
 from understudy.flows.paid_run import paid_run
 from understudy.privacy import labels
-from understudy.privacy.dpsgd.training import DpSgdPlan, Stream
+from understudy.privacy.dpsgd.plan import DpSgdPlan, Stream
 from understudy.privacy.queries import Queries
 from understudy.runs.exported import Exported
 from understudy.runs.request import RunRequest

@@ -30,7 +30,7 @@ from understudy.methods.conditional_generation.queries import Asked, QuerySchedu
 from understudy.methods.method import Promise
 from understudy.models.loading import load_base
 from understudy.models.shape import ModelShape, shape_of
-from understudy.privacy.dpsgd.training import DpSgdPlan
+from understudy.privacy.dpsgd.plan import DpSgdPlan
 from understudy.privacy.ledger.records import KeyMaterial
 from understudy.privacy.mechanisms import Mechanisms
 

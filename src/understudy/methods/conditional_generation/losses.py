@@ -22,8 +22,8 @@ from understudy.methods.conditional_generation.states import (
     prefix_states,
     random_labels,
 )
+from understudy.privacy.dpsgd.per_example import Batch
 from understudy.privacy.dpsgd.token_losses import token_losses
-from understudy.privacy.dpsgd.training import Batch
 
 
 def lm_loss(model: MultitaskModel, batch: Batch, *, prompts: PromptTable) -> Tensor:

@@ -16,7 +16,7 @@ from understudy.errors import UnderstudyError
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
 from understudy.privacy.calibration import analytic_gaussian_sigma, calibrate_noise_multiplier
 from understudy.privacy.charged import Charged
-from understudy.privacy.dpsgd.training import DpSgdPlan, Stream, plans_in
+from understudy.privacy.dpsgd.plan import DpSgdPlan, Stream, plans_in
 from understudy.privacy.queries import Queries, Query, event_of
 
 LM, DISCRIMINATOR, FILTER, JOINT = "lm", "discriminator", "filter", "joint"

@@ -42,7 +42,8 @@ from understudy.models.loading import LoadedModel
 from understudy.models.lora import trainable_parameters
 from understudy.models.shape import shape_of
 from understudy.privacy.dpsgd.layers import rules_of
-from understudy.privacy.dpsgd.training import Batch, Objective, Schedule, train
+from understudy.privacy.dpsgd.per_example import Batch
+from understudy.privacy.dpsgd.training import Objective, Schedule, train
 from understudy.progress import CheckpointSink, Course, Progress
 
 Checkpoints = Callable[[str], CheckpointSink]

@@ -8,7 +8,7 @@ from understudy.errors import UnderstudyError
 from understudy.methods.knowledge_distillation.config import KnowledgeDistillationConfig
 from understudy.privacy.calibration import calibrate_noise_multiplier
 from understudy.privacy.charged import Charged
-from understudy.privacy.dpsgd.training import DpSgdPlan, Stream, plans_in
+from understudy.privacy.dpsgd.plan import DpSgdPlan, Stream, plans_in
 from understudy.privacy.queries import Queries
 
 FINE_TUNING, RESPONSES = "fine-tuning", "responses"

@@ -21,8 +21,10 @@ from understudy.methods.trajectory_matching.config import TrajectoryMatchingConf
 from understudy.methods.trajectory_matching.student import Rows, Student
 from understudy.methods.trajectory_matching.training import PacedCheckpoint, Schedule, fine_tune
 from understudy.methods.trajectory_matching.unroll import Weights, check_same_shapes
+from understudy.privacy.dpsgd.per_example import Batch
+from understudy.privacy.dpsgd.plan import DpSgdPlan
 from understudy.privacy.dpsgd.token_losses import token_losses
-from understudy.privacy.dpsgd.training import Batch, DpSgdPlan, Objective, train
+from understudy.privacy.dpsgd.training import Objective, train
 from understudy.privacy.mechanisms import Mechanisms
 from understudy.progress import Course, Progress
 from understudy.tensor_files import load_tensors, save_tensors

@@ -13,7 +13,7 @@ from understudy.errors import InputError
 from understudy.methods.trajectory_matching.config import TrajectoryMatchingConfig
 from understudy.methods.trajectory_matching.selection import free_rows, rows_wanted
 from understudy.privacy.calibration import calibrate_noise_multiplier
-from understudy.privacy.dpsgd.training import DpSgdPlan, Stream
+from understudy.privacy.dpsgd.plan import DpSgdPlan, Stream
 from understudy.privacy.queries import Queries, event_of
 
 GRADIENT = "adapters"

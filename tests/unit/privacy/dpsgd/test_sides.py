@@ -10,8 +10,9 @@ from torch import nn
 
 from understudy.errors import InputError
 from understudy.privacy.dpsgd import sides as module
+from understudy.privacy.dpsgd.plan import DpSgdPlan, Stream
 from understudy.privacy.dpsgd.sides import side_by_side
-from understudy.privacy.dpsgd.training import DpSgdPlan, Objective, Stream, _clipped_sum, train
+from understudy.privacy.dpsgd.training import Objective, _clipped_sum, train
 from understudy.privacy.grid import grid_of
 from understudy.privacy.ledger.records import KeyMaterial
 from understudy.privacy.mechanisms import Mechanisms

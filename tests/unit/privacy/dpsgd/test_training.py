@@ -16,7 +16,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from understudy.errors import InputError, UnderstudyError
 from understudy.models import lora
 from understudy.models.checkpoints import TrainingCheckpoint
-from understudy.privacy.dpsgd.training import DpSgdPlan, Objective, Stream, train
+from understudy.privacy.dpsgd.plan import DpSgdPlan, Stream
+from understudy.privacy.dpsgd.training import Objective, train
 from understudy.privacy.ledger.records import KeyMaterial
 from understudy.privacy.mechanisms import Mechanisms
 from understudy.privacy.queries import Query, event_of
@@ -252,7 +253,8 @@ import time
 import torch
 from torch import nn
 from understudy.models.checkpoints import TrainingCheckpoint
-from understudy.privacy.dpsgd.training import DpSgdPlan, Objective, Stream, train
+from understudy.privacy.dpsgd.plan import DpSgdPlan, Stream
+from understudy.privacy.dpsgd.training import Objective, train
 from understudy.privacy.ledger.records import KeyMaterial
 from understudy.privacy.mechanisms import Mechanisms
 from understudy.progress import Course

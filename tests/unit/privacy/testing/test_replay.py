@@ -10,7 +10,8 @@ from torch.nn import functional
 
 from understudy.privacy import mechanisms as mechanisms_module
 from understudy.privacy.dpsgd import training
-from understudy.privacy.dpsgd.training import DpSgdPlan, Objective, Stream
+from understudy.privacy.dpsgd.plan import DpSgdPlan, Stream
+from understudy.privacy.dpsgd.training import Objective
 from understudy.privacy.ledger.records import KeyMaterial
 from understudy.privacy.mechanisms import Mechanisms
 from understudy.privacy.queries import Query, queries_to_json
