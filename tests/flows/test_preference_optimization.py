@@ -445,9 +445,12 @@ def test_a_run_killed_between_scoring_and_training_goes_on_with_the_same_noisy_s
     assert digests(tmp_path / "killed-out") == digests(tmp_path / "calm-out")
 
 
-def test_generate_draws_more_texts_from_the_exported_model(ended, call, in_home, tmp_path):
+def test_generate_draws_more_texts_from_the_exported_model(ended, call, in_home, tmp_path, monkeypatch):
     from understudy.runs.further_texts import generate_more
+    from understudy.tasks.engine.progress import Reporter
 
+    told = []
+    monkeypatch.setattr(Reporter, "update", lambda _, step, total: told.append((step, total)))
     out = tmp_path / "out"
     shutil.copytree(ended.out, out)
     exported = pq.read_table(out / "export/synthetic.parquet")
@@ -466,6 +469,7 @@ def test_generate_draws_more_texts_from_the_exported_model(ended, call, in_home,
     assert more.num_rows == 5
     assert not set(more["text"].to_pylist()) & set(exported["text"].to_pylist())
     assert pq.read_table(tmp_path / "same.parquet").equals(more)
+    assert told[-1] == (5, 5)
 
 
 def test_generate_from_an_export_without_its_record_says_what_to_do_instead(ended, call, in_home, tmp_path):

@@ -233,25 +233,6 @@ def _copy_folder(source: Path, target: Path) -> None:
         raise OSError(error.args[0][0][2]) from None
 
 
-def further_file(folder: Path, *, samples: int, draw: int, out: Path | None) -> Path:
-    """Where further texts go: `out`, or a file of their own beside the exported ones.
-
-    Raises:
-        InputError: when the file exists.
-    """
-    path = out or folder / f"synthetic-{samples}-{draw}.parquet"
-    if path.exists():
-        raise InputError(f"{path} exists: name another file with --out, nothing was overwritten")
-    return path
-
-
-def write_further(path: Path, table: pa.Table) -> None:
-    """Write further texts, whole or not at all."""
-    temporary = path.with_name(f".{path.name}.part")
-    pq.write_table(table, temporary)
-    temporary.replace(path)
-
-
 def _further_draws(out: Path, record: RunRecord) -> list[Path]:
     """What was drawn later from the model in DIR/export, if that is the model of `record`."""
     try:
