@@ -168,7 +168,10 @@ def report(folder: RunFolder, as_json: Json = False) -> None:
 @app.command()
 def lineage(
     what: Annotated[
-        str, typer.Argument(help="An artifact id, the --out folder of a run, or an exported file.", show_default=False)
+        str,
+        typer.Argument(
+            help="An artifact id, the --out folder of a run, or a Parquet file of run or generate.", show_default=False
+        ),
     ],
     as_json: Json = False,
 ) -> None:

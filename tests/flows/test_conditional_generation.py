@@ -16,6 +16,7 @@ from understudy.artifacts.access import exchange_store, private_store, read_tabl
 from understudy.errors import InputError, UnderstudyError
 from understudy.evaluation.encoder import DEFAULT_ENCODER, encoder_digest
 from understudy.privacy.ledger.ledger import Ledger
+from understudy.runs.folders import artifact_in
 from understudy.runs.further_texts import generate_more
 from understudy.runs.request import Budget
 from understudy.runs.split import LABELS_DISCLOSED
@@ -77,6 +78,7 @@ def test_a_run_ends_with_a_statement_and_a_second_one_charges_nothing(run, reque
     drawn, _ = generate_more(tmp_path / "out", samples=2, progress=lambda *parts: told.append(parts))
     texts = pq.read_table(drawn)
     assert told[-1][0] == told[-1][1] > 0
+    assert artifact_in(drawn) == first.released, "what they were drawn from"
 
     second, states = run(request)
     assert {states[name] for name in COMPUTED} == {"Cached"}

@@ -18,7 +18,7 @@ from understudy.methods import registry
 from understudy.methods.further import FurtherDraw
 from understudy.progress import Progress
 from understudy.quantities import Count, CountOrZero
-from understudy.runs.folders import EXPORT, INTERNAL, RUN_FILE
+from understudy.runs.folders import EXPORT, INTERNAL, RELEASED, RUN_FILE, SYNTHETIC, named_in
 
 # Streams of the run's own draw are named by its public seed; further draws start at a seed of their own.
 _SEED_STEP = 1_000_003
@@ -32,7 +32,8 @@ def generate_more(
     Args:
         origin: the --out folder of a run, or its export folder, wherever it was taken.
         samples: rows wanted.
-        out: Parquet file; default `synthetic-SAMPLES-DRAW.parquet` beside the exported one.
+        out: Parquet file, which names what it was drawn from; default `synthetic-SAMPLES-DRAW.parquet` beside the
+            exported one.
         draw: number of this further draw: another number gives other texts, the same number the same texts; 0 is the
             run's own.
         progress: called with (rows drawn, rows).
@@ -71,7 +72,7 @@ def generate_more(
     _check_writable(path)
     further: Callable[[FurtherDraw], pa.Table] = load(method.generate)
     table = further(FurtherDraw(folder, record, samples=samples, seed_step=draw * _SEED_STEP, progress=progress))
-    _write(path, table)
+    _write(path, table, drawn_from=_released_by(folder, record))
     return path, table.num_rows
 
 
@@ -103,11 +104,17 @@ def _check_writable(path: Path) -> None:
         )
 
 
-def _write(path: Path, table: pa.Table) -> None:
+def _released_by(folder: Path, record: dict[str, Any] | None) -> str | None:
+    """The id of what the run released: its exported table holds it, but for those of earlier versions."""
+    told = named_in(folder / SYNTHETIC, RELEASED)
+    return told if told or record is None else record.get("released", {}).get("id")
+
+
+def _write(path: Path, table: pa.Table, *, drawn_from: str | None) -> None:
     """Write further texts, whole or not at all."""
     temporary = path.with_name(f".{path.name}.part")
     try:
-        pq.write_table(table, temporary)
+        pq.write_table(table.replace_schema_metadata({RELEASED: drawn_from} if drawn_from else None), temporary)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
