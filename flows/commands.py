@@ -191,21 +191,20 @@ def evaluate(
 
     # Before the tables are measured, which takes minutes.
     try_folder(out)
-    from understudy.evaluation.tables import evaluate_tables
+    from understudy.evaluation.tables import read_tables
+    from understudy.runs.evaluated import report_on_tables
     from understudy.tasks.engine.machine import prepared
 
-    names = named(columns["label_names"])
-    with prepared(evaluate_tables, inside=True):
-        files, metrics = evaluate_tables(
-            str(synthetic),
-            real=real,
-            test=test,
-            out=out,
-            text_column=columns["text_column"] or "text",
-            label_column=columns["label_column"] or "label",
-            label_names=names,
-            device=settings().device_type,
-        )
+    compared = read_tables(
+        str(synthetic),
+        real=real,
+        test=test,
+        text_column=columns["text_column"] or "text",
+        label_column=columns["label_column"] or "label",
+        label_names=named(columns["label_names"]),
+    )
+    with prepared(report_on_tables, inside=True):
+        files, metrics = report_on_tables(compared, out, device=settings().device_type)
     show({"report": str(files.html), **metrics.values}, as_json=as_json)
 
 
