@@ -130,12 +130,12 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
 @app.command()
 def generate(
     origin: Annotated[Path, typer.Option("--from", help="The --out folder of a finished run, or its export/.")],
-    samples: Annotated[int, typer.Option(help="Number of texts to add.")],
+    samples: Annotated[int, typer.Option(help="Number of texts to draw, 1 to 100,000,000.")],
     draw: Annotated[
         int, typer.Option(help="Number of this draw; the same number gives the same texts, another gives others.")
     ] = 1,
     out: Annotated[
-        Path | None, typer.Option(help="Parquet file; default export/synthetic-SAMPLES-DRAW.parquet.")
+        Path | None, typer.Option(help="File ending in .parquet; default export/synthetic-SAMPLES-DRAW.parquet.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -168,7 +168,10 @@ def report(folder: RunFolder, as_json: Json = False) -> None:
 @app.command()
 def lineage(
     what: Annotated[
-        str, typer.Argument(help="An artifact id, the --out folder of a run, or an exported file.", show_default=False)
+        str,
+        typer.Argument(
+            help="An artifact id, the --out folder of a run, or a Parquet file of run or generate.", show_default=False
+        ),
     ],
     as_json: Json = False,
 ) -> None:

@@ -6,7 +6,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -170,12 +170,13 @@ def named(text: str | None) -> dict[str, str] | None:
 
 def generate(*, origin: Path, samples: int, draw: int, out: Path | None, as_json: bool) -> None:
     """`understudy generate`: post-processing of a released model."""
-    for name, value in (("samples", samples), ("draw", draw)):
-        if value < 1:
-            raise InputError(f"--{name} {value}: expected at least 1")
+    if draw == 0:
+        raise InputError("--draw 0: expected at least 1, for the run's own texts are in its export/ already")
     from understudy.runs.further_texts import generate_more
+    from understudy.tasks.engine.progress import Reporter
 
-    path, rows = generate_more(origin, samples=samples, draw=draw, out=out)
+    with closing(Reporter("generate", publish=lambda _: None)) as shown:
+        path, rows = generate_more(origin, samples=samples, draw=draw, out=out, progress=shown.update)
     show({"synthetic": str(path), "rows": rows, "charged": "nothing"}, as_json=as_json)
 
 
@@ -190,21 +191,20 @@ def evaluate(
 
     # Before the tables are measured, which takes minutes.
     try_folder(out)
-    from understudy.evaluation.tables import evaluate_tables
+    from understudy.evaluation.tables import read_tables
+    from understudy.runs.evaluated import report_on_tables
     from understudy.tasks.engine.machine import prepared
 
-    names = named(columns["label_names"])
-    with prepared(evaluate_tables, inside=True):
-        files, metrics = evaluate_tables(
-            str(synthetic),
-            real=real,
-            test=test,
-            out=out,
-            text_column=columns["text_column"] or "text",
-            label_column=columns["label_column"] or "label",
-            label_names=names,
-            device=settings().device_type,
-        )
+    compared = read_tables(
+        str(synthetic),
+        real=real,
+        test=test,
+        text_column=columns["text_column"] or "text",
+        label_column=columns["label_column"] or "label",
+        label_names=named(columns["label_names"]),
+    )
+    with prepared(report_on_tables, inside=True):
+        files, metrics = report_on_tables(compared, out, device=settings().device_type)
     show({"report": str(files.html), **metrics.values}, as_json=as_json)
 
 

@@ -132,4 +132,14 @@ def _before_a_charge() -> dict[str, Callable[[], str]]:
 
         return load_model()
 
-    return checks(out=None, base=base)
+    looks = checks(out=None, base=base)
+    return looks | {"tracking": lambda: _tracking(looks["tracking"])}
+
+
+def _tracking(can_be_written: Callable[[], str]) -> str:
+    """Also whether a database of MLflow is whole: a run finds that out when it opens it, before its charge."""
+    found = can_be_written()
+    from understudy.tasks.engine.tracking import check_databases
+
+    check_databases()
+    return found

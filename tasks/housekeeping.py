@@ -60,7 +60,8 @@ def purge_source(source: str, *, forget_rows: bool = False) -> dict[str, Any]:
 
     Nothing that is left points at what is gone: stored results, checkpoints and DIR/internal of its runs go too, and
     the runs recorded in MLflow, which are the record of what happened, say that their artifacts were purged. A
-    DIR/export that was released stands for itself and stays; one with `--share-real-rows` was not, and goes.
+    DIR/export that was released stands for itself and stays; one with `--share-real-rows` was not, and goes. So does a
+    report of `understudy evaluate` that rows of the source went into.
 
     What may be left in users' folders, because a folder was moved or cannot be removed, stands under `not_removed`.
 
@@ -97,6 +98,7 @@ def purge_source(source: str, *, forget_rows: bool = False) -> dict[str, Any]:
         "caches": caches,
         "internal_folders": folders.internal,
         "private_exports": folders.exports,
+        "evaluation_reports": folders.reports,
         "not_removed": folders.left,
         "run_plans": plans,
         "tracked_runs_marked": recorded,

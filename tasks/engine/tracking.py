@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from understudy.durable import write_atomically
 from understudy.errors import InputError, TrackingFailed
-from understudy.locks import locked
 from understudy.settings import SQLITE, settings
 from understudy.tasks.engine.lineage import LineageNode, trace
 from understudy.tasks.engine.prefect_links import link_from_prefect
@@ -45,6 +44,7 @@ from understudy.tasks.engine.run_record import (
     source_names,
     tracked_name,
 )
+from understudy.tasks.engine.tracking_database import check_database, whole_database
 from understudy.tasks.engine.turns import Turns
 
 if TYPE_CHECKING:
@@ -160,6 +160,18 @@ def tracking_uri(zone: str) -> str:
     if "server" in (zone, now.zone) and now.server_mlflow_uri:
         return now.server_mlflow_uri
     return now.mlflow_uri
+
+
+def check_databases() -> None:
+    """Look at the SQLite files in which this process's zones are recorded; each that was made is whole.
+
+    Raises:
+        InputError: naming the first that is not, what was found in it, and how to go on.
+    """
+    zone = settings().zone
+    for uri in {tracking_uri(name) for name in (("client", "server") if zone == "both" else (zone,))}:
+        if uri.startswith(SQLITE):
+            check_database(Path(uri.removeprefix(SQLITE)))
 
 
 class Log:
@@ -348,10 +360,7 @@ def _connect(uri: str) -> Log:
         logging.getLogger(name).setLevel(logging.WARNING)
     if not uri.startswith(SQLITE):
         return _with_experiment(uri, None)
-    database = Path(uri.removeprefix(SQLITE))
-    database.parent.mkdir(parents=True, exist_ok=True)
-    # Two processes that make the tables of one new database at the same time would break it.
-    with locked(lock := database.with_name(f"{database.name}.lock")):
+    with whole_database(Path(uri.removeprefix(SQLITE))) as lock:
         return _with_experiment(uri, lock)
 
 

@@ -16,6 +16,7 @@ from understudy.artifacts.access import exchange_store, private_store, read_tabl
 from understudy.errors import InputError, UnderstudyError
 from understudy.evaluation.encoder import DEFAULT_ENCODER, encoder_digest
 from understudy.privacy.ledger.ledger import Ledger
+from understudy.runs.folders import artifact_in
 from understudy.runs.further_texts import generate_more
 from understudy.runs.request import Budget
 from understudy.runs.split import LABELS_DISCLOSED
@@ -73,8 +74,11 @@ def test_a_run_ends_with_a_statement_and_a_second_one_charges_nothing(run, reque
     assert 0 < report["metrics"]["cut.train.texts"] < 60, "every row of training is longer than 24 tokens"
     before = Ledger.open().spent("ward")
     assert before[0] == 3.0
-    drawn, _ = generate_more(tmp_path / "out", samples=2)
+    told: list[tuple[int, int]] = []
+    drawn, _ = generate_more(tmp_path / "out", samples=2, progress=lambda *parts: told.append(parts))
     texts = pq.read_table(drawn)
+    assert told[-1][0] == told[-1][1] > 0
+    assert artifact_in(drawn) == first.released, "what they were drawn from"
 
     second, states = run(request)
     assert {states[name] for name in COMPUTED} == {"Cached"}

@@ -1,6 +1,9 @@
 """`understudy doctor` and `understudy gc` where only a part of what they look at is there."""
 
 import json
+import shutil
+import sqlite3
+from contextlib import closing
 
 
 def test_the_server_zone_is_examined_without_what_only_the_client_zone_has(call, home, monkeypatch):
@@ -22,3 +25,17 @@ def test_gc_removes_no_folder_of_others(call, tmp_path, monkeypatch):
     code, said = call("gc", "--json")
     assert code == 0, said
     assert (tmp_path / "share" / "photos" / "sea.jpg").read_bytes() == b"x"
+
+
+def test_half_a_database_of_mlflow_is_no_good_one(call, home, empty_tracking_store):
+    """It can be written, so it was told to be in order; then no run could use it."""
+    home.mkdir(mode=0o700, exist_ok=True)
+    shutil.copy(empty_tracking_store, home / "mlflow.db")
+    with closing(sqlite3.connect(home / "mlflow.db")) as connection:
+        connection.execute("drop table spans")
+        connection.commit()
+    code, said = call("doctor", "--json")
+    assert code == 1, said
+    failed = [check for check in json.loads(said[: said.rindex("]") + 1]) if not check["ok"]]
+    assert [check["name"] for check in failed] == ["tracking"]
+    assert f"mv {home / 'mlflow.db'} " in failed[0]["found"]

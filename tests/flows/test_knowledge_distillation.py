@@ -98,7 +98,9 @@ def test_a_run_ends_with_pairs_that_load_and_a_second_one_charges_nothing(
     assert states["train"] == "Cached", "everything behind the adapter is post-processing"
     assert more.synthetic != first.synthetic
     assert Ledger.open().spent("ward") == spent == (3.0, pytest.approx(spent[1]))
-    drawn, rows = generate_more(tmp_path / "out", samples=2)
+    told: list[tuple[int, int]] = []
+    drawn, rows = generate_more(tmp_path / "out", samples=2, progress=lambda *parts: told.append(parts))
+    assert told
     assert pq.read_table(drawn).column_names == ["instruction", "response"]
     assert rows <= 2
 

@@ -25,6 +25,7 @@ from understudy.data.samples import generate
 from understudy.errors import InputError, UnderstudyError
 from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
 from understudy.privacy.ledger.ledger import Ledger
+from understudy.runs.folders import read_record
 from understudy.runs.request import Budget, RunRequest
 from understudy.runs.split import client_is_held_out
 from understudy.runs.validation import validate
@@ -445,9 +446,12 @@ def test_a_run_killed_between_scoring_and_training_goes_on_with_the_same_noisy_s
     assert digests(tmp_path / "killed-out") == digests(tmp_path / "calm-out")
 
 
-def test_generate_draws_more_texts_from_the_exported_model(ended, call, in_home, tmp_path):
+def test_generate_draws_more_texts_from_the_exported_model(ended, call, in_home, tmp_path, monkeypatch):
     from understudy.runs.further_texts import generate_more
+    from understudy.tasks.engine.progress import Reporter
 
+    told = []
+    monkeypatch.setattr(Reporter, "update", lambda _, step, total: told.append((step, total)))
     out = tmp_path / "out"
     shutil.copytree(ended.out, out)
     exported = pq.read_table(out / "export/synthetic.parquet")
@@ -466,6 +470,22 @@ def test_generate_draws_more_texts_from_the_exported_model(ended, call, in_home,
     assert more.num_rows == 5
     assert not set(more["text"].to_pylist()) & set(exported["text"].to_pylist())
     assert pq.read_table(tmp_path / "same.parquet").equals(more)
+    assert told[-1] == (5, 5)
+
+
+def test_a_file_of_generate_leads_back_to_its_run(ended, call, in_home, tmp_path):
+    """Also where it was made from an export of an earlier version, whose table does not say what was released."""
+    out, record = tmp_path / "out", read_record(ended.out)
+    shutil.copytree(ended.out, out)
+    with in_home(ended.home):
+        for name in ("one.parquet", "other.parquet"):
+            assert call("generate", "--from", out, "--samples", 2, "--out", tmp_path / name)[0] == 0
+            code, said = call("lineage", tmp_path / name, "--json")
+            assert code == 0, said
+            assert json.loads(said)["id"] == record.released.id
+            assert record.charge_id in said
+            table = pq.read_table(out / "export/synthetic.parquet")
+            pq.write_table(table.replace_schema_metadata(None), out / "export/synthetic.parquet")
 
 
 def test_generate_from_an_export_without_its_record_says_what_to_do_instead(ended, call, in_home, tmp_path):

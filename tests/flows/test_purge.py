@@ -6,12 +6,15 @@ import sqlite3
 import stat
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from understudy.artifacts.access import exchange_store, private_store
+from understudy.data.digests import row_digests
 from understudy.errors import InputError, TrackingFailed
 from understudy.evaluation.metrics import Metrics
-from understudy.privacy.ledger.ledger import Ledger
+from understudy.privacy.ledger.ledger import Ledger, SourceRecord
 from understudy.reporting.report import build_report
 from understudy.runs.folders import INTERNAL, read_record
 from understudy.settings import prepare_environment, settings
@@ -135,6 +138,40 @@ def test_gc_while_the_python_api_runs_takes_nothing_from_it(home, tmp_path, priv
         purged = Path(str(files["data"])).parent
         housekeeping._remove(purged)
     assert not purged.exists(), "and what a purge took away is not missed"
+
+
+def test_the_report_of_an_evaluation_goes_with_the_source_of_its_rows(home, tmp_path, private_rows, call):
+    tables = {"real": private_rows.slice(0, 40), "test": private_rows.slice(40), "synthetic": made_up_reviews()}
+    for name, table in tables.items():
+        pq.write_table(table, tmp_path / f"{name}.parquet")
+    words = [word for name in tables for word in (f"--{name}", tmp_path / f"{name}.parquet")]
+    register("ward", private_rows)
+    register("clinic", made_up_reviews())
+    code, said = call("evaluate", *words, "--out", tmp_path / "report", "--json")
+    assert code == 0, said
+    assert names_in(tmp_path / "report") == ["report.html", "report.json", "sources.json"]
+    assert purge_source("clinic")["evaluation_reports"] == []
+    told = purge_source("ward")
+    assert (told["evaluation_reports"], told["not_removed"]) == ([str(tmp_path / "report")], [])
+    assert names_in(tmp_path / "report") == []
+
+
+def made_up_reviews() -> pa.Table:
+    texts = [f"a {word} stay on ward {i} , take {i}" for i in range(20) for word in ("lovely", "dreadful")]
+    return pa.table({"text": texts, "label": ["good", "bad"] * 20})
+
+
+def register(source: str, table: pa.Table) -> None:
+    """As a run of the source does."""
+    record = SourceRecord(
+        name=source, unit="example", relation="replace_special", epsilon=8, delta=1e-4, n=table.num_rows
+    )
+    Ledger.open().register(record)
+    Ledger.open().register_rows(source, row_digests(table.select(["text"])))
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
 
 
 def test_a_report_drawn_again_closes_what_an_earlier_version_left_open(tmp_path, call):

@@ -63,7 +63,7 @@ REVIEWED = {
     "_Parsed": {"imports", "executed"},
     "_Spec": {"ignore"},
     # Folders of the user's that a purge names to its caller.
-    "Removed": {"internal", "exports", "left"},
+    "Removed": {"internal", "exports", "reports", "left"},
     # Names of sources and entries of the ledger.
     "Chain": {"losses", "_sources", "_starts"},
     "Lease": {"_sources"},

@@ -1,77 +1,87 @@
-"""Evaluate any synthetic table against real ones, however it was made: the command `evaluate`."""
+"""Measure any synthetic table against real ones, however it was made: for the command `evaluate`."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 import pyarrow as pa
 
 from understudy.data import tables
 from understudy.evaluation.config import EvaluationConfig
 from understudy.evaluation.metrics import Metrics
-from understudy.reporting.report import About, ReportFiles, build_report
 
 
-def evaluate_tables(
+@dataclass(frozen=True)
+class ComparedTables:
+    """A synthetic table and the real ones that it is measured against, checked.
+
+    Attributes:
+        synthetic: of any origin.
+        train: the real rows it stands in for.
+        test: real rows that nothing was trained on.
+    """
+
+    synthetic: tables.LabelledRows = field(repr=False)
+    train: tables.LabelledRows = field(repr=False)
+    test: tables.LabelledRows = field(repr=False)
+
+
+def read_tables(
     synthetic: str,
     *,
     real: str,
     test: str,
-    out: Path,
     text_column: str = "text",
     label_column: str = "label",
     label_names: dict[str, str] | None = None,
-    device: str = "cpu",
-) -> tuple[ReportFiles, Metrics]:
-    """Measure a synthetic table and write report.html and report.json. Internal: it reads real rows.
+) -> ComparedTables:
+    """Read and check a synthetic table and two real ones.
 
     Args:
         synthetic: table with columns `text` and `label` (names).
         real: the real rows it stands in for.
         test: real rows that nothing was trained on.
-        out: folder of the report.
         text_column: in the real tables.
         label_column: in the real tables.
         label_names: value in the real tables' label column -> name; None takes the values as names.
-        device: torch device of the sentence encoder and the classifier.
 
     Raises:
         InputError: a table is missing, malformed, or has labels that the others do not declare.
     """
-    from understudy.evaluation.encoder import embed, load_encoder
-    from understudy.evaluation.measure import LabelledTexts, evaluate_synthetic
-
     real_table = tables.read_source(real)
     names = label_names or tables.labels_found(real_table, label_column)
     columns = tables.LabelledColumns(text=text_column, label=label_column, label_names=names)
     train_rows = tables.check_labelled(real_table, columns)
-    checked = {
-        "synthetic": _check_synthetic(tables.read_source(synthetic), label_names, train_rows.label_names),
-        "train": train_rows,
-        "test": tables.check_labelled(tables.read_source(test), columns),
-    }
-    sets = {
-        name: LabelledTexts(rows.table["text"].to_pylist(), rows.table["label"].to_pylist(), rows.label_names)
-        for name, rows in checked.items()
-    }
-    metrics = evaluate_synthetic(
-        sets["synthetic"],
-        sets["train"],
-        sets["test"],
+    return ComparedTables(
+        synthetic=_check_synthetic(tables.read_source(synthetic), label_names, train_rows.label_names),
+        train=train_rows,
+        test=tables.check_labelled(tables.read_source(test), columns),
+    )
+
+
+def measure_tables(compared: ComparedTables, *, device: str = "cpu") -> Metrics:
+    """Measure a synthetic table. Internal: it reads real rows.
+
+    Args:
+        compared: from `read_tables`.
+        device: torch device of the sentence encoder and the classifier.
+    """
+    from understudy.evaluation.encoder import embed, load_encoder
+    from understudy.evaluation.measure import LabelledTexts, evaluate_synthetic
+
+    synthetic, train, test = (
+        LabelledTexts(rows.table["text"].to_pylist(), rows.table["label"].to_pylist(), rows.label_names)
+        for rows in (compared.synthetic, compared.train, compared.test)
+    )
+    return evaluate_synthetic(
+        synthetic,
+        train,
+        test,
         config=EvaluationConfig(profile="tiny"),
         embedder=partial(embed, encoder=load_encoder(device=device), cache=None),
         device=device,
     )
-    files = build_report(
-        out,
-        title="Evaluation of a synthetic table",
-        metrics=metrics,
-        statement={},
-        samples=records_of(checked["synthetic"]),
-        about=About(made=f"{len(sets['synthetic'].texts)} labelled texts", label_names=train_rows.label_names),
-    )
-    return files, metrics
 
 
 def _check_synthetic(

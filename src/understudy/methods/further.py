@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from understudy.errors import InputError
 from understudy.frozen import MethodSettings
+from understudy.progress import Progress
 
 C = TypeVar("C", bound=MethodSettings)
 
@@ -21,12 +22,14 @@ class FurtherDraw:
         record: `internal/run.json` of the run, where it is at hand.
         samples: rows wanted.
         seed_step: added to the run's public seed.
+        progress: to be called with (rows drawn, rows); None tells nobody.
     """
 
     folder: Path
     record: dict[str, Any] | None
     samples: int
     seed_step: int
+    progress: Progress | None = None
 
     @property
     def model(self) -> Path:

@@ -30,7 +30,9 @@ INTERNAL = "internal"
 RUN_FILE = "run.json"
 STATEMENT = "statement.json"
 SYNTHETIC = "synthetic.parquet"
-ARTIFACT = "understudy.artifact"  # in the metadata of an exported Parquet file: the id of what it holds
+# In the metadata of an exported Parquet file: the id of what it holds, and of what its run released.
+ARTIFACT = "understudy.artifact"
+RELEASED = "understudy.released"
 
 _WRITTEN, _REPLACED = ".{}.new", ".{}.old"  # beside the folder while it is put in place
 _PROBE = ".understudy-probe-"
@@ -215,7 +217,8 @@ def write_export(
             shutil.copy2(path, folder)
         # So that the file says what it is wherever it is taken.
         table = named_labels(read_table(record.synthetic), record.label_names)
-        pq.write_table(table.replace_schema_metadata({ARTIFACT: record.synthetic.id}), folder / SYNTHETIC)
+        ids = {ARTIFACT: record.synthetic.id, RELEASED: record.released.id}
+        pq.write_table(table.replace_schema_metadata(ids), folder / SYNTHETIC)
         (folder / STATEMENT).write_text(json.dumps(statement, indent=2) + "\n")
         (folder / "statement.md").write_text(statement_text)
         source = path_of(record.released)
@@ -231,25 +234,6 @@ def _copy_folder(source: Path, target: Path) -> None:
         shutil.copytree(source, target, ignore=shutil.ignore_patterns("manifest.json"))
     except shutil.Error as error:
         raise OSError(error.args[0][0][2]) from None
-
-
-def further_file(folder: Path, *, samples: int, draw: int, out: Path | None) -> Path:
-    """Where further texts go: `out`, or a file of their own beside the exported ones.
-
-    Raises:
-        InputError: when the file exists.
-    """
-    path = out or folder / f"synthetic-{samples}-{draw}.parquet"
-    if path.exists():
-        raise InputError(f"{path} exists: name another file with --out, nothing was overwritten")
-    return path
-
-
-def write_further(path: Path, table: pa.Table) -> None:
-    """Write further texts, whole or not at all."""
-    temporary = path.with_name(f".{path.name}.part")
-    pq.write_table(table, temporary)
-    temporary.replace(path)
 
 
 def _further_draws(out: Path, record: RunRecord) -> list[Path]:
@@ -294,19 +278,27 @@ def read_record(out: Path) -> RunRecord:
 def artifact_in(place: Path) -> str:
     """The id of the synthetic table that a run left in a folder, its export/ or an exported file.
 
+    For a file of further texts it is the id of what they were drawn from.
+
     Raises:
         InputError: nothing there says which artifact it holds.
     """
     if (place / INTERNAL).is_dir():
         return read_record(place).synthetic.id
     file = place / SYNTHETIC if place.is_dir() else place
-    try:
-        named = (pq.read_schema(file).metadata or {}).get(ARTIFACT.encode())
-    except (OSError, pa.ArrowException):
-        named = None
+    named = named_in(file, ARTIFACT) or named_in(file, RELEASED)
     if named is None:
         raise InputError(
-            f"{place}: expected the --out folder of a finished run, its {EXPORT}/ or the {SYNTHETIC} in it, found "
-            "nothing that names an artifact; give its id, as statement.json or MLflow shows it"
+            f"{place}: expected the --out folder of a finished run, its {EXPORT}/ or a Parquet file of `run` or "
+            "`generate`, found nothing that names an artifact; give its id, as statement.json or MLflow shows it"
         )
-    return str(named, "ascii", "replace")
+    return named
+
+
+def named_in(file: Path, name: str) -> str | None:
+    """The id that an exported Parquet file has under a name in its metadata; None of any other file."""
+    try:
+        found = (pq.read_schema(file).metadata or {}).get(name.encode())
+    except (OSError, pa.ArrowException):
+        return None
+    return None if found is None else str(found, "ascii", "replace")

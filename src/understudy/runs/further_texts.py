@@ -9,34 +9,44 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import TypeAdapter, ValidationError
 
 from understudy.errors import InputError
 from understudy.lazy import load
 from understudy.methods import registry
 from understudy.methods.further import FurtherDraw
-from understudy.runs.folders import EXPORT, INTERNAL, RUN_FILE, further_file, write_further
+from understudy.progress import Progress
+from understudy.quantities import Count, CountOrZero
+from understudy.runs.folders import EXPORT, INTERNAL, RELEASED, RUN_FILE, SYNTHETIC, named_in
 
 # Streams of the run's own draw are named by its public seed; further draws start at a seed of their own.
 _SEED_STEP = 1_000_003
 
 
-def generate_more(origin: Path, *, samples: int, out: Path | None = None, draw: int = 1) -> tuple[Path, int]:
+def generate_more(
+    origin: Path, *, samples: int, out: Path | None = None, draw: int = 1, progress: Progress | None = None
+) -> tuple[Path, int]:
     """Draw further rows from DIR/export.
 
     Args:
         origin: the --out folder of a run, or its export folder, wherever it was taken.
         samples: rows wanted.
-        out: Parquet file; default `synthetic-SAMPLES-DRAW.parquet` beside the exported one.
+        out: Parquet file, which names what it was drawn from; default `synthetic-SAMPLES-DRAW.parquet` beside the
+            exported one.
         draw: number of this further draw: another number gives other texts, the same number the same texts; 0 is the
             run's own.
+        progress: called with (rows drawn, rows).
 
     Returns:
         The file, and how many rows it holds.
 
     Raises:
-        InputError: when nothing was exported, the method releases nothing to draw from, or the file exists or cannot
-            be written.
+        InputError: when a number is out of bounds, nothing was exported, the method releases nothing to draw from, or
+            the file exists, is no Parquet file by its name or cannot be written.
     """
+    _check_number("samples", samples, Count)
+    _check_number("draw", draw, CountOrZero)
     folder = origin / EXPORT if (origin / EXPORT).is_dir() else origin
     statement = _read(folder / "statement.json")
     if statement is None:
@@ -58,16 +68,31 @@ def generate_more(origin: Path, *, samples: int, out: Path | None = None, draw: 
             f"more texts repeat its `understudy run` command with a larger --samples: the {kind} is kept, "
             "so that charges nothing"
         )
-    path = further_file(folder, samples=samples, draw=draw, out=out)
+    path = out or folder / f"synthetic-{samples}-{draw}.parquet"
     _check_writable(path)
     further: Callable[[FurtherDraw], pa.Table] = load(method.generate)
-    table = further(FurtherDraw(folder, record, samples=samples, seed_step=draw * _SEED_STEP))
-    write_further(path, table)
+    table = further(FurtherDraw(folder, record, samples=samples, seed_step=draw * _SEED_STEP, progress=progress))
+    _write(path, table, drawn_from=_released_by(folder, record))
     return path, table.num_rows
 
 
+def _check_number(option: str, value: int, kind: Any) -> None:
+    """Refuse what the settings of a run would refuse."""
+    try:
+        TypeAdapter(kind).validate_python(value)
+    except ValidationError as error:
+        raise InputError(f"--{option} {value}: {error.errors()[0]['msg']}") from None
+
+
 def _check_writable(path: Path) -> None:
-    """Refuse, before texts are drawn for minutes, a file that could not be written."""
+    """Refuse, before texts are drawn for minutes, a file that could not be written or is not what its name says."""
+    if path.suffix.lower() != ".parquet":
+        raise InputError(
+            f"--out {path}: expected a file ending in .parquet, found {path.suffix or 'no ending'!r}; name it so, and "
+            "for another format convert it, for example with pandas: read_parquet(FILE).to_csv(OTHER, index=False)"
+        )
+    if path.exists():
+        raise InputError(f"{path} exists: name another file with --out, nothing was overwritten")
     if not path.parent.is_dir():
         raise InputError(
             f"{path}: expected a folder to write into, found none at {path.parent}; make it, or name another "
@@ -77,6 +102,22 @@ def _check_writable(path: Path) -> None:
         raise InputError(
             f"{path}: expected a folder that you can write, found {path.parent}; name another file with --out"
         )
+
+
+def _released_by(folder: Path, record: dict[str, Any] | None) -> str | None:
+    """The id of what the run released: its exported table holds it, but for those of earlier versions."""
+    told = named_in(folder / SYNTHETIC, RELEASED)
+    return told if told or record is None else record.get("released", {}).get("id")
+
+
+def _write(path: Path, table: pa.Table, *, drawn_from: str | None) -> None:
+    """Write further texts, whole or not at all."""
+    temporary = path.with_name(f".{path.name}.part")
+    try:
+        pq.write_table(table.replace_schema_metadata({RELEASED: drawn_from} if drawn_from else None), temporary)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _record_of(statement: dict[str, Any], folder: Path) -> dict[str, Any] | None:

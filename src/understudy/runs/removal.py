@@ -1,7 +1,8 @@
-"""What a purge removes from the folders that users gave their runs.
+"""What a purge removes from the folders that users gave their runs, and their evaluations of tables.
 
-Whose a folder is, its own file says: run.json in internal/, statement.json in export/. An export that was released
-stands for itself and stays; one with `--share-real-rows` was not, and goes like everything else made of the rows.
+Whose a folder is, its own file says: run.json in internal/, statement.json in export/, sources.json beside the report
+of an evaluation. An export that was released stands for itself and stays; one with `--share-real-rows` was not, and
+goes like everything else made of the rows.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from understudy.locks import locked_folder
+from understudy.runs.evaluated import SOURCES_FILE, report_files, sources_told
 from understudy.runs.finished_folders import noted
 from understudy.runs.folders import EXPORT, INTERNAL, RUN_FILE, STATEMENT, leftovers
 
@@ -26,11 +28,13 @@ class Removed:
     Attributes:
         internal: the folders DIR/internal that are gone, and parts of such that killed runs left beside them.
         exports: the same of DIR/export; only private ones.
+        reports: the folders that reports of `understudy evaluate` are gone from.
         left: what may hold something of the source yet, each with the reason; the next purge looks there again.
     """
 
     internal: list[str] = field(default_factory=list)
     exports: list[str] = field(default_factory=list)
+    reports: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
 
 
@@ -47,7 +51,7 @@ def remove_private(source: str) -> Removed:
     for note, out in noted(source):
         try:
             with locked_folder(out):  # a run may be filling it
-                left = _clear(out, source, done)
+                left = [*_clear(out, source, done), *_clear_report(out, source, done)]
                 if not left:
                     note.unlink(missing_ok=True)
         except (FileNotFoundError, NotADirectoryError):
@@ -78,6 +82,25 @@ def _clear(out: Path, source: str, done: Removed) -> list[str]:
             else:
                 removed.append(str(path))
     return left
+
+
+def _clear_report(out: Path, source: str, done: Removed) -> list[str]:
+    """Remove the report of an evaluation of the source's rows; gives what could not be removed, with the reasons."""
+    files, told = report_files(out), sources_told(out)
+    if told is None:
+        return [f"{path}: no {SOURCES_FILE} beside it says whose it is; look at it and remove it" for path in files]
+    if source not in told:
+        return []
+    # What says whose it is goes last, so that after a kill the next purge knows whose the rest is.
+    for path in (*files, out / SOURCES_FILE):
+        if path.is_symlink():
+            return [f"{path}: a link, which is not followed; remove it and what it leads to"]
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            return [f"{path}: {error.strerror or type(error).__name__}"]
+    done.reports.append(str(out))
+    return []
 
 
 def _is_private_of(source: str, file: Path) -> bool | None:

@@ -31,6 +31,18 @@ def test_the_record_of_another_run_is_not_used(exported):
         generate_more(exported, samples=2)
 
 
+@pytest.mark.parametrize(("number", "value"), [("samples", 0), ("samples", -3), ("samples", 10**12), ("draw", -1)])
+def test_numbers_are_bounded_as_the_settings_of_a_run_are(exported, number, value):
+    with pytest.raises(InputError, match=rf"--{number} {value}: .*(greater|less) than"):
+        generate_more(exported, **{"samples": 2, number: value})
+
+
+@pytest.mark.parametrize("name", ["more.csv", "more.jsonl", "more", "more.parquet.gz"])
+def test_a_file_whose_name_says_another_format_is_refused(exported, name):
+    with pytest.raises(InputError, match=rf"--out .*{name}: .*\.parquet"):
+        generate_more(exported, samples=2, out=exported / name)
+
+
 def test_a_statement_of_an_earlier_version_is_named(exported):
     (exported / "export/statement.json").write_text(json.dumps({"ledger_entries": []}))
     with pytest.raises(InputError, match="names no method") as refused:

@@ -25,4 +25,4 @@ def further_rows(draw: FurtherDraw) -> pa.Table:
     config = draw.redrawn(config)
     if isinstance(config.class_sizes, dict):
         config = config.model_copy(update={"class_sizes": "balanced"})
-    return named_labels(synthesize_stored(stored, config).table, stored.trained.label_names)
+    return named_labels(synthesize_stored(stored, config, progress=draw.progress).table, stored.trained.label_names)

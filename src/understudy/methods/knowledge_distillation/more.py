@@ -22,4 +22,5 @@ def further_rows(draw: FurtherDraw) -> pa.Table:
     model = draw.model
     config, _ = draw.recorded(KnowledgeDistillationConfig, tells="names the professional model")
     answers = private_directory(settings().private_root / "endpoint-answers")
-    return named_labels(synthesise(load_model(model), config, answers=answers).table, ())
+    made = synthesise(load_model(model), config, answers=answers, progress=draw.progress)
+    return named_labels(made.table, ())

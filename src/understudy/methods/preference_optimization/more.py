@@ -29,7 +29,12 @@ def further_rows(draw: FurtherDraw) -> pa.Table:
         PreferenceOptimizationConfig, tells="says with which prompts this model is to be used"
     )
     table, _ = rounds.write_texts(
-        load_model(model), read_seeds(config.seeds), config=config, label_names=names, trained=True
+        load_model(model),
+        read_seeds(config.seeds),
+        config=config,
+        label_names=names,
+        trained=True,
+        progress=draw.progress,
     )
     return named_labels(table, names)
 

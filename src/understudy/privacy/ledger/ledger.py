@@ -181,6 +181,16 @@ class Ledger:
 
         self._tables.run("check_rows", work)
 
+    def sources_of(self, row_digests: Sequence[bytes]) -> set[str]:
+        """The sources under which any of these rows is registered."""
+        hashes = sources.row_hashes(self._tables, row_digests, ())
+
+        def work(connection: sa.Connection) -> set[str]:
+            self._tables.check_rows(connection)
+            return set(rows.owners(connection, hashes).values())
+
+        return self._tables.run("sources_of", work)
+
     def register_rows(self, name: str, row_digests: Sequence[bytes], client_digests: Sequence[bytes] = ()) -> None:
         """Notes which rows and clients belong to a source, as keyed hashes; the same again change nothing.
 

@@ -26,19 +26,25 @@ Hashes = list[tuple[str, int, bytes]]
 _AT_ONCE: Final = 10_000
 
 
+def owners(connection: sa.Connection, hashes: Hashes) -> dict[bytes, str]:
+    """The source under which each of these keyed hashes is noted, for those that are."""
+    found: dict[bytes, str] = {}
+    for begin in range(0, len(hashes), _AT_ONCE):
+        part = [keyed for _, _, keyed in hashes[begin : begin + _AT_ONCE]]
+        query = f"SELECT keyed_hash, source FROM {ROWS.name} WHERE keyed_hash IN ({_marks(connection, len(part))})"
+        found.update((bytes(keyed), owner) for keyed, owner in connection.exec_driver_sql(query, tuple(part)))
+    return found
+
+
 def known(connection: sa.Connection, name: str, hashes: Hashes) -> set[bytes]:
     """Which of these keyed hashes are noted already, all of them under the source `name`.
 
     Raises:
         RowError: naming the first row that belongs to another source, or whose client does.
     """
-    owners: dict[bytes, str] = {}
-    for begin in range(0, len(hashes), _AT_ONCE):
-        part = [found for _, _, found in hashes[begin : begin + _AT_ONCE]]
-        query = f"SELECT keyed_hash, source FROM {ROWS.name} WHERE keyed_hash IN ({_marks(connection, len(part))})"
-        owners.update((bytes(h), owner) for h, owner in connection.exec_driver_sql(query, tuple(part)))
+    noted = owners(connection, hashes)
     for kind, index, found in hashes:
-        owner = owners.get(found, name)
+        owner = noted.get(found, name)
         if owner != name and kind == "row":
             raise RowError(
                 f"row {index} of source={name!r} is registered under {owner!r} already, or differs from one that is in "
@@ -51,7 +57,7 @@ def known(connection: sa.Connection, name: str, hashes: Hashes) -> set[bytes]:
                 f"{owner}, whose budget counts for this client, or leave its rows out. If they are different clients "
                 "of one number, give them identifiers that tell them apart"
             )
-    return set(owners)
+    return set(noted)
 
 
 def note(connection: sa.Connection, name: str, hashes: Hashes) -> int:

@@ -1,0 +1,96 @@
+"""The report of `understudy evaluate`: whose rows it is made of is noted, so that `purge` finds it.
+
+Nobody names a source to `evaluate`, so the rows say it: each is known to the ledger by its keyed hash once a run has
+registered it. What the report is made of stands beside it, in `sources.json`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+
+from understudy.data.digests import row_digests
+from understudy.durable import write_atomically
+from understudy.evaluation.metrics import Metrics
+from understudy.evaluation.tables import ComparedTables, measure_tables, records_of
+from understudy.locks import locked_folder
+from understudy.privacy.ledger.ledger import Ledger
+from understudy.reporting.report import About, ReportFiles, build_report
+from understudy.runs.finished_folders import remember
+from understudy.settings import settings
+
+SOURCES_FILE = "sources.json"
+_FILES = ("report.json", "report.html")
+
+
+def report_on_tables(compared: ComparedTables, out: Path, *, device: str = "cpu") -> tuple[ReportFiles, Metrics]:
+    """Measure a synthetic table and write report.html and report.json. Internal: they are made from real rows.
+
+    Args:
+        compared: the tables, from `evaluation.tables.read_tables`.
+        out: folder of the report; made when absent, closed to other users (0700).
+        device: torch device of the sentence encoder and the classifier.
+
+    Raises:
+        UnderstudyError: the ledger, which knows whose the rows are, cannot be read.
+    """
+    sources = _sources_of(compared.train.table, compared.test.table)
+    metrics = measure_tables(compared, device=device)
+    names = compared.train.label_names
+    made = f"{compared.synthetic.table.num_rows} labelled texts"
+    with _noted(out, sources):
+        files = build_report(
+            out,
+            title="Evaluation of a synthetic table",
+            metrics=metrics,
+            statement={},
+            samples=records_of(compared.synthetic),
+            about=About(made=made, label_names=names),
+        )
+    return files, metrics
+
+
+def report_files(out: Path) -> list[Path]:
+    """What there is in a folder of a report, and of parts of it that a kill left."""
+    drafts = [path for name in _FILES for path in sorted(out.glob(f".{name}.*"))]
+    return [*(path for name in _FILES if (path := out / name).exists() or path.is_symlink()), *drafts]
+
+
+def sources_told(out: Path) -> set[str] | None:
+    """The sources whose rows the report in a folder is made of; None where nothing there says it."""
+    try:
+        return set(json.loads((out / SOURCES_FILE).read_bytes())["sources"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _sources_of(*tables: pa.Table) -> set[str]:
+    """The sources that rows of these tables are registered under; without a ledger there is none."""
+    now = settings()
+    begun = now.secret is not None or any((now.home / name).exists() for name in ("secret", "ledger.head"))
+    if now.zone == "server" or not begun:
+        return set()
+    return Ledger.open().sources_of([digest for table in tables for digest in row_digests(table)])
+
+
+@contextmanager
+def _noted(out: Path, sources: set[str]) -> Iterator[None]:
+    """Within it a report of these sources is written; after a kill, one of an earlier call may be there instead."""
+    out.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with locked_folder(out):
+        for source in sorted(sources):
+            remember(out, source=source)
+        earlier = sources_told(out)
+        if sources or earlier is not None:
+            _tell(out, sources | (earlier or set()))
+        yield
+        if sources or earlier is not None:
+            _tell(out, sources)
+
+
+def _tell(out: Path, sources: Iterable[str]) -> None:
+    write_atomically(out / SOURCES_FILE, json.dumps({"sources": sorted(sources)}).encode())

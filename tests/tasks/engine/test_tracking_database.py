@@ -1,0 +1,165 @@
+"""MLflow's SQLite file is made whole or not at all, and one that is not whole is told with how to go on."""
+
+import multiprocessing
+import os
+import resource
+import shutil
+import signal
+import sqlite3
+import threading
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from understudy.errors import InputError, TrackingFailed
+from understudy.tasks.engine import tracking
+from understudy.tasks.engine.tracking_database import check_database, whole_database
+
+HALF = 200_000  # bytes; a whole one has four times as many
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    (tmp_path / "place").mkdir()
+    return tmp_path / "place" / "mlflow.db"
+
+
+@pytest.fixture
+def made(database, empty_tracking_store) -> Path:
+    shutil.copy(empty_tracking_store, database)
+    return database
+
+
+def entries(database: Path) -> list[str]:
+    return sorted(path.name for path in database.parent.iterdir())
+
+
+def opened(database: Path) -> str:
+    """As the first command does; gives the id of the experiment."""
+    tracking._connect.cache_clear()
+    return tracking._connect(f"sqlite:///{database}").experiment
+
+
+def change(database: Path, *statements: str) -> None:
+    with closing(sqlite3.connect(database)) as connection:
+        for statement in statements:
+            connection.execute(statement)
+        connection.commit()
+
+
+def open_on_a_full_disk(database: Path) -> None:
+    """No file gets larger than half a database, and then any may."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (HALF, most))
+    try:
+        tracking._connect(f"sqlite:///{database}")
+    except TrackingFailed as failed:
+        assert "UNDERSTUDY_MLFLOW_URI" in str(failed)  # noqa: PT017 -- in a process without pytest
+        assert entries(database) == ["mlflow.db.lock"]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+        assert opened(database)
+        os._exit(0)
+    os._exit(1)
+
+
+def started(target, database: Path) -> multiprocessing.Process:
+    child = multiprocessing.get_context("spawn").Process(target=target, args=(database,))
+    child.start()
+    return child
+
+
+def test_a_full_disk_leaves_nothing_of_a_database(database):
+    child = started(open_on_a_full_disk, database)
+    child.join(120)
+    assert child.exitcode == 0
+    check_database(database)
+
+
+def test_a_kill_leaves_no_half_database(database):
+    child = started(opened, database)
+    ends = time.monotonic() + 120
+    while not any(path.stat().st_size > HALF for path in database.parent.rglob("mlflow.db")):
+        assert time.monotonic() < ends
+        time.sleep(0.001)
+    os.kill(child.pid, signal.SIGKILL)
+    child.join()
+    assert entries(database) == [".mlflow.db.new", "mlflow.db.lock"]
+    assert opened(database)
+    assert entries(database) == ["mlflow.db", "mlflow.db.lock"]
+    check_database(database)
+
+
+def test_an_empty_file_and_what_lies_beside_it_make_room(database):
+    database.touch()
+    database.with_name("mlflow.db-journal").write_bytes(b"of a database that is gone")
+    check_database(database)
+    assert opened(database)
+    assert entries(database) == ["mlflow.db", "mlflow.db.lock"]
+
+
+def test_two_that_make_a_database_at_once_end_with_one(database):
+    seen = []
+
+    def make() -> None:
+        with whole_database(database):
+            check_database(database)
+            seen.append(database.stat().st_ino)
+
+    threads = [threading.Thread(target=make) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(seen) == 2
+    assert len(set(seen)) == 1
+
+
+def test_a_database_that_is_as_mlflow_made_it_is_whole(made, tmp_path):
+    check_database(made)
+    check_database(tmp_path / "not-made-yet.db")
+
+
+# As a kill of an earlier version left it: MLflow takes the tables for all there are, or fails to make the others.
+HALVES = {
+    "version": ("update alembic_version set version_num = '770bee3ae1dd'",),
+    "no version": ("delete from alembic_version",),
+    "tables": ("drop table trace_tags", "drop table spans"),
+}
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_half_a_database_is_refused_with_the_command_that_mends_it(made, half):
+    change(made, "pragma foreign_keys = off", *HALVES[half])
+    with pytest.raises(InputError, match=rf"mlflow\.db: .*no run in it; .*mv {made} {made}\.broken"):
+        check_database(made)
+    made.rename(f"{made}.broken")
+    assert opened(made)
+
+
+def test_a_database_that_mlflow_fails_on_is_refused_before_anything_else(made):
+    change(made, HALVES["version"][0])
+    with pytest.raises(InputError, match="770bee3ae1dd"):
+        opened(made)
+
+
+def test_a_database_with_runs_in_it_is_upgraded_not_thrown_away(made, monkeypatch):
+    monkeypatch.setenv("UNDERSTUDY_MLFLOW_URI", f"sqlite:///{made}")
+    with tracking.parent_run("key", "script", parameters={}):
+        pass
+    change(made, HALVES["version"][0])
+    with pytest.raises(InputError, match=rf"copy the file and call `mlflow db upgrade sqlite:///{made}`"):
+        check_database(made)
+
+
+@pytest.mark.parametrize("damage", ["no database", "torn"])
+def test_a_damaged_file_is_refused(made, damage):
+    if damage == "no database":
+        made.write_text("not a database, " * 100)
+    else:
+        content = made.read_bytes()
+        made.write_bytes(content[: len(content) // 2])
+    with pytest.raises(InputError, match=rf"mlflow\.db: .*mv {made}"):
+        check_database(made)
