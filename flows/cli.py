@@ -82,9 +82,9 @@ ShareRealRows = Annotated[
 ]
 
 
-def command(name: str) -> Any:
-    """The handler `name` of `understudy.flows.commands`, imported only now."""
-    return getattr(importlib.import_module("understudy.flows.commands"), name)
+def command(name: str, module: str = "commands") -> Any:
+    """The handler `name` in a module of `understudy.flows`, imported only now."""
+    return getattr(importlib.import_module(f"understudy.flows.{module}"), name)
 
 
 @app.command()
@@ -211,7 +211,7 @@ def ledger_register(
 ) -> None:
     """Register a source and its budget before its first run."""
     declared = {"rows": rows, "unit": unit, "label_names": label_names, "composition": composition}
-    command("ledger_register")(source=source, budget=budget, declared=declared, as_json=as_json)
+    command("ledger_register", "ledger_commands")(source=source, budget=budget, declared=declared, as_json=as_json)
 
 
 @ledger_app.command("show")
@@ -220,31 +220,31 @@ def ledger_show(
     as_json: Json = False,
 ) -> None:
     """Every charge of one source, or of all."""
-    command("ledger_show")(source=source, as_json=as_json)
+    command("ledger_show", "ledger_commands")(source=source, as_json=as_json)
 
 
 @ledger_app.command("budget")
 def ledger_budget(source: Source, as_json: Json = False) -> None:
     """What a source has spent and has left."""
-    command("ledger_budget")(source=source, as_json=as_json)
+    command("ledger_budget", "ledger_commands")(source=source, as_json=as_json)
 
 
 @ledger_app.command("accept-loss")
 def ledger_accept_loss(as_json: Json = False) -> None:
     """Go on with what is left of a ledger that lost entries; the loss is recorded in it for ever."""
-    command("ledger_accept_loss")(as_json=as_json)
+    command("ledger_accept_loss", "ledger_commands")(as_json=as_json)
 
 
 @secret_app.command("rotate")
 def secret_rotate(as_json: Json = False) -> None:
     """Replace the secret; registered rows and charges stay known."""
-    command("secret_rotate")(as_json=as_json)
+    command("secret_rotate", "ledger_commands")(as_json=as_json)
 
 
 @keys_app.command("show")
 def keys_show(as_json: Json = False) -> None:
     """The public key of this process's zone (UNDERSTUDY_ZONE), for the other zone to trust; made on first use."""
-    command("keys_show")(as_json=as_json)
+    command("keys_show", "ledger_commands")(as_json=as_json)
 
 
 @keys_app.command("trust")
@@ -255,7 +255,7 @@ def keys_trust(
     as_json: Json = False,
 ) -> None:
     """Accept messages of the other zone that this key signed, and no others."""
-    command("keys_trust")(key=key, as_json=as_json)
+    command("keys_trust", "ledger_commands")(key=key, as_json=as_json)
 
 
 @app.command()

@@ -606,8 +606,8 @@ def test_a_full_disk_is_told_in_one_line_with_what_to_do(words, goes_on, call, m
     def full(**_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/out/export")
 
-    name = "ledger_show" if words[0] == "ledger" else words[0]
-    monkeypatch.setattr(f"understudy.flows.commands.{name}", full)
+    name = "ledger_commands.ledger_show" if words[0] == "ledger" else f"commands.{words[0]}"
+    monkeypatch.setattr(f"understudy.flows.{name}", full)
     code, said = call(*words)
     assert code == 1
     assert said.count("\n") == 1
@@ -669,10 +669,10 @@ def test_what_has_no_package_is_not_fetched_from_one(call):
 
 
 def test_a_path_is_shown_as_it_is_and_whole(capsys):
-    from understudy.flows import commands
+    from understudy.flows import terminal
 
     path = f"/tmp/o [draft]/a[/b]/{'long/' * 60}end"
-    commands.show({"export": path, "paths": [path]}, as_json=False, title="done [/b]")
+    terminal.show({"export": path, "paths": [path]}, as_json=False, title="done [/b]")
     said = capsys.readouterr().out
     assert "done [/b]" in said
     assert said.count(path) == 2, said

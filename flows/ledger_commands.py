@@ -1,0 +1,125 @@
+"""What the commands of the ledger, the zone keys and the secret do; imported only when one of them runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from rich.table import Column, Table
+
+from understudy.errors import InputError
+from understudy.flows.commands import named
+from understudy.flows.terminal import console, show
+from understudy.runs.request import Budget, parse_budget
+
+
+def ledger_register(*, source: str, budget: str, declared: Mapping[str, Any], as_json: bool) -> None:
+    """`understudy ledger register`; `declared` are its rows, unit, label names and composition."""
+    from pydantic import ValidationError
+
+    from understudy.data.tables import declared_names
+    from understudy.privacy.ledger.ledger import Ledger, SourceRecord
+
+    relations = {"example": "replace_special", "client": "add_or_remove_one"}
+    unit, label_names = declared["unit"], named(declared["label_names"])
+    if unit not in relations:
+        raise InputError(f"--unit {unit}: expected one of {', '.join(relations)}")
+    total: Budget = parse_budget(budget)
+    try:
+        record = SourceRecord.model_validate(
+            {
+                "name": source,
+                "unit": unit,
+                "relation": relations[unit],
+                "epsilon": total.epsilon,
+                "delta": total.delta,
+                "n": declared["rows"],
+                "label_names": None if label_names is None else declared_names(label_names),
+                "composition": declared["composition"],
+            }
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = str(first["loc"][0]) if first["loc"] else "source"
+        option = {"n": "--rows", "composition": "--composition"}.get(field, field)
+        found = f" {declared[option.removeprefix('--')]}" if option != field else ""
+        raise InputError(f"{option}{found}: {first['msg']}") from None
+    show(Ledger.open().register(record).model_dump(mode="json"), as_json=as_json, title="registered")
+
+
+def ledger_show(*, source: str | None, as_json: bool) -> None:
+    """`understudy ledger show`."""
+    from understudy.privacy.ledger.ledger import Ledger
+
+    ledger = Ledger.open()
+    if source is not None:
+        ledger.source(source)
+    charges = ledger.charges(source)
+    if as_json:
+        console.print_json(json.dumps([charge.model_dump(mode="json", exclude={"new"}) for charge in charges]))
+        return
+    folded = [Column(name, overflow="fold") for name in ("epsilon", "delta", "status", "source")]
+    table = Table(Column("charge", no_wrap=True), Column("made", no_wrap=True), *folded, box=None, padding=(0, 1, 0, 0))
+    for charge in charges:
+        # What stays private is not counted.
+        status = charge.status if charge.kind == "counted" else f"{charge.status}, private"
+        made = charge.created_at[:16].replace("T", " ")
+        table.add_row(charge.id, made, f"{charge.epsilon:g}", f"{charge.delta:.3g}", status, charge.source)
+    console.print(table)
+    for loss in ledger.losses():
+        known = "an unknown number of" if loss["entries"] is None else f"{loss['entries']}"
+        console.print(
+            f"[bold]Entries were lost:[/bold] on {loss['at']} a loss was accepted, {loss['left']} of {known} entries "
+            "were left. What the missing charges spent is not counted here."
+        )
+
+
+def ledger_budget(*, source: str, as_json: bool) -> None:
+    """`understudy ledger budget`."""
+    from understudy.privacy.ledger.ledger import Ledger
+
+    ledger = Ledger.open()
+    record = ledger.source(source)
+    epsilon, delta = ledger.spent(source)
+    facts = {
+        "source": record.name,
+        "unit": record.unit,
+        "relation": record.relation,
+        "composition": record.composition,
+        "budget_epsilon": record.epsilon,
+        "budget_delta": record.delta,
+        "spent_epsilon": epsilon,
+        "spent_delta": delta,
+        "left_epsilon": max(record.epsilon - epsilon, 0.0),
+        "left_delta": max(record.delta - delta, 0.0),
+    }
+    show(facts, as_json=as_json)
+
+
+def ledger_accept_loss(*, as_json: bool) -> None:
+    """`understudy ledger accept-loss`."""
+    from understudy.privacy.ledger.ledger import accept_ledger_loss
+
+    show(dict(accept_ledger_loss()), as_json=as_json, title="loss accepted")
+
+
+def keys_show(*, as_json: bool) -> None:
+    """`understudy keys show`."""
+    from understudy.artifacts.zone_keys import own_keys
+
+    show({f"{key.zone}_zone": key.public.text for key in own_keys()}, as_json=as_json)
+
+
+def keys_trust(*, key: str, as_json: bool) -> None:
+    """`understudy keys trust`."""
+    from understudy.artifacts.zone_keys import trust
+
+    show({"trusted": trust(key).text}, as_json=as_json)
+
+
+def secret_rotate(*, as_json: bool) -> None:
+    """`understudy secret rotate`."""
+    from understudy.privacy.ledger.ledger import rotate_stored_secret
+
+    show({"secret": "replaced", "key_id": rotate_stored_secret()}, as_json=as_json)
