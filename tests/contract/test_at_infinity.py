@@ -83,7 +83,7 @@ def of_knowledge_distillation(_, folder, places, patch):
 
 
 def of_trajectory_matching(model, folder, places, patch):
-    pq.write_table(pairs().slice(0, 6), folder / "carriers.parquet")
+    pq.write_table(test_replay_trajectory_matching.public_pairs(), folder / "carriers.parquet")
     run = test_replay_trajectory_matching.flow("two experts", folder / "carriers.parquet", model, folder, places, patch)
     return run, pairs(), unrelated_pairs()
 

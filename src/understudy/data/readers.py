@@ -23,6 +23,7 @@ from understudy.data.hub import DEFAULT_SPLIT, HUB, read_hub
 from understudy.errors import InputError, RowError
 from understudy.shipped import SAMPLES
 
+SAMPLE = "sample:"
 _WORDS = 4
 _LONG = 1_000
 # In this order: the mark of little-endian UTF-32 begins with that of UTF-16.
@@ -78,8 +79,8 @@ def _with_split(spec: str) -> str:
 
 
 def _reader(spec: str) -> Callable[[], pa.Table]:
-    if spec.startswith("sample:"):
-        return lambda: _read_sample(spec.removeprefix("sample:"))
+    if spec.startswith(SAMPLE):
+        return lambda: _read_sample(spec.removeprefix(SAMPLE))
     # So many words are a text, most likely, and a text may be private.
     shown = spec if spec.count(" ") < _WORDS and len(spec) < _LONG else f"a text of {len(spec)} characters"
     if spec.startswith(HUB):
