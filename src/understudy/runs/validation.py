@@ -166,6 +166,9 @@ def validate(request: RunRequest, method: str) -> Validated:
         # Of a run that is charged, only its flow sees whether --accept-new-charge charges it anew; the ledger checks.
         check_budget(ledger, record, epsilon=epsilon, delta=delta, is_default_delta=is_default_delta)
     finished = asked.finished is not None and _is_finished(asked.finished, ledger, request, rows)
+    if asked.finished is not None and not finished:
+        # Its results are still to be written and recorded, here or in another folder.
+        before_charge(out, None)
     return Validated(
         request, plan, record, rows, row_digests, client_digests, is_charged, finished, _replaced(out, asked.charges)
     )
@@ -195,7 +198,8 @@ def _asked(
 ) -> _Asked:
     """Settings, queries and description; of a run whose charge is released already, as they were when it was planned.
 
-    Nothing can be refused any more of what is paid for and finished, so its model is not loaded again.
+    Nothing can be refused any more of what is paid for and finished, so its model is not loaded again. What is around
+    the run is looked at by `validate`, which knows whether there is anything left to do.
     """
     epsilon, delta, n, label_names = promised
     config = method.preparation.resolve(config, n, label_names, epsilon)
