@@ -90,7 +90,7 @@ def command(name: str, module: str = "commands") -> Any:
 @app.command()
 def run(  # noqa: PLR0913 - one parameter per option of the command
     method: Method,
-    data: Annotated[str, typer.Option(help="CSV, JSONL or Parquet file, hub id OWNER/NAME, or sample:NAME.")],
+    data: Annotated[str, typer.Option(help="CSV, JSONL or Parquet file, hub:OWNER/NAME, or sample:NAME.")],
     out: Annotated[str, typer.Option(help="Folder for export/ and internal/.")],
     epsilon: Epsilon = None,
     source: Annotated[str | None, typer.Option(help="Name under which these rows keep their budget; needed.")] = None,

@@ -21,7 +21,7 @@ from understudy.methods.trajectory_matching.config import TrajectoryMatchingConf
 from understudy.privacy import labels
 from understudy.progress import Course
 from understudy.tasks.charge_receipt import ChargeReceipt, open_mechanisms, write_released
-from understudy.tasks.engine.runtime import checkpoint_directory, compute, progress, task
+from understudy.tasks.engine.runtime import checkpoint_directory, compute, progress, progress_on, task
 from understudy.tasks.evaluation import write_metrics
 
 if TYPE_CHECKING:
@@ -103,7 +103,8 @@ def select_rows(carriers: ArtifactRef, target: ArtifactRef | None, config: Traje
     if config.selection.strategy == "less":
         base = load_base(config, compute())
         student, tokenizer = expert_student(base.model, config, 0), base.tokenizer
-    rows = choose(pairs, like, config, student=student, tokenizer=tokenizer, progress=progress)
+    told = progress_on(carriers)
+    rows = choose(pairs, like, config, student=student, tokenizer=tokenizer, progress=told)
     parents = [carriers, *([target] if target is not None else [])]
     label = labels.post_process(labels.join(*(ref.label for ref in parents)))
     return write_table(table_of([pairs[row] for row in rows]), kind="selected", label=label, parents=parents)

@@ -1,5 +1,6 @@
 """The environment of a home in a temporary folder, for tests in this process and for the processes that they start."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -49,3 +50,12 @@ def kill(process: subprocess.Popen[str]) -> None:
     """The whole group: a Prefect server that the run started goes with it, as when a machine is lost."""
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
+
+
+def has_access_lists(folder: Path) -> bool:
+    """Whether the file system of a folder has default access lists of POSIX; a folder without one is asked."""
+    try:
+        os.getxattr(folder, "system.posix_acl_default")
+    except (AttributeError, OSError) as error:
+        return getattr(error, "errno", None) == errno.ENODATA
+    return True

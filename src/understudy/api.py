@@ -66,7 +66,8 @@ def synthesize(
     """Make a synthetic table from a private one; charges `source` exactly as the command line would.
 
     Args:
-        data: private rows: a table (of pyarrow, pandas, polars or datasets), a file, a hub id or `sample:NAME`.
+        data: private rows: a table (of pyarrow, pandas, polars or datasets), a file, `hub:OWNER/NAME` or
+            `sample:NAME`.
         source: name under which these rows keep their budget.
         out: folder for export/ and internal/.
         epsilon: of this run; inf gives private output. None where the method runs without one.
@@ -148,8 +149,9 @@ def _as_files(tables: dict[str, Table | str | Path | None]) -> Iterator[dict[str
             if not _written(given, path):
                 kind = f"{type(given).__module__}.{type(given).__qualname__}"
                 raise InputError(
-                    f"{name}: expected a pyarrow, pandas or polars table, a datasets.Dataset, a path, a hub id or "
-                    f"sample:NAME, found {kind}, or one whose columns Arrow cannot hold; give each column one type"
+                    f"{name}: expected a pyarrow, pandas or polars table, a datasets.Dataset, a path, "
+                    f"hub:OWNER/NAME or sample:NAME, found {kind}, or one whose columns Arrow cannot hold; give each "
+                    "column one type"
                 )
             written.append(path)
         if not written:

@@ -17,7 +17,7 @@ class InputError(UnderstudyError):
 
 
 class RowError(InputError):
-    """The user's rows are wrong; the message names an index or how many there are, for the client's terminal only."""
+    """The user's rows are wrong; the message says in what, such as an index, for the client's terminal only."""
 
 
 class BudgetRefused(UnderstudyError):

@@ -21,6 +21,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from understudy.cores import THREADS_WAIT, available_cores
 from understudy.errors import InputError
+from understudy.owner_only import close_new_files
 
 Zone = Literal["client", "server", "both"]
 DeviceType = Literal["cpu", "cuda"]
@@ -228,7 +229,7 @@ def _from_environment(variables: tuple[tuple[str, str], ...], directory: str) ->
 
 
 def private_directory(path: Path) -> Path:
-    """Make `path` if it is not there and close it to other users (mode 0700).
+    """Make `path` if it is not there and close it to other users (mode 0700), with what is made in it from now on.
 
     Raises:
         InputError: when it cannot be made, closed or written.
@@ -237,6 +238,7 @@ def private_directory(path: Path) -> Path:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         if stat.S_IMODE(path.stat().st_mode) != 0o700:
             path.chmod(0o700)
+        close_new_files(path)
         writable = os.access(path, os.W_OK | os.X_OK)
     except OSError as error:
         raise InputError(_unusable(path, error.strerror or type(error).__name__)) from None
@@ -321,6 +323,7 @@ def _home_directory(home: Path) -> None:
             )
         if open_to_others or not os.access(home, os.W_OK | os.X_OK):
             private_directory(home)
+        close_new_files(home)
     except FileNotFoundError:
         private_directory(home)
     except OSError as error:

@@ -2,7 +2,8 @@
 
 The text of a foreign error, or of one that names a row, may tell of private rows, and Prefect stores the
 text of every error. So it goes into a file under the private root, and Prefect is told the type, the place
-in the code and the name of that file.
+in the code and the name of that file. Of an error about rows it is not told the place, which would say what
+is wrong with them.
 """
 
 import os
@@ -52,10 +53,16 @@ def _keep(name: str, error: Exception) -> TaskFailed:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
         file.write("".join(traceback.format_exception(error)))
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else "an unknown line"
     failure = TaskFailed(
-        f"task {name!r} failed with {type(error).__name__} at {place}; the error text, maybe private, is in {path}"
+        f"task {name!r} failed with {type(error).__name__}{_place(error)}; the error text, maybe private, is in {path}"
     )
     failure.exit_code = error.exit_code if isinstance(error, UnderstudyError) else failure.exit_code
     return failure
+
+
+def _place(error: Exception) -> str:
+    """Where in the code an error was raised, in words; nothing of one about rows."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, RowError) or not frames:
+        return ""
+    return f" at {os.path.basename(frames[-1].filename)}:{frames[-1].lineno}"

@@ -21,8 +21,10 @@ from contract.private_files import ROWS, clients, labelled, pairs, unrelated_cli
 from prefect.task_runners import ThreadPoolTaskRunner
 from tests_support import SMALL_DISTILLATION, write_random_model
 
+from understudy.evaluation.metrics import Metrics
 from understudy.flows import gradient_matching as flows
 from understudy.methods.gradient_matching import optimise
+from understudy.methods.trajectory_matching import evaluation
 from understudy.privacy.mechanisms import Mechanisms
 
 
@@ -32,9 +34,9 @@ def unrelated_pairs():
     return pa.table({"instruction": asked, "response": said})
 
 
-def seen(run, rows):
+def seen(run, rows, *, epsilon=math.inf):
     """What is to be seen of a run from outside of private folders: name -> content."""
-    run.options["epsilon"] = math.inf
+    run.options["epsilon"] = epsilon
     visible = run(rows, lambda material: Mechanisms(material)).visible
     assert run.seen == []
     assert {"tracking params", "prefect tasks", "progress"} <= visible.keys()
@@ -83,7 +85,7 @@ def of_knowledge_distillation(_, folder, places, patch):
 
 
 def of_trajectory_matching(model, folder, places, patch):
-    pq.write_table(pairs().slice(0, 6), folder / "carriers.parquet")
+    pq.write_table(test_replay_trajectory_matching.public_pairs(), folder / "carriers.parquet")
     run = test_replay_trajectory_matching.flow("two experts", folder / "carriers.parquet", model, folder, places, patch)
     return run, pairs(), unrelated_pairs()
 
@@ -108,3 +110,22 @@ def test_two_files_look_the_same(method, silent, surroundings, monkeypatch):
     assert differing(one, other) == set()
     told = [line.split()[0] for line in one["progress"].decode().splitlines()]
     assert {name: told.count(name) for name in silent} == silent
+
+
+def test_without_an_epsilon_progress_does_not_tell_how_many_pairs_there_are(surroundings, monkeypatch):
+    """Experts, and the scores by which real rows are selected, take more steps with more pairs that are not null."""
+    smaller(monkeypatch)
+    without_evaluation(monkeypatch)
+    monkeypatch.setattr(evaluation, "evaluate_tuning", lambda *_, **__: Metrics())
+    chosen = ("selection.strategy=less", "selection.projection=16", "selection.validation=2")
+    short = ("experts.count=1", "experts.epochs=2", "selection.warmup_epochs=1")
+    overrides = (*test_replay_trajectory_matching.SMALL, *chosen, *short)
+    model, folder, places, patch = surroundings
+    options = OPTIONS | {"units": ROWS, "model": str(model), "samples": 2, "overrides": overrides}
+    run = FlowRun("trajectory-matching", options, folder, places, patch)
+    whole = unrelated_pairs()
+    sparse = pa.table({name: [*whole[name].to_pylist()[:9], *[None] * (ROWS - 9)] for name in whole.column_names})
+    one, other = (seen(run, rows, epsilon=None) for rows in (whole, sparse))
+    assert differing(one, other) == set()
+    told = [line for line in one["progress"].decode().splitlines() if line.startswith("train-expert")]
+    assert sorted(told) == ["train-expert 1 of 2", "train-expert 2 of 2"]

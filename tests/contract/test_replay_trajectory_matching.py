@@ -61,14 +61,18 @@ def pair_of(kind, slot):
     }[kind]()
 
 
+def public_pairs():
+    """Six public pairs."""
+    asked, said = ([f"{what} {i}" for i in range(6)] for what in ("a public question", "answer"))
+    return pa.table({"instruction": asked, "response": said})
+
+
 @pytest.fixture
 def carriers(tmp_path_factory):
-    """Six public pairs."""
     import pyarrow.parquet as pq
 
     path = tmp_path_factory.mktemp("public") / "pairs.parquet"
-    table = {"instruction": [f"a public question {i}" for i in range(6)], "response": [f"answer {i}" for i in range(6)]}
-    pq.write_table(pa.table(table), path)
+    pq.write_table(public_pairs(), path)
     return path
 
 

@@ -10,6 +10,7 @@ from collections import Counter
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from homes import has_access_lists
 from tests_support import SMALL
 
 from understudy.artifacts.access import exchange_store, private_store, read_table
@@ -157,6 +158,10 @@ def test_nothing_private_leaves(run, request_of, tmp_path, private_rows, home, f
     assert stat.S_IMODE(private.stat().st_mode) == 0o700
     assert stat.S_IMODE((home / "secret").stat().st_mode) == 0o600
     assert all(stat.S_IMODE(p.stat().st_mode) == 0o700 for p in private.rglob("*") if p.is_dir())
+    assert {"artifacts", "embeddings", "plans", "results"} <= {path.name for path in private.iterdir()}
+    made = [path for root in (private, home / "locks", tmp_path / "out/internal") for path in root.rglob("*")]
+    made += home.glob("ledger.*")
+    assert not has_access_lists(tmp_path) or [path for path in made if path.stat().st_mode & 0o077] == []
 
 
 def test_a_run_whose_filter_keeps_no_text_ends_with_what_was_paid_for(run, request_of, tmp_path):

@@ -29,7 +29,7 @@ def no_model(monkeypatch):
 
 
 def test_finished_work_is_answered_and_repaired_without_a_model(
-    prefect_server, call, in_home, data, random_model_folder, no_model, request_of, tmp_path
+    prefect_server, call, in_home, data, random_model_folder, no_model, request_of, tmp_path, monkeypatch
 ):
     out = tmp_path / "out"
     words = ["run", "conditional-generation", "--data", data, "--source", "ward", "--epsilon", 3, "--budget", "8,0.01"]
@@ -58,6 +58,20 @@ def test_finished_work_is_answered_and_repaired_without_a_model(
         same = {path: content for path, content in files.items() if path.stem != "statement"}
         assert {path: path.read_bytes() for path in same} == same
         assert json.loads(statement.read_text())["ledger_entries"] == json.loads(files[statement])["ledger_entries"]
+
+        # What the run still needs around it is looked at, without the model; what is finished needs nothing.
+        with monkeypatch.context() as patch:
+            patch.setenv("UNDERSTUDY_MLFLOW_URI", "http://127.0.0.1:9")
+            code, said = call(*words, "--out", tmp_path / "elsewhere")
+            assert (code, "UNDERSTUDY_MLFLOW_URI=http://127.0.0.1:9: expected an MLf" in said) == (2, True), said
+            assert not (tmp_path / "elsewhere").exists()
+            code, said = call(*words)
+            assert (code, "finished before" in said) == (0, True), said
+        (tmp_path / "file").touch()
+        code, said = call(*words, "--out", tmp_path / "file" / "out")
+        assert (code, "expected a folder that can be made and written" in said) == (2, True), said
+        code, said = call(*words, "--out", tmp_path / "elsewhere")
+        assert (code, "finished before" in said) == (0, False), said
 
         # Another request is not answered from this folder, though it is the same charge.
         code, said = call(*[*words[:-2], "--set", "generate.redraws=2"], "--json")

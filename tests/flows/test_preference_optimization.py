@@ -338,6 +338,23 @@ def test_epsilon_infinity_runs_in_the_client_zone_and_exports_nothing(
     assert kinds == {"candidates": "public", "prompt-only": "public"}, "of the first round and of the base model"
 
 
+@pytest.mark.parametrize("epsilon", [5.0, math.inf])
+def test_rounds_that_have_nothing_to_learn_do_not_end_the_run(
+    epsilon, run, small_downstream, few_clients, random_model_folder, tmp_path
+):
+    """At epsilon inf Prefect would keep that such a round came, which the clients decide."""
+    cold = (*SETTINGS, "candidates.sampling.temperature=1e-6")
+    asked = request(tmp_path / "out", random_model_folder, data=str(few_clients), epsilon=epsilon, overrides=cold)
+    with watched() as (_, lines):
+        result, states = run(asked)
+    assert states["prefer"] == "Completed"
+    assert not [line for line in lines if "the same for every prompt" in line]
+    report = json.loads((tmp_path / "out/internal/report.json").read_text())
+    said = [reason for reason in report["missing"] if "the same for every prompt" in reason]
+    assert [reason.partition(":")[0] for reason in said] == ["training in round 1", "training in round 2"]
+    assert (result.export is None) == (epsilon == math.inf)
+
+
 def test_an_instruct_model_is_asked_in_a_chat_and_its_export_is_too(
     run, small_downstream, few_clients, random_model_folder, in_home, tmp_path
 ):

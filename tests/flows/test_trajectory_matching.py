@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from understudy.errors import InputError
+from understudy.errors import InputError, RowError
 from understudy.privacy.ledger.ledger import Ledger
 from understudy.runs.validation import validate
 from understudy.settings import prepare_environment
@@ -138,6 +138,32 @@ def test_private_rows_are_refused_where_a_public_table_is_named(method, settings
     chosen = tuple(one.format(same) for one in settings)
     with pytest.raises(InputError, match=f"expected a public table, found the private rows of --{option}"):
         validate(plain(epsilon=3.0, overrides=chosen, samples=None, **files), method)
+    assert Ledger.open().sources() == ()
+
+
+@pytest.mark.parametrize(
+    ("method", "setting", "asked", "answered"),
+    [
+        (METHOD, "carriers", "instruction", "response"),
+        (METHOD, "selection.target", "instruction", "response"),
+        ("knowledge-distillation", "seed.pairs", "instruction", "response"),
+        ("knowledge-distillation", "instructions.examples", "instruction", "topic"),
+        ("knowledge-distillation", "filters.against", "instruction", "topic"),
+        ("preference-optimization", "seeds", "text", "topic"),
+    ],
+)
+def test_a_copy_of_private_rows_is_no_public_table(method, setting, asked, answered, plain, pairs, tmp_path):
+    """It would be published under another name, in another format and with another column beside it."""
+    private, copied = pq.read_table(pairs), tmp_path / "carried.jsonl"
+    rows = zip(*(private[name].to_pylist() for name in ("instruction", "response")), strict=True)
+    copied.write_text("".join(json.dumps({asked: f" {one.upper()}!", answered: two}) + "\n" for one, two in rows))
+    if asked == "text":
+        table = {"client_id": [f"client {i % 12}" for i in range(40)], "text": private["instruction"]}
+        pq.write_table(pa.table(table), pairs)
+    strategy = ("selection.strategy=bm25",) if setting == "selection.target" else ()
+    request = plain(epsilon=3.0, overrides=(*strategy, f"{setting}={copied}"), samples=None)
+    with pytest.raises(RowError, match=rf"{setting}={copied}: expected a public table, found private texts"):
+        validate(request, method)
     assert Ledger.open().sources() == ()
 
 

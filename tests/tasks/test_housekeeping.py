@@ -181,7 +181,7 @@ def test_gc_and_purge_remove_what_was_fetched_of_the_hub(monkeypatch):
         for name, value in hub.environment.items():
             monkeypatch.setenv(name, value)
         for remove in (collect_garbage, lambda: purge_source("reviews")):
-            assert read_source("someone/rows").num_rows == 1
+            assert read_source("hub:someone/rows").num_rows == 1
             assert list((folder / "hub").rglob("train.csv"))
             assert remove()["caches"] > 0
             assert list(folder.iterdir()) == []

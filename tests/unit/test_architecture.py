@@ -139,6 +139,7 @@ LAYERS = (
         "hardware",
         "lazy",
         "locks",
+        "owner_only",
         "progress",
         "quantities",
         "settings",

@@ -3,7 +3,7 @@
 import hashlib
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
@@ -23,6 +23,23 @@ def row_digests(table: pa.Table) -> list[bytes]:
     """
     rows = zip(*(map(_letters, table[name].to_pylist()) for name in text_columns(table)), strict=True)
     return [_digest(row) if sum(map(len, row)) >= FEWEST_LETTERS else b"" for row in rows]
+
+
+def text_digests(table: pa.Table, columns: Sequence[str]) -> dict[bytes, int]:
+    """The sha256 of each different text -> how many bytes its letters and digits have, whatever row it stands in.
+
+    Texts are compared as by `row_digests`; those of fewer than `FEWEST_LETTERS` are left out. An oracle like it.
+
+    Args:
+        table: as read, or checked.
+        columns: to look at; those that hold no text are passed over.
+    """
+    found: dict[bytes, int] = {}
+    for name in columns:
+        for chunk in _texts(table[name]):
+            letters = map(_letters, chunk)
+            found.update((_digest([text]), len(text)) for text in letters if len(text) >= FEWEST_LETTERS)
+    return found
 
 
 def client_digests(table: pa.Table) -> list[bytes]:
@@ -54,6 +71,17 @@ def canonical_digest(table: pa.Table) -> bytes:
 def normalise(text: str) -> str:
     """The text without differences of Unicode form, case and white space."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+
+
+def _texts(column: pa.ChunkedArray) -> Iterator[list[str]]:
+    """The texts of a column chunk by chunk, with a mark in the place of what is no UTF-8; none of any other column."""
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    kind = column.type
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        for chunk in column.chunks:
+            raw = chunk.cast(pa.large_binary()).drop_null().to_pylist()
+            yield [text.decode("utf-8", "replace") for text in raw]
 
 
 def _letters(text: str | None) -> bytes:

@@ -17,6 +17,7 @@ import pyarrow as pa
 from understudy.errors import InputError
 from understudy.settings import private_directory, settings
 
+HUB = "hub:"
 DEFAULT_SPLIT = "train"
 _TABLE = "table.arrow"
 _FAILURE = "failure"
@@ -28,7 +29,7 @@ def read_hub(spec: str) -> pa.Table:
     What is fetched stays under the private root, so that it is read again without a network.
 
     Args:
-        spec: `OWNER/NAME`, with an optional `#SPLIT`.
+        spec: `hub:OWNER/NAME`, with an optional `#SPLIT`.
 
     Returns:
         Its rows, without the metadata of `datasets`.
@@ -36,7 +37,7 @@ def read_hub(spec: str) -> pa.Table:
     Raises:
         InputError: when neither the hub nor what was fetched earlier gives it.
     """
-    name, _, split = spec.partition("#")
+    name, _, split = spec.removeprefix(HUB).partition("#")
     cache = private_directory(settings().private_root / "datasets")
     with tempfile.TemporaryDirectory(dir=settings().temporary_root) as folder:
         code = _run([name, split or DEFAULT_SPLIT, str(cache), folder], _environment(cache))
@@ -44,7 +45,7 @@ def read_hub(spec: str) -> pa.Table:
             failure = Path(folder, _FAILURE)
             found = failure.read_text() if failure.exists() else f"the process that reads it ended with {code}"
             raise InputError(
-                f"{spec}: no such file here, and the hub could not give it ({found}); "
+                f"{spec}: expected a data set that the hub or an earlier download gives, found {found}; "
                 "check the spelling and the network, or save it as Parquet and pass the path"
             )
         with pa.OSFile(os.path.join(folder, _TABLE)) as file:

@@ -19,10 +19,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from understudy.data.hub import DEFAULT_SPLIT, read_hub
+from understudy.data.hub import DEFAULT_SPLIT, HUB, read_hub
 from understudy.errors import InputError, RowError
 from understudy.shipped import SAMPLES
 
+SAMPLE = "sample:"
 _WORDS = 4
 _LONG = 1_000
 # In this order: the mark of little-endian UTF-32 begins with that of UTF-16.
@@ -39,8 +40,8 @@ def read_source(spec: str) -> pa.Table:
     """Read the table that `spec` names.
 
     Args:
-        spec: a `.csv`, `.jsonl` or `.parquet` file, `sample:NAME`, or a hub id `OWNER/NAME` with an optional
-            `#SPLIT` (default `train`), where no folder OWNER is in the working directory.
+        spec: a `.csv`, `.jsonl` or `.parquet` file, `sample:NAME`, or `hub:OWNER/NAME` with an optional `#SPLIT`
+            (default `train`). Only the last is ever asked of a network (ADR 0029).
 
     Returns:
         The table with at least one row.
@@ -73,19 +74,23 @@ def same_source(spec: str, other: str) -> bool:
 
 
 def _with_split(spec: str) -> str:
-    """A hub id with the split that is read of it; other names as they are."""
-    return f"{spec}#{DEFAULT_SPLIT}" if _HUB_ID.fullmatch(spec) and "#" not in spec else spec
+    """A data set of the hub with the split that is read of it; other names as they are."""
+    return f"{spec}#{DEFAULT_SPLIT}" if spec.startswith(HUB) and "#" not in spec else spec
 
 
 def _reader(spec: str) -> Callable[[], pa.Table]:
-    if spec.startswith("sample:"):
-        return lambda: _read_sample(spec.removeprefix("sample:"))
+    if spec.startswith(SAMPLE):
+        return lambda: _read_sample(spec.removeprefix(SAMPLE))
     # So many words are a text, most likely, and a text may be private.
     shown = spec if spec.count(" ") < _WORDS and len(spec) < _LONG else f"a text of {len(spec)} characters"
+    if spec.startswith(HUB):
+        if not _HUB_ID.fullmatch(spec.removeprefix(HUB)):
+            raise InputError(f"{shown}: expected {HUB}OWNER/NAME or {HUB}OWNER/NAME#SPLIT; correct the name")
+        return lambda: read_hub(spec)
     readers = {".csv": _read_csv, ".jsonl": _read_jsonl, ".parquet": _read_parquet}
     try:
         path = Path(spec).expanduser()
-        is_file, is_folder, is_beside_files = path.is_file(), path.is_dir(), path.parent.is_dir()
+        is_file, is_folder = path.is_file(), path.is_dir()
     except (OSError, RuntimeError):  # a name that is too long, a home folder of nobody
         raise InputError(f"{shown}: expected the path of a file, found one that no file can have") from None
     reader = readers.get(path.suffix.lower())
@@ -96,17 +101,11 @@ def _reader(spec: str) -> Callable[[], pa.Table]:
         raise InputError(f"{shown}: expected a file ending in {', '.join(readers)}, found {found!r}")
     if is_folder:
         raise InputError(f"{shown}: expected a file, found a directory; name the file inside it")
-    if reader is None and _HUB_ID.fullmatch(spec):
-        # A name with a slip in it is told to nobody: the hub is asked only where no folder of this machine is meant.
-        if is_beside_files:
-            raise InputError(
-                f"{shown}: expected a file of the folder {str(path.parent)!r} in {Path.cwd()}, found no such file; "
-                "check the path, or, if a hub id is meant, call this where no folder has that name"
-            )
-        return lambda: read_hub(spec)
     here = "" if path.is_absolute() else f" in {Path.cwd()}"
+    is_bare_id = reader is None and _HUB_ID.fullmatch(spec)
+    meant = f", or write {HUB}{spec} if a data set of the hub is meant" if is_bare_id else ""
     raise InputError(
-        f"{shown}: expected a file, sample:NAME or a hub id OWNER/NAME, found no such file{here}; check the path"
+        f"{shown}: expected a file, sample:NAME or {HUB}OWNER/NAME, found no such file{here}; check the path{meant}"
     )
 
 

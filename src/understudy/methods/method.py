@@ -188,7 +188,7 @@ class Preparation(Generic[C]):
             `auto`, from public facts that stay the same: the model's files and other settings. It is what is charged
             and cached.
         public_tables: settings -> name of a setting -> the public table that it names; none of them may be that of the
-            private rows.
+            private rows, or hold a copy of them.
     """
 
     check_model: Callable[[C, Sequence[str]], LoadedModel]

@@ -39,12 +39,12 @@ _DATABASES = ("postgresql", "mysql", "mssql", "sqlite")
 _GENERATED: set[str] = set()
 
 
-def checks(*, out: Path | None, base: Callable[[], LoadedModel]) -> dict[str, Check]:
+def checks(*, out: Path | None, base: Callable[[], LoadedModel] | None) -> dict[str, Check]:
     """The one list, in the order in which a run meets them; the server zone has no private store.
 
     Args:
         out: the folder of a run's results; None leaves that check out.
-        base: gives the base model.
+        base: gives the base model; None leaves its check out.
     """
     return {
         **({"out": lambda: try_folder(out)} if out is not None else {}),
@@ -53,17 +53,21 @@ def checks(*, out: Path | None, base: Callable[[], LoadedModel]) -> dict[str, Ch
         "tracking": tracking,
         "prefect": prefect_server,
         "gpu": gpu,
-        "generation": lambda: generation(base()),
+        **({"generation": lambda: generation(base())} if base is not None else {}),
     }
 
 
-def before_charge(out: Path, base: LoadedModel) -> None:
-    """Run every check for a run that is about to be charged.
+def before_charge(out: Path, base: LoadedModel | None) -> None:
+    """Run every check for a run that is about to be charged, or that goes on after its charge was released.
+
+    Args:
+        out: the folder of its results.
+        base: the base model; None where nothing is left to charge, so that it need not be loaded.
 
     Raises:
         InputError: of the first check that fails.
     """
-    for look in checks(out=out, base=lambda: base).values():
+    for look in checks(out=out, base=None if base is None else lambda: base).values():
         look()
 
 

@@ -23,6 +23,7 @@ from understudy.artifacts.access import ArtifactRef, path_of, read_table
 from understudy.data.tables import named_labels
 from understudy.errors import InputError, UnderstudyError
 from understudy.locks import locked_folder
+from understudy.owner_only import close_new_files
 from understudy.runs.finished_folders import remember
 
 EXPORT = "export"
@@ -163,6 +164,8 @@ def replace_folder(target: Path, fill: Callable[[Path], None], *, closed: bool =
         _remove(old)
         try:
             fresh.mkdir(mode=0o700)
+            if closed:
+                close_new_files(fresh)
             fill(fresh)
             if closed:
                 close_folder(fresh)

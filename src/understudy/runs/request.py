@@ -74,8 +74,8 @@ class RunRequest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings", hide_input_in_errors=True)
 
     data: str = Field(
-        description="CSV, JSONL or Parquet file, a datasets hub id OWNER/NAME, or sample:NAME. Read in the client "
-        "zone; an absolute path in the run of a deployment."
+        description="CSV, JSONL or Parquet file, hub:OWNER/NAME of the Hugging Face hub, or sample:NAME. Read in "
+        "the client zone; an absolute path in the run of a deployment."
     )
     source: str = Field(min_length=1, description="Name under which these rows keep their budget.")
     out: str = Field(

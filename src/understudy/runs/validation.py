@@ -18,7 +18,6 @@ from pydantic import ValidationError
 
 from understudy.artifacts.access import exchange_store, private_store
 from understudy.data import tables
-from understudy.data.readers import same_source
 from understudy.errors import InputError
 from understudy.hardware import chosen as chosen_compute
 from understudy.methods import registry
@@ -27,7 +26,7 @@ from understudy.models.folders import folder_digest, model_folder, parameter_cou
 from understudy.privacy.accounting import default_delta
 from understudy.privacy.ledger.ledger import Ledger, SourceRecord
 from understudy.privacy.queries import check_epsilon_of
-from understudy.runs import finished_plans
+from understudy.runs import finished_plans, public_tables
 from understudy.runs.checks import before_charge
 from understudy.runs.folders import check_folder, read_record
 from understudy.runs.overrides import apply_overrides
@@ -123,8 +122,10 @@ def validate(request: RunRequest, method: str) -> Validated:
     known = next((record for record in ledger.sources() if record.name == request.source), None)
     guarded = chosen.charge.protects(config)
     check_unit(known, guarded)
-    _check_public(chosen.preparation.public_tables(config), request)
+    public = chosen.preparation.public_tables(config)
+    public_tables.check_names(public, request)
     rows = load_and_split(request, guarded.rows, known, keyed_hash=partial(ledger.keyed_hash, request.source))
+    public_tables.check_texts(public, rows)
     is_default_delta = request.delta is None
     delta = check_delta(default_delta(rows.units) if request.delta is None else request.delta, n=rows.units)
     record, budget_note = source_record(request, known, rows, guarded, epsilon=epsilon, delta=delta)
@@ -165,6 +166,9 @@ def validate(request: RunRequest, method: str) -> Validated:
         # Of a run that is charged, only its flow sees whether --accept-new-charge charges it anew; the ledger checks.
         check_budget(ledger, record, epsilon=epsilon, delta=delta, is_default_delta=is_default_delta)
     finished = asked.finished is not None and _is_finished(asked.finished, ledger, request, rows)
+    if asked.finished is not None and not finished:
+        # Its results are still to be written and recorded, here or in another folder.
+        before_charge(out, None)
     return Validated(
         request, plan, record, rows, row_digests, client_digests, is_charged, finished, _replaced(out, asked.charges)
     )
@@ -194,7 +198,8 @@ def _asked(
 ) -> _Asked:
     """Settings, queries and description; of a run whose charge is released already, as they were when it was planned.
 
-    Nothing can be refused any more of what is paid for and finished, so its model is not loaded again.
+    Nothing can be refused any more of what is paid for and finished, so its model is not loaded again. What is around
+    the run is looked at by `validate`, which knows whether there is anything left to do.
     """
     epsilon, delta, n, label_names = promised
     config = method.preparation.resolve(config, n, label_names, epsilon)
@@ -251,14 +256,3 @@ def _is_finished(plan: finished_plans.FinishedPlan, ledger: Ledger, request: Run
     if train is None or test is None:
         return False
     return finished_plans.is_intact(plan, run_key(request, train, test), Path(request.out).expanduser().absolute())
-
-
-def _check_public(named: Mapping[str, str], request: RunRequest) -> None:
-    """Refuse private rows in the place of a public table: what is taken from it is published as it is."""
-    for setting, table in named.items():
-        for option, private in (("--data", request.data), ("--test", request.test)):
-            if private is not None and same_source(table, private):
-                raise InputError(
-                    f"{setting}={table}: expected a public table, found the private rows of {option}, which would be "
-                    f"published; name another with --set {setting}=TABLE"
-                )

@@ -110,8 +110,8 @@ def test_unknown_sample_names_the_known_ones():
 
 
 def test_hub_id_that_cannot_be_reached():
-    with pytest.raises(InputError, match=r"nobody/no-such-data-set: .*Parquet"):
-        read_source("nobody/no-such-data-set")
+    with pytest.raises(InputError, match=r"hub:nobody/no-such-data-set: .*Parquet"):
+        read_source("hub:nobody/no-such-data-set")
 
 
 # Labelled rows
@@ -341,9 +341,10 @@ def test_canonical_digest_is_unambiguous():
 @pytest.mark.parametrize(
     ("one", "other", "same"),
     [
-        ("owner/name", "owner/name#train", True),
-        ("owner/name#test", "owner/name", False),
-        ("owner/name", "owner/other", False),
+        ("hub:owner/name", "hub:owner/name#train", True),
+        ("hub:owner/name#test", "hub:owner/name", False),
+        ("hub:owner/name", "hub:owner/other", False),
+        ("hub:owner/name", "owner/name", False),
         ("sample:ferry", "sample:ferry", True),
     ],
 )

@@ -15,7 +15,7 @@ def read_instructions(spec: str, *, setting: str, digest: str = "") -> list[str]
     """The column `instruction` of a public table.
 
     Args:
-        spec: file, sample or hub id.
+        spec: file, `sample:NAME` or `hub:OWNER/NAME`.
         setting: that names it, for errors.
         digest: `instructions_digest` of the texts that are meant; empty takes any.
 

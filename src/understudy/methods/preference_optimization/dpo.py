@@ -91,6 +91,20 @@ def train_round(  # noqa: PLR0913 - what is trained on, how, and where its state
     return adapter
 
 
+def untrained(
+    base: LoadedModel, previous: Mapping[str, Tensor] | None, *, config: PreferenceConfig, public_seed: int
+) -> Adapter:
+    """The adapter that `train_round` begins with: the last round's, or start values that change no text."""
+    if previous is not None:
+        return dict(previous)
+    with _as_found(base.model):
+        return take_adapter(_started(base, config, _seeds(public_seed, 0)[0]))
+
+
+def _started(base: LoadedModel, config: PreferenceConfig, seed: int) -> Any:
+    return wrap(same_weights(base.model), rank=config.lora_rank, alpha=config.lora_alpha, seed=seed)
+
+
 def _seeds(public_seed: int, round: int) -> tuple[int, int]:
     """Seeds of the adapter's start values, which no round changes, and of the order of the pairs."""
     start = row_seeds(public_seed, [0], purpose="dpo/start")[0]
@@ -125,7 +139,7 @@ def build_trainer(
     from datasets import Dataset
     from transformers import PrinterCallback
 
-    wrapped = wrap(same_weights(base.model), rank=config.lora_rank, alpha=config.lora_alpha, seed=seeds[0])
+    wrapped = _started(base, config, seeds[0])
     start = dict(previous) if previous is not None else take_adapter(wrapped)
     trainer = trainer_class()(
         model=same_weights(base.model),

@@ -35,7 +35,7 @@ from understudy.methods.preference_optimization.clients import Clients, build_cl
 from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
 from understudy.methods.preference_optimization.metric_names import METRIC_NAMES
 from understudy.methods.preference_optimization.pool import ClientPool
-from understudy.methods.preference_optimization.preferences import preference_pairs, recovery_rate
+from understudy.methods.preference_optimization.preferences import drop_identical, preference_pairs, recovery_rate
 from understudy.methods.preference_optimization.scoring import unclipped_mean
 from understudy.methods.preference_optimization.stored import Candidates
 from understudy.progress import Progress
@@ -162,6 +162,7 @@ def measure_rounds(
 ) -> Metrics:
     """Per round: how near the candidates come, how far they spread, and how many preferences survive the noise."""
     values: dict[str, float] = {}
+    missing: list[str] = []
     everyone = np.ones(inputs.pool.slots, dtype=bool)
     for number, (candidates, scores) in enumerate(zip(inputs.candidates, inputs.scores, strict=True), start=1):
         pairs = preference_pairs(
@@ -172,11 +173,16 @@ def measure_rounds(
         noiseless = unclipped_mean(inputs.pool.means, candidates.embeddings, everyone, labels=candidates.labels)
         values[f"rounds.recovery.round_{number}"] = recovery_rate(pairs, noiseless)
         values[f"rounds.medoid_distance.round_{number}"] = median_distance_to_medoid(candidates.embeddings)
+        if len(drop_identical(pairs, candidates.table["text"].to_pylist()).pairs) == 0:
+            missing.append(
+                f"training in round {number}: chosen and rejected text were the same for every prompt; raise "
+                "candidates.sampling.temperature or candidates.per_prompt"
+            )
     if len(unseen) < _FEWEST:
-        missing = (f"Frechet distance of rounds: {len(unseen)} held-out samples",)
-        return Metrics(values=values, missing=missing, declared=METRIC_NAMES)
-    frechet = _frechet_of_rounds(inputs.candidates, unseen, measuring)
-    return Metrics(values=values | frechet, declared=METRIC_NAMES)
+        missing.append(f"Frechet distance of rounds: {len(unseen)} held-out samples")
+    else:
+        values |= _frechet_of_rounds(inputs.candidates, unseen, measuring)
+    return Metrics(values=values, missing=tuple(missing), declared=METRIC_NAMES)
 
 
 def _frechet_of_rounds(

@@ -15,10 +15,9 @@ import numpy.typing as npt
 import pyarrow as pa
 from torch import Tensor
 
-from understudy.errors import InputError
 from understudy.methods.preference_optimization.candidates import continue_prompts, request_continuations
 from understudy.methods.preference_optimization.config import CandidateConfig, PreferenceOptimizationConfig
-from understudy.methods.preference_optimization.dpo import train_round
+from understudy.methods.preference_optimization.dpo import train_round, untrained
 from understudy.methods.preference_optimization.dpo_pairs import Pairs
 from understudy.methods.preference_optimization.preferences import drop_identical, preference_pairs
 from understudy.methods.preference_optimization.prompts import RoundSeed, round_prompts
@@ -82,6 +81,10 @@ def prefer(
 ) -> tuple[Adapter, dict[str, int]]:
     """Rank the candidates by their noisy scores and train the adapter on the pairs.
 
+    Where chosen and rejected text are the same for every prompt there is nothing to learn, and the adapter stays as it
+    is. The charge is paid by then, and without noise a run that ends here would tell of the clients to whoever sees
+    how it ended; `evaluation.measure_rounds` says it in the report.
+
     Args:
         base: public base model.
         previous: the last round's adapter; None in the first.
@@ -104,10 +107,7 @@ def prefer(
     kept = drop_identical(ranked, texts)
     facts = {"pairs": len(kept.pairs), "identical": kept.identical}
     if len(kept.pairs) == 0:
-        raise InputError(
-            f"round {round}: chosen and rejected text are the same for every prompt, so there is nothing to learn; "
-            "raise candidates.sampling.temperature or candidates.per_prompt"
-        )
+        return untrained(base, previous, config=config.preferences, public_seed=config.public_seed), facts
     pairs = Pairs(
         prompts=[prompts[chosen] for chosen, _ in kept.pairs],
         chosen=[texts[chosen] for chosen, _ in kept.pairs],

@@ -13,7 +13,7 @@ def read_seeds(spec: str, *, digest: str = "") -> list[str]:
     """The texts of a public table.
 
     Args:
-        spec: file with a column `text`, `sample:public`, or a hub id; public.
+        spec: file with a column `text`, `sample:public`, or `hub:OWNER/NAME`; public.
         digest: `seeds_digest` of the texts that are meant; empty takes any.
 
     Raises:

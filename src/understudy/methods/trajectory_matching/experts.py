@@ -59,16 +59,21 @@ def train_expert(
         config: sizes.
         number: of the expert.
         folder: of its checkpoints.
-        progress: called with (hundredths done, 100).
+        progress: called with (epochs done, epochs), at the end of each.
     """
     kept = Rows(rows.input_ids[rows.valid], rows.attention_mask[rows.valid], rows.loss_mask[rows.valid])
     experts = config.experts
     seed = config.public_seed * _SEEDS + number
     optimizer, learning_rate = experts.plain
     schedule = Schedule(experts.epochs, experts.batch_size, learning_rate, seed, optimizer)
-    sink = PacedCheckpoint(folder, per_epoch=schedule.steps_per_epoch(len(kept)))
-    # How many rows are there is not public, so progress is told in hundredths.
-    told = None if progress is None else lambda step, steps: progress(100 * step // steps, 100)
+    per_epoch = schedule.steps_per_epoch(len(kept))
+    sink = PacedCheckpoint(folder, per_epoch=per_epoch)
+
+    def told(step: int, _: int) -> None:
+        # How many rows are there is not public, and so is how many steps an epoch has: even a part of the whole tells.
+        if progress is not None and step % per_epoch == 0:
+            progress(step // per_epoch, experts.epochs)
+
     fine_tune(student, kept, schedule, course=Course(sink, told))
     return [student.start, *sink.snapshots(experts.epochs)]
 

@@ -60,7 +60,7 @@ def less_scores(
                 kept[row] = projection(state.direction_after(gradient) if some is rows else gradient)
                 done += 1
                 if progress is not None:
-                    progress(100 * done // total, 100)  # how many rows are there may be private
+                    progress(100 * done // total, 100)
         of_rows, of_target = (functional.normalize(kept, dim=1) for kept in features)
         cosines += of_rows @ of_target.T
     return cosines.max(1).values

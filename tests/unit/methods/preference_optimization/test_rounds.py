@@ -1,7 +1,11 @@
 """Rounds as the server sees them: which random numbers a label's texts use, and under which name a policy is served."""
 
+from functools import partial
+
 import numpy as np
+import pyarrow as pa
 import pytest
+import torch
 from completions_server import Completions
 
 from understudy.errors import InputError
@@ -9,6 +13,8 @@ from understudy.generation.prompts import row_seeds
 from understudy.methods.further import FurtherDraw
 from understudy.methods.preference_optimization import more, rounds
 from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
+from understudy.methods.preference_optimization.stored import CANDIDATE_SCHEMA, Candidates
+from understudy.models.adapters import merge_adapter
 from understudy.models.loading import LoadedModel, load_model
 from understudy.runs.overrides import apply_overrides
 
@@ -117,3 +123,27 @@ def test_a_run_with_an_endpoint_that_would_be_refused_today_gives_further_texts(
     draw = FurtherDraw(tmp_path, {"config": record, "label_names": []}, samples=3, seed_step=1)
     assert more.further_rows(draw)["text"].to_pylist() == [f"text {number}" for number in asked[0][1]]
     assert len(asked[0][1]) == 3
+
+
+def same_candidates() -> Candidates:
+    table = pa.table({"prompt": ["Say:"] * 4, "text": ["so be it"] * 4, "label": [None] * 4}, schema=CANDIDATE_SCHEMA)
+    return Candidates(table, np.eye(4, dtype=np.float32))
+
+
+def test_a_round_without_a_pair_of_two_texts_leaves_the_adapter_as_it_is(llama, tmp_path):
+    config = made(preferences={"rejected_rank": 2, "learning_rate": 1e-3, "lora_rank": 2})
+    learn = partial(rounds.prefer, llama, config=config, folder=tmp_path)
+    scores = torch.arange(4.0)
+    first, facts = learn(None, same_candidates(), scores, round=0)
+    assert facts == {"pairs": 0, "identical": 2}
+    ids = torch.tensor([[3, 4, 5, 6]])
+    with torch.no_grad():
+        plain, adapted = (
+            merge_adapter(load_model("tiny-llama"), adapter, alpha=config.preferences.lora_alpha).model(ids).logits
+            for adapter in (None, first)
+        )
+    assert torch.equal(plain, adapted), "of the first round, start values that change no text"
+    moved = {name: tensor + 1 for name, tensor in first.items()}
+    second, _ = learn(moved, same_candidates(), scores, round=1)
+    assert all(torch.equal(second[name], moved[name]) for name in moved)
+    assert second.keys() == moved.keys()

@@ -1,0 +1,92 @@
+"""Tables that the settings name as public: what is taken from them is published as it is, so none may hold the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from understudy.data.columns import text_columns
+from understudy.data.digests import FEWEST_LETTERS, text_digests
+from understudy.data.readers import SAMPLE, read_source, same_source
+from understudy.errors import InputError, RowError
+from understudy.runs.request import RunRequest
+from understudy.runs.split import SplitRows
+
+# Of texts of so many letters and digits, two tables share at most this part of the smaller one's by chance.
+_BY_CHANCE: Final = ((FEWEST_LETTERS, 1 / 2), (20, 1 / 100))
+# And however small they are, so many.
+_FEW: Final = 3
+
+
+def check_names(named: Mapping[str, str], request: RunRequest) -> None:
+    """Refuse the place of the private rows as that of a public table; nothing is read.
+
+    Args:
+        named: name of a setting -> the public table that it names.
+        request: names the private rows.
+
+    Raises:
+        InputError: naming the setting.
+    """
+    for setting, table in named.items():
+        for option, private in (("--data", request.data), ("--test", request.test)):
+            if private is not None and same_source(table, private):
+                raise InputError(
+                    f"{setting}={table}: expected a public table, found the private rows of {option}, which would be "
+                    f"published; name another with --set {setting}=TABLE"
+                )
+
+
+def check_texts(named: Mapping[str, str], rows: SplitRows) -> None:
+    """Refuse a public table that holds a copy of private texts, in whatever format and under whatever names.
+
+    Texts are compared as the ledger compares rows, one by one: every column of text of the public table with the text
+    columns of the private one. Refused is a table that shares with the private one
+
+    - all texts of the smaller of the two, or
+    - more than three and more than half of its texts of five letters and digits or more, or
+    - more than three and more than a hundredth of its texts of twenty or more.
+
+    So a copied file is refused, and so are a part of it and a table that it was put into. A few texts in common are let
+    be. Stock phrases are in every table; a text that is public anyway tells nothing where it stands; and who took it
+    out of the public table, because it is in the private one too, would tell just that. For this reason the message
+    says neither which texts are meant nor how many, and its remedy is another table.
+
+    The refusal depends on the rows, as every `RowError` does: it is for the owner's own terminal, and nothing was
+    released or charged. Prefect and MLflow are not told of it. A shipped sample is public whatever the rows are.
+
+    Args:
+        named: name of a setting -> the public table that it names.
+        rows: the private rows, to train and to measure on.
+
+    Raises:
+        InputError: a public table cannot be read.
+        RowError: naming the setting, whose table holds private texts.
+    """
+    read = {setting: table for setting, table in named.items() if not table.startswith(SAMPLE)}
+    if not read:
+        return
+    columns = text_columns(rows.whole)
+    private = text_digests(rows.whole, columns) | text_digests(rows.test, columns)
+    for setting, table in read.items():
+        try:
+            public = read_source(table)
+        except InputError as error:
+            raise type(error)(f"{setting}={table}: {error}") from None
+        if _is_copy(text_digests(public, public.column_names), private):
+            raise RowError(
+                f"{setting}={table}: expected a public table, found private texts of --data or --test in it, which "
+                f"would be published; name another with --set {setting}=TABLE"
+            )
+
+
+def _is_copy(public: Mapping[bytes, int], private: Mapping[bytes, int]) -> bool:
+    """Whether two tables, digest of a text -> its letters and digits, share more than chance does."""
+    both = public.keys() & private.keys()
+    if 0 < len(both) == min(len(public), len(private)):
+        return True
+    for letters, part in _BY_CHANCE:
+        smaller = min(sum(count >= letters for count in table.values()) for table in (public, private))
+        if sum(public[text] >= letters for text in both) > max(_FEW, part * smaller):
+            return True
+    return False

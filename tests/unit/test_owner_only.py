@@ -1,0 +1,80 @@
+"""What is made in a private folder is closed to others, whoever makes it; an export has the user's umask."""
+
+import os
+import sqlite3
+import stat
+import subprocess
+import sys
+from contextlib import closing
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from homes import has_access_lists
+
+from understudy.runs.folders import replace_folder
+from understudy.settings import private_directory, settings
+
+
+def modes(folder):
+    return {path.relative_to(folder).as_posix(): stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*")}
+
+
+@pytest.fixture(autouse=True)
+def open_umask(tmp_path):
+    """A user whose files everybody may read and write."""
+    if not has_access_lists(tmp_path):
+        pytest.skip("the file system of temporary folders has no access lists of POSIX")
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def test_files_of_other_libraries_and_processes_are_closed_from_the_first_byte(tmp_path):
+    private = private_directory(tmp_path / "private")
+    (private / "inner").mkdir()
+    with (private / "inner" / "text").open("w") as file:
+        assert modes(private)["inner/text"] == 0o600, "before anything is written"
+        file.write("private")
+    pq.write_table(pa.table({"text": ["private"]}), private / "inner" / "table.parquet")
+    script = "import os, sys; os.makedirs('deep/er'); open('deep/er/file', 'w').write('private')"
+    subprocess.run([sys.executable, "-c", script], cwd=private, check=True, timeout=60)
+    assert set(modes(private).values()) == {0o700, 0o600}
+    assert modes(private)["deep/er/file"] == 0o600
+
+
+def test_a_database_and_what_sqlite_puts_beside_it_are_closed(tmp_path):
+    private = private_directory(tmp_path / "private")
+    with closing(sqlite3.connect(private / "prefect.db")) as connection:
+        connection.execute("pragma journal_mode = wal")
+        connection.execute("create table rows (text)")
+        connection.commit()
+        assert modes(private) == dict.fromkeys(("prefect.db", "prefect.db-wal", "prefect.db-shm"), 0o600)
+
+
+def test_a_home_that_is_there_already_closes_what_is_made_in_it_later(tmp_path, monkeypatch):
+    """As Prefect makes its folder in it."""
+    home = tmp_path / "older"
+    home.mkdir(mode=0o700)
+    (home / "ledger.db").touch(0o600)
+    monkeypatch.setenv("UNDERSTUDY_HOME", str(home))
+    settings()
+    (home / "prefect").mkdir()
+    (home / "prefect" / "prefect.db").touch()
+    assert modes(home) == {"ledger.db": 0o600, "prefect": 0o700, "prefect/prefect.db": 0o600}
+
+
+def test_internal_is_closed_while_it_is_filled_and_an_export_has_the_users_umask(tmp_path):
+    seen = {}
+
+    def fill(folder):
+        (folder / "report").write_text("figures")
+        seen.update(modes(folder))
+
+    replace_folder(tmp_path / "internal", fill)
+    assert seen == {"report": 0o600}
+    (tmp_path / "internal" / "later").touch()
+    assert modes(tmp_path / "internal") == {"report": 0o600, "later": 0o600}
+    os.umask(0o027)
+    replace_folder(tmp_path / "export", fill, closed=False)
+    assert modes(tmp_path / "export") == {"report": 0o640}
