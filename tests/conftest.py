@@ -197,6 +197,12 @@ def prefect_server(
     Processes of tests do not share one: with SQLite it stood still for a minute now and then.
     """
 
+    from prefect.logging.configuration import setup_logging
+
+    # The first time it closes every handler, and absl's then closes the stream that pytest reads, if a test reads
+    # another one at that moment.
+    setup_logging()
+
     def start() -> AbstractContextManager[None]:
         from prefect_servers import temporary_server
 

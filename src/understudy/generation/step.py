@@ -62,7 +62,9 @@ def last_states(model: Any, input_ids: Tensor, attention_mask: Tensor, *, positi
     """Last hidden states `(batch, length, d)` of whole texts.
 
     One column that nobody attends to is read along. Where every row is full, transformers would leave the mask out and
-    compute attention in another way, so that a row's states depended, in their last bits, on the rows beside it.
+    compute attention in another way, so that a row's states depended, in their last bits, on the rows beside it. Its
+    position is that of a text as long as the batch is wide: rotary embeddings that change with the longest text that
+    they see (LongRoPE) see the same one whatever the rows hold.
 
     Args:
         model: Causal language model.
@@ -72,7 +74,8 @@ def last_states(model: Any, input_ids: Tensor, attention_mask: Tensor, *, positi
     """
     if positions is None:
         positions = position_ids(attention_mask)
-    ids, mask, positions = (functional.pad(tensor, (0, 1)) for tensor in (input_ids, attention_mask, positions))
+    ids, mask = (functional.pad(tensor, (0, 1)) for tensor in (input_ids, attention_mask))
+    positions = functional.pad(positions, (0, 1), value=input_ids.shape[1] - 1)
     outputs = backbone(model)(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False)
     hidden: Tensor = outputs.last_hidden_state[:, :-1]
     return hidden

@@ -41,7 +41,7 @@ from understudy.methods.conditional_generation.queries import (
 from understudy.models.loading import LoadedModel
 from understudy.models.lora import trainable_parameters
 from understudy.models.shape import shape_of
-from understudy.privacy.dpsgd.layers import rules_of
+from understudy.privacy.dpsgd.layers import check_layers
 from understudy.privacy.dpsgd.per_example import Batch
 from understudy.privacy.dpsgd.training import Objective, Schedule, train
 from understudy.progress import CheckpointSink, Course, Progress
@@ -108,9 +108,7 @@ def check_trainable(
         InputError: A trainable layer cannot give per-example gradients (it is named), or texts do not fit the
             model's context.
     """
-    for name, module in model.named_modules():
-        if any(parameter.requires_grad for parameter in module.parameters(recurse=False)):
-            rules_of(name, module)
+    check_layers(model)
     context = getattr(backbone(model.lm).config, "max_position_embeddings", None)
     width = 0 if prompts is None else prompts.width
     wanted = {

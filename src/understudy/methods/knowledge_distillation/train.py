@@ -21,7 +21,7 @@ from understudy.methods.knowledge_distillation.queries import RESPONSES, Asked
 from understudy.models.adapters import Adapter, take_adapter
 from understudy.models.loading import LoadedModel
 from understudy.models.lora import trainable_parameters
-from understudy.privacy.dpsgd.layers import rules_of
+from understudy.privacy.dpsgd.layers import check_layers
 from understudy.privacy.dpsgd.training import Objective, train
 from understudy.progress import UNKEPT, Course
 
@@ -85,9 +85,7 @@ def check_trainable(base: LoadedModel, config: KnowledgeDistillationConfig) -> N
         if context is not None and length > context:
             raise InputError(f"{name}={length}: the context of {base.name} holds {context} tokens; lower it")
     model = attach_adapter(base, config)
-    for name, module in model.named_modules():
-        if any(parameter.requires_grad for parameter in module.parameters(recurse=False)):
-            rules_of(name, module)
+    check_layers(model)
 
 
 def _objective(model: nn.Module, config: KnowledgeDistillationConfig) -> Objective:

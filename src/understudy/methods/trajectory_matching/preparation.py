@@ -29,7 +29,7 @@ from understudy.methods.trajectory_matching.selection import free_rows, rows_wan
 from understudy.methods.trajectory_matching.student import Rows, Student
 from understudy.methods.trajectory_matching.training import Schedule, fine_tune
 from understudy.models.loading import LoadedModel, load_base, load_model
-from understudy.privacy.dpsgd.layers import rules_of
+from understudy.privacy.dpsgd.layers import check_layers
 from understudy.privacy.ledger.records import KeyMaterial
 from understudy.privacy.mechanisms import Mechanisms
 from understudy.progress import Course
@@ -74,10 +74,7 @@ def check_model(config: TrajectoryMatchingConfig) -> LoadedModel:
         _check_transfer(config.tuning.transfer, config)
     if config.experts.private:
         student = expert_student(load_base(config).model, config, 0)
-        layers = {name.rpartition(".")[0] for name in student.start}
-        for name, module in student.adapted.named_modules():
-            if name in layers:
-                rules_of(name, module)
+        check_layers(student.adapted, {name.rpartition(".")[0] for name in student.start})
     return base
 
 

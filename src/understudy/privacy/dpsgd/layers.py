@@ -12,7 +12,7 @@ Source: Bu et al. 2022, "Differentially Private Optimization on Large Model at S
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +23,8 @@ from understudy.privacy.dpsgd.token_losses import HeadFactors
 
 # Matched by name, so that transformers need not be imported here: a linear layer with weight (inputs, outputs).
 _CONV1D = "transformers.pytorch_utils.Conv1D"
+# How configs of transformers call the number of experts of a layer.
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 # They share LlamaRMSNorm's formula: weight * x / sqrt(mean(x^2) + variance_epsilon).
 RMS_NORMS = ("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Phi3RMSNorm")
 
@@ -173,6 +175,35 @@ def _rms_norm_weight(module: nn.Module, inputs: Tensor, gradient: Tensor) -> Con
     epsilon = float(module.variance_epsilon)  # type: ignore[arg-type]
     scale = torch.rsqrt(inputs.square().mean(-1, keepdim=True) + epsilon)
     return (gradient * (inputs * scale)).sum(1)
+
+
+def check_layers(model: nn.Module, trained: Collection[str] | None = None) -> None:
+    """Refuse a model that gives no example a gradient of its own; before anything is charged.
+
+    In a mixture of experts each multiplies the tokens that it is sent together, whosever they are. That moves their
+    last bits, and in the next layer such bits may decide which expert a token is sent to: one example would move the
+    gradients of others.
+
+    Args:
+        model: what is trained.
+        trained: names of the layers that are; None for those with a parameter that requires a gradient.
+
+    Raises:
+        InputError: a trained layer cannot give per-example gradients (it is named), or the model is a mixture of
+            experts.
+    """
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        counts = [count for name in _EXPERTS if isinstance(count := getattr(config, name, None), int)]
+        if max(counts, default=0) > 1:
+            raise InputError(
+                f"expected a model in which every example is computed by itself, found a mixture of {max(counts)} "
+                f"experts ({type(module).__name__}); choose a model without experts"
+            )
+    for name, module in model.named_modules():
+        own = module.parameters(recurse=False)
+        if name in trained if trained is not None else any(parameter.requires_grad for parameter in own):
+            rules_of(name, module)
 
 
 def rules_of(name: str, module: nn.Module) -> dict[str, Rule]:

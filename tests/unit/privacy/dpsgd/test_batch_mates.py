@@ -3,12 +3,15 @@
 import pytest
 import torch
 from random_models import random_model
+from transformers import MixtralConfig, MixtralForCausalLM
 
+from understudy.errors import InputError
 from understudy.generation import scoring
 from understudy.generation.step import last_states
 from understudy.models import lora
 from understudy.models.attention import SDPA_IN_FLOAT32
 from understudy.models.lora import trainable_parameters
+from understudy.privacy.dpsgd.layers import check_layers
 from understudy.privacy.dpsgd.per_example import clipped_gradient_sum
 from understudy.privacy.dpsgd.training import _micro_batches
 
@@ -25,13 +28,46 @@ def texts(*, first: int = LENGTH) -> dict[str, torch.Tensor]:
     return {"input_ids": ids * mask, "attention_mask": mask, "loss_mask": loss_mask}
 
 
-@pytest.fixture(params=[(torch.float32, "sdpa"), (torch.bfloat16, "sdpa"), (torch.bfloat16, SDPA_IN_FLOAT32)], ids=str)
+# Rotary embeddings of another base once a text of more than 24 tokens is among those that are read together.
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10_000.0,
+    "short_factor": [1.0] * 4,
+    "long_factor": [4.0] * 4,
+    "original_max_position_embeddings": 24,
+}
+
+
+@pytest.fixture(
+    params=[
+        (torch.float32, "sdpa", None),
+        (torch.bfloat16, "sdpa", None),
+        (torch.bfloat16, SDPA_IN_FLOAT32, None),
+        (torch.float32, "sdpa", LONG_ROPE),
+    ],
+    ids=["float32", "bfloat16", "bfloat16 attends in float32", "LongRoPE"],
+)
 def grouped(request):
     """A model with grouped key/value heads, for which a batch without a gap takes another way through attention."""
-    dtype, attention = request.param
-    model = random_model("llama", vocabulary=60, width=48, positions=64, layers=3, heads=6, num_key_value_heads=2)
+    dtype, attention, rope = request.param
+    more = {} if rope is None else {"rope_parameters": rope}
+    model = random_model(
+        "llama", vocabulary=60, width=48, positions=64, layers=3, heads=6, num_key_value_heads=2, **more
+    )
     model.set_attn_implementation(attention)
     return model.to(dtype)
+
+
+def test_states_of_short_rows_do_not_depend_on_a_full_one(grouped):
+    """The other way round: where all are short, the first alone may be longer than what the model was made for."""
+    full, short = texts(), texts(first=5)
+    for rows in (full, short):
+        rows["attention_mask"][1:, 5:] = 0
+    with torch.no_grad():
+        beside_full, beside_short = (
+            last_states(grouped, rows["input_ids"], rows["attention_mask"])[1:, :5] for rows in (full, short)
+        )
+    assert torch.equal(beside_full, beside_short)
 
 
 def test_states_of_full_rows_do_not_depend_on_a_short_one(grouped):
@@ -69,3 +105,13 @@ def test_a_batch_that_is_filled_up_reads_no_row_that_was_not_drawn():
     assert not found[0][1]["input_ids"][2].any()
     for one, other in zip(*found, strict=True):
         assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_mixture_of_experts_is_refused():
+    """An expert multiplies the tokens of all rows that are sent to it together."""
+    sizes = {"vocab_size": 60, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
+    mixture = MixtralForCausalLM(MixtralConfig(**sizes, **heads, num_local_experts=4))
+    with pytest.raises(InputError, match="mixture of 4 experts"):
+        check_layers(mixture)
+    check_layers(random_model("llama", vocabulary=60, width=16, positions=8))
