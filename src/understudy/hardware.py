@@ -21,7 +21,13 @@ _CPU_INFO = Path("/proc/cpuinfo")
 # What libraries choose their kernels by, and the variables by which they are told to choose others.
 _IDENTITY = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")
 _VECTORS = ("sse4", "avx", "fma", "f16c", "amx", "asimd", "sve")
-_TOLD = ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
+_TOLD = (
+    "ATEN_CPU_CAPABILITY",
+    "MKL_CBWR",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "ONEDNN_DEFAULT_FPMATH_MODE",
+    "ONEDNN_MAX_CPU_ISA",
+)
 
 
 def chosen() -> Compute:

@@ -59,6 +59,11 @@ class QuerySchedule(BaseModel):
         return (query,)
 
 
+# What `scoring.as_query` makes up for.
+_MOST_UNITS = 10**6
+_MOST_CANDIDATES = 10**5
+
+
 def schedule_of(queries: Queries) -> QuerySchedule:
     """The schedule behind a list of queries, `schedule_of(schedule.queries) == schedule`.
 
@@ -95,6 +100,13 @@ def queries_of(
     Raises:
         InputError: A value is out of range.
     """
+    candidates = config.candidates.prompts * config.candidates.per_prompt
+    if n > _MOST_UNITS or candidates > _MOST_CANDIDATES:
+        raise InputError(
+            f"expected at most {_MOST_UNITS:,} units and {_MOST_CANDIDATES:,} candidates, for which the rounding of "
+            f"float64 is covered, found {n:,} and {candidates:,}; lower candidates.prompts or candidates.per_prompt, "
+            "or give fewer clients"
+        )
     if n < 1 or not epsilon > 0 or not 0 < delta < 1:
         raise InputError(f"expected n >= 1, epsilon > 0 and 0 < delta < 1, found {n=}, {epsilon=}, {delta=}")
 

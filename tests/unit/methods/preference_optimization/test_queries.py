@@ -41,6 +41,13 @@ def cache(tmp_path_factory):
     return tmp_path_factory.mktemp("calibrations")
 
 
+@pytest.mark.parametrize(("n", "prompts"), [(10**6 + 1, 16), (N, 20_000)])
+def test_more_than_the_rounding_of_sums_is_covered_for_is_refused(n, prompts):
+    config = PreferenceOptimizationConfig(candidates={"prompts": prompts, "per_prompt": 6})
+    with pytest.raises(InputError, match="at most 1,000,000 units and 100,000 candidates"):
+        queries.queries_of(config, n=n, epsilon=math.inf, delta=1e-8)
+
+
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("probability", [1.0, 0.25])
 def test_the_list_of_queries_is_one_series_of_scores(masked, probability):
