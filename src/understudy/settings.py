@@ -14,18 +14,17 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from understudy.addresses import exchange_address, ledger_address, tracking_address
 from understudy.cores import THREADS_WAIT, available_cores
 from understudy.errors import InputError
 from understudy.owner_only import close_new_files
 
 Zone = Literal["client", "server", "both"]
 DeviceType = Literal["cpu", "cuda"]
-SQLITE = "sqlite:///"
 
 
 def checkout_root(package: Path | None = None) -> Path | None:
@@ -124,34 +123,18 @@ class Settings(BaseSettings):
 
     @field_validator("exchange", mode="after")
     @classmethod
-    def _absolute_or_url(cls, value: str) -> str:
-        if "://" not in value:
-            return os.path.abspath(os.path.expanduser(value))
-        if urlsplit(value).password is not None:
-            raise ValueError(
-                "expected a URL without a password, which every reference to an artifact would repeat, found one with "
-                "it; give it to fsspec, as FSSPEC_<PROTOCOL>_PASSWORD or in its configuration file"
-            )
-        return value
+    def _exchange(cls, value: str) -> str:
+        return exchange_address(value)
 
     @field_validator("ledger_url", mode="after")
     @classmethod
-    def _one_ledger(cls, value: str) -> str:
-        """A relative path would be another ledger in each folder, with every budget unspent."""
-        kind, _, path = value.partition(":///")
-        if "://" not in value or (kind.startswith("sqlite") and not os.path.isabs(path)):
-            raise ValueError(
-                "expected sqlite:////ABSOLUTE/FILE or postgresql://..., found something else or a relative path"
-            )
-        return value
+    def _ledger(cls, value: str) -> str:
+        return ledger_address(value)
 
     @field_validator("mlflow_uri", "server_mlflow_uri", mode="after")
     @classmethod
-    def _absolute_database(cls, value: str | None) -> str | None:
-        """A database named by a relative path, as MLflow's own documents do, is in the working directory of now."""
-        if value is None or not value.startswith(SQLITE):
-            return value
-        return SQLITE + os.path.abspath(value.removeprefix(SQLITE))
+    def _tracking(cls, value: str | None) -> str | None:
+        return None if value is None else tracking_address(value)
 
     @property
     def private_root(self) -> Path:
@@ -340,7 +323,9 @@ def _unusable(path: Path, found: str) -> str:
 def _explain(error: ValidationError) -> str:
     # The value itself may be the secret, so only the variable's name and what was expected are told.
     parts = []
-    for entry in error.errors(include_input=False, include_url=False):
+    # Places that follow from a wrong one are not wrong themselves.
+    found = error.errors(include_input=False, include_url=False)
+    for entry in [entry for entry in found if entry["type"] != "default_factory_not_called"] or found:
         name = "UNDERSTUDY_" + "_".join(str(part) for part in entry["loc"]).upper()
         parts.append(f"{name}: {entry['msg']}")
     return "; ".join(parts) + "; correct or unset it"

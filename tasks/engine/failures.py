@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import BrokenExecutor
 from typing import TypeVar
 
-from understudy.errors import RowError, TaskFailed, UnderstudyError
+from understudy.errors import InputError, RowError, TaskFailed, UnderstudyError
 from understudy.settings import private_directory, settings
 
 R = TypeVar("R")
@@ -40,24 +40,32 @@ def closed_up(name: str, body: Callable[[], R]) -> R:
     try:
         return body()
     except Exception as error:
-        told = isinstance(error, UnderstudyError) and not isinstance(error, RowError)
-        failure = error if told or can_pass(error) else _keep(name, error)
-    # Outside the handler, so that the new error carries no reference to the old one.
+        found = error
+    # From here on outside the handler, so that no new error carries a reference to the old one.
+    told = isinstance(found, UnderstudyError) and not isinstance(found, RowError)
+    failure = found if told or can_pass(found) else _instead_of(found, name)
     failure.__cause__ = failure.__context__ = None
     raise failure
 
 
-def _keep(name: str, error: Exception) -> TaskFailed:
-    directory = private_directory(settings().private_root / "failures")
-    path = directory / f"{name}-{uuid.uuid4().hex[:12]}.txt"
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
-        file.write("".join(traceback.format_exception(error)))
-    failure = TaskFailed(
-        f"task {name!r} failed with {type(error).__name__}{_place(error)}; the error text, maybe private, is in {path}"
-    )
+def _instead_of(error: Exception, name: str) -> TaskFailed:
+    failure = TaskFailed(f"task {name!r} failed with {type(error).__name__}{_place(error)}; {_kept(error, name)}")
     failure.exit_code = error.exit_code if isinstance(error, UnderstudyError) else failure.exit_code
     return failure
+
+
+def _kept(error: Exception, name: str) -> str:
+    """Where the text of an error is kept, in words; on a full disk nowhere."""
+    try:
+        directory = private_directory(settings().private_root / "failures")
+        path = directory / f"{name}-{uuid.uuid4().hex[:12]}.txt"
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write("".join(traceback.format_exception(error)))
+    except (OSError, InputError) as also:
+        why = also.strerror if isinstance(also, OSError) else "the folder for it cannot be written"
+        return f"the error text, maybe private, could not be kept ({why}): make room or mend it, and run again"
+    return f"the error text, maybe private, is in {path}"
 
 
 def _place(error: Exception) -> str:

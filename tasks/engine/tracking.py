@@ -18,9 +18,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from understudy.addresses import SQLITE
 from understudy.durable import write_atomically
 from understudy.errors import InputError, TrackingFailed
-from understudy.settings import SQLITE, settings
+from understudy.settings import settings
 from understudy.tasks.engine.lineage import LineageNode, trace
 from understudy.tasks.engine.prefect_links import link_from_prefect
 from understudy.tasks.engine.run_record import (

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+from understudy.addresses import SQLITE
 from understudy.durable import sync
 from understudy.errors import InputError, TrackingFailed
 from understudy.locks import locked
-from understudy.settings import SQLITE
 
 # What SQLite keeps beside a database: of one that is gone, it would be read into the next one.
 _BESIDE = ("-journal", "-wal", "-shm")

@@ -89,14 +89,22 @@ def test_relative_paths_become_absolute_and_urls_stay(tmp_path, monkeypatch):
     monkeypatch.setenv("UNDERSTUDY_HOME", "here")
     monkeypatch.setenv("UNDERSTUDY_EXCHANGE", "there")
     assert (settings().home, settings().exchange) == (tmp_path / "here", str(tmp_path / "there"))
-    monkeypatch.setenv("UNDERSTUDY_EXCHANGE", "memory://there")
-    assert settings().exchange == "memory://there"
+    monkeypatch.setenv("UNDERSTUDY_EXCHANGE", "s3://there")
+    assert settings().exchange == "s3://there"
 
 
 @pytest.mark.parametrize("url", ["ledger.db", "sqlite:///ledger.db", "sqlite://", "sqlite:///:memory:"])
 def test_a_ledger_is_the_same_in_every_folder(url, monkeypatch):
     monkeypatch.setenv("UNDERSTUDY_LEDGER_URL", url)
     with pytest.raises(InputError, match=r"UNDERSTUDY_LEDGER_URL: .*sqlite:////ABSOLUTE/FILE"):
+        settings()
+
+
+def test_one_wrong_variable_is_told_alone(monkeypatch):
+    """Other places have defaults that follow from it; those are not told as if the user had set them."""
+    monkeypatch.setenv("UNDERSTUDY_EXCHANGE", "file:shared")
+    monkeypatch.delenv("UNDERSTUDY_LEDGER_URL", raising=False)
+    with pytest.raises(InputError, match=r"^UNDERSTUDY_EXCHANGE: [^;]*; correct or unset it$"):
         settings()
 
 

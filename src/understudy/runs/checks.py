@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
+from understudy.addresses import SQLITE
 from understudy.artifacts import access
 from understudy.errors import InputError
 from understudy.locks import holder_of
 from understudy.runs.folders import probe_folder, try_folder
-from understudy.settings import SQLITE, device_locks, prefect_setting, settings
+from understudy.settings import device_locks, prefect_setting, settings
 
 if TYPE_CHECKING:
     import httpx

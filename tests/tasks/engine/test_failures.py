@@ -1,3 +1,5 @@
+import errno
+import os
 import re
 import traceback
 from concurrent.futures.process import BrokenProcessPool
@@ -75,6 +77,21 @@ def test_other_errors_keep_their_text_inside_the_private_root(error, home):
     assert home / "private" in path.parents
     assert path.stat().st_mode & 0o777 == 0o600
     assert SECRET in path.read_text()
+
+
+@pytest.mark.parametrize("error", [ValueError("cannot parse 'secret'"), RowError("row 3: 'secret'")])
+def test_where_the_text_cannot_be_kept_it_is_not_told_either(error, home, monkeypatch):
+    """Prefect logs an error with those behind it."""
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "open", full)
+    with pytest.raises(TaskFailed, match=r"could not be kept \(No space left on device\)") as found:
+        closed_up("train", raiser(error))
+    assert found.value.__cause__ is None
+    assert found.value.__context__ is None
+    assert "secret" not in "".join(traceback.format_exception(found.value))
 
 
 def test_a_result_passes_through():

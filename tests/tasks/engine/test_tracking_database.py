@@ -135,14 +135,14 @@ def test_half_a_database_is_refused_with_the_command_that_mends_it(made, half):
     change(made, "pragma foreign_keys = off", *HALVES[half])
     with pytest.raises(InputError, match=rf"mlflow\.db: .*no run in it; .*mv {made} {made}\.broken"):
         check_database(made)
-    made.rename(f"{made}.broken")
-    assert opened(made)
 
 
-def test_a_database_that_mlflow_fails_on_is_refused_before_anything_else(made):
+def test_a_database_that_mlflow_fails_on_is_refused_before_anything_else_and_moved_away_as_told(made):
     change(made, HALVES["version"][0])
     with pytest.raises(InputError, match="770bee3ae1dd"):
         opened(made)
+    made.rename(f"{made}.broken")
+    assert opened(made)
 
 
 def test_a_database_with_runs_in_it_is_upgraded_not_thrown_away(made, monkeypatch):

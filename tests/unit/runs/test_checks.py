@@ -98,6 +98,16 @@ def test_stores_are_written_and_left_as_they_were(home):
     assert list((home / "private/artifacts").iterdir()) == []
 
 
+class Lasting(MemoryFileSystem):
+    """One that the settings take for a bucket."""
+
+    protocol = "lasting"
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return super()._strip_protocol(path.replace("lasting://", "memory://"))
+
+
 class Hanging(MemoryFileSystem):
     protocol = "hanging"
 
@@ -114,17 +124,16 @@ class Refusing(MemoryFileSystem):
 
 @pytest.mark.parametrize(
     ("kind", "expected"),
-    [(MemoryFileSystem, None), (Hanging, "no answer within 0.5 seconds"), (Refusing, "access denied")],
+    [(Lasting, None), (Hanging, "no answer within 0.5 seconds"), (Refusing, "access denied")],
 )
 def test_an_exchange_store_behind_a_url_takes_an_object(kind, expected, monkeypatch):
-    protocol = kind.protocol if isinstance(kind.protocol, str) else kind.protocol[0]
-    fsspec.register_implementation(protocol, kind, clobber=True)
-    monkeypatch.setenv("UNDERSTUDY_EXCHANGE", f"{protocol}://bucket-{protocol}/store")
+    fsspec.register_implementation(kind.protocol, kind, clobber=True)
+    monkeypatch.setenv("UNDERSTUDY_EXCHANGE", f"{kind.protocol}://bucket-{kind.protocol}/store")
     if kind is Hanging:
         monkeypatch.setattr(checks, "PATIENCE_S", 0.5)
     if expected is None:
-        assert checks.exchange_store() == "memory://bucket-memory/store"
-        assert MemoryFileSystem().find("/bucket-memory") == [], "what was written is removed"
+        assert checks.exchange_store() == "lasting://bucket-lasting/store"
+        assert Lasting().find("/bucket-lasting") == [], "what was written is removed"
     else:
         with pytest.raises(InputError, match=expected):
             checks.exchange_store()

@@ -1,0 +1,51 @@
+"""What the settings may name a store, a ledger or a tracking database by."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+from urllib.parse import urlsplit
+
+SQLITE: Final = "sqlite:///"
+
+
+def exchange_address(given: str) -> str:
+    """The address of the exchange store: an absolute path, or a URL of fsspec as it is.
+
+    Raises:
+        ValueError: the URL holds a password, or means another place than it seems to, or none that lasts.
+    """
+    if given.startswith("file:") and not given.startswith(("file:///", "file://localhost/")):
+        raise ValueError("expected file:///ABSOLUTE/FOLDER or a path, found a file URL without three slashes")
+    if "://" not in given:
+        return os.path.abspath(os.path.expanduser(given))
+    if any(part.startswith("memory:") for part in given.split("::")):
+        raise ValueError(
+            "expected a store that lasts, found memory://, which ends with the process: what was paid for would be "
+            "gone; name a folder or a bucket"
+        )
+    if urlsplit(given).password is not None:
+        raise ValueError(
+            "expected a URL without a password, which every reference to an artifact would repeat, found one with it; "
+            "give it to fsspec, as FSSPEC_<PROTOCOL>_PASSWORD or in its configuration file"
+        )
+    return given
+
+
+def ledger_address(given: str) -> str:
+    """The URL of the ledger. A relative path would be another ledger in each folder, with every budget unspent.
+
+    Raises:
+        ValueError: it is none, or holds a relative path.
+    """
+    kind, _, path = given.partition(":///")
+    if "://" not in given or (kind.startswith("sqlite") and not os.path.isabs(path)):
+        raise ValueError(
+            "expected sqlite:////ABSOLUTE/FILE or postgresql://..., found something else or a relative path"
+        )
+    return given
+
+
+def tracking_address(given: str) -> str:
+    """A tracking URI of MLflow. A relative path of a database, as MLflow's documents have it, is one from here."""
+    return SQLITE + os.path.abspath(given.removeprefix(SQLITE)) if given.startswith(SQLITE) else given
