@@ -39,6 +39,9 @@ from understudy.runs.folders import read_record
 from understudy.runs.request import Budget, RunRequest
 from understudy.settings import settings
 
+# What a worker's processes run is compared with a run of this one.
+pytestmark = pytest.mark.usefixtures("real_encoder")
+
 ROUNDS = ("rounds=1", *SMALL_ROUND)
 ROOT = Path(__file__).resolve().parents[2]
 
