@@ -110,7 +110,10 @@ def _price(plan: RunPlan, *, is_charged: bool, accepts_new: bool) -> str:
             "code or machine changed since, or what was released is gone"
         )
     if is_charged:
-        return f"source {plan.source} was charged {cost} for this run before; nothing more is charged"
+        return (
+            f"source {plan.source} was charged {cost} for this run before; nothing more is charged: if code or machine "
+            "changed since, or what was released is gone, the run stops and asks for --accept-new-charge"
+        )
     return (
         f"charges source {plan.source}: {cost} (budget {plan.budget.epsilon:g}, {plan.budget.delta:g}); a repeated "
         "run is not charged again"

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from stored_state import state_of
 
-from understudy.errors import BudgetRefused, InputError
+from understudy.errors import BudgetRefused, InputError, UnderstudyError
 from understudy.runs.split import LABELS_DISCLOSED
 
 pytestmark = pytest.mark.usefixtures("one_encoder", "one_load_of_a_model")
@@ -406,6 +406,13 @@ def test_a_charged_run_is_not_refused_for_the_budget_that_it_used_up(request_of,
     receipt = charge.fn(plan, environment={"code": "0" * 64}, accept_new=False)
     again = validate(request.model_copy(update={"accept_new_charge": True}), method)
     assert again.is_charged
+    # Before the flow begins nobody knows whether the charge can still be used: it may be refused under this line.
+    with pytest.raises(UnderstudyError, match="--accept-new-charge"):
+        charge.fn(plan, environment={"code": "1" * 64}, accept_new=False)
+    said = _price(again.plan, is_charged=True, accepts_new=False)
+    assert "nothing more is charged" in said
+    assert "if code or machine changed" in said
+    assert "--accept-new-charge" in said
     assert "only if code or machine changed" in _price(again.plan, is_charged=True, accepts_new=True)
     assert charge.fn(plan, environment={"code": "0" * 64}, accept_new=True) == receipt
     with pytest.raises(BudgetRefused, match="left epsilon=0"):
