@@ -315,6 +315,17 @@ def test_evaluate_refuses_a_path_that_no_file_can_have(option, call, tmp_path, d
     assert "a text of 5000 characters" in said
 
 
+@pytest.mark.parametrize("option", ["synthetic", "real", "test"])
+def test_evaluate_says_which_table_has_no_labels_and_that_it_needs_them(option, call, tmp_path, data):
+    pairs = write(tmp_path, {"instruction": ["a fine text"], "response": ["zibby"]})
+    given = {"synthetic": data, "real": data, "test": data} | {option: pairs}
+    code, said = call("evaluate", "--out", tmp_path / "out", *(w for n, v in given.items() for w in (f"--{n}", v)))
+    assert (code, said.count("\n")) == (2, 1), said
+    assert f"--{option} {pairs}: " in said
+    assert "labelled texts" in said
+    assert "zibby" not in said
+
+
 def test_a_rare_label_is_neither_read_nor_shown(call, words, tmp_path, home):
     labels = [*(["good", "bad"] * 29), "good", "zibby disease"]
     code, said = call(*words(data=write(tmp_path, bad_rows(label=labels)), label_names=None))
