@@ -176,7 +176,7 @@ def lineage(
     as_json: Json = False,
 ) -> None:
     """Show what an artifact was made from, down to the charge."""
-    command("lineage")(what=what, as_json=as_json)
+    command("lineage", "lineage_command")(what=what, as_json=as_json)
 
 
 @models_app.command("list")

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rich.table import Column, Table
 from rich.text import Text
-from rich.tree import Tree
 
 from understudy.errors import InputError, UnderstudyError
 from understudy.flows.terminal import console, say, show
@@ -111,7 +110,10 @@ def _price(plan: RunPlan, *, is_charged: bool, accepts_new: bool) -> str:
             "code or machine changed since, or what was released is gone"
         )
     if is_charged:
-        return f"source {plan.source} was charged {cost} for this run before; nothing more is charged"
+        return (
+            f"source {plan.source} was charged {cost} for this run before; nothing more is charged: if code or machine "
+            "changed since, or what was released is gone, the run stops and asks for --accept-new-charge"
+        )
     return (
         f"charges source {plan.source}: {cost} (budget {plan.budget.epsilon:g}, {plan.budget.delta:g}); a repeated "
         "run is not charged again"
@@ -196,42 +198,6 @@ def report(*, folder: Path, as_json: bool) -> None:
     files = rebuild_report(folder / INTERNAL, sections_of)
     close_folder(folder / INTERNAL)  # one that an earlier version left open
     show({"report": str(files.html), "figures": str(files.json)}, as_json=as_json)
-
-
-def lineage(*, what: str, as_json: bool) -> None:
-    """`understudy lineage`."""
-    from understudy.runs.folders import artifact_in
-    from understudy.settings import prepare_environment
-
-    try:
-        is_path = Path(what).exists()
-    except OSError as error:
-        shown = what if len(what) <= 100 else f"{what[:50]}... (a text of {len(what)} characters)"
-        raise InputError(
-            f"{shown}: expected an artifact id, the --out folder of a finished run or an exported file, found: "
-            f"{error.strerror}; give the id as statement.json or MLflow shows it, or a path that can be read"
-        ) from None
-    prepare_environment()
-    from understudy.tasks.engine.tracking import lineage as trace
-
-    root = trace(artifact_in(Path(what)) if is_path else what)
-    if as_json:
-        console.print_json(root.model_dump_json())
-        return
-
-    def grow(tree: Tree, node: Any) -> None:
-        for parent in node.parents:
-            grow(tree.add(_node_text(parent)), parent)
-
-    tree = Tree(_node_text(root))
-    grow(tree, root)
-    console.print(tree)
-
-
-def _node_text(node: Any) -> Text:
-    made = f", made by {node.task} (MLflow run {node.run_id})" if node.task else ""
-    label = f" - {node.label}" if node.label else ""
-    return Text(f"{node.kind} {node.id}{made}{label}{', purged' if node.purged else ''}")
 
 
 def models_list(*, as_json: bool) -> None:

@@ -165,7 +165,7 @@ def _crashing(
         silence: seconds without a heartbeat.
         match_related: which runs; None for all.
     """
-    said = f"no heartbeat for {silence:g} s: retry it, it goes on"
+    said = f"no heartbeat for {silence:g} s{heartbeat.RETRY}"
     return AutomationCore(
         name=name,
         description=f"{cause}: retry the run, and it goes on.",

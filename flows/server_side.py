@@ -33,7 +33,7 @@ from understudy.flows.worker_places import check_places
 from understudy.privacy import labels
 from understudy.settings import settings
 from understudy.tasks.engine.cache_key import references
-from understudy.tasks.engine.heartbeat import beating
+from understudy.tasks.engine.heartbeat import RETRY, beating
 from understudy.tasks.engine.progress import waiting
 from understudy.tasks.engine.runtime import Zone
 from understudy.tasks.engine.tracking import parent_run
@@ -161,14 +161,24 @@ class ServerSide(Generic[S]):
                 "make it and its work pool (`understudy deploy`) and start a worker with UNDERSTUDY_ZONE=server, or "
                 "unset UNDERSTUDY_ZONE to run both zones here"
             ) from None
-        state = ended.state
-        if state is None or not state.is_completed() or not state.message:
-            found = "no state" if state is None else f"{state.name}: {state.message}"
-            raise UnderstudyError(
-                f"{name}: expected flow run {ended.id} of the server zone to complete, found {found}; fix it there "
-                "and run the same command again, which goes on here without a further charge"
-            )
+        return message_of(ended, name)
+
+
+def message_of(ended: FlowRun, step: str) -> str:
+    """What a flow run of the server zone said when it completed.
+
+    Raises:
+        UnderstudyError: it did not complete. Its answer was for this run alone, so this run is the one to repeat.
+    """
+    state = ended.state
+    if state is not None and state.is_completed() and state.message:
         return state.message
+    found = "no state" if state is None else f"{state.name}: {(state.message or '').removesuffix(RETRY)}"
+    raise UnderstudyError(
+        f"{step}: expected flow run {ended.id} of the server zone to complete, found {found}; fix it there and run the "
+        "same command here again, which starts the step anew and goes on without a further charge; to retry the flow "
+        "run of the server zone would not reach this run"
+    )
 
 
 def ordered(step: Step) -> Signed:

@@ -112,7 +112,7 @@ def _changed(found: Charge, releases: str, here: Mapping[str, str]) -> str | Non
         return None if found.environment in (None, _stored(here)) else "it began on another kind of processor"
     store = exchange_store() if found.exportable else private_store()
     if not any(ref.kind == releases and found.id in _charges(ref) for ref in store.refs()):
-        return f"the {releases} that it released is no longer in {store.root}"
+        return f"what it released ({releases}) is no longer in {store.root}"
     if not _has_results(found.id):
         return "this UNDERSTUDY_HOME has no stored result of it"
     return None

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+# What a disk says of itself, and not of one file: it is full, a quota or a limit is reached, it fails or is read-only.
+_OF_A_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+
+
+@contextmanager
+def naming(place: Path) -> Iterator[None]:
+    """Say of a disk that is full or fails where it is: an error of writing into an open file names no file."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno in _OF_A_DISK:
+            error.filename = str(place)
+        raise
 
 
 def sync(path: Path) -> None:
@@ -36,7 +52,7 @@ def write_atomically(path: Path, content: bytes, *, once: bool = False) -> None:
     make_folder(path.parent)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with naming(path), os.fdopen(handle, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

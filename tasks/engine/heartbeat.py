@@ -29,6 +29,8 @@ MISSED = 4
 SHORTEST_SILENCE_S = 10.0
 # From the moment a worker takes a run: a process has to start and to import before it can send one.
 BEGINNING_S = 90.0
+# What a run that counts as dead says about itself on the Prefect server.
+RETRY = ": retry it, it goes on"
 
 _log = logging.getLogger(__name__)
 

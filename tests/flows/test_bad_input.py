@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from stored_state import state_of
 
-from understudy.errors import BudgetRefused, InputError
+from understudy.errors import BudgetRefused, InputError, UnderstudyError
 from understudy.runs.split import LABELS_DISCLOSED
 
 pytestmark = pytest.mark.usefixtures("one_encoder", "one_load_of_a_model")
@@ -315,6 +315,17 @@ def test_evaluate_refuses_a_path_that_no_file_can_have(option, call, tmp_path, d
     assert "a text of 5000 characters" in said
 
 
+@pytest.mark.parametrize("option", ["synthetic", "real", "test"])
+def test_evaluate_says_which_table_has_no_labels_and_that_it_needs_them(option, call, tmp_path, data):
+    pairs = write(tmp_path, {"instruction": ["a fine text"], "response": ["zibby"]})
+    given = {"synthetic": data, "real": data, "test": data} | {option: pairs}
+    code, said = call("evaluate", "--out", tmp_path / "out", *(w for n, v in given.items() for w in (f"--{n}", v)))
+    assert (code, said.count("\n")) == (2, 1), said
+    assert f"--{option} {pairs}: " in said
+    assert "labelled texts" in said
+    assert "zibby" not in said
+
+
 def test_a_rare_label_is_neither_read_nor_shown(call, words, tmp_path, home):
     labels = [*(["good", "bad"] * 29), "good", "zibby disease"]
     code, said = call(*words(data=write(tmp_path, bad_rows(label=labels)), label_names=None))
@@ -406,6 +417,13 @@ def test_a_charged_run_is_not_refused_for_the_budget_that_it_used_up(request_of,
     receipt = charge.fn(plan, environment={"code": "0" * 64}, accept_new=False)
     again = validate(request.model_copy(update={"accept_new_charge": True}), method)
     assert again.is_charged
+    # Before the flow begins nobody knows whether the charge can still be used: it may be refused under this line.
+    with pytest.raises(UnderstudyError, match="--accept-new-charge"):
+        charge.fn(plan, environment={"code": "1" * 64}, accept_new=False)
+    said = _price(again.plan, is_charged=True, accepts_new=False)
+    assert "nothing more is charged" in said
+    assert "if code or machine changed" in said
+    assert "--accept-new-charge" in said
     assert "only if code or machine changed" in _price(again.plan, is_charged=True, accepts_new=True)
     assert charge.fn(plan, environment={"code": "0" * 64}, accept_new=True) == receipt
     with pytest.raises(BudgetRefused, match="left epsilon=0"):

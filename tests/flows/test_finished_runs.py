@@ -108,7 +108,10 @@ def test_an_unfinished_charge_is_bound_to_the_kind_of_processor_and_a_finished_o
     with pytest.raises(UnderstudyError, match=r"with torch 2\.13\.0, which is unknown now, so"):
         ask(environment={"code": "0" * 64, "threads": "2"}, accept_new=False)
     shutil.rmtree(path_of(draft.ref))
-    with pytest.raises(UnderstudyError, match=r"the model that it released is no longer in .*exchange"):
+    several = plan.model_copy(update={"releases": "trajectories"})
+    with pytest.raises(UnderstudyError, match=r"what it released \(trajectories\) is no longer in"):
+        charge.fn(several, environment=environment, accept_new=False)
+    with pytest.raises(UnderstudyError, match=r"what it released \(model\) is no longer in .*exchange"):
         ask(accept_new=False)
 
 

@@ -1,14 +1,18 @@
 """What the server zone gives back is followed only if it is what the step makes of its inputs."""
 
 import json
+from uuid import uuid4
 
 import pytest
+from prefect.client.schemas.objects import FlowRun
+from prefect.states import Completed, Crashed
 
 from understudy.artifacts.access import write_json
 from understudy.artifacts.zone_keys import OwnKey
-from understudy.errors import ZoneError
+from understudy.errors import UnderstudyError, ZoneError
+from understudy.flows.deploy import _crashing
 from understudy.flows.preference_optimization import SERVER, Prefer, Propose
-from understudy.flows.server_side import Signed, answered, came_back, ordered, verified
+from understudy.flows.server_side import Signed, answered, came_back, message_of, ordered, verified
 from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
 from understudy.privacy import labels
 from understudy.privacy.labels import Guarantee
@@ -123,6 +127,19 @@ def test_an_answer_is_followed_only_as_the_server_zone_signed_it_to_this_order(r
         verified(answer.model_dump_json(), earlier)
     with pytest.raises(ZoneError, match="signed answer"):
         verified(adapter.model_dump_json(), order)
+
+
+def test_of_a_server_run_that_died_the_clients_run_is_the_one_to_repeat():
+    """Prefect is told that a dead run can be retried; inside of the client's error that is the wrong run."""
+    (told,) = _crashing("dead", "killed", {"prefect.flow-run.Running"}, 60).actions
+    assert "retry it" in told.message
+    ended = FlowRun(flow_id=uuid4(), state=Crashed(message=told.message))
+    with pytest.raises(UnderstudyError, match=rf"prefer: .*{ended.id}.*no heartbeat for 60 s;.*same command") as failed:
+        message_of(ended, "prefer")
+    assert "retry it" not in str(failed.value)
+    assert message_of(FlowRun(flow_id=uuid4(), state=Completed(message="signed")), "prefer") == "signed"
+    with pytest.raises(UnderstudyError, match="no state"):
+        message_of(FlowRun(flow_id=uuid4(), state=None), "prefer")
 
 
 def test_an_order_that_the_client_zone_did_not_sign_is_not_read(round_):

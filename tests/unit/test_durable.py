@@ -2,6 +2,9 @@
 
 import stat
 
+import pytest
+from full_disk import files_of_at_most
+
 from understudy import durable
 
 
@@ -16,3 +19,10 @@ def test_every_new_folder_is_synced_in_the_one_that_holds_it(tmp_path, monkeypat
     synced.clear()
     durable.write_atomically(path, b"again")
     assert synced == [path.parent]
+
+
+def test_a_full_disk_is_told_with_the_file_that_could_not_be_written(tmp_path):
+    path = tmp_path / "checkpoints" / "step.safetensors"
+    with files_of_at_most(2**20), pytest.raises(OSError, match=f"File too large: '{path}'"):
+        durable.write_atomically(path, b"x" * 2**22)
+    assert list(path.parent.iterdir()) == []

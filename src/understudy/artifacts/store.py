@@ -27,7 +27,7 @@ from understudy.artifacts.manifest import (
     verify_directory,
 )
 from understudy.artifacts.reference import ArtifactRef, locate, path_of, reference_to
-from understudy.durable import sync
+from understudy.durable import naming, sync
 from understudy.errors import ArtifactDamaged, InputError, UnderstudyError, ZoneError
 from understudy.locks import locked
 from understudy.privacy.labels import Label
@@ -86,12 +86,13 @@ class ArtifactStore:
         Raises:
             ZoneError: when label, store and parents do not fit, or a guarantee of a parent is lost.
             InputError: when the store cannot be written.
+            OSError: when its disk is full; the error names the store.
         """
         ids = tuple(p.id if isinstance(p, ArtifactRef) else p for p in parents)
         self._check(label, ids, match)
         check_inherited(label, (p.label for p in parents if isinstance(p, ArtifactRef)))
         self._make_root()
-        with open_draft(self._local) as path:
+        with naming(self._local), open_draft(self._local) as path:
             draft = Draft(path)
             yield draft
             files = describe_files(draft.path)

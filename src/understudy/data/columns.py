@@ -21,6 +21,11 @@ def label_values(table: pa.Table, name: str) -> list[str | None]:
     return decoded(table, name, option="--label-column")
 
 
+def blank(text: str) -> str:
+    """What a text without a word is called."""
+    return "white space" if text else "an empty text"
+
+
 def strings(table: pa.Table, name: str, *, null_rows: Container[int] = (), option: str | None = None) -> pa.Array:
     """A column of strings; null only in `null_rows`."""
     values = decoded(table, name, option=option)

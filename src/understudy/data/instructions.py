@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 from pydantic import Field
 
-from understudy.data.columns import require, strings
+from understudy.data.columns import blank, require, strings
 from understudy.errors import InputError, RowError
 from understudy.frozen import Frozen
 
@@ -72,7 +72,7 @@ def _nulls(table: pa.Table, name: str) -> list[int]:
 def _refuse_silent(values: list[str | None], name: str) -> None:
     for row, value in enumerate(values):
         if value is not None and not value.strip():
-            raise RowError(f"column {name!r}, row {row}: expected text, found white space; fill or remove the row")
+            raise RowError(f"column {name!r}, row {row}: expected text, found {blank(value)}; fill or remove the row")
 
 
 def _refuse_conversations(table: pa.Table, wanted: list[str]) -> None:

@@ -207,8 +207,8 @@ def _refuse_silent(clients: Sequence[str], texts: Sequence[str], column: str) ->
     for row, client in enumerate(clients):
         if client not in speaking:
             raise RowError(
-                f"column {column!r}, row {row}: expected a text of this client, found white space in all its rows; "
-                "fill or remove them"
+                f"column {column!r}, row {row}: expected a text of this client, found all its rows empty or white "
+                "space; fill or remove them"
             )
 
 

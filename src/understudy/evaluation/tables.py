@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
 import pyarrow as pa
 
 from understudy.data import tables
+from understudy.errors import InputError
 from understudy.evaluation.config import EvaluationConfig
 from understudy.evaluation.metrics import Metrics
 
@@ -36,7 +39,7 @@ def read_tables(
     label_column: str = "label",
     label_names: dict[str, str] | None = None,
 ) -> ComparedTables:
-    """Read and check a synthetic table and two real ones.
+    """Read and check a synthetic table and two real ones; what is refused is told with its option and file.
 
     Args:
         synthetic: table with columns `text` and `label` (names).
@@ -49,15 +52,42 @@ def read_tables(
     Raises:
         InputError: a table is missing, malformed, or has labels that the others do not declare.
     """
-    real_table = tables.read_source(real)
-    names = label_names or tables.labels_found(real_table, label_column)
-    columns = tables.LabelledColumns(text=text_column, label=label_column, label_names=names)
-    train_rows = tables.check_labelled(real_table, columns)
-    return ComparedTables(
-        synthetic=_check_synthetic(tables.read_source(synthetic), label_names, train_rows.label_names),
-        train=train_rows,
-        test=tables.check_labelled(tables.read_source(test), columns),
-    )
+    real_table, test_table, synthetic_table = (tables.read_source(file) for file in (real, test, synthetic))
+    with _told_of("real", real):
+        _require_labels(real_table, label_column, remedy="name it with --label-column")
+        names = label_names or tables.labels_found(real_table, label_column)
+        columns = tables.LabelledColumns(text=text_column, label=label_column, label_names=names)
+        train_rows = tables.check_labelled(real_table, columns)
+    with _told_of("test", test):
+        _require_labels(test_table, label_column, remedy="name it as in --real")
+        test_rows = tables.check_labelled(test_table, columns)
+    with _told_of("synthetic", synthetic):
+        _require_labels(synthetic_table, "label", remedy="rename it in this file")
+        made = _check_synthetic(synthetic_table, label_names, train_rows.label_names)
+    return ComparedTables(synthetic=made, train=train_rows, test=test_rows)
+
+
+@contextmanager
+def _told_of(option: str, file: str) -> Iterator[None]:
+    """Say in a refusal which of the tables it is about."""
+    try:
+        yield
+    except InputError as error:
+        raise type(error)(f"--{option} {file}: {error}") from None
+
+
+def _require_labels(table: pa.Table, column: str, *, remedy: str) -> None:
+    """Refuse a table without a column of labels.
+
+    Raises:
+        InputError: saying that labels are needed, and how to name their column.
+    """
+    if column not in table.column_names:
+        count = len(table.column_names)
+        raise InputError(
+            f"expected a column {column!r} with labels, for labelled texts alone can be evaluated, found none of that "
+            f"name among {count} column{'' if count == 1 else 's'}; if it has another name, {remedy}"
+        )
 
 
 def measure_tables(compared: ComparedTables, *, device: str = "cpu") -> Metrics:

@@ -117,15 +117,23 @@ class PairEncoder:
         frame = self._frames[False]
         return len(frame.before) + len(frame.between)
 
-    def check_width(self, max_length: int, *, setting: str = "max_length") -> None:
+    def check_width(self, max_length: int, *, setting: str = "max_length", reserved: int = 0) -> None:
         """Refuse a width that the template fills; whatever the pairs are.
+
+        Args:
+            max_length: the width, as the user gave it.
+            setting: by which it was given.
+            reserved: tokens of the width that are kept for an answer, which is written later.
 
         Raises:
             InputError: naming the setting and the least width.
         """
-        least = max(map(len, self._frames.values())) + LEAST_ROOM
+        least = max(map(len, self._frames.values())) + LEAST_ROOM + reserved
         if max_length < least:
-            raise InputError(f"{setting}={max_length}: the template and a pair take at least {least} tokens; raise it")
+            answer = f" with {reserved} for its answer" if reserved else ""
+            raise InputError(
+                f"{setting}={max_length}: the template and a pair{answer} take at least {least} tokens; raise it"
+            )
 
     def encode(self, pairs: Sequence[Pair | None], *, max_length: int) -> EncodedPairs:
         """Prompt, response and end token of each pair; None is the null row.

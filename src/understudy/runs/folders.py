@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from understudy.artifacts.access import ArtifactRef, path_of, read_table
 from understudy.data.tables import named_labels
+from understudy.durable import naming
 from understudy.errors import InputError, UnderstudyError
 from understudy.locks import locked_folder
 from understudy.owner_only import close_new_files
@@ -166,7 +167,8 @@ def replace_folder(target: Path, fill: Callable[[Path], None], *, closed: bool =
             fresh.mkdir(mode=0o700)
             if closed:
                 close_new_files(fresh)
-            fill(fresh)
+            with naming(target):
+                fill(fresh)
             if closed:
                 close_folder(fresh)
             else:

@@ -62,11 +62,10 @@ def generate_more(
     record = _record_of(statement, folder)
     method = registry.get(statement["method"])
     if not method.generate:
-        kind = method.charge.releases
         raise InputError(
-            f"--from {origin}: a run of {method.name} releases a {kind} and no model to draw from; for "
-            f"more texts repeat its `understudy run` command with a larger --samples: the {kind} is kept, "
-            "so that charges nothing"
+            f"--from {origin}: expected a run that left a model to draw from, found one of {method.name}, which leaves "
+            "none; for more texts repeat its `understudy run` command with a larger --samples: what it learned from "
+            "private rows is kept, so that charges nothing"
         )
     path = out or folder / f"synthetic-{samples}-{draw}.parquet"
     _check_writable(path)

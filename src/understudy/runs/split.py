@@ -219,8 +219,8 @@ def _check_not_empty(test: pa.Table) -> None:
     """Refuse, before anything is charged, held-out rows that nothing could be measured on."""
     if not any(text.strip() for text in test[text_columns(test)[0]].to_pylist()):
         raise InputError(
-            "rows to measure on: expected a text in at least one of them, found white space in all or no row; "
-            "name others with --test"
+            "rows to measure on: expected a text in at least one of them, found no row, or all of them empty or white "
+            "space; name others with --test"
         )
 
 

@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ import forked
 import fsspec
 import pyarrow as pa
 import pytest
+from full_disk import files_of_at_most
 from guarantees import GUARANTEE
 from pydantic import ValidationError
 
@@ -27,7 +29,7 @@ from understudy.artifacts.access import (
     write_table,
 )
 from understudy.errors import ArtifactDamaged, InputError, UnderstudyError, ZoneError
-from understudy.privacy.labels import private, public, released
+from understudy.privacy.labels import Label, private, public, released
 
 TABLE = pa.table({"text": ["one", "two"], "label": [0, 1]})
 
@@ -294,6 +296,35 @@ def test_a_store_that_cannot_be_written(tmp_path, monkeypatch):
     monkeypatch.setenv("UNDERSTUDY_EXCHANGE", "nosuchprotocol://bucket")
     with pytest.raises(InputError, match=r"UNDERSTUDY_EXCHANGE=nosuchprotocol:.*fsspec"):
         write_public()
+
+
+def draft_a_file(store: ArtifactStore, label: Label, content: bytes) -> None:
+    with store.write(kind="note", label=label) as draft:
+        (draft.path / "file").write_bytes(content)
+
+
+@pytest.mark.parametrize("zone_kind", ["exchange", "private"])
+def test_a_full_disk_is_told_with_the_place_of_the_store(zone_kind, home):
+    store, label = (exchange_store(), public()) if zone_kind == "exchange" else (private_store(), private("reviews"))
+    content = b"x" * 2**22
+    random = pa.table({"text": [os.urandom(2**22).hex()]})
+    for write in (
+        lambda: draft_a_file(store, label, content),
+        lambda: write_table(random, kind="note", label=label),
+    ):
+        with files_of_at_most(2**20), pytest.raises(OSError, match="File too large") as full:
+            write()
+        assert full.value.errno == errno.EFBIG
+        assert str(store.root) in str(full.value)
+    assert [name for name in entries(store.root) if not name.startswith(".lock")] == []
+
+
+def test_an_error_that_names_its_file_or_is_not_of_a_disk_is_left_as_it_is():
+    for error in (OSError(errno.ENOSPC, "full", "/elsewhere"), ConnectionResetError(errno.ECONNRESET, "reset")):
+        named = error.filename
+        with pytest.raises(OSError) as raised, exchange_store().write(kind="note", label=public()):  # noqa: PT011
+            raise error
+        assert raised.value.filename == named
 
 
 # Crashes and races

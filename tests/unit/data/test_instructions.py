@@ -28,7 +28,7 @@ def test_a_system_text_is_a_column_of_its_own_if_it_was_named():
         (pairs(("a", None), ("b", "c")), "column 'instruction', row 1: expected text, found null"),
         (pairs(("a", "b"), ("c", None)), "column 'response', row 1: expected text, found null"),
         (pairs(("a", "b"), ("c", " \n")), "column 'response', row 1: expected text, found white space"),
-        (pairs(("a", ""), ("c", "d")), "column 'instruction', row 1: expected text, found white space"),
+        (pairs(("a", ""), ("c", "d")), "column 'instruction', row 1: expected text, found an empty text"),
         (pairs(("a", "b"), (1, 2)), "column 'response', row 0: expected text, found int64"),
     ],
 )

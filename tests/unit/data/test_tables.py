@@ -266,7 +266,7 @@ def test_identifiers_of_another_look_are_other_clients(names):
 
 def test_a_client_without_a_word_is_refused_and_one_with_a_blank_row_is_not():
     rows = {"client_id": ["a", "b", "a", "b"], "text": ["", " \n", "fine", "\t\u2003"]}
-    with pytest.raises(RowError, match=r"column 'text', row 1: .*white space"):
+    with pytest.raises(RowError, match=r"column 'text', row 1: .*empty or white space"):
         check_clients(pa.table(rows))
     rows["text"][3] = "fine too"
     assert check_clients(pa.table(rows)).table["text"].to_pylist() == rows["text"], "blank rows stay"

@@ -11,6 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from full_disk import files_of_at_most
 
 from understudy.errors import InputError
 from understudy.runs.folders import artifact_in, check_folder, replace_folder
@@ -47,6 +48,15 @@ def deliver_and_die(target: Path, renames: int | None) -> None:
 
     os.replace = counted  # of this process alone
     replace_folder(target, fill_with("new"))
+
+
+def test_a_full_disk_is_told_with_the_folder_and_leaves_the_old_results(tmp_path):
+    target = tmp_path / "out" / "export"
+    replace_folder(target, fill_with("old"))
+    with files_of_at_most(2**20), pytest.raises(OSError, match=f"File too large: '{target}'"):
+        replace_folder(target, fill_with("x" * 2**22))
+    assert (target / "report.html").read_text() == "old"
+    assert list(target.parent.iterdir()) == [target]
 
 
 @pytest.mark.parametrize("renames", [None, 1, 2])

@@ -50,6 +50,17 @@ def test_a_statement_of_an_earlier_version_is_named(exported):
     assert "understudy run" in str(refused.value)
 
 
+def test_a_method_that_leaves_no_model_is_named_whatever_it_released(exported):
+    """With or without an epsilon: one without released nothing."""
+    for kept in ({"epsilon": 3.0}, {"epsilon": None}):
+        statement = {"method": "trajectory-matching", "ledger_entries": [], **kept}
+        (exported / "export/statement.json").write_text(json.dumps(statement))
+        with pytest.raises(InputError, match=r"trajectory-matching, .*larger --samples") as refused:
+            generate_more(exported, samples=2)
+        assert "release" not in str(refused.value)
+        assert "trajectories" not in str(refused.value)
+
+
 def test_a_folder_without_a_statement_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"statement\.json"):
         generate_more(tmp_path, samples=2)

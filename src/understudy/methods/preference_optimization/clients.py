@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from understudy.data.columns import blank
 from understudy.data.tables import UNIT_ID, UNIT_ID_BYTES
 from understudy.errors import InputError, RowError
 from understudy.methods.preference_optimization.client_vectors import unit_rows
@@ -119,7 +120,7 @@ def build_texts(texts: Sequence[str | None]) -> Clients:
     """
     for row, text in enumerate(texts):
         if text is not None and not text.strip():
-            raise RowError(f"column 'text', row {row}: expected a text, found white space; fill or remove the row")
+            raise RowError(f"column 'text', row {row}: expected a text, found {blank(text)}; fill or remove the row")
     return _clients([[] if text is None else [text] for text in texts], np.zeros(len(texts), dtype=np.int64))
 
 

@@ -57,7 +57,7 @@ def check_model(config: TrajectoryMatchingConfig) -> LoadedModel:
     base = load_base(config)
     # A written answer needs room behind the longest question.
     room = LEAST_ROOM if config.carrier == "written" else 0
-    PairEncoder(base.tokenizer, config.template).check_width(config.max_length - room)
+    PairEncoder(base.tokenizer, config.template).check_width(config.max_length, reserved=room)
     context = getattr(backbone(base.model).config, "max_position_embeddings", None)
     wanted = config.max_length + config.distil.tokens
     if context is not None and wanted > context:

@@ -159,6 +159,8 @@ def test_central_units_are_texts_and_null_texts_keep_their_slots():
     assert clients.owner.tolist() == [0, 2, 3]
     with pytest.raises(RowError, match=r"row 1: .*white space"):
         build_texts(["one", " ", "two"])
+    with pytest.raises(RowError, match=r"row 2: .*empty text"):
+        build_texts(["one", "two", ""])
     assert build_texts(["one"]).samples == ("one",), "one held-out text is enough"
 
 

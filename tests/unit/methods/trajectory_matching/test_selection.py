@@ -139,6 +139,22 @@ def test_public_rows_that_are_set_aside_are_not_counted_before_the_charge(tmp_pa
         check(11)
 
 
+def test_a_width_without_room_for_an_answer_is_refused_as_given_and_the_one_asked_for_is_taken(tmp_path):
+    pq.write_table(pa.table({"instruction": FILMS + MEALS, "response": ["yes"] * 12}), tmp_path / "public.parquet")
+
+    def check(width):
+        given = {"carriers": str(tmp_path / "public.parquet"), "carrier": "written", "selection": {"rows": 4}}
+        config = TrajectoryMatchingConfig(max_length=width, **given)
+        return check_model(promised(config, has_epsilon=True))
+
+    with pytest.raises(InputError, match=r"max_length=8: .* at least \d+ tokens") as refused:
+        check(8)
+    least = int(re.findall(r"at least (\d+) tokens", str(refused.value))[0])
+    assert check(least).name == "tiny-llama"
+    with pytest.raises(InputError, match=rf"max_length={least - 1}: .* at least {least} tokens"):
+        check(least - 1)
+
+
 def test_a_refusal_in_the_task_does_not_tell_prefect_how_many_rows_there_are(home):
     """Rows that are null leave fewer to choose from than were declared: how many is private."""
     rows = [Pair(text, "yes") for text in FILMS]
