@@ -8,11 +8,11 @@ import time
 from pathlib import Path
 
 import forked
-import fsspec
 import pyarrow as pa
 import pytest
 from full_disk import files_of_at_most
 from guarantees import GUARANTEE
+from lasting_store import LastingFileSystem
 from pydantic import ValidationError
 
 from understudy.artifacts.access import (
@@ -493,7 +493,7 @@ def test_a_table_leaves_no_trace_of_how_it_came_about():
 
 @pytest.fixture
 def bucket(monkeypatch, tmp_path) -> str:
-    root = f"memory://{tmp_path.name}/exchange"
+    root = f"lasting://{tmp_path.name}/exchange"
     monkeypatch.setenv("UNDERSTUDY_EXCHANGE", root)
     return root
 
@@ -510,8 +510,8 @@ def test_artifacts_behind_a_url(bucket, home):
 
 def test_the_manifest_decides_behind_a_url(bucket, home):
     ref = write_public("remote")
-    memory = fsspec.filesystem("memory")
-    remote = ref.uri.removeprefix("memory:/")
+    memory = LastingFileSystem()
+    remote = ref.uri.removeprefix("lasting:/")
     memory.pipe_file(f"{remote}/folder/file.txt", b"rEmote")
     # The local copy is still good; without it the damage shows, and the next writer fixes it.
     reload(ref)
@@ -527,8 +527,8 @@ def test_the_manifest_decides_behind_a_url(bucket, home):
 
 def test_gc_and_purge_behind_a_url_leave_what_is_no_artifact(bucket, monkeypatch):
     ref = write_public("ours")
-    memory = fsspec.filesystem("memory")
-    remote = bucket.removeprefix("memory:/")
+    memory = LastingFileSystem()
+    remote = bucket.removeprefix("lasting:/")
     memory.pipe_file(f"{remote}/photos/manifest.json", b"somebody's")
     memory.pipe_file(f"{remote}/{'0' * 64}/manifest.json", b"{")
     assert [found.id for found in exchange_store().manifests()] == [ref.id]

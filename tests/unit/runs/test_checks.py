@@ -12,6 +12,7 @@ import fsspec
 import pytest
 import torch
 from fsspec.implementations.memory import MemoryFileSystem
+from lasting_store import LastingFileSystem
 from tests_support import write_random_model
 
 from understudy.errors import InputError
@@ -98,16 +99,6 @@ def test_stores_are_written_and_left_as_they_were(home):
     assert list((home / "private/artifacts").iterdir()) == []
 
 
-class Lasting(MemoryFileSystem):
-    """One that the settings take for a bucket."""
-
-    protocol = "lasting"
-
-    @classmethod
-    def _strip_protocol(cls, path):
-        return super()._strip_protocol(path.replace("lasting://", "memory://"))
-
-
 class Hanging(MemoryFileSystem):
     protocol = "hanging"
 
@@ -124,7 +115,7 @@ class Refusing(MemoryFileSystem):
 
 @pytest.mark.parametrize(
     ("kind", "expected"),
-    [(Lasting, None), (Hanging, "no answer within 0.5 seconds"), (Refusing, "access denied")],
+    [(LastingFileSystem, None), (Hanging, "no answer within 0.5 seconds"), (Refusing, "access denied")],
 )
 def test_an_exchange_store_behind_a_url_takes_an_object(kind, expected, monkeypatch):
     fsspec.register_implementation(kind.protocol, kind, clobber=True)
@@ -133,7 +124,7 @@ def test_an_exchange_store_behind_a_url_takes_an_object(kind, expected, monkeypa
         monkeypatch.setattr(checks, "PATIENCE_S", 0.5)
     if expected is None:
         assert checks.exchange_store() == "lasting://bucket-lasting/store"
-        assert Lasting().find("/bucket-lasting") == [], "what was written is removed"
+        assert LastingFileSystem().find("/bucket-lasting") == [], "what was written is removed"
     else:
         with pytest.raises(InputError, match=expected):
             checks.exchange_store()
