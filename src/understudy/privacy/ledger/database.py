@@ -204,7 +204,10 @@ def file_system_type(directory: Path, mounts: Path) -> str:
 
 
 def transact(engine: sa.Engine, work: Callable[[sa.Connection], T], *, lock: bool = True) -> T:
-    """Runs `work` in one serialisable transaction and commits it; retries what lost against another.
+    """Runs `work` in one serialisable transaction and commits it; repeats what was rolled back.
+
+    A transaction that lost against another is repeated, and one whose connection was lost before its commit was sent.
+    After that it may stand already, and `work` is not repeated: a second charge could be made.
 
     Args:
         engine: from `open_engine`.
@@ -218,10 +221,21 @@ def transact(engine: sa.Engine, work: Callable[[sa.Connection], T], *, lock: boo
 
 
 def _committed(engine: sa.Engine, work: Callable[[sa.Connection], T], *, lock: bool) -> T:
-    with engine.begin() as connection:
-        if engine.dialect.name == "postgresql":
-            postgresql.begin(connection, lock=CHARGES if lock else None)
-        return work(connection)
+    sent = False
+    try:
+        with engine.begin() as connection:
+            if engine.dialect.name == "postgresql":
+                postgresql.begin(connection, lock=CHARGES if lock else None)
+            result = work(connection)
+            sent = True
+    except SQLAlchemyError as error:
+        if sent and engine.dialect.name == "postgresql" and postgresql.has_lost_connection(error):
+            raise UnderstudyError(
+                f"the ledger {_shown(engine)} was lost while a change was committed, which may stand or not: "
+                f"{_words(error)}. Run the same again, which finds what stands: the same request is never charged twice"
+            ) from None
+        raise
+    return result
 
 
 def _repeated(engine: sa.Engine, attempt: Callable[[], T]) -> T:
@@ -245,6 +259,8 @@ def _patience(engine: sa.Engine, error: SQLAlchemyError) -> tuple[float, float]:
         return 0, 0
     if postgresql.has_lost_against_another(error):
         return _RETRY_SECONDS, 0.05
+    if postgresql.has_lost_connection(error) and postgresql.was_reached(engine):
+        return postgresql.OUTAGE_SECONDS, 0.5
     return 0, 0
 
 
