@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,6 +15,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from understudy.errors import InputError, UnderstudyError
+from understudy.flows.interruption import Interrupted, signals_unwind
 from understudy.flows.terminal import console, say, show
 from understudy.lazy import load
 from understudy.runs.request import RunRequest, parse_budget, request_of
@@ -90,9 +92,13 @@ def _ended(flow: Callable[[RunRequest], Exported], request: RunRequest) -> Expor
         for name in ("prefect.flow_runs", "prefect.task_runs"):
             logging.getLogger(name).propagate = False
     try:
-        return flow(request)
-    except KeyboardInterrupt:
-        say("interrupted: the same command goes on from here, under the same charge")
+        with signals_unwind():
+            return flow(request)
+    except KeyboardInterrupt as interrupt:
+        with suppress(OSError):  # a terminal that has hung up
+            say("interrupted: the same command goes on from here, under the same charge")
+        if isinstance(interrupt, Interrupted):
+            sys.exit(interrupt.exit_code)
         raise
 
 

@@ -175,7 +175,7 @@ def _crashing(
             match_related=match_related or {},
             for_each={"prefect.resource.id"},
             after=after,
-            expect={heartbeat.EVENT, *(f"prefect.flow-run.{end}" for end in _ENDS)},
+            expect={heartbeat.EVENT, heartbeat.PAUSED, *(f"prefect.flow-run.{end}" for end in _ENDS)},
             threshold=1,
             within=timedelta(seconds=silence),
         ),

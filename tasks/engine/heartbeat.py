@@ -19,11 +19,14 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId, TaskR
 from prefect.client.schemas.objects import FlowRun
 from prefect.context import FlowRunContext
 from prefect.events import emit_event
+from prefect.exceptions import Pause
 from prefect.states import Crashed
 
 from understudy.settings import prefect_setting, settings
 
 EVENT = "understudy.flow-run.heartbeat"
+# After the last heartbeat of a run that leaves its process for a while: the event of its state came before that.
+PAUSED = "understudy.flow-run.paused"
 # Of silence, in heartbeats, after which a run counts as dead; Prefect takes no less than ten seconds.
 MISSED = 4
 SHORTEST_SILENCE_S = 10.0
@@ -62,25 +65,35 @@ def beating() -> Iterator[None]:
         target=contextvars.copy_context().run, args=(_beat, run, ended), name="flow-heart", daemon=True
     )
     heart.start()
+    paused = False
     try:
         _end_left_behind(run)
         yield
+    except Pause:
+        paused = True
+        raise
     finally:
         ended.set()
         heart.join(timeout=1.0)
+        if paused:
+            _tell(PAUSED, run)
 
 
 def _beat(run: FlowRun, ended: threading.Event) -> None:
-    resource = {"prefect.resource.id": f"prefect.flow-run.{run.id}", "prefect.resource.name": run.name}
     every = settings().heartbeat_s
     while True:
-        # Whatever Prefect's client raises for a server that is away for a while: the next heartbeat tries again.
-        try:
-            emit_event(EVENT, resource=resource)
-        except Exception as error:
-            _log.warning("a heartbeat of flow run %s was not sent: %s", run.id, type(error).__name__)
+        _tell(EVENT, run)
         if ended.wait(every):
             return
+
+
+def _tell(event: str, run: FlowRun) -> None:
+    resource = {"prefect.resource.id": f"prefect.flow-run.{run.id}", "prefect.resource.name": run.name}
+    # Whatever Prefect's client raises for a server that is away for a while: the next heartbeat tries again.
+    try:
+        emit_event(event, resource=resource)
+    except Exception as error:
+        _log.warning("an event of flow run %s was not sent: %s", run.id, type(error).__name__)
 
 
 def _end_left_behind(run: FlowRun) -> None:

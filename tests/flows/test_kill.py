@@ -1,17 +1,22 @@
-"""SIGKILL at random moments of a run, then the same command again: the same bytes, one charge."""
+"""SIGKILL or SIGTERM amid a run, then the same command again: the same bytes, one charge."""
 
+import os
 import random
 import shutil
+import signal
 import sqlite3
 import subprocess
+import tempfile
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import fork_server
+import psutil
 import pyarrow.parquet as pq
 import pytest
-from homes import kill, start_command
+from homes import command_environment, kill, start_command
 from kill_and_resume import digests, kill_once, reserve
 from tests_support import SMALL, SMALL_DISTILLATION
 
@@ -175,6 +180,37 @@ def test_a_run_killed_between_the_zones_ends_in_the_same_bytes(prefect_server, t
 
     finish_alike(command, calm, killed, in_home)
     assert sealed_adapters(killed) == sealed_adapters(calm)
+
+
+def test_a_terminated_run_takes_its_server_along_and_goes_on_under_its_charge(
+    prefect_server, empty_prefect_database, tmp_path, command_of, in_home
+):
+    """As a scheduler or a service manager ends a run: only the process of the command hears of it."""
+    command, home, out = command_of("conditional-generation"), tmp_path / "home", tmp_path / "out"
+    home.mkdir(mode=0o700)
+    (home / "prefect").mkdir()
+    shutil.copy(empty_prefect_database, home / "prefect")
+    with tempfile.TemporaryFile() as said:
+        process = fork_server.start(
+            ["-m", "understudy.flows.cli", *command.words(out)],
+            environment=command_environment(home),
+            streams=[said.fileno()] * 3,
+        )
+        try:
+            while not _charges(home):
+                assert process.poll() is None, os.pread(said.fileno(), 1_000_000, 0).decode()[-3000:]
+                time.sleep(0.02)
+            (server,) = psutil.Process(process.pid).children()
+            assert "uvicorn" in server.cmdline()
+            os.kill(process.pid, signal.SIGTERM)
+            status = process.wait()
+            assert not server.is_running()
+            assert status == 128 + signal.SIGTERM
+        finally:
+            process.kill()
+        assert "same command goes on" in os.pread(said.fileno(), 1_000_000, 0).decode()
+
+    finish_here(command, home, out, in_home)
 
 
 @pytest.mark.slow

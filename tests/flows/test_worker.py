@@ -26,7 +26,10 @@ import pytest
 import yaml
 from homes import bare_environment, home_environment
 from kill_and_resume import digests
-from prefect import Flow
+from prefect import Flow, flow, get_client
+from prefect.context import FlowRunContext
+from prefect.exceptions import Pause
+from prefect.states import Paused
 from prefect_servers import flows_told_to, free_port, wait_for
 from tests_support import SMALL, SMALL_ROUND
 
@@ -38,6 +41,7 @@ from understudy.privacy.ledger.ledger import Ledger
 from understudy.runs.folders import read_record
 from understudy.runs.request import Budget, RunRequest
 from understudy.settings import settings
+from understudy.tasks.engine.heartbeat import beating
 
 # What a worker's processes run is compared with a run of this one.
 pytestmark = pytest.mark.usefixtures("real_encoder")
@@ -460,6 +464,29 @@ def test_two_zones_make_the_artifacts_of_one_and_the_server_sees_no_private_text
     assert (here.released, here.synthetic) == (apart.released, apart.synthetic), "made again here, with the same bytes"
     assert here.metrics == apart.metrics, "scores and measures were found again"
     assert len(Ledger.open().charges("ward")) == 1
+
+
+def test_a_paused_run_is_left_alone_although_it_sent_heartbeats_after_the_event_of_its_state(server, monkeypatch):
+    """A task that has begun ends first, and only then the run leaves its process."""
+    monkeypatch.setenv("PREFECT_API_URL", server["PREFECT_API_URL"])
+    monkeypatch.setenv("UNDERSTUDY_HEARTBEAT_S", "1")
+    paused = []
+
+    @flow(name="paused")
+    def pause() -> None:
+        with beating(), get_client(sync_client=True) as client:
+            paused.append(FlowRunContext.get().flow_run.id)
+            state = client.set_flow_run_state(paused[0], Paused(timeout_seconds=600)).state
+            time.sleep(2.5)
+            raise Pause(state=state)
+
+    with suppress(Pause):
+        pause()
+    quiet = time.monotonic()
+    while time.monotonic() - quiet < 15:
+        state = ask(f"{server['PREFECT_API_URL']}/flow_runs/{paused[0]}")["state"]
+        assert state["type"] == "PAUSED", state["message"]
+        time.sleep(0.5)
 
 
 def test_a_run_whose_process_never_began_is_crashed(deployed, never_begun):

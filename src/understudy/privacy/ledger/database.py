@@ -2,8 +2,8 @@
 
 SQLite: rollback release log, `synchronous=EXTRA` (as FULL, and the release log's removal is flushed too, so that a
 committed charge survives a power cut), `secure_delete`, `BEGIN IMMEDIATE`. PostgreSQL: SERIALIZABLE with
-retry, behind a table lock taken before the snapshot, so that retries are rare. There, erased values stay in
-dead row versions and in the log until the server recycles them; they are of no use without the secret.
+retry, behind a table lock taken before the snapshot, so that retries are rare (`postgresql`). There, erased values
+stay in dead row versions and in the log until the server recycles them; they are of no use without the secret.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import random
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -22,6 +22,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from understudy.errors import InputError, UnderstudyError
+from understudy.privacy.ledger import postgresql
 
 T = TypeVar("T")
 
@@ -127,8 +128,6 @@ _COLUMNS: Final = {
 }
 # Flushes what a commit wrote, and that the release log is gone.
 _SYNCHRONOUS: Final = "EXTRA"
-# PostgreSQL: serialization failure, deadlock, and a unique value that another transaction has just written.
-_RETRY_STATES: Final = frozenset({"40001", "40P01", "23505"})
 
 
 def open_engine(url: str) -> sa.Engine:
@@ -166,13 +165,7 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
     return engine
 
 
-@functools.lru_cache(maxsize=8)
-def _postgresql_engine(url: sa.URL) -> sa.Engine:
-    try:
-        driver = url.set(drivername="postgresql+psycopg")
-        return sa.create_engine(driver, poolclass=NullPool, isolation_level="SERIALIZABLE", hide_parameters=True)
-    except ModuleNotFoundError:
-        raise InputError("a PostgreSQL ledger needs its driver: pip install 'understudy[postgres]'") from None
+_postgresql_engine = functools.lru_cache(maxsize=8)(postgresql.make_engine)
 
 
 def prepare_sqlite_file(path: Path) -> None:
@@ -211,7 +204,10 @@ def file_system_type(directory: Path, mounts: Path) -> str:
 
 
 def transact(engine: sa.Engine, work: Callable[[sa.Connection], T], *, lock: bool = True) -> T:
-    """Runs `work` in one serialisable transaction and commits it; retries what lost against another.
+    """Runs `work` in one serialisable transaction and commits it; repeats what was rolled back.
+
+    A transaction that lost against another is repeated, and one whose connection was lost before its commit was sent.
+    After that it may stand already, and `work` is not repeated: a second charge could be made.
 
     Args:
         engine: from `open_engine`.
@@ -221,18 +217,51 @@ def transact(engine: sa.Engine, work: Callable[[sa.Connection], T], *, lock: boo
     Raises:
         UnderstudyError: when the database cannot be used.
     """
-    deadline = time.monotonic() + _RETRY_SECONDS
+    return _repeated(engine, lambda: _committed(engine, work, lock=lock))
+
+
+def _committed(engine: sa.Engine, work: Callable[[sa.Connection], T], *, lock: bool) -> T:
+    sent = False
+    try:
+        with engine.begin() as connection:
+            if engine.dialect.name == "postgresql":
+                postgresql.begin(connection, lock=CHARGES if lock else None)
+            result = work(connection)
+            sent = True
+    except SQLAlchemyError as error:
+        if sent and engine.dialect.name == "postgresql" and postgresql.has_lost_connection(error):
+            raise UnderstudyError(
+                f"the ledger {_shown(engine)} was lost while a change was committed, which may stand or not: "
+                f"{_words(error)}. Run the same again, which finds what stands: the same request is never charged twice"
+            ) from None
+        raise
+    return result
+
+
+def _repeated(engine: sa.Engine, attempt: Callable[[], T]) -> T:
+    """The result of an attempt, made again while there is hope that it succeeds."""
+    failed_first: float | None = None
     while True:
         try:
-            with engine.begin() as connection:
-                if lock and engine.dialect.name == "postgresql":
-                    _lock_postgresql(connection)
-                return work(connection)
+            return attempt()
         except SQLAlchemyError as error:
-            if not _may_retry(error) or time.monotonic() > deadline:
+            failed_first = failed_first or time.monotonic()
+            patience, pause = _patience(engine, error)
+            if time.monotonic() - failed_first >= patience:
                 raise _unusable(engine, error) from None
         # Jitter only: nothing private or random depends on it.
-        time.sleep(random.uniform(0.001, 0.05))
+        time.sleep(random.uniform(0.1, 1) * pause)
+
+
+def _patience(engine: sa.Engine, error: SQLAlchemyError) -> tuple[float, float]:
+    """For how many seconds to try again after an error, and the longest pause in between."""
+    if engine.dialect.name != "postgresql":
+        return 0, 0
+    if postgresql.has_lost_against_another(error):
+        return _RETRY_SECONDS, 0.05
+    if postgresql.has_lost_connection(error) and postgresql.was_reached(engine):
+        return postgresql.OUTAGE_SECONDS, 0.5
+    return 0, 0
 
 
 def create_tables(engine: sa.Engine) -> None:
@@ -247,7 +276,7 @@ def create_tables(engine: sa.Engine) -> None:
         if name in found and found[name] != wanted:
             differing = ", ".join(sorted(found[name] ^ wanted))
             raise UnderstudyError(
-                f"the ledger {engine.url.render_as_string(hide_password=True)} was made by another version of "
+                f"the ledger {_shown(engine)} was made by another version of "
                 f"Understudy: its table {name} differs in {differing}. What it holds is spent for good, so go on with "
                 "the version that made it; start another UNDERSTUDY_HOME only for rows that it does not know"
             )
@@ -257,13 +286,13 @@ def create_tables(engine: sa.Engine) -> None:
 
 def _columns(engine: sa.Engine) -> dict[str, set[str]]:
     """Table -> its columns."""
-    try:
+
+    def ask() -> Sequence[sa.Row[Any]]:
         with engine.connect() as connection:
-            found = connection.exec_driver_sql(_COLUMNS[engine.dialect.name]).all()
-    except SQLAlchemyError as error:
-        raise _unusable(engine, error) from None
+            return connection.exec_driver_sql(_COLUMNS[engine.dialect.name]).all()
+
     columns: dict[str, set[str]] = {}
-    for table, name in found:
+    for table, name in _repeated(engine, ask):
         columns.setdefault(table, set()).add(name)
     return columns
 
@@ -277,22 +306,20 @@ def _begin_immediate(connection: sa.Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
-def _lock_postgresql(connection: sa.Connection) -> None:
-    connection.exec_driver_sql("SET LOCAL synchronous_commit = on")
-    # LOCK TABLE takes no snapshot, so what follows sees all that earlier holders of the lock committed.
-    connection.exec_driver_sql(f"LOCK TABLE {CHARGES.name} IN EXCLUSIVE MODE")
-
-
-def _may_retry(error: SQLAlchemyError) -> bool:
-    state = getattr(error.orig, "sqlstate", None) if isinstance(error, DBAPIError) else None
-    return state in _RETRY_STATES
-
-
 def _unusable(engine: sa.Engine, error: SQLAlchemyError) -> UnderstudyError:
-    # The driver's own words, not SQLAlchemy's, which would quote the statement and its parameters.
-    words = str(error.orig) if isinstance(error, DBAPIError) else type(error).__name__
-    url = engine.url.render_as_string(hide_password=True)
+    words = _words(error)
+    if engine.dialect.name == "postgresql" and postgresql.waited_in_vain(error):
+        words += f": another session has held its tables for {postgresql.LOCK_SECONDS} s (pg_stat_activity shows which)"
     return UnderstudyError(
-        f"the ledger {url} cannot be used: {words.strip()}. Fix it and run again: the same request is never "
+        f"the ledger {_shown(engine)} cannot be used: {words}. Fix it and run again: the same request is never "
         "charged twice"
     )
+
+
+def _words(error: SQLAlchemyError) -> str:
+    """The driver's own, on one line; SQLAlchemy's would quote the statement and its parameters."""
+    return " ".join((str(error.orig) if isinstance(error, DBAPIError) else type(error).__name__).split())
+
+
+def _shown(engine: sa.Engine) -> str:
+    return engine.url.render_as_string(hide_password=True)

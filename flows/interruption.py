@@ -1,0 +1,61 @@
+"""SIGTERM and SIGHUP end a command as Ctrl-C does: it unwinds, and what it has started ends with it.
+
+By default they end a process at once. A temporary Prefect server, which Prefect ends when the interpreter exits, would
+then run for ever and hold the home's database.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal asked the process to end.
+
+    Attributes:
+        exit_code: what a shell reports of a process that the signal has ended.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.exit_code = 128 + number
+
+
+@contextmanager
+def signals_unwind() -> Iterator[None]:
+    """Within it, the first SIGTERM or SIGHUP raises `Interrupted`.
+
+    A signal that is ignored, as under `nohup`, or that has a handler, stays so. After the block the signals end the
+    process at once again; but where one of them has come, the process is on its way out, and further ones are passed
+    over, so that it gets there.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    owner, came = os.getpid(), False
+
+    def unwind(number: int, _frame: FrameType | None) -> None:
+        nonlocal came
+        if os.getpid() != owner:  # a fork of this process, which is to end as it would have
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        elif not came:
+            came = True
+            raise Interrupted(number)
+
+    taken = [number for number in SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
+    for number in taken:
+        signal.signal(number, unwind)
+    try:
+        yield
+    finally:
+        if not came:
+            for number in taken:
+                signal.signal(number, signal.SIG_DFL)

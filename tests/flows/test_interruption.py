@@ -1,0 +1,70 @@
+"""SIGTERM and SIGHUP inside the block that unwinds: once, not where they are ignored, and not in a fork."""
+
+import signal
+
+import forked
+import pytest
+
+from understudy.flows.interruption import SIGNALS, signals_unwind
+
+UNWINDS = """
+import signal
+from understudy.flows.interruption import signals_unwind
+
+signal.signal(number, signal.SIG_DFL)  # the tests may run under nohup
+told = []
+try:
+    with signals_unwind():
+        try:
+            signal.raise_signal(number)
+            told.append("went on")
+        finally:
+            signal.raise_signal(number)
+            told.append("unwound")
+except KeyboardInterrupt as interrupt:
+    told.append(interrupt.exit_code)
+signal.raise_signal(number)
+pipe.send(told)
+"""
+
+FORKS = """
+import os, signal
+from understudy.flows.interruption import signals_unwind
+
+with signals_unwind():
+    child = os.fork()
+    if child == 0:
+        signal.raise_signal(signal.SIGTERM)
+        os._exit(0)
+    pipe.send(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def told_by(code: str, **names: object) -> object:
+    process, pipe = forked.start(code, **names)
+    found = pipe.recv()
+    process.join(60)
+    return found
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_the_first_signal_unwinds_and_further_ones_do_not_disturb_it(number):
+    assert told_by(UNWINDS, number=number) == ["unwound", 128 + number]
+
+
+def test_a_fork_is_ended_as_by_default():
+    assert told_by(FORKS) == -signal.SIGTERM
+
+
+def test_after_the_block_the_signals_are_as_before_and_an_ignored_one_stays_ignored():
+    """SIGHUP is ignored under `nohup`."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with signals_unwind():
+            signal.raise_signal(signal.SIGHUP)
+            assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        assert signal.getsignal(signal.SIGTERM) is before[signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGHUP, before[signal.SIGHUP])
