@@ -130,7 +130,7 @@ class PairEncoder:
         """
         least = max(map(len, self._frames.values())) + LEAST_ROOM + reserved
         if max_length < least:
-            answer = f" with {reserved} for its answer" if reserved else ""
+            answer = f", {reserved} tokens of it kept for an answer," if reserved else ""
             raise InputError(
                 f"{setting}={max_length}: the template and a pair{answer} take at least {least} tokens; raise it"
             )
