@@ -39,7 +39,7 @@ def signals_unwind() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    owner, came = os.getpid(), False
+    owner, came = os.getpid(), 0
 
     def unwind(number: int, _frame: FrameType | None) -> None:
         nonlocal came
@@ -47,7 +47,7 @@ def signals_unwind() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         elif not came:
-            came = True
+            came = number
             raise Interrupted(number)
 
     taken = [number for number in SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
@@ -55,6 +55,11 @@ def signals_unwind() -> Iterator[None]:
         signal.signal(number, unwind)
     try:
         yield
+    except BaseException as error:
+        # Prefect's own handler of SIGTERM raises at each, also amid the unwinding.
+        if not came or isinstance(error, Interrupted):
+            raise
+        raise Interrupted(came) from None
     finally:
         if not came:
             for number in taken:

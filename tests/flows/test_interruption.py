@@ -52,6 +52,31 @@ def test_the_first_signal_unwinds_and_further_ones_do_not_disturb_it(number):
     assert told_by(UNWINDS, number=number) == ["unwound", 128 + number]
 
 
+AMID = """
+import signal
+from understudy.flows.interruption import signals_unwind
+
+def prefects(number, frame):
+    raise SystemExit("amid the unwinding")
+
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+try:
+    with signals_unwind():
+        try:
+            signal.raise_signal(signal.SIGHUP)
+        finally:
+            signal.signal(signal.SIGTERM, prefects)
+            signal.raise_signal(signal.SIGTERM)
+except KeyboardInterrupt as interrupt:
+    pipe.send(interrupt.exit_code)
+"""
+
+
+def test_what_a_further_signal_raises_elsewhere_changes_nothing():
+    """A flow of Prefect has a handler of its own for SIGTERM; a session that ends sends SIGHUP beside it."""
+    assert told_by(AMID) == 128 + signal.SIGHUP
+
+
 def test_a_fork_is_ended_as_by_default():
     assert told_by(FORKS) == -signal.SIGTERM
 
