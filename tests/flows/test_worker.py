@@ -243,21 +243,25 @@ def wait_until(reached, log: Path | None = None, *, within: float) -> None:
         time.sleep(0.1)
 
 
-def kill_in_training(environment: dict[str, str], run: str, log: Path, *, steps: int) -> float:
+def kill_in_training(environment: dict[str, str], run: str, log: Path, *, steps: int) -> datetime:
     """Kill worker and process of a run once so many further steps are kept; gives the moment."""
     api, home = environment["PREFECT_API_URL"], settings().home
     before = steps_kept(home)
     with worker(environment, "client", log):
         wait_until(lambda: steps_kept(home) >= before + steps, log, within=300)
-    killed = time.monotonic()
+    killed = datetime.now(UTC)
     assert ask(f"{api}/flow_runs/{run}")["state"]["type"] == "RUNNING", "nobody was left to say that it was killed"
     return killed
 
 
-def crashed_after(api: str, run: str, log: Path, *, killed: float) -> float:
-    """Wait until a run that was killed is Crashed; gives the seconds since then."""
-    wait_until(lambda: ask(f"{api}/flow_runs/{run}")["state"]["type"] == "CRASHED", log, within=120)
-    return time.monotonic() - killed
+def crashed_after(api: str, run: str, log: Path, *, killed: datetime) -> float:
+    """Wait until a run that was killed is Crashed; gives the seconds that the server took to say so."""
+
+    def state() -> dict[str, str]:
+        return ask(f"{api}/flow_runs/{run}")["state"]
+
+    wait_until(lambda: state()["type"] == "CRASHED", log, within=120)
+    return (datetime.fromisoformat(state()["timestamp"]) - killed).total_seconds()
 
 
 def tasks_of(api: str, run: str) -> Counter[tuple[str, str]]:
