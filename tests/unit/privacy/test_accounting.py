@@ -5,6 +5,7 @@ import math
 
 import dp_accounting as dp
 import pytest
+from accounted_events import one_shot, run_with_histogram, short_run
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,24 +16,11 @@ from understudy.privacy.accounting import (
     default_delta,
     epsilon_pld,
     epsilon_rdp,
-    gaussian_event,
     histogram_event,
     renyi_curve,
     sgd_event,
     without_amplification,
 )
-
-
-def short_run(z):
-    return sgd_event(sampling_probability=0.05, noise_multiplier=z, steps=40)
-
-
-def run_with_histogram(z):
-    return composed_event(histogram_event(sigma=20.0), short_run(z))
-
-
-def one_shot(z):
-    return gaussian_event(noise_multiplier=z)
 
 
 def test_an_answer_is_kept_for_exactly_what_was_asked(monkeypatch):

@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+from accounted_events import one_shot, run_with_histogram, short_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
@@ -11,26 +12,11 @@ from scipy.stats import norm
 from understudy.errors import InputError
 from understudy.privacy import accounting
 from understudy.privacy.accounting import (
-    composed_event,
     epsilon_pld,
     epsilon_rdp,
-    gaussian_event,
     histogram_event,
-    sgd_event,
 )
 from understudy.privacy.calibration import CALIBRATION_TOLERANCE, analytic_gaussian_sigma, calibrate_noise_multiplier
-
-
-def short_run(z):
-    return sgd_event(sampling_probability=0.05, noise_multiplier=z, steps=40)
-
-
-def run_with_histogram(z):
-    return composed_event(histogram_event(sigma=20.0), short_run(z))
-
-
-def one_shot(z):
-    return gaussian_event(noise_multiplier=z)
 
 
 @pytest.mark.parametrize(
