@@ -11,10 +11,12 @@ import traceback
 import uuid
 from collections.abc import Callable
 from concurrent.futures import BrokenExecutor
+from pathlib import Path
 from typing import TypeVar
 
+from understudy.durable import write_atomically
 from understudy.errors import InputError, RowError, TaskFailed, UnderstudyError
-from understudy.settings import private_directory, settings
+from understudy.settings import settings
 
 R = TypeVar("R")
 
@@ -57,15 +59,23 @@ def _instead_of(error: Exception, name: str) -> TaskFailed:
 def _kept(error: Exception, name: str) -> str:
     """Where the text of an error is kept, in words; on a full disk nowhere."""
     try:
-        directory = private_directory(settings().private_root / "failures")
-        path = directory / f"{name}-{uuid.uuid4().hex[:12]}.txt"
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write("".join(traceback.format_exception(error)))
+        return f"the error text, maybe private, is in {keep_text(error, name)}"
     except (OSError, InputError) as also:
-        why = also.strerror if isinstance(also, OSError) else "the folder for it cannot be written"
+        told = also.strerror if isinstance(also, OSError) else None
+        why = told or "the folder for it cannot be written"
         return f"the error text, maybe private, could not be kept ({why}): make room or mend it, and run again"
-    return f"the error text, maybe private, is in {path}"
+
+
+def keep_text(error: Exception, name: str) -> Path:
+    """Keep the text of an error, with those behind it, where only this user reads it; gives the file.
+
+    Raises:
+        OSError: it cannot be written.
+        InputError: the home cannot be used.
+    """
+    path = settings().private_root / "failures" / f"{name}-{uuid.uuid4().hex[:12]}.txt"
+    write_atomically(path, "".join(traceback.format_exception(error)).encode(errors="backslashreplace"))
+    return path
 
 
 def _place(error: Exception) -> str:

@@ -11,17 +11,15 @@ import json
 import logging
 import os
 import time
-import traceback
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from understudy.addresses import SQLITE
-from understudy.durable import write_atomically
 from understudy.errors import InputError, TrackingFailed
 from understudy.settings import settings
+from understudy.tasks.engine.failures import keep_text
 from understudy.tasks.engine.lineage import LineageNode, trace
 from understudy.tasks.engine.prefect_links import link_from_prefect
 from understudy.tasks.engine.run_record import (
@@ -407,9 +405,7 @@ def _kept(error: Exception) -> str:
 
     Nothing where it cannot be written either.
     """
-    path = settings().private_root / "failures" / f"tracking-{uuid.uuid4().hex[:12]}.txt"
     try:
-        write_atomically(path, "".join(traceback.format_exception(error)).encode(errors="backslashreplace"))
-    except OSError:
+        return f", whose text is in {keep_text(error, 'tracking')}"
+    except (OSError, InputError):
         return ""
-    return f", whose text is in {path}"

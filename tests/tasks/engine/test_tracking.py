@@ -18,7 +18,7 @@ from sqlalchemy.exc import OperationalError
 from understudy.artifacts.access import ArtifactRef, write_json, write_table
 from understudy.errors import InputError, TrackingFailed
 from understudy.privacy.labels import private, public, released
-from understudy.tasks.engine import tracking
+from understudy.tasks.engine import failures, tracking
 from understudy.tasks.engine.lineage import LineageNode
 from understudy.tasks.engine.prefect_links import link_from_prefect
 from understudy.tasks.engine.run_record import TaskRecord, flatten, source_names
@@ -364,7 +364,7 @@ def test_a_database_may_be_named_by_a_relative_path(tmp_path, monkeypatch):
 
 def test_the_text_of_an_error_that_cannot_be_kept_costs_only_the_text(monkeypatch):
     monkeypatch.setattr(tracking, "_RETRY_AFTER_S", ())
-    monkeypatch.setattr(tracking, "write_atomically", lambda *_: (_ for _ in ()).throw(OSError("no space")))
+    monkeypatch.setattr(failures, "write_atomically", lambda *_: (_ for _ in ()).throw(OSError("no space")))
     with pytest.raises(TrackingFailed, match=r"the run could not be recorded \(OSError\); what is done"):
         tracking._persist("the run", lambda: (_ for _ in ()).throw(OSError("no space")))
 
