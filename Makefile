@@ -47,6 +47,10 @@ demo-run: install $(DEMO_HOME)/.made
 	    --about "notes to the service desk of a ferry line" --epsilon 8 --budget 8,2e-4 --model $(MODEL) \
 	    $(if $(filter multitask,$(VARIANT)),,--set variant=$(VARIANT)) --samples 100 --out out/demo$(OTHER)
 
+# Thousands of small models come and go: memory that is kept is not asked for, and cleared, anew.
+test tests waiting-tests prove: export MALLOC_TRIM_THRESHOLD_ ?= 4000000000
+test tests waiting-tests prove: export MALLOC_MMAP_THRESHOLD_ ?= 33554432
+
 # Types are checked while the tests wait for a server or a process: `nice` takes what nobody else wants.
 test: install
 	@shared=$$(mktemp -d) && trap 'rm -rf "$$shared"' EXIT && \

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from homes import home_environment
+from needles import found_in
 from tests_support import SMALL, write_random_model
 
 from understudy.runs.request import Budget, RunRequest
@@ -206,7 +207,7 @@ def find_leaks():
         tables = [pq.read_table(path) for path in private.rglob("table.parquet")]
         kept = [text for table in tables for name in text_columns(table) for text in table[name].to_pylist()]
         assert set(needles) & {text.encode() for text in kept if text is not None}
-        return [(name, needle[:30]) for name, content in places.items() for needle in needles if needle in content]
+        return [(name, needle[:30]) for name, content in places.items() for needle in found_in(content, needles)]
 
     return find
 
