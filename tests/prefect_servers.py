@@ -13,7 +13,12 @@ from pathlib import Path
 
 import pytest
 
-SERVER = ("-m", "uvicorn", "--factory", "prefect.server.api.server:create_app", "--log-level", "error")
+SERVER = ("-m", "uvicorn", "--app-dir", str(Path(__file__).parent), "--factory", "batched_server:create_app")
+# By default each event of a task run is a transaction of its own: two fifths of what the server has to do.
+TOGETHER = {
+    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
+    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "0.2",
+}
 
 
 def free_port() -> int:
@@ -55,8 +60,20 @@ def temporary_server(folder: Path, database: Path) -> Iterator[None]:
         "PREFECT_SERVER_EVENTS_STREAM_OUT_ENABLED": "0",
         "PREFECT__SERVER_EPHEMERAL": "1",
         "PREFECT__SERVER_FINAL": "1",
+        **TOGETHER,
     }
-    command = [sys.executable, *SERVER, "--host", "127.0.0.1", "--port", str(port), "--lifespan", "on"]
+    command = [
+        sys.executable,
+        *SERVER,
+        "--log-level",
+        "error",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--lifespan",
+        "on",
+    ]
     api = f"http://127.0.0.1:{port}/api"
     with log.open("w") as said, subprocess.Popen(command, env=environment, stdout=said, stderr=said) as process:
         try:
