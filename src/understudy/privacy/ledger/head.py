@@ -11,14 +11,12 @@ Nothing here can tell when database and head are put back together from an older
 from __future__ import annotations
 
 import json
-import os
-import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
 import sqlalchemy as sa
 
-from understudy.durable import sync
+from understudy.durable import write_atomically
 from understudy.errors import UnderstudyError
 from understudy.locks import locked
 from understudy.privacy.ledger.chain import Chain, Tip
@@ -136,11 +134,4 @@ class Head:
         return self.path.with_name(f"{self.path.name}.lock")
 
     def _write(self, tip: Tip) -> None:
-        temporary = self.path.with_name(f"{self.path.name}.{secrets.token_hex(4)}.tmp")
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            json.dump({"entries": tip.entries, "mac": tip.mac}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, self.path)
-        sync(self.path.parent)
+        write_atomically(self.path, json.dumps({"entries": tip.entries, "mac": tip.mac}).encode())

@@ -11,7 +11,7 @@ from pathlib import Path
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from understudy.durable import sync
+from understudy.durable import sync, write_atomically
 from understudy.errors import InputError, UnderstudyError
 
 MINIMUM_BYTES = 32
@@ -71,7 +71,7 @@ def read_secret(path: Path) -> bytes | None:
     """The secret kept in a file, None when there is no such file.
 
     Raises:
-        InputError: when others may read the file, or it holds no secret.
+        InputError: when others may read the file, or it holds no secret; naming the file.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -83,36 +83,33 @@ def read_secret(path: Path) -> bytes | None:
         mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
         if mode & 0o077:
             raise InputError(f"expected the secret {path} closed to others (0600), found mode {mode:04o}: chmod 600")
-        return check_secret(file.read().strip())
+        found = file.read().strip()
+    if len(found) < MINIMUM_BYTES:
+        raise InputError(
+            f"expected a secret of at least {MINIMUM_BYTES} bytes in {path}, found {len(found)}: restore the file from "
+            "a backup"
+        )
+    return found
 
 
 def create_secret(path: Path) -> bytes:
     """Makes a secret in a new file (0600), whole or not at all; of two at once, both get the same one."""
-    fresh = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
-    write_secret(fresh, new_secret())
-    try:
-        # A hard link appears with its whole content, and fails if another process was first.
-        os.link(fresh, path)
-    except FileExistsError:
-        pass
-    finally:
-        fresh.unlink()
-    sync(path.parent)
+    write_secret(path, new_secret(), once=True)
     found = read_secret(path)
     if found is None:
         raise UnderstudyError(f"the secret {path} was removed while it was being made; run again")
     return found
 
 
-def write_secret(path: Path, secret: bytes) -> None:
-    """Writes a secret to a file that only its owner can read, and waits until it is on the disk."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        os.fchmod(file.fileno(), 0o600)
-        file.write(secret + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
-    sync(path.parent)
+def write_secret(path: Path, secret: bytes, *, once: bool = False) -> None:
+    """Writes a secret, whole or not at all, to a file that only its owner can read, and waits until it is on the disk.
+
+    Args:
+        path: the file.
+        secret: what it shall hold.
+        once: keep the file that is already there.
+    """
+    write_atomically(path, secret + b"\n", once=once)
 
 
 def pending(path: Path) -> Path:
