@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -193,16 +193,19 @@ def evaluate(
 
 def report(*, folder: Path, as_json: bool) -> None:
     """`understudy report`."""
+    from understudy.locks import locked_folder
     from understudy.methods import registry
     from understudy.reporting.report import rebuild_report
-    from understudy.runs.folders import INTERNAL, close_folder
+    from understudy.runs.placement import INTERNAL, close_folder
 
     def sections_of(method: str) -> SectionsOf | None:
         place = registry.get(method).report.sections
         return load(place) if place else None
 
-    files = rebuild_report(folder / INTERNAL, sections_of)
-    close_folder(folder / INTERNAL)  # one that an earlier version left open
+    # Neither a run that takes the folder nor a purge may come between the figures and the page.
+    with locked_folder(folder) if folder.is_dir() else nullcontext():
+        files = rebuild_report(folder / INTERNAL, sections_of)
+        close_folder(folder / INTERNAL)  # one that an earlier version left open
     show({"report": str(files.html), "figures": str(files.json)}, as_json=as_json)
 
 

@@ -12,7 +12,8 @@ from understudy.artifacts.access import ArtifactRef
 from understudy.artifacts.manifest import PRIVATE_ID
 from understudy.errors import InputError
 from understudy.flows.terminal import console, say
-from understudy.runs.folders import INTERNAL, RUN_FILE, RunRecord, artifact_in, read_record
+from understudy.runs.folders import RUN_FILE, RunRecord, artifact_in, read_record
+from understudy.runs.placement import INTERNAL
 from understudy.tasks.engine.lineage import LineageNode
 
 # Of a content address MLflow shows the first 36 characters.

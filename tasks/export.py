@@ -26,7 +26,7 @@ from understudy.reporting.report import About, BudgetUse, build_report
 from understudy.reporting.worth import Completeness, completeness_of
 from understudy.runs import finished_plans
 from understudy.runs.exported import Exported, exported
-from understudy.runs.folders import RunRecord, write_export, write_internal
+from understudy.runs.folders import RunRecord, StatementFiles, write_results
 from understudy.runs.run_plan import RunPlan
 from understudy.runs.split import LABELS_DISCLOSED, hold_out_note
 from understudy.tasks.charge_receipt import ChargeReceipt
@@ -64,11 +64,20 @@ def export(
         metrics=metrics,
     )
     folder = Path(out).expanduser().absolute()
-    if paid.exportable or shares_real_rows:
-        write_export(folder, record, statement, render_markdown(statement), shares_real_rows=shares_real_rows)
-    write_internal(folder, record, lambda inner: _write_report(inner, run, ledger, paid, synthetic, metrics, statement))
-    if paid.status == "released":
-        finished_plans.remember(paid.request_key, run, folder)
+    exports = paid.exportable or shares_real_rows
+
+    def placed() -> None:
+        if paid.status == "released":
+            finished_plans.remember(paid.request_key, run, folder)
+
+    write_results(
+        folder,
+        record,
+        lambda inner: _write_report(inner, run, ledger, paid, synthetic, metrics, statement),
+        statement=StatementFiles(statement, render_markdown(statement)) if exports else None,
+        shares_real_rows=shares_real_rows,
+        placed=placed,
+    )
     return exported(folder, record, statement, _completeness(run, synthetic))
 
 

@@ -27,7 +27,8 @@ from understudy.evaluation.metrics import Metrics
 from understudy.lazy import load
 from understudy.locks import is_current
 from understudy.methods import registry
-from understudy.runs.folders import EXPORT, INTERNAL, read_record
+from understudy.runs.folders import read_record
+from understudy.runs.placement import EXPORT, INTERNAL
 from understudy.runs.request import request_of
 from understudy.settings import prepare_environment, private_directory, settings
 

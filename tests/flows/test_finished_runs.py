@@ -1,8 +1,11 @@
 """A repeated command on finished work: answered from its folder, without a model; what is missing is put back."""
 
+import fcntl
 import functools
 import json
+import os
 import shutil
+from pathlib import Path
 
 import pytest
 from tests_support import SMALL
@@ -10,6 +13,7 @@ from tests_support import SMALL
 from understudy.artifacts.access import path_of
 from understudy.errors import UnderstudyError
 from understudy.privacy.ledger.ledger import Ledger
+from understudy.reporting.report import ReportFiles
 from understudy.runs.registration import registered
 from understudy.runs.validation import validate
 from understudy.settings import settings
@@ -139,3 +143,27 @@ def test_a_result_that_another_home_kept_can_be_paid_for_again_here(request_of):
         (draft.path / "model.safetensors").write_bytes(b"released")
     finalize.fn(first, draft.ref)
     assert ask(accept_new=True).charge_id != first.charge_id
+
+
+def test_no_run_takes_a_folder_over_while_its_page_is_made_anew(call, tmp_path, monkeypatch):
+    """The page of one run's figures came to lie in the folder of another's."""
+
+    def rebuilt(directory: Path, _: object) -> ReportFiles:
+        assert is_locked(directory.parent)
+        return ReportFiles(html=directory / "report.html", json=directory / "report.json")
+
+    (tmp_path / "internal").mkdir()
+    monkeypatch.setattr("understudy.reporting.report.rebuild_report", rebuilt)
+    assert call("report", tmp_path)[0] == 0
+    assert not is_locked(tmp_path)
+
+
+def is_locked(folder: Path) -> bool:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

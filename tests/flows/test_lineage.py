@@ -7,7 +7,7 @@ import pytest
 
 from understudy.artifacts.access import write_table
 from understudy.privacy.labels import private
-from understudy.runs.folders import RunRecord, write_export, write_internal
+from understudy.runs.folders import RunRecord, StatementFiles, write_results
 
 
 @pytest.fixture
@@ -23,8 +23,8 @@ def record(home) -> RunRecord:
 @pytest.fixture
 def out(record, tmp_path):
     """Its folder, with the export that --share-real-rows asks for."""
-    write_export(tmp_path / "out", record, {}, "in words", shares_real_rows=True)
-    write_internal(tmp_path / "out", record, lambda folder: None)
+    told = StatementFiles({}, "in words")
+    write_results(tmp_path / "out", record, lambda folder: None, statement=told, shares_real_rows=True)
     return tmp_path / "out"
 
 

@@ -16,7 +16,8 @@ from understudy.errors import InputError, TrackingFailed
 from understudy.evaluation.metrics import Metrics
 from understudy.privacy.ledger.ledger import Ledger, SourceRecord
 from understudy.reporting.report import build_report
-from understudy.runs.folders import INTERNAL, read_record
+from understudy.runs.folders import read_record
+from understudy.runs.placement import INTERNAL
 from understudy.settings import prepare_environment, settings
 from understudy.tasks import housekeeping
 from understudy.tasks.engine import leases, tracking

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from homes import has_access_lists
 
-from understudy.runs.folders import replace_folder
+from understudy.runs.placement import put_in_place
 from understudy.settings import private_directory, settings
 
 
@@ -71,10 +71,9 @@ def test_internal_is_closed_while_it_is_filled_and_an_export_has_the_users_umask
         (folder / "report").write_text("figures")
         seen.update(modes(folder))
 
-    replace_folder(tmp_path / "internal", fill)
+    os.umask(0o027)
+    put_in_place(tmp_path, fill, fill_export=lambda folder: (folder / "texts").touch())
     assert seen == {"report": 0o600}
     (tmp_path / "internal" / "later").touch()
     assert modes(tmp_path / "internal") == {"report": 0o600, "later": 0o600}
-    os.umask(0o027)
-    replace_folder(tmp_path / "export", fill, closed=False)
-    assert modes(tmp_path / "export") == {"report": 0o640}
+    assert modes(tmp_path / "export") == {"texts": 0o640}

@@ -10,7 +10,8 @@ from pydantic import BaseModel, ConfigDict
 
 from understudy.errors import UnderstudyError
 from understudy.reporting.worth import Completeness
-from understudy.runs.folders import EXPORT, INTERNAL, RunRecord, read_record
+from understudy.runs.folders import RunRecord, read_record
+from understudy.runs.placement import EXPORT, INTERNAL
 
 
 class Exported(BaseModel):

@@ -1,7 +1,6 @@
 """What a run leaves in DIR: `export/`, safe to hand over, and `internal/`, made from real rows and closed to others.
 
-Each folder is written beside its place and renamed, so that there is never a half of one. A crash leaves the old one or
-the new one, between the two renames that replace an old one under another name; the next export clears up.
+`placement` puts them in place.
 """
 
 from __future__ import annotations
@@ -12,6 +11,8 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from understudy.artifacts.access import ArtifactRef, path_of, read_table
 from understudy.data.tables import named_labels
-from understudy.durable import naming
 from understudy.errors import InputError, UnderstudyError
 from understudy.locks import locked_folder
-from understudy.owner_only import close_new_files
 from understudy.runs.finished_folders import remember
+from understudy.runs.placement import EXPORT, INTERNAL, check_no_export, leftovers, put_in_place
 
-EXPORT = "export"
-INTERNAL = "internal"
 RUN_FILE = "run.json"
 STATEMENT = "statement.json"
 SYNTHETIC = "synthetic.parquet"
@@ -36,7 +34,6 @@ SYNTHETIC = "synthetic.parquet"
 ARTIFACT = "understudy.artifact"
 RELEASED = "understudy.released"
 
-_WRITTEN, _REPLACED = ".{}.new", ".{}.old"  # beside the folder while it is put in place
 _PROBE = ".understudy-probe-"
 
 
@@ -75,11 +72,8 @@ def check_folder(out: Path, *, exports: bool) -> None:
             f"--out {out}: expected an empty folder or one of an earlier run, found {sorted(foreign)[:3]}; "
             "choose an empty one"
         )
-    if not exports and (out / EXPORT).exists():
-        raise InputError(
-            f"--out {out}: holds the {EXPORT}/ of an earlier run, and this run, which adds no noise, exports nothing "
-            "to put in its place; choose another folder"
-        )
+    if not exports:
+        check_no_export(out)
 
 
 def try_folder(out: Path) -> str:
@@ -143,94 +137,77 @@ def _short(path: Path) -> str:
     return text if len(text := str(path)) <= 200 else f"{text[:100]}...{text[-50:]}"
 
 
-def leftovers(target: Path) -> tuple[Path, Path]:
-    """Where a killed process may have left parts of `target`: the new one that it filled, the old one put aside."""
-    return target.with_name(_WRITTEN.format(target.name)), target.with_name(_REPLACED.format(target.name))
+@dataclass(frozen=True)
+class StatementFiles:
+    """A privacy statement as DIR/export shows it.
 
-
-def replace_folder(target: Path, fill: Callable[[Path], None], *, closed: bool = True) -> None:
-    """Put a freshly filled folder in the place of `target`, whole or not at all; what a killed process left goes.
-
-    Args:
-        target: the folder.
-        fill: writes into the folder that it is given.
-        closed: to other users, with everything in it (0700 and 0600).
+    Attributes:
+        facts: for statement.json.
+        words: for statement.md.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    fresh, old = leftovers(target)
-    with locked_folder(target.parent):
-        if old.exists() and not target.exists():
-            os.replace(old, target)
-        _remove(fresh)
-        _remove(old)
-        try:
-            fresh.mkdir(mode=0o700)
-            if closed:
-                close_new_files(fresh)
-            with naming(target):
-                fill(fresh)
-            if closed:
-                close_folder(fresh)
-            else:
-                fresh.chmod(0o755)
-            if target.exists():
-                os.replace(target, old)
-            os.replace(fresh, target)
-        finally:
-            _remove(fresh)
-        _remove(old)
+
+    facts: Mapping[str, Any]
+    words: str
 
 
-def close_folder(folder: Path) -> None:
-    """Close a folder and everything in it to other users: 0700 and 0600."""
-    folder.chmod(0o700)
-    for path in folder.rglob("*"):
-        path.chmod(0o700 if path.is_dir() else 0o600)
+def write_results(
+    out: Path,
+    record: RunRecord,
+    fill_report: Callable[[Path], None],
+    *,
+    statement: StatementFiles | None,
+    shares_real_rows: bool = False,
+    placed: Callable[[], None] = lambda: None,
+) -> None:
+    """Write DIR/export and DIR/internal, both or neither.
 
-
-def _remove(folder: Path) -> None:
-    if folder.exists():
-        shutil.rmtree(folder)
-
-
-def write_export(
-    out: Path, record: RunRecord, statement: Mapping[str, Any], statement_text: str, *, shares_real_rows: bool = False
-) -> Path:
-    """Write DIR/export: synthetic.parquet, statement.json, statement.md and, under its kind, what was released.
-
-    What `generate` drew beside them is kept as long as the release is the one it was drawn from.
+    export/ gets synthetic.parquet, statement.json, statement.md and, under its kind, what was released. What `generate`
+    drew beside them is kept as long as the release is the one it was drawn from. internal/ gets the report, run.json,
+    and the synthetic table where it may not be exported.
 
     Args:
         out: the run's folder.
         record: of the run.
-        statement: its privacy statement.
-        statement_text: the same in words.
-        shares_real_rows: the user said in so many words that private artifacts may be written here.
+        fill_report: writes the report into the folder that becomes internal/.
+        statement: the run's privacy statement; None where nothing is exported.
+        shares_real_rows: the user said in so many words that private artifacts may be written into export/.
+        placed: called when both are in place and no other run has touched them yet.
 
     Raises:
-        UnderstudyError: when anything in it is not released or public: nothing is written then.
+        UnderstudyError: when anything to export is not released or public: nothing is written then.
+        InputError: nothing is exported, and the export of another run stands there.
     """
     for ref in (record.released, record.synthetic):
-        if ref.label.kind == "private" and not shares_real_rows:
+        if statement is not None and ref.label.kind == "private" and not shares_real_rows:
             raise UnderstudyError(f"artifact {ref.id} is {ref.label}: only public and released ones are exported")
 
-    further = _further_draws(out, record)
+    def fill_internal(folder: Path) -> None:
+        _fill_internal(folder, out, record)
+        fill_report(folder)
 
-    def fill(folder: Path) -> None:
-        remember(out, source=record.source)
-        for path in further:
-            shutil.copy2(path, folder)
-        # So that the file says what it is wherever it is taken.
+    fill_export = None if statement is None else partial(_fill_export, out=out, record=record, statement=statement)
+    put_in_place(out, fill_internal, fill_export=fill_export, placed=placed)
+
+
+def _fill_export(folder: Path, *, out: Path, record: RunRecord, statement: StatementFiles) -> None:
+    remember(out, source=record.source)
+    for path in _further_draws(out, record):
+        shutil.copy2(path, folder)
+    # So that the file says what it is wherever it is taken.
+    table = named_labels(read_table(record.synthetic), record.label_names)
+    ids = {ARTIFACT: record.synthetic.id, RELEASED: record.released.id}
+    pq.write_table(table.replace_schema_metadata(ids), folder / SYNTHETIC)
+    (folder / STATEMENT).write_text(json.dumps(statement.facts, indent=2) + "\n")
+    (folder / "statement.md").write_text(statement.words)
+    _copy_folder(path_of(record.released), folder / record.released.kind)
+
+
+def _fill_internal(folder: Path, out: Path, record: RunRecord) -> None:
+    remember(out, source=record.source)
+    (folder / RUN_FILE).write_text(record.model_dump_json(indent=2) + "\n")
+    if record.synthetic.label.kind == "private":
         table = named_labels(read_table(record.synthetic), record.label_names)
-        ids = {ARTIFACT: record.synthetic.id, RELEASED: record.released.id}
-        pq.write_table(table.replace_schema_metadata(ids), folder / SYNTHETIC)
-        (folder / STATEMENT).write_text(json.dumps(statement, indent=2) + "\n")
-        (folder / "statement.md").write_text(statement_text)
-        source = path_of(record.released)
-        _copy_folder(source, folder / record.released.kind)
-
-    replace_folder(out / EXPORT, fill, closed=False)
-    return out / EXPORT
+        pq.write_table(table, folder / SYNTHETIC)
 
 
 def _copy_folder(source: Path, target: Path) -> None:
@@ -248,21 +225,6 @@ def _further_draws(out: Path, record: RunRecord) -> list[Path]:
     except InputError:  # nothing there, or of another version: then the release is another one too
         return []
     return sorted((out / EXPORT).glob("synthetic-*.parquet")) if earlier.released == record.released else []
-
-
-def write_internal(out: Path, record: RunRecord, fill_report: Callable[[Path], None]) -> Path:
-    """Write DIR/internal: the report, run.json, and the synthetic table where it may not be exported."""
-
-    def fill(folder: Path) -> None:
-        remember(out, source=record.source)
-        (folder / RUN_FILE).write_text(record.model_dump_json(indent=2) + "\n")
-        if record.synthetic.label.kind == "private":
-            table = named_labels(read_table(record.synthetic), record.label_names)
-            pq.write_table(table, folder / SYNTHETIC)
-        fill_report(folder)
-
-    replace_folder(out / INTERNAL, fill)
-    return out / INTERNAL
 
 
 def read_record(out: Path) -> RunRecord:

@@ -14,11 +14,13 @@ from pydantic import TypeAdapter, ValidationError
 
 from understudy.errors import InputError
 from understudy.lazy import load
+from understudy.locks import locked_folder
 from understudy.methods import registry
 from understudy.methods.further import FurtherDraw
 from understudy.progress import Progress
 from understudy.quantities import Count, CountOrZero
-from understudy.runs.folders import EXPORT, INTERNAL, RELEASED, RUN_FILE, SYNTHETIC, named_in
+from understudy.runs.folders import RELEASED, RUN_FILE, STATEMENT, SYNTHETIC, named_in
+from understudy.runs.placement import EXPORT, INTERNAL
 
 # Streams of the run's own draw are named by its public seed; further draws start at a seed of their own.
 _SEED_STEP = 1_000_003
@@ -48,7 +50,7 @@ def generate_more(
     _check_number("samples", samples, Count)
     _check_number("draw", draw, CountOrZero)
     folder = origin / EXPORT if (origin / EXPORT).is_dir() else origin
-    statement = _read(folder / "statement.json")
+    statement = _read(folder / STATEMENT)
     if statement is None:
         raise InputError(
             f"--from {origin}: expected the --out folder of a finished run, or its {EXPORT}/ with statement.json, "
@@ -69,9 +71,17 @@ def generate_more(
         )
     path = out or folder / f"synthetic-{samples}-{draw}.parquet"
     _check_writable(path)
+    released = _released_by(folder, record)
     further: Callable[[FurtherDraw], pa.Table] = load(method.generate)
     table = further(FurtherDraw(folder, record, samples=samples, seed_step=draw * _SEED_STEP, progress=progress))
-    _write(path, table, drawn_from=_released_by(folder, record))
+    # So that no run puts another release into the folder between the look and the writing.
+    with locked_folder(folder.absolute().parent):
+        if _released_by(folder, _record_of(_read(folder / STATEMENT) or {}, folder)) != released:
+            raise InputError(
+                f"--from {origin}: expected the model that texts were being drawn from, found another run's or none: "
+                "the folder was taken over meanwhile. Nothing was written; run again to draw from what lies there now"
+            )
+        _write(path, table, drawn_from=released)
     return path, table.num_rows
 
 

@@ -16,7 +16,8 @@ from pathlib import Path
 from understudy.locks import locked_folder
 from understudy.runs.evaluated import SOURCES_FILE, report_files, sources_told
 from understudy.runs.finished_folders import noted
-from understudy.runs.folders import EXPORT, INTERNAL, RUN_FILE, STATEMENT, leftovers
+from understudy.runs.folders import RUN_FILE, STATEMENT
+from understudy.runs.placement import EXPORT, INTERNAL, leftovers
 
 _SAYS_WHOSE = {INTERNAL: RUN_FILE, EXPORT: STATEMENT}
 

@@ -2,9 +2,14 @@
 
 import json
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from understudy.errors import InputError
+from understudy.methods.further import FurtherDraw
+from understudy.runs import further_texts
+from understudy.runs.folders import RELEASED
 from understudy.runs.further_texts import generate_more
 
 
@@ -64,3 +69,21 @@ def test_a_method_that_leaves_no_model_is_named_whatever_it_released(exported):
 def test_a_folder_without_a_statement_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"statement\.json"):
         generate_more(tmp_path, samples=2)
+
+
+def test_texts_are_not_put_into_the_export_of_a_run_that_took_the_folder_over_meanwhile(exported, monkeypatch):
+    """They said that they were drawn from its model."""
+
+    def released(name: str) -> None:
+        table = pa.table({"text": ["a"]}).replace_schema_metadata({RELEASED: name})
+        pq.write_table(table, exported / "export/synthetic.parquet")
+
+    def taken_over(_: FurtherDraw) -> pa.Table:
+        released("another")
+        return pa.table({"text": ["b"]})
+
+    released("one")
+    monkeypatch.setattr(further_texts, "load", lambda _: taken_over)
+    with pytest.raises(InputError, match="taken over meanwhile"):
+        generate_more(exported, samples=2)
+    assert not list(exported.glob("export/synthetic-*"))

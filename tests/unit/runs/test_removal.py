@@ -1,7 +1,6 @@
 """What a purge removes from users' folders: what is private of its own source, wherever a kill left it, and no more."""
 
 import functools
-import json
 import multiprocessing
 import os
 import shutil
@@ -16,7 +15,8 @@ from understudy.artifacts.access import write_table
 from understudy.privacy.labels import private
 from understudy.runs import removal
 from understudy.runs.finished_folders import remember
-from understudy.runs.folders import EXPORT, INTERNAL, RUN_FILE, STATEMENT, RunRecord, write_export, write_internal
+from understudy.runs.folders import RUN_FILE, STATEMENT, RunRecord, StatementFiles, write_results
+from understudy.runs.placement import EXPORT, INTERNAL
 from understudy.runs.removal import Removed, remove_private
 from understudy.settings import settings
 
@@ -33,15 +33,20 @@ def report(folder: Path) -> None:
 
 
 def share(out: Path, source: str, *, verdict: str = "none") -> None:
-    statement = {"source": source, "verdict": verdict}
-    write_export(out, record_of(source), statement, "in words", shares_real_rows=True)
+    """A run with --share-real-rows."""
+    statement = StatementFiles({"source": source, "verdict": verdict}, "in words")
+    write_results(out, record_of(source), report, statement=statement, shares_real_rows=True)
 
 
 def finish(out: Path, source: str) -> Path:
-    """A whole run that released what it exports."""
+    """A run that released what it exports."""
     share(out, source, verdict="proven under assumptions")
-    write_internal(out, record_of(source), report)
     return out
+
+
+def keep(out: Path, source: str, fill=report) -> None:
+    """A run that exports nothing."""
+    write_results(out, record_of(source), fill, statement=None)
 
 
 def names(out: Path) -> list[str]:
@@ -85,11 +90,11 @@ def die_after_renames(out: Path, renames: int) -> None:
     os.replace = counted
 
 
-def write_internal_and_die(out: Path, record: RunRecord, renames: int | None) -> None:
+def keep_and_die(out: Path, source: str, renames: int | None) -> None:
     if renames is None:
-        write_internal(out, record, die)
+        keep(out, source, die)
     die_after_renames(out, renames)
-    write_internal(out, record, report)
+    keep(out, source)
 
 
 def share_and_die(out: Path, source: str, renames: int | None) -> None:
@@ -137,7 +142,7 @@ def test_only_folders_of_the_source_lose_what_is_private(tmp_path):
 
 def test_a_first_run_that_was_killed_leaves_nothing_after_a_purge(tmp_path):
     out = tmp_path / "out"
-    killed(write_internal_and_die, out, record_of("ward"), None)
+    killed(keep_and_die, out, "ward", None)
     assert (names(out), sources_in(out)) == ([".internal.new"], {"ward"})
     assert remove_private("ward") == Removed(internal=[str(out / ".internal.new")])
     assert names(out) == []
@@ -148,8 +153,8 @@ def test_a_first_run_that_was_killed_leaves_nothing_after_a_purge(tmp_path):
 @pytest.mark.parametrize("renames", [None, 1, 2])
 def test_a_run_killed_in_the_place_of_anothers_hides_neither_from_its_purge(tmp_path, renames, order):
     out = tmp_path / "out"
-    write_internal(out, record_of("ward"), report)
-    killed(write_internal_and_die, out, record_of("clinic"), renames)
+    keep(out, "ward")
+    killed(keep_and_die, out, "clinic", renames)
     assert sources_in(out) == {"ward", "clinic"}
     first, second = order
     assert len(remove_private(first).internal) == 1
@@ -159,12 +164,12 @@ def test_a_run_killed_in_the_place_of_anothers_hides_neither_from_its_purge(tmp_
     assert notes() == []
 
 
-@pytest.mark.parametrize("renames", [None, 1, 2])
+@pytest.mark.parametrize("renames", [None, 1, 3])
 def test_an_export_of_real_rows_goes_and_what_a_kill_left_of_one(tmp_path, renames):
     out = tmp_path / "out"
     share(out, "ward")
     killed(share_and_die, out, "ward", renames)
-    assert len(names(out)) == 2
+    assert len(names(out)) == (3 if renames is None else 4)
     assert len(remove_private("ward").exports) == 2
     assert names(out) == []
     assert notes() == []
@@ -175,6 +180,7 @@ def test_an_export_of_real_rows_goes_and_what_a_kill_left_of_one(tmp_path, renam
 def test_an_export_of_another_source_and_a_released_one_stay(tmp_path, place, source, verdict):
     remember(tmp_path, source="ward")
     share(tmp_path, source, verdict=verdict)
+    shutil.rmtree(tmp_path / INTERNAL)
     (tmp_path / EXPORT).rename(tmp_path / place)
     assert remove_private("ward") == Removed()
     assert STATEMENT in names(tmp_path / place)
@@ -209,12 +215,12 @@ def test_a_folder_that_may_be_the_users_own_is_told_and_stays(tmp_path, name):
 
 
 def test_no_link_is_followed(tmp_path):
-    out, elsewhere = finish(tmp_path / "out", "ward"), tmp_path / "elsewhere"
+    out, elsewhere = tmp_path / "out", tmp_path / "elsewhere"
+    share(out, "ward")
     (out / INTERNAL).rename(elsewhere)
     (out / INTERNAL).symlink_to(elsewhere)
     kept = tmp_path / "kept.txt"
     kept.write_text("mine")
-    share(out, "ward")
     (out / EXPORT / "linked").symlink_to(tmp_path)
     told = remove_private("ward")
     assert told.exports == [str(out / EXPORT)]
@@ -257,7 +263,6 @@ def test_what_cannot_be_removed_is_told_and_keeps_no_other_folder(tmp_path, monk
 def test_a_purge_that_was_killed_is_finished_by_the_next(tmp_path):
     out = tmp_path / "out"
     share(out, "ward")
-    write_internal(out, record_of("ward"), report)
     killed(purge_and_die, "ward", 2)
     assert names(out / INTERNAL) == [RUN_FILE]
     assert len(remove_private("ward").exports) == 1
@@ -269,7 +274,6 @@ def test_a_purge_that_was_interrupted_after_any_step_is_finished_by_the_next(tmp
     for removals in range(1, 20):
         out = tmp_path / str(removals)
         share(out, "ward")
-        write_internal(out, record_of("ward"), report)
         with pytest.MonkeyPatch.context() as patch:
             stop_after_removals(interrupt, removals, patch)
             try:
@@ -292,7 +296,7 @@ def test_a_purge_waits_for_the_run_that_fills_a_folder(tmp_path):
         assert go_on.wait(30)
         report(folder)
 
-    run = threading.Thread(target=write_internal, args=(tmp_path / "out", record_of("ward"), slow))
+    run = threading.Thread(target=keep, args=(tmp_path / "out", "ward", slow))
     run.start()
     assert entered.wait(30)
     purge = threading.Thread(target=lambda: told.append(remove_private("ward")))
@@ -303,13 +307,3 @@ def test_a_purge_waits_for_the_run_that_fills_a_folder(tmp_path):
     run.join()
     purge.join()
     assert told == [Removed(internal=[str(tmp_path / "out" / INTERNAL)])]
-
-
-def test_a_run_notes_its_folder_anew_where_a_purge_came_between(tmp_path):
-    """The purge that waited for the export finds no internal/ yet, and takes its note along."""
-    share(tmp_path, "ward")
-    assert remove_private("ward").exports == [str(tmp_path / EXPORT)]
-    assert notes() == []
-    write_internal(tmp_path, record_of("ward"), report)
-    assert json.loads(notes()[0].read_text()) == {"out": str(tmp_path), "source": "ward"}
-    assert remove_private("ward").internal == [str(tmp_path / INTERNAL)]
