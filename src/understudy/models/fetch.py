@@ -5,6 +5,7 @@ A folder appears whole or not at all: it is written aside, checked against the p
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import shutil
@@ -33,6 +34,9 @@ from understudy.models.stored import (
 )
 
 Choice = Literal["any", "hub", "package"]
+
+# What a folder of this machine says, and no network: it may not be written, or its disk takes no more.
+_OF_A_FOLDER = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,7 @@ def get_model(name: str, origin: Choice = "any") -> Fetched:
             return Fetched(own_folder(model), choice.kind, folder_digest(own_folder(model)))
         except InputError as error:
             reasons.append(str(error))
-    raise InputError(f"model={name!r} could not be fetched: {'; '.join(reasons)}")
+    raise InputError(f"model={name!r} could not be fetched: {'; '.join(dict.fromkeys(reasons))}")
 
 
 def _whole(model: NamedModel) -> tuple[Path, Origin] | None:
@@ -199,10 +203,11 @@ def _download(
     """Files of a hub repository, into a folder of ours or into the hub's cache.
 
     Raises:
-        InputError: when the hub does not answer or has no such repository.
+        InputError: when the hub does not answer or has no such repository, or its cache cannot be written.
+        OSError: when the folder of ours cannot be written.
     """
     import httpx
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
     from huggingface_hub.utils import logging as hub_logging
 
@@ -217,6 +222,13 @@ def _download(
             ignore_patterns=["*/*"],
         )
     except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, httpx.HTTPError, OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno in _OF_A_FOLDER:
+            if into is not None:
+                raise
+            raise InputError(
+                f"{constants.HF_HUB_CACHE}: {error.strerror}; set HF_HUB_CACHE to a folder that you can write, with "
+                "room for the model"
+            ) from error
         raise InputError(
             f"the hub could not give {repository} ({type(error).__name__}: no such repository, or the hub is not "
             "reachable from here)"

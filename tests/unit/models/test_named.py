@@ -1,6 +1,8 @@
 """Named base models: the table, what is on this machine, fetching, refusals. The hub is never reached."""
 
+import errno
 import json
+import os
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
@@ -210,6 +212,31 @@ def test_a_hub_id_is_taken_from_the_cache_and_fetched_by_get_alone(monkeypatch):
         load_model("nobody/nothing")
     with pytest.raises(InputError, match="hub could not give nobody/nothing"):
         get_model("nobody/nothing")
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.ENOSPC, errno.EACCES])
+def test_a_folder_that_takes_no_model_is_not_told_as_a_hub_that_has_none(code, monkeypatch, tmp_path):
+    def refused(*_, **__):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", refused)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    for name, folder, variable in (
+        ("nobody/nothing", tmp_path / "hub", "HF_HUB_CACHE"),
+        (SMOLLM, settings().models, "UNDERSTUDY_MODELS"),
+    ):
+        with pytest.raises(InputError) as told:
+            get_model(name, "hub")
+        assert f"{folder}: {os.strerror(code)}; set {variable}" in str(told.value)
+        assert "reachable" not in str(told.value)
+
+
+def test_one_reason_for_both_ways_is_told_once(monkeypatch):
+    settings().models.parent.mkdir(exist_ok=True)
+    settings().models.write_text("a file in the place of the folder")
+    with pytest.raises(InputError) as told:
+        get_model(SMOLLM)
+    assert str(told.value).count("UNDERSTUDY_MODELS") == 1
 
 
 def hub_cache_with(folder: Path, repository: str, revision: str, root: Path) -> None:
