@@ -643,6 +643,24 @@ def test_a_long_text_is_cut_and_the_count_stays_inside(call, words, tmp_path):
 REGISTER = ["ledger", "register", "ward", "--budget", "8,0.01"]
 
 
+@pytest.mark.parametrize("option", ["data", "model", "out"])
+def test_what_may_not_be_read_is_told_as_wrong_input(option, words, call, home, tmp_path, monkeypatch):
+    place = tmp_path / "closed" / "inner.csv"
+    stat = os.stat
+
+    def denied(path, *given, **options):
+        if str(path).startswith(str(place)):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return stat(path, *given, **options)
+
+    monkeypatch.setattr(os, "stat", denied)
+    code, said = call(*words(**{option: place}), "--dry-run")
+    assert (code, said.count("\n")) == (2, 1), said
+    assert f"{place}: " in said
+    assert "Permission denied; fix" in said
+    assert state_of(home) == ([], [])
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

@@ -91,6 +91,8 @@ def _reader(spec: str) -> Callable[[], pa.Table]:
     try:
         path = Path(spec).expanduser()
         is_file, is_folder = path.is_file(), path.is_dir()
+    except PermissionError as error:
+        raise InputError(f"{shown}: cannot be looked at: {error.strerror}; fix the permissions of its folder") from None
     except (OSError, RuntimeError):  # a name that is too long, a home folder of nobody
         raise InputError(f"{shown}: expected the path of a file, found one that no file can have") from None
     reader = readers.get(path.suffix.lower())

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -106,6 +107,19 @@ def _epsilon_of(request: RunRequest, chosen: Method[Any]) -> float:
     return math.inf
 
 
+@contextmanager
+def _permitted() -> Iterator[None]:
+    """Within it a file or folder that this user may not use is told as wrong input."""
+    try:
+        yield
+    except PermissionError as error:
+        raise InputError(
+            f"{error.filename}: expected a file or folder that you may use, found: {error.strerror}; fix its "
+            "permissions or name another"
+        ) from None
+
+
+@_permitted()
 def validate(request: RunRequest, method: str) -> Validated:
     """Check a request; stores, registers and charges nothing.
 
