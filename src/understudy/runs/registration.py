@@ -26,11 +26,11 @@ def register(validated: Validated) -> RunPlan:
     """Register the source and its rows, store the rows, and complete the run plan with references to them.
 
     Raises:
-        InputError: another process registered other facts of the source, or these rows, in the meantime.
+        InputError: another process registered other facts of the source, or these rows, in the meantime: nothing is
+            registered then.
     """
     ledger, source = Ledger.open(), validated.record.name
-    ledger.register(validated.record)
-    ledger.register_rows(source, validated.row_digests, validated.client_digests)
+    ledger.register(validated.record, validated.row_digests, validated.client_digests)
     train, test = (
         _store_rows(ledger, source, kind, table)
         for kind, table in (("rows", validated.rows.train), ("test-rows", validated.rows.test))

@@ -1,11 +1,24 @@
-"""A run plan that was handed over is taken once, by the flow it was meant for, and never by a later one."""
+"""A run is registered whole or not at all; its plan is taken once, by the flow it was meant for."""
 
 from types import SimpleNamespace
 
 import pytest
 
+from understudy.errors import InputError
+from understudy.privacy.ledger.ledger import Ledger, SourceRecord
 from understudy.runs import registration
 from understudy.runs.request import request_of
+
+
+def test_a_run_whose_rows_another_one_has_registered_meanwhile_registers_nothing(home):
+    """The source stayed, with a budget of its own, though the run was refused."""
+    public = {"unit": "example", "relation": "replace_special", "epsilon": 3.0, "delta": 1e-3, "n": 9}
+    rows = [b"one row", b"another"]
+    Ledger.open().register(SourceRecord(name="ward", **public), rows)
+    validated = SimpleNamespace(record=SourceRecord(name="other", **public), row_digests=rows, client_digests=[])
+    with pytest.raises(InputError, match="registered under 'ward'"):
+        registration.register(validated)
+    assert [source.name for source in Ledger.open().sources()] == ["ward"]
 
 
 @pytest.fixture

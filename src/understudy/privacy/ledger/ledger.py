@@ -132,15 +132,25 @@ class Ledger:
 
     # Sources
 
-    def register(self, source: SourceRecord) -> SourceRecord:
-        """Registers a source, once; the same again changes nothing.
+    def register(
+        self, source: SourceRecord, row_digests: Sequence[bytes] = (), client_digests: Sequence[bytes] = ()
+    ) -> SourceRecord:
+        """Registers a source, once, and notes its rows as `register_rows`; the same again changes nothing.
 
         Raises:
-            InputError: when the name is registered with other properties.
+            InputError: when the name is registered with other properties, or a row or its client (named by index)
+                under another source: nothing is registered then.
         """
         record = source.model_copy(update={"registered_at": source.registered_at or self._tables.now()})
+        hashes = sources.row_hashes(self._tables, row_digests, client_digests)
 
-        return self._tables.run("register", lambda connection: sources.register(connection, self._tables, record))
+        def work(connection: sa.Connection) -> SourceRecord:
+            found = sources.register(connection, self._tables, record)
+            if hashes:
+                sources.note_rows(connection, self._tables, record.name, hashes)
+            return found
+
+        return self._tables.run("register", work)
 
     def source(self, name: str) -> SourceRecord:
         """The source registered as `name`.
@@ -208,9 +218,7 @@ class Ledger:
 
         def work(connection: sa.Connection) -> None:
             queries.get_source(connection, name)
-            self._tables.check_rows(connection)
-            if rows.note(connection, name, hashes):
-                self._tables.append(connection, "rows", name, **rows.recount(connection, self._tables.root_key, name))
+            sources.note_rows(connection, self._tables, name, hashes)
 
         self._tables.run("register_rows", work)
 

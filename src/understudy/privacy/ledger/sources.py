@@ -30,6 +30,13 @@ def register(connection: sa.Connection, tables: SealedTables, record: SourceReco
     return record
 
 
+def note_rows(connection: sa.Connection, tables: SealedTables, name: str, hashes: rows.Hashes) -> None:
+    """Notes that these keyed hashes belong to a source."""
+    tables.check_rows(connection)
+    if rows.note(connection, name, hashes):
+        tables.append(connection, "rows", name, **rows.recount(connection, tables.root_key, name))
+
+
 def purge(connection: sa.Connection, tables: SealedTables, name: str, *, forget_rows: bool) -> None:
     """Erases the key of a source and its unreleased salts, and with `forget_rows` the hashes of its rows."""
     wrapped = keys.wrap(tables.secret, secrets.token_bytes(32), name=f"source/{name}")

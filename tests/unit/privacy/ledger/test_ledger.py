@@ -392,6 +392,20 @@ def test_rows_belong_to_one_source(ledger):
     ledger.register_rows("reviews", digests(3, start=200))
 
 
+def test_a_source_is_registered_with_its_rows_or_not_at_all(ledger):
+    """As where another run registers the same rows after they were checked."""
+    ledger.register_rows("reviews", digests(3))
+    with pytest.raises(InputError, match=r"row 1 .*'reviews'"):
+        ledger.register(record("clinic"), digests(2, start=-1))
+    assert [source.name for source in ledger.sources()] == ["reviews"]
+    ledger.register(record("clinic"), digests(2, start=50), digests(2, start=900))
+    assert ledger.sources_of(digests(51)) == {"reviews", "clinic"}
+    with pytest.raises(InputError, match="client registered under 'clinic'"):
+        ledger.register(record("ward"), digests(1, start=70), digests(1, start=901))
+    assert len(ledger.sources()) == 2
+    ledger.verify()
+
+
 def test_checking_rows_notes_nothing_and_needs_no_source(ledger):
     ledger.check_rows("not yet there", digests(5))
     ledger.register_rows("reviews", digests(5))

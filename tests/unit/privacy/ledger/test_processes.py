@@ -139,3 +139,37 @@ def test_a_charge_that_was_killed_for_ever_counts_for_ever(ledger, url):
     kill_at(url, "reserve:committed", epsilon=60.0)
     with pytest.raises(BudgetRefused, match="spent epsilon=60,"):
         ledger.reserve(**asked(request_key="another", epsilon=50.0))
+
+
+# What a run does with its ledger, from the first opening of a home on.
+RUN = """
+from understudy.errors import BudgetRefused
+from understudy.privacy.ledger.ledger import Ledger, SourceRecord
+
+pipe.recv()
+try:
+    Ledger.open().register(SourceRecord(**source), rows)
+    charge = Ledger.open().reserve(**asked)
+    Ledger.open().bind_environment(charge.id, "cpu")
+    Ledger.open().material(charge.id)
+    pipe.send(Ledger.open().release(charge.id).status)
+except BudgetRefused:
+    pipe.send("refused")
+"""
+
+
+def test_runs_of_one_source_and_of_others_share_a_new_home(home):
+    """Of two that do not fit one budget together, one is refused; no run sees anything of the others' locks."""
+    public = {"unit": "example", "relation": "replace_special", "epsilon": 3.0, "delta": 1e-3, "n": 900}
+    runs = []
+    for number, name in enumerate(("reviews", "reviews", "clinic")):
+        charge = asked(source=name, request_key=str(number), epsilon=2.0)
+        rows = [bytes([row]) + name.encode() for row in range(100)]
+        runs.append(forked.start(RUN, source={"name": name, **public}, rows=rows, asked=charge))
+    for _, pipe in runs:
+        pipe.send("go")
+    found = [pipe.recv() if pipe.poll(120) else None for _, pipe in runs]
+    assert (sorted(found[:2]), found[2]) == (["refused", "released"], "released")
+    ledger = Ledger.open()
+    ledger.verify()
+    assert [ledger.spent(name)[0] for name in ("reviews", "clinic")] == [2.0, 2.0]
