@@ -91,8 +91,11 @@ def _ended(flow: Callable[[RunRequest], Exported], request: RunRequest) -> Expor
     if os.environ["PREFECT_LOGGING_LEVEL"] == "WARNING":
         for name in ("prefect.flow_runs", "prefect.task_runs"):
             logging.getLogger(name).propagate = False
+    from understudy.flows.temporary_server import start_in_turn
+
     try:
         with signals_unwind():
+            start_in_turn()
             return flow(request)
     except KeyboardInterrupt as interrupt:
         with suppress(OSError):  # a terminal that has hung up

@@ -86,6 +86,8 @@ def synthesize(
 
     chosen = registry.get(method)
     prepare_environment()
+    from understudy.flows.temporary_server import start_in_turn
+
     with _as_files({"data": data, "test": test}) as files:
         request = request_of(
             {
@@ -105,6 +107,7 @@ def synthesize(
                 check_source(spec)
         # Outside of the flow: an error names rows, which Prefect must not keep.
         with handed_over(request, register(validate(request, method))):
+            start_in_turn()
             load(chosen.flow)(request)
     return load_result(folder)
 
