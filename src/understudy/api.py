@@ -13,7 +13,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from understudy.data.readers import check_source
-from understudy.errors import InputError
+from understudy.errors import InputError, UnderstudyError
 from understudy.evaluation.metrics import Metrics
 from understudy.lazy import load
-from understudy.locks import is_current
+from understudy.locks import is_current, locked_folder
 from understudy.methods import registry
-from understudy.runs.folders import read_record
+from understudy.runs.folders import RunRecord, read_record
 from understudy.runs.placement import EXPORT, INTERNAL
 from understudy.runs.request import request_of
 from understudy.settings import prepare_environment, private_directory, settings
@@ -80,6 +80,7 @@ def synthesize(
     Raises:
         InputError: the input is wrong; nothing was charged.
         BudgetRefused: the source's budget does not allow the charge.
+        UnderstudyError: another run has put its results into `out` since.
     """
     from understudy.runs.registration import handed_over, register
     from understudy.runs.validation import validate
@@ -108,8 +109,8 @@ def synthesize(
         # Outside of the flow: an error names rows, which Prefect must not keep.
         with handed_over(request, register(validate(request, method))):
             start_in_turn()
-            load(chosen.flow)(request)
-    return load_result(folder)
+            ended = load(chosen.flow)(request)
+    return _loaded(folder, expected=ended.synthetic)
 
 
 def load_result(folder: str | Path) -> Result:
@@ -118,10 +119,24 @@ def load_result(folder: str | Path) -> Result:
     Raises:
         InputError: when the folder holds no finished run.
     """
+    return _loaded(Path(folder))
+
+
+def _loaded(folder: Path, *, expected: str = "") -> Result:
+    """The result in a folder, of one run: that which made the artifact `expected`, or any."""
+    with locked_folder(folder) if folder.is_dir() else nullcontext():
+        record = read_record(folder)
+        if expected not in ("", record.synthetic.id):
+            raise UnderstudyError(
+                f"out={folder}: expected the results of this run, found another one's, which took the folder over "
+                "since; call again with a folder of its own, which charges nothing"
+            )
+        return _read(folder, record)
+
+
+def _read(place: Path, record: RunRecord) -> Result:
     import json
 
-    place = Path(folder)
-    record = read_record(place)
     exported = (place / EXPORT / "synthetic.parquet").is_file() and record.released.label.kind != "private"
     table = pq.read_table(place / (EXPORT if exported else INTERNAL) / "synthetic.parquet")
     report = json.loads((place / INTERNAL / "report.json").read_text())

@@ -1,10 +1,12 @@
 """`understudy.synthesize`: which tables it takes, and that no row stands in what Prefect, a log or an error shows."""
 
 import dataclasses
+import json
 import logging
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import datasets
 import pandas as pd
@@ -14,7 +16,10 @@ import pytest
 
 import understudy
 from understudy.api import _as_files
-from understudy.errors import InputError
+from understudy.artifacts.access import write_table
+from understudy.errors import InputError, UnderstudyError
+from understudy.privacy.labels import private
+from understudy.runs.folders import RunRecord, write_results
 from understudy.runs.request import RunRequest
 from understudy.settings import prepare_environment, settings
 
@@ -189,3 +194,27 @@ def test_no_row_of_a_pandas_table_stands_in_what_a_run_says_or_prefect_keeps(
     printed = capfd.readouterr()
     said = {"log": caplog.text, "printed": printed.out + printed.err, "request": repr(request)}
     assert find_leaks(private_rows, home=home, export=tmp_path / "out/export", said=said) == []
+
+
+def test_the_results_of_another_run_that_took_the_folder_over_are_not_given(private_rows, tmp_path, monkeypatch):
+    """Whoever asked for one epsilon was handed the texts of another."""
+    made = write_table(private_rows, kind="texts", label=private("ward"))
+    record = RunRecord(
+        method="m", source="ward", charge_id="c", label_names=(), config={}, released=made, synthetic=made
+    )
+
+    def report(folder: Path) -> None:
+        figures = {"statement": {}, "metrics": {}, "intervals": {}, "missing": [], "declared": []}
+        (folder / "report.json").write_text(json.dumps(figures))
+
+    write_results(tmp_path, record, report, statement=None)
+    asked = {"source": "ward", "epsilon": 3, "out": tmp_path, "label_names": {"bad": "bad", "good": "good"}}
+    ended = SimpleNamespace(synthetic=made.id)
+    for name in ("understudy.runs.validation.validate", "understudy.runs.registration.register"):
+        monkeypatch.setattr(name, lambda *_: SimpleNamespace(method="m"))
+    monkeypatch.setattr("understudy.flows.temporary_server.start_in_turn", lambda: None)
+    monkeypatch.setattr("understudy.api.load", lambda _: lambda _: ended)
+    assert understudy.synthesize(private_rows, **asked).synthetic["text"] == private_rows["text"]
+    ended.synthetic = "of this run"
+    with pytest.raises(UnderstudyError, match="took the folder over"):
+        understudy.synthesize(private_rows, **asked)
