@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from understudy.data.readers import check_source
+from understudy.durable import is_of_disk
 from understudy.errors import InputError, UnderstudyError
 from understudy.evaluation.metrics import Metrics
 from understudy.lazy import load
@@ -223,12 +224,18 @@ def _inbox(folder: Path) -> Iterator[Path]:
 
 
 def _written(given: object, path: Path) -> bool:
-    """Write a table to a Parquet file; False where it is none. No error is passed on: Arrow's show values."""
+    """Write a table to a Parquet file; False where it is none. No error but a disk's is passed on: Arrow's show values.
+
+    Raises:
+        OSError: the disk is full or fails; it names the file.
+    """
     try:
         table = _to_arrow(given)
         if table is not None:
             pq.write_table(table, path)
-    except Exception:  # of any library: Arrow, pandas, polars, datasets
+    except Exception as error:  # of any library: Arrow, pandas, polars, datasets
+        if isinstance(error, OSError) and is_of_disk(error):
+            raise OSError(error.errno, os.strerror(error.errno or 0), str(path)) from None
         return False
     return table is not None
 

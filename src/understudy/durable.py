@@ -13,13 +13,18 @@ from pathlib import Path
 _OF_A_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
 
+def is_of_disk(error: OSError) -> bool:
+    """Whether the disk is full or fails, as opposed to one file that is not there or not allowed."""
+    return error.errno in _OF_A_DISK
+
+
 @contextmanager
 def naming(place: Path) -> Iterator[None]:
     """Say of a disk that is full or fails where it is: an error of writing into an open file names no file."""
     try:
         yield
     except OSError as error:
-        if error.filename is None and error.errno in _OF_A_DISK:
+        if error.filename is None and is_of_disk(error):
             error.filename = str(place)
         raise
 

@@ -13,6 +13,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from full_disk import files_of_at_most
 
 import understudy
 from understudy.api import _as_files
@@ -218,3 +219,10 @@ def test_the_results_of_another_run_that_took_the_folder_over_are_not_given(priv
     ended.synthetic = "of this run"
     with pytest.raises(UnderstudyError, match="took the folder over"):
         understudy.synthesize(private_rows, **asked)
+
+
+def test_a_full_disk_is_not_told_as_a_table_of_the_wrong_kind(private_rows):
+    with files_of_at_most(1000), pytest.raises(OSError, match=r"File too large: '.*data\.parquet'") as told:
+        paths_of(pa.concat_tables([private_rows] * 20))
+    assert CANARY not in str(told.value)
+    assert not list(settings().temporary_root.glob("inbox-*"))

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pydantic import Field, ValidationError
 
+from understudy.durable import naming
 from understudy.errors import InputError
 from understudy.evaluation.diversity import LengthHistogram
 from understudy.evaluation.metrics import Histogram, Metrics
@@ -284,7 +285,7 @@ def _write(path: Path, text: str) -> None:
     try:
         # Computed from real rows: never for a moment open to other users.
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
+        with naming(path), os.fdopen(descriptor, "wb") as file:
             file.write(clean.encode("utf-8", "replace"))
             file.flush()
             os.fsync(file.fileno())

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
+from understudy.durable import write_atomically
 from understudy.methods.method import Description
 from understudy.privacy.queries import Queries
 from understudy.runs.run_plan import RunPlan
@@ -63,11 +64,7 @@ def remember(key: str, plan: RunPlan, folder: Path) -> None:
         folder=str(folder),
         files=_digests(folder),
     )
-    path = _place(key, plan.config)
-    temporary = path.with_name(f".{path.name}.new")
-    temporary.touch(mode=0o600)
-    temporary.write_bytes(_ADAPTER.dump_json(kept))
-    temporary.replace(path)
+    write_atomically(_place(key, plan.config), _ADAPTER.dump_json(kept))
 
 
 def recall(key: str, config: BaseModel) -> FinishedPlan | None:

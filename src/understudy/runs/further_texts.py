@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import TypeAdapter, ValidationError
 
+from understudy.durable import naming
 from understudy.errors import InputError
 from understudy.lazy import load
 from understudy.locks import locked_folder
@@ -123,7 +124,8 @@ def _write(path: Path, table: pa.Table, *, drawn_from: str | None) -> None:
     """Write further texts, whole or not at all."""
     temporary = path.with_name(f".{path.name}.part")
     try:
-        pq.write_table(table.replace_schema_metadata({RELEASED: drawn_from} if drawn_from else None), temporary)
+        with naming(path):
+            pq.write_table(table.replace_schema_metadata({RELEASED: drawn_from} if drawn_from else None), temporary)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

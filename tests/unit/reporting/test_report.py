@@ -3,9 +3,11 @@ import json
 import math
 import os
 import re
+import shutil
 import stat
 
 import pytest
+from full_disk import files_of_at_most
 from report_pages import ABOUT, LOOKS, Outline
 
 from understudy.errors import InputError
@@ -253,3 +255,13 @@ class Replaced:
     def __call__(self, source, place):
         self.modes[os.path.basename(place)] = stat.S_IMODE(os.stat(source).st_mode)
         self._replace(source, place)
+
+
+def test_a_full_disk_is_told_with_the_page_and_leaves_the_old_one(report, tmp_path):
+    page = tmp_path / "report.html"
+    page.write_text("old")
+    shutil.copy(report[0].json, tmp_path)
+    with files_of_at_most(1000), pytest.raises(OSError, match=f"File too large: '{page}'"):
+        rebuild_report(tmp_path, NO_METHOD)
+    assert page.read_text() == "old"
+    assert len(list(tmp_path.iterdir())) == 2

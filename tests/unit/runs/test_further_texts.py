@@ -5,6 +5,7 @@ import json
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from full_disk import files_of_at_most
 
 from understudy.errors import InputError
 from understudy.methods.further import FurtherDraw
@@ -87,3 +88,12 @@ def test_texts_are_not_put_into_the_export_of_a_run_that_took_the_folder_over_me
     with pytest.raises(InputError, match="taken over meanwhile"):
         generate_more(exported, samples=2)
     assert not list(exported.glob("export/synthetic-*"))
+
+
+def test_a_full_disk_is_told_with_the_file_and_leaves_none(exported, monkeypatch):
+    table = pa.table({"text": [str(number) for number in range(9000)]})
+    monkeypatch.setattr(further_texts, "load", lambda _: lambda _: table)
+    more = exported / "export/synthetic-2-1.parquet"
+    with files_of_at_most(1000), pytest.raises(OSError, match=f"File too large: '{more}'"):
+        generate_more(exported, samples=2)
+    assert not [path for path in more.parent.iterdir() if "synthetic" in path.name]
