@@ -21,11 +21,46 @@ from understudy.models.loading import LoadedModel
 
 META = "meta"
 _COPIES = {torch.ops.aten._to_copy, torch.ops.aten.copy_}
+# Operation and what it was given, without data -> what it gave; None where it is no single new tensor.
+_SEEN: dict[Any, tuple[Any, ...] | None] = {}
 
 
 @functools.cache
 def _can_decompose(func: Any) -> bool:
     return bool(func._can_decompose())
+
+
+@functools.cache
+def _makes_one_tensor(func: Any) -> bool:
+    """Whether it gives one tensor with memory of its own and changes none."""
+    schema = func._schema
+    one = len(schema.returns) == 1 and str(schema.returns[0].type) == "Tensor"
+    return one and not schema.is_mutable and not func.is_view and schema.returns[0].alias_info is None
+
+
+def _without_data(value: Any) -> Any:
+    """All that the form of a result on `meta` can hang on."""
+    if isinstance(value, Tensor):
+        return value.shape, value.stride(), value.dtype, value.device.type, value.requires_grad, type(value)
+    if isinstance(value, list | tuple):
+        return tuple(map(_without_data, value))
+    return type(value), value
+
+
+def _on_meta(func: Any, args: Any, kwargs: Any) -> Any:
+    """The operation; most of its time on `meta` torch takes to find the form of what it gives, which is remembered."""
+    if not _makes_one_tensor(func):
+        return func(*args, **kwargs)
+    asked = (func, _without_data(args), _without_data(tuple(kwargs.items())))
+    if asked not in _SEEN:
+        found = func(*args, **kwargs)
+        plain = type(found) is Tensor and found.device.type == META and found.storage_offset() == 0
+        _SEEN[asked] = (found.shape, found.stride(), found.dtype) if plain else None
+        return found
+    if (form := _SEEN[asked]) is None:
+        return func(*args, **kwargs)
+    shape, stride, dtype = form
+    return torch.empty_strided(shape, stride, dtype=dtype, device=META)
 
 
 def _tensors(given: Iterable[Any]) -> Iterator[Tensor]:
@@ -71,7 +106,9 @@ class OneDevice(TorchDispatchMode):
                 return func.decompose(*args, **kwargs)
         stand_in = _STAND_INS.get(packet) if on_meta else None
         found = stand_in(self, func, args, kwargs) if stand_in else NotImplemented
-        return func(*args, **kwargs) if found is NotImplemented else found
+        if found is not NotImplemented:
+            return found
+        return _on_meta(func, args, kwargs) if on_meta else func(*args, **kwargs)
 
     def trues(self, mask: Tensor) -> Tensor:
         """`(found, dimensions)` places of a mask's true entries, on the mask's device."""
