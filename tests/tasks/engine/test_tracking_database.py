@@ -1,19 +1,17 @@
 """MLflow's SQLite file is made whole or not at all, and one that is not whole is told with how to go on."""
 
-import multiprocessing
 import os
-import resource
 import shutil
-import signal
 import sqlite3
 import threading
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
+import fork_server
 import pytest
 
-from understudy.errors import InputError, TrackingFailed
+from understudy.errors import InputError
 from understudy.tasks.engine import tracking
 from understudy.tasks.engine.tracking_database import check_database, whole_database
 
@@ -49,43 +47,57 @@ def change(database: Path, *statements: str) -> None:
         connection.commit()
 
 
-def open_on_a_full_disk(database: Path) -> None:
-    """No file gets larger than half a database, and then any may."""
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (HALF, most))
-    try:
-        tracking._connect(f"sqlite:///{database}")
-    except TrackingFailed as failed:
-        assert "UNDERSTUDY_MLFLOW_URI" in str(failed)  # noqa: PT017 -- in a process without pytest
-        assert entries(database) == ["mlflow.db.lock"]
-        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
-        assert opened(database)
-        os._exit(0)
-    os._exit(1)
+# No file gets larger than half a database, and then any may.
+ON_A_FULL_DISK = f"""
+import os, resource, signal, sys
+from understudy.errors import TrackingFailed
+from understudy.tasks.engine import tracking
+
+uri, place = sys.argv[1:]
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+_, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, ({HALF}, most))
+try:
+    tracking._connect(uri)
+except TrackingFailed as failed:
+    assert "UNDERSTUDY_MLFLOW_URI" in str(failed)
+    assert os.listdir(place) == ["mlflow.db.lock"]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    assert tracking._connect(uri).experiment
+else:
+    raise AssertionError("expected no room")
+"""
+OPENED = "import sys; from understudy.tasks.engine import tracking; tracking._connect(sys.argv[1])"
 
 
-def started(target, database: Path) -> multiprocessing.Process:
-    child = multiprocessing.get_context("spawn").Process(target=target, args=(database,))
-    child.start()
-    return child
+@pytest.fixture
+def start(tmp_path, database):
+    """Run a script about the database in a process of its own, which has imported MLflow already."""
+    with ExitStack() as held:
+
+        def start(script: str) -> fork_server.Forked:
+            (tmp_path / "script.py").write_text(script)
+            streams = [held.enter_context((tmp_path / name).open("w+b")).fileno() for name in ("in", "out", "error")]
+            words = [str(tmp_path / "script.py"), f"sqlite:///{database}", str(database.parent)]
+            child = fork_server.start(words, environment=os.environ, streams=streams)
+            held.callback(child.kill)
+            return child
+
+        yield start
 
 
-def test_a_full_disk_leaves_nothing_of_a_database(database):
-    child = started(open_on_a_full_disk, database)
-    child.join(120)
-    assert child.exitcode == 0
+def test_a_full_disk_leaves_nothing_of_a_database(database, start, tmp_path):
+    assert start(ON_A_FULL_DISK).wait() == 0, (tmp_path / "error").read_text()
     check_database(database)
 
 
-def test_a_kill_leaves_no_half_database(database):
-    child = started(opened, database)
+def test_a_kill_leaves_no_half_database(database, start):
+    child = start(OPENED)
     ends = time.monotonic() + 120
     while not any(path.stat().st_size > HALF for path in database.parent.rglob("mlflow.db")):
         assert time.monotonic() < ends
         time.sleep(0.001)
-    os.kill(child.pid, signal.SIGKILL)
-    child.join()
+    child.kill()
     assert entries(database) == [".mlflow.db.new", "mlflow.db.lock"]
     assert opened(database)
     assert entries(database) == ["mlflow.db", "mlflow.db.lock"]

@@ -1,4 +1,5 @@
 import os
+import shutil
 
 import pytest
 from sqlalchemy.exc import OperationalError
@@ -11,6 +12,8 @@ from understudy.tasks.engine.turns import Turns
 @pytest.fixture
 def log(home, empty_tracking_store):
     """A flow run's record, made by this process; and how often runs are searched for from here on."""
+    home.mkdir(mode=0o700)
+    shutil.copy(empty_tracking_store, home / "mlflow.db")
     found = tracking._open("client")
     parent = found.persist("a", lambda: found.open_parent("key", "flow", {}, {"prefect.flow_run_id": "f"}, None))
     assert found.parent_of("f") == parent
