@@ -3,12 +3,12 @@
 import copy
 import hashlib
 import math
+import os
 import random
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
+import fork_server
 import numpy as np
 import pytest
 import torch
@@ -231,6 +231,7 @@ def digest(adapter) -> str:
 AGAIN = """
 import runpy, sys, tempfile
 from pathlib import Path
+sys.path.append(str(Path(sys.argv[1]).parents[3]))
 test = runpy.run_path(sys.argv[1])
 test["torch"].set_num_threads(1)
 print(test["second_round"](Path(tempfile.mkdtemp()), round=1))
@@ -246,8 +247,11 @@ def second_round(folder, *, round) -> str:
 def test_equal_seeds_give_equal_bytes_in_a_fresh_process(tmp_path):
     torch.manual_seed(123)  # whatever went before
     here = second_round(tmp_path, round=1)
-    there = subprocess.run([sys.executable, "-c", AGAIN, __file__], capture_output=True, text=True, check=True)
-    assert there.stdout.split() == [here]
+    (tmp_path / "again.py").write_text(AGAIN)
+    with (tmp_path / "out").open("w+b") as out, (tmp_path / "error").open("w+b") as error:
+        words, streams = [str(tmp_path / "again.py"), __file__], [0, out.fileno(), error.fileno()]
+        assert fork_server.start(words, environment=os.environ, streams=streams).wait() == 0
+    assert (tmp_path / "out").read_text().split() == [here]
     assert second_round(tmp_path, round=2) != here  # another order of the pairs
 
 
