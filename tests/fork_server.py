@@ -252,6 +252,8 @@ def _be_another(asked: dict, streams: list[int]) -> None:
         os.close(stream)
     os.environ.clear()
     os.environ.update(asked["environment"])
+    places = asked["environment"].get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[1:1] = [place for place in places if place and place not in sys.path[1:]]
     os.chdir(asked["folder"])
     tempfile.tempdir = None
     if asked["words"][:2] == ["-m", "understudy.flows.cli"]:

@@ -1,10 +1,12 @@
 """Tasks that compute in processes of their own: side by side, the same results, and none outlives its run."""
 
 import os
+import subprocess
 import time
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
+import fork_server
 import pytest
 from prefect import flow, unmapped
 from pydantic import BaseModel
@@ -73,6 +75,14 @@ def apart(function, body, **arguments):
     return processes.compute_apart(function.name, function.fn.__wrapped__, arguments, body)
 
 
+@pytest.fixture
+def imported(monkeypatch):
+    """A task's process starts from one that has imported what takes a second; the others here start from nothing."""
+    start = subprocess.Popen
+    words = fork_server.command("-m", processes.__name__).split()
+    monkeypatch.setattr(processes.subprocess, "Popen", lambda _, **given: start(words, **given))
+
+
 def test_mapped_tasks_compute_at_the_same_time_in_processes_of_their_own(home, prefect_server, monkeypatch, place):
     monkeypatch.setenv("UNDERSTUDY_PROCESSES", "2")
     monkeypatch.setenv("UNDERSTUDY_DEVICE", "cpu")
@@ -91,7 +101,7 @@ def test_progress_metrics_and_the_directory_are_those_of_the_run(home, place, tm
     assert (tmp_path / "met").exists()
 
 
-def test_an_error_comes_back_as_it_is_and_a_foreign_one_without_its_text(home, tmp_path):
+def test_an_error_comes_back_as_it_is_and_a_foreign_one_without_its_text(home, tmp_path, imported):
     with pytest.raises(BudgetRefused, match="expected a budget") as refused:
         apart(refuse, body_of(tmp_path, []))
     assert refused.value.exit_code == 3
@@ -100,13 +110,13 @@ def test_an_error_comes_back_as_it_is_and_a_foreign_one_without_its_text(home, t
     assert "Zibby" not in str(failed.value)
 
 
-def test_a_process_that_was_killed_is_a_fault_that_can_pass(home, tmp_path):
+def test_a_process_that_was_killed_is_a_fault_that_can_pass(home, tmp_path, imported):
     with pytest.raises(BrokenProcessPool, match="vanish") as broke:
         apart(vanish, body_of(tmp_path, []))
     assert can_pass(broke.value)
 
 
-def test_work_that_nobody_holds_a_lease_for_any_more_is_stopped(home, place, tmp_path):
+def test_work_that_nobody_holds_a_lease_for_any_more_is_stopped(home, place, tmp_path, imported):
     def lost(_step, _total):
         raise LeaseLost("taken over")
 
