@@ -250,6 +250,7 @@ def _be_another(asked: dict, streams: list[int]) -> None:
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
+    before = _of_prefect(os.environ)
     os.environ.clear()
     os.environ.update(asked["environment"])
     places = asked["environment"].get("PYTHONPATH", "").split(os.pathsep)
@@ -261,9 +262,14 @@ def _be_another(asked: dict, streams: list[int]) -> None:
         from understudy.settings import prepare_environment
 
         prepare_environment()
-    from prefect.context import refresh_global_settings_context
+    if _of_prefect(os.environ) != before:
+        from prefect.context import refresh_global_settings_context
 
-    refresh_global_settings_context()
+        refresh_global_settings_context()
+
+
+def _of_prefect(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name.startswith(("PREFECT_", "HOME"))}
 
 
 def _run(words: list[str]) -> None:

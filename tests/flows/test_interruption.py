@@ -43,7 +43,7 @@ with signals_unwind():
 def told_by(code: str, **names: object) -> object:
     process, pipe = forked.start(code, **names)
     found = pipe.recv()
-    process.join(60)
+    process.wait()
     return found
 
 

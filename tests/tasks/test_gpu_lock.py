@@ -6,11 +6,9 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from multiprocessing import forkserver
 from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerProcess
-from unittest.mock import patch
 
+import fork_server
 import forked
 import pytest
 
@@ -44,30 +42,19 @@ def without_server(monkeypatch):
     monkeypatch.setenv("PREFECT_HOME", "no-such-prefect-home")
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[forkserver.ForkServer]:
-    """A process that has imported what locks a GPU, and has opened nothing."""
-    started = forkserver.ForkServer()
-    started.set_forkserver_preload(["understudy.tasks.engine.machine"])
-    yield started
-    started._stop()
-
-
 @pytest.fixture
-def start(server: forkserver.ForkServer) -> Iterator[Callable[..., tuple[ForkServerProcess, Connection]]]:
-    """`forked.start`, from it; what still runs after the test is killed."""
+def start() -> Iterator[Callable[..., tuple[fork_server.Forked, Connection]]]:
+    """`forked.start`; what still runs after the test is killed."""
     processes = []
 
-    def run(code: str, **names: object) -> tuple[ForkServerProcess, Connection]:
-        with patch.object(forkserver, "connect_to_new_process", server.connect_to_new_process):
-            process, pipe = forked.start(code, **names)
+    def run(code: str, **names: object) -> tuple[fork_server.Forked, Connection]:
+        process, pipe = forked.start(code, **names)
         processes.append(process)
         return process, pipe
 
     yield run
     for process in processes:
         process.kill()
-        process.join()
 
 
 def received(pipe: Connection) -> object:
@@ -96,12 +83,11 @@ def test_a_holder_is_named_waited_for_and_freed_by_its_death(start):
     waiting, heard = start(WORKER)
     said = received(heard)
     assert re.fullmatch(rf"waiting for \d+ s .*\(UNDERSTUDY_DEVICES=0\): .* {holder.pid}\n", said)
-    assert waiting.exitcode is None
+    assert waiting.poll() is None
     os.kill(holder.pid, signal.SIGKILL)
     index, *_ = received(heard)
     assert index == 0, "said once, then every minute"
-    waiting.join(60)
-    assert waiting.exitcode == 0
+    assert waiting.wait() == 0
     assert holder_of(path) is None
 
 

@@ -350,8 +350,7 @@ def test_a_killed_writer_leaves_whole_artifacts_and_a_draft_that_gc_removes():
         assert pipe.recv() == "ready"
         time.sleep(delay)
         writer.kill()
-        writer.join()
-        assert writer.exitcode == -signal.SIGKILL
+        assert writer.returncode == -signal.SIGKILL
         for store in (exchange_store(), private_store()):
             names = entries(store.root)
             drafts += sum(name.startswith(".tmp-") for name in names)
@@ -384,10 +383,12 @@ pipe.send(written)
 
 @pytest.mark.parametrize("store_kind", ["exchange", "private"])
 def test_writers_of_the_same_content_end_with_one(store_kind, tmp_path):
-    pipes = [forked.start(RACER, kind=store_kind, go=tmp_path / "go")[1] for _ in range(3)]
+    racers = [forked.start(RACER, kind=store_kind, go=tmp_path / "go") for _ in range(3)]
+    pipes = [pipe for _, pipe in racers]
     assert [pipe.poll(60) and pipe.recv() for pipe in pipes] == ["ready"] * 3
     (tmp_path / "go").touch()
     written = [pipe.poll(60) and pipe.recv() for pipe in pipes]
+    assert [process.wait() for process, _ in racers] == [0] * 3
     store = exchange_store() if store_kind == "exchange" else private_store()
     assert written[0] == written[1] == written[2]
     assert len(written[0]) == 20

@@ -1,13 +1,13 @@
 """What a purge removes from users' folders: what is private of its own source, wherever a kill left it, and no more."""
 
 import functools
-import multiprocessing
 import os
 import shutil
 import signal
 import threading
 from pathlib import Path
 
+import forked
 import pyarrow as pa
 import pytest
 
@@ -70,10 +70,7 @@ def die(*_, **__) -> None:
 
 def killed(target, *given) -> None:
     """Run a function in a process of its own, which it kills."""
-    child = multiprocessing.get_context("spawn").Process(target=target, args=given)
-    child.start()
-    child.join()
-    assert child.exitcode == -signal.SIGKILL
+    assert forked.called(target, *given) == -signal.SIGKILL
 
 
 def die_after_renames(out: Path, renames: int) -> None:

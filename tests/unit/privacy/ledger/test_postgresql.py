@@ -91,7 +91,6 @@ def test_a_machine_that_stands_still_inside_a_transaction_keeps_nobody_out(ledge
         assert pipe.recv() == (made.id, False)
     finally:
         process.kill()
-        process.join()
 
 
 def test_a_server_that_does_not_answer_is_not_waited_for(postgresql_server, monkeypatch):

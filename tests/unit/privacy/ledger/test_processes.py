@@ -64,8 +64,7 @@ def run_together(processes):
     for process, pipe in processes:
         assert pipe.poll(300)
         results.append(pipe.recv())
-        process.join(60)
-        assert process.exitcode == 0
+        assert process.wait() == 0
     return results
 
 
@@ -103,8 +102,7 @@ def kill_at(url, step, **job):
     process, pipe = start(url, kill_at=step, **job)
     assert pipe.recv() == "ready"
     pipe.send("go")
-    process.join(120)
-    assert process.exitcode == -signal.SIGKILL
+    assert process.wait() == -signal.SIGKILL
 
 
 @pytest.mark.parametrize(("step", "charged"), [("begun", 0), ("written", 0), ("committed", 1)])

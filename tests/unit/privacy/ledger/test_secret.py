@@ -190,8 +190,7 @@ else:
 from understudy.privacy.ledger.ledger import rotate_stored_secret; rotate_stored_secret()
 """
     process, _ = forked.start(script, moment=moment)
-    process.join(120)
-    assert process.exitcode == -signal.SIGKILL
+    assert process.wait() == -signal.SIGKILL
     assert (home / "secret.new").exists()
     assert (home / "secret").read_bytes() == before
     assert Ledger.open().hmac("reviews", b"content") == tag
@@ -204,10 +203,12 @@ from understudy.privacy.ledger.ledger import rotate_stored_secret; rotate_stored
 
 def test_two_first_openings_share_one_secret(home):
     script = "from understudy.privacy.ledger.ledger import Ledger; pipe.recv(); Ledger.open(); pipe.send('ok')"
-    pipes = [forked.start(script)[1] for _ in range(3)]
+    openers = [forked.start(script) for _ in range(3)]
+    pipes = [pipe for _, pipe in openers]
     for pipe in pipes:
         pipe.send("go")
     assert [pipe.poll(120) and pipe.recv() for pipe in pipes] == ["ok"] * 3
+    assert [process.wait() for process, _ in openers] == [0] * 3
     assert sorted(p.name for p in home.iterdir()) == ["ledger.db", "ledger.head", "ledger.head.lock", "secret"]
     Ledger.open()
 
