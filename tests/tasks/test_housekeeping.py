@@ -65,7 +65,7 @@ def stored_result(ref: ArtifactRef) -> Path:
     return path
 
 
-def test_registered_rows_stay_until_their_source_is_purged():
+def test_registered_rows_stay_until_their_source_is_purged(tracking_store):
     ledger = registered()
     rows = [old(_store_rows(ledger, "reviews", kind, ROWS)) for kind in ("rows", "test-rows")]
     passing = note(private("reviews"))

@@ -3,6 +3,7 @@
 import pytest
 from tests_support import write_random_model
 
+from understudy.evaluation.encoder import load_encoder
 from understudy.methods.conditional_generation import estimate
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
 from understudy.methods.conditional_generation.memory import resolve
@@ -15,6 +16,12 @@ SIZES = {"max_length": 20, "batch_size": 8}
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> str:
     return str(write_random_model(tmp_path_factory.mktemp("models") / "random"))
+
+
+@pytest.fixture(scope="module")
+def encoder(small_encoder):
+    """How long a run would take is asked, and not how well it is read."""
+    return load_encoder(str(small_encoder))
 
 
 @pytest.mark.parametrize("variant", ["multitask", "naive_pplm", "untrained"])
