@@ -167,6 +167,7 @@ def test_runs_of_one_source_and_of_others_share_a_new_home(home):
     for _, pipe in runs:
         pipe.send("go")
     found = [pipe.recv() if pipe.poll(120) else None for _, pipe in runs]
+    assert [process.wait() for process, _ in runs] == [0] * 3
     assert (sorted(found[:2]), found[2]) == (["refused", "released"], "released")
     ledger = Ledger.open()
     ledger.verify()
