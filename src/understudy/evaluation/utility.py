@@ -337,8 +337,8 @@ def _resampled_means(
 def _drawn_row_means(values: npt.NDArray[np.float64], generator: np.random.Generator) -> npt.NDArray[np.float64]:
     """Per replicate, the mean over drawn rows; (size, rows) -> (size,)."""
     size, rows = values.shape
-    counts = generator.multinomial(rows, np.full(rows, 1 / rows), size=size)
-    means: npt.NDArray[np.float64] = (values * counts).sum(1) / rows
+    drawn = generator.integers(rows, size=(size, rows))
+    means: npt.NDArray[np.float64] = np.take_along_axis(values, drawn, axis=1).mean(axis=1)
     return means
 
 
