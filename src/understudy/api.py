@@ -36,6 +36,9 @@ from understudy.settings import prepare_environment, private_directory, settings
 # A table of pyarrow, pandas, polars or datasets: none of the last three is needed, so none can be named here.
 Table = Any
 
+# Core imports no flow: they are found by name when they are called.
+_SERVER = "understudy.flows.temporary_server:start_in_turn"
+
 
 @dataclass(frozen=True)
 class Result:
@@ -88,8 +91,6 @@ def synthesize(
 
     chosen = registry.get(method)
     prepare_environment()
-    from understudy.flows.temporary_server import start_in_turn
-
     with _as_files({"data": data, "test": test}) as files:
         request = request_of(
             {
@@ -109,7 +110,7 @@ def synthesize(
                 check_source(spec)
         # Outside of the flow: an error names rows, which Prefect must not keep.
         with handed_over(request, register(validate(request, method))):
-            start_in_turn()
+            load(_SERVER)()
             ended = load(chosen.flow)(request)
     return _loaded(folder, expected=ended.synthetic)
 

@@ -213,8 +213,7 @@ def test_the_results_of_another_run_that_took_the_folder_over_are_not_given(priv
     ended = SimpleNamespace(synthetic=made.id)
     for name in ("understudy.runs.validation.validate", "understudy.runs.registration.register"):
         monkeypatch.setattr(name, lambda *_: SimpleNamespace(method="m"))
-    monkeypatch.setattr("understudy.flows.temporary_server.start_in_turn", lambda: None)
-    monkeypatch.setattr("understudy.api.load", lambda _: lambda _: ended)
+    monkeypatch.setattr("understudy.api.load", lambda _: lambda *_: ended)
     assert understudy.synthesize(private_rows, **asked).synthetic["text"] == private_rows["text"]
     ended.synthetic = "of this run"
     with pytest.raises(UnderstudyError, match="took the folder over"):
