@@ -47,7 +47,7 @@ demo-run: install $(DEMO_HOME)/.made
 	    --about "notes to the service desk of a ferry line" --epsilon 8 --budget 8,2e-4 --model $(MODEL) \
 	    $(if $(filter multitask,$(VARIANT)),,--set variant=$(VARIANT)) --samples 100 --out out/demo$(OTHER)
 
-# Thousands of small models come and go: memory that is kept is not asked for, and cleared, anew.
+# Thousands of small models come and go. Memory that one gave back is kept for the next: the system would clear it first.
 test tests waiting-tests prove: export MALLOC_TRIM_THRESHOLD_ ?= 4000000000
 test tests waiting-tests prove: export MALLOC_MMAP_THRESHOLD_ ?= 33554432
 

@@ -5,7 +5,6 @@ A folder appears whole or not at all: it is written aside, checked against the p
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import shutil
@@ -17,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from understudy.durable import sync
+from understudy.durable import is_of_disk, sync
 from understudy.errors import InputError
 from understudy.locks import locked
 from understudy.models.digests import file_digest
@@ -34,9 +33,6 @@ from understudy.models.stored import (
 )
 
 Choice = Literal["any", "hub", "package"]
-
-# What a folder of this machine says, and no network: it may not be written, or its disk takes no more.
-_OF_A_FOLDER = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 
 @dataclass(frozen=True)
@@ -222,7 +218,8 @@ def _download(
             ignore_patterns=["*/*"],
         )
     except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, httpx.HTTPError, OSError, ValueError) as error:
-        if isinstance(error, OSError) and error.errno in _OF_A_FOLDER:
+        # Of a folder of this machine, and not of the network.
+        if isinstance(error, PermissionError) or (isinstance(error, OSError) and is_of_disk(error)):
             if into is not None:
                 raise
             raise InputError(

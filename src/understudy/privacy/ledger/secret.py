@@ -87,7 +87,7 @@ def read_secret(path: Path) -> bytes | None:
     if len(found) < MINIMUM_BYTES:
         raise InputError(
             f"expected a secret of at least {MINIMUM_BYTES} bytes in {path}, found {len(found)}: restore the file from "
-            "a backup"
+            "a backup; if its name ends in .new, it was never in use, so remove it"
         )
     return found
 

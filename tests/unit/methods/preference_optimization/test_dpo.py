@@ -244,7 +244,7 @@ def second_round(folder, *, round) -> str:
     return digest(run(base, random_adapter(base), folder, config=config, round=round))
 
 
-def test_equal_seeds_give_equal_bytes_in_a_fresh_process(tmp_path):
+def test_equal_seeds_give_equal_bytes_in_another_process(tmp_path):
     torch.manual_seed(123)  # whatever went before
     here = second_round(tmp_path, round=1)
     (tmp_path / "again.py").write_text(AGAIN)
