@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
-from understudy.methods.registry import names
+from understudy.flows.request_options import LabelColumn, LabelNames, Method, TextColumn, takes_request
 
 app = typer.Typer(
     help="Turn a private text data set into a synthetic one that can stand in for it.",
@@ -40,13 +40,6 @@ app.add_typer(keys_app, name="keys")
 GOING_ON = (["run"], ["purge"])
 
 
-class Profile(StrEnum):
-    """Sizes: `tiny` for two cores, `paper` for the paper's."""
-
-    tiny = "tiny"
-    paper = "paper"
-
-
 class From(StrEnum):
     """Where a base model is fetched from."""
 
@@ -57,29 +50,7 @@ class From(StrEnum):
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 RunFolder = Annotated[Path, typer.Argument(help="The --out folder of a finished run.", show_default=False)]
-Method = Annotated[
-    str, typer.Argument(help="How the synthetic text is made.", metavar="|".join(names()), show_default=False)
-]
 Source = Annotated[str, typer.Argument(help="Name of the source.", show_default=False)]
-TextColumn = Annotated[str, typer.Option(help="Column with the texts.")]
-LabelColumn = Annotated[str, typer.Option(help="Column with the labels.")]
-LabelNames = Annotated[str | None, typer.Option(help="VALUE=NAME,... of the label column.")]
-Epsilon = Annotated[
-    float | None,
-    typer.Option(help="Epsilon of this run, 1e-4 to 100; inf: no noise, nothing is exported.", show_default=False),
-]
-LabelsFromData = Annotated[
-    bool, typer.Option("--labels-from-data", help="Publish the labels found in the rows; no epsilon covers them.")
-]
-About = Annotated[
-    str | None, typer.Option(help="Public words that say what the rows are, for prompts.", metavar="WORDS")
-]
-Units = Annotated[int | None, typer.Option(help="Number of rows, or clients, or an upper bound; becomes public.")]
-Overrides = Annotated[list[str] | None, typer.Option("--set", help="section.key=value over the profile.")]
-ShareRealRows = Annotated[
-    bool,
-    typer.Option("--share-real-rows", help="Export the output of a run without --epsilon, though it holds real rows."),
-]
 
 
 def command(name: str, module: str = "commands") -> Any:
@@ -88,42 +59,14 @@ def command(name: str, module: str = "commands") -> Any:
 
 
 @app.command()
-def run(  # noqa: PLR0913 - one parameter per option of the command
+@takes_request()
+def run(
     method: Method,
-    data: Annotated[str, typer.Option(help="CSV, JSONL or Parquet file, hub:OWNER/NAME, or sample:NAME.")],
-    out: Annotated[str, typer.Option(help="Folder for export/ and internal/.")],
-    epsilon: Epsilon = None,
-    source: Annotated[str | None, typer.Option(help="Name under which these rows keep their budget; needed.")] = None,
-    budget: Annotated[str | None, typer.Option(help="EPSILON,DELTA of the source, on first use.")] = None,
-    delta: Annotated[float | None, typer.Option(help="Below 1/n; default 1/(n ln n).")] = None,
-    text_column: TextColumn = "text",
-    label_column: LabelColumn = "label",
-    label_names: LabelNames = None,
-    labels_from_data: LabelsFromData = False,
-    client_column: Annotated[str, typer.Option(help="Column that says whose text it is.")] = "client_id",
-    instruction_column: Annotated[str, typer.Option(help="Column with the instructions.")] = "instruction",
-    response_column: Annotated[str, typer.Option(help="Column with the responses.")] = "response",
-    system_column: Annotated[str | None, typer.Option(help="Column with a system text for each pair.")] = None,
-    about: About = None,
-    units: Units = None,
-    test: Annotated[
-        str | None, typer.Option(help="Other real rows, for measuring only; default: about one in ten is held out.")
-    ] = None,
-    model: Annotated[str | None, typer.Option(help="Base model: name (see models list), folder or hub id.")] = None,
-    profile: Annotated[Profile, typer.Option(help="Sizes of the run.")] = Profile.tiny,
-    overrides: Overrides = None,
-    samples: Annotated[int | None, typer.Option(help="Number of synthetic rows.")] = None,
-    share_real_rows: ShareRealRows = False,
-    accept_new_charge: Annotated[
-        bool, typer.Option(help="Charge the source again after a change of code or machine.")
-    ] = False,
+    options: dict[str, Any],
     dry_run: Annotated[bool, typer.Option(help="Print the plan, its cost, time and memory; charge nothing.")] = False,
     as_json: Json = False,
 ) -> None:
     """Make a synthetic table from a private one."""
-    # Every parameter but these three is a field of the request, under the same name.
-    options = {name: value for name, value in locals().items() if name not in ("method", "dry_run", "as_json")}
-    options |= {"profile": profile.value, "overrides": tuple(overrides or ())}
     command("run")(method=method, options=options, dry_run=dry_run, as_json=as_json)
 
 

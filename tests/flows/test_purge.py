@@ -131,9 +131,9 @@ def test_an_interrupted_purge_is_finished_by_the_next(finished, home, tmp_path, 
 
 
 def test_gc_while_the_python_api_runs_takes_nothing_from_it(home, tmp_path, private_rows):
-    from understudy.api import _as_files
+    from understudy.runs.handed_tables import as_files
 
-    with _as_files({"data": private_rows}) as files:
+    with as_files({"data": private_rows}) as files:
         assert housekeeping.collect_garbage()["caches"] == 0
         assert Path(str(files["data"])).is_file()
         purged = Path(str(files["data"])).parent

@@ -16,11 +16,11 @@ import pytest
 from full_disk import files_of_at_most
 
 import understudy
-from understudy.api import _as_files
 from understudy.artifacts.access import write_table
 from understudy.errors import InputError, UnderstudyError
 from understudy.privacy.labels import private
 from understudy.runs.folders import RunRecord, write_results
+from understudy.runs.handed_tables import as_files
 from understudy.runs.request import RunRequest
 from understudy.settings import prepare_environment, settings
 
@@ -79,7 +79,7 @@ REFUSED = {
 @pytest.mark.parametrize("kind", TABLES)
 def test_every_kind_of_table_is_the_same_table(kind, private_rows):
     null = pa.concat_tables([private_rows, pa.table({"text": [None], "label": [None]}, schema=private_rows.schema)])
-    with _as_files({"data": TABLES[kind](null), "test": None}) as files:
+    with as_files({"data": TABLES[kind](null), "test": None}) as files:
         assert files["test"] is None
         found = pq.read_table(files["data"])
         inside = files["data"].startswith(str(settings().temporary_root))
@@ -89,7 +89,7 @@ def test_every_kind_of_table_is_the_same_table(kind, private_rows):
 
 
 def paths_of(data, test=None) -> dict[str, str | None]:
-    with _as_files({"data": data, "test": test}) as files:
+    with as_files({"data": data, "test": test}) as files:
         return dict(files)
 
 
@@ -107,8 +107,8 @@ def test_the_same_table_has_the_same_path_so_that_a_repeated_call_is_the_same_ru
 
 
 def test_calls_with_one_table_share_its_file_until_the_last_has_ended(private_rows):
-    with _as_files({"data": private_rows}) as outer:
-        with _as_files({"data": private_rows}) as inner:
+    with as_files({"data": private_rows}) as outer:
+        with as_files({"data": private_rows}) as inner:
             assert inner == outer
         assert pq.read_table(outer["data"]).equals(private_rows), "the other call is still at work"
     assert not list(settings().temporary_root.glob("inbox-*"))
@@ -116,7 +116,7 @@ def test_calls_with_one_table_share_its_file_until_the_last_has_ended(private_ro
 
 def test_calls_at_once_do_not_disturb_each_other(private_rows):
     def call(_) -> bool:
-        with _as_files({"data": private_rows}) as files:
+        with as_files({"data": private_rows}) as files:
             return pq.read_table(files["data"]).equals(private_rows)
 
     with ThreadPoolExecutor(8) as pool:
@@ -128,16 +128,16 @@ def test_what_a_killed_call_left_is_taken_over_and_removed(private_rows):
     left = Path(paths_of(private_rows)["data"])
     left.parent.mkdir(mode=0o700)
     left.write_bytes(b"half a file")
-    with _as_files({"data": private_rows}) as files:
+    with as_files({"data": private_rows}) as files:
         assert files["data"] == str(left)
         assert pq.read_table(left).equals(private_rows)
     assert not list(settings().temporary_root.glob("inbox-*"))
 
 
 def test_a_folder_made_anew_after_gc_is_not_removed_by_the_earlier_call(private_rows):
-    with _as_files({"data": private_rows}) as files:
+    with as_files({"data": private_rows}) as files:
         shutil.rmtree(Path(files["data"]).parent)
-        later = _as_files({"data": private_rows})
+        later = as_files({"data": private_rows})
         assert later.__enter__() == files
     assert pq.read_table(files["data"]).equals(private_rows)
     later.__exit__(None, None, None)
