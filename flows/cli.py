@@ -37,7 +37,7 @@ app.add_typer(models_app, name="models")
 app.add_typer(keys_app, name="keys")
 
 # Commands that, called again, go on where they were cut off; any other begins anew.
-GOING_ON = (["run"], ["purge"])
+GOING_ON = (["run"], ["audit"], ["purge"])
 
 
 class From(StrEnum):
@@ -100,6 +100,30 @@ def evaluate(
     """Measure a synthetic table against real rows; reads private rows, charges nothing, exports nothing."""
     columns = {"text_column": text_column, "label_column": label_column, "label_names": label_names}
     command("evaluate")(synthetic=synthetic, real=real, test=test, out=out, columns=columns, as_json=as_json)
+
+
+@app.command()
+@takes_request("share_real_rows", "labels_from_data")
+def audit(
+    method: Method,
+    options: dict[str, Any],
+    canaries: Annotated[
+        int | None,
+        typer.Option(help="Number of canaries, 8 to 10,000; default 100, or a fifth of fewer than 500 units."),
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(help="Public seed of the canaries: another one gives other words and coins.")
+    ] = 0,
+    insist: Annotated[
+        bool, typer.Option("--insist", help="Charge the run even where the attack misses the same run without noise.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option(help="Print the plan and its cost; charge nothing.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Attack a run on rows with canaries in them, beside two controls; charges the source for that run."""
+    command("audit", "audit_command")(
+        method=method, options=options, canaries=canaries, seed=seed, insist=insist, dry_run=dry_run, as_json=as_json
+    )
 
 
 @app.command()

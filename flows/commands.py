@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from rich.table import Column, Table
 from rich.text import Text
@@ -20,9 +20,11 @@ from understudy.flows.terminal import console, say, show
 from understudy.lazy import load
 from understudy.runs.request import RunRequest, parse_budget, request_of
 
+Q = TypeVar("Q")
+E = TypeVar("E")
+
 if TYPE_CHECKING:
     from understudy.reporting.view import SectionsOf
-    from understudy.runs.exported import Exported
     from understudy.runs.run_plan import RunPlan
 
 
@@ -55,20 +57,20 @@ def run(*, method: str, options: Mapping[str, Any], dry_run: bool, as_json: bool
     if validated.is_finished:
         from understudy.runs.exported import complete, read_exported
 
-        result, ended = (
+        result, how = (
             complete(read_exported(Path(request.out).expanduser().absolute())),
             "finished before, nothing was computed",
         )
     else:
-        say(_price(plan, is_charged=validated.is_charged, accepts_new=request.accept_new_charge))
+        say(price(plan, is_charged=validated.is_charged, accepts_new=request.accept_new_charge))
         with handed_over(request, register(validated)):
-            result, ended = _ended(load(chosen.flow), request), "done"
+            result, how = ended(load(chosen.flow), request), "done"
     if result.missing:
         say(result.missing, style="bold")
     told = result.model_dump(mode="json")
     # Programs find every key; people read on their own line, above, what is missing.
     shown = told if as_json else {name: value for name, value in told.items() if name not in ("missing", "lacking")}
-    show(shown, as_json=as_json, title=f"{method}: {ended}")
+    show(shown, as_json=as_json, title=f"{method}: {how}")
 
 
 @contextmanager
@@ -86,7 +88,7 @@ def _choices_said() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _ended(flow: Callable[[RunRequest], Exported], request: RunRequest) -> Exported:
+def ended(flow: Callable[[Q], E], request: Q) -> E:
     """Run a flow here; what it fails with is said once, by `main`, and stands in Prefect's own record."""
     if os.environ["PREFECT_LOGGING_LEVEL"] == "WARNING":
         for name in ("prefect.flow_runs", "prefect.task_runs"):
@@ -105,7 +107,7 @@ def _ended(flow: Callable[[RunRequest], Exported], request: RunRequest) -> Expor
         raise
 
 
-def _price(plan: RunPlan, *, is_charged: bool, accepts_new: bool) -> str:
+def price(plan: RunPlan, *, is_charged: bool, accepts_new: bool) -> str:
     """What a run charges, in words."""
     if not plan.queries:
         return (

@@ -225,3 +225,19 @@ def test_a_full_disk_is_not_told_as_a_table_of_the_wrong_kind(private_rows):
         paths_of(pa.concat_tables([private_rows] * 20))
     assert CANARY not in str(told.value)
     assert not list(settings().temporary_root.glob("inbox-*"))
+
+
+def test_any_synthetic_table_is_measured_from_python(private_rows, tmp_path, monkeypatch):
+    """The figures are those of the command, and nothing is charged."""
+    import understudy
+    from understudy.privacy.ledger.ledger import Ledger
+
+    half = private_rows.num_rows // 2
+    real, test = private_rows.slice(0, half), private_rows.slice(half)
+    metrics = understudy.evaluate(private_rows.slice(0, 20), real=real, test=test, out=tmp_path / "report")
+    assert 0 <= metrics.values["utility.synthetic.accuracy"] <= 1
+    report = json.loads((tmp_path / "report/report.json").read_text())
+    assert report["metrics"] == metrics.values
+    assert Ledger.open().charges() == ()
+    with pytest.raises(InputError, match="--test"):
+        understudy.evaluate(private_rows.slice(0, 20), real=real, test=test.drop_columns(["label"]), out=tmp_path / "x")

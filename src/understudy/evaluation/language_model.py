@@ -135,6 +135,30 @@ def language_model_loss_of_texts(
     return language_model_loss(loaded.model, ids, mask, mask, batch_size=batch_size)
 
 
+def text_losses(
+    loaded: LoadedModel, texts: Sequence[str], *, max_length: int = 128, batch_size: int = 32
+) -> npt.NDArray[np.float64]:
+    """Mean negative log-likelihood per token of each unprompted text, `(n,)` in nats; 0 for a text of one token.
+
+    Args:
+        loaded: a causal language model, in eval mode, with its tokenizer.
+        texts: (n,) strings.
+        max_length: tokens read of a text.
+        batch_size: texts per forward pass.
+    """
+    device = next(loaded.model.parameters()).device
+    encoded = encode_texts(loaded.tokenizer, texts, max_length=max_length)
+    found = []
+    with torch.no_grad():
+        for batch in _slices(len(encoded), batch_size):
+            ids, mask = pad(encoded[batch], pad_id=pad_token_of(loaded.tokenizer), device=device)
+            hidden = backbone(loaded.model)(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+            counted = mask[:, 1:].double()
+            losses = token_losses(head(loaded.model), hidden[:, :-1], ids[:, 1:]).double() * counted
+            found.append((losses.sum(1) / counted.sum(1).clamp(min=1)).cpu().numpy())
+    return np.concatenate(found) if found else np.zeros(0)
+
+
 def pad_token_of(tokenizer: Any) -> int:
     """An id to pad with; which one is irrelevant to the result, padding is masked."""
     return int(next(t for t in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if t is not None))

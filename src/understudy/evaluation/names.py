@@ -214,6 +214,37 @@ def _membership() -> Iterable[MetricName]:
     )
 
 
+AUDIT_ARMS = {"": "the run", "positive_control.": "the run without noise", "null_control.": "a run without canaries"}
+THREATS = {"data": "the synthetic table alone", "model": "the released model"}
+
+
+def _one_run() -> Iterable[MetricName]:
+    """Audits with canaries: what an attacker who sees the data, or the model, finds out of each run."""
+    for threat, sees in THREATS.items():
+        for arm, whose in AUDIT_ARMS.items():
+            better: Better = "context" if arm else "lower"
+            tail = f"; of {whose}, by {sees}"
+            for figure, words, unit in (
+                ("epsilon_lower_bound", "Least epsilon that right guesses of coins prove", "epsilon"),
+                ("guesses", "Coins guessed for that bound", "rows"),
+                ("right_guesses", "Of these, right guesses", "rows"),
+                ("auc", "Chance that a canary in the rows scores above one left out; 0.5 is guessing", "score"),
+                ("tpr_at_fpr_0_001", "Canaries found at one false alarm in a thousand", "share"),
+                ("tpr_at_fpr_0_01", "Canaries found at one false alarm in a hundred", "share"),
+            ):
+                of_figure: Better = "context" if "guesses" in figure else better
+                yield MetricName(f"audit.one_run.{threat}.{arm}{figure}", words + tail, unit, of_figure)
+    yield MetricName("audit.one_run.canaries", "Canaries, each in the rows by a fair coin", "rows", "context")
+    yield MetricName("audit.one_run.claimed_epsilon", "Epsilon that the run promises", "epsilon", "context")
+    yield MetricName(
+        "audit.one_run.detectable_epsilon",
+        "Least epsilon that the best attack on so many canaries would tell from 0, in four of five audits",
+        "epsilon",
+        "context",
+    )
+    yield MetricName("audit.one_run.confidence_level", "Confidence of bounds and intervals", "share", "context")
+
+
 def _next_token() -> Iterable[MetricName]:
     """A small language model tuned on texts, tested on clients that took no part."""
     for arm, whose in {**ARM_WORDS, "public": "nothing further (epsilon 0)"}.items():
@@ -246,6 +277,7 @@ METRICS: tuple[MetricName, ...] = (
     *_transfer(),
     *_nearest(),
     *_membership(),
+    *_one_run(),
     *_next_token(),
 )
 

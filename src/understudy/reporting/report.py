@@ -209,16 +209,16 @@ def choose_samples(samples: Sequence[Sample], *, most: int = MOST_SAMPLES) -> li
 def _write_page(directory: Path, content: Content, sections: SectionsOf | None) -> ReportFiles:
     metrics = content.measured()
     added = sections(metrics, content.statement) if sections else MethodSections()
+    common = (
+        *(added.first or (view.utility_section(metrics),)),
+        view.fidelity_section(metrics),
+        view.memorization_section(metrics),
+        view.diversity_section(metrics),
+        *([view.label_section(metrics, content.label_names)] if content.label_names else []),
+    )
     page = _render(
         content=content,
-        sections=[
-            *(added.first or (view.utility_section(metrics),)),
-            view.fidelity_section(metrics),
-            view.memorization_section(metrics),
-            view.diversity_section(metrics),
-            *([view.label_section(metrics, content.label_names)] if content.label_names else []),
-            *added.last,
-        ],
+        sections=[*(common if added.common else added.first), *added.last],
         extra=[Drawing(**drawing) for drawing in content.figures],
         headline=text_formatting.headline(content.statement),
         opening=worth(metrics),

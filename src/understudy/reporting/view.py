@@ -54,10 +54,12 @@ class MethodSections:
     Attributes:
         first: stand in the place of the accuracy of a classifier; where there are none, that section stays.
         last: come after the common sections.
+        common: whether there are any; a page about something else than one synthetic table has none.
     """
 
     first: tuple[Section, ...] = ()
     last: tuple[Section, ...] = ()
+    common: bool = True
 
 
 SectionsOf = Callable[[Metrics, Mapping[str, Any]], MethodSections]  # (figures, privacy statement) -> sections

@@ -42,7 +42,7 @@ def report_on_tables(compared: ComparedTables, out: Path, *, device: str = "cpu"
     metrics = measure_tables(compared, device=device)
     names = compared.train.label_names
     made = f"{compared.synthetic.table.num_rows} labelled texts"
-    with _noted(out, sources):
+    with noted(out, sources):
         files = build_report(
             out,
             title="Evaluation of a synthetic table",
@@ -78,7 +78,7 @@ def _sources_of(*tables: pa.Table) -> set[str]:
 
 
 @contextmanager
-def _noted(out: Path, sources: set[str]) -> Iterator[None]:
+def noted(out: Path, sources: set[str]) -> Iterator[None]:
     """Within it a report of these sources is written; after a kill, one of an earlier call may be there instead."""
     out.mkdir(mode=0o700, parents=True, exist_ok=True)
     with locked_folder(out):

@@ -176,4 +176,5 @@ METHOD = Method(
     report=Reporting(report_facts),
     flow="understudy.flows.conditional_generation:conditional_generation",
     generate="understudy.methods.conditional_generation.more:further_rows",
+    row_losses="understudy.methods.conditional_generation.row_losses:row_losses",
 )

@@ -180,4 +180,5 @@ METHOD = Method(
     report=Reporting(report_facts, sections="understudy.methods.knowledge_distillation.report:sections"),
     flow="understudy.flows.knowledge_distillation:knowledge_distillation",
     generate="understudy.methods.knowledge_distillation.more:further_rows",
+    row_losses="understudy.methods.knowledge_distillation.row_losses:row_losses",
 )

@@ -282,4 +282,5 @@ METHOD = Method(
     report=Reporting(report_facts, sections="understudy.methods.preference_optimization.report:sections"),
     flow="understudy.flows.preference_optimization:preference_optimization",
     generate="understudy.methods.preference_optimization.more:further_rows",
+    row_losses="understudy.methods.preference_optimization.row_losses:row_losses",
 )

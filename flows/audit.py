@@ -1,0 +1,62 @@
+"""An audit as a flow: the method's own flow on rows with canaries, attacked beside its controls.
+
+rows with canaries, no noise -> attack --+
+rows without, no noise -------> attack --+-> (if the first is caught) the run as asked for -> attack -> report
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+from prefect import flow
+
+from understudy.artifacts.access import ArtifactRef
+from understudy.flows.paid_run import check_ledger
+from understudy.flows.worker_places import check_places
+from understudy.lazy import load
+from understudy.methods import registry
+from understudy.runs.audit_request import AuditRequest
+from understudy.runs.audited import CONTROLS, Arm, Planned, planned
+from understudy.runs.folders import read_record
+from understudy.runs.run_plan import run_key
+from understudy.tasks.auditing import Attacked, Audited, attack, caught, conclusive, report_audit
+from understudy.tasks.engine.failures import closed_up
+from understudy.tasks.engine.heartbeat import beating
+from understudy.tasks.engine.tracking import parent_run
+
+CONFIDENCE = 0.95
+
+
+@flow(name="audit", persist_result=True, result_serializer="json")
+def audit(request: AuditRequest) -> Audited:
+    """A method and private rows in; what attackers find out of such a run, beside two controls, out."""
+    with beating(), ExitStack() as stack:
+        check_places(out=request.run.out)
+        check_ledger()
+        # What is wrong with a row is for the client's terminal: Prefect keeps the text of every error.
+        plan = closed_up("validate", lambda: stack.enter_context(planned(request)))
+        claim = plan.plans["claim"]
+        key = run_key(request.run, claim.stored_rows[0], plan.canaries)
+        stack.enter_context(parent_run(key, "audit", parameters={"request": request}))
+        found: dict[str, ArtifactRef] = {arm: _attacked(plan, arm, request) for arm in CONTROLS}
+        if request.insist or caught(found["positive_control"]):
+            found["claim"] = _attacked(plan, "claim", request)
+        ended = report_audit(found, claim, count=plan.count, confidence=CONFIDENCE, out=request.run.out)
+        return conclusive(ended)
+
+
+def _attacked(plan: Planned, arm: Arm, request: AuditRequest) -> ArtifactRef:
+    """Run an arm by the method's own flow, and attack what it left."""
+    run, of_arm, method = plan.requests[arm], plan.plans[arm], registry.get(request.method)
+    load(method.flow)(run)
+    made = read_record(Path(run.out))
+    asked = Attacked(
+        row_losses=method.row_losses,
+        config=of_arm.config,
+        label_names=of_arm.label_names,
+        delta=of_arm.delta,
+        confidence=CONFIDENCE,
+        seed=request.seed,
+    )
+    return attack(made.released, made.synthetic, plan.canaries, asked)

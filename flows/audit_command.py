@@ -1,0 +1,58 @@
+"""What `understudy audit` does; imported only when it runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from understudy.flows.commands import ended, price, request_from
+from understudy.flows.terminal import say, show
+
+
+def audit(
+    *,
+    method: str,
+    options: Mapping[str, Any],
+    canaries: int | None,
+    seed: int,
+    insist: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """`understudy audit`."""
+    from understudy.runs.audit_request import audit_of
+    from understudy.settings import prepare_environment
+
+    request = audit_of(method, request_from(options), canaries=canaries, seed=seed, insist=insist)
+    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
+    prepare_environment()
+    from understudy.auditing.one_run import detectable_epsilon
+    from understudy.runs.audited import planned, prepared
+    from understudy.runs.run_plan import dry_run_of
+    from understudy.runs.validation import validate
+
+    if dry_run:
+        with prepared(request) as drafts:
+            plan, count = validate(drafts.requests["claim"], method).plan, len(drafts.canaries.included)
+        least = detectable_epsilon(count, delta=plan.delta)
+        facts = {
+            "canaries": count,
+            "detectable_epsilon": round(least, 3),
+            "runs": "two controls without noise, and this",
+        }
+        show({**dry_run_of(plan), **facts}, as_json=as_json, title=f"audit of {method}, dry run: nothing charged")
+        return
+    with planned(request) as audited:
+        plan = audited.plans["claim"]
+        for note in (*plan.notes, *plan.description.warnings):
+            say(f"note: {note}")
+        say(
+            f"{audited.count} canaries stand in for as many units; two controls without noise run first, which charge "
+            "nothing. "
+            f"Then this audit {price(plan, is_charged=audited.is_charged, accepts_new=request.run.accept_new_charge)}"
+        )
+        from understudy.flows.audit import audit as flow
+
+        result = ended(flow, request)
+    show(result.model_dump(mode="json"), as_json=as_json, title=f"audit of {method}: passing it does not prove privacy")

@@ -1,0 +1,113 @@
+"""The report's page about an audit: what either attacker found out, beside the controls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from understudy.evaluation.metrics import Metrics
+from understudy.evaluation.names import AUDIT_ARMS, THREATS
+from understudy.reporting.drawing import MUTED, PROMPT, REAL, SYNTHETIC, Drawing, dots, draw, say
+from understudy.reporting.figures import marks_of
+from understudy.reporting.text_formatting import number, percent
+from understudy.reporting.view import MethodSections, Section, Table, range_of
+
+_STYLE = {
+    "": ("The run", SYNTHETIC, "o"),
+    "positive_control.": ("Without noise", REAL, "s"),
+    "null_control.": ("No canary", PROMPT, "D"),
+}
+_TITLES = {"data": "Attack on the synthetic table", "model": "Attack on the released model"}
+ENDS = "Passing an audit does not prove privacy: another attack may find more."
+
+
+def sections(metrics: Metrics, _statement: Mapping[str, Any]) -> MethodSections:
+    """A section for each attacker, and none about a single synthetic table."""
+    found = tuple(attack_section(metrics, threat) for threat in THREATS)
+    return MethodSections(last=found, common=False)
+
+
+def attack_section(metrics: Metrics, threat: str) -> Section:
+    """What an attacker found out of the run and of its two controls."""
+    values, name = metrics.values, f"audit.one_run.{threat}."
+    title = _TITLES[threat]
+    if f"{name}positive_control.auc" not in values:
+        return Section(threat, title, missing=_reason(metrics, threat))
+    rows = tuple(
+        (
+            _STYLE[arm][0],
+            f"{values[f'{name}{arm}epsilon_lower_bound']:.2f}",
+            f"{values[f'{name}{arm}right_guesses']:.0f} of {values[f'{name}{arm}guesses']:.0f}",
+            f"{values[f'{name}{arm}auc']:.2f} ({range_of(metrics, f'{name}{arm}auc', '{:.2f}'.format)})",
+            *(
+                f"{percent(values[full])} ({range_of(metrics, full, percent)})"
+                for full in (f"{name}{arm}tpr_at_fpr_0_001", f"{name}{arm}tpr_at_fpr_0_01")
+            ),
+        )
+        for arm in AUDIT_ARMS
+        if f"{name}{arm}auc" in values
+    )
+    columns = ("", "Epsilon at least", "Right guesses", "AUC", "Found at FPR 0.1 %", "Found at FPR 1 %")
+    return Section(
+        threat,
+        title,
+        tuple(_lead(metrics, threat)),
+        _figure(metrics, threat),
+        Table(columns, rows),
+        f"{number(values['audit.one_run.canaries'])} canaries of random words, each in the rows by a fair coin. The "
+        f"attacker sees {THREATS[threat]} and guesses the coins; the bound on epsilon is that of Steinke et al. 2023, "
+        f"at {percent(values['audit.one_run.confidence_level'], 0)} confidence. With fewer canaries left out than 1 "
+        f"in a rate of false alarms, the rate means none. {ENDS}",
+    )
+
+
+def _lead(metrics: Metrics, threat: str) -> list[str]:
+    values, name = metrics.values, f"audit.one_run.{threat}."
+    control, null = (values[f"{name}{arm}epsilon_lower_bound"] for arm in ("positive_control.", "null_control."))
+    claimed, least = values["audit.one_run.claimed_epsilon"], values.get("audit.one_run.detectable_epsilon")
+    said = []
+    if (low := values.get(f"{name}epsilon_lower_bound")) is not None:
+        if low > claimed:
+            said.append(
+                f"The run leaks more than it promises: its epsilon is at least {low:.2f}, and {number(claimed)} was "
+                "claimed."
+            )
+        elif low > 0:
+            said.append(f"The run’s epsilon is at least {low:.2f}; it promises at most {number(claimed)}.")
+        else:
+            said.append(f"The attack finds nothing in the run, which promises an epsilon of {number(claimed)}.")
+    if control > 0:
+        said.append(f"It catches the same run without noise: at least {control:.2f}.")
+    else:
+        said.append("It does not even catch the same run without noise, so its finding nothing says nothing.")
+    if null > 0:
+        said.append(
+            f"It finds at least {null:.2f} in a run that met no canary: by chance, which happens in one audit of "
+            "twenty, or because the attack is wrong. Repeat the audit with another --seed before you read it."
+        )
+    if least is not None:
+        said.append(f"With so few canaries even the best attack could hardly tell an epsilon below {number(least, 2)}.")
+    return said
+
+
+def _figure(metrics: Metrics, threat: str) -> Drawing:
+    marks = marks_of(metrics, _STYLE, f"audit.one_run.{threat}.{{}}auc")
+
+    def paint(figure: Any) -> None:
+        axes = figure.subplots()
+        dots(axes, marks, low=0.0, high=1.0, form="{:.2f}")
+        axes.axvline(0.5, color=MUTED, linewidth=1, linestyle=(0, (3, 3)), zorder=1)
+        axes.set_xlabel("AUC: 0.5 is guessing, 1 is certainty")
+
+    return draw(
+        f"attack-{threat}",
+        title="Chance that a canary in the rows scores above one left out",
+        alt=say(marks, "{:.2f}"),
+        height=70 + 40 * len(marks),
+        paint=paint,
+    )
+
+
+def _reason(metrics: Metrics, threat: str) -> str:
+    found = next((reason for reason in metrics.missing if THREATS[threat] in reason), None)
+    return f"Not measured: {found}." if found else "Not measured."

@@ -1,0 +1,49 @@
+"""The report of an audit in its folder, where `purge` finds it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from understudy.evaluation.metrics import Metrics
+from understudy.reporting.audit import sections
+from understudy.reporting.report import About, build_report
+from understudy.runs.evaluated import noted
+from understudy.runs.folders import STATEMENT
+from understudy.runs.placement import EXPORT
+from understudy.runs.run_plan import RunPlan
+
+
+def write_audit(out: Path, plan: RunPlan, metrics: Metrics, *, claim: Path | None) -> Path:
+    """Write report.html and report.json of an audit; internal, closed to others.
+
+    Args:
+        out: the audit's folder.
+        plan: of the claim.
+        metrics: what was found.
+        claim: folder of the claim's run, whose statement the page shows; None where it was not run.
+
+    Returns:
+        The page.
+    """
+    statement = _promise(plan) if claim is None else json.loads((claim / EXPORT / STATEMENT).read_text())
+    facts = {"method": plan.method, "model": plan.model_name, **plan.report_facts}
+    made = f"{metrics.values['audit.one_run.canaries']:.0f} canaries among {plan.n} units of {plan.source}"
+    with noted(out, {plan.source}):
+        files = build_report(
+            out,
+            title=f"Audit of {plan.method}",
+            metrics=metrics,
+            statement=statement,
+            sections=sections,
+            about=About(made=made, facts=facts),
+        )
+    return files.html
+
+
+def _promise(plan: RunPlan) -> Mapping[str, Any]:
+    """What the run would promise, under the names of a statement."""
+    named = ("epsilon", "delta", "unit", "relation", "source")
+    return {name: getattr(plan, name) for name in named}

@@ -1,0 +1,225 @@
+"""An audit before it runs: the tables with canaries, and the three runs that it is made of, registered.
+
+The *claim* is the run as it was asked for, on rows in which canaries stand by coins. The *positive control* is the same
+on the same rows without noise: an attack that misses it is too weak to say anything. The *null control* is a run
+without noise on rows in which no canary stands: an attack that finds something there is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Final, Literal
+
+import pyarrow as pa
+
+from understudy.artifacts.access import ArtifactRef, private_store, write_table
+from understudy.auditing import canaries as canary
+from understudy.data.columns import text_columns
+from understudy.data.tables import RowKind
+from understudy.errors import InputError
+from understudy.methods import registry
+from understudy.models.loading import load_tokenizer
+from understudy.privacy import labels
+from understudy.privacy.ledger.ledger import Ledger
+from understudy.runs.audit_request import AuditRequest, number_of_canaries
+from understudy.runs.handed_tables import as_files
+from understudy.runs.registration import handed_over, register
+from understudy.runs.request import RunRequest, words_about
+from understudy.runs.run_plan import RunPlan, match_of
+from understudy.runs.split import NOUNS, SplitRows, client_is_held_out, load_and_split
+from understudy.runs.validation import configure, validate
+
+Arm = Literal["claim", "positive_control", "null_control"]
+ARMS: Final[tuple[Arm, ...]] = ("claim", "positive_control", "null_control")
+CONTROLS: Final[tuple[Arm, ...]] = ("positive_control", "null_control")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The runs of an audit, with their tables written.
+
+    Attributes:
+        requests: of each arm.
+        canaries: with their coins, private.
+    """
+
+    requests: Mapping[Arm, RunRequest]
+    canaries: canary.Canaries = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """An audit whose runs are registered.
+
+    Attributes:
+        requests: of each arm.
+        plans: of each arm; public.
+        canaries: the stored canaries, with the column `included`; private.
+        count: how many there are; public.
+        is_charged: whether the claim was charged before, by this very audit.
+    """
+
+    requests: Mapping[Arm, RunRequest]
+    plans: Mapping[Arm, RunPlan]
+    canaries: ArtifactRef
+    count: int
+    is_charged: bool
+
+
+# Audits that this process planned for a flow it is about to start.
+_HANDED_OVER: dict[str, Planned] = {}
+
+
+@contextmanager
+def prepared(request: AuditRequest) -> Iterator[Prepared]:
+    """Within it, the tables of an audit's runs lie under the private root; nothing is registered or charged.
+
+    The same request on the same rows gives the same files under the same names, so a repeated audit goes on.
+
+    Raises:
+        InputError: the input is wrong; the message says how to fix it.
+        RowError: a row is.
+    """
+    run = request.run
+    chosen, ledger = registry.get(request.method), Ledger.open()
+    config = configure(run, request.method)
+    kind = chosen.charge.protects(config).rows
+    known = next((record for record in ledger.sources() if record.name == run.source), None)
+    rows = load_and_split(run, kind, known, keyed_hash=partial(ledger.keyed_hash, run.source))
+    made = _canaries(request, kind, rows, words=canary.vocabulary(load_tokenizer(config)), ledger=ledger)
+    columns = _columns(kind, rows)
+    tables: dict[str, pa.Table | None] = {
+        "with-canaries": _with(kind, rows, made, none=False),
+        "without-canaries": _with(kind, rows, made, none=True),
+        "test": _named(rows.test, rows.label_names) if run.test is not None else None,
+    }
+    with as_files(tables) as files:
+
+        def of(arm: Arm) -> RunRequest:
+            changed = {
+                **columns,
+                "data": files["without-canaries" if arm == "null_control" else "with-canaries"],
+                "test": files["test"],
+                "out": str(Path(run.out).expanduser().absolute() / arm.replace("_", "-")),
+                "about": words_about(run),
+                **({} if arm == "claim" else {"epsilon": float("inf")}),
+            }
+            return RunRequest.model_validate(run.model_dump() | changed)
+
+        yield Prepared({arm: of(arm) for arm in ARMS}, made)
+
+
+@contextmanager
+def planned(request: AuditRequest) -> Iterator[Planned]:
+    """Within it, an audit's runs are registered, and flows of this process take their plans; nothing is charged.
+
+    Raises:
+        InputError: the input is wrong; nothing was registered then.
+        BudgetRefused: the source's budget does not allow the claim's charge.
+    """
+    key = request.model_dump_json()
+    if key in _HANDED_OVER:
+        yield _HANDED_OVER[key]
+        return
+    with prepared(request) as drafts, ExitStack() as stack:
+        plans: dict[Arm, RunPlan] = {}
+        charged: dict[Arm, bool] = {}
+        for arm in ARMS:  # the claim first: on a source's first use its epsilon and delta become the budget
+            validated = validate(drafts.requests[arm], request.method)
+            plans[arm], charged[arm] = register(validated), validated.is_charged
+            stack.enter_context(handed_over(drafts.requests[arm], plans[arm]))
+        stored, count = _stored(request.run.source, drafts.canaries), len(drafts.canaries.included)
+        found = Planned(drafts.requests, plans, stored, count, charged["claim"])
+        _HANDED_OVER[key] = found
+        try:
+            yield found
+        finally:
+            del _HANDED_OVER[key]
+
+
+def _canaries(
+    request: AuditRequest, kind: RowKind, rows: SplitRows, *, words: list[str], ledger: Ledger
+) -> canary.Canaries:
+    """As many as asked for, each where it is trained on if its coin puts it in."""
+    source = request.run.source
+    named = f"{source}\0{request.seed}"
+    count = number_of_canaries(request, units=rows.units)
+    texts = canary.canary_rows(
+        kind, count, words=words, labels=len(rows.label_names), named=named, schema=rows.whole.schema
+    )
+    hashed = partial(ledger.keyed_hash, source)
+    if kind == "clients":
+        clients = len(set(rows.train["client_id"].to_pylist()))
+        _check_room(count, clients, kind)
+        held = partial(client_is_held_out, units=rows.units, keyed_hash=hashed)
+        names = _client_names(count, held=held, named=f"{source} x{request.seed}x")
+        texts = texts.set_column(0, texts.schema.field(0), pa.array(names, pa.string()))
+        slots: tuple[int, ...] = ()
+        identifiers = [name.encode() for name in names]
+    else:
+        filled = rows.train[text_columns(rows.train)[0]].is_valid().to_pylist()
+        trained = [slot for slot, is_there in enumerate(filled) if is_there]
+        _check_room(count, len(trained), kind)
+        slots = tuple(canary.chosen_slots(trained, count, named=named))
+        identifiers = [slot.to_bytes(8) for slot in slots]
+    coin = partial(hashed, f"audit/{request.seed}")
+    return canary.Canaries(texts, slots, canary.toss(identifiers, coin))
+
+
+def _check_room(count: int, trained: int, kind: RowKind) -> None:
+    if 2 * count > trained:
+        raise InputError(
+            f"--canaries {count}: expected at most half as many as there are {NOUNS[kind]}s to train on; ask for "
+            f"fewer, or bring more {NOUNS[kind]}s"
+        )
+
+
+def _client_names(count: int, *, held: Callable[[str], bool], named: str) -> list[str]:
+    """Identifiers of canaries, none of which is held out; of another source or seed, others."""
+    names: list[str] = []
+    number = 0
+    while len(names) < count:
+        name = f"canary of {named}{number}"
+        names += [] if held(name) else [name]
+        number += 1
+    return names
+
+
+def _with(kind: RowKind, rows: SplitRows, made: canary.Canaries, *, none: bool) -> pa.Table:
+    """The table of an arm, labels by name."""
+    included = [False if none else bool(coin) for coin in made.included]
+    if kind != "clients":
+        return _named(canary.placed(rows.whole, made, included=included), rows.label_names)
+    # As many clients leave as there are canaries, whatever the coins, so that there are never more than declared.
+    trained = sorted(set(rows.train["client_id"].to_pylist()))
+    return canary.joined(rows.whole, made, included=included, leaving=set(trained[: len(included)]))
+
+
+def _named(table: pa.Table, names: tuple[str, ...]) -> pa.Table:
+    if "label" not in table.column_names:
+        return table
+    of_rows = [None if index is None else names[index] for index in table["label"].to_pylist()]
+    return table.set_column(table.schema.get_field_index("label"), "label", pa.array(of_rows, pa.string()))
+
+
+def _columns(kind: RowKind, rows: SplitRows) -> dict[str, object]:
+    """What a request says of a checked table's columns: those of every kind are named alike."""
+    plain = {
+        name: RunRequest.model_fields[name].default
+        for name in ("text_column", "label_column", "client_column", "instruction_column", "response_column")
+    }
+    system = "system" if kind == "instructions" and "system" in rows.whole.column_names else None
+    names = {name: name for name in rows.label_names} if kind == "labelled" else None
+    return {**plain, "system_column": system, "label_names": names}
+
+
+def _stored(source: str, made: canary.Canaries) -> ArtifactRef:
+    """Store the canaries with their coins, or find them: same content, same source, same random id."""
+    table = made.rows.append_column(canary.INCLUDED, pa.array(made.included.tolist()))
+    match = match_of(Ledger.open(), source, "canaries", table)
+    label = labels.private(source)
+    return private_store().find_match(match) or write_table(table, kind="canaries", label=label, match=match)

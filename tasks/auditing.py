@@ -1,0 +1,146 @@
+"""Attacking the runs of an audit, and the report of what was found; all of it internal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from pydantic import BaseModel, Field, SerializeAsAny
+
+from understudy.artifacts.access import ArtifactRef, path_of, read_json, read_table, write_json
+from understudy.errors import UnderstudyError
+from understudy.frozen import Frozen
+from understudy.privacy import labels
+from understudy.runs.run_plan import RunPlan
+from understudy.tasks.engine.runtime import compute, task
+
+Threat = Literal["data", "model"]
+
+
+class Attacked(Frozen):
+    """A run of an audit, as its attack sees it; public."""
+
+    row_losses: str = Field(default="", description="Where the method's function of that name is; empty without.")
+    config: SerializeAsAny[BaseModel]
+    label_names: tuple[str, ...]
+    delta: float
+    confidence: float
+    seed: int
+
+
+@task(name="attack", cache=False)
+def attack(released: ArtifactRef, synthetic: ArtifactRef, canaries: ArtifactRef, asked: Attacked) -> ArtifactRef:
+    """Guess which canaries a run was made from: by its synthetic table alone, and by the model that it released.
+
+    Gives what either reaches, private to the source.
+    """
+    from understudy.auditing.attack import figures_of
+    from understudy.auditing.canaries import INCLUDED
+    from understudy.auditing.echo import echoes
+    from understudy.auditing.one_run import Floats
+    from understudy.data.columns import text_columns
+    from understudy.lazy import load
+    from understudy.methods.reading import RowsToRead
+
+    table = read_table(canaries)
+    rows, included = table.drop_columns([INCLUDED]), np.array(table[INCLUDED].to_pylist(), dtype=np.bool_)
+    columns = text_columns(rows)
+    made, hidden = (
+        [" ".join(texts) for texts in zip(*(one[name].to_pylist() for name in columns), strict=True)]
+        for one in (read_table(synthetic), rows)
+    )
+    scores: dict[Threat, Floats] = {"data": echoes(made, hidden)}
+    if asked.row_losses:
+        before, after = (
+            load(asked.row_losses)(RowsToRead(rows, asked.label_names, asked.config, model, compute()))
+            for model in (None, path_of(released))
+        )
+        scores["model"] = before - after
+    found = {
+        threat: figures_of(of_canaries, included, delta=asked.delta, confidence=asked.confidence, seed=asked.seed)
+        for threat, of_canaries in scores.items()
+    }
+    refs = (released, synthetic, canaries)
+    label = labels.private(*labels.join(*(ref.label for ref in refs)).sources)
+    value = {threat: figures.model_dump(mode="json") for threat, figures in found.items()}
+    return write_json(value, kind="attack", label=label, parents=refs)
+
+
+class Audited(Frozen):
+    """What an audit tells its caller when it has ended.
+
+    Attributes:
+        report: the page; internal, not private.
+        claimed_epsilon: what the run promises.
+        detectable_epsilon: the least epsilon that the best attack on so many canaries would tell from 0.
+        bounds: attacker -> arm -> lower bound on epsilon.
+        caught: attackers who catch the run without noise.
+        refuted: attackers who prove a larger epsilon than was claimed.
+        charged: whether the claim was run.
+    """
+
+    report: str
+    claimed_epsilon: float
+    detectable_epsilon: float
+    bounds: dict[str, dict[str, float]]
+    caught: tuple[str, ...]
+    refuted: tuple[str, ...]
+    charged: bool
+
+
+def caught(found: ArtifactRef) -> bool:
+    """Whether an attack on the positive control, by any attacker, finds something."""
+    from understudy.auditing.attack import AttackFigures
+
+    return any(AttackFigures.model_validate(figures).finds for figures in read_json(found).values())
+
+
+@task(name="report-audit", cache=False, computes=False)
+def report_audit(found: dict[str, ArtifactRef], plan: RunPlan, *, count: int, confidence: float, out: str) -> Audited:
+    """Write report.html and report.json into the audit's folder."""
+    from understudy.auditing.attack import AttackFigures
+    from understudy.auditing.metrics import metrics_of
+    from understudy.auditing.one_run import detectable_epsilon
+    from understudy.runs.audit_report import write_audit
+
+    figures = {
+        arm: {threat: AttackFigures.model_validate(value) for threat, value in read_json(ref).items()}
+        for arm, ref in found.items()
+    }
+    least = detectable_epsilon(count, delta=plan.delta, confidence=confidence)
+    metrics = metrics_of(figures, claimed=plan.epsilon, canaries=count, detectable=least, confidence=confidence)
+    folder = Path(out).expanduser().absolute()
+    page = write_audit(folder, plan, metrics, claim=folder / "claim" if "claim" in found else None)
+    bounds = {threat: {arm: figures[arm][threat].epsilon for arm in figures} for threat in figures["positive_control"]}
+    return Audited(
+        report=str(page),
+        claimed_epsilon=plan.epsilon,
+        detectable_epsilon=least,
+        bounds=bounds,
+        caught=tuple(threat for threat, of_arms in bounds.items() if of_arms["positive_control"] > 0),
+        refuted=tuple(threat for threat, of_arms in bounds.items() if of_arms.get("claim", 0.0) > plan.epsilon),
+        charged="claim" in figures,
+    )
+
+
+def conclusive(result: Audited) -> Audited:
+    """The result of an audit that says something, and nothing against the claim; its report is written in any case.
+
+    Raises:
+        UnderstudyError: an attacker proves a larger epsilon than was claimed, or nobody catches the run without noise.
+    """
+    if result.refuted:
+        least = max(result.bounds[threat]["claim"] for threat in result.refuted)
+        raise UnderstudyError(
+            f"the run leaks more than it promises: epsilon={result.claimed_epsilon:g} was claimed, and right guesses "
+            f"of canaries prove at least {least:.3g}; see {result.report}, and hand nothing of this method over"
+        )
+    if not result.caught:
+        cost = "" if result.charged else "; nothing was charged"
+        raise UnderstudyError(
+            "this audit can say nothing: no attack catches the same run without noise, so that it finds nothing in the "
+            f"run as asked for would mean nothing{cost}; take more --canaries, more rows, or settings that learn more, "
+            f"such as more epochs, or give --insist; see {result.report}"
+        )
+    return result

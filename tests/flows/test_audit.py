@@ -1,0 +1,205 @@
+"""Audits of whole runs, by installed methods that are quick: what is charged, attacked, told and removed."""
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+ROWS = 320
+# Bags of words give away which words occurred: with this many synthetic words, an attacker of the table sees them.
+ASKED = ("--epsilon", 4, "--samples", 1_500, "--canaries", 100, "--delta", "1e-4")
+
+
+@pytest.fixture
+def table(tmp_path):
+    rows = {
+        "text": [f"the film number {i} was {'good' if i % 2 else 'bad'}" for i in range(ROWS)],
+        "label": [("bad", "good")[i % 2] for i in range(ROWS)],
+    }
+    pq.write_table(pa.table(rows), tmp_path / "rows.parquet")
+    return tmp_path / "rows.parquet"
+
+
+@pytest.fixture
+def words(table, tmp_path):
+    names = ("--label-names", "bad,good", "--budget", "8,1e-3")
+    return ("audit", "bag-of-words", "--data", table, "--source", "films", *names, *ASKED, "--out", tmp_path / "audit")
+
+
+def charged():
+    from understudy.privacy.ledger.ledger import Ledger
+
+    return [(charge.epsilon, charge.status) for charge in Ledger.open().charges() if charge.kind == "counted"]
+
+
+def figures_in(folder):
+    return json.loads((folder / "report.json").read_text())["metrics"]
+
+
+def test_an_audit_charges_one_run_and_reports_it_beside_its_controls(
+    words, on_path, prefect_server, in_home, call, tmp_path
+):
+    out = tmp_path / "audit"
+    with in_home(tmp_path / "home"):
+        code, said = call(*words, "--dry-run", "--json")
+        assert code == 0, said
+        assert json.loads(said)["canaries"] == 100
+        assert not out.exists()
+        assert charged() == []
+        code, said = call(*words, "--json")
+        assert code == 0, said
+        told, found = json.loads(said[said.index("{") :]), figures_in(out)
+        assert charged() == [(4.0, "released")]
+        assert told["caught"] == ["data"]
+        assert told["charged"]
+        assert told["refuted"] == []
+        name = "audit.one_run.data."
+        assert found[f"{name}positive_control.epsilon_lower_bound"] > 0.5
+        assert found[f"{name}positive_control.auc"] > 0.75
+        # By chance it is above 0 in one audit of twenty, and above this in one of thousands.
+        assert found[f"{name}null_control.epsilon_lower_bound"] < 0.6
+        assert found[f"{name}epsilon_lower_bound"] <= 4
+        assert found[f"{name}auc"] < found[f"{name}positive_control.auc"]
+        assert "audit.one_run.model.auc" not in found
+        page = (out / "report.html").read_text()
+        assert "does not prove privacy" in page
+        assert "releases no language model" in page
+        assert not (out / "positive-control/export").exists()
+        assert (out / "claim/export/statement.json").exists()
+        assert (out / "report.json").stat().st_mode & 0o077 == 0
+        # Again: the same canaries, coins and charge.
+        code, said = call(*words, "--json")
+        assert code == 0, said
+        assert charged() == [(4.0, "released")]
+        assert figures_in(out) == found
+        code, said = call("purge", "--source", "films")
+        assert code == 0, said
+        assert [str(path.relative_to(out)) for path in out.rglob("*.json")] == ["claim/export/statement.json"]
+
+
+def test_no_coin_and_no_canary_is_told(words, on_path, prefect_server, in_home, call, tmp_path):
+    """Not in what programs read, not on the page, not in MLflow's database, not in Prefect's parameters."""
+    from understudy.artifacts.access import private_store, read_table
+
+    with in_home(tmp_path / "home") as home:
+        code, said = call(*words)
+        assert code == 0, said
+        (ref,) = [ref for ref in private_store().refs() if ref.kind == "canaries"]
+        hidden = [text.split()[:3] for text in read_table(ref)["text"].to_pylist()]
+        shown = [said, *(path.read_text() for path in (tmp_path / "audit").glob("report.*"))]
+        databases = [path.read_bytes().decode(errors="replace") for path in home.rglob("mlflow.db")]
+        assert databases
+        for text in (*shown, *databases):
+            assert not any(" ".join(first) in text for first in hidden)
+            assert '"included"' not in text
+
+
+def test_a_run_that_adds_no_noise_is_refuted(words, on_path, prefect_server, in_home, call, tmp_path, monkeypatch):
+    """The claim says epsilon 0.05, and the mechanism, broken, draws no noise."""
+    from understudy.privacy import mechanisms
+
+    plain = mechanisms.Mechanisms.gaussian_sum
+
+    def silent(self, query, **asked):
+        plain(self, query, **asked)
+        return {name: values.to(torch.float64) for name, values in query.items()}
+
+    monkeypatch.setattr(mechanisms.Mechanisms, "gaussian_sum", silent)
+    with in_home(tmp_path / "home"):
+        code, said = call(*(0.05 if word == 4 else word for word in words))
+        assert code == 1
+        assert "leaks more than it promises" in said
+        page = (tmp_path / "audit/report.html").read_text()
+        assert "leaks more than it promises" in page
+
+
+def test_an_audit_whose_attack_is_too_weak_charges_nothing(words, on_path, prefect_server, in_home, call, tmp_path):
+    weak = [2 if word == 1_500 else word for word in words]
+    with in_home(tmp_path / "home"):
+        code, said = call(*weak)
+        assert code == 1
+        assert "can say nothing" in said
+        assert charged() == []
+        assert "not charged and not run" in (tmp_path / "audit/report.html").read_text()
+        code, said = call(*weak, "--insist")
+        assert code == 1
+        assert charged() == [(4.0, "released")]
+        assert "audit.one_run.data.auc" in figures_in(tmp_path / "audit")
+
+
+def test_the_python_api_and_a_flow_that_prefect_starts_find_the_same(table, on_path, prefect_server, in_home, tmp_path):
+    """The one plans its audit before the flow, the other in it; the coins, and so the figures, are the same."""
+    import understudy
+    from understudy.flows.audit import audit
+    from understudy.runs.audit_request import audit_of
+    from understudy.runs.request import Budget, RunRequest
+
+    asked = {"label_names": {"bad": "bad", "good": "good"}, "samples": 1_500, "delta": 1e-4}
+    with in_home(tmp_path / "home"):
+        found = understudy.audit(
+            pq.read_table(table),
+            source="films",
+            out=tmp_path / "first",
+            epsilon=4,
+            budget=(8, 1e-3),
+            method="bag-of-words",
+            canaries=100,
+            **asked,
+        )
+        assert found.bounds["data"]["positive_control"] > 0.5
+        assert found.bounds["data"]["null_control"] < 0.6
+        assert found.metrics.values["audit.one_run.canaries"] == 100
+        run = RunRequest(
+            data=str(table),
+            source="films",
+            out=str(tmp_path / "second"),
+            epsilon=4,
+            budget=Budget(epsilon=8, delta=1e-3),
+            **asked,
+        )
+        ended = audit(audit_of("bag-of-words", run, canaries=100, seed=0, insist=False))
+        assert ended.bounds == found.bounds
+        assert charged() == [(4.0, "released")]
+
+
+def test_a_flow_that_prefect_starts_tells_nothing_of_a_wrong_row(
+    table, on_path, prefect_server, in_home, tmp_path, caplog
+):
+    from understudy.errors import TaskFailed
+    from understudy.flows.audit import audit
+    from understudy.runs.audit_request import audit_of
+    from understudy.runs.request import RunRequest
+
+    rows = pq.read_table(table).to_pylist()
+    rows[11]["label"] = "dreadful"
+    pq.write_table(pa.Table.from_pylist(rows), table)
+    names = {"bad": "bad", "good": "good"}
+    run = RunRequest(data=str(table), source="films", out=str(tmp_path / "out"), epsilon=4, label_names=names)
+    with in_home(tmp_path / "home"), pytest.raises(TaskFailed) as failed:
+        audit(audit_of("bag-of-words", run, canaries=None, seed=0, insist=False))
+    for said in (str(failed.value), caplog.text):
+        assert "row 11" not in said
+        assert "dreadful" not in said
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (("--epsilon", "inf"), "--epsilon: expected the finite epsilon whose promise is audited, found inf"),
+        (("--canaries", 200), "--canaries 200: expected at most half as many as there are rows to train on"),
+        (("--canaries", 3), "--canaries: Input should be greater than or equal to 8"),
+        (("--seed", -1), "--seed: Input should be greater than or equal to 0"),
+        (("--budget", "1,1e-3"), "budget"),
+    ],
+)
+def test_wrong_input_is_refused_before_anything_is_charged(
+    given, told, words, on_path, prefect_server, in_home, call, tmp_path
+):
+    with in_home(tmp_path / "home"):
+        code, said = call(*words, *given)
+        assert code in (2, 3), said
+        assert told in said
+        assert charged() == []
+        assert not (tmp_path / "audit").exists()

@@ -1,0 +1,181 @@
+"""Canaries of each kind of rows, their coins, and the tables of an audit's three runs."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from understudy.auditing.canaries import Canaries, canary_rows, placed, toss, vocabulary
+from understudy.auditing.echo import echoes
+from understudy.data import tables
+from understudy.errors import InputError, RowError
+from understudy.runs.audit_request import audit_of
+from understudy.runs.audited import ARMS, prepared
+from understudy.runs.request import Budget, RunRequest
+
+WORDS = [f"{first}{last}" for first in "bcdfgh" for last in ("ank", "ell", "ind", "ock", "ust")]
+
+
+@pytest.fixture
+def request_for(tmp_path, monkeypatch):
+    monkeypatch.setenv("UNDERSTUDY_HOME", str(tmp_path / "home"))
+
+    def made(rows, method, *, canaries=10, seed=0, source="rows", **fields):
+        pq.write_table(pa.table(rows), tmp_path / "rows.parquet")
+        run = RunRequest(
+            data=str(tmp_path / "rows.parquet"),
+            source=source,
+            out=str(tmp_path / "out"),
+            epsilon=3,
+            budget=Budget(epsilon=8, delta=1e-2),
+            **fields,
+        )
+        return audit_of(method, run, canaries=canaries, seed=seed, insist=False)
+
+    return made
+
+
+def labelled(count):
+    return {
+        "Words": [None if i == 7 else f"row {i} of them" for i in range(count)],
+        "Class": [None if i == 7 else i % 2 for i in range(count)],
+    }
+
+
+LABELLED = {"text_column": "Words", "label_column": "Class", "label_names": {"0": "no", "1": "yes"}}
+PAIRS = {"instruction": [f"what is {i}" for i in range(40)], "response": [f"it is {i}" for i in range(40)]}
+CLIENTS = {"client_id": [f"c{i // 2}" for i in range(160)], "text": [f"text {i} of a client" for i in range(160)]}
+
+
+def tables_of(request):
+    with prepared(request) as drafts:
+        read = {arm: pq.read_table(drafts.requests[arm].data) for arm in ARMS}
+        return drafts, read
+
+
+def test_rows_change_in_the_slots_of_canaries_alone(request_for):
+    drafts, read = tables_of(request_for(labelled(60), "conditional-generation", **LABELLED))
+    original = labelled(60)["Words"]
+    assert read["claim"].equals(read["positive_control"])
+    for arm, none in (("claim", False), ("null_control", True)):
+        texts = read[arm]["text"].to_pylist()
+        assert len(texts) == 60
+        assert [texts[slot] for slot in range(60) if slot not in drafts.canaries.slots] == [
+            text for slot, text in enumerate(original) if slot not in drafts.canaries.slots
+        ]
+        for slot, row, coin in zip(
+            drafts.canaries.slots, drafts.canaries.rows.to_pylist(), drafts.canaries.included, strict=True
+        ):
+            assert texts[slot] == (row["text"] if coin and not none else None)
+            assert (read[arm]["label"][slot].as_py() is None) == (texts[slot] is None)
+    assert set(filter(None, read["claim"]["label"].to_pylist())) == {"no", "yes"}
+    assert 7 not in drafts.canaries.slots, "there is no row to stand in for"
+
+
+def test_the_three_runs_differ_in_epsilon_and_place_alone(request_for):
+    drafts, _ = tables_of(request_for(labelled(60), "conditional-generation", **LABELLED))
+    claim, positive, null = (drafts.requests[arm].model_dump() for arm in ARMS)
+    assert {name for name in claim if claim[name] != positive[name]} == {"epsilon", "out"}
+    assert {name for name in positive if positive[name] != null[name]} == {"data", "out"}
+    assert claim["epsilon"] == 3
+    assert positive["epsilon"] == float("inf")
+
+
+def test_every_canary_is_trained_on_if_its_coin_says_so(request_for):
+    from understudy.privacy.ledger.ledger import Ledger
+    from understudy.runs.split import row_is_held_out
+
+    drafts, _ = tables_of(request_for(labelled(60), "conditional-generation", canaries=20, **LABELLED))
+    ledger = Ledger.open()
+    assert not any(
+        row_is_held_out(slot, lambda *data: ledger.keyed_hash("rows", *data)) for slot in drafts.canaries.slots
+    )
+
+
+def test_the_same_audit_is_the_same_and_another_seed_or_source_another(request_for):
+    rows = labelled(60)
+    first, again, other, elsewhere = (
+        tables_of(request_for(rows, "conditional-generation", **fields, **LABELLED))[0]
+        for fields in ({}, {}, {"seed": 1}, {"source": "others"})
+    )
+    assert first.requests == again.requests
+    assert first.canaries.rows.equals(again.canaries.rows)
+    assert (first.canaries.included == again.canaries.included).all()
+    for one in (other, elsewhere):
+        assert not set(first.canaries.rows["text"].to_pylist()) & set(one.canaries.rows["text"].to_pylist())
+        assert first.requests["claim"].data != one.requests["claim"].data
+
+
+def test_pairs_and_clients_have_canaries_too(request_for):
+    drafts, read = tables_of(request_for(PAIRS, "knowledge-distillation"))
+    texts = read["claim"]
+    assert texts.column_names == ["instruction", "response"]
+    for slot, row, coin in zip(
+        drafts.canaries.slots, drafts.canaries.rows.to_pylist(), drafts.canaries.included, strict=True
+    ):
+        assert texts.slice(slot, 1).to_pylist() == [row if coin else {"instruction": None, "response": None}]
+    drafts, read = tables_of(request_for(CLIENTS, "preference-optimization"))
+    named = set(drafts.canaries.rows["client_id"].to_pylist())
+    assert len(named) == 10
+    found = {arm: set(read[arm]["client_id"].to_pylist()) for arm in ARMS}
+    of_coins = {
+        name for name, coin in zip(drafts.canaries.rows["client_id"].to_pylist(), drafts.canaries.included, strict=True)
+        if coin
+    }  # fmt: skip
+    assert found["claim"] & named == of_coins
+    assert found["null_control"] & named == set()
+    assert len(found["null_control"]) == 70, "as many clients leave, whatever the coins"
+    assert found["claim"] - named == found["null_control"]
+
+
+def test_what_cannot_be_audited_is_refused_without_a_text(request_for):
+    bad = labelled(60)
+    bad["Words"][3] = None
+    with pytest.raises(RowError, match="row 3") as refused:
+        tables_of(request_for(bad, "conditional-generation", **LABELLED))
+    assert "of them" not in str(refused.value)
+    with pytest.raises(InputError, match="at least 40 units"):
+        tables_of(request_for(labelled(30), "conditional-generation", canaries=None, **LABELLED))
+    with pytest.raises(InputError, match="at most half as many"):
+        tables_of(request_for(labelled(60), "conditional-generation", canaries=40, **LABELLED))
+    with pytest.raises(InputError, match="--label-names"):
+        request_for(labelled(60), "conditional-generation", text_column="Words", labels_from_data=True)
+
+
+def test_coins_are_fair_and_hang_on_the_key():
+    def coin(key):
+        import hmac
+
+        return lambda name: hmac.digest(key, name, "sha256")
+
+    names = [number.to_bytes(8) for number in range(2_000)]
+    first, second = (toss(names, coin(key)) for key in (b"one", b"two"))
+    # Four standard deviations.
+    assert abs(int(first.sum()) - 1_000) < 90
+    assert abs(int((first == second).sum()) - 1_000) < 90
+    assert (toss(names[:10], coin(b"one")) == first[:10]).all(), "a coin hangs on no other canary"
+
+
+def test_labels_are_dealt_in_turn_and_words_are_public():
+    rows = canary_rows("labelled", 7, words=WORDS, labels=3, named="a", schema=tables.LABELLED_SCHEMA)
+    assert rows["label"].to_pylist() == [0, 1, 2, 0, 1, 2, 0]
+    assert {word for text in rows["text"].to_pylist() for word in text.split()} <= set(WORDS)
+    with pytest.raises(InputError, match="vocabulary"):
+        vocabulary(type("Few", (), {"get_vocab": lambda self: {"\u0120word": 1}})())
+
+
+def test_placed_keeps_the_table_whole():
+    whole = pa.table({"text": ["a", "b", "c"], "label": [0, 1, 0]}, schema=tables.LABELLED_SCHEMA)
+    rows = pa.table({"text": ["x", "y"], "label": [1, 0]}, schema=tables.LABELLED_SCHEMA)
+    made = placed(whole, Canaries(rows, (0, 2), np.array([True, False])), included=[True, False])
+    assert made["text"].to_pylist() == ["x", "b", None]
+    assert made.schema == whole.schema
+
+
+def test_what_was_trained_on_echoes():
+    random = np.random.default_rng(2)
+    texts = [" ".join(random.choice(WORDS, 12)) for _ in range(40)]
+    scores = echoes([*texts[:20], "and other words besides"], texts)
+    assert scores[:20].min() > scores[20:].max()
+    assert (echoes([], texts) == echoes([], texts)).all()
+    assert np.isfinite(echoes([], [*texts, ""])).all()
