@@ -116,7 +116,8 @@ def test_a_run_that_adds_no_noise_is_refuted(words, on_path, prefect_server, in_
 
 
 def test_an_audit_whose_attack_is_too_weak_charges_nothing(words, on_path, prefect_server, in_home, call, tmp_path):
-    weak = [2 if word == 1_500 else word for word in words]
+    # Two texts, and all of eight coins to be guessed.
+    weak = [{1_500: 2, 100: 8}.get(word, word) for word in words]
     with in_home(tmp_path / "home"):
         code, said = call(*weak)
         assert code == 1
