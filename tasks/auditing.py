@@ -128,7 +128,8 @@ def conclusive(result: Audited) -> Audited:
     """The result of an audit that says something, and nothing against the claim; its report is written in any case.
 
     Raises:
-        UnderstudyError: an attacker proves a larger epsilon than was claimed, or nobody catches the run without noise.
+        UnderstudyError: an attacker proves a larger epsilon than was claimed, or nobody catches the run without noise,
+            so that the claim was not run.
     """
     if result.refuted:
         least = max(result.bounds[threat]["claim"] for threat in result.refuted)
@@ -136,11 +137,10 @@ def conclusive(result: Audited) -> Audited:
             f"the run leaks more than it promises: epsilon={result.claimed_epsilon:g} was claimed, and right guesses "
             f"of canaries prove at least {least:.3g}; see {result.report}, and hand nothing of this method over"
         )
-    if not result.caught:
-        cost = "" if result.charged else "; nothing was charged"
+    if not result.caught and not result.charged:
         raise UnderstudyError(
-            "this audit can say nothing: no attack catches the same run without noise, so that it finds nothing in the "
-            f"run as asked for would mean nothing{cost}; take more --canaries, more rows, or settings that learn more, "
-            f"such as more epochs, or give --insist; see {result.report}"
+            "this audit can say nothing: no attack catches the same run without noise, so an attack that finds nothing "
+            "in the run as asked for would mean nothing; nothing was charged. Take more --canaries, more rows, or "
+            f"settings that learn more, such as more epochs, or give --insist; see {result.report}"
         )
     return result
