@@ -42,7 +42,8 @@ def audit(request: AuditRequest) -> Audited:
         found: dict[str, ArtifactRef] = {arm: _attacked(plan, arm, request) for arm in CONTROLS}
         if request.insist or caught(found["positive_control"]):
             found["claim"] = _attacked(plan, "claim", request)
-        ended = report_audit(found, claim, count=plan.count, confidence=CONFIDENCE, out=request.run.out)
+        of_public_rows = request.is_of_public_rows
+        ended = report_audit(found, claim, plan.count, CONFIDENCE, out=request.run.out, of_public_rows=of_public_rows)
         return conclusive(ended)
 
 

@@ -14,9 +14,7 @@ def audit(
     *,
     method: str,
     options: Mapping[str, Any],
-    canaries: int | None,
-    seed: int,
-    insist: bool,
+    asked: Mapping[str, Any],
     dry_run: bool,
     as_json: bool,
 ) -> None:
@@ -24,7 +22,7 @@ def audit(
     from understudy.runs.audit_request import audit_of
     from understudy.settings import prepare_environment
 
-    request = audit_of(method, request_from(options), canaries=canaries, seed=seed, insist=insist)
+    request = audit_of(method, request_from(options), **asked)
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
     prepare_environment()
     from understudy.auditing.one_run import detectable_epsilon

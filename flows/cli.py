@@ -117,13 +117,18 @@ def audit(
     insist: Annotated[
         bool, typer.Option("--insist", help="Charge the run even where the attack misses the same run without noise.")
     ] = False,
+    public_rows: Annotated[
+        bool,
+        typer.Option(
+            "--public-rows", help="The rows are public: later statements of this method and model name what is found."
+        ),
+    ] = False,
     dry_run: Annotated[bool, typer.Option(help="Print the plan and its cost; charge nothing.")] = False,
     as_json: Json = False,
 ) -> None:
     """Attack a run on rows with canaries in them, beside two controls; charges the source for that run."""
-    command("audit", "audit_command")(
-        method=method, options=options, canaries=canaries, seed=seed, insist=insist, dry_run=dry_run, as_json=as_json
-    )
+    asked = {"canaries": canaries, "seed": seed, "insist": insist, "public_rows": public_rows}
+    command("audit", "audit_command")(method=method, options=options, asked=asked, dry_run=dry_run, as_json=as_json)
 
 
 @app.command()

@@ -12,7 +12,7 @@ from understudy.artifacts.access import ArtifactRef, path_of, read_json, read_ta
 from understudy.errors import UnderstudyError
 from understudy.frozen import Frozen
 from understudy.privacy import labels
-from understudy.runs.run_plan import RunPlan
+from understudy.runs.run_plan import RunPlan, config_digest
 from understudy.tasks.engine.runtime import compute, task
 
 Threat = Literal["data", "model"]
@@ -97,12 +97,21 @@ def caught(found: ArtifactRef) -> bool:
 
 
 @task(name="report-audit", cache=False, computes=False)
-def report_audit(found: dict[str, ArtifactRef], plan: RunPlan, *, count: int, confidence: float, out: str) -> Audited:
-    """Write report.html and report.json into the audit's folder."""
+def report_audit(
+    found: dict[str, ArtifactRef],
+    plan: RunPlan,
+    count: int,
+    confidence: float,
+    *,
+    out: str,
+    of_public_rows: bool,
+) -> Audited:
+    """Write report.html and report.json into the audit's folder, and keep what was found on public rows."""
     from understudy.auditing.attack import AttackFigures
     from understudy.auditing.metrics import metrics_of
     from understudy.auditing.one_run import detectable_epsilon
     from understudy.runs.audit_report import write_audit
+    from understudy.runs.public_audits import PublicAudit, keep
 
     figures = {
         arm: {threat: AttackFigures.model_validate(value) for threat, value in read_json(ref).items()}
@@ -113,6 +122,22 @@ def report_audit(found: dict[str, ArtifactRef], plan: RunPlan, *, count: int, co
     folder = Path(out).expanduser().absolute()
     page = write_audit(folder, plan, metrics, claim=folder / "claim" if "claim" in found else None)
     bounds = {threat: {arm: figures[arm][threat].epsilon for arm in figures} for threat in figures["positive_control"]}
+    if of_public_rows and "claim" in figures:
+        keep(
+            PublicAudit(
+                method=plan.method,
+                model=plan.model_name,
+                model_digest=plan.model_digest,
+                source=plan.source,
+                units=plan.n,
+                epsilon=plan.epsilon,
+                delta=plan.delta,
+                canaries=count,
+                confidence=confidence,
+                bounds=bounds,
+                config_digest=config_digest(plan),
+            )
+        )
     return Audited(
         report=str(page),
         claimed_epsilon=plan.epsilon,

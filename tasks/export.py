@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,8 @@ from understudy.reporting.worth import Completeness, completeness_of
 from understudy.runs import finished_plans
 from understudy.runs.exported import Exported, exported
 from understudy.runs.folders import RunRecord, StatementFiles, write_results
-from understudy.runs.run_plan import RunPlan
+from understudy.runs.public_audits import kept
+from understudy.runs.run_plan import RunPlan, config_digest
 from understudy.runs.split import LABELS_DISCLOSED, hold_out_note
 from understudy.tasks.charge_receipt import ChargeReceipt
 from understudy.tasks.engine.runtime import task
@@ -103,7 +103,7 @@ def statement_facts(
     facts = run.description
     disclosed = (LABELS_DISCLOSED,) if run.labels_from_data else ()
     queries = queries_from_json(paid.queries)
-    config = run.config.model_dump_json()
+    config = config_digest(run)
     return StatementFacts(
         method=run.method,
         mechanisms=facts.mechanisms,
@@ -140,7 +140,8 @@ def statement_facts(
             PretrainedModel(name=run.model_name, digest=run.model_digest),
             *facts.pretrained_models,
         ),
-        config_digest=hashlib.sha256(config.encode()).hexdigest(),
+        config_digest=config,
+        audits=tuple(audit.in_words(config) for audit in kept(run.method, run.model_digest)),
         time=datetime.now(UTC).isoformat(timespec="seconds"),
         restarts=restarts,
         heuristics=(*disclosed, *facts.heuristics),

@@ -127,6 +127,7 @@ def audit(  # noqa: PLR0913 - one parameter per option of the command
     canaries: int | None = None,
     seed: int = 0,
     insist: bool = False,
+    public_rows: bool = False,
     **options: Any,
 ) -> Audit:
     """Attack a run on rows with canaries in them, beside two controls; charges `source` for that run.
@@ -142,6 +143,7 @@ def audit(  # noqa: PLR0913 - one parameter per option of the command
         canaries: how many; None takes 100, or a fifth of fewer than 500 units.
         seed: of the canaries; public.
         insist: charge and attack the run even where the attack misses it without noise.
+        public_rows: later statements of this method and model may name what is found.
         **options: further fields of `RunRequest`.
 
     Raises:
@@ -154,7 +156,7 @@ def audit(  # noqa: PLR0913 - one parameter per option of the command
 
     prepare_environment()
     with _requested(data, test, out, source=source, epsilon=epsilon, budget=budget, **options) as run:
-        request = audit_of(method, run, canaries=canaries, seed=seed, insist=insist)
+        request = audit_of(method, run, canaries=canaries, seed=seed, insist=insist, public_rows=public_rows)
         with planned(request):
             load(_SERVER)()
             ended = load("understudy.flows.audit:audit")(request)

@@ -90,6 +90,9 @@ def test_an_audit_charges_one_run_and_reports_it_beside_its_controls(
         assert code == 0, said
         assert charged() == [(4.0, "released")]
         assert figures_in(out) == found
+        # Nobody said that these rows are public.
+        assert json.loads((out / "claim/export/statement.json").read_text())["audits"] == []
+        assert not (home / "audits").exists() or not list((home / "audits").iterdir())
         code, said = call("purge", "--source", "films")
         assert code == 0, said
         assert [str(path.relative_to(out)) for path in out.rglob("*.json")] == ["claim/export/statement.json"]
@@ -147,6 +150,7 @@ def test_the_python_api_and_a_flow_that_prefect_starts_find_the_same(table, on_p
             budget=(8, 1e-3),
             method="bag-of-words",
             canaries=100,
+            public_rows=True,
             **asked,
         )
         assert found.bounds["data"]["positive_control"] > 0.5
@@ -163,6 +167,13 @@ def test_the_python_api_and_a_flow_that_prefect_starts_find_the_same(table, on_p
         ended = audit(audit_of("bag-of-words", run, canaries=100, seed=0, insist=False))
         assert ended.bounds == found.bounds
         assert charged() == [(4.0, "released")]
+        # What was found on public rows stands in the next statement of this method and model.
+        statement = json.loads((tmp_path / "second/claim/export/statement.json").read_text())
+        (said,) = statement["audits"]
+        assert "bag-of-words" in said
+        assert f"with this noise {found.bounds['data']['claim']:.2f}" in said
+        assert "the settings of this run" in said
+        assert said in (tmp_path / "second/claim/export/statement.md").read_text()
 
 
 def test_a_flow_that_prefect_starts_tells_nothing_of_a_wrong_row(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from understudy.data.readers import SAMPLE
 from understudy.errors import InputError
 from understudy.runs.request import RunRequest
 
@@ -39,6 +41,17 @@ class AuditRequest(BaseModel):
         "finding nothing says nothing.",
     )
 
+    public_rows: bool = Field(
+        default=False,
+        description="The rows are public: what the audit finds may stand in the statements of later runs of this "
+        "method and model. Rows of a shipped sample are.",
+    )
+
+    @property
+    def is_of_public_rows(self) -> bool:
+        """Whether what is found tells of nobody."""
+        return self.public_rows or self.run.data.startswith(SAMPLE)
+
     @field_validator("run")
     @classmethod
     def _check_run(cls, run: RunRequest) -> RunRequest:
@@ -54,8 +67,13 @@ class AuditRequest(BaseModel):
         return run
 
 
-def audit_of(method: str, run: RunRequest, *, canaries: int | None, seed: int, insist: bool) -> AuditRequest:
+def audit_of(method: str, run: RunRequest, **options: Any) -> AuditRequest:
     """The request of an audit.
+
+    Args:
+        method: that is audited.
+        run: as asked for.
+        **options: further fields of `AuditRequest`; None is the default.
 
     Raises:
         InputError: a value is out of bounds, or a run without a promise is to be audited.
@@ -63,7 +81,7 @@ def audit_of(method: str, run: RunRequest, *, canaries: int | None, seed: int, i
     from pydantic import ValidationError
 
     try:
-        return AuditRequest(method=method, run=run, canaries=canaries, seed=seed, insist=insist)
+        return AuditRequest(method=method, run=run, **options)
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False, include_context=False)[0]
     said = first["msg"].removeprefix("Value error, ")

@@ -110,6 +110,11 @@ def _of_type(config: BaseModel, kind: type[C]) -> C:
     return config
 
 
+def config_digest(plan: RunPlan) -> str:
+    """Of all settings of a run, as its statement gives it."""
+    return hashlib.sha256(plan.config.model_dump_json().encode()).hexdigest()
+
+
 def run_key(request: RunRequest, train: ArtifactRef, test: ArtifactRef) -> str:
     """Names a run: the same request on the same rows has the same."""
     return hashlib.sha256(f"{request.model_dump_json()} {train.id} {test.id}".encode()).hexdigest()

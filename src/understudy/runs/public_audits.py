@@ -1,0 +1,86 @@
+"""Audits on public rows: what they found may stand in the statements of later runs of the same method and model.
+
+An audit on private rows stays internal. One on a public table tells of nobody, so it may leave; a statement names it
+beside what it promises. One small file for each audit, in the home.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from understudy.durable import write_atomically
+from understudy.evaluation.names import THREATS
+from understudy.frozen import Frozen
+from understudy.settings import private_directory, settings
+
+
+class PublicAudit(Frozen):
+    """What an audit on public rows found.
+
+    Attributes:
+        method: that was audited.
+        model: its base model, and `model_digest` of that model's files.
+        source: name of the public rows; `units` is how many there are.
+        epsilon: that was claimed, at `delta`.
+        canaries: how many stood among the rows.
+        confidence: that the bounds hold.
+        bounds: attacker -> run (`claim`, `positive_control`, `null_control`) -> lower bound on epsilon.
+        config_digest: of all settings, as a statement gives it.
+    """
+
+    method: str
+    model: str
+    model_digest: str
+    source: str
+    units: int
+    epsilon: float
+    delta: float
+    canaries: int
+    confidence: float
+    bounds: dict[str, dict[str, float]]
+    config_digest: str
+
+    def in_words(self, config_digest: str) -> str:
+        """As a statement says it.
+
+        Args:
+            config_digest: of the run that the statement is about.
+        """
+        arms = {"claim": "with this noise", "positive_control": "without noise", "null_control": "without a canary"}
+        found = "; ".join(
+            f"by {THREATS[threat]}, "
+            + ", ".join(f"{words} {self.bounds[threat][arm]:.2f}" for arm, words in arms.items())
+            for threat in THREATS
+            if threat in self.bounds
+        )
+        alike = "the settings of this run" if config_digest == self.config_digest else "other settings than this run's"
+        return (
+            f"{self.method} with {self.model} at epsilon {self.epsilon:g}, delta {self.delta:.3g}, on the {self.units} "
+            f"public rows {self.source!r} with {self.canaries} canaries, with {alike}. Lower bounds on epsilon at "
+            f"{self.confidence:.0%} confidence: {found}"
+        )
+
+
+def keep(audit: PublicAudit) -> None:
+    """Keep what an audit on public rows found; the same is kept once."""
+    content = audit.model_dump_json().encode()
+    write_atomically(_folder() / f"{hashlib.sha256(content).hexdigest()[:32]}.json", content)
+
+
+def kept(method: str, model_digest: str) -> list[PublicAudit]:
+    """What audits of a method and a model found, by their epsilons; a file of another version says nothing."""
+    found = []
+    for path in sorted(_folder().glob("*.json")):
+        try:
+            found.append(PublicAudit.model_validate_json(path.read_bytes()))
+        except ValidationError:
+            continue
+    ours = [audit for audit in found if (audit.method, audit.model_digest) == (method, model_digest)]
+    return sorted(ours, key=lambda audit: (audit.epsilon, audit.source))
+
+
+def _folder() -> Path:
+    return private_directory(settings().home / "audits")
