@@ -25,15 +25,14 @@ def audit(
     request = audit_of(method, request_from(options), **asked)
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
     prepare_environment()
-    from understudy.auditing.one_run import detectable_epsilon
-    from understudy.runs.audited import planned, prepared
+    from understudy.runs.audited import check_power, planned, prepared
     from understudy.runs.run_plan import dry_run_of
     from understudy.runs.validation import validate
 
     if dry_run:
         with prepared(request) as drafts:
             plan, count = validate(drafts.requests["claim"], method).plan, len(drafts.canaries.included)
-        least = detectable_epsilon(count, delta=plan.delta)
+            least = check_power(plan, count)
         facts = {
             "canaries": count,
             "detectable_epsilon": round(least, 3),
@@ -43,7 +42,7 @@ def audit(
         return
     with planned(request) as audited:
         plan = audited.plans["claim"]
-        for note in (*plan.notes, *plan.description.warnings):
+        for note in (*audited.notes, *plan.description.warnings):
             say(f"note: {note}")
         say(
             f"{audited.count} canaries stand in for as many units; two controls without noise run first, which charge "

@@ -7,6 +7,7 @@ without noise on rows in which no canary stands: an attack that finds something 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ import pyarrow as pa
 
 from understudy.artifacts.access import ArtifactRef, private_store, write_table
 from understudy.auditing import canaries as canary
+from understudy.auditing.one_run import detectable_epsilon
 from understudy.data.columns import text_columns
 from understudy.data.tables import RowKind
 from understudy.errors import InputError
@@ -45,10 +47,12 @@ class Prepared:
     Attributes:
         requests: of each arm.
         canaries: with their coins, private.
+        notes: what was assumed of the rows; shown to the user.
     """
 
     requests: Mapping[Arm, RunRequest]
     canaries: canary.Canaries = field(repr=False)
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,7 @@ class Planned:
         canaries: the stored canaries, with the column `included`; private.
         count: how many there are; public.
         is_charged: whether the claim was charged before, by this very audit.
+        notes: what was assumed or handled; shown to the user.
     """
 
     requests: Mapping[Arm, RunRequest]
@@ -68,6 +73,7 @@ class Planned:
     canaries: ArtifactRef
     count: int
     is_charged: bool
+    notes: tuple[str, ...] = ()
 
 
 # Audits that this process planned for a flow it is about to start.
@@ -106,11 +112,13 @@ def prepared(request: AuditRequest) -> Iterator[Prepared]:
                 "test": files["test"],
                 "out": str(Path(run.out).expanduser().absolute() / arm.replace("_", "-")),
                 "about": words_about(run),
+                # Counted on the rows as they are: among canaries the number of clients would tell of the coins.
+                "units": rows.units,
                 **({} if arm == "claim" else {"epsilon": float("inf")}),
             }
             return RunRequest.model_validate(run.model_dump() | changed)
 
-        yield Prepared({arm: of(arm) for arm in ARMS}, made)
+        yield Prepared({arm: of(arm) for arm in ARMS}, made, rows.notes)
 
 
 @contextmanager
@@ -130,15 +138,32 @@ def planned(request: AuditRequest) -> Iterator[Planned]:
         charged: dict[Arm, bool] = {}
         for arm in ARMS:  # the claim first: on a source's first use its epsilon and delta become the budget
             validated = validate(drafts.requests[arm], request.method)
+            check_power(validated.plan, len(drafts.canaries.included))
             plans[arm], charged[arm] = register(validated), validated.is_charged
             stack.enter_context(handed_over(drafts.requests[arm], plans[arm]))
         stored, count = _stored(request.run.source, drafts.canaries), len(drafts.canaries.included)
-        found = Planned(drafts.requests, plans, stored, count, charged["claim"])
+        notes = (*drafts.notes, *plans["claim"].notes)
+        found = Planned(drafts.requests, plans, stored, count, charged["claim"], tuple(dict.fromkeys(notes)))
         _HANDED_OVER[key] = found
         try:
             yield found
         finally:
             del _HANDED_OVER[key]
+
+
+def check_power(plan: RunPlan, count: int) -> float:
+    """The least epsilon that so many canaries could tell from 0.
+
+    Raises:
+        InputError: there is none.
+    """
+    least = detectable_epsilon(count, delta=plan.delta)
+    if math.isinf(least):
+        raise InputError(
+            f"--canaries {count}: even if all coins were guessed, they would prove nothing at delta={plan.delta:.3g}; "
+            "take more canaries, bring more rows, or audit at a smaller --delta"
+        )
+    return least
 
 
 def _canaries(

@@ -128,6 +128,14 @@ def test_pairs_and_clients_have_canaries_too(request_for):
     assert found["claim"] - named == found["null_control"]
 
 
+def test_the_number_of_clients_tells_nothing_of_the_coins(request_for):
+    """What is declared is counted on the clients as they are, and the same for every arm."""
+    drafts, read = tables_of(request_for(CLIENTS, "preference-optimization"))
+    assert {drafts.requests[arm].units for arm in ARMS} == {80}
+    assert "n=80 clients were counted" in " ".join(drafts.notes)
+    assert len(set(read["claim"]["client_id"].to_pylist())) < 80
+
+
 def test_what_cannot_be_audited_is_refused_without_a_text(request_for):
     bad = labelled(60)
     bad["Words"][3] = None
