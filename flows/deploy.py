@@ -34,6 +34,7 @@ NEVER_HEARD = "understudy: a run that never sent a heartbeat is crashed"
 POOLS = ("client", "server")
 QUEUES = ("cpu", "gpu")
 LIMIT = "gpu"
+FURTHER = ("understudy.flows.compare:compare",)
 # After these, a run sends no further heartbeat; the other name of Failed is that of a run that took too long.
 _ENDS = (
     "Completed",
@@ -75,13 +76,18 @@ def deploy() -> dict[str, str]:
 
 
 def _flows() -> Iterator[tuple[Flow[..., object], str]]:
-    """The flow of each method with its pool, and that of its server side, which stands beside it as `server_side`."""
+    """The flow of each method with its pool, and that of its server side, which stands beside it as `server_side`.
+
+    Then those that are no method's.
+    """
     for name in registry.names():
         place = registry.get(name).flow
         yield load(place), "client"
         served = getattr(import_module(place.partition(":")[0]), "server_side", None)
         if isinstance(served, Flow):
             yield served, "server"
+    for place in FURTHER:
+        yield load(place), "client"
 
 
 def _pool(client: SyncPrefectClient, name: str) -> str:

@@ -84,7 +84,7 @@ def paid_run(request: RunRequest, settings: type[C], *code: str) -> Iterator[Pai
     method = str(settings.model_fields["method"].default)
     with beating():
         check_places(out=str(request.out))
-        _check_ledger()
+        check_ledger()
         # What is wrong with a row is for the client's terminal: Prefect keeps the text of every error.
         plan = closed_up("validate", lambda: registered(request, method))
         config = plan.settings(settings)
@@ -96,7 +96,7 @@ def paid_run(request: RunRequest, settings: type[C], *code: str) -> Iterator[Pai
             yield PaidRun(request, plan, receipt, tracked, config, plan.charged_settings(settings))
 
 
-def _check_ledger() -> None:
+def check_ledger() -> None:
     """Refuse to begin a ledger where nobody said that there should be one.
 
     A worker that was started without the operator's settings would find none in its home, begin one, and every budget

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from understudy.api import Result, load_result, synthesize
+    from understudy.api import Comparison, Result, compare, load_comparison, load_result, synthesize
 
-__all__ = ["Result", "load_result", "synthesize"]
+__all__ = ["Comparison", "Result", "compare", "load_comparison", "load_result", "synthesize"]
 
 
 def __getattr__(name: str) -> Any:

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +30,7 @@ from understudy.settings import prepare_environment
 
 # Core imports no flow: they are found by name when they are called.
 _SERVER = "understudy.flows.temporary_server:start_in_turn"
+_COMPARE = "understudy.flows.compare:compare"
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,94 @@ def synthesize(
             load(_SERVER)()
             ended = load(chosen.flow)(request)
     return _loaded(folder, expected=ended.synthetic)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a comparison left behind.
+
+    Attributes:
+        figures: one row per method, epsilon and figure, in columns `method`, `epsilon`, `figure`, `mean` (over seeds),
+            `spread` (standard deviation over seeds, null for one), `low`, `high` (mean ends of the runs' own intervals,
+            null where a figure has none) and `seeds` (how many). Computed from real rows, so not to be handed over:
+            choosing by them is a look at private rows that no epsilon covers.
+        metrics: the same and those of each run, under stable dotted names.
+        missing: runs without results, each with the reason.
+        folder: the comparison's folder, with its report and a folder for each run.
+    """
+
+    figures: pa.Table = field(repr=False)
+    metrics: Metrics = field(repr=False)
+    missing: tuple[str, ...]
+    folder: Path
+
+
+def compare(
+    data: Table | str | Path,
+    *,
+    source: str,
+    methods: Sequence[str],
+    epsilons: Sequence[float],
+    seeds: Sequence[int] = (0,),
+    out: str | Path,
+    budget: tuple[float, float] | None = None,
+    test: Table | str | Path | None = None,
+    **options: Any,
+) -> Comparison:
+    """Run every method with every epsilon and seed on the same rows; charges `source` as the command line would.
+
+    Args:
+        data: private rows, as of `synthesize`.
+        source: name under which these rows keep their budget.
+        methods: as on the command line.
+        epsilons: of the runs; inf gives private output.
+        seeds: public; each is another run.
+        out: folder for the report and the runs' own folders.
+        budget: (epsilon, delta) of the source, on its first use; None takes all that the runs charge together.
+        test: real rows for measuring only; None holds out about one unit in ten.
+        **options: further fields of `RunRequest`, such as label_names, units, profile, model, samples, overrides.
+
+    Raises:
+        InputError: the input is wrong; nothing was charged.
+        BudgetRefused: the source's budget does not allow all that the runs charge together; nothing was charged.
+        UnderstudyError: some runs failed; `load_comparison` gives the others.
+    """
+    from understudy.runs.comparison import handed_comparison, register_comparison, validate_comparison
+    from understudy.runs.comparison_request import compare_request_of
+
+    prepare_environment()
+    with as_files({"data": data, "test": test}) as files:
+        folder = Path(out).expanduser().absolute()
+        total = {"epsilon": budget[0], "delta": budget[1]} if budget else None
+        run = request_of({**options, **files, "source": source, "out": str(folder), "budget": total})
+        # Whatever Prefect is handed, it keeps and shows.
+        for spec in (run.data, run.test):
+            if spec is not None:
+                check_source(spec)
+        asked = {"methods": tuple(methods), "epsilons": tuple(epsilons), "seeds": tuple(seeds), "run": run}
+        request = compare_request_of(asked)
+        # Outside of the flow: an error names rows, which Prefect must not keep.
+        with handed_comparison(register_comparison(validate_comparison(request))):
+            load(_SERVER)()
+            load(_COMPARE)(request)
+    return load_comparison(folder)
+
+
+def load_comparison(folder: str | Path) -> Comparison:
+    """A comparison that has ended, from its folder.
+
+    Raises:
+        InputError: when the folder holds none.
+    """
+    from understudy.reporting.comparison import figure_rows, read_comparison
+
+    place = Path(folder)
+    with locked_folder(place) if place.is_dir() else nullcontext():
+        content = read_comparison(place)
+    columns = {"method": pa.string(), "epsilon": pa.float64(), "figure": pa.string(), "mean": pa.float64()}
+    columns |= {name: pa.float64() for name in ("spread", "low", "high")} | {"seeds": pa.int64()}
+    table = pa.Table.from_pylist(figure_rows(content), schema=pa.schema(list(columns.items())))
+    return Comparison(figures=table, metrics=content.measured(), missing=content.missing, folder=place)
 
 
 def load_result(folder: str | Path) -> Result:

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from homes import home_environment
+from installed_methods import install_into
 from needles import found_in
 from tests_support import SMALL, write_random_model
 
@@ -147,6 +148,25 @@ def call():
         return code, said.getvalue()
 
     return run
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory):
+    """The folder of an installed distribution with two methods."""
+    site = tmp_path_factory.mktemp("site-packages")
+    install_into(site)
+    return site
+
+
+@pytest.fixture
+def on_path(installed, monkeypatch):
+    """These methods are there, as if they were installed."""
+    from understudy.methods import registry
+
+    monkeypatch.syspath_prepend(str(installed))
+    registry._places.cache_clear()
+    yield installed
+    registry._places.cache_clear()
 
 
 @pytest.fixture

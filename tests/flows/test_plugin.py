@@ -2,39 +2,12 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-
-PLUGIN = Path(__file__).resolve().parents[1] / "plugin"
-INSTALLED = "[understudy.methods]\nbag-of-words = bag_of_words.method:METHOD\nvoted-texts = voted_texts.method:METHOD\n"
-
-
-@pytest.fixture(scope="session")
-def installed(tmp_path_factory):
-    """The folder of tests as an installed distribution: its modules and its entry points, as pip leaves them."""
-    site = tmp_path_factory.mktemp("site-packages")
-    for package in ("bag_of_words", "voted_texts"):
-        shutil.copytree(PLUGIN / package, site / package, ignore=shutil.ignore_patterns("__pycache__"))
-    info = site / "understudy_examples-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: understudy-examples\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(INSTALLED)
-    return site
-
-
-@pytest.fixture
-def on_path(installed, monkeypatch):
-    from understudy.methods import registry
-
-    monkeypatch.syspath_prepend(str(installed))
-    registry._places.cache_clear()
-    yield installed
-    registry._places.cache_clear()
+from installed_methods import INSTALLED
 
 
 def test_help_names_the_installed_methods(installed):

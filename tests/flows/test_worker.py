@@ -146,7 +146,7 @@ def test_every_method_of_the_command_line_has_a_deployment_that_imports():
     served = {name: flows.pop(name) for name in list(flows) if name.endswith("-server")}
     assert f"{served[SERVER.name].name}/default" == SERVER.deployment
     assert {tuple(flow.parameters.properties) for flow in served.values()} == {("order",)}
-    assert flows.keys() == set(registry.BUILT_IN)
+    assert flows.keys() == {*registry.BUILT_IN, "compare"}
     # What the UI draws its form from, and what the command line hands over.
     assert {tuple(flow.parameters.properties) for flow in flows.values()} == {("request",)}
 
