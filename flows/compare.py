@@ -21,11 +21,10 @@ from understudy.flows.paid_run import check_ledger
 from understudy.flows.worker_places import check_places
 from understudy.lazy import load
 from understudy.methods import registry
-from understudy.runs.comparison import Comparison, PlannedRun, registered_comparison
+from understudy.runs.comparison import Comparison, PlannedRun, charges_of, registered_comparison
 from understudy.runs.comparison_report import Compared, complete_comparison, shortfall_of
 from understudy.runs.comparison_request import CompareRequest
 from understudy.runs.exported import Exported
-from understudy.runs.folders import read_record
 from understudy.runs.placement import INTERNAL
 from understudy.runs.registration import handed_over
 from understudy.tasks.comparison import report_comparison
@@ -38,15 +37,17 @@ from understudy.tasks.engine.tracking import add_to_parent, parent_run
 @flow(name="compare", persist_result=True, result_serializer="json")
 def compare(request: CompareRequest) -> Compared:
     """Several methods, epsilons and seeds on the same private rows in, one internal report of all runs out."""
-    with comparison_of(request) as comparison:
+    with comparison_of(request) as (comparison, tracked):
         told = {run.cell.name: _ended(run) for run in comparison.runs}
         missing = {name: why for name, why in told.items() if why}
-        return complete_comparison(report_comparison(request, missing))
+        charges = charges_of(comparison)
+        _track(tracked, request, charges)
+        return complete_comparison(report_comparison(request, missing, charges))
 
 
 @contextmanager
-def comparison_of(request: CompareRequest) -> Iterator[Comparison]:
-    """Validate and register all runs of a comparison; what happens inside belongs to its parent run."""
+def comparison_of(request: CompareRequest) -> Iterator[tuple[Comparison, str]]:
+    """Validate and register all runs of a comparison; what happens inside belongs to its parent run, which is given."""
     with beating():
         check_places(out=str(request.run.out))
         check_ledger()
@@ -55,11 +56,14 @@ def comparison_of(request: CompareRequest) -> Iterator[Comparison]:
         runs = comparison.runs
         key = hashlib.sha256(f"{request.model_dump_json()} {[run.plan.key for run in runs]}".encode()).hexdigest()
         with parent_run(key, "compare", parameters={"request": request}) as tracked:
-            yield comparison
-            charges = [read_record(run.cell.folder).charge_id for run in runs if _has_results(run)]
-            origin = json.dumps([f"source:{request.run.source}@{charge}" for charge in dict.fromkeys(charges)])
-            out = str(Path(request.run.out).expanduser().absolute())
-            add_to_parent(tracked, tags={SOURCES: origin, OUT: out}, metrics={})
+            yield comparison, tracked
+
+
+def _track(tracked: str, request: CompareRequest, charges: tuple[str, ...]) -> None:
+    """Say in MLflow what the comparison was charged and where its report is."""
+    origin = json.dumps([f"source:{request.run.source}@{charge}" for charge in charges])
+    out = str(Path(request.run.out).expanduser().absolute())
+    add_to_parent(tracked, tags={SOURCES: origin, OUT: out}, metrics={})
 
 
 def _ended(run: PlannedRun) -> str:
@@ -96,7 +100,3 @@ def _computed(run: PlannedRun) -> None:
         # A result that was kept is handed out as the JSON that it was kept as.
         if isinstance(ended, Exported) and Path(ended.report).parent == cell.folder.absolute() / INTERNAL:
             return
-
-
-def _has_results(run: PlannedRun) -> bool:
-    return (run.cell.folder / INTERNAL).is_dir()

@@ -30,7 +30,7 @@ def compare(
     # Each state of each task is in Prefect's own record; the terminal shows progress bars and what went wrong.
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
     prepare_environment()
-    from understudy.runs.comparison import handed_comparison, register_comparison, validate_comparison
+    from understudy.runs.comparison import charges_of, handed_comparison, register_comparison, validate_comparison
     from understudy.runs.comparison_report import (
         ComparisonIncomplete,
         complete_comparison,
@@ -55,7 +55,7 @@ def compare(
     try:
         if comparison.is_finished:
             missing = {run.cell.name: why for run in comparison.runs if (why := shortfall_of(run.cell))}
-            complete_comparison(report_on_runs(request, missing))
+            complete_comparison(report_on_runs(request, missing, charges_of(comparison)))
         else:
             with handed_comparison(register_comparison(checked)):
                 from understudy.flows.compare import compare as flow

@@ -356,3 +356,5 @@ def test_what_is_missing_is_named_with_the_reason():
     result = Compared(report="r", runs=3, missing={"a": "one", "b": "two"})
     with pytest.raises(ComparisonIncomplete, match=r"2 of 3 runs .* a: one; and 1 more"):
         complete_comparison(result)
+    with pytest.raises(UnderstudyError, match=r"no run has results.* a: one"):
+        complete_comparison(result.model_copy(update={"runs": 2}))

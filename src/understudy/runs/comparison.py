@@ -182,6 +182,13 @@ def registered_comparison(request: CompareRequest) -> Comparison:
     return handed or register_comparison(validate_comparison(request))
 
 
+def charges_of(comparison: Comparison) -> tuple[str, ...]:
+    """The ids of the charges that were made for the runs of a comparison, finished or not, oldest first."""
+    known = {run.charge for run in comparison.runs}
+    charges = Ledger.open().charges(comparison.request.run.source)
+    return tuple(charge.id for charge in charges if charge.request_key in known)
+
+
 def is_cell_folder(name: str, methods: Sequence[str]) -> bool:
     """Whether a folder of this name is that of a run in a comparison of any of these methods."""
     return any(name.startswith(f"{method}-eps") and "-seed" in name for method in methods)

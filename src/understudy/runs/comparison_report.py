@@ -37,23 +37,22 @@ class ComparisonIncomplete(UnderstudyError):
     """Some runs of a comparison failed; the others have ended and are reported."""
 
 
-def report_on_runs(request: CompareRequest, missing: Mapping[str, str]) -> Compared:
-    """Write the report on all runs but the missing ones; an existing report is replaced.
+def report_on_runs(request: CompareRequest, missing: Mapping[str, str], charges: Sequence[str]) -> Compared:
+    """Write the report on all runs but the missing ones; an existing report is replaced, unless all are missing.
 
     Args:
         request: what was asked for; its runs have ended.
         missing: name of a run -> why it has no results.
+        charges: ids of all charges that were made for the runs, the missing ones too.
 
     Raises:
         InputError: the folder of a run that is not missing holds none.
     """
     out, cells = Path(request.run.out).expanduser(), cells_of(request)
-    measured, charges = [], []
-    for cell in cells:
-        if cell.name not in missing:
-            metrics, charge = _measured(cell)
-            measured.append(MeasuredRun(cell.group, cell.seed, metrics))
-            charges.append(charge)
+    result = Compared(report=str((out / "report.html").absolute()), runs=len(cells), missing=dict(missing))
+    if len(missing) == len(cells):
+        return result
+    measured = [MeasuredRun(cell.group, cell.seed, _measured(cell)) for cell in cells if cell.name not in missing]
     reasons = [f"{name}: {why}" for name, why in missing.items()]
     found = compared(measured, missing=reasons)
     content = ComparisonContent(
@@ -74,8 +73,8 @@ def report_on_runs(request: CompareRequest, missing: Mapping[str, str]) -> Compa
         declared=found.declared,
     )
     with noted_report(out, {request.run.source}):
-        files = build_comparison(out, content)
-    return Compared(report=str(files.html.absolute()), runs=len(cells), missing=dict(missing))
+        build_comparison(out, content)
+    return result
 
 
 def complete_comparison(result: Compared) -> Compared:
@@ -83,11 +82,14 @@ def complete_comparison(result: Compared) -> Compared:
 
     Raises:
         ComparisonIncomplete: naming the first that is missing and why; the report has them all.
+        UnderstudyError: no run has results.
     """
     if not result.missing:
         return result
     (name, why), *others = result.missing.items()
     more = f"; and {len(others)} more, which the report names" if others else ""
+    if len(result.missing) == result.runs:
+        raise UnderstudyError(f"no run has results, so there is nothing to report: {name}: {why}")
     raise ComparisonIncomplete(
         f"{len(result.missing)} of {result.runs} runs are missing from {result.report}: {name}: {why}{more}. The same "
         "command again computes what is missing, under the charges that were made"
@@ -103,8 +105,8 @@ def shortfall_of(cell: Cell) -> str:
     return ""
 
 
-def _measured(cell: Cell) -> tuple[Metrics, str]:
-    """The figures of a run and the id of its charge.
+def _measured(cell: Cell) -> Metrics:
+    """The figures of a run.
 
     Raises:
         InputError: its folder holds no results.
@@ -112,15 +114,15 @@ def _measured(cell: Cell) -> tuple[Metrics, str]:
     if not cell.folder.is_dir():
         raise InputError(f"{cell.folder}: expected the results of a run, found no such folder; run the same again")
     with locked_folder(cell.folder):
-        record = read_record(cell.folder)
+        read_record(cell.folder)
         content = Content.model_validate_json((cell.folder / INTERNAL / "report.json").read_bytes())
-    return content.measured(), record.charge_id
+    return content.measured()
 
 
 def _charged(source: str, ids: Sequence[str]) -> str:
-    """What the runs charged together, in words; runs that share a charge count once."""
+    """What the runs charged together, in words."""
     ledger = Ledger.open()
-    counted = [charge for name in dict.fromkeys(ids) if (charge := ledger.charge(name)).kind == "counted"]
+    counted = [charge for name in ids if (charge := ledger.charge(name)).kind == "counted"]
     if not counted:
         return f"Nothing of the budget of source {source} was charged: these runs add no noise, and stay private."
     record = ledger.source(source).model_copy(update={"composition": "sum"})
