@@ -98,17 +98,14 @@ def _parts(text: str, option: str, kind: type, example: str) -> tuple[Any, ...]:
 def _price(comparison: Comparison) -> str:
     """What a comparison charges, in words."""
     request, source = comparison.request, comparison.request.run.source
-    runs = (
-        f"{len(request.methods)} methods x {len(request.seeds)} seeds x {len(request.epsilons)} epsilons = "
-        f"{len(comparison.runs)} runs"
-    )
+    sizes = {"method": request.methods, "seed": request.seeds, "epsilon": request.epsilons}
+    runs = f"{' x '.join(_count(len(of), word) for word, of in sizes.items())} = {_count(len(comparison.runs), 'run')}"
     if not comparison.charges:
-        return f"{runs} on source {source}: nothing more is charged, for each was charged before or adds no noise"
-    kind = "at most, for --accept-new-charge," if request.run.accept_new_charge else "in all"
+        return f"{runs}: charges source {source} nothing more, for each was charged before or adds no noise"
+    most = "at most, because of --accept-new-charge" if request.run.accept_new_charge else "in all"
     said = [
-        f"{runs}, which charge source {source} {kind} the sum of {comparison.charges} charges: "
-        f"epsilon={comparison.epsilon:g}, delta={comparison.delta:.3g} ({_budget(comparison)}); a repeated comparison "
-        "is not charged again"
+        f"{runs}: charges source {source} epsilon={comparison.epsilon:g}, delta={comparison.delta:.3g} {most}, the sum "
+        f"of {_count(comparison.charges, 'charge')} ({_budget(comparison)}); a repeated comparison is not charged again"
     ]
     if comparison.epsilon_pld is not None:
         said.append(
@@ -118,6 +115,10 @@ def _price(comparison: Comparison) -> str:
     if comparison.takes_budget:
         said.append(f"first use of {source!r}: this total becomes its budget")
     return "; ".join(said)
+
+
+def _count(count: int, word: str) -> str:
+    return f"{count} {word}{'' if count == 1 else 's'}"
 
 
 def _budget(comparison: Comparison) -> str:

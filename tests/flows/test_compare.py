@@ -93,7 +93,7 @@ def test_runs_are_charged_announced_reported_repeated_and_purged(
     before = digests(out)
     code, said = call(*words())
     assert code == 0, said
-    assert "nothing more is charged" in said
+    assert "charges source ward nothing more" in said
     assert "nothing was computed" in said
     assert ledger.charges("ward") == charges
     after = digests(out)

@@ -44,6 +44,7 @@ SPREAD: Final = (
     "of other seeds. The spread is the standard deviation over seeds (n - 1), and holds nothing of other test rows."
 )
 _MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X")
+_BASELINES: Final = (("prompt-only text", PROMPT, (0, (1, 3))), ("real text", REAL, (0, (4, 3))))
 _LINES: Final = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 1, 1, 1)))
 
 
@@ -187,10 +188,8 @@ def headline_drawing(content: ComparisonContent) -> Drawing | None:
         return None
     epsilons = sorted({group.epsilon for group in content.groups})
     across = [
-        (words, colour, value)
-        for other, words, colour in zip(
-            baselines_of(name), ("prompt-only text", "real text"), (PROMPT, REAL), strict=False
-        )
+        (words, colour, dashes, value)
+        for other, (words, colour, dashes) in zip(baselines_of(name), _BASELINES, strict=False)
         if (value := _mean_of_all(content, other)) is not None
     ]
     form = shown(figure)
@@ -215,8 +214,8 @@ def headline_drawing(content: ComparisonContent) -> Drawing | None:
                 markersize=8,
                 label=method,
             )
-        for words, colour, value in across:
-            axes.axhline(value, color=colour, linewidth=1.5, linestyle=(0, (3, 3)), label=words, zorder=1)
+        for words, colour, dashes, value in across:
+            axes.axhline(value, color=colour, linewidth=1.5, linestyle=dashes, label=words, zorder=1)
         axes.set_xticks(range(len(epsilons)), [_epsilon(epsilon) for epsilon in epsilons])
         axes.set_xlim(-0.5, len(epsilons) - 0.5)
         axes.set_xlabel("epsilon (not to scale)")
@@ -232,7 +231,7 @@ def headline_drawing(content: ComparisonContent) -> Drawing | None:
         for method, points in lines.items()
         for epsilon, value, _ in points
     ]
-    said += [f"{words}: {form(value)}" for words, _, value in across]
+    said += [f"{words}: {form(value)}" for words, _, _, value in across]
     height = 270 + 18 * ((len(lines) + len(across) + 1) // 2)
     title = f"{figure.meaning}, by epsilon"
     return draw("comparison", title=title, alt="; ".join(said), height=height, paint=paint)

@@ -128,8 +128,8 @@ def _charged(source: str, ids: Sequence[str]) -> str:
     record = ledger.source(source).model_copy(update={"composition": "sum"})
     epsilon, delta = spent(record, [Cost(charge.epsilon, charge.delta) for charge in counted])
     return (
-        f"The runs below were charged to source {source} in {len(counted)} charges, epsilon={epsilon:g} and "
-        f"delta={delta:.3g} in all."
+        f"The runs below were charged to source {source}: epsilon={epsilon:g}, delta={delta:.3g} in all, the sum of "
+        f"{len(counted)} charge{'' if len(counted) == 1 else 's'}."
     )
 
 
