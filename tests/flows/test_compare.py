@@ -104,6 +104,11 @@ def test_runs_are_charged_announced_reported_repeated_and_purged(
     for run in ("bag-of-words-eps8-seed0", "letters-eps8-seed1"):
         assert find_leaks(table, home=home, export=out / run / "export", said={"said": said}) == []
 
+    # What may be charged anew has to fit, too.
+    code, said = call(*words(), "--accept-new-charge")
+    assert code == 3, said
+    assert "3 charges" in said
+    assert "--accept-new-charge" in said
     # One seed more costs the new runs alone, and is refused: the budget is spent.
     code, said = call(*words(seeds="0,1,2"))
     assert code == 3, said
@@ -198,11 +203,13 @@ def test_bad_input_is_refused_in_one_line_before_anything_is_registered(message,
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_of_something_else_is_refused(methods, words, call, tmp_path):
-    (tmp_path / "out/export").mkdir(parents=True)
+@pytest.mark.parametrize("name", ["export", "report.json"])
+def test_a_folder_of_something_else_is_refused(name, methods, words, call, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / name).write_text('{"format": "understudy.report/1"}')
     code, said = call(*words())
     assert code == 2, said
-    assert "earlier comparison, found ['export']" in said
+    assert f"earlier comparison, found ['{name}']" in said
 
 
 @pytest.mark.parametrize("composition", ["sum", "renyi"])

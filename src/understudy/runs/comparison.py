@@ -21,6 +21,7 @@ from understudy.privacy.events import composed_event
 from understudy.privacy.ledger.budget import Cost, admit, spent
 from understudy.privacy.ledger.ledger import Ledger, SourceRecord
 from understudy.privacy.queries import Queries, event_delta, event_of
+from understudy.reporting.comparison import is_comparison
 from understudy.runs.comparison_request import Cell, CompareRequest, cells_of
 from understudy.runs.evaluated import is_report_file
 from understudy.runs.registration import register
@@ -126,7 +127,7 @@ def validate_comparison(request: CompareRequest) -> ValidatedComparison:
     record = known or _new_source(request, validated[0].record, asked)
     costs = [_cost(record, plan) for plan in asked]
     epsilon, delta = _sum(record, costs)
-    _check_total(ledger, record, costs)
+    _check_total(ledger, record, costs, accepts_new=request.run.accept_new_charge)
     budget = Budget(epsilon=record.epsilon, delta=record.delta)
     new = not any(run.is_charged for run in runs)
     comparison = Comparison(
@@ -201,6 +202,8 @@ def _check_folder(out: Path) -> None:
     found = sorted(path.name for path in out.iterdir()) if out.exists() else []
     methods = registry.names()
     foreign = [name for name in found if not (is_report_file(name) or is_cell_folder(name, methods))]
+    if (out / "report.json").exists() and not is_comparison(out):
+        foreign = ["report.json"]
     if foreign:
         raise InputError(
             f"--out {out}: expected an empty folder or one of an earlier comparison, found {foreign[:3]}; choose an "
@@ -308,7 +311,7 @@ def _sum(record: SourceRecord, costs: Sequence[Cost]) -> tuple[float, float]:
     return spent(record.model_copy(update={"composition": "sum"}), costs)
 
 
-def _check_total(ledger: Ledger, record: SourceRecord, costs: Sequence[Cost]) -> None:
+def _check_total(ledger: Ledger, record: SourceRecord, costs: Sequence[Cost], *, accepts_new: bool) -> None:
     """Refuse now what the ledger would refuse at one of the charges; the ledger's own check is the one that counts.
 
     Raises:
@@ -325,9 +328,10 @@ def _check_total(ledger: Ledger, record: SourceRecord, costs: Sequence[Cost]) ->
     except BudgetRefused as error:
         left = (record.delta - _sum(record, earlier)[1]) / len(costs)
         hint = f", or --delta {_rounded_down(left)} or less" if left > 0 and max(c.delta for c in costs) > left else ""
+        again = ", counting those made before once more, for --accept-new-charge" if accepts_new else ""
         raise BudgetRefused(
-            f"this comparison makes {len(costs)} charges, epsilon={epsilon:.6g} and delta={delta:.3g} in all: {error}: "
-            f"name fewer methods, epsilons or seeds{hint}. Nothing was charged"
+            f"this comparison makes {len(costs)} charges, epsilon={epsilon:.6g} and delta={delta:.3g} in all{again}: "
+            f"{error}: name fewer methods, epsilons or seeds{hint}. Nothing was charged"
         ) from None
 
 
