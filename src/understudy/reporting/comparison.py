@@ -193,6 +193,7 @@ def headline_drawing(content: ComparisonContent) -> Drawing | None:
         if (value := _mean_of_all(content, other)) is not None
     ]
     form = shown(figure)
+    columns = 2 if max(map(len, lines)) <= 24 else 1
 
     def paint(page: Any) -> None:
         axes = page.subplots()
@@ -224,7 +225,7 @@ def headline_drawing(content: ComparisonContent) -> Drawing | None:
             percent_axis(axes.yaxis)
         axes.yaxis.set_tick_params(labelcolor=MUTED)
         axes.grid(axis="y")
-        page.legend(frameon=False, loc="outside lower center", ncols=2, fontsize=11)
+        page.legend(frameon=False, loc="outside lower center", ncols=columns, fontsize=11)
 
     said = [
         f"{method} at epsilon {_epsilon(epsilon)}: {form(value)}"
@@ -232,7 +233,7 @@ def headline_drawing(content: ComparisonContent) -> Drawing | None:
         for epsilon, value, _ in points
     ]
     said += [f"{words}: {form(value)}" for words, _, _, value in across]
-    height = 270 + 18 * ((len(lines) + len(across) + 1) // 2)
+    height = 270 + 18 * math.ceil((len(lines) + len(across)) / columns)
     title = f"{figure.meaning}, by epsilon"
     return draw("comparison", title=title, alt="; ".join(said), height=height, paint=paint)
 
