@@ -37,7 +37,7 @@ app.add_typer(models_app, name="models")
 app.add_typer(keys_app, name="keys")
 
 # Commands that, called again, go on where they were cut off; any other begins anew.
-GOING_ON = (["run"], ["audit"], ["purge"])
+GOING_ON = (["run"], ["audit"], ["compare"], ["purge"])
 
 
 class From(StrEnum):
@@ -68,6 +68,29 @@ def run(
 ) -> None:
     """Make a synthetic table from a private one."""
     command("run")(method=method, options=options, dry_run=dry_run, as_json=as_json)
+
+
+@app.command()
+@takes_request("epsilon", "share_real_rows")
+def compare(
+    methods: Annotated[
+        str,
+        typer.Argument(
+            help="Methods with commas between. --set METHOD.section.key=value is for one of them, --set "
+            "section.key=value for all.",
+            metavar="METHOD[,METHOD...]",
+            show_default=False,
+        ),
+    ],
+    epsilon: Annotated[str, typer.Option(help="Epsilons of the runs, such as 1,8; inf: no noise, nothing exported.")],
+    options: dict[str, Any],
+    seeds: Annotated[str, typer.Option(help="Public seeds, such as 0,1,2; each is another run with its charge.")] = "0",
+    dry_run: Annotated[bool, typer.Option(help="Print the plan and its total; charge nothing.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Run every method with every epsilon and seed on the same rows, and report them side by side."""
+    handler = command("compare", "compare_command")
+    handler(methods=methods, epsilons=epsilon, seeds=seeds, options=options, dry_run=dry_run, as_json=as_json)
 
 
 @app.command()

@@ -20,12 +20,13 @@ from understudy.flows.terminal import console, say, show
 from understudy.lazy import load
 from understudy.runs.request import RunRequest, parse_budget, request_of
 
-Q = TypeVar("Q")
-E = TypeVar("E")
-
 if TYPE_CHECKING:
     from understudy.reporting.view import SectionsOf
     from understudy.runs.run_plan import RunPlan
+
+
+Q = TypeVar("Q")
+R = TypeVar("R")
 
 
 def run(*, method: str, options: Mapping[str, Any], dry_run: bool, as_json: bool) -> None:
@@ -41,7 +42,7 @@ def run(*, method: str, options: Mapping[str, Any], dry_run: bool, as_json: bool
     from understudy.runs.run_plan import dry_run_of
     from understudy.runs.validation import validate
 
-    with _choices_said():
+    with choices_said():
         validated = validate(request, method)
     chosen = registry.get(method)
     plan = validated.plan
@@ -57,24 +58,24 @@ def run(*, method: str, options: Mapping[str, Any], dry_run: bool, as_json: bool
     if validated.is_finished:
         from understudy.runs.exported import complete, read_exported
 
-        result, how = (
+        result, outcome = (
             complete(read_exported(Path(request.out).expanduser().absolute())),
             "finished before, nothing was computed",
         )
     else:
         say(price(plan, is_charged=validated.is_charged, accepts_new=request.accept_new_charge))
         with handed_over(request, register(validated)):
-            result, how = ended(load(chosen.flow), request), "done"
+            result, outcome = ended(load(chosen.flow), request), "done"
     if result.missing:
         say(result.missing, style="bold")
     told = result.model_dump(mode="json")
     # Programs find every key; people read on their own line, above, what is missing.
     shown = told if as_json else {name: value for name, value in told.items() if name not in ("missing", "lacking")}
-    show(shown, as_json=as_json, title=f"{method}: {how}")
+    show(shown, as_json=as_json, title=f"{method}: {outcome}")
 
 
 @contextmanager
-def _choices_said() -> Iterator[None]:
+def choices_said() -> Iterator[None]:
     """Say what is chosen on a model's own texts before it is: with a large model that takes minutes."""
     logger, handler = logging.getLogger("understudy.models.choices"), logging.StreamHandler()
     handler.setFormatter(logging.Formatter("note: %(message)s"))
@@ -88,7 +89,7 @@ def _choices_said() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def ended(flow: Callable[[Q], E], request: Q) -> E:
+def ended(flow: Callable[[Q], R], request: Q) -> R:
     """Run a flow here; what it fails with is said once, by `main`, and stands in Prefect's own record."""
     if os.environ["PREFECT_LOGGING_LEVEL"] == "WARNING":
         for name in ("prefect.flow_runs", "prefect.task_runs"):
@@ -200,6 +201,7 @@ def report(*, folder: Path, as_json: bool) -> None:
     """`understudy report`."""
     from understudy.locks import locked_folder
     from understudy.methods import registry
+    from understudy.reporting.comparison import is_comparison, rebuild_comparison
     from understudy.reporting.report import rebuild_report
     from understudy.runs.placement import INTERNAL, close_folder
 
@@ -209,8 +211,11 @@ def report(*, folder: Path, as_json: bool) -> None:
 
     # Neither a run that takes the folder nor a purge may come between the figures and the page.
     with locked_folder(folder) if folder.is_dir() else nullcontext():
-        files = rebuild_report(folder / INTERNAL, sections_of)
-        close_folder(folder / INTERNAL)  # one that an earlier version left open
+        if is_comparison(folder):
+            files = rebuild_comparison(folder)
+        else:
+            files = rebuild_report(folder / INTERNAL, sections_of)
+            close_folder(folder / INTERNAL)  # one that an earlier version left open
     show({"report": str(files.html), "figures": str(files.json)}, as_json=as_json)
 
 

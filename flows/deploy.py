@@ -33,8 +33,8 @@ SILENT = "understudy: a silent run is crashed"
 NEVER_HEARD = "understudy: a run that never sent a heartbeat is crashed"
 POOLS = ("client", "server")
 QUEUES = ("cpu", "gpu")
-OF_ANY_METHOD = ("understudy.flows.audit:audit",)
 LIMIT = "gpu"
+FURTHER = ("understudy.flows.audit:audit", "understudy.flows.compare:compare")
 # After these, a run sends no further heartbeat; the other name of Failed is that of a run that took too long.
 _ENDS = (
     "Completed",
@@ -76,14 +76,17 @@ def deploy() -> dict[str, str]:
 
 
 def _flows() -> Iterator[tuple[Flow[..., object], str]]:
-    """The flow of each method with its pool, that of its server side beside it as `server_side`, and those of any."""
+    """The flow of each method with its pool, and that of its server side, which stands beside it as `server_side`.
+
+    Then those that are no method's.
+    """
     for name in registry.names():
         place = registry.get(name).flow
         yield load(place), "client"
         served = getattr(import_module(place.partition(":")[0]), "server_side", None)
         if isinstance(served, Flow):
             yield served, "server"
-    for place in OF_ANY_METHOD:
+    for place in FURTHER:
         yield load(place), "client"
 
 

@@ -123,8 +123,13 @@ def test_every_understudy_command_runs(tmp_path, monkeypatch, capsys, prefect_se
         if "train.parquet" in words:
             # So few rows need a delta of their own; everything else is as printed.
             words[words.index("8,1e-5")] = "8,1e-2"
+        compared = words[2].split(",") if words[1] == "compare" else []
+        prefixes = {method: f"{method}." if compared else "" for method in FEWER if method in (*words, *compared)}
         words += [
-            word for method in FEWER if method in words for setting in FEWER[method] for word in ("--set", setting)
+            word
+            for method, prefix in prefixes.items()
+            for setting in FEWER[method]
+            for word in ("--set", prefix + setting)
         ]
         monkeypatch.setattr(sys, "argv", words)
         with pytest.raises(SystemExit) as stop:
@@ -138,6 +143,8 @@ def test_every_understudy_command_runs(tmp_path, monkeypatch, capsys, prefect_se
     assert {"matching.loss.median", "audit.mia.positive_control.advantage"} <= matching["metrics"].keys()
     preferences = json.loads((tmp_path / "out/preferences/internal/report.json").read_text())
     assert {"rounds.recovery.round_1", "utility.next_token.synthetic.accuracy"} <= preferences["metrics"].keys()
+    compared = json.loads((tmp_path / "out/compared/report.json").read_text())
+    assert "comparison.gradient-matching-eps8.utility.synthetic.accuracy" in compared["metrics"]
     for name in ("trajectories-private", "matching-low", "preferences-low", "preferences-masked"):
         assert not (tmp_path / "out" / name).exists(), "a dry run left something"
 

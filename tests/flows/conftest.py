@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from homes import home_environment
+from installed_methods import install_into
 from needles import found_in
 from tests_support import SMALL, write_random_model
 
@@ -35,33 +36,6 @@ SMALL_MATCHING = (
     "filter.label_check=false",
     "filter.balance=false",
 )
-
-
-PLUGIN = Path(__file__).resolve().parents[1] / "plugin"
-INSTALLED = "[understudy.methods]\nbag-of-words = bag_of_words.method:METHOD\nvoted-texts = voted_texts.method:METHOD\n"
-
-
-@pytest.fixture(scope="session")
-def installed(tmp_path_factory):
-    """The folder of tests as an installed distribution: its modules and its entry points, as pip leaves them."""
-    site = tmp_path_factory.mktemp("site-packages")
-    for package in ("bag_of_words", "voted_texts"):
-        shutil.copytree(PLUGIN / package, site / package, ignore=shutil.ignore_patterns("__pycache__"))
-    info = site / "understudy_examples-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: understudy-examples\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(INSTALLED)
-    return site
-
-
-@pytest.fixture
-def on_path(installed, monkeypatch):
-    from understudy.methods import registry
-
-    monkeypatch.syspath_prepend(str(installed))
-    registry._places.cache_clear()
-    yield installed
-    registry._places.cache_clear()
 
 
 @pytest.fixture(scope="session")
@@ -174,6 +148,25 @@ def call():
         return code, said.getvalue()
 
     return run
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory):
+    """The folder of an installed distribution with two methods."""
+    site = tmp_path_factory.mktemp("site-packages")
+    install_into(site)
+    return site
+
+
+@pytest.fixture
+def on_path(installed, monkeypatch):
+    """These methods are there, as if they were installed."""
+    from understudy.methods import registry
+
+    monkeypatch.syspath_prepend(str(installed))
+    registry._places.cache_clear()
+    yield installed
+    registry._places.cache_clear()
 
 
 @pytest.fixture

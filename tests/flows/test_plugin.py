@@ -7,7 +7,7 @@ import sys
 
 import pyarrow.parquet as pq
 import pytest
-from flows.conftest import INSTALLED
+from installed_methods import INSTALLED
 
 
 def test_help_names_the_installed_methods(installed):

@@ -34,7 +34,7 @@ from prefect_servers import flows_told_to, free_port, wait_for
 from tests_support import SMALL, SMALL_ROUND
 
 from understudy.data.samples import generate
-from understudy.flows.deploy import OF_ANY_METHOD
+from understudy.flows.deploy import FURTHER
 from understudy.flows.preference_optimization import SERVER
 from understudy.lazy import load
 from understudy.methods import registry
@@ -147,7 +147,7 @@ def test_every_method_of_the_command_line_has_a_deployment_that_imports():
     served = {name: flows.pop(name) for name in list(flows) if name.endswith("-server")}
     assert f"{served[SERVER.name].name}/default" == SERVER.deployment
     assert {tuple(flow.parameters.properties) for flow in served.values()} == {("order",)}
-    assert flows.keys() == {*registry.BUILT_IN, *(load(place).name for place in OF_ANY_METHOD)}
+    assert flows.keys() == {*registry.BUILT_IN, *(load(place).name for place in FURTHER)}
     # What the UI draws its form from, and what the command line hands over.
     assert {tuple(flow.parameters.properties) for flow in flows.values()} == {("request",)}
 

@@ -8,20 +8,14 @@ private.
 
 from __future__ import annotations
 
-import functools
 import json
-import math
-import os
-import re
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 from pydantic import Field, ValidationError
 
-from understudy.durable import naming
 from understudy.errors import InputError
 from understudy.evaluation.diversity import LengthHistogram
 from understudy.evaluation.metrics import Histogram, Metrics
@@ -29,12 +23,10 @@ from understudy.evaluation.names import MetricName
 from understudy.frozen import Frozen
 from understudy.reporting import text_formatting, view
 from understudy.reporting.budget import BudgetUse, budget_bar, budget_of
-from understudy.reporting.drawing import Drawing, inline
+from understudy.reporting.drawing import Drawing
+from understudy.reporting.pages import plain, render, write_closed
 from understudy.reporting.view import MethodSections, SectionsOf
 from understudy.reporting.worth import Completeness, worth
-
-if TYPE_CHECKING:
-    from jinja2 import Template
 
 MARKER: Final = "internal, not private"
 MOST_SAMPLES = 16
@@ -156,7 +148,7 @@ def build_report(  # noqa: PLR0913 - all that a page says, each part by name
         label_names=about.label_names,
         metrics=metrics.values,
         **_beside_values(metrics),
-        statement=_plain(statement),
+        statement=plain(statement),
         budget=budget or budget_of(statement),
         samples=tuple(dict(sample) for sample in choose_samples(samples)),
         sample_count=len(samples),
@@ -164,8 +156,8 @@ def build_report(  # noqa: PLR0913 - all that a page says, each part by name
         figures=tuple(asdict(drawing) for drawing in figures),
     )
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    text = json.dumps(_plain(content.model_dump()), indent=2, ensure_ascii=False, allow_nan=False)
-    _write(directory / "report.json", text + "\n")
+    text = json.dumps(plain(content.model_dump()), indent=2, ensure_ascii=False, allow_nan=False)
+    write_closed(directory / "report.json", text + "\n")
     return _write_page(directory, content, sections)
 
 
@@ -216,7 +208,8 @@ def _write_page(directory: Path, content: Content, sections: SectionsOf | None) 
         view.diversity_section(metrics),
         *([view.label_section(metrics, content.label_names)] if content.label_names else []),
     )
-    page = _render(
+    page = render(
+        "report.html.j2",
         content=content,
         sections=[*(common if added.common else added.first), *added.last],
         extra=[Drawing(**drawing) for drawing in content.figures],
@@ -229,7 +222,7 @@ def _write_page(directory: Path, content: Content, sections: SectionsOf | None) 
         everything=view.all_figures(metrics),
     )
     files = ReportFiles(html=directory / "report.html", json=directory / "report.json")
-    _write(files.html, page)
+    write_closed(files.html, page)
     return files
 
 
@@ -245,50 +238,3 @@ def _trouble(error: OSError | ValidationError | InputError) -> str:
 def _shown(sample: Sample) -> dict[str, Any]:
     parts = [(text_formatting.humanise(key), text) for key, text in sample.items() if key != "label"]
     return {"label": sample.get("label"), "parts": parts, "single": len(parts) == 1}
-
-
-def _render(**content: Any) -> str:
-    return str(_template().render(**content))
-
-
-@functools.cache
-def _template() -> Template:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(
-        loader=PackageLoader("understudy.reporting"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    # The only text that is not escaped here; `inline` lets nothing but a drawing pass.
-    environment.filters["svg"] = inline
-    return environment.get_template("report.html.j2")
-
-
-def _plain(value: Any) -> Any:
-    """JSON values; infinities, which JSON lacks, become words."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(entry) for entry in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
-
-
-def _write(path: Path, text: str) -> None:
-    # Control characters are not allowed in HTML; a lone surrogate has no UTF-8 form.
-    clean = re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", "\ufffd", text)
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    try:
-        # Computed from real rows: never for a moment open to other users.
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with naming(path), os.fdopen(descriptor, "wb") as file:
-            file.write(clean.encode("utf-8", "replace"))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)

@@ -10,7 +10,7 @@ from typing import Any
 from understudy.evaluation.metrics import Metrics
 from understudy.reporting.audit import sections
 from understudy.reporting.report import About, build_report
-from understudy.runs.evaluated import noted
+from understudy.runs.evaluated import noted_report
 from understudy.runs.folders import STATEMENT
 from understudy.runs.placement import EXPORT
 from understudy.runs.run_plan import RunPlan
@@ -31,7 +31,7 @@ def write_audit(out: Path, plan: RunPlan, metrics: Metrics, *, claim: Path | Non
     statement = _promise(plan) if claim is None else json.loads((claim / EXPORT / STATEMENT).read_text())
     facts = {"method": plan.method, "model": plan.model_name, **plan.report_facts}
     made = f"{metrics.values['audit.one_run.canaries']:.0f} canaries among {plan.n} units of {plan.source}"
-    with noted(out, {plan.source}):
+    with noted_report(out, {plan.source}):
         files = build_report(
             out,
             title=f"Audit of {plan.method}",

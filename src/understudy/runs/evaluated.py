@@ -42,7 +42,7 @@ def report_on_tables(compared: ComparedTables, out: Path, *, device: str = "cpu"
     metrics = measure_tables(compared, device=device)
     names = compared.train.label_names
     made = f"{compared.synthetic.table.num_rows} labelled texts"
-    with noted(out, sources):
+    with noted_report(out, sources):
         files = build_report(
             out,
             title="Evaluation of a synthetic table",
@@ -58,6 +58,12 @@ def report_files(out: Path) -> list[Path]:
     """What there is in a folder of a report, and of parts of it that a kill left."""
     drafts = [path for name in _FILES for path in sorted(out.glob(f".{name}.*"))]
     return [*(path for name in _FILES if (path := out / name).exists() or path.is_symlink()), *drafts]
+
+
+def is_report_file(name: str) -> bool:
+    """Whether a file of this name belongs to a report, or is a part of one that a kill left."""
+    parts = (".writing-", *(f".{own}." for own in _FILES))
+    return name in (*_FILES, SOURCES_FILE) or name.startswith(parts)
 
 
 def sources_told(out: Path) -> set[str] | None:
@@ -78,7 +84,7 @@ def _sources_of(*tables: pa.Table) -> set[str]:
 
 
 @contextmanager
-def noted(out: Path, sources: set[str]) -> Iterator[None]:
+def noted_report(out: Path, sources: set[str]) -> Iterator[None]:
     """Within it a report of these sources is written; after a kill, one of an earlier call may be there instead."""
     out.mkdir(mode=0o700, parents=True, exist_ok=True)
     with locked_folder(out):

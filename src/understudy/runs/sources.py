@@ -32,8 +32,13 @@ def source_record(
     *,
     epsilon: float,
     delta: float,
+    is_part: bool = False,
 ) -> tuple[SourceRecord, list[str]]:
-    """The source as registered, or as it will be on this first use."""
+    """The source as registered, or as it will be on this first use.
+
+    The budget of a new source that a run `is_part` of several on is a placeholder without `--budget`: whoever asks for
+    all of them knows what they cost together.
+    """
     if known is not None:
         if request.budget is not None and (request.budget.epsilon, request.budget.delta) != (
             known.epsilon,
@@ -45,6 +50,8 @@ def source_record(
             )
         return known, []
     budget, notes = request.budget, []
+    if budget is None and is_part:
+        budget = Budget(epsilon=1.0 if math.isinf(epsilon) else epsilon, delta=delta)
     if budget is None:
         if epsilon == float("inf"):
             kind = "--epsilon inf" if request.epsilon is not None else "a run without --epsilon"

@@ -120,8 +120,13 @@ def _permitted() -> Iterator[None]:
 
 
 @_permitted()
-def validate(request: RunRequest, method: str) -> Validated:
+def validate(request: RunRequest, method: str, *, is_part: bool = False) -> Validated:
     """Check a request; stores, registers and charges nothing.
+
+    Args:
+        request: what is asked for.
+        method: its name.
+        is_part: the run is one of several that are asked for together, which gives a new source its budget.
 
     Raises:
         InputError: the user's input is wrong; the message says what was expected and how to fix it.
@@ -142,7 +147,7 @@ def validate(request: RunRequest, method: str) -> Validated:
     public_tables.check_texts(public, rows)
     is_default_delta = request.delta is None
     delta = check_delta(default_delta(rows.units) if request.delta is None else request.delta, n=rows.units)
-    record, budget_note = source_record(request, known, rows, guarded, epsilon=epsilon, delta=delta)
+    record, budget_note = source_record(request, known, rows, guarded, epsilon=epsilon, delta=delta, is_part=is_part)
     row_digests, client_digests = tables.row_digests(rows.whole), tables.client_digests(rows.whole)
     ledger.check_rows(request.source, row_digests, client_digests)
     if not may_be_charged(ledger, request.source, epsilon=epsilon, delta=delta):

@@ -22,7 +22,7 @@ from understudy.privacy.ledger import charges, rows, sources
 from understudy.privacy.ledger import secret as keys
 from understudy.privacy.ledger import selects as queries
 from understudy.privacy.ledger import stored_secrets as vault
-from understudy.privacy.ledger.budget import spent
+from understudy.privacy.ledger.budget import Cost, spent
 from understudy.privacy.ledger.database import CHARGES, SECRETS, SOURCES
 from understudy.privacy.ledger.head import Head
 from understudy.privacy.ledger.records import (
@@ -176,6 +176,10 @@ class Ledger:
             "spent",
             lambda connection: spent(queries.get_source(connection, name), queries.costs(connection, name)),
         )
+
+    def costs(self, name: str) -> tuple[Cost, ...]:
+        """What each counted charge of a source costs; none of a source that there is not."""
+        return self._tables.run("costs", lambda connection: tuple(queries.costs(connection, name)))
 
     def check_rows(self, name: str, row_digests: Sequence[bytes], client_digests: Sequence[bytes] = ()) -> None:
         """Refuses rows and clients that `register_rows` would refuse, and notes nothing; the source need not exist yet.

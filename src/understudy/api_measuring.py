@@ -1,0 +1,141 @@
+"""The Python API's audits and evaluations: `understudy.audit` and `understudy.evaluate`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from understudy.evaluation.metrics import Metrics
+from understudy.lazy import load
+from understudy.runs.handed_tables import Table, as_files
+from understudy.runs.python_requests import metrics_in, requested
+from understudy.settings import prepare_environment, settings
+
+# Core imports no flow and no task: they are found by name when they are called.
+_AUDIT = "understudy.flows.audit:audit"
+_PREPARED = "understudy.tasks.engine.machine:prepared"
+_SERVER = "understudy.flows.temporary_server:start_in_turn"
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What an audit found; internal, as it is computed on private rows.
+
+    Attributes:
+        bounds: attacker (`data`, `model`) -> run (`claim`, `positive_control`, `null_control`) -> lower bound on
+            epsilon.
+        claimed_epsilon: what the run promises.
+        detectable_epsilon: the least epsilon that the best attack on so many canaries would tell from 0.
+        metrics: all figures.
+        folder: of the report and of the runs.
+    """
+
+    bounds: dict[str, dict[str, float]]
+    claimed_epsilon: float
+    detectable_epsilon: float
+    metrics: Metrics
+    folder: Path
+
+
+def audit(  # noqa: PLR0913 - one parameter per option of the command
+    data: Table | str | Path,
+    *,
+    source: str,
+    out: str | Path,
+    epsilon: float,
+    method: str = "conditional-generation",
+    budget: tuple[float, float] | None = None,
+    test: Table | str | Path | None = None,
+    canaries: int | None = None,
+    seed: int = 0,
+    insist: bool = False,
+    public_rows: bool = False,
+    **options: Any,
+) -> Audit:
+    """Attack a run on rows with canaries in them, beside two controls; charges `source` for that run.
+
+    Args:
+        data: private rows, as of `synthesize`; rows of a public table of the same shape charge no private source.
+        source: name under which these rows keep their budget.
+        out: folder of the report and of the runs.
+        epsilon: whose promise is audited; finite.
+        method: as on the command line.
+        budget: (epsilon, delta) of the source, on its first use.
+        test: real rows for measuring only; None holds out about one unit in ten.
+        canaries: how many; None takes 100, or a fifth of fewer than 500 units.
+        seed: of the canaries; public.
+        insist: charge and attack the run even where the attack misses it without noise.
+        public_rows: later statements of this method and model may name what is found.
+        **options: further fields of `RunRequest`.
+
+    Raises:
+        InputError: the input is wrong; nothing was charged.
+        BudgetRefused: the source's budget does not allow the charge.
+        UnderstudyError: the audit refutes the promise, or can say nothing; its report says so too.
+    """
+    from understudy.runs.audit_request import audit_of
+    from understudy.runs.audited import planned
+
+    prepare_environment()
+    with requested(data, test, out, source=source, epsilon=epsilon, budget=budget, **options) as run:
+        request = audit_of(method, run, canaries=canaries, seed=seed, insist=insist, public_rows=public_rows)
+        with planned(request):
+            load(_SERVER)()
+            ended = load(_AUDIT)(request)
+    folder = Path(run.out)
+    return Audit(
+        bounds=ended.bounds,
+        claimed_epsilon=ended.claimed_epsilon,
+        detectable_epsilon=ended.detectable_epsilon,
+        metrics=metrics_in(folder),
+        folder=folder,
+    )
+
+
+def evaluate(
+    synthetic: Table | str | Path,
+    *,
+    real: Table | str | Path,
+    test: Table | str | Path,
+    out: str | Path,
+    text_column: str = "text",
+    label_column: str = "label",
+    label_names: dict[str, str] | None = None,
+) -> Metrics:
+    """Measure any synthetic table of labelled texts against real rows; charges nothing, and exports nothing.
+
+    Args:
+        synthetic: table with columns `text` and `label`.
+        real: real rows that a stand-in is compared with.
+        test: real rows that nothing was trained on.
+        out: folder of report.html and report.json, which are made from real rows.
+        text_column: of the real rows.
+        label_column: of the real rows.
+        label_names: value in the label column -> name; None where the values are the names.
+
+    Returns:
+        The figures; internal, as they are computed from real rows.
+
+    Raises:
+        InputError: a table is not what is expected.
+    """
+    from understudy.evaluation.tables import read_tables
+    from understudy.runs.evaluated import report_on_tables
+    from understudy.runs.folders import try_folder
+
+    prepare_environment()
+    folder = Path(out).expanduser().absolute()
+    try_folder(folder)
+    with as_files({"synthetic": synthetic, "real": real, "test": test}) as files:
+        compared = read_tables(
+            str(files["synthetic"]),
+            real=str(files["real"]),
+            test=str(files["test"]),
+            text_column=text_column,
+            label_column=label_column,
+            label_names=label_names,
+        )
+        with load(_PREPARED)(report_on_tables, inside=True):
+            _, metrics = report_on_tables(compared, folder, device=settings().device_type)
+    return metrics

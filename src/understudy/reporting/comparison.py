@@ -1,0 +1,311 @@
+"""The report of a comparison: report.json for programs, one report.html for people. Internal, not private.
+
+The page is a pure function of report.json, as a run's is.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from pydantic import Field, ValidationError
+
+from understudy.errors import InputError
+from understudy.evaluation.comparison import (
+    baselines_of,
+    count_name,
+    headline_of,
+    mean_name,
+    seed_name,
+    spread_name,
+)
+from understudy.evaluation.metrics import Metrics
+from understudy.evaluation.names import MetricName
+from understudy.frozen import Frozen
+from understudy.reporting import view
+from understudy.reporting.drawing import INK, MUTED, PROMPT, REAL, SYNTHETIC, Drawing, draw, percent_axis
+from understudy.reporting.pages import plain, render, write_closed
+from understudy.reporting.report import MARKER, ReportFiles
+from understudy.reporting.text_formatting import number, percent
+from understudy.reporting.view import Section, Table
+
+FORMAT: Final = "understudy.comparison/1"
+LOOK: Final = (
+    "These figures are measured on real rows. Choosing a method, an epsilon or a seed by them is a look at private "
+    "rows that no epsilon covers: whoever exports the winner tells something of them that no statement counts.",
+    "Every export keeps its own statement. Whoever hands over several of them has given away the sum of their "
+    "epsilons and of their deltas.",
+)
+SPREAD: Final = (
+    "Mean over seeds. The interval is the mean of the runs' own intervals, over the same test rows, and holds nothing "
+    "of other seeds. The spread is the standard deviation over seeds (n - 1), and holds nothing of other test rows."
+)
+_MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X")
+_BASELINES: Final = (("prompt-only text", PROMPT, (0, (1, 3))), ("real text", REAL, (0, (4, 3))))
+_LINES: Final = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 1, 1, 1)))
+
+
+class Group(Frozen):
+    """Runs of one method and one epsilon, which differ in their seed.
+
+    Attributes:
+        name: part of the metrics' names.
+        method: of the runs.
+        epsilon: of each run; infinity for private output.
+        seeds: of the runs that were measured.
+        missing: seeds of those that were not.
+    """
+
+    name: str
+    method: str
+    epsilon: float
+    seeds: tuple[int, ...]
+    missing: tuple[int, ...] = ()
+
+
+class ComparisonContent(Frozen):
+    """All that a comparison's report says: report.json is this object."""
+
+    format: Literal["understudy.comparison/1"] = FORMAT
+    marker: Literal["internal, not private"] = MARKER
+    title: str
+    look: tuple[str, ...] = LOOK
+    charged: str
+    created: str = ""
+    facts: dict[str, str] = Field(default_factory=dict, repr=False)
+    groups: tuple[Group, ...]
+    figures: tuple[MetricName, ...] = ()
+    metrics: dict[str, float] = Field(default_factory=dict)
+    intervals: dict[str, tuple[float, float]] = Field(default_factory=dict)
+    missing: tuple[str, ...] = ()
+    declared: tuple[MetricName, ...] = ()
+
+    def measured(self) -> Metrics:
+        """The figures with their intervals."""
+        return Metrics(values=self.metrics, intervals=self.intervals, missing=self.missing, declared=self.declared)
+
+
+def build_comparison(directory: Path, content: ComparisonContent) -> ReportFiles:
+    """Write report.json and report.html, closed to others (0600); an existing report is replaced, each file at once."""
+    text = json.dumps(plain(content.model_dump()), indent=2, ensure_ascii=False, allow_nan=False)
+    write_closed(directory / "report.json", text + "\n")
+    return _write_page(directory, content)
+
+
+def read_comparison(directory: Path) -> ComparisonContent:
+    """The report of a comparison, from its folder.
+
+    Raises:
+        InputError: when there is no report.json, or it is not one of this format.
+    """
+    path = directory / "report.json"
+    try:
+        content = ComparisonContent.model_validate_json(path.read_bytes())
+        content.measured()
+    except (OSError, ValidationError, InputError) as error:
+        raise InputError(
+            f"{path}: expected a report.json of the format {FORMAT}, found {type(error).__name__}; name the folder of "
+            "a comparison that this version finished"
+        ) from None
+    return content
+
+
+def is_comparison(directory: Path) -> bool:
+    """Whether a comparison's report lies in a folder."""
+    try:
+        found = json.loads((directory / "report.json").read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and found.get("format") == FORMAT
+
+
+def rebuild_comparison(directory: Path) -> ReportFiles:
+    """Write report.html anew from report.json, for example after an update of the program.
+
+    Raises:
+        InputError: when there is no report.json, or it is not one of this format.
+    """
+    return _write_page(directory, read_comparison(directory))
+
+
+def table_of(content: ComparisonContent, figure: MetricName) -> Table | None:
+    """Means of one figure by method and epsilon, with interval, spread and number of seeds; None if there is none."""
+    form = shown(figure)
+    rows = []
+    for group in content.groups:
+        name, spread = mean_name(group.name, figure.pattern), spread_name(group.name, figure.pattern)
+        if name not in content.metrics:
+            continue
+        rows.append(
+            (
+                f"{group.method}, epsilon {_epsilon(group.epsilon)}",
+                form(content.metrics[name]),
+                view.range_of(content.measured(), name, form),
+                form(content.metrics[spread]) if spread in content.metrics else "one seed",
+                number(content.metrics[count_name(group.name)]),
+            )
+        )
+    return Table(("", "Mean", "Interval", "Spread over seeds", "Seeds"), tuple(rows)) if rows else None
+
+
+def figure_rows(content: ComparisonContent) -> list[dict[str, Any]]:
+    """One row per group and figure that was measured, for programs."""
+    rows = []
+    for group in content.groups:
+        for figure in content.figures:
+            name = mean_name(group.name, figure.pattern)
+            if name in content.metrics:
+                low, high = content.intervals.get(name, (None, None))
+                rows.append(
+                    {
+                        "method": group.method,
+                        "epsilon": group.epsilon,
+                        "figure": figure.pattern,
+                        "mean": content.metrics[name],
+                        "spread": content.metrics.get(spread_name(group.name, figure.pattern)),
+                        "low": low,
+                        "high": high,
+                        "seeds": len(group.seeds),
+                    }
+                )
+    return rows
+
+
+def shown(figure: MetricName) -> Any:
+    """How a figure is written."""
+    return percent if figure.unit == "share" else number
+
+
+def headline_drawing(content: ComparisonContent) -> Drawing | None:
+    """The headline figure against epsilon, a line per method, and the baselines across; None where it is missing."""
+    name = headline_of(content.figures)
+    figure = next((figure for figure in content.figures if figure.pattern == name), None)
+    lines = _lines(content, name)
+    if figure is None or not lines:
+        return None
+    epsilons = sorted({group.epsilon for group in content.groups})
+    across = [
+        (words, colour, dashes, value)
+        for other, (words, colour, dashes) in zip(baselines_of(name), _BASELINES, strict=False)
+        if (value := _mean_of_all(content, other)) is not None
+    ]
+    form = shown(figure)
+    columns = 2 if max(map(len, lines)) <= 24 else 1
+
+    def paint(page: Any) -> None:
+        axes = page.subplots()
+        for number_of, (method, points) in enumerate(lines.items()):
+            # Beside each other, so that intervals do not hide each other.
+            aside = 0.08 * (number_of - (len(lines) - 1) / 2)
+            places = [epsilons.index(epsilon) + aside for epsilon, _, _ in points]
+            colour = SYNTHETIC if number_of % 2 == 0 else INK
+            for place, (_, _, interval) in zip(places, points, strict=True):
+                if interval is not None:
+                    axes.plot((place, place), interval, color=colour, linewidth=4, alpha=0.3, solid_capstyle="round")
+            axes.plot(
+                places,
+                [value for _, value, _ in points],
+                color=colour,
+                linewidth=1.5,
+                linestyle=_LINES[number_of % len(_LINES)],
+                marker=_MARKERS[number_of % len(_MARKERS)],
+                markersize=8,
+                label=method,
+            )
+        for words, colour, dashes, value in across:
+            axes.axhline(value, color=colour, linewidth=1.5, linestyle=dashes, label=words, zorder=1)
+        axes.set_xticks(range(len(epsilons)), [_epsilon(epsilon) for epsilon in epsilons])
+        axes.set_xlim(-0.5, len(epsilons) - 0.5)
+        axes.set_xlabel("epsilon (not to scale)")
+        axes.margins(y=0.1)
+        if form is percent:
+            percent_axis(axes.yaxis)
+        axes.yaxis.set_tick_params(labelcolor=MUTED)
+        axes.grid(axis="y")
+        page.legend(frameon=False, loc="outside lower center", ncols=columns, fontsize=11)
+
+    said = [
+        f"{method} at epsilon {_epsilon(epsilon)}: {form(value)}"
+        for method, points in lines.items()
+        for epsilon, value, _ in points
+    ]
+    said += [f"{words}: {form(value)}" for words, _, _, value in across]
+    height = 270 + 18 * math.ceil((len(lines) + len(across)) / columns)
+    title = f"{figure.meaning}, by epsilon"
+    return draw("comparison", title=title, alt="; ".join(said), height=height, paint=paint)
+
+
+def _lines(content: ComparisonContent, figure: str) -> dict[str, list[tuple[float, float, tuple[float, float] | None]]]:
+    """Method -> (epsilon, mean, interval) of each of its groups, by epsilon."""
+    lines: dict[str, list[tuple[float, float, tuple[float, float] | None]]] = {}
+    for group in sorted(content.groups, key=lambda group: group.epsilon):
+        name = mean_name(group.name, figure)
+        if name in content.metrics:
+            point = (group.epsilon, content.metrics[name], content.intervals.get(name))
+            lines.setdefault(group.method, []).append(point)
+    return {group.method: lines[group.method] for group in content.groups if group.method in lines}
+
+
+def _mean_of_all(content: ComparisonContent, figure: str) -> float | None:
+    """The mean over all runs that measured a baseline: each measures it anew."""
+    names = [seed_name(group.name, seed, figure) for group in content.groups for seed in group.seeds]
+    found = [content.metrics[name] for name in names if name in content.metrics]
+    return math.fsum(found) / len(found) if found else None
+
+
+def _write_page(directory: Path, content: ComparisonContent) -> ReportFiles:
+    headline = headline_of(content.figures)
+    sections = []
+    for index, figure in enumerate(sorted(content.figures, key=lambda figure: figure.pattern != headline)):
+        first = figure.pattern == headline
+        table = table_of(content, figure)
+        if table is not None:
+            lead = (figure.pattern,) if not first else (figure.pattern, _baselines_said(content, headline))
+            drawing = headline_drawing(content) if first else None
+            sections.append(Section(f"figure-{index}", figure.meaning, tuple(filter(None, lead)), drawing, table))
+    page = render(
+        "comparison.html.j2",
+        content=content,
+        sections=sections,
+        spread=SPREAD,
+        runs=_runs(content, headline),
+        everything=view.all_figures(content.measured()),
+    )
+    files = ReportFiles(html=directory / "report.html", json=directory / "report.json")
+    write_closed(files.html, page)
+    return files
+
+
+def _baselines_said(content: ComparisonContent, headline: str) -> str:
+    """What the dashed lines are, in words; empty without."""
+    found = {name: _mean_of_all(content, name) for name in baselines_of(headline)}
+    words = [f"{percent(value)} ({name})" for name, value in found.items() if value is not None]
+    return f"Baselines, each the mean over all runs that measured it: {', '.join(words)}." if words else ""
+
+
+def _runs(content: ComparisonContent, headline: str) -> Table:
+    """Each run by itself."""
+    figure = next((figure for figure in content.figures if figure.pattern == headline), None)
+    rows: list[tuple[str, ...]] = []
+    for group in content.groups:
+        for seed in sorted((*group.seeds, *group.missing)):
+            name = seed_name(group.name, seed, headline)
+            told = shown(figure)(content.metrics[name]) if figure and name in content.metrics else ""
+            between = view.range_of(content.measured(), name, shown(figure)) if figure else ""
+            state = "missing" if seed in group.missing else "done"
+            rows.append((f"{group.method}, epsilon {_epsilon(group.epsilon)}, seed {seed}", state, told, between))
+    return Table(("", "State", headline or "Headline", "Interval"), tuple(rows))
+
+
+def _epsilon(epsilon: float) -> str:
+    return "∞" if math.isinf(epsilon) else f"{epsilon:g}"
+
+
+def lines_of(content: ComparisonContent) -> Sequence[tuple[str, ...]]:
+    """The rows that a terminal shows: method, epsilon, mean, interval, spread and seeds of the headline figure."""
+    headline = next((f for f in content.figures if f.pattern == headline_of(content.figures)), None)
+    table = table_of(content, headline) if headline else None
+    return table.rows if table else ()

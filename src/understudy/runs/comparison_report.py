@@ -1,0 +1,149 @@
+"""What a comparison leaves in DIR beside its runs: report.html and report.json, and in sources.json whose they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from understudy.errors import InputError, UnderstudyError
+from understudy.evaluation.comparison import MeasuredRun, compared, figures_of
+from understudy.evaluation.metrics import Metrics
+from understudy.locks import locked_folder
+from understudy.privacy.ledger.budget import Cost, spent
+from understudy.privacy.ledger.ledger import Ledger
+from understudy.reporting.comparison import ComparisonContent, Group, build_comparison
+from understudy.reporting.report import Content
+from understudy.runs.comparison_request import Cell, CompareRequest, cells_of, epsilon_text
+from understudy.runs.evaluated import noted_report
+from understudy.runs.exported import complete, read_exported
+from understudy.runs.folders import read_record
+from understudy.runs.placement import INTERNAL
+
+
+class Compared(BaseModel):
+    """Where a comparison's report is, and which runs it lacks; public values only, no figure."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    report: str
+    runs: int
+    missing: dict[str, str]
+
+
+class ComparisonIncomplete(UnderstudyError):
+    """Some runs of a comparison failed; the others have ended and are reported."""
+
+
+def report_on_runs(request: CompareRequest, missing: Mapping[str, str], charges: Sequence[str]) -> Compared:
+    """Write the report on all runs but the missing ones; an existing report is replaced, unless all are missing.
+
+    Args:
+        request: what was asked for; its runs have ended.
+        missing: name of a run -> why it has no results.
+        charges: ids of all charges that were made for the runs, the missing ones too.
+
+    Raises:
+        InputError: the folder of a run that is not missing holds none.
+    """
+    out, cells = Path(request.run.out).expanduser(), cells_of(request)
+    result = Compared(report=str((out / "report.html").absolute()), runs=len(cells), missing=dict(missing))
+    if len(missing) == len(cells):
+        return result
+    measured = [MeasuredRun(cell.group, cell.seed, _measured(cell)) for cell in cells if cell.name not in missing]
+    reasons = [f"{name}: {why}" for name, why in missing.items()]
+    found = compared(measured, missing=reasons)
+    content = ComparisonContent(
+        title=f"Comparison on {request.run.source}",
+        charged=_charged(request.run.source, charges),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        facts={
+            "methods": ", ".join(request.methods),
+            "epsilons": ", ".join(map(epsilon_text, request.epsilons)),
+            "seeds": ", ".join(map(str, request.seeds)),
+            "profile": request.run.profile,
+        },
+        groups=_groups(cells, missing),
+        figures=figures_of(measured),
+        metrics=found.values,
+        intervals=found.intervals,
+        missing=found.missing,
+        declared=found.declared,
+    )
+    with noted_report(out, {request.run.source}):
+        build_comparison(out, content)
+    return result
+
+
+def complete_comparison(result: Compared) -> Compared:
+    """The result of a comparison that lacks no run.
+
+    Raises:
+        ComparisonIncomplete: naming the first that is missing and why; the report has them all.
+        UnderstudyError: no run has results.
+    """
+    if not result.missing:
+        return result
+    (name, why), *others = result.missing.items()
+    more = f"; and {len(others)} more, which the report names" if others else ""
+    if len(result.missing) == result.runs:
+        raise UnderstudyError(f"no run has results, so there is nothing to report: {name}: {why}")
+    raise ComparisonIncomplete(
+        f"{len(result.missing)} of {result.runs} runs are missing from {result.report}: {name}: {why}{more}. The same "
+        "command again computes what is missing, under the charges that were made"
+    )
+
+
+def shortfall_of(cell: Cell) -> str:
+    """Why a run that has left its results does not count as done; empty when it does."""
+    try:
+        complete(read_exported(cell.folder))
+    except UnderstudyError as error:
+        return str(error)
+    return ""
+
+
+def _measured(cell: Cell) -> Metrics:
+    """The figures of a run.
+
+    Raises:
+        InputError: its folder holds no results.
+    """
+    if not cell.folder.is_dir():
+        raise InputError(f"{cell.folder}: expected the results of a run, found no such folder; run the same again")
+    with locked_folder(cell.folder):
+        read_record(cell.folder)
+        content = Content.model_validate_json((cell.folder / INTERNAL / "report.json").read_bytes())
+    return content.measured()
+
+
+def _charged(source: str, ids: Sequence[str]) -> str:
+    """What the runs charged together, in words."""
+    ledger = Ledger.open()
+    counted = [charge for name in ids if (charge := ledger.charge(name)).kind == "counted"]
+    if not counted:
+        return f"Nothing of the budget of source {source} was charged: these runs add no noise, and stay private."
+    record = ledger.source(source).model_copy(update={"composition": "sum"})
+    epsilon, delta = spent(record, [Cost(charge.epsilon, charge.delta) for charge in counted])
+    return (
+        f"The runs below were charged to source {source}: epsilon={epsilon:g}, delta={delta:.3g} in all, the sum of "
+        f"{len(counted)} charge{'' if len(counted) == 1 else 's'}."
+    )
+
+
+def _groups(cells: Sequence[Cell], missing: Mapping[str, str]) -> tuple[Group, ...]:
+    found: dict[str, list[Cell]] = {}
+    for cell in cells:
+        found.setdefault(cell.group, []).append(cell)
+    return tuple(
+        Group(
+            name=name,
+            method=own[0].method,
+            epsilon=own[0].epsilon,
+            seeds=tuple(cell.seed for cell in own if cell.name not in missing),
+            missing=tuple(cell.seed for cell in own if cell.name in missing),
+        )
+        for name, own in found.items()
+    )

@@ -1,0 +1,109 @@
+"""What the runs of a comparison charge together, and whether a source's budget allows it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from understudy.errors import BudgetRefused, InputError
+from understudy.privacy.accounting import epsilon_pld, renyi_curve
+from understudy.privacy.events import composed_event
+from understudy.privacy.ledger.budget import Cost, admit, spent
+from understudy.privacy.ledger.ledger import Ledger, SourceRecord
+from understudy.privacy.queries import Queries, event_delta, event_of
+from understudy.runs.comparison_request import CompareRequest
+from understudy.runs.run_plan import RunPlan
+
+# Losses are rounded up to multiples of it: coarser than a charge's own, for a total that is shown and not charged.
+_INTERVAL: Final = 1e-3
+
+
+def new_source(request: CompareRequest, found: SourceRecord, asked: Sequence[RunPlan]) -> SourceRecord:
+    """The source as it will be on this first use: with the named budget, or all that the runs charge together.
+
+    Raises:
+        InputError: no run adds noise, or the total is no budget that a source may have.
+    """
+    budget = request.run.budget
+    if budget is None and not asked:
+        raise InputError(
+            "--epsilon inf on a new source: expected --budget E,D, the total that later runs with noise may spend; "
+            "these runs spend nothing of it"
+        )
+    if budget is not None:
+        try:
+            return SourceRecord.model_validate(found.model_dump() | {"epsilon": budget.epsilon, "delta": budget.delta})
+        except InputError as error:
+            raise InputError(f"--budget {budget.epsilon:g},{budget.delta:g}: {error}") from None
+    epsilon, delta = sum_of(found, [Cost(plan.epsilon, plan.delta) for plan in asked])
+    if delta >= 1 / found.n:
+        fits = rounded_down(0.99 / found.n / len(asked))
+        raise InputError(
+            f"--delta: expected deltas that add up to less than 1/n = {1 / found.n:.3g}, found {len(asked)} charges "
+            f"with {delta:.3g} in all; name --delta {fits} or less, or compare fewer runs"
+        )
+    return SourceRecord.model_validate(found.model_dump() | {"epsilon": epsilon, "delta": delta})
+
+
+def cost_of(record: SourceRecord, plan: RunPlan) -> Cost:
+    """What the charge of a run costs under the source's composition rule."""
+    curve = renyi_curve(event_of(plan.queries), record.renyi_orders) if record.composition == "renyi" else ()
+    return Cost(plan.epsilon, plan.delta, curve)
+
+
+def sum_of(record: SourceRecord, costs: Sequence[Cost]) -> tuple[float, float]:
+    """The sums, whatever the source adds up: never rounded down."""
+    return spent(record.model_copy(update={"composition": "sum"}), costs)
+
+
+def check_total(ledger: Ledger, record: SourceRecord, costs: Sequence[Cost], *, accepts_new: bool) -> None:
+    """Refuse now what the ledger would refuse at one of the charges; the ledger's own check is the one that counts.
+
+    Raises:
+        BudgetRefused: with what was spent, is left and was asked.
+    """
+    if not costs:
+        return
+    earlier = ledger.costs(record.name)
+    epsilon, delta = sum_of(record, costs)
+    # Sums are compared as one; bounds of Renyi are added by the filter itself, charge after charge.
+    whole = [Cost(epsilon, delta)] if record.composition == "sum" else list(costs)
+    try:
+        admit(record, [*earlier, *whole[:-1]], whole[-1])
+    except BudgetRefused as error:
+        left = (record.delta - sum_of(record, earlier)[1]) / len(costs)
+        hint = f", or --delta {rounded_down(left)} or less" if left > 0 and max(c.delta for c in costs) > left else ""
+        again = ", counting those made before once more, for --accept-new-charge" if accepts_new else ""
+        raise BudgetRefused(
+            f"this comparison makes {len(costs)} charges, epsilon={epsilon:.6g} and delta={delta:.3g} in all{again}: "
+            f"{error}: name fewer methods, epsilons or seeds{hint}. Nothing was charged"
+        ) from None
+
+
+def pld_total(asked: Sequence[Queries], epsilon: float, delta: float) -> float | None:
+    """Epsilon of all charges of a plan at the sum of their deltas, by PLD; None where it says no more than the sum."""
+    if len(asked) < 2:
+        return None
+    import dp_accounting as dp
+
+    left = event_delta([query for queries in asked for query in queries], epsilon=epsilon, delta=delta)
+    if left <= 0:
+        return None
+    # Runs with other seeds ask alike.
+    events = {repr(event): event for event in map(event_of, asked)}
+    counts: Mapping[str, int] = Counter(repr(event_of(queries)) for queries in asked)
+    parts = [dp.SelfComposedDpEvent(event, counts[name]) for name, event in events.items()]
+    found = epsilon_pld(composed_event(*parts), left, interval=_INTERVAL)
+    return found if found < epsilon else None
+
+
+def rounded_down(value: float) -> str:
+    """Two digits, never more than `value`.
+
+    >>> rounded_down(2.0625e-4)
+    '0.0002'
+    """
+    unit = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return f"{math.floor(value / unit) * unit:.2g}"

@@ -1,0 +1,42 @@
+"""What the functions of the Python API share: requests made of tables, and figures read back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from understudy.data.readers import check_source
+from understudy.evaluation.metrics import Metrics
+from understudy.runs.handed_tables import Table, as_files
+from understudy.runs.request import RunRequest, request_of
+
+
+@contextmanager
+def requested(
+    data: Table | str | Path,
+    test: Table | str | Path | None,
+    out: str | Path,
+    *,
+    budget: tuple[float, float] | None,
+    **fields: Any,
+) -> Iterator[RunRequest]:
+    """Within it, the request of a run, whose tables are files."""
+    with as_files({"data": data, "test": test}) as files:
+        given = {"epsilon": budget[0], "delta": budget[1]} if budget else None
+        request = request_of({**fields, **files, "out": str(out), "budget": given})
+        # Whatever Prefect is handed, it keeps and shows.
+        for spec in (request.data, request.test):
+            if spec is not None:
+                check_source(spec)
+        yield request.model_copy(update={"out": str(Path(request.out).expanduser().absolute())})
+
+
+def metrics_in(folder: Path) -> Metrics:
+    """The figures of the report in a folder."""
+    report = json.loads((folder / "report.json").read_text())
+    return Metrics.model_validate(
+        {key: report[key] for key in ("intervals", "missing", "declared")} | {"values": report["metrics"]}
+    )

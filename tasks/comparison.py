@@ -1,0 +1,19 @@
+"""The report of a comparison."""
+
+from __future__ import annotations
+
+from understudy.runs.comparison_report import Compared, report_on_runs
+from understudy.runs.comparison_request import CompareRequest
+from understudy.tasks.engine.runtime import task
+
+
+@task(name="report-comparison", cache=False, computes=False)
+def report_comparison(request: CompareRequest, missing: dict[str, str], charges: tuple[str, ...]) -> Compared:
+    """Write DIR/report.html and DIR/report.json of runs that have ended; internal, for they are of real rows.
+
+    Args:
+        request: of the comparison.
+        missing: name of a run -> why it has no results; public, as the messages of all errors are.
+        charges: ids of the charges that were made for the runs.
+    """
+    return report_on_runs(request, missing, charges)

@@ -1,0 +1,105 @@
+"""The page of a comparison: what it warns of, its drawing and its tables, as a pure function of report.json."""
+
+import json
+import math
+import stat
+
+import pytest
+from report_pages import Outline
+
+from understudy.errors import InputError
+from understudy.evaluation.comparison import MeasuredRun, compared, figures_of
+from understudy.evaluation.metrics import Metrics
+from understudy.reporting.comparison import (
+    ComparisonContent,
+    Group,
+    build_comparison,
+    figure_rows,
+    headline_drawing,
+    is_comparison,
+    lines_of,
+    read_comparison,
+    rebuild_comparison,
+)
+
+SYNTHETIC, PROMPT = "utility.synthetic.accuracy", "utility.prompt_only.accuracy"
+GROUPS = (
+    Group(name="bag-eps1", method="bag", epsilon=1, seeds=(0, 1)),
+    Group(name="bag-epsinf", method="bag", epsilon=math.inf, seeds=(0, 1)),
+    Group(name="letters-eps1", method="letters", epsilon=1, seeds=(0,), missing=(1,)),
+)
+
+
+@pytest.fixture
+def content():
+    runs = [
+        MeasuredRun(
+            group.name,
+            seed,
+            Metrics(
+                values={SYNTHETIC: 0.5 + 0.1 * seed, PROMPT: 0.25, "fidelity.frechet": 0.125},
+                intervals={SYNTHETIC: (0.4, 0.8)},
+            ),
+        )
+        for group in GROUPS
+        for seed in group.seeds
+    ]
+    found = compared(runs, missing=["letters-eps1-seed1: no <b>texts</b> came"])
+    return ComparisonContent(
+        title="Comparison on ward",
+        charged="charged: epsilon=3",
+        groups=GROUPS,
+        figures=figures_of(runs),
+        metrics=found.values,
+        intervals=found.intervals,
+        missing=found.missing,
+        declared=found.declared,
+    )
+
+
+def test_the_page_warns_and_names_what_is_missing_and_every_mean(content, tmp_path):
+    files = build_comparison(tmp_path, content)
+    page = files.html.read_text()
+    outline = Outline(page)
+    text = " ".join(outline.texts)
+    for told in ("internal, not private", "no epsilon covers", "given away the sum", "1 run is missing", "charged: "):
+        assert told in text, told
+    assert "no <b>texts</b> came" in text, "escaped"
+    assert outline.headings[0] == "Comparison on ward"
+    assert [row[0] for row in lines_of(content)] == ["bag, epsilon 1", "bag, epsilon ∞", "letters, epsilon 1"]
+    bag, _, letters = lines_of(content)
+    assert [cell.replace("\u202f", " ") for cell in bag[1:]] == ["55.0 %", "40.0 % to 80.0 %", "7.1 %", "2"]
+    assert letters[3:] == ("one seed", "1")
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (files.html, files.json)} == {0o600}
+    assert "script" not in outline.tags
+
+
+def test_report_json_is_the_whole_report(content, tmp_path):
+    files = build_comparison(tmp_path, content)
+    before = files.html.read_bytes()
+    assert read_comparison(tmp_path) == content
+    files.html.unlink()
+    assert is_comparison(tmp_path)
+    assert rebuild_comparison(tmp_path).html.read_bytes() == before
+    told = json.loads(files.json.read_text())
+    told["metrics"]["comparison.bag-eps1.utility.synthetic.acuracy"] = 0.5
+    files.json.write_text(json.dumps(told))
+    with pytest.raises(InputError, match=r"understudy\.comparison/1"):
+        rebuild_comparison(tmp_path)
+    assert not is_comparison(tmp_path / "other")
+
+
+def test_the_drawing_tells_every_mean_and_the_baseline_in_words(content):
+    drawing = headline_drawing(content)
+    said = drawing.alt.replace("\u202f", " ")
+    assert "bag at epsilon 1: 55.0 %; bag at epsilon ∞: 55.0 %; letters at epsilon 1: 50.0 %" in said
+    assert "prompt-only text: 25.0 %" in said
+    assert "real text" not in said, "not measured"
+    assert "not to scale" in drawing.svg
+
+
+def test_without_a_measured_run_the_page_says_so(content, tmp_path):
+    empty = content.model_copy(update={"figures": (), "metrics": {}, "intervals": {}})
+    assert headline_drawing(empty) is None
+    assert figure_rows(empty) == []
+    assert "No run was measured." in build_comparison(tmp_path, empty).html.read_text()

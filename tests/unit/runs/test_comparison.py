@@ -1,0 +1,43 @@
+"""What a comparison adds up before anything is charged."""
+
+import pytest
+
+from understudy.privacy.calibration import analytic_gaussian_sigma
+from understudy.privacy.queries import Query
+from understudy.runs.comparison import _few, is_cell_folder
+from understudy.runs.comparison_total import pld_total, rounded_down
+
+
+def gaussian(noise: float) -> tuple[Query, ...]:
+    return (Query(kind="gaussian_sum", name="sum", units=100, sensitivity=1.0, noise_multiplier=noise),)
+
+
+def test_the_pld_total_is_that_of_all_charges_composed():
+    """Four Gaussian queries of noise 2 s are one of noise s, whose epsilon is known in closed form."""
+    noise = analytic_gaussian_sigma(epsilon=3.0, delta=4e-5, sensitivity=1.0)
+    total = pld_total([gaussian(2 * noise)] * 4, 8.0, 4e-5)
+    assert 3.0 - 1e-6 <= total <= 3.01
+    # Of two kinds: 1/s^2 adds up.
+    mixed = [gaussian(2 * noise), gaussian(2 * noise), gaussian(2**0.5 * noise)]
+    assert 3.0 - 1e-6 <= pld_total(mixed, 8.0, 4e-5) <= 3.01
+
+
+def test_a_pld_total_that_says_no_more_than_the_sum_is_not_shown():
+    assert pld_total([gaussian(1.0)], 8.0, 1e-5) is None
+    assert pld_total([gaussian(1.0)] * 2, 1.0, 1e-5) is None
+
+
+@pytest.mark.parametrize("value", [2.0625e-4, 0.01, 9.99e-10, 0.99])
+def test_a_delta_that_is_named_as_fitting_fits(value):
+    assert 0.9 * value <= float(rounded_down(value)) <= value
+
+
+def test_folders_of_runs_are_known_by_name():
+    assert is_cell_folder("gradient-matching-eps0.5-seed3", ["gradient-matching"])
+    assert not is_cell_folder("export", ["gradient-matching"])
+    assert not is_cell_folder("other-eps1-seed0", ["gradient-matching"])
+
+
+def test_many_names_are_cut():
+    assert _few(["a", "b", "c", "d"]) == "a, b, c and 1 more"
+    assert _few(["a"]) == "a"
