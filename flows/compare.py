@@ -40,9 +40,9 @@ def compare(request: CompareRequest) -> Compared:
     with comparison_of(request) as (comparison, tracked):
         told = {run.cell.name: _ended(run) for run in comparison.runs}
         missing = {name: why for name, why in told.items() if why}
-        charges = charges_of(comparison)
+        cells, charges = tuple(run.cell for run in comparison.runs), charges_of(comparison)
         _track(tracked, request, charges)
-        return complete_comparison(report_comparison(request, missing, charges))
+        return complete_comparison(report_comparison(request, cells, missing, charges))
 
 
 @contextmanager

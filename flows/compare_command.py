@@ -55,7 +55,8 @@ def compare(
     try:
         if comparison.is_finished:
             missing = {run.cell.name: why for run in comparison.runs if (why := shortfall_of(run.cell))}
-            complete_comparison(report_on_runs(request, missing, charges_of(comparison)))
+            cells = tuple(run.cell for run in comparison.runs)
+            complete_comparison(report_on_runs(request, cells, missing, charges_of(comparison)))
         else:
             with handed_comparison(register_comparison(checked)):
                 from understudy.flows.compare import compare as flow

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import fork_server
@@ -27,7 +28,9 @@ def called(function: Callable[..., object], *given: object) -> int:
 def _started(function: Callable[..., object], *given: object) -> tuple[fork_server.Forked, Connection]:
     here, there = Pipe()
     with there:
-        environment = dict(os.environ) | {"PYTHONPATH": os.pathsep.join(place for place in sys.path if place)}
+        # pytest names a module of tests by its place from the folder above them, which `python -m pytest` alone has.
+        places = [*(place for place in sys.path if place), str(Path(__file__).resolve().parents[1])]
+        environment = dict(os.environ) | {"PYTHONPATH": os.pathsep.join(dict.fromkeys(places))}
         process = fork_server.start([__file__], environment=environment, streams=[there.fileno(), 1, 2])
     here.send((function, given, os.environ.get("PYTHONPATH")))
     return process, here

@@ -16,7 +16,8 @@ from understudy.methods import registry
 from understudy.methods.method import Protected
 from understudy.privacy.ledger.ledger import Ledger, SourceRecord
 from understudy.reporting.comparison import is_comparison
-from understudy.runs.comparison_request import Cell, CompareRequest, cells_of
+from understudy.runs.comparison_cells import cells_of
+from understudy.runs.comparison_request import Cell, CompareRequest
 from understudy.runs.comparison_total import check_total, cost_of, new_source, pld_total, sum_of
 from understudy.runs.evaluated import is_report_file
 from understudy.runs.registration import register

@@ -16,7 +16,7 @@ from understudy.privacy.ledger.budget import Cost, spent
 from understudy.privacy.ledger.ledger import Ledger
 from understudy.reporting.comparison import ComparisonContent, Group, build_comparison
 from understudy.reporting.report import Content
-from understudy.runs.comparison_request import Cell, CompareRequest, cells_of, epsilon_text
+from understudy.runs.comparison_request import Cell, CompareRequest, epsilon_text
 from understudy.runs.evaluated import noted_report
 from understudy.runs.exported import complete, read_exported
 from understudy.runs.folders import read_record
@@ -37,18 +37,21 @@ class ComparisonIncomplete(UnderstudyError):
     """Some runs of a comparison failed; the others have ended and are reported."""
 
 
-def report_on_runs(request: CompareRequest, missing: Mapping[str, str], charges: Sequence[str]) -> Compared:
+def report_on_runs(
+    request: CompareRequest, cells: Sequence[Cell], missing: Mapping[str, str], charges: Sequence[str]
+) -> Compared:
     """Write the report on all runs but the missing ones; an existing report is replaced, unless all are missing.
 
     Args:
-        request: what was asked for; its runs have ended.
+        request: what was asked for.
+        cells: its runs, which have ended.
         missing: name of a run -> why it has no results.
         charges: ids of all charges that were made for the runs, the missing ones too.
 
     Raises:
         InputError: the folder of a run that is not missing holds none.
     """
-    out, cells = Path(request.run.out).expanduser(), cells_of(request)
+    out = Path(request.run.out).expanduser()
     result = Compared(report=str((out / "report.html").absolute()), runs=len(cells), missing=dict(missing))
     if len(missing) == len(cells):
         return result

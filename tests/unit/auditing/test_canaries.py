@@ -1,5 +1,7 @@
 """Canaries of each kind of rows, their coins, and the tables of an audit's three runs."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -10,7 +12,7 @@ from understudy.auditing.echo import echoes
 from understudy.data import tables
 from understudy.errors import InputError, RowError
 from understudy.runs.audit_request import audit_of
-from understudy.runs.audited import ARMS, prepared
+from understudy.runs.audited import ARMS, check_power, prepared
 from understudy.runs.request import Budget, RunRequest
 
 WORDS = [f"{first}{last}" for first in "bcdfgh" for last in ("ank", "ell", "ind", "ock", "ust")]
@@ -148,6 +150,13 @@ def test_what_cannot_be_audited_is_refused_without_a_text(request_for):
         tables_of(request_for(labelled(60), "conditional-generation", canaries=40, **LABELLED))
     with pytest.raises(InputError, match="--label-names"):
         request_for(labelled(60), "conditional-generation", text_column="Words", labels_from_data=True)
+
+
+def test_canaries_that_could_prove_nothing_are_refused():
+    plan = SimpleNamespace(delta=0.01)
+    with pytest.raises(InputError, match="--canaries 8: even if all coins were guessed"):
+        check_power(plan, 8)
+    assert 0 < check_power(SimpleNamespace(delta=1e-3), 8) < 10
 
 
 def test_coins_are_fair_and_hang_on_the_key():
