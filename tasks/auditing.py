@@ -35,7 +35,7 @@ def attack(released: ArtifactRef, synthetic: ArtifactRef, canaries: ArtifactRef,
 
     Gives what either reaches, private to the source.
     """
-    from understudy.auditing.attack import figures_of
+    from understudy.auditing.attack import figures_of, surprises
     from understudy.auditing.canaries import INCLUDED
     from understudy.auditing.echo import echoes
     from understudy.auditing.one_run import Floats
@@ -56,7 +56,7 @@ def attack(released: ArtifactRef, synthetic: ArtifactRef, canaries: ArtifactRef,
             load(asked.row_losses)(RowsToRead(rows, asked.label_names, asked.config, model, compute()))
             for model in (None, path_of(released))
         )
-        scores["model"] = before - after
+        scores["model"] = surprises(before, after)
     found = {
         threat: figures_of(of_canaries, included, delta=asked.delta, confidence=asked.confidence, seed=asked.seed)
         for threat, of_canaries in scores.items()

@@ -53,6 +53,22 @@ class AttackFigures(Frozen):
         return self.epsilon > 0
 
 
+def surprises(before: Floats, after: Floats) -> Floats:
+    """How much likelier each canary became than its likelihood before lets expect, `(m,)`; higher looks trained on.
+
+    Training on other rows moves the loss of a canary too, and the more, the higher it was: a straight line through all
+    canaries, those left out among them, says how much. The coins have no part in it.
+
+    Args:
+        before: (m,) losses under the public model.
+        after: (m,) losses under what the run released.
+    """
+    line = np.stack([np.ones_like(before), before], axis=1)
+    drop = before - after
+    found: Floats = drop - line @ np.linalg.lstsq(line, drop, rcond=None)[0]
+    return found
+
+
 def figures_of(scores: Floats, included: Bools, *, delta: float, confidence: float, seed: int) -> AttackFigures:
     """Bound, area under the curve and rates of an attack.
 

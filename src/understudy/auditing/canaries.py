@@ -1,8 +1,12 @@
-"""Canaries: units of random words, each put into the private rows or left out of them by a coin of its own.
+"""Canaries: units of made-up text, each put into the private rows or left out of them by a coin of its own.
 
 A canary has a slot of its own (of clients, an identifier of its own). Put in, it stands there; left out, there is the
-null record, as the relation of the promise has it: no other unit is moved by a coin. Words are drawn at random from the
-base model's vocabulary, so a canary says nothing about anybody and resembles no row.
+null record, as the relation of the promise has it: no other unit is moved by a coin.
+
+Its text is a word of the base model's vocabulary, over and over, that no other canary has, and two words at random. It
+says nothing about anybody and resembles no row. All that a unit may contribute goes into one direction that no other
+canary shares, which shows more than random words do (Panda et al. 2025, "Privacy Auditing of Large Language Models",
+arXiv 2503.06808: canaries of tokens that nothing else has).
 
 Texts and slots are public functions of the source's name and a seed. The coins come from the ledger's key: whoever
 guesses them must not be able to compute them.
@@ -25,7 +29,8 @@ from understudy.errors import InputError
 
 Coin = Callable[[bytes], bytes]  # what names a canary -> at least one byte, under a key of the source
 
-WORDS = 12
+# A canary's own word, so many times, and so many words at random, so that two sources share no canary.
+REPEATS, FURTHER = 10, 2
 # Column of the coins in the stored canaries.
 INCLUDED = "included"
 _LEAST_WORDS = 200
@@ -49,19 +54,20 @@ class Canaries:
 def vocabulary(tokenizer: Any) -> list[str]:
     """The words that stand in a tokenizer's vocabulary whole: at least three small Latin letters behind a space.
 
+    The rarest come first: a vocabulary learned them last and gave them the highest numbers.
+
     Raises:
         InputError: there are too few.
     """
     # The mark of a space before a word, of byte-level and of SentencePiece vocabularies.
-    found = {
-        match[1] for token in tokenizer.get_vocab() if (match := re.fullmatch(r"[\u0120\u2581]([a-z]{3,})", token))
-    }
+    marked = re.compile(r"[\u0120\u2581]([a-z]{3,})")
+    found = {match[1]: number for token, number in tokenizer.get_vocab().items() if (match := marked.fullmatch(token))}
     if len(found) < _LEAST_WORDS:
         raise InputError(
             f"model: expected a vocabulary with at least {_LEAST_WORDS} whole words of Latin letters, to make canaries "
             f"of, found {len(found)}; audit with another base model"
         )
-    return sorted(found)
+    return sorted(found, key=lambda word: (-found[word], word))
 
 
 def canary_rows(
@@ -72,16 +78,30 @@ def canary_rows(
     Args:
         kind: of the rows.
         count: of canaries.
-        words: to draw from.
+        words: to draw from, the rarest first.
         labels: number of labels; of rows without, 0.
         named: what the words are a function of. Another source needs other canaries: a row has one source.
         schema: of the checked table.
+
+    Raises:
+        InputError: there are fewer words than texts.
     """
+    texts = count * (len(INSTRUCTION_SCHEMA.names) if kind == "instructions" else 1)
+    if texts > len(words):
+        raise InputError(
+            f"--canaries {count}: expected at most as many as there are words for, found {len(words)} whole words "
+            f"in the base model's vocabulary for {texts} texts; ask for fewer"
+        )
     seed = int.from_bytes(hashlib.sha256(f"canaries\0{named}".encode()).digest()[:8])
     random = np.random.default_rng(seed)
 
+    # Of the rarer half, where it is large enough.
+    rare = len(words) // 2 if len(words) // 2 >= texts else len(words)
+    own = iter(random.permutation(rare)[:texts].tolist())
+
     def text() -> str:
-        return " ".join(words[place] for place in random.integers(len(words), size=WORDS))
+        further = (words[place] for place in random.integers(len(words), size=FURTHER))
+        return " ".join([*[words[next(own)]] * REPEATS, *further])
 
     def row(number: int) -> dict[str, Any]:
         if kind == "instructions":

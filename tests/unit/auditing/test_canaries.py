@@ -176,7 +176,12 @@ def test_coins_are_fair_and_hang_on_the_key():
 def test_labels_are_dealt_in_turn_and_words_are_public():
     rows = canary_rows("labelled", 7, words=WORDS, labels=3, named="a", schema=tables.LABELLED_SCHEMA)
     assert rows["label"].to_pylist() == [0, 1, 2, 0, 1, 2, 0]
-    assert {word for text in rows["text"].to_pylist() for word in text.split()} <= set(WORDS)
+    texts = [text.split() for text in rows["text"].to_pylist()]
+    assert {word for text in texts for word in text} <= set(WORDS)
+    assert [text[:10] for text in texts] == [[text[0]] * 10 for text in texts]
+    assert len({text[0] for text in texts}) == 7, "no two have a word in common that is theirs"
+    with pytest.raises(InputError, match="--canaries 31"):
+        canary_rows("labelled", 31, words=WORDS, labels=3, named="a", schema=tables.LABELLED_SCHEMA)
     with pytest.raises(InputError, match="vocabulary"):
         vocabulary(type("Few", (), {"get_vocab": lambda self: {"\u0120word": 1}})())
 

@@ -4,7 +4,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from understudy.auditing.attack import figures_of
+from understudy.auditing.attack import figures_of, surprises
 from understudy.auditing.one_run import (
     GUESSED,
     bound,
@@ -92,3 +92,14 @@ def test_guesses_are_the_ends_of_the_scores():
 def test_scores_without_an_order_are_refused(scores):
     with pytest.raises(ValueError, match="finite scores"):
         bound(np.array(scores), np.ones(len(scores), dtype=bool), delta=0.0)
+
+
+def test_a_canary_is_compared_with_what_its_likelihood_before_lets_expect():
+    """All losses fall by a fifth, those of canaries in the rows by a little more: the difference alone misses it."""
+    random = np.random.default_rng(4)
+    coins, before = random.random(200) < 0.5, 5 + 5 * random.random(200)
+    after = 0.8 * before - 0.05 * coins + 0.01 * random.random(200)
+    known = figures_of(surprises(before, after), coins, delta=1e-6, confidence=0.95, seed=0)
+    plain = figures_of(before - after, coins, delta=1e-6, confidence=0.95, seed=0)
+    assert known.auc > 0.99 > 0.7 > plain.auc
+    assert surprises(before, after).sum() == pytest.approx(0, abs=1e-9)
