@@ -144,7 +144,7 @@ def test_every_understudy_command_runs(tmp_path, monkeypatch, capsys, prefect_se
     preferences = json.loads((tmp_path / "out/preferences/internal/report.json").read_text())
     assert {"rounds.recovery.round_1", "utility.next_token.synthetic.accuracy"} <= preferences["metrics"].keys()
     compared = json.loads((tmp_path / "out/compared/report.json").read_text())
-    assert "comparison.gradient-matching-eps8.utility.synthetic.accuracy" in compared["metrics"]
+    assert "comparison.conditional-generation-eps8.utility.synthetic.accuracy" in compared["metrics"]
     for name in ("trajectories-private", "matching-low", "preferences-low", "preferences-masked"):
         assert not (tmp_path / "out" / name).exists(), "a dry run left something"
 
