@@ -1,4 +1,4 @@
-"""Claim: an audit with canaries catches a run without noise, finds nothing where no canary is, and not more than is claimed.
+"""Claim: an audit with canaries catches a run without noise, finds nothing without a canary, and less than is claimed.
 
 A method is audited at its default settings on shipped rows, seed after seed, each in a home of its own; the three runs
 are the method's own flow. An audit whose attack is too weak says so, and its claim is not run.

@@ -9,7 +9,7 @@ import torch
 
 ROWS = 320
 # Bags of words give away which words occurred: with this many synthetic words, an attacker of the table sees them.
-ASKED = ("--epsilon", 4, "--samples", 200, "--set", "length=90", "--canaries", 100, "--delta", "1e-4")
+ASKED = ("--epsilon", 4, "--samples", 60, "--set", "length=300", "--canaries", 100, "--delta", "1e-4")
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_a_run_that_adds_no_noise_is_refuted(words, on_path, prefect_server, in_
 
 def test_an_audit_whose_attack_is_too_weak_charges_nothing(words, on_path, prefect_server, in_home, call, tmp_path):
     # Two texts, and all of eight coins to be guessed.
-    weak = [{200: 2, 100: 8, "length=90": "length=9"}.get(word, word) for word in words]
+    weak = [{60: 2, 100: 8, "length=300": "length=9"}.get(word, word) for word in words]
     with in_home(tmp_path / "home"):
         code, said = call(*weak)
         assert code == 1
@@ -140,7 +140,7 @@ def test_the_python_api_and_a_flow_that_prefect_starts_find_the_same(table, on_p
     from understudy.runs.audit_request import audit_of
     from understudy.runs.request import Budget, RunRequest
 
-    asked = {"label_names": {"bad": "bad", "good": "good"}, "samples": 200, "overrides": ("length=90",), "delta": 1e-4}
+    asked = {"label_names": {"bad": "bad", "good": "good"}, "samples": 60, "overrides": ("length=300",), "delta": 1e-4}
     with in_home(tmp_path / "home"):
         found = understudy.audit(
             pq.read_table(table),

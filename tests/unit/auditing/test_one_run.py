@@ -45,25 +45,25 @@ def test_the_bound_is_where_the_chance_crosses_the_error():
 @pytest.mark.parametrize(("epsilon", "share"), [(0.0, 0.0), (1.0, 0.0), (1.0, 0.001)])
 def test_randomised_response_is_not_called_worse_than_it_is(epsilon, share):
     """It reaches what the theorem allows: each coin is told truly with e^epsilon / (1 + e^epsilon), or laid open."""
-    random, wrong, repeats, canaries = np.random.default_rng(5), 0, 300, 60
+    random, wrong, repeats, canaries = np.random.default_rng(5), 0, 150, 60
     for _ in range(repeats):
         coins = random.random(canaries) < 0.5
         open_ones = random.random(canaries) < share
         true = open_ones | (random.random(canaries) < math.exp(epsilon) / (1 + math.exp(epsilon)))
         said = np.where(coins == true, 1.0, -1.0) * np.where(open_ones, 2.0, 1.0) + 1e-3 * random.random(canaries)
         wrong += bound(said, coins, delta=share).epsilon > epsilon
-    # Of 300 at 5 %, 27 or more come up in one of a thousand.
-    assert wrong < 27
+    # Of 150 at 5 %, 17 or more come up in one of a thousand.
+    assert wrong < 17
 
 
 def test_the_best_attack_reaches_an_epsilon_that_can_be_told():
-    random, told, repeats, canaries = np.random.default_rng(6), 0, 200, 100
+    random, told, repeats, canaries = np.random.default_rng(6), 0, 100, 100
     least = detectable_epsilon(canaries, delta=0.0)
     for _ in range(repeats):
         coins = random.random(canaries) < 0.5
         true = random.random(canaries) < math.exp(least) / (1 + math.exp(least))
         told += bound(np.where(coins == true, 1.0, -1.0) + 1e-3 * random.random(canaries), coins, delta=0.0).epsilon > 0
-    assert told / repeats > 0.7
+    assert told / repeats > 0.65
 
 
 def test_scores_that_know_everything_and_scores_that_know_nothing():
