@@ -6,6 +6,7 @@ rows without, no noise -------> attack --+-> (if the first is caught) the run as
 
 from __future__ import annotations
 
+import json
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -23,7 +24,8 @@ from understudy.runs.run_plan import run_key
 from understudy.tasks.auditing import Attacked, Audited, attack, caught, conclusive, report_audit
 from understudy.tasks.engine.failures import closed_up
 from understudy.tasks.engine.heartbeat import beating
-from understudy.tasks.engine.tracking import parent_run
+from understudy.tasks.engine.run_record import OUT, SOURCES
+from understudy.tasks.engine.tracking import add_to_parent, parent_run
 
 CONFIDENCE = 0.95
 
@@ -38,10 +40,13 @@ def audit(request: AuditRequest) -> Audited:
         plan = closed_up("validate", lambda: stack.enter_context(planned(request)))
         claim = plan.plans["claim"]
         key = run_key(request.run, claim.stored_rows[0], plan.canaries)
-        stack.enter_context(parent_run(key, "audit", parameters={"request": request}))
+        tracked = stack.enter_context(parent_run(key, "audit", parameters={"request": request}))
+        add_to_parent(tracked, tags={OUT: str(Path(request.run.out).expanduser().absolute())}, metrics={})
         found: dict[str, ArtifactRef] = {arm: _attacked(plan, arm, request) for arm in CONTROLS}
         if request.insist or caught(found["positive_control"]):
             found["claim"] = _attacked(plan, "claim", request)
+            charge = read_record(Path(plan.requests["claim"].out)).charge_id
+            add_to_parent(tracked, tags={SOURCES: json.dumps([f"source:{claim.source}@{charge}"])}, metrics={})
         of_public_rows = request.is_of_public_rows
         ended = report_audit(found, claim, plan.count, CONFIDENCE, out=request.run.out, of_public_rows=of_public_rows)
         return conclusive(ended)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from understudy.flows.commands import ended, price, request_from
@@ -25,7 +26,9 @@ def audit(
     request = audit_of(method, request_from(options), **asked)
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
     prepare_environment()
+    from understudy.auditing.metrics import bounds_of
     from understudy.runs.audited import check_power, planned, prepared
+    from understudy.runs.python_requests import metrics_in
     from understudy.runs.run_plan import dry_run_of
     from understudy.runs.validation import validate
 
@@ -52,4 +55,13 @@ def audit(
         from understudy.flows.audit import audit as flow
 
         result = ended(flow, request)
-    show(result.model_dump(mode="json"), as_json=as_json, title=f"audit of {method}: passing it does not prove privacy")
+    metrics = metrics_in(Path(result.report).parent)
+    bounds = bounds_of(metrics)
+    told = {
+        **result.model_dump(),
+        "claimed_epsilon": plan.epsilon,
+        "detectable_epsilon": metrics.values["audit.one_run.detectable_epsilon"],
+        "lower_bounds": bounds,
+        "caught": [threat for threat, found in bounds.items() if found["positive_control"] > 0],
+    }
+    show(told, as_json=as_json, title=f"audit of {method}: passing it does not prove privacy")

@@ -132,7 +132,7 @@ def audit(
     options: dict[str, Any],
     canaries: Annotated[
         int | None,
-        typer.Option(help="Number of canaries, 8 to 10,000; default 100, or a fifth of fewer than 500 units."),
+        typer.Option(help="Number of canaries, 20 to 10,000; default 100, or a fifth of fewer than 500 units."),
     ] = None,
     seed: Annotated[
         int, typer.Option(help="Public seed of the canaries: another one gives other words and coins.")

@@ -68,25 +68,17 @@ def attack(released: ArtifactRef, synthetic: ArtifactRef, canaries: ArtifactRef,
 
 
 class Audited(Frozen):
-    """What an audit tells its caller when it has ended.
+    """What an audit tells Prefect when it has ended: no figure, for figures are made of private rows.
 
     Attributes:
-        report: the page; internal, not private.
-        claimed_epsilon: what the run promises.
-        detectable_epsilon: the least epsilon that the best attack on so many canaries would tell from 0.
-        bounds: attacker -> arm -> lower bound on epsilon.
-        caught: attackers who catch the run without noise.
-        refuted: attackers who prove a larger epsilon than was claimed.
-        charged: whether the claim was run.
+        report: the page; internal, not private. report.json beside it has the figures.
+        charged: whether the claim was run: not where no attacker catches it without noise.
+        refuted: whether an attacker proves a larger epsilon than was claimed.
     """
 
     report: str
-    claimed_epsilon: float
-    detectable_epsilon: float
-    bounds: dict[str, dict[str, float]]
-    caught: tuple[str, ...]
-    refuted: tuple[str, ...]
     charged: bool
+    refuted: bool
 
 
 def caught(found: ArtifactRef) -> bool:
@@ -108,7 +100,7 @@ def report_audit(
 ) -> Audited:
     """Write report.html and report.json into the audit's folder, and keep what was found on public rows."""
     from understudy.auditing.attack import AttackFigures
-    from understudy.auditing.metrics import metrics_of
+    from understudy.auditing.metrics import bounds_of, metrics_of
     from understudy.auditing.one_run import detectable_epsilon
     from understudy.runs.audit_report import write_audit
     from understudy.runs.public_audits import PublicAudit, keep
@@ -121,7 +113,7 @@ def report_audit(
     metrics = metrics_of(figures, claimed=plan.epsilon, canaries=count, detectable=least, confidence=confidence)
     folder = Path(out).expanduser().absolute()
     page = write_audit(folder, plan, metrics, claim=folder / "claim" if "claim" in found else None)
-    bounds = {threat: {arm: figures[arm][threat].epsilon for arm in figures} for threat in figures["positive_control"]}
+    bounds = bounds_of(metrics)
     if of_public_rows and "claim" in figures:
         keep(
             PublicAudit(
@@ -138,15 +130,8 @@ def report_audit(
                 config_digest=config_digest(plan),
             )
         )
-    return Audited(
-        report=str(page),
-        claimed_epsilon=plan.epsilon,
-        detectable_epsilon=least,
-        bounds=bounds,
-        caught=tuple(threat for threat, of_arms in bounds.items() if of_arms["positive_control"] > 0),
-        refuted=tuple(threat for threat, of_arms in bounds.items() if of_arms.get("claim", 0.0) > plan.epsilon),
-        charged="claim" in figures,
-    )
+    refuted = any(of_arms.get("claim", 0.0) > plan.epsilon for of_arms in bounds.values())
+    return Audited(report=str(page), charged="claim" in figures, refuted=refuted)
 
 
 def conclusive(result: Audited) -> Audited:
@@ -157,12 +142,11 @@ def conclusive(result: Audited) -> Audited:
             so that the claim was not run.
     """
     if result.refuted:
-        least = max(result.bounds[threat]["claim"] for threat in result.refuted)
         raise UnderstudyError(
-            f"the run leaks more than it promises: epsilon={result.claimed_epsilon:g} was claimed, and right guesses "
-            f"of canaries prove at least {least:.3g}; see {result.report}, and hand nothing of this method over"
+            "the run leaks more than it promises: right guesses of canaries prove a larger epsilon than was claimed; "
+            f"see {result.report}, and hand nothing of this method over"
         )
-    if not result.caught and not result.charged:
+    if not result.charged:
         raise UnderstudyError(
             "this audit can say nothing: no attack catches the same run without noise, so an attack that finds nothing "
             "in the run as asked for would mean nothing; nothing was charged. Take more --canaries, more rows, or "

@@ -74,6 +74,7 @@ def audit(  # noqa: PLR0913 - one parameter per option of the command
         BudgetRefused: the source's budget does not allow the charge.
         UnderstudyError: the audit refutes the promise, or can say nothing; its report says so too.
     """
+    from understudy.auditing.metrics import bounds_of
     from understudy.runs.audit_request import audit_of
     from understudy.runs.audited import planned
 
@@ -82,14 +83,14 @@ def audit(  # noqa: PLR0913 - one parameter per option of the command
         request = audit_of(method, run, canaries=canaries, seed=seed, insist=insist, public_rows=public_rows)
         with planned(request):
             load(_SERVER)()
-            ended = load(_AUDIT)(request)
-    folder = Path(run.out)
+            load(_AUDIT)(request)
+    metrics = metrics_in(Path(run.out))
     return Audit(
-        bounds=ended.bounds,
-        claimed_epsilon=ended.claimed_epsilon,
-        detectable_epsilon=ended.detectable_epsilon,
-        metrics=metrics_in(folder),
-        folder=folder,
+        bounds=bounds_of(metrics),
+        claimed_epsilon=epsilon,
+        detectable_epsilon=metrics.values["audit.one_run.detectable_epsilon"],
+        metrics=metrics,
+        folder=Path(run.out),
     )
 
 

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -56,6 +57,9 @@ def tells_no_canary(said, out, home):
 def test_an_audit_charges_one_run_and_reports_it_beside_its_controls(
     words, on_path, prefect_server, in_home, call, tmp_path
 ):
+    from understudy.privacy.ledger.ledger import Ledger
+    from understudy.tasks.engine import tracking
+
     out = tmp_path / "audit"
     with in_home(tmp_path / "home") as home:
         code, said = call(*words, "--dry-run", "--json")
@@ -69,7 +73,8 @@ def test_an_audit_charges_one_run_and_reports_it_beside_its_controls(
         assert charged() == [(4.0, "released")]
         assert told["caught"] == ["data"]
         assert told["charged"]
-        assert told["refuted"] == []
+        assert not told["refuted"]
+        assert told["lower_bounds"]["data"]["claim"] <= 4
         name = "audit.one_run.data."
         assert found[f"{name}positive_control.epsilon_lower_bound"] > 0.5
         assert found[f"{name}positive_control.auc"] > 0.75
@@ -85,6 +90,9 @@ def test_an_audit_charges_one_run_and_reports_it_beside_its_controls(
         assert (out / "claim/export/statement.json").exists()
         assert (out / "report.json").stat().st_mode & 0o077 == 0
         tells_no_canary(said, out, home)
+        (run,) = tracking._open("client").search({"understudy.out": str(out)})
+        (charge,) = [charge for charge in Ledger.open().charges() if charge.kind == "counted"]
+        assert json.loads(run.data.tags["understudy.sources"]) == [f"source:films@{charge.id}"]
         # Again: the same canaries, coins and charge.
         code, said = call(*words, "--json")
         assert code == 0, said
@@ -117,9 +125,12 @@ def test_a_run_that_adds_no_noise_is_refuted(words, on_path, prefect_server, in_
         assert "leaks more than it promises" in page
 
 
-def test_an_audit_whose_attack_is_too_weak_charges_nothing(words, on_path, prefect_server, in_home, call, tmp_path):
-    # Two texts, and all of eight coins to be guessed.
-    weak = [{60: 2, 100: 8, "length=300": "length=9"}.get(word, word) for word in words]
+def test_an_audit_whose_attack_is_too_weak_charges_nothing(
+    words, on_path, prefect_server, in_home, call, tmp_path, monkeypatch
+):
+    # Two texts, and coins that fall in turn, so that the outcome hangs on no chance.
+    monkeypatch.setattr("understudy.auditing.canaries.toss", lambda names, coin: np.arange(len(names)) % 2 == 0)
+    weak = [{60: 2, 100: 20, "length=300": "length=9"}.get(word, word) for word in words]
     with in_home(tmp_path / "home"):
         code, said = call(*weak)
         assert code == 1
@@ -165,7 +176,8 @@ def test_the_python_api_and_a_flow_that_prefect_starts_find_the_same(table, on_p
             **asked,
         )
         ended = audit(audit_of("bag-of-words", run, canaries=100, seed=0, insist=False))
-        assert ended.bounds == found.bounds
+        assert ended.model_dump().keys() == {"report", "charged", "refuted"}, "Prefect is told no figure"
+        assert figures_in(tmp_path / "second") == found.metrics.values
         assert charged() == [(4.0, "released")]
         # What was found on public rows stands in the next statement of this method and model.
         statement = json.loads((tmp_path / "second/claim/export/statement.json").read_text())
@@ -201,7 +213,7 @@ def test_a_flow_that_prefect_starts_tells_nothing_of_a_wrong_row(
     [
         (("--epsilon", "inf"), "--epsilon: expected the finite epsilon whose promise is audited, found inf"),
         (("--canaries", 200), "--canaries 200: expected at most half as many as there are rows to train on"),
-        (("--canaries", 3), "--canaries: Input should be greater than or equal to 8"),
+        (("--canaries", 3), "--canaries: Input should be greater than or equal to 20"),
         (("--seed", -1), "--seed: Input should be greater than or equal to 0"),
         (("--budget", "1,1e-3"), "budget"),
     ],

@@ -7,7 +7,18 @@ from collections.abc import Mapping
 
 from understudy.auditing.attack import AttackFigures
 from understudy.evaluation.metrics import Metrics
-from understudy.evaluation.names import THREATS
+from understudy.evaluation.names import AUDIT_ARMS, THREATS
+
+
+def bounds_of(metrics: Metrics) -> dict[str, dict[str, float]]:
+    """Attacker -> run (`claim`, `positive_control`, `null_control`) -> lower bound on epsilon, as far as measured."""
+    found: dict[str, dict[str, float]] = {}
+    for threat in THREATS:
+        for prefix in AUDIT_ARMS:
+            name = f"audit.one_run.{threat}.{prefix}epsilon_lower_bound"
+            if name in metrics.values:
+                found.setdefault(threat, {})[prefix.rstrip(".") or "claim"] = metrics.values[name]
+    return found
 
 
 def metrics_of(

@@ -191,8 +191,10 @@ def _canaries(
         _check_room(count, len(trained), kind)
         slots = tuple(canary.chosen_slots(trained, count, named=named))
         identifiers = [slot.to_bytes(8) for slot in slots]
-    coin = partial(hashed, f"audit/{request.seed}")
-    return canary.Canaries(texts, slots, canary.toss(identifiers, coin))
+    included = canary.toss(identifiers, partial(hashed, f"audit/{request.seed}"))
+    if not 2 <= included.sum() <= count - 2:
+        raise InputError(f"--seed {request.seed}: the coins of the canaries fell alike; take another seed")
+    return canary.Canaries(texts, slots, included)
 
 
 def _check_room(count: int, trained: int, kind: RowKind) -> None:

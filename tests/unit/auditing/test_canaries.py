@@ -22,7 +22,7 @@ WORDS = [f"{first}{last}" for first in "bcdfgh" for last in ("ank", "ell", "ind"
 def request_for(tmp_path, monkeypatch):
     monkeypatch.setenv("UNDERSTUDY_HOME", str(tmp_path / "home"))
 
-    def made(rows, method, *, canaries=10, seed=0, source="rows", **fields):
+    def made(rows, method, *, canaries=20, seed=0, source="rows", **fields):
         pq.write_table(pa.table(rows), tmp_path / "rows.parquet")
         run = RunRequest(
             data=str(tmp_path / "rows.parquet"),
@@ -144,7 +144,7 @@ def test_what_cannot_be_audited_is_refused_without_a_text(request_for):
     with pytest.raises(RowError, match="row 3") as refused:
         tables_of(request_for(bad, "conditional-generation", **LABELLED))
     assert "of them" not in str(refused.value)
-    with pytest.raises(InputError, match="at least 40 units"):
+    with pytest.raises(InputError, match="at least 100 units"):
         tables_of(request_for(labelled(30), "conditional-generation", canaries=None, **LABELLED))
     with pytest.raises(InputError, match="at most half as many"):
         tables_of(request_for(labelled(60), "conditional-generation", canaries=40, **LABELLED))
