@@ -18,7 +18,7 @@ from understudy.flows.worker_places import check_places
 from understudy.lazy import load
 from understudy.methods import registry
 from understudy.runs.audit_request import AuditRequest
-from understudy.runs.audited import CONTROLS, Arm, Planned, planned
+from understudy.runs.audited import CONFIDENCE, CONTROLS, Arm, Planned, check_power, confidence_of_each, planned
 from understudy.runs.folders import read_record
 from understudy.runs.run_plan import run_key
 from understudy.tasks.auditing import Attacked, Audited, attack, caught, conclusive, report_audit
@@ -26,8 +26,6 @@ from understudy.tasks.engine.failures import closed_up
 from understudy.tasks.engine.heartbeat import beating
 from understudy.tasks.engine.run_record import OUT, SOURCES
 from understudy.tasks.engine.tracking import add_to_parent, parent_run
-
-CONFIDENCE = 0.95
 
 
 @flow(name="audit", persist_result=True, result_serializer="json")
@@ -48,7 +46,9 @@ def audit(request: AuditRequest) -> Audited:
             charge = read_record(Path(plan.requests["claim"].out)).charge_id
             add_to_parent(tracked, tags={SOURCES: json.dumps([f"source:{claim.source}@{charge}"])}, metrics={})
         of_public_rows = request.is_of_public_rows
-        ended = report_audit(found, claim, plan.count, CONFIDENCE, out=request.run.out, of_public_rows=of_public_rows)
+        least = check_power(claim, plan.count)
+        out = request.run.out
+        ended = report_audit(found, claim, plan.count, CONFIDENCE, least, out=out, of_public_rows=of_public_rows)
         return conclusive(ended)
 
 
@@ -62,7 +62,7 @@ def _attacked(plan: Planned, arm: Arm, request: AuditRequest) -> ArtifactRef:
         config=of_arm.config,
         label_names=of_arm.label_names,
         delta=of_arm.delta,
-        confidence=CONFIDENCE,
+        confidence=confidence_of_each(request.method),
         seed=request.seed,
     )
     return attack(made.released, made.synthetic, plan.canaries, asked)

@@ -48,10 +48,10 @@ def audit(
         for note in (*audited.notes, *plan.description.warnings):
             say(f"note: {note}")
         say(
-            f"{audited.count} canaries stand in for as many units; two controls without noise run first, which charge "
-            "nothing. "
-            f"Then this audit {price(plan, is_charged=audited.is_charged, accepts_new=request.run.accept_new_charge)}"
+            f"{audited.count} canaries stand in for as many units; two controls without noise run first, and charge "
+            "nothing. The run itself comes last, if an attack catches it without noise:"
         )
+        say(price(plan, is_charged=audited.is_charged, accepts_new=request.run.accept_new_charge))
         from understudy.flows.audit import audit as flow
 
         result = ended(flow, request)

@@ -201,6 +201,8 @@ def report(*, folder: Path, as_json: bool) -> None:
     """`understudy report`."""
     from understudy.locks import locked_folder
     from understudy.methods import registry
+    from understudy.reporting.audit import is_audit
+    from understudy.reporting.audit import sections as audit_sections
     from understudy.reporting.comparison import is_comparison, rebuild_comparison
     from understudy.reporting.report import rebuild_report
     from understudy.runs.placement import INTERNAL, close_folder
@@ -213,6 +215,8 @@ def report(*, folder: Path, as_json: bool) -> None:
     with locked_folder(folder) if folder.is_dir() else nullcontext():
         if is_comparison(folder):
             files = rebuild_comparison(folder)
+        elif is_audit(folder):
+            files = rebuild_report(folder, lambda _: audit_sections)
         else:
             files = rebuild_report(folder / INTERNAL, sections_of)
             close_folder(folder / INTERNAL)  # one that an earlier version left open

@@ -23,7 +23,7 @@ from understudy.lazy import load
 from understudy.methods import registry
 from understudy.runs.comparison import Comparison, PlannedRun, charges_of, registered_comparison
 from understudy.runs.comparison_report import Compared, complete_comparison, shortfall_of
-from understudy.runs.comparison_request import CompareRequest
+from understudy.runs.comparison_request import MOST_RUNS, CompareRequest
 from understudy.runs.exported import Exported
 from understudy.runs.placement import INTERNAL
 from understudy.runs.registration import handed_over
@@ -94,9 +94,10 @@ def _computed(run: PlannedRun) -> None:
     earlier run stands at the place of this one, and Prefect hands out that one's result; then it is called once more.
     """
     cell, chosen = run.cell, load(registry.get(run.cell.method).flow)
-    while True:
+    for _ in range(MOST_RUNS + 1):
         with handed_over(cell.request, run.plan):
             ended = chosen(cell.request)
         # A result that was kept is handed out as the JSON that it was kept as.
         if isinstance(ended, Exported) and Path(ended.report).parent == cell.folder.absolute() / INTERNAL:
             return
+    raise UnderstudyError(f"{cell.name}: expected the flow of {cell.method} to leave its results in {cell.folder}")

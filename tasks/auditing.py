@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Literal
 
@@ -94,6 +96,7 @@ def report_audit(
     plan: RunPlan,
     count: int,
     confidence: float,
+    detectable: float,
     *,
     out: str,
     of_public_rows: bool,
@@ -101,16 +104,18 @@ def report_audit(
     """Write report.html and report.json into the audit's folder, and keep what was found on public rows."""
     from understudy.auditing.attack import AttackFigures
     from understudy.auditing.metrics import bounds_of, metrics_of
-    from understudy.auditing.one_run import detectable_epsilon
+    from understudy.locks import locked_folder
+    from understudy.privacy.ledger.ledger import Ledger
     from understudy.runs.audit_report import write_audit
+    from understudy.runs.folders import read_record
+    from understudy.runs.placement import EXPORT
     from understudy.runs.public_audits import PublicAudit, keep
 
     figures = {
         arm: {threat: AttackFigures.model_validate(value) for threat, value in read_json(ref).items()}
         for arm, ref in found.items()
     }
-    least = detectable_epsilon(count, delta=plan.delta, confidence=confidence)
-    metrics = metrics_of(figures, claimed=plan.epsilon, canaries=count, detectable=least, confidence=confidence)
+    metrics = metrics_of(figures, claimed=plan.epsilon, canaries=count, detectable=detectable, confidence=confidence)
     folder = Path(out).expanduser().absolute()
     page = write_audit(folder, plan, metrics, claim=folder / "claim" if "claim" in found else None)
     bounds = bounds_of(metrics)
@@ -121,6 +126,7 @@ def report_audit(
                 model=plan.model_name,
                 model_digest=plan.model_digest,
                 source=plan.source,
+                unit=plan.unit,
                 units=plan.n,
                 epsilon=plan.epsilon,
                 delta=plan.delta,
@@ -128,8 +134,12 @@ def report_audit(
                 confidence=confidence,
                 bounds=bounds,
                 config_digest=config_digest(plan),
+                code_digest=Ledger.open().charge(read_record(folder / "claim").charge_id).code_digest,
             )
         )
+    # It was made with canaries among the rows: it is nothing to hand over, and its figures are in the report.
+    with locked_folder(folder / "claim") if "claim" in found else nullcontext():
+        shutil.rmtree(folder / "claim" / EXPORT, ignore_errors=True)
     refuted = any(of_arms.get("claim", 0.0) > plan.epsilon for of_arms in bounds.values())
     return Audited(report=str(page), charged="claim" in figures, refuted=refuted)
 

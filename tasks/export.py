@@ -141,7 +141,7 @@ def statement_facts(
             *facts.pretrained_models,
         ),
         config_digest=config,
-        audits=tuple(audit.in_words(config) for audit in kept(run.method, run.model_digest)),
+        audits=tuple(audit.in_words(config, paid.code_digest) for audit in kept(run.method, run.model_digest)),
         time=datetime.now(UTC).isoformat(timespec="seconds"),
         restarts=restarts,
         heuristics=(*disclosed, *facts.heuristics),

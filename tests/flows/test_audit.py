@@ -35,6 +35,10 @@ def charged():
     return [(charge.epsilon, charge.status) for charge in Ledger.open().charges() if charge.kind == "counted"]
 
 
+def statement_in(folder):
+    return json.loads((folder / "internal/report.json").read_text())["statement"]
+
+
 def figures_in(folder):
     return json.loads((folder / "report.json").read_text())["metrics"]
 
@@ -87,7 +91,7 @@ def test_an_audit_charges_one_run_and_reports_it_beside_its_controls(
         assert "does not prove privacy" in page
         assert "releases no language model" in page
         assert not (out / "positive-control/export").exists()
-        assert (out / "claim/export/statement.json").exists()
+        assert not (out / "claim/export").exists(), "made with canaries among the rows"
         assert (out / "report.json").stat().st_mode & 0o077 == 0
         tells_no_canary(said, out, home)
         (run,) = tracking._open("client").search({"understudy.out": str(out)})
@@ -99,11 +103,17 @@ def test_an_audit_charges_one_run_and_reports_it_beside_its_controls(
         assert charged() == [(4.0, "released")]
         assert figures_in(out) == found
         # Nobody said that these rows are public.
-        assert json.loads((out / "claim/export/statement.json").read_text())["audits"] == []
+        assert statement_in(out / "claim")["audits"] == []
         assert not (home / "audits").exists() or not list((home / "audits").iterdir())
+        page = (out / "report.html").read_text()
+        (out / "report.html").unlink()
+        assert call("report", out)[0] == 0
+        assert (out / "report.html").read_text() == page
         code, said = call("purge", "--source", "films")
         assert code == 0, said
-        assert [str(path.relative_to(out)) for path in out.rglob("*.json")] == ["claim/export/statement.json"]
+        assert list(out.rglob("*.json")) == []
+        kept = [path.read_text() for path in (home / "private/results").iterdir() if path.is_file()]
+        assert not any(figure in text for text in kept for figure in ("bound", "auc"))
 
 
 def test_a_run_that_adds_no_noise_is_refuted(words, on_path, prefect_server, in_home, call, tmp_path, monkeypatch):
@@ -123,6 +133,7 @@ def test_a_run_that_adds_no_noise_is_refuted(words, on_path, prefect_server, in_
         assert "leaks more than it promises" in said
         page = (tmp_path / "audit/report.html").read_text()
         assert "leaks more than it promises" in page
+        assert not (tmp_path / "audit/claim/export").exists()
 
 
 def test_an_audit_whose_attack_is_too_weak_charges_nothing(
@@ -180,12 +191,10 @@ def test_the_python_api_and_a_flow_that_prefect_starts_find_the_same(table, on_p
         assert figures_in(tmp_path / "second") == found.metrics.values
         assert charged() == [(4.0, "released")]
         # What was found on public rows stands in the next statement of this method and model.
-        statement = json.loads((tmp_path / "second/claim/export/statement.json").read_text())
-        (said,) = statement["audits"]
+        (said,) = statement_in(tmp_path / "second/claim")["audits"]
         assert "bag-of-words" in said
         assert f"with this noise {found.bounds['data']['claim']:.2f}" in said
-        assert "the settings of this run" in said
-        assert said in (tmp_path / "second/claim/export/statement.md").read_text()
+        assert "with the settings and the code, versions and device of this run" in said
 
 
 def test_a_flow_that_prefect_starts_tells_nothing_of_a_wrong_row(
@@ -227,3 +236,28 @@ def test_wrong_input_is_refused_before_anything_is_charged(
         assert told in said
         assert charged() == []
         assert not (tmp_path / "audit").exists()
+
+
+def test_what_is_refused_of_a_control_registers_nothing(words, on_path, prefect_server, in_home, call, tmp_path):
+    """Else a first use without the budget that was meant would fix another one for ever."""
+    from understudy.privacy.ledger.ledger import Ledger
+
+    foreign = tmp_path / "audit/positive-control/notes.txt"
+    foreign.parent.mkdir(parents=True)
+    foreign.write_text("mine")
+    with in_home(tmp_path / "home"):
+        code, said = call(*words)
+        assert code == 2
+        assert "notes.txt" in said
+        assert Ledger.open().sources() == ()
+
+
+def test_another_report_is_not_overwritten(words, on_path, prefect_server, in_home, call, tmp_path):
+    report = tmp_path / "audit/report.json"
+    report.parent.mkdir()
+    report.write_text('{"format": "understudy.comparison/1"}')
+    with in_home(tmp_path / "home"):
+        code, said = call(*words)
+        assert code == 2
+        assert "report.json" in said
+    assert "comparison" in report.read_text()

@@ -157,7 +157,7 @@ LAYERS = (
     ("runs",),
     ("tasks/engine",),
     ("tasks",),
-    ("flows", "api"),
+    ("flows", "api", "api_comparing", "api_measuring"),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 

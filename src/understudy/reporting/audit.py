@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from understudy.evaluation.metrics import Metrics
@@ -19,6 +21,15 @@ _STYLE = {
 }
 _TITLES = {"data": "Attack on the synthetic table", "model": "Attack on the released model"}
 ENDS = "Passing an audit does not prove privacy: another attack may find more."
+
+
+def is_audit(directory: Path) -> bool:
+    """Whether an audit's report lies in a folder."""
+    try:
+        found = json.loads((directory / "report.json").read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and "audit.one_run.canaries" in (found.get("metrics") or {})
 
 
 def sections(metrics: Metrics, _statement: Mapping[str, Any]) -> MethodSections:
@@ -54,9 +65,11 @@ def attack_section(metrics: Metrics, threat: str) -> Section:
         tuple(_lead(metrics, threat)),
         _figure(metrics, threat),
         Table(columns, rows),
-        f"{number(values['audit.one_run.canaries'])} canaries of random words, each in the rows by a fair coin. The "
+        f"{number(values['audit.one_run.canaries'])} canaries, each a word of its own over and over, in the rows by a fair "
+        "coin. The "
         f"attacker sees {THREATS[threat]} and guesses the coins; the bound on epsilon is that of Steinke et al. 2023, "
-        f"at {percent(values['audit.one_run.confidence_level'], 0)} confidence. With fewer canaries left out than 1 "
+        f"at {percent(values['audit.one_run.confidence_level'], 0)} confidence for all attackers "
+        "together. With fewer canaries left out than 1 "
         f"in a rate of false alarms, the rate means none. {ENDS}",
     )
 

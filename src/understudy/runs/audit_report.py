@@ -30,7 +30,7 @@ def write_audit(out: Path, plan: RunPlan, metrics: Metrics, *, claim: Path | Non
     """
     statement = _promise(plan) if claim is None else json.loads((claim / EXPORT / STATEMENT).read_text())
     facts = {"method": plan.method, "model": plan.model_name, **plan.report_facts}
-    made = f"{metrics.values['audit.one_run.canaries']:.0f} canaries among {plan.n} units of {plan.source}"
+    made = f"{metrics.values['audit.one_run.canaries']:.0f} canaries among at most {plan.n} units of {plan.source}"
     with noted_report(out, {plan.source}):
         files = build_report(
             out,
@@ -38,6 +38,7 @@ def write_audit(out: Path, plan: RunPlan, metrics: Metrics, *, claim: Path | Non
             metrics=metrics,
             statement=statement,
             sections=sections,
+            method=plan.method,
             about=About(made=made, facts=facts),
         )
     return files.html

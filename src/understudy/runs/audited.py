@@ -7,10 +7,11 @@ without noise on rows in which no canary stands: an attack that finds something 
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Final, Literal
@@ -22,12 +23,14 @@ from understudy.auditing import canaries as canary
 from understudy.auditing.one_run import detectable_epsilon
 from understudy.data.columns import text_columns
 from understudy.data.tables import RowKind
-from understudy.errors import InputError
+from understudy.errors import InputError, RowError
 from understudy.methods import registry
 from understudy.models.loading import load_tokenizer
 from understudy.privacy import labels
 from understudy.privacy.ledger.ledger import Ledger
+from understudy.reporting.audit import is_audit
 from understudy.runs.audit_request import AuditRequest, number_of_canaries
+from understudy.runs.evaluated import is_report_file
 from understudy.runs.handed_tables import as_files
 from understudy.runs.registration import handed_over, register
 from understudy.runs.request import RunRequest, words_about
@@ -38,6 +41,7 @@ from understudy.runs.validation import configure, validate
 Arm = Literal["claim", "positive_control", "null_control"]
 ARMS: Final[tuple[Arm, ...]] = ("claim", "positive_control", "null_control")
 CONTROLS: Final[tuple[Arm, ...]] = ("positive_control", "null_control")
+CONFIDENCE: Final = 0.95
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,7 @@ def prepared(request: AuditRequest) -> Iterator[Prepared]:
         RowError: a row is.
     """
     run = request.run
+    _check_folder(Path(run.out).expanduser())
     chosen, ledger = registry.get(request.method), Ledger.open()
     config = configure(run, request.method)
     kind = chosen.charge.protects(config).rows
@@ -110,7 +115,7 @@ def prepared(request: AuditRequest) -> Iterator[Prepared]:
                 **columns,
                 "data": files["without-canaries" if arm == "null_control" else "with-canaries"],
                 "test": files["test"],
-                "out": str(Path(run.out).expanduser().absolute() / arm.replace("_", "-")),
+                "out": str(Path(run.out).expanduser().absolute() / folder_of(arm)),
                 "about": words_about(run),
                 # Counted on the rows as they are: among canaries the number of clients would tell of the coins.
                 "units": rows.units,
@@ -134,21 +139,34 @@ def planned(request: AuditRequest) -> Iterator[Planned]:
         yield _HANDED_OVER[key]
         return
     with prepared(request) as drafts, ExitStack() as stack:
+        count = len(drafts.canaries.included)
+        claim = validate(drafts.requests["claim"], request.method)
+        check_power(claim.plan, count)
+        # On a source's first use the claim's epsilon and delta become its budget, whatever run is the first.
+        controls = {arm: validate(drafts.requests[arm], request.method, is_part=True) for arm in CONTROLS}
         plans: dict[Arm, RunPlan] = {}
-        charged: dict[Arm, bool] = {}
-        for arm in ARMS:  # the claim first: on a source's first use its epsilon and delta become the budget
-            validated = validate(drafts.requests[arm], request.method)
-            check_power(validated.plan, len(drafts.canaries.included))
-            plans[arm], charged[arm] = register(validated), validated.is_charged
+        for arm, one in {"claim": claim, **controls}.items():
+            plan = one.plan.model_copy(update={"budget": claim.plan.budget})
+            plans[arm] = register(replace(one, record=claim.record, plan=plan))
             stack.enter_context(handed_over(drafts.requests[arm], plans[arm]))
-        stored, count = _stored(request.run.source, drafts.canaries), len(drafts.canaries.included)
-        notes = (*drafts.notes, *plans["claim"].notes)
-        found = Planned(drafts.requests, plans, stored, count, charged["claim"], tuple(dict.fromkeys(notes)))
+        notes = tuple(dict.fromkeys((*drafts.notes, *plans["claim"].notes)))
+        stored = _stored(request.run.source, drafts.canaries)
+        found = Planned(drafts.requests, plans, stored, count, claim.is_charged, notes)
         _HANDED_OVER[key] = found
         try:
             yield found
         finally:
             del _HANDED_OVER[key]
+
+
+def attackers(method: str) -> int:
+    """How many attackers an audit of a method has: one of the data, and one of the model where one is released."""
+    return 1 + bool(registry.get(method).row_losses)
+
+
+def confidence_of_each(method: str) -> float:
+    """At which each attacker's bound holds, so that all of them hold together at `CONFIDENCE`."""
+    return 1 - (1 - CONFIDENCE) / attackers(method)
 
 
 def check_power(plan: RunPlan, count: int) -> float:
@@ -157,7 +175,7 @@ def check_power(plan: RunPlan, count: int) -> float:
     Raises:
         InputError: there is none.
     """
-    least = detectable_epsilon(count, delta=plan.delta)
+    least = detectable_epsilon(count, delta=plan.delta, confidence=confidence_of_each(plan.method))
     if math.isinf(least):
         raise InputError(
             f"--canaries {count}: even if all coins were guessed, they would prove nothing at delta={plan.delta:.3g}; "
@@ -181,7 +199,7 @@ def _canaries(
         clients = len(set(rows.train["client_id"].to_pylist()))
         _check_room(count, clients, kind)
         held = partial(client_is_held_out, units=rows.units, keyed_hash=hashed)
-        names = _client_names(count, held=held, named=f"{source} x{request.seed}x")
+        names = _client_names(count, held=held, named=hashlib.sha256(named.encode()).hexdigest()[:16])
         texts = texts.set_column(0, texts.schema.field(0), pa.array(names, pa.string()))
         slots: tuple[int, ...] = ()
         identifiers = [name.encode() for name in names]
@@ -197,9 +215,31 @@ def _canaries(
     return canary.Canaries(texts, slots, included)
 
 
+def _check_folder(out: Path) -> None:
+    """Refuse a folder that holds something other than an earlier audit."""
+    if out.exists() and not out.is_dir():
+        raise InputError(f"--out {out}: expected a folder, found a file; choose another place")
+    found = sorted(path.name for path in out.iterdir()) if out.exists() else []
+    ours = {folder_of(arm) for arm in ARMS}
+    foreign = [name for name in found if name not in ours and not is_report_file(name)]
+    if (out / "report.json").exists() and not is_audit(out):
+        foreign = ["report.json"]
+    if foreign:
+        raise InputError(
+            f"--out {out}: expected an empty folder or one of an earlier audit, found {foreign[:3]}; choose "
+            "an empty one"
+        )
+
+
+def folder_of(arm: Arm) -> str:
+    """Name of an arm's folder in that of the audit."""
+    return arm.replace("_", "-")
+
+
 def _check_room(count: int, trained: int, kind: RowKind) -> None:
     if 2 * count > trained:
-        raise InputError(
+        # How many there are is private where --units declares more.
+        raise RowError(
             f"--canaries {count}: expected at most half as many as there are {NOUNS[kind]}s to train on; ask for "
             f"fewer, or bring more {NOUNS[kind]}s"
         )
@@ -210,7 +250,7 @@ def _client_names(count: int, *, held: Callable[[str], bool], named: str) -> lis
     names: list[str] = []
     number = 0
     while len(names) < count:
-        name = f"canary of {named}{number}"
+        name = f"canary {named} x{number}"
         names += [] if held(name) else [name]
         number += 1
     return names

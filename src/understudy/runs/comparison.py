@@ -126,7 +126,7 @@ def validate_comparison(request: CompareRequest) -> ValidatedComparison:
     new = not any(run.is_charged for run in runs)
     comparison = Comparison(
         request=request,
-        runs=tuple(replace(run, plan=run.plan.model_copy(update={"budget": budget})) for run in runs),
+        runs=tuple(replace(run, plan=_as_one_of(run.plan, budget, len(runs))) for run in runs),
         budget=budget,
         spent=(0.0, 0.0) if known is None else ledger.spent(record.name),
         charges=len(asked),
@@ -260,6 +260,16 @@ def _planned(ledger: Ledger, cell: Cell, one: Validated) -> PlannedRun:
         is_finished=one.is_finished,
         replaces=one.replaces,
     )
+
+
+def _as_one_of(plan: RunPlan, budget: Budget, count: int) -> RunPlan:
+    """The plan of a run among several, whose statement says that there are others."""
+    choices = (
+        f"{plan.description.choices} This is one of {count} runs that were fixed in advance and compared on real rows: "
+        "whoever chooses among them by these figures tells something of the rows that no epsilon covers."
+    )
+    said = plan.description.model_copy(update={"choices": choices} if count > 1 else {})
+    return plan.model_copy(update={"budget": budget, "description": said})
 
 
 def _to_charge(runs: Sequence[PlannedRun], *, accepts_new: bool) -> list[RunPlan]:

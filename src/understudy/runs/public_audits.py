@@ -23,18 +23,22 @@ class PublicAudit(Frozen):
     Attributes:
         method: that was audited.
         model: its base model, and `model_digest` of that model's files.
-        source: name of the public rows; `units` is how many there are.
+        source: name of the public rows.
+        unit: of the promise.
+        units: at most so many there are.
         epsilon: that was claimed, at `delta`.
         canaries: how many stood among the rows.
         confidence: that the bounds hold.
         bounds: attacker -> run (`claim`, `positive_control`, `null_control`) -> lower bound on epsilon.
         config_digest: of all settings, as a statement gives it.
+        code_digest: of the code, the versions and the device that the claim was made with, as its charge has it.
     """
 
     method: str
     model: str
     model_digest: str
     source: str
+    unit: str
     units: int
     epsilon: float
     delta: float
@@ -42,12 +46,14 @@ class PublicAudit(Frozen):
     confidence: float
     bounds: dict[str, dict[str, float]]
     config_digest: str
+    code_digest: str
 
-    def in_words(self, config_digest: str) -> str:
+    def in_words(self, config_digest: str, code_digest: str) -> str:
         """As a statement says it.
 
         Args:
             config_digest: of the run that the statement is about.
+            code_digest: of that run.
         """
         arms = {"claim": "with this noise", "positive_control": "without noise", "null_control": "without a canary"}
         found = "; ".join(
@@ -56,11 +62,14 @@ class PublicAudit(Frozen):
             for threat in THREATS
             if threat in self.bounds
         )
-        alike = "the settings of this run" if config_digest == self.config_digest else "other settings than this run's"
+        settings_alike = "the settings" if config_digest == self.config_digest else "other settings"
+        code_alike = "the code, versions and device" if code_digest == self.code_digest else "other code or versions"
+        refuted = any(arms.get("claim", 0.0) > self.epsilon for arms in self.bounds.values())
         return (
-            f"{self.method} with {self.model} at epsilon {self.epsilon:g}, delta {self.delta:.3g}, on the {self.units} "
-            f"public rows {self.source!r} with {self.canaries} canaries, with {alike}. Lower bounds on epsilon at "
-            f"{self.confidence:.0%} confidence: {found}"
+            f"{'REFUTED the promise: ' if refuted else ''}{self.method} with {self.model} at epsilon {self.epsilon:g}, "
+            f"delta {self.delta:.3g} for each {self.unit}, on the public source {self.source!r} of at most "
+            f"{self.units} with {self.canaries} canaries, with {settings_alike} and {code_alike} of this run. Lower "
+            f"bounds on epsilon, at {self.confidence:.0%} confidence for all attackers together: {found}"
         )
 
 

@@ -45,7 +45,7 @@ def labelled(count):
 
 
 LABELLED = {"text_column": "Words", "label_column": "Class", "label_names": {"0": "no", "1": "yes"}}
-PAIRS = {"instruction": [f"what is {i}" for i in range(40)], "response": [f"it is {i}" for i in range(40)]}
+PAIRS = {"instruction": [f"what is {i}" for i in range(80)], "response": [f"it is {i}" for i in range(80)]}
 CLIENTS = {"client_id": [f"c{i // 2}" for i in range(160)], "text": [f"text {i} of a client" for i in range(160)]}
 
 
@@ -118,7 +118,7 @@ def test_pairs_and_clients_have_canaries_too(request_for):
         assert texts.slice(slot, 1).to_pylist() == [row if coin else {"instruction": None, "response": None}]
     drafts, read = tables_of(request_for(CLIENTS, "preference-optimization"))
     named = set(drafts.canaries.rows["client_id"].to_pylist())
-    assert len(named) == 10
+    assert len(named) == 20
     found = {arm: set(read[arm]["client_id"].to_pylist()) for arm in ARMS}
     of_coins = {
         name for name, coin in zip(drafts.canaries.rows["client_id"].to_pylist(), drafts.canaries.included, strict=True)
@@ -126,7 +126,7 @@ def test_pairs_and_clients_have_canaries_too(request_for):
     }  # fmt: skip
     assert found["claim"] & named == of_coins
     assert found["null_control"] & named == set()
-    assert len(found["null_control"]) == 70, "as many clients leave, whatever the coins"
+    assert len(found["null_control"]) == 60, "as many clients leave, whatever the coins"
     assert found["claim"] - named == found["null_control"]
 
 
@@ -153,10 +153,10 @@ def test_what_cannot_be_audited_is_refused_without_a_text(request_for):
 
 
 def test_canaries_that_could_prove_nothing_are_refused():
-    plan = SimpleNamespace(delta=0.01)
+    plan = SimpleNamespace(delta=0.01, method="conditional-generation")
     with pytest.raises(InputError, match="--canaries 8: even if all coins were guessed"):
         check_power(plan, 8)
-    assert 0 < check_power(SimpleNamespace(delta=1e-3), 8) < 10
+    assert 0 < check_power(SimpleNamespace(delta=1e-4, method="conditional-generation"), 20) < 10
 
 
 def test_coins_are_fair_and_hang_on_the_key():
