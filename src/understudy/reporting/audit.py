@@ -65,12 +65,11 @@ def attack_section(metrics: Metrics, threat: str) -> Section:
         tuple(_lead(metrics, threat)),
         _figure(metrics, threat),
         Table(columns, rows),
-        f"{number(values['audit.one_run.canaries'])} canaries, each a word of its own over and over, in the rows by a fair "
-        "coin. The "
-        f"attacker sees {THREATS[threat]} and guesses the coins; the bound on epsilon is that of Steinke et al. 2023, "
-        f"at {percent(values['audit.one_run.confidence_level'], 0)} confidence for all attackers "
-        "together. With fewer canaries left out than 1 "
-        f"in a rate of false alarms, the rate means none. {ENDS}",
+        f"{number(values['audit.one_run.canaries'])} canaries, each a word of its own over and over, in the rows by a "
+        f"fair coin. The attacker sees {THREATS[threat]} and guesses the coins. The bound on epsilon is that of Steinke "
+        f"et al. 2023, at {percent(values['audit.one_run.confidence_level'], 0)} confidence for all attackers together. "
+        "Where fewer canaries were left out than 1 in a rate of false alarms, the rate means none. "
+        f"{ENDS}",
     )
 
 
