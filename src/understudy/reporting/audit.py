@@ -66,9 +66,9 @@ def attack_section(metrics: Metrics, threat: str) -> Section:
         _figure(metrics, threat),
         Table(columns, rows),
         f"{number(values['audit.one_run.canaries'])} canaries, each a word of its own over and over, in the rows by a "
-        f"fair coin. The attacker sees {THREATS[threat]} and guesses the coins. The bound on epsilon is that of Steinke "
-        f"et al. 2023, at {percent(values['audit.one_run.confidence_level'], 0)} confidence for all attackers together. "
-        "Where fewer canaries were left out than 1 in a rate of false alarms, the rate means none. "
+        f"fair coin. The attacker sees {THREATS[threat]} and guesses the coins. The bound on epsilon is that of "
+        f"Steinke et al. 2023, at {percent(values['audit.one_run.confidence_level'], 0)} confidence for all attackers "
+        "together. Where fewer canaries were left out than 1 in a rate of false alarms, the rate means none. "
         f"{ENDS}",
     )
 
