@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +31,10 @@ class Audit:
         folder: of the report and of the runs.
     """
 
-    bounds: dict[str, dict[str, float]]
+    bounds: dict[str, dict[str, float]] = field(repr=False)
     claimed_epsilon: float
     detectable_epsilon: float
-    metrics: Metrics
+    metrics: Metrics = field(repr=False)
     folder: Path
 
 

@@ -406,7 +406,7 @@ def test_a_budget_that_is_exceeded_is_refused_before_anything_is_chosen_for_the_
 
 def test_a_charged_run_is_not_refused_for_the_budget_that_it_used_up(request_of, home):
     """With --accept-new-charge it was, though a run that pays for itself goes on under its own charge."""
-    from understudy.flows.commands import _price
+    from understudy.flows.commands import price
     from understudy.runs.registration import registered
     from understudy.runs.request import Budget
     from understudy.runs.validation import validate
@@ -420,11 +420,11 @@ def test_a_charged_run_is_not_refused_for_the_budget_that_it_used_up(request_of,
     # Before the flow begins nobody knows whether the charge can still be used: it may be refused under this line.
     with pytest.raises(UnderstudyError, match="--accept-new-charge"):
         charge.fn(plan, environment={"code": "1" * 64}, accept_new=False)
-    said = _price(again.plan, is_charged=True, accepts_new=False)
+    said = price(again.plan, is_charged=True, accepts_new=False)
     assert "nothing more is charged" in said
     assert "if code or machine changed" in said
     assert "--accept-new-charge" in said
-    assert "only if code or machine changed" in _price(again.plan, is_charged=True, accepts_new=True)
+    assert "only if code or machine changed" in price(again.plan, is_charged=True, accepts_new=True)
     assert charge.fn(plan, environment={"code": "0" * 64}, accept_new=True) == receipt
     with pytest.raises(BudgetRefused, match="left epsilon=0"):
         charge.fn(plan, environment={"code": "1" * 64}, accept_new=True)

@@ -43,5 +43,5 @@ def test_the_command_line_starts_it_before_the_flow_does(monkeypatch):
     seen = []
     monkeypatch.setattr("understudy.flows.temporary_server.start_in_turn", lambda: seen.append("server"))
     monkeypatch.setenv("PREFECT_LOGGING_LEVEL", "INFO")
-    commands._ended(lambda _: seen.append("flow"), None)
+    commands.ended(lambda _: seen.append("flow"), None)
     assert seen == ["server", "flow"]

@@ -67,6 +67,11 @@ REVIEWED = {
     # Names of sources and entries of the ledger.
     "Chain": {"losses", "_sources", "_starts"},
     "Lease": {"_sources"},
+    # Methods and sentences of a comparison.
+    "CompareRequest": {"methods"},
+    "ComparisonContent": {"look"},
+    # Bounds of an audit on public rows.
+    "PublicAudit": {"bounds"},
     # What a replay finds is what anyone could see of a run.
     "ReplayReport": {"differences", "statistics"},
     "_Pass": {"differences"},
