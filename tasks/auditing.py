@@ -14,7 +14,7 @@ from understudy.artifacts.access import ArtifactRef, path_of, read_json, read_ta
 from understudy.errors import UnderstudyError
 from understudy.frozen import Frozen
 from understudy.privacy import labels
-from understudy.runs.run_plan import RunPlan, config_digest
+from understudy.runs.run_plan import RunPlan
 from understudy.tasks.engine.runtime import compute, task
 
 Threat = Literal["data", "model"]
@@ -109,7 +109,7 @@ def report_audit(
     from understudy.runs.audit_report import write_audit
     from understudy.runs.folders import read_record
     from understudy.runs.placement import EXPORT
-    from understudy.runs.public_audits import PublicAudit, keep
+    from understudy.runs.public_audits import keep, public_audit
 
     figures = {
         arm: {threat: AttackFigures.model_validate(value) for threat, value in read_json(ref).items()}
@@ -120,23 +120,8 @@ def report_audit(
     page = write_audit(folder, plan, metrics, claim=folder / "claim" if "claim" in found else None)
     bounds = bounds_of(metrics)
     if of_public_rows and "claim" in figures:
-        keep(
-            PublicAudit(
-                method=plan.method,
-                model=plan.model_name,
-                model_digest=plan.model_digest,
-                source=plan.source,
-                unit=plan.unit,
-                units=plan.n,
-                epsilon=plan.epsilon,
-                delta=plan.delta,
-                canaries=count,
-                confidence=confidence,
-                bounds=bounds,
-                config_digest=config_digest(plan),
-                code_digest=Ledger.open().charge(read_record(folder / "claim").charge_id).code_digest,
-            )
-        )
+        charge = Ledger.open().charge(read_record(folder / "claim").charge_id)
+        keep(public_audit(plan, metrics, bounds, code_digest=charge.code_digest))
     # It was made with canaries among the rows: it is nothing to hand over, and its figures are in the report.
     with locked_folder(folder / "claim") if "claim" in found else nullcontext():
         shutil.rmtree(folder / "claim" / EXPORT, ignore_errors=True)

@@ -68,12 +68,9 @@ def mean_hidden_states(
         float32 (n, hidden size), in the order of `texts`.
     """
     backbone: Any = loaded.model.base_model
-    device = next(loaded.model.parameters()).device
-    encoded = encode_texts(loaded.tokenizer, texts, max_length=max_length)
     pooled = []
     with torch.no_grad():
-        for batch in _slices(len(encoded), batch_size):
-            ids, mask = pad(encoded[batch], pad_id=pad_token_of(loaded.tokenizer), device=device)
+        for ids, mask in _read(loaded, texts, max_length=max_length, batch_size=batch_size):
             states = backbone(input_ids=ids, attention_mask=mask).last_hidden_state
             weights = mask[..., None].to(states.dtype)
             pooled.append(((states * weights).sum(1) / weights.sum(1)).float().cpu().numpy())
@@ -146,17 +143,24 @@ def text_losses(
         max_length: tokens read of a text.
         batch_size: texts per forward pass.
     """
-    device = next(loaded.model.parameters()).device
-    encoded = encode_texts(loaded.tokenizer, texts, max_length=max_length)
     found = []
     with torch.no_grad():
-        for batch in _slices(len(encoded), batch_size):
-            ids, mask = pad(encoded[batch], pad_id=pad_token_of(loaded.tokenizer), device=device)
+        for ids, mask in _read(loaded, texts, max_length=max_length, batch_size=batch_size):
             hidden = backbone(loaded.model)(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
             counted = mask[:, 1:].double()
             losses = token_losses(head(loaded.model), hidden[:, :-1], ids[:, 1:]).double() * counted
             found.append((losses.sum(1) / counted.sum(1).clamp(min=1)).cpu().numpy())
     return np.concatenate(found) if found else np.zeros(0)
+
+
+def _read(
+    loaded: LoadedModel, texts: Sequence[str], *, max_length: int, batch_size: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Token ids and attention mask of some texts at a time, on the model's device."""
+    device = next(loaded.model.parameters()).device
+    encoded = encode_texts(loaded.tokenizer, texts, max_length=max_length)
+    for batch in _slices(len(encoded), batch_size):
+        yield pad(encoded[batch], pad_id=pad_token_of(loaded.tokenizer), device=device)
 
 
 def pad_token_of(tokenizer: Any) -> int:

@@ -107,9 +107,9 @@ def _figure(metrics: Metrics, threat: str) -> Drawing:
 
     def paint(figure: Any) -> None:
         axes = figure.subplots()
-        dots(axes, marks, low=0.0, high=1.0, form="{:.2f}")
-        axes.axvline(0.5, color=MUTED, linewidth=1, linestyle=(0, (3, 3)), zorder=1)
         axes.set_xlabel("AUC: 0.5 is guessing, 1 is certainty")
+        axes.axvline(0.5, color=MUTED, linewidth=1, linestyle=(0, (3, 3)), zorder=1)
+        dots(axes, marks, low=0.0, high=1.0, form="{:.2f}")
 
     return draw(
         f"attack-{threat}",

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from understudy.data.readers import SAMPLE
 from understudy.errors import InputError
-from understudy.runs.request import RunRequest
+from understudy.runs.request import RunRequest, first_fault
 
 # With fewer, all coins but one may fall alike, and hardly any epsilon could be told from 0.
 LEAST_CANARIES = 20
@@ -84,9 +84,8 @@ def audit_of(method: str, run: RunRequest, **options: Any) -> AuditRequest:
     try:
         return AuditRequest(method=method, run=run, **options)
     except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False, include_context=False)[0]
-    said = first["msg"].removeprefix("Value error, ")
-    raise InputError(said if first["loc"][0] == "run" else f"--{first['loc'][0]}: {said}")
+        place, said = first_fault(error)
+    raise InputError(said if place == "run" else f"--{place.replace('_', '-')}: {said}")
 
 
 def number_of_canaries(request: AuditRequest, *, units: int) -> int:

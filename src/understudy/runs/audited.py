@@ -30,7 +30,7 @@ from understudy.privacy import labels
 from understudy.privacy.ledger.ledger import Ledger
 from understudy.reporting.audit import is_audit
 from understudy.runs.audit_request import AuditRequest, number_of_canaries
-from understudy.runs.evaluated import is_report_file
+from understudy.runs.evaluated import check_report_folder
 from understudy.runs.handed_tables import as_files
 from understudy.runs.registration import handed_over, register
 from understudy.runs.request import RunRequest, words_about
@@ -95,7 +95,10 @@ def prepared(request: AuditRequest) -> Iterator[Prepared]:
         RowError: a row is.
     """
     run = request.run
-    _check_folder(Path(run.out).expanduser())
+    folders = {folder_of(arm) for arm in ARMS}
+    check_report_folder(
+        Path(run.out).expanduser(), noun="an earlier audit", is_run=folders.__contains__, is_such=is_audit
+    )
     chosen, ledger = registry.get(request.method), Ledger.open()
     config = configure(run, request.method)
     kind = chosen.charge.protects(config).rows
@@ -213,22 +216,6 @@ def _canaries(
     if not 2 <= included.sum() <= count - 2:
         raise InputError(f"--seed {request.seed}: the coins of the canaries fell alike; take another seed")
     return canary.Canaries(texts, slots, included)
-
-
-def _check_folder(out: Path) -> None:
-    """Refuse a folder that holds something other than an earlier audit."""
-    if out.exists() and not out.is_dir():
-        raise InputError(f"--out {out}: expected a folder, found a file; choose another place")
-    found = sorted(path.name for path in out.iterdir()) if out.exists() else []
-    ours = {folder_of(arm) for arm in ARMS}
-    foreign = [name for name in found if name not in ours and not is_report_file(name)]
-    if (out / "report.json").exists() and not is_audit(out):
-        foreign = ["report.json"]
-    if foreign:
-        raise InputError(
-            f"--out {out}: expected an empty folder or one of an earlier audit, found {foreign[:3]}; choose "
-            "an empty one"
-        )
 
 
 def folder_of(arm: Arm) -> str:

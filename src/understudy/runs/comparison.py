@@ -19,7 +19,7 @@ from understudy.reporting.comparison import is_comparison
 from understudy.runs.comparison_cells import cells_of
 from understudy.runs.comparison_request import Cell, CompareRequest
 from understudy.runs.comparison_total import check_total, cost_of, new_source, pld_total, sum_of
-from understudy.runs.evaluated import is_report_file
+from understudy.runs.evaluated import check_report_folder
 from understudy.runs.registration import register
 from understudy.runs.request import Budget
 from understudy.runs.run_plan import RunPlan, key_of
@@ -110,7 +110,13 @@ def validate_comparison(request: CompareRequest) -> ValidatedComparison:
         BudgetRefused: the source's budget does not allow all that the runs charge together.
     """
     cells = cells_of(request)
-    _check_folder(Path(request.run.out).expanduser())
+    methods = registry.names()
+    check_report_folder(
+        Path(request.run.out).expanduser(),
+        noun="an earlier comparison",
+        is_run=lambda name: is_cell_folder(name, methods),
+        is_such=is_comparison,
+    )
     _check_alike(cells)
     ledger = Ledger.open()
     known = next((record for record in ledger.sources() if record.name == request.run.source), None)
@@ -187,22 +193,6 @@ def charges_of(comparison: Comparison) -> tuple[str, ...]:
 def is_cell_folder(name: str, methods: Sequence[str]) -> bool:
     """Whether a folder of this name is that of a run in a comparison of any of these methods."""
     return any(name.startswith(f"{method}-eps") and "-seed" in name for method in methods)
-
-
-def _check_folder(out: Path) -> None:
-    """Refuse a folder that holds something other than an earlier comparison."""
-    if out.exists() and not out.is_dir():
-        raise InputError(f"--out {out}: expected a folder, found a file; choose another place")
-    found = sorted(path.name for path in out.iterdir()) if out.exists() else []
-    methods = registry.names()
-    foreign = [name for name in found if not (is_report_file(name) or is_cell_folder(name, methods))]
-    if (out / "report.json").exists() and not is_comparison(out):
-        foreign = ["report.json"]
-    if foreign:
-        raise InputError(
-            f"--out {out}: expected an empty folder or one of an earlier comparison, found {foreign[:3]}; choose an "
-            "empty one"
-        )
 
 
 def _check_alike(cells: Sequence[Cell]) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from understudy.errors import InputError
-from understudy.runs.request import Epsilon, RunRequest
+from understudy.runs.request import Epsilon, RunRequest, first_fault
 
 MOST_RUNS: Final = 100
 _OPTIONS: Final = {"methods": "METHOD", "epsilons": "--epsilon", "seeds": "--seeds"}
@@ -94,6 +94,5 @@ def compare_request_of(fields: Mapping[str, Any]) -> CompareRequest:
     try:
         return CompareRequest.model_validate(fields)
     except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False, include_context=False)[0]
-    place = str(first["loc"][0]) if first["loc"] else ""
-    raise InputError(f"{_OPTIONS.get(place, place or 'request')}: {first['msg'].removeprefix('Value error, ')}")
+        place, said = first_fault(error)
+    raise InputError(f"{_OPTIONS.get(place, place or 'request')}: {said}")

@@ -7,7 +7,7 @@ registered it. What the report is made of stands beside it, in `sources.json`.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from understudy.data.digests import row_digests
 from understudy.durable import write_atomically
+from understudy.errors import InputError
 from understudy.evaluation.metrics import Metrics
 from understudy.evaluation.tables import ComparedTables, measure_tables, records_of
 from understudy.locks import locked_folder
@@ -64,6 +65,32 @@ def is_report_file(name: str) -> bool:
     """Whether a file of this name belongs to a report, or is a part of one that a kill left."""
     parts = (".writing-", *(f".{own}." for own in _FILES))
     return name in (*_FILES, SOURCES_FILE) or name.startswith(parts)
+
+
+def check_report_folder(
+    out: Path, *, noun: str, is_run: Callable[[str], bool], is_such: Callable[[Path], bool]
+) -> None:
+    """Refuse a folder for a report with its runs that holds something other than an earlier one.
+
+    Args:
+        out: the folder, which need not be there.
+        noun: what the report is of, such as `an earlier audit`.
+        is_run: whether a name is that of a run's folder in it.
+        is_such: whether the report in a folder is of that kind.
+
+    Raises:
+        InputError: naming what was found.
+    """
+    if out.exists() and not out.is_dir():
+        raise InputError(f"--out {out}: expected a folder, found a file; choose another place")
+    found = sorted(path.name for path in out.iterdir()) if out.exists() else []
+    foreign = [name for name in found if not (is_report_file(name) or is_run(name))]
+    if (out / "report.json").exists() and not is_such(out):
+        foreign = ["report.json"]
+    if foreign:
+        raise InputError(
+            f"--out {out}: expected an empty folder or one of {noun}, found {foreign[:3]}; choose an empty one"
+        )
 
 
 def sources_told(out: Path) -> set[str] | None:

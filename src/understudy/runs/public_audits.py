@@ -12,8 +12,10 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from understudy.durable import write_atomically
+from understudy.evaluation.metrics import Metrics
 from understudy.evaluation.names import THREATS
 from understudy.frozen import Frozen
+from understudy.runs.run_plan import RunPlan, config_digest
 from understudy.settings import private_directory, settings
 
 
@@ -71,6 +73,25 @@ class PublicAudit(Frozen):
             f"{self.units} with {self.canaries} canaries, with {settings_alike} and {code_alike} of this run. Lower "
             f"bounds on epsilon, at {self.confidence:.0%} confidence for all attackers together: {found}"
         )
+
+
+def public_audit(
+    plan: RunPlan, metrics: Metrics, bounds: dict[str, dict[str, float]], *, code_digest: str
+) -> PublicAudit:
+    """What an audit found, as it is kept.
+
+    Args:
+        plan: of the claim.
+        metrics: of the audit.
+        bounds: of these, as `auditing.metrics.bounds_of` gives them.
+        code_digest: of the claim's charge.
+    """
+    promised = {name: getattr(plan, name) for name in ("method", "model_digest", "source", "unit", "epsilon", "delta")}
+    counted = {"units": plan.n, "canaries": int(metrics.values["audit.one_run.canaries"])}
+    digests = {"config_digest": config_digest(plan), "code_digest": code_digest}
+    confidence = metrics.values["audit.one_run.confidence_level"]
+    found = {"model": plan.model_name, "confidence": confidence, "bounds": bounds}
+    return PublicAudit.model_validate(promised | counted | digests | found)
 
 
 def keep(audit: PublicAudit) -> None:

@@ -204,10 +204,15 @@ def request_of(fields: Mapping[str, Any]) -> RunRequest:
     try:
         return RunRequest.model_validate(fields)
     except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False, include_context=False)[0]
-    place = [str(part) for part in first["loc"][:1] if str(part).isidentifier()]
-    option = f"--{'.'.join(place).replace('_', '-')}" if place else "request"
-    raise InputError(f"{option}: {first['msg'].removeprefix('Value error, ')}")
+        place, said = first_fault(error)
+    option = f"--{place.replace('_', '-')}" if place.isidentifier() else "request"
+    raise InputError(f"{option}: {said}")
+
+
+def first_fault(error: ValidationError) -> tuple[str, str]:
+    """The field that is wrong first, and what is wrong with it, without its value, which may be private."""
+    first = error.errors(include_input=False, include_url=False, include_context=False)[0]
+    return str(first["loc"][0]) if first["loc"] else "", first["msg"].removeprefix("Value error, ")
 
 
 def check_epsilon(epsilon: float) -> float:
