@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from understudy.errors import InputError
 from understudy.evaluation.comparison import (
     baselines_of,
     count_name,
@@ -27,7 +26,7 @@ from understudy.evaluation.names import MetricName
 from understudy.frozen import Frozen
 from understudy.reporting import view
 from understudy.reporting.drawing import INK, MUTED, PROMPT, REAL, SYNTHETIC, Drawing, draw, percent_axis
-from understudy.reporting.pages import plain, render, write_closed
+from understudy.reporting.pages import plain, read_content, render, write_closed
 from understudy.reporting.report import MARKER, ReportFiles
 from understudy.reporting.text_formatting import number, percent
 from understudy.reporting.view import Section, Table
@@ -101,16 +100,9 @@ def read_comparison(directory: Path) -> ComparisonContent:
     Raises:
         InputError: when there is no report.json, or it is not one of this format.
     """
-    path = directory / "report.json"
-    try:
-        content = ComparisonContent.model_validate_json(path.read_bytes())
-        content.measured()
-    except (OSError, ValidationError, InputError) as error:
-        raise InputError(
-            f"{path}: expected a report.json of the format {FORMAT}, found {type(error).__name__}; name the folder of "
-            "a comparison that this version finished"
-        ) from None
-    return content
+    return read_content(
+        directory, ComparisonContent, check=ComparisonContent.measured, format=FORMAT, whose="a comparison"
+    )
 
 
 def is_comparison(directory: Path) -> bool:

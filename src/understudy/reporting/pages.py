@@ -7,15 +7,20 @@ import math
 import os
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
 
 from understudy.durable import naming
+from understudy.errors import InputError
 from understudy.reporting.drawing import inline
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+
+C = TypeVar("C", bound=BaseModel)
 
 
 def render(template: str, **content: Any) -> str:
@@ -65,3 +70,37 @@ def write_closed(path: Path, text: str) -> None:
         os.replace(draft, path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def read_content(directory: Path, kind: type[C], *, check: Callable[[C], object], format: str, whose: str) -> C:
+    """What report.json in a folder says.
+
+    Args:
+        directory: the folder.
+        kind: of the content.
+        check: raises where its figures are no figures.
+        format: of the file, as it names itself.
+        whose: report it is, such as `a run`.
+
+    Raises:
+        InputError: when there is no report.json, or it is not one of this format.
+    """
+    path = directory / "report.json"
+    try:
+        content = kind.model_validate_json(path.read_bytes())
+        check(content)
+    except (OSError, ValidationError, InputError) as error:
+        raise InputError(
+            f"{path}: expected a report.json of the format {format}, found {_trouble(error)}; name the folder of "
+            f"{whose} that this version finished"
+        ) from error
+    return content
+
+
+def _trouble(error: OSError | ValidationError | InputError) -> str:
+    if isinstance(error, InputError):
+        return str(error)
+    if isinstance(error, OSError):
+        return error.strerror or type(error).__name__
+    first = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(map(str, first['loc'])) or 'the whole'}: {first['msg']}"

@@ -14,9 +14,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from understudy.errors import InputError
 from understudy.evaluation.diversity import LengthHistogram
 from understudy.evaluation.metrics import Histogram, Metrics
 from understudy.evaluation.names import MetricName
@@ -24,7 +23,7 @@ from understudy.frozen import Frozen
 from understudy.reporting import text_formatting, view
 from understudy.reporting.budget import BudgetUse, budget_bar, budget_of
 from understudy.reporting.drawing import Drawing
-from understudy.reporting.pages import plain, render, write_closed
+from understudy.reporting.pages import plain, read_content, render, write_closed
 from understudy.reporting.view import MethodSections, SectionsOf
 from understudy.reporting.worth import Completeness, worth
 
@@ -171,15 +170,7 @@ def rebuild_report(directory: Path, sections_of: Callable[[str], SectionsOf | No
     Raises:
         InputError: when there is no report.json, or it is not one of this format.
     """
-    path = directory / "report.json"
-    try:
-        content = Content.model_validate_json(path.read_bytes())
-        content.measured()
-    except (OSError, ValidationError, InputError) as error:
-        raise InputError(
-            f"{path}: expected a report.json of the format understudy.report/1, found {_trouble(error)}; "
-            "name the folder of a run that this version finished"
-        ) from error
+    content = read_content(directory, Content, check=Content.measured, format="understudy.report/1", whose="a run")
     return _write_page(directory, content, sections_of(content.method) if content.method else None)
 
 
@@ -224,15 +215,6 @@ def _write_page(directory: Path, content: Content, sections: SectionsOf | None) 
     files = ReportFiles(html=directory / "report.html", json=directory / "report.json")
     write_closed(files.html, page)
     return files
-
-
-def _trouble(error: OSError | ValidationError | InputError) -> str:
-    if isinstance(error, InputError):
-        return str(error)
-    if isinstance(error, OSError):
-        return error.strerror or type(error).__name__
-    first = error.errors(include_url=False, include_input=False)[0]
-    return f"{'.'.join(map(str, first['loc'])) or 'the whole'}: {first['msg']}"
 
 
 def _shown(sample: Sample) -> dict[str, Any]:
