@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from understudy.flows.commands import ended, price, request_from
+from understudy.flows.commands import choices_said, ended, price, request_from
 from understudy.flows.terminal import say, show
 
 
@@ -33,7 +33,7 @@ def audit(
     from understudy.runs.validation import validate
 
     if dry_run:
-        with prepared(request) as drafts:
+        with choices_said(), prepared(request) as drafts:
             plan, count = validate(drafts.requests["claim"], method).plan, len(drafts.canaries.included)
             least = check_power(plan, count)
         facts = {
@@ -43,7 +43,7 @@ def audit(
         }
         show({**dry_run_of(plan), **facts}, as_json=as_json, title=f"audit of {method}, dry run: nothing charged")
         return
-    with planned(request) as audited:
+    with choices_said(), planned(request) as audited:
         plan = audited.plans["claim"]
         for note in (*audited.notes, *plan.description.warnings):
             say(f"note: {note}")

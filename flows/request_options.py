@@ -46,7 +46,7 @@ ShareRealRows = Annotated[
 
 def request_options(  # noqa: PLR0913 - one parameter per option
     data: Annotated[str, typer.Option(help="CSV, JSONL or Parquet file, hub:OWNER/NAME, or sample:NAME.")],
-    out: Annotated[str, typer.Option(help="Folder for export/ and internal/.")],
+    out: Annotated[str, typer.Option(help="Folder of the results; each run has export/ and internal/.")],
     epsilon: Epsilon = None,
     source: Annotated[str | None, typer.Option(help="Name under which these rows keep their budget; needed.")] = None,
     budget: Annotated[str | None, typer.Option(help="EPSILON,DELTA of the source, on first use.")] = None,

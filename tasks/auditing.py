@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from contextlib import nullcontext
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -123,8 +123,9 @@ def report_audit(
         charge = Ledger.open().charge(read_record(folder / "claim").charge_id)
         keep(public_audit(plan, metrics, bounds, code_digest=charge.code_digest))
     # It was made with canaries among the rows: it is nothing to hand over, and its figures are in the report.
-    with locked_folder(folder / "claim") if "claim" in found else nullcontext():
-        shutil.rmtree(folder / "claim" / EXPORT, ignore_errors=True)
+    if "claim" in found:
+        with locked_folder(folder / "claim"), suppress(FileNotFoundError):
+            shutil.rmtree(folder / "claim" / EXPORT)
     refuted = any(of_arms.get("claim", 0.0) > plan.epsilon for of_arms in bounds.values())
     return Audited(report=str(page), charged="claim" in figures, refuted=refuted)
 

@@ -194,7 +194,7 @@ def test_the_python_api_and_a_flow_that_prefect_starts_find_the_same(table, on_p
         (said,) = statement_in(tmp_path / "second/claim")["audits"]
         assert "bag-of-words" in said
         assert f"with this noise {found.bounds['data']['claim']:.2f}" in said
-        assert "with the settings and the code, versions and device of this run" in said
+        assert "compared with this run, the same settings and the same code and versions." in said
 
 
 def test_a_flow_that_prefect_starts_tells_nothing_of_a_wrong_row(
@@ -261,3 +261,38 @@ def test_another_report_is_not_overwritten(words, on_path, prefect_server, in_ho
         assert code == 2
         assert "report.json" in said
     assert "comparison" in report.read_text()
+
+
+def test_an_audit_that_prefect_retries_at_its_end_reports_again(
+    table, on_path, prefect_server, in_home, tmp_path, monkeypatch
+):
+    """Its runs are not made again then, and the claim's export is gone."""
+    from understudy.errors import UnderstudyError
+    from understudy.flows import audit as module
+    from understudy.runs.audit_request import audit_of
+    from understudy.runs.request import RunRequest
+
+    ends, plain = [], module.conclusive
+
+    def once(result):
+        ends.append(result)
+        if len(ends) == 1:
+            raise UnderstudyError("the first time")
+        return plain(result)
+
+    monkeypatch.setattr(module, "conclusive", once)
+    run = RunRequest(
+        data=str(table),
+        source="films",
+        out=str(tmp_path / "audit"),
+        epsilon=4,
+        delta=1e-4,
+        label_names={"bad": "bad", "good": "good"},
+        samples=60,
+        overrides=("length=300",),
+    )
+    with in_home(tmp_path / "home"):
+        ended = module.audit.with_options(retries=1)(audit_of("bag-of-words", run, canaries=100))
+        assert charged() == [(4.0, "released")]
+    assert ends == [ended, ended]
+    assert not (tmp_path / "audit/claim/export").exists()

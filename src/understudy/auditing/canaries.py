@@ -73,7 +73,7 @@ def vocabulary(tokenizer: Any) -> list[str]:
 def canary_rows(
     kind: RowKind, count: int, *, words: Sequence[str], labels: int, named: str, schema: pa.Schema
 ) -> pa.Table:
-    """Rows of random words in the columns of a checked table; public.
+    """Rows of canaries in the columns of a checked table; public.
 
     Args:
         kind: of the rows.

@@ -242,7 +242,12 @@ def _one_run() -> Iterable[MetricName]:
         "epsilon",
         "context",
     )
-    yield MetricName("audit.one_run.confidence_level", "Confidence of bounds and intervals", "share", "context")
+    yield MetricName(
+        "audit.one_run.confidence_level",
+        "Confidence at which the bounds of all attackers hold together; each interval holds at no less",
+        "share",
+        "context",
+    )
 
 
 def _next_token() -> Iterable[MetricName]:

@@ -11,8 +11,7 @@ from understudy.evaluation.metrics import Metrics
 from understudy.reporting.audit import sections
 from understudy.reporting.report import About, build_report
 from understudy.runs.evaluated import noted_report
-from understudy.runs.folders import STATEMENT
-from understudy.runs.placement import EXPORT
+from understudy.runs.placement import INTERNAL
 from understudy.runs.run_plan import RunPlan
 
 
@@ -28,7 +27,7 @@ def write_audit(out: Path, plan: RunPlan, metrics: Metrics, *, claim: Path | Non
     Returns:
         The page.
     """
-    statement = _promise(plan) if claim is None else json.loads((claim / EXPORT / STATEMENT).read_text())
+    statement = _promise(plan) if claim is None else _statement_of(claim)
     facts = {"method": plan.method, "model": plan.model_name, **plan.report_facts}
     made = f"{metrics.values['audit.one_run.canaries']:.0f} canaries among at most {plan.n} units of {plan.source}"
     with noted_report(out, {plan.source}):
@@ -42,6 +41,12 @@ def write_audit(out: Path, plan: RunPlan, metrics: Metrics, *, claim: Path | Non
             about=About(made=made, facts=facts),
         )
     return files.html
+
+
+def _statement_of(claim: Path) -> dict[str, Any]:
+    """The claim's statement, from its report: its export does not stay."""
+    statement: dict[str, Any] = json.loads((claim / INTERNAL / "report.json").read_text())["statement"]
+    return statement
 
 
 def _promise(plan: RunPlan) -> Mapping[str, Any]:

@@ -14,7 +14,7 @@ from understudy.runs.request import RunRequest, first_fault
 # With fewer, all coins but one may fall alike, and hardly any epsilon could be told from 0.
 LEAST_CANARIES = 20
 MOST_CANARIES = 10_000
-# Enough to tell an epsilon of about 0.6, and no more than a fifth of what there is.
+# Enough to tell an epsilon of about 0.7, and no more than a fifth of what there is.
 USUAL_CANARIES, USUAL_SHARE = 100, 5
 
 

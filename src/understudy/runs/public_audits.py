@@ -64,14 +64,14 @@ class PublicAudit(Frozen):
             for threat in THREATS
             if threat in self.bounds
         )
-        settings_alike = "the settings" if config_digest == self.config_digest else "other settings"
-        code_alike = "the code, versions and device" if code_digest == self.code_digest else "other code or versions"
+        alike = {"settings": config_digest == self.config_digest, "code and versions": code_digest == self.code_digest}
+        told = " and ".join(f"{'the same' if is_same else 'other'} {what}" for what, is_same in alike.items())
         refuted = any(arms.get("claim", 0.0) > self.epsilon for arms in self.bounds.values())
         return (
             f"{'REFUTED the promise: ' if refuted else ''}{self.method} with {self.model} at epsilon {self.epsilon:g}, "
             f"delta {self.delta:.3g} for each {self.unit}, on the public source {self.source!r} of at most "
-            f"{self.units} with {self.canaries} canaries, with {settings_alike} and {code_alike} of this run. Lower "
-            f"bounds on epsilon, at {self.confidence:.0%} confidence for all attackers together: {found}"
+            f"{self.units} units, {self.canaries} of them canaries; compared with this run, {told}. Lower bounds on "
+            f"epsilon, at {self.confidence:.0%} confidence for all attackers together: {found}"
         )
 
 

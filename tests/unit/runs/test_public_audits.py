@@ -1,0 +1,48 @@
+"""What statements say of audits on public rows."""
+
+import pytest
+
+from understudy.runs.public_audits import PublicAudit, keep, kept
+
+
+@pytest.fixture
+def audit():
+    return PublicAudit(
+        method="some-method",
+        model="tiny",
+        model_digest="m",
+        source="twin",
+        unit="example",
+        units=600,
+        epsilon=2.0,
+        delta=1e-4,
+        canaries=100,
+        confidence=0.95,
+        bounds={"data": {"claim": 0.5, "positive_control": 1.25, "null_control": 0.0}},
+        config_digest="c",
+        code_digest="d",
+    )
+
+
+def test_what_differs_from_the_run_of_the_statement_is_said(audit):
+    assert "compared with this run, the same settings and the same code and versions." in audit.in_words("c", "d")
+    assert "compared with this run, other settings and the same code and versions." in audit.in_words("x", "d")
+    assert "compared with this run, the same settings and other code and versions." in audit.in_words("c", "x")
+    assert "with this noise 0.50, without noise 1.25, without a canary 0.00" in audit.in_words("c", "d")
+
+
+def test_a_refuted_promise_is_called_so(audit):
+    leaking = audit.model_copy(update={"bounds": {"data": audit.bounds["data"] | {"claim": 2.5}}})
+    assert leaking.in_words("c", "d").startswith("REFUTED the promise: ")
+    assert not audit.in_words("c", "d").startswith("REFUTED")
+
+
+def test_audits_are_kept_once_and_told_of_their_own_method_and_model(audit, tmp_path, monkeypatch):
+    monkeypatch.setenv("UNDERSTUDY_HOME", str(tmp_path / "home"))
+    other = audit.model_copy(update={"model_digest": "n"})
+    for one in (audit, audit, other):
+        keep(one)
+    assert kept("some-method", "m") == [audit]
+    assert kept("another", "m") == []
+    (tmp_path / "home/audits/older.json").write_text("{}")
+    assert kept("some-method", "n") == [other]
