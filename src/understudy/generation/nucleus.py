@@ -10,10 +10,13 @@ from typing import Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from understudy.compute import running_sum, widened
 from understudy.errors import UnderstudyError
+
+Floats = NDArray[np.floating]
 
 # Numbers of a distribution that are worked on together, on the CPU: more of them leave its cache.
 _TOGETHER: Final = 1 << 20
@@ -91,8 +94,8 @@ def _drawn(probabilities: Tensor, uniforms: Tensor, *, top_p: float) -> Tensor:
 def _likely(probabilities: Tensor, *, top_p: float) -> tuple[Tensor, Tensor]:
     """The tokens that can be in the nucleus, in vocabulary order.
 
-    Those left out have at most half of the mass that the nucleus leaves out. The running sums of the others stay what
-    they were to the last bit: the CPU adds one number after the other, and those left out come last or count as 0.
+    The running sums of those that are in it stay what they were to the last bit: the CPU adds one number after the
+    other, and those left out come last or count as 0.
 
     Returns:
         `(batch, most)` probabilities, 0 where a row has fewer such tokens, and their ids, int64.
@@ -102,7 +105,7 @@ def _likely(probabilities: Tensor, *, top_p: float) -> tuple[Tensor, Tensor]:
     """
     batch, vocabulary = probabilities.shape
     values = probabilities.numpy()
-    places = np.flatnonzero(values > (1 - top_p) / (2 * vocabulary))
+    places = np.flatnonzero(values > _thresholds(values, top_p=top_p))
     rows, ids = np.divmod(places, vocabulary)
     counts = np.bincount(rows, minlength=batch)
     if not counts.all():
@@ -114,3 +117,17 @@ def _likely(probabilities: Tensor, *, top_p: float) -> tuple[Tensor, Tensor]:
     likely, tokens = (np.zeros((batch, counts.max()), kind) for kind in (values.dtype, np.int64))
     likely[rows, columns], tokens[rows, columns] = values.reshape(-1)[places], ids
     return torch.from_numpy(likely), torch.from_numpy(tokens)
+
+
+def _thresholds(values: Floats, *, top_p: float) -> Floats:
+    """A probability per row, `(batch, 1)`, below every one of its nucleus.
+
+    Tokens below the lower one have at most half of the mass that the nucleus leaves out. In most distributions those
+    above the higher one, far fewer, reach the nucleus's mass by themselves.
+    """
+    low = (1 - top_p) / (2 * values.shape[1])
+    high = 8 * low
+    mass = np.where(values > high, values, 0).sum(axis=1, keepdims=True, dtype=np.float64)
+    # By more than sums in another order differ.
+    thresholds: Floats = np.where(mass > top_p + 1e-9, high, low).astype(values.dtype)
+    return thresholds

@@ -7,7 +7,8 @@ it change nothing but the last bits of float arithmetic. Uniform numbers are dra
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from contextlib import nullcontext
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from understudy.generation.cache import KeyValues
 from understudy.generation.config import SamplingConfig
 from understudy.generation.nucleus import draw_tokens
 from understudy.generation.step import Step, advance, backbone, head, next_logits
+from understudy.models.packed import packed
 from understudy.progress import Progress
 
 __all__ = [
@@ -33,6 +35,9 @@ __all__ = [
 ]
 
 StepHook = Callable[[Any, Step], Tensor]
+
+# Packing the weights takes as long as it saves in about eight steps.
+_WORTH_PACKING: Final = 16
 
 
 def sample(  # noqa: PLR0913 - what is drawn, how, and what a caller may bring along
@@ -73,7 +78,7 @@ def sample(  # noqa: PLR0913 - what is drawn, how, and what a caller may bring a
     vocabulary = getattr(model.config, "vocab_size", None) or max(forbidden, default=0) + 1
     banned = torch.tensor([i for i in forbidden if i != eos and i < vocabulary], dtype=torch.long, device=ids.device)
     drawn: list[list[int]] = [[] for _ in seeds]
-    with torch.no_grad():
+    with torch.no_grad(), packed(model) if config.max_new_tokens >= _WORTH_PACKING else nullcontext():
         flight = Flight(model, ids, mask, slots=min(batch_size or len(seeds), len(seeds)), tokens=config.max_new_tokens)
         while flight.active:
             step = flight.step()

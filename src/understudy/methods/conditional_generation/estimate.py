@@ -29,6 +29,7 @@ from understudy.methods.conditional_generation.model import TrainedModel
 from understudy.methods.conditional_generation.queries import Asked, QuerySchedule, schedule_of
 from understudy.methods.method import Promise
 from understudy.models.loading import load_base
+from understudy.models.packed import packed, packed_bytes
 from understudy.models.shape import ModelShape, shape_of
 from understudy.privacy.dpsgd.plan import DpSgdPlan
 from understudy.privacy.ledger.records import KeyMaterial
@@ -68,7 +69,7 @@ def predicted_bytes(config: ConditionalGenerationConfig, shape: ModelShape) -> i
     rows, drawn = config.train.micro_batch, config.generate.batch_size
     assert rows != "auto"
     assert drawn != "auto"
-    generating = generation_bytes(config, shape, drawn)
+    generating = generation_bytes(config, shape, drawn) + packed_bytes(chosen(), shape.parameters)
     if not config.trains:
         return generating
     recompute = recomputes(config, shape, rows)
@@ -144,8 +145,10 @@ def _drawing_seconds(trained: TrainedModel, config: ConditionalGenerationConfig)
         few = config.generate.model_copy(update={"redraws": 0, "sampling": sampling})
         return _seconds(lambda: generate(trained, [0] * rows, config=config.model_copy(update={"generate": few})))
 
-    first = draw(1)
-    each = max(draw(1 + _TOKENS) - first, 0.0) / _TOKENS
+    # As a longer generation does from its first token on.
+    with packed(trained.model.lm):
+        first = draw(1)
+        each = max(draw(1 + _TOKENS) - first, 0.0) / _TOKENS
     return math.ceil(config.samples / rows) * (first + each * (wanted - 1))
 
 
