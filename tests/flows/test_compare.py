@@ -1,6 +1,7 @@
 """Several methods, epsilons and seeds on the same rows: one total beforehand, one charge each, one internal report."""
 
 import functools
+import itertools
 import json
 import math
 import stat
@@ -140,6 +141,12 @@ def _is_whole(out: Path) -> None:
         assert metrics[f"comparison.{group}.{figure}"] == pytest.approx(sum(m[figure] for m in own) / 2)
         spread = abs(own[0][figure] - own[1][figure]) / math.sqrt(2)
         assert metrics[f"comparison.{group}.{figure}.spread"] == pytest.approx(spread)
+    for one, other in itertools.combinations(report["groups"], 2):
+        name = f"comparison.{one['name']}.minus.{other['name']}.utility.synthetic.accuracy"
+        assert (name in metrics) is ((one["method"] == other["method"]) != (one["epsilon"] == other["epsilon"])), name
+        if name in metrics:
+            sides = (f"comparison.{side['name']}.utility.synthetic.accuracy" for side in (one, other))
+            assert metrics[name] == pytest.approx(metrics[next(sides)] - metrics[next(sides)])
     page = (out / "report.html").read_text()
     assert "that no epsilon covers" in page
     assert "given away the sum" in page

@@ -36,7 +36,7 @@ def mean_interval(values: Floats, *, seed: int, replicates: int = 2000, level: f
     low, high = np.quantile(values[rows].mean(1), [(1 - level) / 2, (1 + level) / 2])
     mean = float(values.mean())
     if len(values) < FEWEST_RESAMPLED:
-        half = _student_half(values, level)
+        half = student_half(values, level=level)
         low, high = min(low, mean - half), max(high, mean + half)
     return Interval(mean, float(low), float(high))
 
@@ -52,8 +52,8 @@ def mean_difference(a: Floats, b: Floats, *, seed: int, replicates: int = 2000, 
     return mean_interval(a - b, seed=seed, replicates=replicates, level=level)
 
 
-def _student_half(values: Floats, level: float) -> float:
-    """Half the width of Student's interval of the mean of a few rows."""
+def student_half(values: Floats, *, level: float = 0.95) -> float:
+    """Half the width of Student's interval of the mean of a few numbers, at least one."""
     from scipy.stats import t
 
     deviation = float(values.std(ddof=1)) if len(values) > 1 else abs(float(values[0]))

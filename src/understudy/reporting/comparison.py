@@ -25,6 +25,7 @@ from understudy.evaluation.metrics import Metrics
 from understudy.evaluation.names import MetricName
 from understudy.frozen import Frozen
 from understudy.reporting import view
+from understudy.reporting.differences import DIFFERENCES, differences_table
 from understudy.reporting.drawing import INK, MUTED, PROMPT, REAL, SYNTHETIC, Drawing, draw, percent_axis
 from understudy.reporting.pages import plain, read_content, render, write_closed
 from understudy.reporting.report import MARKER, ReportFiles
@@ -63,6 +64,11 @@ class Group(Frozen):
     epsilon: float
     seeds: tuple[int, ...]
     missing: tuple[int, ...] = ()
+
+    @property
+    def said(self) -> str:
+        """The group in words."""
+        return f"{self.method}, epsilon {_epsilon(self.epsilon)}"
 
 
 class ComparisonContent(Frozen):
@@ -133,7 +139,7 @@ def table_of(content: ComparisonContent, figure: MetricName) -> Table | None:
             continue
         rows.append(
             (
-                f"{group.method}, epsilon {_epsilon(group.epsilon)}",
+                group.said,
                 form(content.metrics[name]),
                 view.range_of(content.measured(), name, form),
                 form(content.metrics[spread]) if spread in content.metrics else "one seed",
@@ -174,8 +180,7 @@ def shown(figure: MetricName) -> Any:
 def headline_drawing(content: ComparisonContent) -> Drawing | None:
     """The headline figure against epsilon, a line per method, and the baselines across; None where it is missing."""
     name = headline_of(content.figures)
-    figure = next((figure for figure in content.figures if figure.pattern == name), None)
-    lines = _lines(content, name)
+    figure, lines = _figure(content, name), _lines(content, name)
     if figure is None or not lines:
         return None
     epsilons = sorted({group.epsilon for group in content.groups})
@@ -263,6 +268,8 @@ def _write_page(directory: Path, content: ComparisonContent) -> ReportFiles:
         content=content,
         sections=sections,
         spread=SPREAD,
+        differences=_differences(content, headline),
+        differences_note=DIFFERENCES,
         runs=_runs(content, headline),
         everything=view.all_figures(content.measured()),
     )
@@ -278,9 +285,18 @@ def _baselines_said(content: ComparisonContent, headline: str) -> str:
     return f"Baselines, each the mean over all runs that measured it: {', '.join(words)}." if words else ""
 
 
+def _differences(content: ComparisonContent, headline: str) -> Table | None:
+    figure = _figure(content, headline)
+    return differences_table(content, figure) if figure else None
+
+
+def _figure(content: ComparisonContent, name: str) -> MetricName | None:
+    return next((figure for figure in content.figures if figure.pattern == name), None)
+
+
 def _runs(content: ComparisonContent, headline: str) -> Table:
     """Each run by itself."""
-    figure = next((figure for figure in content.figures if figure.pattern == headline), None)
+    figure = _figure(content, headline)
     rows: list[tuple[str, ...]] = []
     for group in content.groups:
         for seed in sorted((*group.seeds, *group.missing)):
@@ -288,7 +304,7 @@ def _runs(content: ComparisonContent, headline: str) -> Table:
             told = shown(figure)(content.metrics[name]) if figure and name in content.metrics else ""
             between = view.range_of(content.measured(), name, shown(figure)) if figure else ""
             state = "missing" if seed in group.missing else "done"
-            rows.append((f"{group.method}, epsilon {_epsilon(group.epsilon)}, seed {seed}", state, told, between))
+            rows.append((f"{group.said}, seed {seed}", state, told, between))
     return Table(("", "State", headline or "Headline", "Interval"), tuple(rows))
 
 
@@ -298,6 +314,6 @@ def _epsilon(epsilon: float) -> str:
 
 def lines_of(content: ComparisonContent) -> Sequence[tuple[str, ...]]:
     """The rows that a terminal shows: method, epsilon, mean, interval, spread and seeds of the headline figure."""
-    headline = next((f for f in content.figures if f.pattern == headline_of(content.figures)), None)
+    headline = _figure(content, headline_of(content.figures))
     table = table_of(content, headline) if headline else None
     return table.rows if table else ()

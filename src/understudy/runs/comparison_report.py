@@ -9,12 +9,15 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from understudy.errors import InputError, UnderstudyError
-from understudy.evaluation.comparison import MeasuredRun, compared, figures_of
-from understudy.evaluation.metrics import Metrics
+from understudy.evaluation.comparison import MeasuredRun, compared, figures_of, headline_of
+from understudy.evaluation.differences import differences
+from understudy.evaluation.metrics import Metrics, merge
+from understudy.evaluation.names import MetricName
 from understudy.locks import locked_folder
 from understudy.privacy.ledger.budget import Cost, spent
 from understudy.privacy.ledger.ledger import Ledger
 from understudy.reporting.comparison import ComparisonContent, Group, build_comparison
+from understudy.reporting.differences import pairs_of
 from understudy.reporting.report import Content
 from understudy.runs.comparison_request import Cell, CompareRequest, epsilon_text
 from understudy.runs.evaluated import noted_report
@@ -57,7 +60,8 @@ def report_on_runs(
         return result
     measured = [MeasuredRun(cell.group, cell.seed, _measured(cell)) for cell in cells if cell.name not in missing]
     reasons = [f"{name}: {why}" for name, why in missing.items()]
-    found = compared(measured, missing=reasons)
+    groups, figures = _groups(cells, missing), figures_of(measured)
+    found = merge(compared(measured, missing=reasons), _differences(measured, groups, figures))
     content = ComparisonContent(
         title=f"Comparison on {request.run.source}",
         charged=_charged(request.run.source, charges),
@@ -68,8 +72,8 @@ def report_on_runs(
             "seeds": ", ".join(map(str, request.seeds)),
             "profile": request.run.profile,
         },
-        groups=_groups(cells, missing),
-        figures=figures_of(measured),
+        groups=groups,
+        figures=figures,
         metrics=found.values,
         intervals=found.intervals,
         missing=found.missing,
@@ -120,6 +124,13 @@ def _measured(cell: Cell) -> Metrics:
         read_record(cell.folder)
         content = Content.model_validate_json((cell.folder / INTERNAL / "report.json").read_bytes())
     return content.measured()
+
+
+def _differences(measured: Sequence[MeasuredRun], groups: Sequence[Group], figures: Sequence[MetricName]) -> Metrics:
+    """Of the headline figure, between groups that differ in one thing."""
+    headline = next((figure for figure in figures if figure.pattern == headline_of(figures)), None)
+    pairs = [(one.name, other.name) for one, other in pairs_of(groups)]
+    return differences(measured, pairs, headline) if headline else Metrics()
 
 
 def _charged(source: str, ids: Sequence[str]) -> str:

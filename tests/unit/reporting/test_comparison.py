@@ -9,7 +9,9 @@ from report_pages import Outline
 
 from understudy.errors import InputError
 from understudy.evaluation.comparison import MeasuredRun, compared, figures_of
+from understudy.evaluation.differences import difference_name
 from understudy.evaluation.metrics import Metrics
+from understudy.evaluation.names import MetricName, describe
 from understudy.reporting.comparison import (
     ComparisonContent,
     Group,
@@ -21,6 +23,8 @@ from understudy.reporting.comparison import (
     read_comparison,
     rebuild_comparison,
 )
+from understudy.reporting.differences import differences_table, pairs_of
+from understudy.reporting.text_formatting import MINUS
 
 SYNTHETIC, PROMPT = "utility.synthetic.accuracy", "utility.prompt_only.accuracy"
 GROUPS = (
@@ -96,6 +100,30 @@ def test_the_drawing_tells_every_mean_and_the_baseline_in_words(content):
     assert "prompt-only text: 25.0 %" in said
     assert "real text" not in said, "not measured"
     assert "not to scale" in drawing.svg
+
+
+def test_differences_are_told_in_points_with_the_seeds_behind_them(content, tmp_path):
+    assert "Differences" not in Outline(build_comparison(tmp_path, content).html.read_text()).headings
+    # Between two methods at one epsilon, and two epsilons of one method; not between groups that differ in both.
+    assert [(one.name, other.name) for one, other in pairs_of(GROUPS)] == [
+        ("bag-eps1", "bag-epsinf"),
+        ("bag-eps1", "letters-eps1"),
+    ]
+    name = difference_name("bag-eps1", "bag-epsinf", SYNTHETIC)
+    declared = (*content.declared, MetricName(name, "a difference", "share", "context"))
+    told = content.model_copy(
+        update={
+            "metrics": content.metrics | {name: -0.02},
+            "intervals": content.intervals | {name: (-0.25, 0.21)},
+            "declared": declared,
+        }
+    )
+    (row,) = differences_table(told, describe(SYNTHETIC)).rows
+    assert row[0] == "bag, epsilon 1 minus bag, epsilon ∞"
+    assert [cell.replace(MINUS, "-") for cell in row[1:]] == ["-2.0 points", "-25.0 points to +21.0 points", "2"]
+    outline = Outline(build_comparison(tmp_path, told).html.read_text())
+    assert "Differences" in outline.headings
+    assert "nothing of other test rows" in " ".join(outline.texts)
 
 
 def test_without_a_measured_run_the_page_says_so(content, tmp_path):

@@ -1,0 +1,43 @@
+"""The differences between groups of a comparison, in a table."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from understudy.evaluation.differences import difference_name
+from understudy.evaluation.names import MetricName
+from understudy.reporting import view
+from understudy.reporting.text_formatting import number, points
+from understudy.reporting.view import Table
+
+if TYPE_CHECKING:
+    from understudy.reporting.comparison import ComparisonContent, Group
+
+DIFFERENCES: Final = (
+    "Mean over the seeds that both sides have, paired by seed. The interval is Student's over these seeds, and holds "
+    "nothing of other test rows. One in twenty of such intervals leaves out zero by chance."
+)
+
+
+def pairs_of(groups: Sequence[Group]) -> tuple[tuple[Group, Group], ...]:
+    """Groups that differ in one thing: the method at one epsilon, or the epsilon of one method."""
+    return tuple(
+        (one, other)
+        for one, other in itertools.combinations(groups, 2)
+        if (one.method == other.method) != (one.epsilon == other.epsilon)
+    )
+
+
+def differences_table(content: ComparisonContent, figure: MetricName) -> Table | None:
+    """Mean differences of a figure, with intervals; None where no two groups share two seeds."""
+    form = points if figure.unit == "share" else number
+    rows = []
+    for one, other in pairs_of(content.groups):
+        name = difference_name(one.name, other.name, figure.pattern)
+        if name in content.metrics:
+            between = view.range_of(content.measured(), name, form)
+            shared = len(set(one.seeds) & set(other.seeds))
+            rows.append((f"{one.said} minus {other.said}", form(content.metrics[name]), between, number(shared)))
+    return Table(("", "Difference", "Interval over seeds", "Seeds"), tuple(rows)) if rows else None
