@@ -125,10 +125,15 @@ def event_delta(queries: Sequence[Query], *, epsilon: float, delta: float) -> fl
 
     Gaussian sums and histograms are drawn exactly. A masked sum is within `NEGLIGIBLE` of what is charged.
     """
-    masked = sum(query.steps for query in queries if query.kind == "masked_sum" and query.noise_multiplier > 0)
+    masked = masked_rounds(queries)
     if not masked or math.isinf(epsilon):
         return delta
     return delta - delta_correction(epsilon, gap=NEGLIGIBLE, rounds=masked)
+
+
+def masked_rounds(queries: Sequence[Query]) -> int:
+    """How many releases of the list are masked sums with noise."""
+    return sum(query.steps for query in queries if query.kind == "masked_sum" and query.noise_multiplier > 0)
 
 
 def epsilon_without_amplification(queries: Sequence[Query], *, delta: float) -> float | None:

@@ -12,7 +12,7 @@ from understudy.privacy.accounting import epsilon_pld, renyi_curve
 from understudy.privacy.events import composed_event
 from understudy.privacy.ledger.budget import Cost, admit, spent
 from understudy.privacy.ledger.ledger import Ledger, SourceRecord
-from understudy.privacy.queries import Queries, event_delta, event_of
+from understudy.privacy.queries import Queries, event_delta, event_of, masked_rounds
 from understudy.runs.comparison_request import CompareRequest
 from understudy.runs.run_plan import RunPlan
 
@@ -49,8 +49,10 @@ def new_source(request: CompareRequest, found: SourceRecord, asked: Sequence[Run
 
 def cost_of(record: SourceRecord, plan: RunPlan) -> Cost:
     """What the charge of a run costs under the source's composition rule."""
-    curve = renyi_curve(event_of(plan.queries), record.renyi_orders) if record.composition == "renyi" else ()
-    return Cost(plan.epsilon, plan.delta, curve)
+    if record.composition == "sum":
+        return Cost(plan.epsilon, plan.delta)
+    curve = renyi_curve(event_of(plan.queries), record.renyi_orders)
+    return Cost(plan.epsilon, plan.delta, curve, masked_rounds(plan.queries))
 
 
 def sum_of(record: SourceRecord, costs: Sequence[Cost]) -> tuple[float, float]:

@@ -9,7 +9,9 @@ sum of Renyi bounds exceeds B keeps the whole interaction (a, B)-RDP even if par
 with probability at most delta / k (Markov's inequality, as in Mironov 2017, Proposition 3). We go on while
 some order has budget left. Such a run agrees with what that order's filter alone would have let pass, so its
 loss exceeds epsilon only where one of those k interactions does: probability at most delta, hence
-(epsilon, delta)-DP. The union bound over k is the price for not committing to a single order.
+(epsilon, delta)-DP. The union bound over k is the price for not committing to a single order. Masked sums are not quite
+the Gaussian mechanisms that the bounds are of: what `delta_correction` says of all their rounds at the budget's epsilon
+is taken off delta first.
 
 Sums are exact and compared without any tolerance. An epsilon or a delta stands for the shortest decimal that prints it,
 which is what was typed and what the statement shows: ten charges of 0.8 fit a budget of 8, three of 0.1 one of 0.3, and
@@ -34,11 +36,15 @@ _SIX_DIGITS_DOWN: Final = Context(prec=6, rounding=ROUND_FLOOR)
 
 
 class Cost(NamedTuple):
-    """What one charge costs; `curve` holds its Renyi bounds at the source's orders, empty under `sum`."""
+    """What one charge costs; `curve` holds its Renyi bounds at the source's orders, empty under `sum`.
+
+    `masked_rounds` is how many of its releases are masked sums, whose distance from their law its own delta covers.
+    """
 
     epsilon: float
     delta: float
     curve: tuple[float, ...] = ()
+    masked_rounds: int = 0
 
 
 def spent(source: SourceRecord, costs: Sequence[Cost]) -> tuple[float, float]:
@@ -90,9 +96,10 @@ def _spent(source: SourceRecord, costs: Sequence[Cost]) -> tuple[Decimal, Decima
     if source.composition == "sum" or not costs:
         return _sum(_exact(cost.epsilon) for cost in costs), _sum(_exact(cost.delta) for cost in costs)
     columns = zip(*(cost.curve for cost in costs), strict=True)
+    offsets = _offsets(source, masked_rounds=sum(cost.masked_rounds for cost in costs))
     bounds = [
         _sum([*map(Decimal, column), offset])
-        for column, offset in zip(columns, _offsets(source), strict=True)
+        for column, offset in zip(columns, offsets, strict=True)
         if all(map(math.isfinite, column))
     ]
     return min(bounds, default=Decimal("Infinity")), _exact(source.delta)
@@ -107,15 +114,22 @@ def _sum(values: Iterable[Decimal]) -> Decimal:
     return reduce(_EXACT.add, values, Decimal(0))
 
 
-def _offsets(source: SourceRecord) -> list[Decimal]:
+def _offsets(source: SourceRecord, *, masked_rounds: int) -> list[Decimal]:
     """What turning a sum of Renyi bounds into epsilon adds at each order: ln(k / delta) / (order - 1), rounded up."""
-    orders = source.renyi_orders
+    orders, delta = source.renyi_orders, source.delta
+    if masked_rounds:
+        from understudy.privacy.secure_aggregation.accounting import NEGLIGIBLE, delta_correction
+
+        # The product's rounding is far below a part in 10^12.
+        delta -= (1 + 1e-12) * delta_correction(source.epsilon, gap=NEGLIGIBLE, rounds=masked_rounds)
+    if delta <= 0:
+        return [Decimal("Infinity")] * len(orders)
     found = []
     for order in orders:
-        value = math.log(len(orders) / source.delta) / (order - 1)
-        # Quotient, logarithm and division err by less than a unit of the last place each, and by one more as the
-        # quotient's error passes through the logarithm, whose value is above 1.
-        for _ in range(4):
+        value = math.log(len(orders) / delta) / (order - 1)
+        # Difference, quotient, logarithm and division err by less than a unit of the last place each, and by one more
+        # as an error passes through the logarithm, whose value is above 1.
+        for _ in range(6):
             value = math.nextafter(value, math.inf)
         found.append(Decimal(value))
     return found

@@ -12,7 +12,7 @@ from understudy.errors import UnderstudyError
 from understudy.privacy.ledger import secret as keys
 from understudy.privacy.ledger import selects as queries
 from understudy.privacy.ledger import stored_secrets as vault
-from understudy.privacy.ledger.budget import Cost, admit
+from understudy.privacy.ledger.budget import admit
 from understudy.privacy.ledger.database import CHARGES
 from understudy.privacy.ledger.records import Charge, ChargeRequest, KeyMaterial
 from understudy.privacy.ledger.sealed import SealedTables
@@ -26,13 +26,9 @@ def reserve(connection: sa.Connection, tables: SealedTables, request: ChargeRequ
         queries.check_same_request(known, request)
         return queries.to_charge(known, new=False)
     queries.check_fits_source(source, request)
-    curve = queries.renyi_curve(source, request)
+    cost = queries.cost(source, request)
     if request.counted:
-        admit(
-            source,
-            queries.costs(connection, source.name),
-            Cost(request.epsilon, request.delta, curve),
-        )
+        admit(source, queries.costs(connection, source.name), cost)
     charge = Charge(
         **request.model_dump(),
         id=secrets.token_hex(12),
@@ -44,7 +40,7 @@ def reserve(connection: sa.Connection, tables: SealedTables, request: ChargeRequ
         released_at=None,
         new=True,
     )
-    private = {"salt": secrets.token_bytes(32), "renyi_curve": json.dumps(curve)}
+    private = {"salt": secrets.token_bytes(32), "renyi_curve": json.dumps(cost.curve)}
     connection.execute(sa.insert(CHARGES).values(charge.model_dump(exclude={"new", "resumable"}) | private))
     tables.append(connection, "reserve", charge.id)
     return charge

@@ -82,9 +82,26 @@ def latest(connection: sa.Connection, request_key: str) -> sa.Row[Any] | None:
 
 def costs(connection: sa.Connection, name: str) -> list[Cost]:
     """What each counted charge of a source costs, reserved or released."""
-    query = sa.select(CHARGES.c.epsilon, CHARGES.c.delta, CHARGES.c.renyi_curve)
+    query = sa.select(CHARGES.c.epsilon, CHARGES.c.delta, CHARGES.c.renyi_curve, CHARGES.c.queries)
     query = query.where(CHARGES.c.source == name, CHARGES.c.kind == "counted")
-    return [Cost(e, d, tuple(json.loads(curve))) for e, d, curve in connection.execute(query)]
+    return [_cost(e, d, tuple(json.loads(curve)), asked) for e, d, curve, asked in connection.execute(query)]
+
+
+def cost(source: SourceRecord, request: ChargeRequest) -> Cost:
+    """What a charge of this request costs.
+
+    Raises:
+        UnderstudyError: when RDP does not know the event.
+    """
+    return _cost(request.epsilon, request.delta, _renyi_curve(source, request), request.queries)
+
+
+def _cost(epsilon: float, delta: float, curve: tuple[float, ...], queries: str) -> Cost:
+    if not curve:
+        return Cost(epsilon, delta)
+    from understudy.privacy.queries import masked_rounds, queries_from_json
+
+    return Cost(epsilon, delta, curve, masked_rounds(queries_from_json(queries)))
 
 
 def checked_request(fields: Mapping[str, Any]) -> ChargeRequest:
@@ -152,12 +169,8 @@ def check_fits_source(source: SourceRecord, request: ChargeRequest) -> None:
         )
 
 
-def renyi_curve(source: SourceRecord, request: ChargeRequest) -> tuple[float, ...]:
-    """The charge's Renyi bounds at the source's orders; empty where nothing adds them up.
-
-    Raises:
-        UnderstudyError: when RDP does not know the event.
-    """
+def _renyi_curve(source: SourceRecord, request: ChargeRequest) -> tuple[float, ...]:
+    """The charge's Renyi bounds at the source's orders; empty where nothing adds them up."""
     if source.composition == "sum" or not request.counted:
         return ()
     from understudy.privacy import accounting

@@ -135,9 +135,12 @@ def delta_correction(epsilon: float, *, gap: float, rounds: int) -> float:
     """What `rounds` releases, each within `gap` of what is charged, add to delta at epsilon: rounds (1 + e^eps) gap.
 
     Each round's mechanism may be exchanged for the charged one at the cost of `gap` in total variation, on either of
-    the two neighbours.
+    the two neighbours. Infinite where e^eps is beyond the largest float.
     """
-    return rounds * (1 + math.exp(epsilon)) * gap
+    try:
+        return rounds * (1 + math.exp(epsilon)) * gap
+    except OverflowError:
+        return math.inf
 
 
 def _check_counts(survivors: int, colluding: int) -> None:

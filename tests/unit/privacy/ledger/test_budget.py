@@ -172,6 +172,21 @@ def test_renyi_filter_stays_within_epsilon_at_some_order(zs):
         assert epsilon_rdp(total, record.delta) <= record.epsilon
 
 
+def test_the_distance_of_masked_sums_from_their_law_is_taken_off_the_delta_of_a_renyi_filter():
+    record = source(epsilon=20.0, delta=1e-5, composition="renyi", renyi_orders=(3.0,))
+    plain, masked = Cost(1.0, 1e-6, (0.5,)), Cost(1.0, 1e-6, (0.5,), masked_rounds=30)
+    # Two charges with 60 rounds: 60 (1 + e^20) 1e-20 is 2.9e-10. One order: ln(1 / delta) / 2.
+    left = 1e-5 - 60 * (1 + math.exp(20)) * 1e-20
+    assert spent(record, [plain, plain])[0] == pytest.approx(1 + math.log(1 / 1e-5) / 2, rel=1e-14)
+    assert spent(record, [masked, masked])[0] == pytest.approx(1 + math.log(1 / left) / 2, rel=1e-14)
+    assert spent(record, [masked, plain])[0] > spent(record, [plain, plain])[0]
+    for epsilon in (40.0, 1000.0):  # more than all of delta
+        far = source(epsilon=epsilon, delta=1e-5, composition="renyi", renyi_orders=(3.0,))
+        admit(far, [], plain)
+        with pytest.raises(BudgetRefused, match="Renyi filter"):
+            admit(far, [], masked)
+
+
 def test_renyi_filter_refuses_what_no_order_can_carry():
     record = source(epsilon=1.0, composition="renyi")
     with pytest.raises(BudgetRefused, match="Renyi filter"):

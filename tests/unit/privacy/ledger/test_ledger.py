@@ -330,6 +330,18 @@ def test_a_renyi_filter_admits_more_and_stops(sqlite_path):
     assert spent[1] == 1e-4
 
 
+@pytest.mark.parametrize("composition", ["sum", "renyi"])
+def test_a_renyi_filter_knows_how_many_masked_sums_were_charged(sqlite_path, composition):
+    ledger = Ledger(f"sqlite:///{sqlite_path}", secret=SECRET)
+    ledger.register(record(composition=composition))
+    masked = one_sum(kind="masked_sum", steps=7)
+    for number, queries in enumerate([masked, one_sum(), masked]):
+        epsilon = 0.5 if queries == masked else 0.1
+        ledger.reserve(**fields(request_key=str(number), queries=queries, epsilon=epsilon, epsilon_rdp=1.0))
+    rounds = [7, 0, 7] if composition == "renyi" else [0, 0, 0]
+    assert [cost.masked_rounds for cost in ledger.costs("reviews")] == rounds
+
+
 # Key material and release
 
 
