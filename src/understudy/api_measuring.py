@@ -120,6 +120,7 @@ def evaluate(
 
     Raises:
         InputError: a table is not what is expected.
+        ZoneError: this process belongs to the server zone, where no real rows are read.
     """
     from understudy.runs.evaluation_inputs import check_evaluation, tables_of
     from understudy.runs.evaluation_request import evaluate_request_of
