@@ -121,8 +121,9 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Measure a synthetic table against real rows; reads private rows, charges nothing, exports nothing."""
-    columns = {"text_column": text_column, "label_column": label_column, "label_names": label_names}
-    command("evaluate")(synthetic=synthetic, real=real, test=test, out=out, columns=columns, as_json=as_json)
+    fields = {"synthetic": str(synthetic), "real": real, "test": test, "out": str(out)}
+    fields |= {"text_column": text_column or "text", "label_column": label_column or "label"}
+    command("evaluate", "evaluate_command")(fields=fields, label_names=label_names, as_json=as_json)
 
 
 @app.command()

@@ -89,8 +89,14 @@ def choices_said() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def ended(flow: Callable[[Q], R], request: Q) -> R:
-    """Run a flow here; what it fails with is said once, by `main`, and stands in Prefect's own record."""
+def ended(flow: Callable[[Q], R], request: Q, *, again: str = "goes on from here, under the same charge") -> R:
+    """Run a flow here; what it fails with is said once, by `main`, and stands in Prefect's own record.
+
+    Args:
+        flow: to be run.
+        request: its one parameter.
+        again: what the same command does after an interrupt.
+    """
     if os.environ["PREFECT_LOGGING_LEVEL"] == "WARNING":
         for name in ("prefect.flow_runs", "prefect.task_runs"):
             logging.getLogger(name).propagate = False
@@ -102,7 +108,7 @@ def ended(flow: Callable[[Q], R], request: Q) -> R:
             return flow(request)
     except KeyboardInterrupt as interrupt:
         with suppress(OSError):  # a terminal that has hung up
-            say("interrupted: the same command goes on from here, under the same charge")
+            say(f"interrupted: the same command {again}")
         if isinstance(interrupt, Interrupted):
             sys.exit(interrupt.exit_code)
         raise
@@ -167,34 +173,6 @@ def generate(*, origin: Path, samples: int, draw: int, out: Path | None, as_json
     with closing(Reporter("generate", publish=lambda _: None)) as shown:
         path, rows = generate_more(origin, samples=samples, draw=draw, out=out, progress=shown.update)
     show({"synthetic": str(path), "rows": rows, "charged": "nothing"}, as_json=as_json)
-
-
-def evaluate(
-    *, synthetic: Path, real: str, test: str, out: Path, columns: Mapping[str, str | None], as_json: bool
-) -> None:
-    """`understudy evaluate`: measure any synthetic table."""
-    from understudy.settings import prepare_environment, settings
-
-    prepare_environment()
-    from understudy.runs.folders import try_folder
-
-    # Before the tables are measured, which takes minutes.
-    try_folder(out)
-    from understudy.evaluation.tables import read_tables
-    from understudy.runs.evaluated import report_on_tables
-    from understudy.tasks.engine.machine import prepared
-
-    compared = read_tables(
-        str(synthetic),
-        real=real,
-        test=test,
-        text_column=columns["text_column"] or "text",
-        label_column=columns["label_column"] or "label",
-        label_names=named(columns["label_names"]),
-    )
-    with prepared(report_on_tables, inside=True):
-        files, metrics = report_on_tables(compared, out, device=settings().device_type)
-    show({"report": str(files.html), **metrics.values}, as_json=as_json)
 
 
 def report(*, folder: Path, as_json: bool) -> None:

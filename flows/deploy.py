@@ -34,7 +34,7 @@ NEVER_HEARD = "understudy: a run that never sent a heartbeat is crashed"
 POOLS = ("client", "server")
 QUEUES = ("cpu", "gpu")
 LIMIT = "gpu"
-FURTHER = ("understudy.flows.audit:audit", "understudy.flows.compare:compare")
+FURTHER = ("understudy.flows.audit:audit", "understudy.flows.compare:compare", "understudy.flows.evaluate:evaluate")
 # After these, a run sends no further heartbeat; the other name of Failed is that of a run that took too long.
 _ENDS = (
     "Completed",

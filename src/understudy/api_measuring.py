@@ -10,11 +10,11 @@ from understudy.evaluation.metrics import Metrics
 from understudy.lazy import load
 from understudy.runs.handed_tables import Table, as_files
 from understudy.runs.python_requests import metrics_in, requested
-from understudy.settings import prepare_environment, settings
+from understudy.settings import prepare_environment
 
-# Core imports no flow and no task: they are found by name when they are called.
+# Core imports no flow: they are found by name when they are called.
 _AUDIT = "understudy.flows.audit:audit"
-_PREPARED = "understudy.tasks.engine.machine:prepared"
+_EVALUATE = "understudy.flows.evaluate:evaluate"
 _SERVER = "understudy.flows.temporary_server:start_in_turn"
 
 
@@ -120,23 +120,22 @@ def evaluate(
 
     Raises:
         InputError: a table is not what is expected.
+        ZoneError: this process belongs to the server zone, where no real rows are read.
     """
-    from understudy.evaluation.tables import read_tables
-    from understudy.runs.evaluated import report_on_tables
+    from understudy.runs.evaluation_inputs import check_evaluation, tables_of
+    from understudy.runs.evaluation_request import evaluate_request_of
     from understudy.runs.folders import try_folder
 
     prepare_environment()
     folder = Path(out).expanduser().absolute()
+    # Before the tables are written into files for the flow.
     try_folder(folder)
+    columns = {"text_column": text_column, "label_column": label_column, "label_names": label_names}
     with as_files({"synthetic": synthetic, "real": real, "test": test}) as files:
-        compared = read_tables(
-            str(files["synthetic"]),
-            real=str(files["real"]),
-            test=str(files["test"]),
-            text_column=text_column,
-            label_column=label_column,
-            label_names=label_names,
-        )
-        with load(_PREPARED)(report_on_tables, inside=True):
-            _, metrics = report_on_tables(compared, folder, device=settings().device_type)
-    return metrics
+        request = evaluate_request_of({**files, **columns, "out": str(folder)})
+        check_evaluation(request)
+        # Outside of the flow: an error names rows, which Prefect must not keep.
+        tables_of(request)
+        load(_SERVER)()
+        load(_EVALUATE)(request)
+    return metrics_in(folder)

@@ -232,6 +232,20 @@ def find_leaks():
     return find
 
 
+@pytest.fixture
+def told_prefect(prefect_server):
+    """What the test server's database holds once a word stands in it: events of tasks come a moment later."""
+
+    def told(word: str) -> bytes:
+        deadline = time.monotonic() + 60
+        while word.encode() not in (found := _prefect_rows()):
+            assert time.monotonic() < deadline, f"expected Prefect to be told of {word!r}"
+            time.sleep(0.2)
+        return found
+
+    return told
+
+
 def _prefect_rows() -> bytes:
     """Every value of every table of the test server's database."""
     from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL

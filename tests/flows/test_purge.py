@@ -141,7 +141,9 @@ def test_gc_while_the_python_api_runs_takes_nothing_from_it(home, tmp_path, priv
     assert not purged.exists(), "and what a purge took away is not missed"
 
 
-def test_the_report_of_an_evaluation_goes_with_the_source_of_its_rows(home, tmp_path, private_rows, call):
+def test_the_report_of_an_evaluation_goes_with_the_source_of_its_rows(
+    home, tmp_path, private_rows, prefect_server, call
+):
     tables = {"real": private_rows.slice(0, 40), "test": private_rows.slice(40), "synthetic": made_up_reviews()}
     for name, table in tables.items():
         pq.write_table(table, tmp_path / f"{name}.parquet")

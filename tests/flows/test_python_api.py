@@ -227,7 +227,7 @@ def test_a_full_disk_is_not_told_as_a_table_of_the_wrong_kind(private_rows):
     assert not list(settings().temporary_root.glob("inbox-*"))
 
 
-def test_any_synthetic_table_is_measured_from_python(private_rows, tmp_path, monkeypatch):
+def test_any_synthetic_table_is_measured_from_python(private_rows, tmp_path, prefect_server):
     """The figures are those of the command, and nothing is charged."""
     import understudy
     from understudy.privacy.ledger.ledger import Ledger

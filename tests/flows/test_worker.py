@@ -33,16 +33,19 @@ from prefect.states import Paused
 from prefect_servers import flows_told_to, free_port, wait_for
 from tests_support import SMALL, SMALL_ROUND
 
+from understudy.data.digests import row_digests
 from understudy.data.samples import generate
 from understudy.flows.deploy import FURTHER
 from understudy.flows.preference_optimization import SERVER
 from understudy.lazy import load
 from understudy.methods import registry
-from understudy.privacy.ledger.ledger import Ledger
+from understudy.privacy.ledger.ledger import Ledger, SourceRecord
+from understudy.runs.evaluation_request import EvaluateRequest
 from understudy.runs.folders import read_record
 from understudy.runs.request import Budget, RunRequest
 from understudy.settings import settings
 from understudy.tasks.engine.heartbeat import beating
+from understudy.tasks.housekeeping import purge_source
 
 # What a worker's processes run is compared with a run of this one.
 pytestmark = pytest.mark.usefixtures("real_encoder")
@@ -429,6 +432,24 @@ def holding(folder: Path, texts: list[str]) -> list[Path]:
     wanted = {form for text in texts for form in (text.encode(), json.dumps(text)[1:-1].encode())}
     files = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     return [path for path, content in files.items() if any(text in content for text in wanted)]
+
+
+def test_a_worker_evaluates_any_table_and_the_report_goes_with_its_source(server, data, private_rows, tmp_path):
+    from understudy.flows.evaluate import evaluate
+
+    record = {"name": "ward", "unit": "example", "relation": "replace_special"}
+    Ledger.open().register(SourceRecord(**record, epsilon=8, delta=1e-4, n=private_rows.num_rows))
+    Ledger.open().register_rows("ward", row_digests(private_rows.select(["text"])))
+    request = EvaluateRequest(synthetic=str(data), real=str(data), test=str(data), out=str(tmp_path / "out"))
+    started_by_the_worker(server["PREFECT_API_URL"], "evaluate/default", fork_server.command("-m", "prefect.engine"))
+    parameters = json.dumps({"request": request.model_dump(mode="json")})
+    prefect(server, "deployment", "run", "evaluate/default", "--params", parameters)
+    prefect(server, "worker", "start", "--pool", "client", "--run-once")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["report.html", "report.json", "sources.json"]
+    evaluate(request.model_copy(update={"out": str(tmp_path / "here")}))
+    there, here = ((tmp_path / place / "report.json").read_bytes() for place in ("out", "here"))
+    assert there == here
+    assert sorted(purge_source("ward")["evaluation_reports"]) == [str(tmp_path / "here"), str(tmp_path / "out")]
 
 
 # Six flow runs, each in a process of its own, one after the other.

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
 import pyarrow as pa
 
 from understudy.data import tables
-from understudy.errors import InputError
+from understudy.errors import InputError, RowError
 from understudy.evaluation.config import EvaluationConfig
 from understudy.evaluation.metrics import Metrics
 
@@ -50,12 +50,13 @@ def read_tables(
         label_names: value in the real tables' label column -> name; None takes the values as names.
 
     Raises:
-        InputError: a table is missing, malformed, or has labels that the others do not declare.
+        InputError: a table is missing or malformed.
+        RowError: a row is wrong, or what is wrong tells of labels that nobody declared.
     """
     real_table, test_table, synthetic_table = (tables.read_source(file) for file in (real, test, synthetic))
     with _told_of("real", real):
         _require_labels(real_table, label_column, remedy="name it with --label-column")
-        names = label_names or tables.labels_found(real_table, label_column)
+        names = label_names or _undeclared_labels(real_table, label_column)
         columns = tables.LabelledColumns(text=text_column, label=label_column, label_names=names)
         train_rows = tables.check_labelled(real_table, columns)
     with _told_of("test", test):
@@ -65,6 +66,23 @@ def read_tables(
         _require_labels(synthetic_table, "label", remedy="rename it in this file")
         made = _check_synthetic(synthetic_table, label_names, train_rows.label_names)
     return ComparedTables(synthetic=made, train=train_rows, test=test_rows)
+
+
+def _undeclared_labels(table: pa.Table, column: str) -> tuple[str, ...]:
+    """The labels that the real rows have: nobody declared them, so they are as private as the rows."""
+    with _of_rows():
+        found = tables.labels_found(table, column)
+        tables.declared_names(found)
+    return found
+
+
+@contextmanager
+def _of_rows() -> Iterator[None]:
+    """What is refused here tells of rows, for it goes by labels that were read from them."""
+    try:
+        yield
+    except InputError as error:
+        raise RowError(str(error)) from None
 
 
 @contextmanager
@@ -122,7 +140,8 @@ def _check_synthetic(
     kind = table.schema.field(own.label).type if table.column_names.count(own.label) == 1 else pa.string()
     if label_names and (pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
         return tables.check_labelled(table, tables.LabelledColumns(label_names=label_names))
-    tables.refuse_positions(table, own.label, names)
+    with nullcontext() if label_names else _of_rows():
+        tables.refuse_positions(table, own.label, names)
     return tables.check_labelled(table, own)
 
 

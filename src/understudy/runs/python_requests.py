@@ -36,7 +36,6 @@ def requested(
 
 def metrics_in(folder: Path) -> Metrics:
     """The figures of the report in a folder."""
-    report = json.loads((folder / "report.json").read_text())
-    return Metrics.model_validate(
-        {key: report[key] for key in ("intervals", "missing", "declared")} | {"values": report["metrics"]}
-    )
+    report = json.loads((folder / "report.json").read_bytes())
+    found = {name: report[name] for name in Metrics.model_fields if name in report}
+    return Metrics.model_validate(found | {"values": report["metrics"]})

@@ -1,0 +1,30 @@
+"""What `understudy evaluate` does; imported only when it runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from understudy.flows.commands import ended, named
+from understudy.flows.terminal import show
+
+
+def evaluate(*, fields: Mapping[str, Any], label_names: str | None, as_json: bool) -> None:
+    """`understudy evaluate`: measure any synthetic table."""
+    from understudy.runs.evaluation_request import evaluate_request_of
+    from understudy.settings import prepare_environment
+
+    request = evaluate_request_of({**fields, "label_names": named(label_names)})
+    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
+    prepare_environment()
+    from understudy.runs.evaluation_inputs import check_evaluation, tables_of
+    from understudy.runs.python_requests import metrics_in
+
+    check_evaluation(request)
+    # Outside of the flow: an error names rows, which Prefect must not keep.
+    tables_of(request)
+    from understudy.flows.evaluate import evaluate as flow
+
+    ended(flow, request, again="begins anew; nothing was charged")
+    show({"report": str(request.folder / "report.html"), **metrics_in(request.folder).values}, as_json=as_json)

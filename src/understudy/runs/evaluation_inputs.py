@@ -1,0 +1,46 @@
+"""What an evaluation is made of: looked at before it begins, and the tables that it reads."""
+
+from __future__ import annotations
+
+from understudy.data.readers import check_source
+from understudy.errors import ZoneError
+from understudy.evaluation.tables import ComparedTables, read_tables
+from understudy.runs import checks
+from understudy.runs.evaluation_request import EvaluateRequest
+from understudy.runs.folders import try_folder
+from understudy.settings import settings
+
+
+def check_evaluation(request: EvaluateRequest) -> None:
+    """Refuse what no evaluation can begin with; no table is read.
+
+    Raises:
+        ZoneError: this process belongs to the server zone.
+        InputError: the folder cannot be written, a name is that of no table, or a server or GPU is not there.
+    """
+    if settings().zone == "server":
+        raise ZoneError(
+            "evaluate reads real rows, which are in the client zone; this process has UNDERSTUDY_ZONE=server; evaluate "
+            "where the rows are"
+        )
+    try_folder(request.folder)
+    for spec in (request.synthetic, request.real, request.test):
+        check_source(spec)
+    for look in (checks.tracking, checks.prefect_server, checks.gpu):
+        look()
+
+
+def tables_of(request: EvaluateRequest) -> ComparedTables:
+    """Read and check the tables of an evaluation, as they are now.
+
+    Raises:
+        InputError: a table is not what is expected; a `RowError` where that tells of its rows.
+    """
+    return read_tables(
+        request.synthetic,
+        real=request.real,
+        test=request.test,
+        text_column=request.text_column,
+        label_column=request.label_column,
+        label_names=request.label_names,
+    )

@@ -1,0 +1,59 @@
+"""What a user asks of an evaluation, before anything is read: public values only; Prefect's UI draws its form from it.
+
+The tables are named and not held: whatever Prefect is handed, it keeps and shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from understudy.errors import InputError
+from understudy.runs.request import first_fault
+
+_TABLE: Final = (
+    "CSV, JSONL or Parquet file, hub:OWNER/NAME, or sample:NAME; an absolute path in the run of a deployment."
+)
+
+
+class EvaluateRequest(BaseModel):
+    """A synthetic table of labelled texts, and real ones that it is measured against. Public values only."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    synthetic: str = Field(description=f"Synthetic table with columns text and label, however it was made: {_TABLE}")
+    real: str = Field(description=f"Real rows that it stands in for; read in the client zone: {_TABLE}")
+    test: str = Field(description=f"Real rows that nothing was trained on; read in the client zone: {_TABLE}")
+    out: str = Field(
+        description="Folder for report.html and report.json, which are made from real rows: do not hand them over. An "
+        "absolute path in the run of a deployment."
+    )
+    text_column: str = Field(default="text", description="Column of the real rows with the texts.")
+    label_column: str = Field(default="label", description="Column of the real rows with the labels.")
+    label_names: dict[str, str] | None = Field(
+        default=None,
+        max_length=1_000,
+        description="Value in the label column of the real rows -> name; declared public. Default: the values are the "
+        "names, and stay as private as the rows.",
+    )
+
+    @property
+    def folder(self) -> Path:
+        """Where the report goes."""
+        return Path(self.out).expanduser()
+
+
+def evaluate_request_of(fields: Mapping[str, Any]) -> EvaluateRequest:
+    """The request with these fields.
+
+    Raises:
+        InputError: a field is missing, unknown or malformed; named without its value, which may be private.
+    """
+    try:
+        return EvaluateRequest.model_validate(fields)
+    except ValidationError as error:
+        place, said = first_fault(error)
+    raise InputError(f"--{place.replace('_', '-')}: {said}")

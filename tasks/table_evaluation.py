@@ -1,0 +1,28 @@
+"""The report of an evaluation of any synthetic table; internal, for it is made from real rows."""
+
+from __future__ import annotations
+
+from understudy.frozen import Frozen
+from understudy.runs.evaluation_request import EvaluateRequest
+from understudy.tasks.engine.runtime import compute, task
+
+
+class Evaluated(Frozen):
+    """What an evaluation tells Prefect when it has ended: no figure, for figures are made of private rows.
+
+    Attributes:
+        report: the page; internal, not private. report.json beside it has the figures.
+    """
+
+    report: str
+
+
+# Not cached: files that are read by their path may have changed since.
+@task(name="report-evaluation", cache=False)
+def report_evaluation(request: EvaluateRequest) -> Evaluated:
+    """Read the tables as they are now, measure them, and write report.html and report.json into the folder."""
+    from understudy.runs.evaluated import report_on_tables
+    from understudy.runs.evaluation_inputs import tables_of
+
+    files, _ = report_on_tables(tables_of(request), request.folder.absolute(), device=compute().device)
+    return Evaluated(report=str(files.html))

@@ -1,0 +1,41 @@
+"""What an evaluation is asked: public values, described for a form, refused without a value that may be private."""
+
+import pytest
+from pydantic import ValidationError
+
+from understudy.errors import InputError, ZoneError
+from understudy.runs.evaluation_inputs import check_evaluation
+from understudy.runs.evaluation_request import EvaluateRequest, evaluate_request_of
+
+FIELDS = {"synthetic": "made.csv", "real": "real.csv", "test": "test.csv", "out": "out"}
+
+
+def test_a_form_describes_every_field_and_takes_no_other():
+    schema = EvaluateRequest.model_json_schema()
+    assert schema["additionalProperties"] is False
+    assert all(field["description"] for field in schema["properties"].values())
+    assert set(schema["required"]) == FIELDS.keys()
+
+
+def test_a_request_cannot_be_changed_and_comes_back_from_json():
+    request = evaluate_request_of(FIELDS | {"label_names": {"0": "no", "1": "yes"}})
+    assert EvaluateRequest.model_validate_json(request.model_dump_json()) == request
+    with pytest.raises(ValidationError, match="frozen"):
+        request.out = "other"
+
+
+@pytest.mark.parametrize(
+    ("given", "option"),
+    [({"real": ["zibby"]}, "--real"), ({"label_names": {"zibby": 7}}, "--label-names"), ({"zibby": 1}, "zibby")],
+)
+def test_a_refusal_names_the_option_and_no_value(given, option):
+    with pytest.raises(InputError, match=option) as refused:
+        evaluate_request_of(FIELDS | given)
+    assert "zibby" not in str(refused.value) or option == "zibby"
+
+
+def test_the_server_zone_reads_no_real_rows(monkeypatch, tmp_path):
+    monkeypatch.setenv("UNDERSTUDY_ZONE", "server")
+    with pytest.raises(ZoneError, match="client zone"):
+        check_evaluation(evaluate_request_of(FIELDS | {"out": str(tmp_path / "out")}))
+    assert not (tmp_path / "out").exists()
