@@ -13,9 +13,9 @@ from pathlib import Path
 from prefect import flow
 
 from understudy.artifacts.access import ArtifactRef
+from understudy.flows.inner_run import inner_run
 from understudy.flows.paid_run import check_ledger
 from understudy.flows.worker_places import check_places
-from understudy.lazy import load
 from understudy.methods import registry
 from understudy.runs.audit_request import AuditRequest
 from understudy.runs.audited import CONFIDENCE, CONTROLS, Arm, Planned, check_power, confidence_of_each, planned
@@ -55,7 +55,7 @@ def audit(request: AuditRequest) -> Audited:
 def _attacked(plan: Planned, arm: Arm, request: AuditRequest) -> ArtifactRef:
     """Run an arm by the method's own flow, and attack what it left."""
     run, of_arm, method = plan.requests[arm], plan.plans[arm], registry.get(request.method)
-    load(method.flow)(run)
+    inner_run(request.method, run)
     made = read_record(Path(run.out))
     asked = Attacked(
         row_losses=method.row_losses,

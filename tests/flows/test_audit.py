@@ -1,12 +1,14 @@
 """Audits of whole runs, by installed methods that are quick: what is charged, attacked, told and removed."""
 
 import json
+import shutil
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, temporary_settings
 
 ROWS = 320
 # Bags of words give away which words occurred: with this many synthetic words, an attacker of the table sees them.
@@ -266,7 +268,7 @@ def test_another_report_is_not_overwritten(words, on_path, prefect_server, in_ho
 def test_an_audit_that_prefect_retries_at_its_end_reports_again(
     table, on_path, prefect_server, in_home, tmp_path, monkeypatch
 ):
-    """Its runs are not made again then, and the claim's export is gone."""
+    """Nothing is computed again then, on another machine neither, where what Prefect kept of its runs is not."""
     from understudy.errors import UnderstudyError
     from understudy.flows import audit as module
     from understudy.runs.audit_request import audit_of
@@ -277,6 +279,7 @@ def test_an_audit_that_prefect_retries_at_its_end_reports_again(
     def once(result):
         ends.append(result)
         if len(ends) == 1:
+            shutil.rmtree(tmp_path / "kept-by-prefect", ignore_errors=True)
             raise UnderstudyError("the first time")
         return plain(result)
 
@@ -291,7 +294,8 @@ def test_an_audit_that_prefect_retries_at_its_end_reports_again(
         samples=60,
         overrides=("length=300",),
     )
-    with in_home(tmp_path / "home"):
+    storage = temporary_settings({PREFECT_LOCAL_STORAGE_PATH: tmp_path / "kept-by-prefect"})
+    with in_home(tmp_path / "home"), storage:
         ended = module.audit.with_options(retries=1)(audit_of("bag-of-words", run, canaries=100))
         assert charged() == [(4.0, "released")]
     assert ends == [ended, ended]
