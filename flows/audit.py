@@ -37,7 +37,7 @@ def audit(request: AuditRequest) -> Audited:
         # What is wrong with a row is for the client's terminal: Prefect keeps the text of every error.
         plan = closed_up("validate", lambda: stack.enter_context(planned(request)))
         claim = plan.plans["claim"]
-        key = run_key(request.run, claim.stored_rows[0], plan.canaries)
+        key = run_key(request, claim.charged, claim.stored_rows[0], plan.canaries)
         tracked = stack.enter_context(parent_run(key, "audit", parameters={"request": request}))
         add_to_parent(tracked, tags={OUT: str(Path(request.run.out).expanduser().absolute())}, metrics={})
         found: dict[str, ArtifactRef] = {arm: _attacked(plan, arm, request) for arm in CONTROLS}

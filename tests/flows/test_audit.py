@@ -141,6 +141,8 @@ def test_a_run_that_adds_no_noise_is_refuted(words, on_path, prefect_server, in_
 def test_an_audit_whose_attack_is_too_weak_charges_nothing(
     words, on_path, prefect_server, in_home, call, tmp_path, monkeypatch
 ):
+    from understudy.tasks.engine import tracking
+
     # Two texts, and coins that fall in turn, so that the outcome hangs on no chance.
     monkeypatch.setattr("understudy.auditing.canaries.toss", lambda names, coin: np.arange(len(names)) % 2 == 0)
     weak = [{60: 2, 100: 20, "length=300": "length=9"}.get(word, word) for word in words]
@@ -154,6 +156,9 @@ def test_an_audit_whose_attack_is_too_weak_charges_nothing(
         assert code == 0
         assert json.loads(said[said.index("{") :])["caught"] == []
         assert charged() == [(4.0, "released")]
+        runs = tracking._open("client").search({"understudy.out": str(tmp_path / "audit")})
+        told = {run.data.params["request.insist"]: "understudy.sources" in run.data.tags for run in runs}
+        assert told == {"False": False, "True": True}, "the record of the charge says that it was insisted on"
         assert "audit.one_run.data.auc" in figures_in(tmp_path / "audit")
 
 

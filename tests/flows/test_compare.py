@@ -15,6 +15,8 @@ from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, temporary_settings
 
 import understudy
 from understudy.errors import BudgetRefused, InputError, UnderstudyError
+from understudy.lazy import load
+from understudy.methods import registry
 from understudy.privacy.ledger.ledger import Ledger
 from understudy.runs.comparison_report import ComparisonIncomplete
 from understudy.runs.comparison_request import compare_request_of
@@ -295,6 +297,23 @@ def test_a_retry_by_prefect_computes_what_is_missing_and_nothing_else(
     tables = [pq.read_table(tmp_path / f"out/bag-of-words-eps8-seed{s}/export/synthetic.parquet") for s in (0, 1)]
     assert not tables[0].equals(tables[1])
     assert len(Ledger.open().charges("ward")) == 1
+
+
+def test_two_methods_that_are_asked_the_same_are_two_runs_in_mlflow(methods, data, tmp_path, prefect_server):
+    """The second took over the run of the first, with its name and its settings."""
+    from understudy.tasks.engine import tracking
+
+    asked = request(data, tmp_path / "out", run={"epsilon": 1.0, "budget": {"epsilon": 8, "delta": 1e-2}}).run
+    for method in ("bag-of-words", "letters"):
+        load(registry.get(method).flow)(asked)
+    runs = tracking._open("client").search({"understudy.out": asked.out})
+    assert {run.info.run_name: run.data.params["config.method"] for run in runs} == {
+        "bag-of-words": "bag-of-words",
+        "letters": "letters",
+    }
+    charged = {charge.id for charge in Ledger.open().charges("ward")}
+    assert {run.data.tags["understudy.charge"] for run in runs} == charged
+    assert len(charged) == 2
 
 
 def test_a_flow_that_prefect_starts_says_nothing_of_a_row(methods, tmp_path, prefect_server):
