@@ -16,6 +16,7 @@ from understudy.artifacts.access import ArtifactRef
 from understudy.flows.inner_run import inner_run
 from understudy.flows.paid_run import check_ledger
 from understudy.flows.worker_places import check_places
+from understudy.lazy import load
 from understudy.methods import registry
 from understudy.runs.audit_request import AuditRequest
 from understudy.runs.audited import CONFIDENCE, CONTROLS, Arm, Planned, check_power, confidence_of_each, planned
@@ -25,6 +26,7 @@ from understudy.tasks.auditing import Attacked, Audited, attack, caught, conclus
 from understudy.tasks.engine.failures import closed_up
 from understudy.tasks.engine.heartbeat import beating
 from understudy.tasks.engine.run_record import OUT, SOURCES
+from understudy.tasks.engine.runtime import code_digest
 from understudy.tasks.engine.tracking import add_to_parent, parent_run
 
 
@@ -59,6 +61,7 @@ def _attacked(plan: Planned, arm: Arm, request: AuditRequest) -> ArtifactRef:
     made = read_record(Path(run.out))
     asked = Attacked(
         row_losses=method.row_losses,
+        losses_code=code_digest(load(method.row_losses)) if method.row_losses else "",
         config=of_arm.config,
         label_names=of_arm.label_names,
         delta=of_arm.delta,

@@ -1,7 +1,9 @@
 """Audits of whole runs, by installed methods that are quick: what is charged, attacked, told and removed."""
 
 import json
+import os
 import shutil
+import time
 
 import numpy as np
 import pyarrow as pa
@@ -39,6 +41,22 @@ def charged():
 
 def statement_in(folder):
     return json.loads((folder / "internal/report.json").read_text())["statement"]
+
+
+def run_of(table, out):
+    """The run of an audit that Prefect starts."""
+    from understudy.runs.request import RunRequest
+
+    return RunRequest(
+        data=str(table),
+        source="films",
+        out=str(out),
+        epsilon=4,
+        delta=1e-4,
+        label_names={"bad": "bad", "good": "good"},
+        samples=60,
+        overrides=("length=300",),
+    )
 
 
 def figures_in(folder):
@@ -270,6 +288,29 @@ def test_another_report_is_not_overwritten(words, on_path, prefect_server, in_ho
     assert "comparison" in report.read_text()
 
 
+def test_what_an_attack_found_outlasts_a_gc_hours_later(table, on_path, prefect_server, in_home, tmp_path, monkeypatch):
+    """With a large model hours lie between the attack on a control and the report."""
+    from understudy.flows import audit as module
+    from understudy.runs.audit_request import audit_of
+    from understudy.tasks.housekeeping import collect_garbage
+
+    plain, gone = module.caught, []
+
+    def hours_later(found):
+        long_ago = time.time() - 7200
+        for path in (tmp_path / "home/private/artifacts").glob("*/manifest.json"):
+            os.utime(path, (long_ago, long_ago))
+        gone.append(collect_garbage())
+        return plain(found)
+
+    monkeypatch.setattr(module, "caught", hours_later)
+    with in_home(tmp_path / "home"):
+        ended = module.audit(audit_of("bag-of-words", run_of(table, tmp_path / "audit"), canaries=100))
+    assert len(gone) == 1
+    assert ended.charged
+    assert "audit.one_run.data.positive_control.auc" in figures_in(tmp_path / "audit")
+
+
 def test_an_audit_that_prefect_retries_at_its_end_reports_again(
     table, on_path, prefect_server, in_home, tmp_path, monkeypatch
 ):
@@ -277,7 +318,6 @@ def test_an_audit_that_prefect_retries_at_its_end_reports_again(
     from understudy.errors import UnderstudyError
     from understudy.flows import audit as module
     from understudy.runs.audit_request import audit_of
-    from understudy.runs.request import RunRequest
 
     ends, plain = [], module.conclusive
 
@@ -289,19 +329,11 @@ def test_an_audit_that_prefect_retries_at_its_end_reports_again(
         return plain(result)
 
     monkeypatch.setattr(module, "conclusive", once)
-    run = RunRequest(
-        data=str(table),
-        source="films",
-        out=str(tmp_path / "audit"),
-        epsilon=4,
-        delta=1e-4,
-        label_names={"bad": "bad", "good": "good"},
-        samples=60,
-        overrides=("length=300",),
-    )
     storage = temporary_settings({PREFECT_LOCAL_STORAGE_PATH: tmp_path / "kept-by-prefect"})
     with in_home(tmp_path / "home"), storage:
-        ended = module.audit.with_options(retries=1)(audit_of("bag-of-words", run, canaries=100))
+        ended = module.audit.with_options(retries=1)(
+            audit_of("bag-of-words", run_of(table, tmp_path / "audit"), canaries=100)
+        )
         assert charged() == [(4.0, "released")]
     assert ends == [ended, ended]
     assert not (tmp_path / "audit/claim/export").exists()
