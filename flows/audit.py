@@ -13,6 +13,7 @@ from pathlib import Path
 from prefect import flow
 
 from understudy.artifacts.access import ArtifactRef
+from understudy.flows.inner_run import inner_run
 from understudy.flows.paid_run import check_ledger
 from understudy.flows.worker_places import check_places
 from understudy.lazy import load
@@ -25,6 +26,7 @@ from understudy.tasks.auditing import Attacked, Audited, attack, caught, conclus
 from understudy.tasks.engine.failures import closed_up
 from understudy.tasks.engine.heartbeat import beating
 from understudy.tasks.engine.run_record import OUT, SOURCES
+from understudy.tasks.engine.runtime import code_digest
 from understudy.tasks.engine.tracking import add_to_parent, parent_run
 
 
@@ -37,7 +39,7 @@ def audit(request: AuditRequest) -> Audited:
         # What is wrong with a row is for the client's terminal: Prefect keeps the text of every error.
         plan = closed_up("validate", lambda: stack.enter_context(planned(request)))
         claim = plan.plans["claim"]
-        key = run_key(request.run, claim.stored_rows[0], plan.canaries)
+        key = run_key(request, claim.charged, claim.stored_rows[0], plan.canaries)
         tracked = stack.enter_context(parent_run(key, "audit", parameters={"request": request}))
         add_to_parent(tracked, tags={OUT: str(Path(request.run.out).expanduser().absolute())}, metrics={})
         found: dict[str, ArtifactRef] = {arm: _attacked(plan, arm, request) for arm in CONTROLS}
@@ -55,10 +57,11 @@ def audit(request: AuditRequest) -> Audited:
 def _attacked(plan: Planned, arm: Arm, request: AuditRequest) -> ArtifactRef:
     """Run an arm by the method's own flow, and attack what it left."""
     run, of_arm, method = plan.requests[arm], plan.plans[arm], registry.get(request.method)
-    load(method.flow)(run)
+    inner_run(request.method, run)
     made = read_record(Path(run.out))
     asked = Attacked(
         row_losses=method.row_losses,
+        losses_code=code_digest(load(method.row_losses)) if method.row_losses else "",
         config=of_arm.config,
         label_names=of_arm.label_names,
         delta=of_arm.delta,

@@ -17,15 +17,12 @@ from pathlib import Path
 from prefect import flow
 
 from understudy.errors import BudgetRefused, UnderstudyError
+from understudy.flows.inner_run import inner_run
 from understudy.flows.paid_run import check_ledger
 from understudy.flows.worker_places import check_places
-from understudy.lazy import load
-from understudy.methods import registry
 from understudy.runs.comparison import Comparison, PlannedRun, charges_of, registered_comparison
 from understudy.runs.comparison_report import Compared, complete_comparison, shortfall_of
-from understudy.runs.comparison_request import MOST_RUNS, CompareRequest
-from understudy.runs.exported import Exported
-from understudy.runs.placement import INTERNAL
+from understudy.runs.comparison_request import CompareRequest
 from understudy.runs.registration import handed_over
 from understudy.tasks.comparison import report_comparison
 from understudy.tasks.engine.failures import closed_up
@@ -77,7 +74,8 @@ def _ended(run: PlannedRun) -> str:
     cell = run.cell
     try:
         if not run.is_finished:
-            _computed(run)
+            with handed_over(cell.request, run.plan):
+                inner_run(cell.method, cell.request)
     except BudgetRefused:
         raise
     except UnderstudyError as error:
@@ -85,19 +83,3 @@ def _ended(run: PlannedRun) -> str:
     except Exception as error:
         return f"{type(error).__name__}; the flow run of {cell.method} on the Prefect server says more"
     return shortfall_of(cell)
-
-
-def _computed(run: PlannedRun) -> None:
-    """Run the method's own flow.
-
-    Prefect counts the flows that a flow calls. When a comparison is retried and finished runs are passed over, an
-    earlier run stands at the place of this one, and Prefect hands out that one's result; then it is called once more.
-    """
-    cell, chosen = run.cell, load(registry.get(run.cell.method).flow)
-    for _ in range(MOST_RUNS + 1):
-        with handed_over(cell.request, run.plan):
-            ended = chosen(cell.request)
-        # A result that was kept is handed out as the JSON that it was kept as.
-        if isinstance(ended, Exported) and Path(ended.report).parent == cell.folder.absolute() / INTERNAL:
-            return
-    raise UnderstudyError(f"{cell.name}: expected the flow of {cell.method} to leave its results in {cell.folder}")

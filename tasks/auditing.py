@@ -24,6 +24,7 @@ class Attacked(Frozen):
     """A run of an audit, as its attack sees it; public."""
 
     row_losses: str = Field(default="", description="Where the method's function of that name is; empty without.")
+    losses_code: str = Field(default="", description="Digest of the code that it reaches, which the task's has not.")
     config: SerializeAsAny[BaseModel]
     label_names: tuple[str, ...]
     delta: float
@@ -31,7 +32,7 @@ class Attacked(Frozen):
     seed: int
 
 
-@task(name="attack", cache=False)
+@task(name="attack")
 def attack(released: ArtifactRef, synthetic: ArtifactRef, canaries: ArtifactRef, asked: Attacked) -> ArtifactRef:
     """Guess which canaries a run was made from: by its synthetic table alone, and by the model that it released.
 

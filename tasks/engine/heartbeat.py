@@ -10,13 +10,12 @@ import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from uuid import UUID
+from typing import Any
 
 import httpx
 from prefect import get_client
-from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId, TaskRunFilter
-from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.objects import FlowRun, State
 from prefect.context import FlowRunContext
 from prefect.events import emit_event
 from prefect.exceptions import Pause
@@ -52,7 +51,7 @@ def beginning_s() -> float:
 def beating() -> Iterator[None]:
     """Send heartbeats of the running flow while the block runs; nothing without a Prefect server that outlives it.
 
-    Task runs that an attempt of this flow run left behind as Running, because it was killed, are marked Crashed first.
+    What an attempt of this flow run left behind as Running, because it was killed, is marked Crashed first.
     """
     context = FlowRunContext.get()
     run = None if context is None else context.flow_run
@@ -97,18 +96,21 @@ def _tell(event: str, run: FlowRun) -> None:
 
 
 def _end_left_behind(run: FlowRun) -> None:
-    """Before the first task of an attempt, whatever of this run stands as Running belongs to a dead one."""
+    """Before the first task of an attempt, whatever of this run stands as Running belongs to a dead one.
+
+    So does what stands so of the flows that it called. A run of a deployment is in a process of its own, and goes on.
+    """
+    itself = FlowRunFilter(id=FlowRunFilterId(any_=[run.id]))
+    below = {"parent_flow_run_id": {"any_": [run.id]}, "deployment_id": {"is_null_": True}}
+    running: dict[str, Any] = {"state": {"type": {"any_": ["RUNNING"]}}}
+    crashed: State[Any] = Crashed(message="its process was killed")
     try:
         with get_client(sync_client=True) as client:
-            for task_run in _running_tasks(client, run):
-                client.set_task_run_state(task_run, Crashed(message="its process was killed"), force=True)
+            for flow_runs in (itself, FlowRunFilter.model_validate(below)):
+                tasks = TaskRunFilter.model_validate(running)
+                for task_run in client.read_task_runs(flow_run_filter=flow_runs, task_run_filter=tasks):
+                    client.set_task_run_state(task_run.id, crashed, force=True)
+            for inner in client.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate(below | running)):
+                client.set_flow_run_state(inner.id, crashed, force=True)
     except httpx.HTTPError as error:
-        _log.warning("task runs of a killed attempt may still stand as Running: %s", type(error).__name__)
-
-
-def _running_tasks(client: SyncPrefectClient, run: FlowRun) -> list[UUID]:
-    running = TaskRunFilter.model_validate({"state": {"type": {"any_": ["RUNNING"]}}})
-    found = client.read_task_runs(
-        flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run.id])), task_run_filter=running
-    )
-    return [task_run.id for task_run in found]
+        _log.warning("what a killed attempt began may still stand as Running: %s", type(error).__name__)

@@ -1,12 +1,16 @@
 """Audits of whole runs, by installed methods that are quick: what is charged, attacked, told and removed."""
 
 import json
+import os
+import shutil
+import time
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, temporary_settings
 
 ROWS = 320
 # Bags of words give away which words occurred: with this many synthetic words, an attacker of the table sees them.
@@ -37,6 +41,22 @@ def charged():
 
 def statement_in(folder):
     return json.loads((folder / "internal/report.json").read_text())["statement"]
+
+
+def run_of(table, out):
+    """The run of an audit that Prefect starts."""
+    from understudy.runs.request import RunRequest
+
+    return RunRequest(
+        data=str(table),
+        source="films",
+        out=str(out),
+        epsilon=4,
+        delta=1e-4,
+        label_names={"bad": "bad", "good": "good"},
+        samples=60,
+        overrides=("length=300",),
+    )
 
 
 def figures_in(folder):
@@ -139,6 +159,8 @@ def test_a_run_that_adds_no_noise_is_refuted(words, on_path, prefect_server, in_
 def test_an_audit_whose_attack_is_too_weak_charges_nothing(
     words, on_path, prefect_server, in_home, call, tmp_path, monkeypatch
 ):
+    from understudy.tasks.engine import tracking
+
     # Two texts, and coins that fall in turn, so that the outcome hangs on no chance.
     monkeypatch.setattr("understudy.auditing.canaries.toss", lambda names, coin: np.arange(len(names)) % 2 == 0)
     weak = [{60: 2, 100: 20, "length=300": "length=9"}.get(word, word) for word in words]
@@ -152,6 +174,9 @@ def test_an_audit_whose_attack_is_too_weak_charges_nothing(
         assert code == 0
         assert json.loads(said[said.index("{") :])["caught"] == []
         assert charged() == [(4.0, "released")]
+        runs = tracking._open("client").search({"understudy.out": str(tmp_path / "audit")})
+        told = {run.data.params["request.insist"]: "understudy.sources" in run.data.tags for run in runs}
+        assert told == {"False": False, "True": True}, "the record of the charge says that it was insisted on"
         assert "audit.one_run.data.auc" in figures_in(tmp_path / "audit")
 
 
@@ -263,36 +288,52 @@ def test_another_report_is_not_overwritten(words, on_path, prefect_server, in_ho
     assert "comparison" in report.read_text()
 
 
+def test_what_an_attack_found_outlasts_a_gc_hours_later(table, on_path, prefect_server, in_home, tmp_path, monkeypatch):
+    """With a large model hours lie between the attack on a control and the report."""
+    from understudy.flows import audit as module
+    from understudy.runs.audit_request import audit_of
+    from understudy.tasks.housekeeping import collect_garbage
+
+    plain, gone = module.caught, []
+
+    def hours_later(found):
+        long_ago = time.time() - 7200
+        for path in (tmp_path / "home/private/artifacts").glob("*/manifest.json"):
+            os.utime(path, (long_ago, long_ago))
+        gone.append(collect_garbage())
+        return plain(found)
+
+    monkeypatch.setattr(module, "caught", hours_later)
+    with in_home(tmp_path / "home"):
+        ended = module.audit(audit_of("bag-of-words", run_of(table, tmp_path / "audit"), canaries=100))
+    assert len(gone) == 1
+    assert ended.charged
+    assert "audit.one_run.data.positive_control.auc" in figures_in(tmp_path / "audit")
+
+
 def test_an_audit_that_prefect_retries_at_its_end_reports_again(
     table, on_path, prefect_server, in_home, tmp_path, monkeypatch
 ):
-    """Its runs are not made again then, and the claim's export is gone."""
+    """Nothing is computed again then, on another machine neither, where what Prefect kept of its runs is not."""
     from understudy.errors import UnderstudyError
     from understudy.flows import audit as module
     from understudy.runs.audit_request import audit_of
-    from understudy.runs.request import RunRequest
 
     ends, plain = [], module.conclusive
 
     def once(result):
         ends.append(result)
         if len(ends) == 1:
+            shutil.rmtree(tmp_path / "kept-by-prefect", ignore_errors=True)
             raise UnderstudyError("the first time")
         return plain(result)
 
     monkeypatch.setattr(module, "conclusive", once)
-    run = RunRequest(
-        data=str(table),
-        source="films",
-        out=str(tmp_path / "audit"),
-        epsilon=4,
-        delta=1e-4,
-        label_names={"bad": "bad", "good": "good"},
-        samples=60,
-        overrides=("length=300",),
-    )
-    with in_home(tmp_path / "home"):
-        ended = module.audit.with_options(retries=1)(audit_of("bag-of-words", run, canaries=100))
+    storage = temporary_settings({PREFECT_LOCAL_STORAGE_PATH: tmp_path / "kept-by-prefect"})
+    with in_home(tmp_path / "home"), storage:
+        ended = module.audit.with_options(retries=1)(
+            audit_of("bag-of-words", run_of(table, tmp_path / "audit"), canaries=100)
+        )
         assert charged() == [(4.0, "released")]
     assert ends == [ended, ended]
     assert not (tmp_path / "audit/claim/export").exists()

@@ -4,6 +4,7 @@ import functools
 import itertools
 import json
 import math
+import shutil
 import stat
 from pathlib import Path
 
@@ -11,9 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from kill_and_resume import digests
+from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, temporary_settings
 
 import understudy
 from understudy.errors import BudgetRefused, InputError, UnderstudyError
+from understudy.lazy import load
+from understudy.methods import registry
 from understudy.privacy.ledger.ledger import Ledger
 from understudy.runs.comparison_report import ComparisonIncomplete
 from understudy.runs.comparison_request import compare_request_of
@@ -274,7 +278,10 @@ def test_a_failed_run_hides_no_other_and_the_same_command_goes_on(
 def test_a_retry_by_prefect_computes_what_is_missing_and_nothing_else(
     methods, data, tmp_path, prefect_server, monkeypatch
 ):
-    """Prefect counts the flows that a flow calls: at a retry it hands out the result of another run."""
+    """Prefect counts the flows that a flow calls: at a retry it would hand out what it has kept of another run.
+
+    It would fail on another machine, where the file of that is not.
+    """
     import bag_of_words.flow as plugin
 
     from understudy.flows.compare import compare
@@ -284,17 +291,36 @@ def test_a_retry_by_prefect_computes_what_is_missing_and_nothing_else(
     def fails_once(counts, config, names):
         calls.append(config.public_seed)
         if calls == [0, 1]:
+            shutil.rmtree(tmp_path / "kept-by-prefect", ignore_errors=True)
             raise UnderstudyError("no texts came")
         return works(counts, config, names)
 
     monkeypatch.setattr(plugin, "draw_texts", fails_once)
     asked = request(data, tmp_path / "out", epsilons=(8.0,), seeds=(0, 1))
-    ended = compare.with_options(retries=1)(asked)
+    with temporary_settings({PREFECT_LOCAL_STORAGE_PATH: tmp_path / "kept-by-prefect"}):
+        ended = compare.with_options(retries=1)(asked)
     assert ended.missing == {}
     assert calls == [0, 1, 1]
     tables = [pq.read_table(tmp_path / f"out/bag-of-words-eps8-seed{s}/export/synthetic.parquet") for s in (0, 1)]
     assert not tables[0].equals(tables[1])
     assert len(Ledger.open().charges("ward")) == 1
+
+
+def test_two_methods_that_are_asked_the_same_are_two_runs_in_mlflow(methods, data, tmp_path, prefect_server):
+    """The second took over the run of the first, with its name and its settings."""
+    from understudy.tasks.engine import tracking
+
+    asked = request(data, tmp_path / "out", run={"epsilon": 1.0, "budget": {"epsilon": 8, "delta": 1e-2}}).run
+    for method in ("bag-of-words", "letters"):
+        load(registry.get(method).flow)(asked)
+    runs = tracking._open("client").search({"understudy.out": asked.out})
+    assert {run.info.run_name: run.data.params["config.method"] for run in runs} == {
+        "bag-of-words": "bag-of-words",
+        "letters": "letters",
+    }
+    charged = {charge.id for charge in Ledger.open().charges("ward")}
+    assert {run.data.tags["understudy.charge"] for run in runs} == charged
+    assert len(charged) == 2
 
 
 def test_a_flow_that_prefect_starts_says_nothing_of_a_row(methods, tmp_path, prefect_server):
@@ -316,10 +342,10 @@ def test_a_budget_that_another_spends_meanwhile_ends_the_comparison(
 ):
     from understudy.flows import compare as module
 
-    def refused(run):
+    def refused(method, request):
         raise BudgetRefused("spent by another")
 
-    monkeypatch.setattr(module, "_computed", refused)
+    monkeypatch.setattr(module, "inner_run", refused)
     with pytest.raises(BudgetRefused, match="spent by another"):
         module.compare(request(data, tmp_path / "out"))
 

@@ -515,6 +515,35 @@ def test_a_paused_run_is_left_alone_although_it_sent_heartbeats_after_the_event_
         time.sleep(0.5)
 
 
+def attempt(environment: dict[str, str], *words: str) -> str:
+    """What an attempt of the flow that is killed inside another says."""
+    script = Path(__file__).with_name("killed_inner_flow.py")
+    command = [sys.executable, str(script), *words]
+    return subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False, timeout=120).stdout
+
+
+def test_what_a_killed_attempt_began_below_its_own_flow_is_crashed_at_the_next(server):
+    """As the runs of a comparison or an audit are; a run of a deployment below it has a process of its own."""
+    api = server["PREFECT_API_URL"]
+    run = attempt(server).strip()
+    (inner,) = ask(f"{api}/flow_runs/filter", {"flow_runs": {"parent_flow_run_id": {"any_": [run]}}})
+    assert (inner["state_name"], tasks_of(api, inner["id"])) == ("Running", {("step", "Running"): 1})
+    deployment = ask(f"{api}/deployments/name/{SERVER.deployment}")["id"]
+    body = {
+        "parent_task_run_id": inner["parent_task_run_id"],
+        "state": {"type": "PENDING"},
+        "parameters": {"order": {}},
+    }
+    apart = ask(f"{api}/deployments/{deployment}/create_flow_run", body | {"enforce_parameter_schema": False})["id"]
+    for one, state in ((apart, "RUNNING"), (run, "CRASHED"), (run, "SCHEDULED")):
+        ask(f"{api}/flow_runs/{one}/set_state", {"state": {"type": state}, "force": True})
+    assert attempt(server, run).strip() == run
+    assert ask(f"{api}/flow_runs/{run}")["state_name"] == "Completed"
+    assert ask(f"{api}/flow_runs/{inner['id']}")["state_name"] == "Crashed"
+    assert tasks_of(api, inner["id"]) == {("step", "Crashed"): 1}
+    assert ask(f"{api}/flow_runs/{apart}")["state_name"] == "Running"
+
+
 def test_a_run_whose_process_never_began_is_crashed(deployed, never_begun):
     """Last, since it takes a minute and a half from when the run was taken, while the other tests run."""
     api, log = deployed["PREFECT_API_URL"], Path(deployed["PREFECT_HOME"]) / "server.log"

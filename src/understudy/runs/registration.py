@@ -35,7 +35,7 @@ def register(validated: Validated) -> RunPlan:
         _store_rows(ledger, source, kind, table)
         for kind, table in (("rows", validated.rows.train), ("test-rows", validated.rows.test))
     )
-    key = run_key(validated.request, train, test)
+    key = run_key(validated.request, validated.plan.charged, train, test)
     return validated.plan.model_copy(update={"train": train, "test": test, "key": key})
 
 

@@ -23,7 +23,7 @@ from understudy.privacy.accounting import epsilon_pld, epsilon_rdp
 from understudy.privacy.labels import Relation, Unit
 from understudy.privacy.ledger.ledger import Ledger
 from understudy.privacy.queries import Queries, event_delta, event_of
-from understudy.runs.request import Budget, RunRequest
+from understudy.runs.request import Budget
 
 C = TypeVar("C", bound=BaseModel)
 
@@ -115,9 +115,16 @@ def config_digest(plan: RunPlan) -> str:
     return hashlib.sha256(plan.config.model_dump_json().encode()).hexdigest()
 
 
-def run_key(request: RunRequest, train: ArtifactRef, test: ArtifactRef) -> str:
-    """Names a run: the same request on the same rows has the same."""
-    return hashlib.sha256(f"{request.model_dump_json()} {train.id} {test.id}".encode()).hexdigest()
+def run_key(request: BaseModel, charged: BaseModel, *inputs: ArtifactRef) -> str:
+    """Names a run: the same request on the same rows has the same.
+
+    Args:
+        request: of the run, or of an audit.
+        charged: the charged settings, for a `RunRequest` says neither of which method nor what is in a model's folder.
+        *inputs: the rows to train on and those to measure with; of an audit, the rows and the canaries.
+    """
+    asked = f"{request.model_dump_json()} {charged.model_dump_json()} {' '.join(ref.id for ref in inputs)}"
+    return hashlib.sha256(asked.encode()).hexdigest()
 
 
 def match_of(ledger: Ledger, source: str, kind: str, table: pa.Table) -> bytes:

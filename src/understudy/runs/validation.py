@@ -184,7 +184,7 @@ def validate(request: RunRequest, method: str, *, is_part: bool = False) -> Vali
     if not is_charged:
         # Of a run that is charged, only its flow sees whether --accept-new-charge charges it anew; the ledger checks.
         check_budget(ledger, record, epsilon=epsilon, delta=delta, is_default_delta=is_default_delta)
-    finished = asked.finished is not None and _is_finished(asked.finished, ledger, request, rows)
+    finished = _is_finished(asked, ledger, request, rows)
     if asked.finished is not None and not finished:
         # Its results are still to be written and recorded, here or in another folder.
         before_charge(out, None)
@@ -265,8 +265,10 @@ def _replaced(out: Path, charges: tuple[str, ...]) -> str:
     )
 
 
-def _is_finished(plan: finished_plans.FinishedPlan, ledger: Ledger, request: RunRequest, rows: SplitRows) -> bool:
+def _is_finished(asked: _Asked, ledger: Ledger, request: RunRequest, rows: SplitRows) -> bool:
     """Whether this very request, on these very rows, has left its results where it is to leave them."""
+    if asked.finished is None:
+        return False
     store = private_store()
     train, test = (
         store.find_match(match_of(ledger, request.source, kind, table))
@@ -274,4 +276,5 @@ def _is_finished(plan: finished_plans.FinishedPlan, ledger: Ledger, request: Run
     )
     if train is None or test is None:
         return False
-    return finished_plans.is_intact(plan, run_key(request, train, test), Path(request.out).expanduser().absolute())
+    key = run_key(request, asked.charged, train, test)
+    return finished_plans.is_intact(asked.finished, key, Path(request.out).expanduser().absolute())

@@ -1,0 +1,21 @@
+"""A method's own flow, run below that of an audit or a comparison."""
+
+from __future__ import annotations
+
+from prefect import Flow
+
+from understudy.lazy import load
+from understudy.methods import registry
+from understudy.runs.exported import Exported
+from understudy.runs.request import RunRequest
+
+
+def inner_run(method: str, request: RunRequest) -> Exported:
+    """Run a method's flow below the running one, which may be a retry.
+
+    Prefect counts the flows that a flow calls. At a retry it would hand out what the call of the same number has kept,
+    which may be another run's, and would fail where that file is gone, as it is on another machine. So none is kept:
+    the flow runs again and finds its finished tasks.
+    """
+    flow: Flow[[RunRequest], Exported] = load(registry.get(method).flow)
+    return flow.with_options(persist_result=False)(request)
