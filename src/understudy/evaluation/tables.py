@@ -50,7 +50,8 @@ def read_tables(
         label_names: value in the real tables' label column -> name; None takes the values as names.
 
     Raises:
-        InputError: a table is missing, malformed, or has labels that the others do not declare.
+        InputError: a table is missing, malformed, or has labels that the others do not declare, or both real tables
+            hold the same texts.
     """
     real_table, test_table, synthetic_table = (tables.read_source(file) for file in (real, test, synthetic))
     with _told_of("real", real):
@@ -64,6 +65,8 @@ def read_tables(
     with _told_of("synthetic", synthetic):
         _require_labels(synthetic_table, "label", remedy="rename it in this file")
         made = _check_synthetic(synthetic_table, label_names, train_rows.label_names)
+    if tables.different_texts(train_rows.table) == tables.different_texts(test_rows.table):
+        raise InputError("--test: expected rows that nothing was trained on, found the rows of --real; name others")
     return ComparedTables(synthetic=made, train=train_rows, test=test_rows)
 
 
