@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -57,10 +58,27 @@ def signals_unwind() -> Iterator[None]:
         yield
     except BaseException as error:
         # Prefect's own handler of SIGTERM raises at each, also amid the unwinding.
-        if not came or isinstance(error, Interrupted):
+        ended_by = came or _taken_by_prefect(error)
+        if not ended_by or isinstance(error, Interrupted):
             raise
-        raise Interrupted(came) from None
+        raise Interrupted(ended_by) from None
     finally:
         if not came:
             for number in taken:
                 signal.signal(number, signal.SIG_DFL)
+
+
+def _taken_by_prefect(error: BaseException | None) -> int:
+    """The signal amid whose unwinding an error arose, where Prefect's own handler had it; 0 for any other error.
+
+    A signal to the whole process group, as a shell's `timeout` or a service manager sends it, ends the temporary server
+    as well. Then Prefect, which tells the server of the signal first, fails over that instead of passing the signal on.
+    """
+    prefects = getattr(sys.modules.get("prefect.exceptions"), "TerminationSignal", ())
+    passed: list[BaseException] = []
+    while error is not None and error not in passed:
+        if isinstance(error, prefects):
+            return int(error.signal)
+        passed.append(error)
+        error = error.__cause__ or error.__context__
+    return 0

@@ -111,6 +111,7 @@ CASES = {
     "home of nobody": ({"out": "~no-such-user-here/out"}, None, "--out: expected the home folder"),
     "no source": ({"source": None}, None, "--source"),
     "malformed budget": ({"budget": "8"}, None, "--budget 8"),
+    "budget with a delta of 1/n": ({"budget": "8,0.02"}, None, "--budget: expected a delta below 1/n"),
     "unknown model": ({"model": "no-such/model-at-all"}, None, "understudy models get no-such/model-at-all"),
     "named model that was not fetched": (
         {"model": "smollm2-135m-instruct"},
@@ -284,6 +285,16 @@ def test_rows_to_measure_on_are_not_those_of_the_training(call, words, tmp_path,
         assert "--test: " in said
         assert "the rows of --data" in said
     assert state_of(home) == ([], [])
+
+
+def test_evaluate_refuses_the_same_rows_as_seen_and_never_seen(call, tmp_path, data, private_rows):
+    pq.write_table(private_rows.take(list(range(59, -1, -1))), tmp_path / "reversed.parquet")
+    for test in (data, tmp_path / "reversed.parquet"):
+        given = {"synthetic": data, "real": data, "test": test}
+        code, said = call("evaluate", "--out", tmp_path / "out", *(w for n, v in given.items() for w in (f"--{n}", v)))
+        assert (code, said.count("\n")) == (2, 1), said
+        assert "--test: " in said
+        assert "the rows of --real" in said
 
 
 def test_evaluate_refuses_a_place_for_its_report_before_it_reads_a_table(call, tmp_path):

@@ -47,6 +47,7 @@ def test_a_second_run_and_all_post_processing_charge_nothing_and_one_other_row_c
     assert statement["epsilon_rdp"] > statement["epsilon"]
     assert statement["verdict"] == "proven under assumptions"
     assert [mechanism["name"] for mechanism in statement["mechanisms"]] == ["target"]
+    assert "model" not in statement["against"], "a target leaves, and no model"
     assert statement["warnings"] == [], "60 rows outweigh the noise of epsilon 3"
     table = pq.read_table(export / "synthetic.parquet")
     assert table.column_names == ["text", "label"]

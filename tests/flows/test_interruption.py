@@ -77,6 +77,39 @@ def test_what_a_further_signal_raises_elsewhere_changes_nothing():
     assert told_by(AMID) == 128 + signal.SIGHUP
 
 
+SERVER_GONE = """
+import signal
+import prefect
+from prefect.server.api.server import SubprocessASGIServer
+from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, PREFECT_HOME, PREFECT_LOGGING_LEVEL
+from prefect.settings import temporary_settings
+from pathlib import Path
+from understudy.flows.interruption import signals_unwind
+from understudy.flows.temporary_server import start_in_turn
+
+@prefect.flow
+def hit():
+    server = SubprocessASGIServer().server_process
+    server.kill()
+    server.wait()
+    signal.raise_signal(signal.SIGTERM)
+
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+given = {PREFECT_HOME: Path(home), PREFECT_CLIENT_MAX_RETRIES: 0, PREFECT_LOGGING_LEVEL: "CRITICAL"}
+try:
+    with temporary_settings(given, restore_defaults={PREFECT_API_URL}), signals_unwind():
+        start_in_turn()
+        hit()
+except BaseException as error:
+    pipe.send((type(error).__name__, getattr(error, "exit_code", None)))
+"""
+
+
+def test_a_signal_that_ended_the_temporary_server_first_is_no_error(tmp_path):
+    """A signal to the process group reaches both; Prefect then fails to tell its server of it."""
+    assert told_by(SERVER_GONE, home=str(tmp_path)) == ("Interrupted", 128 + signal.SIGTERM)
+
+
 def test_a_fork_is_ended_as_by_default():
     assert told_by(FORKS) == -signal.SIGTERM
 

@@ -42,6 +42,12 @@ def text_digests(table: pa.Table, columns: Sequence[str]) -> dict[bytes, int]:
     return found
 
 
+def different_texts(table: pa.Table) -> set[tuple[str, ...]]:
+    """The different texts of a checked table, in whatever order and case; null records left out. Private."""
+    rows = zip(*(table[name].to_pylist() for name in text_columns(table)), strict=True)
+    return {tuple(normalise(text) for text in row) for row in rows if row[0] is not None}
+
+
 def client_digests(table: pa.Table) -> list[bytes]:
     """One sha256 per row of a checked table of clients, over the identifier; none for any other table.
 

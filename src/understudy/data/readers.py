@@ -33,6 +33,8 @@ _WIDE_MARKS = {
     codecs.BOM_UTF16_LE: "UTF-16",
     codecs.BOM_UTF16_BE: "UTF-16",
 }
+# What other programs write between the columns of a CSV file, and what it is called.
+_OTHER_MARKS = {";": "semicolons", "\t": "tabs"}
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+(#\w+)?")
 
 
@@ -149,6 +151,12 @@ def _read_csv(path: Path) -> pa.Table:
         raise InputError(
             f"{path}: expected distinct column names, found {len(set(header))} for {len(header)} columns; name each "
             "column once in the header line, and write that line first if the file has none"
+        )
+    other = next((name for mark, name in _OTHER_MARKS.items() if len(header) == 1 and mark in header[0]), None)
+    if other is not None:
+        raise InputError(
+            f"{path}: expected commas between the columns, found {other} in the header line; write it with commas, for "
+            "example with pandas: read_csv(FILE, sep=None).to_csv(OTHER, index=False)"
         )
     columns: list[list[str | None]] = [[] for _ in header]
     index = 0

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from pydantic import Field
 
 from understudy.data.columns import label_values, require, strings
-from understudy.data.digests import canonical_digest, client_digests, normalise, row_digests
+from understudy.data.digests import canonical_digest, client_digests, different_texts, normalise, row_digests
 from understudy.data.instructions import INSTRUCTION_SCHEMA, InstructionColumns, InstructionRows, check_instructions
 from understudy.data.labels import (
     declared_names,
@@ -52,6 +52,7 @@ __all__ = [
     "check_texts",
     "client_digests",
     "declared_names",
+    "different_texts",
     "labels_found",
     "named_labels",
     "normalise",

@@ -124,7 +124,7 @@ class Description(BaseModel):
     pretrained_models: tuple[PretrainedModel, ...] = ()
     evaluations: tuple[str, ...] = ("evaluate",)
     trust: str = "Whoever runs the client zone sees the rows; no other party does."
-    against: str = "Everyone who sees only what is exported: the synthetic rows, the model and this statement."
+    against: str = "Everyone who sees only what is exported: the synthetic rows, what was released and this statement."
     floating_point: str = FLOATING_POINT
 
 

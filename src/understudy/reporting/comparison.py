@@ -30,6 +30,7 @@ from understudy.reporting.drawing import INK, MUTED, PROMPT, REAL, SYNTHETIC, Dr
 from understudy.reporting.pages import plain, read_content, render, write_closed
 from understudy.reporting.report import MARKER, ReportFiles
 from understudy.reporting.text_formatting import number, percent
+from understudy.reporting.text_formatting import points as in_points
 from understudy.reporting.view import Section, Table
 
 FORMAT: Final = "understudy.comparison/1"
@@ -142,7 +143,7 @@ def table_of(content: ComparisonContent, figure: MetricName) -> Table | None:
                 group.said,
                 form(content.metrics[name]),
                 view.range_of(content.measured(), name, form),
-                form(content.metrics[spread]) if spread in content.metrics else "one seed",
+                form(content.metrics[spread]).lstrip("+") if spread in content.metrics else "one seed",
                 number(content.metrics[count_name(group.name)]),
             )
         )
@@ -174,7 +175,9 @@ def figure_rows(content: ComparisonContent) -> list[dict[str, Any]]:
 
 def shown(figure: MetricName) -> Any:
     """How a figure is written."""
-    return percent if figure.unit == "share" else number
+    if figure.unit != "share":
+        return number
+    return in_points if "_minus_" in figure.pattern else percent
 
 
 def headline_drawing(content: ComparisonContent) -> Drawing | None:

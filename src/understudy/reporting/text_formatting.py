@@ -186,4 +186,10 @@ def humanise(key: str) -> str:
 
 
 def _factor(factor: float) -> str:
-    return number(float(f"{factor:.3g}"))
+    """The factor of the promise, rounded up as in the privacy statement.
+
+    >>> _factor(math.exp(8))
+    '2,990'
+    """
+    # The hair is what floats miss of a round number.
+    return number(round_up(factor * (1 - 1e-12), digits=3))

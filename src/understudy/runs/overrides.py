@@ -33,11 +33,24 @@ def apply_overrides(config: Config, overrides: Sequence[str]) -> Config:
     try:
         return type(config).model_validate(data)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
+        refusals = [(_setting(data, entry["loc"]), entry) for entry in error.errors()]
+        # A setting of several types has one refusal for each of them: that which looked farthest into it says most.
+        about = [(name, entry) for name, entry in refusals if f"{name}.".startswith(f"{refusals[0][0]}.")]
+        where, first = max(about, key=lambda refused: refused[0].count("."))
+        wanted = dict.fromkeys(entry["msg"].removeprefix("Value error, ") for name, entry in about if name == where)
         # A rule about several settings names them itself; its input is the whole config.
         named = f"--set {where}={first['input']!r}" if where else "--set"
-        raise InputError(f"{named}: {first['msg'].removeprefix('Value error, ')}") from error
+        raise InputError(f"{named}: {'; or: '.join(wanted)}") from error
+
+
+def _setting(data: Any, location: Sequence[int | str]) -> str:
+    """The name of the setting at a place that pydantic names, which names the types of a setting like its keys."""
+    names: list[str] = []
+    for part in location:
+        if isinstance(data, dict) and part in data:
+            names.append(str(part))
+            data = data[part]
+    return ".".join(names)
 
 
 def _parse(text: str) -> Any:

@@ -204,15 +204,9 @@ def _rows_to_measure_on(request: RunRequest, kind: RowKind, whole: pa.Table, nam
     if same_source(request.data, request.test):
         raise refusal
     test, _ = _checked(request, kind, tables.read_source(request.test), names, null_records=False)
-    if _texts(test) == _texts(whole):
+    if tables.different_texts(test) == tables.different_texts(whole):
         raise refusal
     return test
-
-
-def _texts(table: pa.Table) -> set[tuple[str, ...]]:
-    """The different texts of a table, in whatever order and case."""
-    rows = zip(*(table[name].to_pylist() for name in text_columns(table)), strict=True)
-    return {tuple(tables.normalise(text) for text in row) for row in rows if row[0] is not None}
 
 
 def _check_not_empty(test: pa.Table) -> None:

@@ -49,6 +49,11 @@ def test_the_same_rows_from_csv_jsonl_and_parquet(tmp_path):
         assert read_source(spec).to_pylist() == rows, spec
 
 
+def test_a_header_with_commas_may_hold_other_marks_too(tmp_path):
+    spec = write(tmp_path / "a.csv", "text,label;kind\nfine,1\n")
+    assert read_source(spec).to_pylist() == [{"text": "fine", "label;kind": "1"}]
+
+
 def test_csv_columns_are_text_and_a_byte_order_mark_is_skipped(tmp_path):
     spec = write(tmp_path / "a.csv", b"\xef\xbb\xbftext,label\n123,0\n")
     assert read_source(spec).to_pylist() == [{"text": "123", "label": "0"}]
@@ -59,6 +64,8 @@ def test_csv_columns_are_text_and_a_byte_order_mark_is_skipped(tmp_path):
     [
         ("a.csv", b"", "header line with column names"),
         ("a.csv", b"text,label\n", "expected at least one row"),
+        ("a.csv", b'text;label\n"the patient is ""Zibby""";1\n', "expected commas .*found semicolons in the header"),
+        ("a.csv", b"text\tlabel\nthe patient is Zibby\t1\n", "expected commas .*found tabs in the header"),
         ("a.csv", b"the patient is Zibby,1,1\na,b,c\n", "distinct .*found 2 for 3 columns.*header line"),
         ("a.csv", b"text,label\nok,0\n" + SECRET.encode() + b",1,2\n", "row 1: expected 2 fields, found 3"),
         ("a.csv", b'text,label\nok,0\n"' + SECRET.encode(), "row 1: .*check the quotes"),

@@ -91,6 +91,22 @@ def test_a_wrong_setting_is_named_in_one_line(method, setting, named):
 
 
 @pytest.mark.parametrize(
+    ("method", "setting", "told"),
+    [
+        ("gradient-matching", "length=abc", ["--set length='abc'", "valid integer", "'as_in_data'"]),
+        ("gradient-matching", "verbalizer.words=x", ["--set verbalizer.words='x'", "dictionary", "'auto'"]),
+        ("conditional-generation", "class_sizes=foo", ["--set class_sizes='foo'", "'balanced'", "dictionary"]),
+        ("conditional-generation", 'class_sizes={"a": -1}', ["--set class_sizes.a=-1", "greater"]),
+        ("conditional-generation", "train.l2_clip_norm=-1", ["--set train.l2_clip_norm=-1", "greater", "'auto'"]),
+    ],
+)
+def test_a_setting_of_several_types_is_told_by_its_own_name_with_all_that_it_may_be(method, setting, told):
+    with pytest.raises(InputError) as refused:
+        apply_overrides(CONFIGS[method](), [setting])
+    assert [words for words in told if words not in str(refused.value)] == []
+
+
+@pytest.mark.parametrize(
     "module", ["understudy.generation.config", *(config.__module__ for config in CONFIGS.values())]
 )
 def test_settings_need_no_torch(module):

@@ -22,6 +22,7 @@ from understudy.reporting.comparison import (
     lines_of,
     read_comparison,
     rebuild_comparison,
+    table_of,
 )
 from understudy.reporting.differences import differences_table, pairs_of
 from understudy.reporting.text_formatting import MINUS
@@ -76,6 +77,28 @@ def test_the_page_warns_and_names_what_is_missing_and_every_mean(content, tmp_pa
     assert letters[3:] == ("one seed", "1")
     assert {stat.S_IMODE(path.stat().st_mode) for path in (files.html, files.json)} == {0o600}
     assert "script" not in outline.tags
+
+
+def test_a_difference_of_shares_is_in_points_and_not_in_per_cent():
+    name = "utility.synthetic_minus_prompt_only.accuracy"
+    runs = [
+        MeasuredRun("bag-eps1", seed, Metrics(values={name: -0.1 * seed}, intervals={name: (-0.3, 0.1)}))
+        for seed in (0, 1)
+    ]
+    found = compared(runs)
+    content = ComparisonContent(
+        title="Comparison on ward",
+        charged="charged: epsilon=3",
+        groups=GROUPS[:1],
+        figures=figures_of(runs),
+        metrics=found.values,
+        intervals=found.intervals,
+        declared=found.declared,
+    )
+    table = table_of(content, next(figure for figure in content.figures if figure.pattern == name))
+    assert table is not None
+    row = tuple(cell.replace("\u2212", "-") for cell in table.rows[0][1:])
+    assert row == ("-5.0 points", "-30.0 points to +10.0 points", "7.1 points", "2")
 
 
 def test_report_json_is_the_whole_report(content, tmp_path):

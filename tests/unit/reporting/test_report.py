@@ -194,6 +194,7 @@ def test_instruction_rows_show_their_parts(tmp_path):
     ).html.read_text()
     assert "<h3>Instruction</h3>" in page
     assert "(an empty text)" in page
+    assert "1 of 1: the first, not picked by hand." in page, "there is no label to take turns"
 
 
 def test_samples_take_turns_and_keep_their_order():

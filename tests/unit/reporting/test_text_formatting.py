@@ -46,6 +46,11 @@ def test_the_guessing_bound_is_rounded_up():
     assert "73.2 %" in plain(text_formatting.explain_guarantee({"epsilon": 1.0, "delta": 0.0})[1])
 
 
+def test_the_factor_is_rounded_up_as_in_the_statement():
+    # e^8 = 2980.96: no probability changes by more than that, but by more than 2,980 it can.
+    assert "exp(ε) = 2,990." in text_formatting.explain_guarantee({"epsilon": 8.0, "delta": 0.0})[0]
+
+
 def test_a_large_epsilon_is_not_praised():
     sentences = text_formatting.explain_guarantee({"epsilon": 16, "delta": 1e-6, "unit": "example"})
     assert "excludes very little" in sentences[-1]

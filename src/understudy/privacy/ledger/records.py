@@ -51,7 +51,9 @@ class SourceRecord(Frozen):
     def _check(self) -> Self:
         if self.delta >= 1 / self.n:
             # Not a ValueError: pydantic lets it through as it is, with its exit code.
-            raise InputError(f"expected delta < 1/n = {1 / self.n:.6g}, found delta={self.delta:.6g}")
+            raise InputError(
+                f"--budget: expected a delta below 1/n = {1 / self.n:.6g}, found {self.delta:.6g}; name a smaller one"
+            )
         if not _NAME.fullmatch(self.name):
             raise InputError(f"expected a source name of letters, digits, . _ -, found {self.name!r}")
         if (self.composition == "renyi") != bool(self.renyi_orders):
