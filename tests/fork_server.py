@@ -65,8 +65,12 @@ class Forked:
 
     def poll(self) -> int | None:
         """The exit status, negative for a signal, if the process has ended."""
-        if self.returncode is None and select.select([self._connection], [], [], 0)[0]:
-            self.wait()
+        # Not `select`, which takes no number beyond 1023: the process of a long session has more files open.
+        waiting = select.poll()
+        if self.returncode is None:
+            waiting.register(self._connection, select.POLLIN)
+            if waiting.poll(0):
+                self.wait()
         return self.returncode
 
     def wait(self) -> int:
