@@ -112,7 +112,7 @@ def test_an_audit_charges_one_run_and_reports_it_beside_its_controls(
         assert "releases no language model" in page
         assert not (out / "positive-control/export").exists()
         assert not (out / "claim/export").exists(), "made with canaries among the rows"
-        assert (out / "report.json").stat().st_mode & 0o077 == 0
+        assert [path.stat().st_mode & 0o077 for path in (out, out / "report.json")] == [0, 0]
         tells_no_canary(said, out, home)
         (run,) = tracking._open("client").search({"understudy.out": str(out)})
         (charge,) = [charge for charge in Ledger.open().charges() if charge.kind == "counted"]
@@ -169,7 +169,10 @@ def test_an_audit_whose_attack_is_too_weak_charges_nothing(
         assert code == 1
         assert "can say nothing" in said
         assert charged() == []
-        assert "not charged and not run" in (tmp_path / "audit/report.html").read_text()
+        page = (tmp_path / "audit/report.html").read_text()
+        assert "not charged and not run" in page
+        assert "was not run: nothing was charged or released" in page
+        assert "changes the probability of anything that was released" not in page, "nothing was"
         code, said = call(*weak, "--insist", "--json")
         assert code == 0
         assert json.loads(said[said.index("{") :])["caught"] == []

@@ -53,10 +53,12 @@ def declared_names(label_names: Sequence[str] | Mapping[str, str]) -> tuple[str,
                 f"label names: expected names of printable characters, found a control character in name {place} of "
                 f"{len(names)}; remove it in --label-names"
             )
-    if len(names) < 2 or len(set(names)) != len(names) or not all(name.strip() for name in names):
+    is_empty = not all(name.strip() for name in names)
+    if len(names) < 2 or len(set(names)) != len(names) or is_empty:
+        empty = ", one of them empty" if is_empty else ""
         raise InputError(
             f"label names: expected at least two distinct names, none of them empty, found {len(set(names))} different "
-            f"among {len(names)}; declare them, for example --label-names 0=negative,1=positive"
+            f"among {len(names)}{empty}; declare them, for example --label-names 0=negative,1=positive"
         )
     return names
 

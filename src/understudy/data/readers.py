@@ -36,6 +36,8 @@ _WIDE_MARKS = {
 # What other programs write between the columns of a CSV file, and what it is called.
 _OTHER_MARKS = {";": "semicolons", "\t": "tabs"}
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+(#\w+)?")
+# As of file: and of the web; a text may have a colon, too, and no path of a file begins so.
+_ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://\S", re.IGNORECASE)
 
 
 def read_source(spec: str) -> pa.Table:
@@ -89,6 +91,10 @@ def _reader(spec: str) -> Callable[[], pa.Table]:
         if not _HUB_ID.fullmatch(spec.removeprefix(HUB)):
             raise InputError(f"{shown}: expected {HUB}OWNER/NAME or {HUB}OWNER/NAME#SPLIT; correct the name")
         return lambda: read_hub(spec)
+    if _ADDRESS.match(spec):
+        raise InputError(
+            f"{shown}: expected the path of a file, found an address; fetch the file to this machine and name its path"
+        )
     readers = {".csv": _read_csv, ".jsonl": _read_jsonl, ".parquet": _read_parquet}
     try:
         path = Path(spec).expanduser()
@@ -129,7 +135,8 @@ def _read_parquet(path: Path) -> pa.Table:
             raise InputError(
                 f"{path}: expected distinct column names, found one that comes twice; name each column once"
             ) from None
-        raise InputError(f"{path}: expected a Parquet file, found {type(error).__name__}") from None
+        found = getattr(error, "strerror", None) or "one that is damaged or of another kind; write it again"
+        raise InputError(f"{path}: expected a Parquet file, found {found}") from None
 
 
 def _names_differ(path: Path) -> bool:

@@ -50,6 +50,13 @@ def _statement_of(claim: Path) -> dict[str, Any]:
 
 
 def _promise(plan: RunPlan) -> Mapping[str, Any]:
-    """What the run would promise, under the names of a statement."""
-    named = ("epsilon", "delta", "unit", "relation", "source")
-    return {name: getattr(plan, name) for name in named}
+    """In place of a statement, where the claim was not run: nothing was promised."""
+    said = (
+        f"The claim, epsilon {plan.epsilon:g} at delta {plan.delta:g}, was not run: nothing was charged or released "
+        "for it. What the controls made is without noise."
+    )
+    return {
+        "verdict": "none",
+        "promise": said,
+        **{name: getattr(plan, name) for name in ("unit", "relation", "source")},
+    }

@@ -147,6 +147,7 @@ def planned(request: AuditRequest) -> Iterator[Planned]:
         check_power(claim.plan, count)
         # On a source's first use the claim's epsilon and delta become its budget, whatever run is the first.
         controls = {arm: validate(drafts.requests[arm], request.method, is_part=True) for arm in CONTROLS}
+        Path(request.run.out).expanduser().mkdir(mode=0o700, parents=True, exist_ok=True)
         plans: dict[Arm, RunPlan] = {}
         for arm, one in {"claim": claim, **controls}.items():
             plan = one.plan.model_copy(update={"budget": claim.plan.budget})

@@ -80,7 +80,7 @@ def test_csv_columns_are_text_and_a_byte_order_mark_is_skipped(tmp_path):
         ("a.jsonl", b"\n", "expected at least one row"),
         ("a.csv", f"text,label\n{SECRET},0\n".encode("utf-16"), "mark of UTF-16; .*iconv -f UTF-16"),
         ("a.csv", f"text,label\n{SECRET},0\n".encode("utf-32"), "mark of UTF-32; .*iconv -f UTF-32"),
-        ("a.parquet", b"the patient is Zibby", "Parquet"),
+        ("a.parquet", b"the patient is Zibby", "Parquet file, found one that is damaged or of another kind"),
         ("a.txt", b"the patient is Zibby", r"\.csv, \.jsonl, \.parquet, found '\.txt'"),
     ],
 )
@@ -103,6 +103,12 @@ def test_a_parquet_file_with_one_name_twice_is_refused_without_the_name(tmp_path
 @pytest.mark.parametrize("spec", ["missing.csv", "no/such/dir/file.parquet", "/nowhere/at all"])
 def test_missing_file(spec):
     with pytest.raises(InputError, match="no such file"):
+        read_source(spec)
+
+
+@pytest.mark.parametrize("spec", ["file:///srv/rows.csv", "https://example.org/rows.parquet", "S3://bucket/rows.csv"])
+def test_an_address_is_told_as_one(spec):
+    with pytest.raises(InputError, match=r"found an address; fetch the file"):
         read_source(spec)
 
 
@@ -188,8 +194,9 @@ def test_bad_bytes_inside_a_parquet_text_column(tmp_path):
 
 @pytest.mark.parametrize("names", [(), ("only",), ("same", "same"), ("a", " "), {"0": "x", "1": "x"}])
 def test_fewer_than_two_distinct_labels_are_refused(names):
-    with pytest.raises(InputError, match=r"two distinct names.*--label-names"):
+    with pytest.raises(InputError, match=r"two distinct names.*--label-names") as refused:
         check_labelled(labelled(), LabelledColumns(label_names=names))
+    assert ("one of them empty;" in str(refused.value)) is (" " in names)
 
 
 @pytest.mark.parametrize("letter", ["\x01", "\n", "\x7f", "\x85", "\ud800", "\ufffe", "\uffff"])
