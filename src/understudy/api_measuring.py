@@ -123,8 +123,9 @@ def evaluate(
         ZoneError: this process belongs to the server zone, where no real rows are read.
     """
     from understudy.runs.evaluation_inputs import check_evaluation, tables_of
-    from understudy.runs.evaluation_request import evaluate_request_of
+    from understudy.runs.evaluation_request import EvaluateRequest
     from understudy.runs.folders import try_folder
+    from understudy.runs.request import checked_request
 
     prepare_environment()
     folder = Path(out).expanduser().absolute()
@@ -132,7 +133,7 @@ def evaluate(
     try_folder(folder)
     columns = {"text_column": text_column, "label_column": label_column, "label_names": label_names}
     with as_files({"synthetic": synthetic, "real": real, "test": test}) as files:
-        request = evaluate_request_of({**files, **columns, "out": str(folder)})
+        request = checked_request(EvaluateRequest, {**files, **columns, "out": str(folder)})
         check_evaluation(request)
         # Outside of the flow: an error names rows, which Prefect must not keep.
         tables_of(request)

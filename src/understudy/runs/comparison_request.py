@@ -9,13 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from understudy.errors import InputError
-from understudy.runs.request import Epsilon, RunRequest, first_fault
+from understudy.runs.request import Epsilon, RunRequest, checked_request
 
 MOST_RUNS: Final = 100
-_OPTIONS: Final = {"methods": "METHOD", "epsilons": "--epsilon", "seeds": "--seeds"}
+_OPTIONS: Final = {"methods": "METHOD", "epsilons": "--epsilon", "run": "run"}
 
 
 class CompareRequest(BaseModel):
@@ -86,13 +85,5 @@ def epsilon_text(epsilon: float) -> str:
 
 
 def compare_request_of(fields: Mapping[str, Any]) -> CompareRequest:
-    """The request with these fields.
-
-    Raises:
-        InputError: a field is missing, unknown or malformed; named without its value, which may be private.
-    """
-    try:
-        return CompareRequest.model_validate(fields)
-    except ValidationError as error:
-        place, said = first_fault(error)
-    raise InputError(f"{_OPTIONS.get(place, place or 'request')}: {said}")
+    """`checked_request` of a comparison."""
+    return checked_request(CompareRequest, fields, options=_OPTIONS)

@@ -5,14 +5,10 @@ The tables are named and not held: whatever Prefect is handed, it keeps and show
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
-from understudy.errors import InputError
-from understudy.runs.request import first_fault
+from pydantic import BaseModel, ConfigDict, Field
 
 _TABLE: Final = (
     "CSV, JSONL or Parquet file, hub:OWNER/NAME, or sample:NAME; an absolute path in the run of a deployment."
@@ -44,16 +40,3 @@ class EvaluateRequest(BaseModel):
     def folder(self) -> Path:
         """Where the report goes."""
         return Path(self.out).expanduser()
-
-
-def evaluate_request_of(fields: Mapping[str, Any]) -> EvaluateRequest:
-    """The request with these fields.
-
-    Raises:
-        InputError: a field is missing, unknown or malformed; named without its value, which may be private.
-    """
-    try:
-        return EvaluateRequest.model_validate(fields)
-    except ValidationError as error:
-        place, said = first_fault(error)
-    raise InputError(f"--{place.replace('_', '-')}: {said}")

@@ -10,7 +10,7 @@ import re
 import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema, field_validator, model_validator
 
@@ -29,6 +29,9 @@ MOST_EPSILON: Final = 100.0
 LONGEST_TEXT: Final = 4_096
 LONGEST_NAME: Final = 255
 LONGEST_ABOUT: Final = 200
+R = TypeVar("R", bound=BaseModel)
+
+_AS_FIELDS: Final[Mapping[str, str]] = {}
 _PLAIN_COLUMNS: Final = frozenset({"text", "texts", "content", "document"})
 
 
@@ -196,17 +199,27 @@ def _as_words(name: str) -> str:
 
 
 def request_of(fields: Mapping[str, Any]) -> RunRequest:
-    """The request with these fields.
+    """`checked_request` of a run."""
+    return checked_request(RunRequest, fields)
+
+
+def checked_request(kind: type[R], fields: Mapping[str, Any], *, options: Mapping[str, str] = _AS_FIELDS) -> R:
+    """The request of this kind with these fields.
+
+    Args:
+        kind: of request.
+        fields: by name.
+        options: field -> how a user names it, where that is not the option of the field's name.
 
     Raises:
         InputError: a field is missing, unknown or malformed; named without its value, which may be private.
     """
     try:
-        return RunRequest.model_validate(fields)
+        return kind.model_validate(fields)
     except ValidationError as error:
         place, said = first_fault(error)
     option = f"--{place.replace('_', '-')}" if place.isidentifier() else "request"
-    raise InputError(f"{option}: {said}")
+    raise InputError(f"{options.get(place, option)}: {said}")
 
 
 def first_fault(error: ValidationError) -> tuple[str, str]:

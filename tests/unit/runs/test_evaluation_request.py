@@ -5,7 +5,8 @@ from pydantic import ValidationError
 
 from understudy.errors import InputError, ZoneError
 from understudy.runs.evaluation_inputs import check_evaluation
-from understudy.runs.evaluation_request import EvaluateRequest, evaluate_request_of
+from understudy.runs.evaluation_request import EvaluateRequest
+from understudy.runs.request import checked_request
 
 FIELDS = {"synthetic": "made.csv", "real": "real.csv", "test": "test.csv", "out": "out"}
 
@@ -18,7 +19,7 @@ def test_a_form_describes_every_field_and_takes_no_other():
 
 
 def test_a_request_cannot_be_changed_and_comes_back_from_json():
-    request = evaluate_request_of(FIELDS | {"label_names": {"0": "no", "1": "yes"}})
+    request = checked_request(EvaluateRequest, FIELDS | {"label_names": {"0": "no", "1": "yes"}})
     assert EvaluateRequest.model_validate_json(request.model_dump_json()) == request
     with pytest.raises(ValidationError, match="frozen"):
         request.out = "other"
@@ -30,12 +31,12 @@ def test_a_request_cannot_be_changed_and_comes_back_from_json():
 )
 def test_a_refusal_names_the_option_and_no_value(given, option):
     with pytest.raises(InputError, match=option) as refused:
-        evaluate_request_of(FIELDS | given)
+        checked_request(EvaluateRequest, FIELDS | given)
     assert "zibby" not in str(refused.value) or option == "zibby"
 
 
 def test_the_server_zone_reads_no_real_rows(monkeypatch, tmp_path):
     monkeypatch.setenv("UNDERSTUDY_ZONE", "server")
     with pytest.raises(ZoneError, match="client zone"):
-        check_evaluation(evaluate_request_of(FIELDS | {"out": str(tmp_path / "out")}))
+        check_evaluation(checked_request(EvaluateRequest, FIELDS | {"out": str(tmp_path / "out")}))
     assert not (tmp_path / "out").exists()
