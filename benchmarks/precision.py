@@ -22,10 +22,12 @@ from generation_speed import smollm2_135m
 from measuring import arguments, chosen, spread, write_result
 from torch import Tensor, nn
 
+from understudy.compute import Compute
 from understudy.generation.config import SamplingConfig
 from understudy.generation.sampling import backbone, head, sample
 from understudy.models import lora
 from understudy.models.attention import implementation
+from understudy.models.loading import load_model
 from understudy.privacy.dpsgd.plan import DpSgdPlan, Stream
 from understudy.privacy.dpsgd.token_losses import token_losses
 from understudy.privacy.dpsgd.training import Objective, train
@@ -98,8 +100,15 @@ def step_seconds(precision: str, rank: int, options: argparse.Namespace) -> dict
     return {"dp": seconds[2::2], "plain": seconds[3::2]}
 
 
+def sampled_from(options: argparse.Namespace, precision: str) -> Any:
+    """The random model, or that of `--weights`: how many tokens a nucleus holds is a matter of weights."""
+    if options.weights is None:
+        return base(precision).requires_grad_(False).eval()
+    return load_model(options.weights, compute=Compute("cpu", precision)).model.requires_grad_(False)
+
+
 def sampling_seconds(options: argparse.Namespace) -> dict[str, list[float]]:
-    models = {precision: base(precision).requires_grad_(False).eval() for precision in DTYPES}
+    models = {precision: sampled_from(options, precision) for precision in DTYPES}
     prompts = torch.arange(3, 9).repeat(options.rows, 1)
     found: dict[str, list[float]] = {precision: [] for precision in DTYPES}
     for _ in range(options.repeats + 1):
@@ -144,12 +153,15 @@ def ratios(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]
 def main() -> None:
     parser = arguments(__doc__, batch=16, length=48, micro_batch=8, rank=8, rows=32, tokens=8, repeats=3)
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS, help="what is measured")
+    parser.add_argument("--weights", help="name or folder of a model to sample from in place of random weights")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     found, seconds = ratios(options)
     for name, ratio in found.items():
         print(f"{name:<50}{ratio}")
-    settings = chosen(options, ("batch", "length", "micro_batch", "rank", "rows", "tokens", "repeats", "threads"))
+    settings = chosen(
+        options, ("batch", "length", "micro_batch", "rank", "rows", "tokens", "repeats", "threads", "weights")
+    )
     write_result(options.out, {"settings": settings, "ratios": found, "processor_seconds": seconds})
 
 
