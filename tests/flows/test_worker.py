@@ -440,7 +440,9 @@ def test_a_worker_evaluates_any_table_and_the_report_goes_with_its_source(server
     record = {"name": "ward", "unit": "example", "relation": "replace_special"}
     Ledger.open().register(SourceRecord(**record, epsilon=8, delta=1e-4, n=private_rows.num_rows))
     Ledger.open().register_rows("ward", row_digests(private_rows.select(["text"])))
-    request = EvaluateRequest(synthetic=str(data), real=str(data), test=str(data), out=str(tmp_path / "out"))
+    test = tmp_path / "test.parquet"
+    pq.write_table(private_rows.slice(0, private_rows.num_rows // 2), test)
+    request = EvaluateRequest(synthetic=str(data), real=str(data), test=str(test), out=str(tmp_path / "out"))
     started_by_the_worker(server["PREFECT_API_URL"], "evaluate/default", fork_server.command("-m", "prefect.engine"))
     parameters = json.dumps({"request": request.model_dump(mode="json")})
     prefect(server, "deployment", "run", "evaluate/default", "--params", parameters)

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from understudy.compute import Compute
-from understudy.hardware import has_fast_bfloat16
 
 # Rows that a layout is chosen for; any number of them may be multiplied by it.
 _ROWS: Final = 32
@@ -52,10 +51,9 @@ def packed_bytes(compute: Compute, parameters: int) -> int:
 
 
 def can_pack() -> bool:
-    """Whether this machine multiplies in bfloat16, and oneDNN may use what it has."""
-    if not has_fast_bfloat16("cpu") or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        return False
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    """Whether oneDNN multiplies in bfloat16 here; variables may forbid it what the processor has."""
+    available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return available and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _gains(layer: nn.Linear) -> bool:
