@@ -1,8 +1,8 @@
 """How far two groups of runs differ in one figure: the mean over the seeds that both have, paired by seed.
 
-Runs of one seed share their test rows, and where the seed alone decides them, initial weights and random numbers. What
-they share goes out of a difference. The interval is Student's over the seeds, as `paired` takes it of few: it holds
-nothing of other test rows. Of many differences, one in twenty leaves out zero by chance.
+Runs of one seed share their test rows, and what the seed alone decides, such as initial weights. What they share goes
+out of a difference. The interval is Student's at 95 % over the seeds (Student 1908), and holds nothing of other test
+rows. Of many differences, one in twenty leaves out zero by chance.
 """
 
 from __future__ import annotations

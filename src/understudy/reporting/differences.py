@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from understudy.evaluation.comparison import seed_name
 from understudy.evaluation.differences import difference_name
 from understudy.evaluation.names import MetricName
 from understudy.reporting import view
@@ -38,6 +39,11 @@ def differences_table(content: ComparisonContent, figure: MetricName) -> Table |
         name = difference_name(one.name, other.name, figure.pattern)
         if name in content.metrics:
             between = view.range_of(content.measured(), name, form)
-            shared = len(set(one.seeds) & set(other.seeds))
-            rows.append((f"{one.said} minus {other.said}", form(content.metrics[name]), between, number(shared)))
+            shared = _measured(content, one, figure) & _measured(content, other, figure)
+            rows.append((f"{one.said} minus {other.said}", form(content.metrics[name]), between, number(len(shared))))
     return Table(("", "Difference", "Interval over seeds", "Seeds"), tuple(rows)) if rows else None
+
+
+def _measured(content: ComparisonContent, group: Group, figure: MetricName) -> set[int]:
+    """The seeds of a group whose runs have the figure."""
+    return {seed for seed in group.seeds if seed_name(group.name, seed, figure.pattern) in content.metrics}

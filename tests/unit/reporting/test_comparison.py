@@ -8,7 +8,7 @@ import pytest
 from report_pages import Outline
 
 from understudy.errors import InputError
-from understudy.evaluation.comparison import MeasuredRun, compared, figures_of
+from understudy.evaluation.comparison import MeasuredRun, compared, figures_of, seed_name
 from understudy.evaluation.differences import difference_name
 from understudy.evaluation.metrics import Metrics
 from understudy.evaluation.names import MetricName, describe
@@ -144,6 +144,14 @@ def test_differences_are_told_in_points_with_the_seeds_behind_them(content, tmp_
     (row,) = differences_table(told, describe(SYNTHETIC)).rows
     assert row[0] == "bag, epsilon 1 minus bag, epsilon ∞"
     assert [cell.replace(MINUS, "-") for cell in row[1:]] == ["-2.0 points", "-25.0 points to +21.0 points", "2"]
+    # A run that lacks the figure is none of the seeds behind it.
+    lacking = seed_name("bag-epsinf", 1, SYNTHETIC)
+    fewer = {
+        part: {key: value for key, value in getattr(told, part).items() if key != lacking}
+        for part in ("metrics", "intervals")
+    }
+    (row,) = differences_table(told.model_copy(update=fewer), describe(SYNTHETIC)).rows
+    assert row[-1] == "1"
     outline = Outline(build_comparison(tmp_path, told).html.read_text())
     assert "Differences" in outline.headings
     assert "nothing of other test rows" in " ".join(outline.texts)
