@@ -103,19 +103,17 @@ def _likely(probabilities: Tensor, *, top_p: float) -> tuple[Tensor, Tensor]:
     Raises:
         UnderstudyError: a row's probabilities are not numbers.
     """
-    batch, vocabulary = probabilities.shape
     values = probabilities.numpy()
-    places = np.flatnonzero(values > _thresholds(values, top_p=top_p))
-    rows, ids = np.divmod(places, vocabulary)
-    counts = np.bincount(rows, minlength=batch)
-    if not counts.all():
+    kept = [np.flatnonzero(row) for row in values > _thresholds(values, top_p=top_p)]
+    counts = [len(ids) for ids in kept]
+    if not all(counts):
         raise UnderstudyError(
             "expected a distribution over the next token, found logits that are no numbers: the model has diverged; "
             "lower its learning rate"
         )
-    columns = np.arange(len(places)) - np.repeat(np.cumsum(counts) - counts, counts)
-    likely, tokens = (np.zeros((batch, counts.max()), kind) for kind in (values.dtype, np.int64))
-    likely[rows, columns], tokens[rows, columns] = values.reshape(-1)[places], ids
+    likely, tokens = (np.zeros((len(kept), max(counts)), kind) for kind in (values.dtype, np.int64))
+    for row, (ids, count) in enumerate(zip(kept, counts, strict=True)):
+        likely[row, :count], tokens[row, :count] = values[row, ids], ids
     return torch.from_numpy(likely), torch.from_numpy(tokens)
 
 

@@ -26,8 +26,8 @@ _ROWS: Final = 32
 def packed(model: nn.Module) -> Iterator[None]:
     """Multiply by packed copies of the model's linear layers in bfloat16, as long as nobody changes their weights.
 
-    Results are the same to the bit with AVX512-bf16; with AMX that was not measured. A product that is differentiated
-    is computed from the weights themselves. Copies take as much memory as the layers; a layer that is packed already,
+    Results are the same to the bit, as far as was measured (AVX512-bf16 and AMX). A product that is differentiated is
+    computed from the weights themselves. Copies take as much memory as the layers; a layer that is packed already,
     or not on a CPU, stays as it is.
 
     Args:

@@ -1,4 +1,4 @@
-"""Attention in float32 of a model in bfloat16: what the formula says, gradients included; no file names it."""
+"""Attention of a model in bfloat16: in float32 where that is faster, as the formula says; no file names it."""
 
 import json
 import math
@@ -50,7 +50,7 @@ def test_output_and_gradients_are_those_of_the_formula_rounded_once(mask):
         "bool": ~hidden,
         "added": torch.zeros(hidden.shape).masked_fill(hidden, -math.inf).bfloat16(),
     }
-    found, weights = attention.sdpa_in_float32(Layer(), query, key, value, given[mask])
+    found, weights = attention.sdpa_of_bfloat16(Layer(), query, key, value, given[mask])  # gradients are wanted
     expected, exact = by_the_formula(query, key, value, hidden)
     assert weights is None
     assert (found.dtype, found.shape) == (torch.bfloat16, (BATCH, POSITIONS, HEADS, WIDTH))
@@ -64,19 +64,43 @@ def test_output_and_gradients_are_those_of_the_formula_rounded_once(mask):
 
 
 @pytest.mark.parametrize(
-    ("precision", "amx", "wanted", "expected"),
+    ("precision", "wanted", "expected"),
     [
-        ("bfloat16", False, "sdpa", attention.SDPA_IN_FLOAT32),
-        ("bfloat16", True, "sdpa", "sdpa"),
-        ("bfloat16", False, "eager", "eager"),
-        ("float32", False, "sdpa", "sdpa"),
+        ("bfloat16", "sdpa", attention.SDPA_OF_BFLOAT16),
+        ("bfloat16", "eager", "eager"),
+        ("float32", "sdpa", "sdpa"),
     ],
 )
-def test_where_a_model_attends_in_float32(precision, amx, wanted, expected, tmp_path, monkeypatch):
+def test_which_attention_a_model_has(precision, wanted, expected, tmp_path):
     folder = write_random_model(tmp_path / "random")
-    monkeypatch.setattr(attention, "has_amx", lambda: amx)
     model = loading.load_model(folder, attention=wanted, compute=Compute("cpu", precision)).model
     assert model.config._attn_implementation == expected
     model.save_pretrained(tmp_path / "saved")
     assert "sdpa" not in (tmp_path / "saved/config.json").read_text()
     assert json.loads((tmp_path / "saved/config.json").read_text())["dtype"] == precision
+
+
+@pytest.mark.parametrize(
+    ("amx", "differentiated", "positions", "expected"),
+    [
+        (False, False, 5, torch.float32),
+        (False, True, 300, torch.float32),
+        (True, True, 5, torch.float32),
+        (True, True, 300, torch.bfloat16),
+        (True, False, 5, torch.bfloat16),
+    ],
+)
+def test_where_it_is_computed_in_float32(amx, differentiated, positions, expected, monkeypatch):
+    monkeypatch.setattr(attention, "has_amx", lambda: amx)
+    seen = []
+
+    def watched(module, query, key, value, mask, **options):
+        seen.append({one.dtype for one in (query, key, value)})
+        return query.transpose(1, 2), None
+
+    monkeypatch.setattr(attention, "sdpa_attention_forward", watched)
+    query, key, value = (torch.zeros(1, 4, positions, 8, dtype=torch.bfloat16) for _ in range(3))
+    value.requires_grad_(differentiated)  # as of an adapter of values alone
+    found, _ = attention.sdpa_of_bfloat16(Layer(), query, key, value, None)
+    assert seen == [{expected}]
+    assert found.dtype == torch.bfloat16

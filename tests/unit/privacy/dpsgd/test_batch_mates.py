@@ -9,7 +9,7 @@ from understudy.errors import InputError
 from understudy.generation import scoring
 from understudy.generation.step import last_states
 from understudy.models import lora
-from understudy.models.attention import SDPA_IN_FLOAT32
+from understudy.models.attention import SDPA_OF_BFLOAT16
 from understudy.models.lora import trainable_parameters
 from understudy.privacy.dpsgd.layers import check_layers
 from understudy.privacy.dpsgd.per_example import clipped_gradient_sum
@@ -42,10 +42,10 @@ LONG_ROPE = {
     params=[
         (torch.float32, "sdpa", None),
         (torch.bfloat16, "sdpa", None),
-        (torch.bfloat16, SDPA_IN_FLOAT32, None),
+        (torch.bfloat16, SDPA_OF_BFLOAT16, None),
         (torch.float32, "sdpa", LONG_ROPE),
     ],
-    ids=["float32", "bfloat16", "bfloat16 attends in float32", "LongRoPE"],
+    ids=["float32", "bfloat16", "bfloat16 with attention of its own", "LongRoPE"],
 )
 def grouped(request):
     """A model with grouped key/value heads, for which a batch without a gap takes another way through attention."""
