@@ -5,9 +5,9 @@ Where torch's own attention is slow in bfloat16 (one thread, nine heads of 64):
 - Without AMX (an AMD EPYC with AVX512-bf16), everywhere. For eight rows of 48 tokens its two passes take 2.9 times as
   long as in float32 with the conversions; for one new token of 32 rows after 63 others, attention takes 2.7 times as
   long. From some 256 positions on both take the same time.
-- With AMX, the backward pass of short texts. Both passes for eight rows of 48 tokens take 3.4 times as long as in float32
-  with the conversions, of 160 tokens 1.5 times, from 192 tokens on the same or less. A new token of 32 rows after 63
-  others takes a quarter of the time.
+- With AMX, in the backward pass of short texts. Both passes for eight rows of 48 tokens take 3.4 times as long as in
+  float32 with the conversions, of 160 tokens 1.5 times, from 192 tokens on the same or less. A new token of 32 rows
+  after 63 others takes a quarter of the time.
 """
 
 from __future__ import annotations
@@ -60,11 +60,12 @@ def sdpa_of_bfloat16(
     Returns:
         `(batch, positions, heads, width)`, and no weights.
     """
-    if not _is_slow(query, key, value):
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
-    if attention_mask is not None and attention_mask.is_floating_point():
-        attention_mask = widened(attention_mask)
-    output, _ = sdpa_attention_forward(module, widened(query), widened(key), widened(value), attention_mask, **options)
+    inputs = query, key, value
+    if _is_slow(query, key, value):
+        inputs = widened(query), widened(key), widened(value)
+        if attention_mask is not None and attention_mask.is_floating_point():
+            attention_mask = widened(attention_mask)
+    output, _ = sdpa_attention_forward(module, *inputs, attention_mask, **options)
     return output.to(query.dtype), None
 
 
