@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from pydantic import BaseModel, Field, SerializeAsAny
@@ -17,7 +17,15 @@ from understudy.privacy import labels
 from understudy.runs.run_plan import RunPlan
 from understudy.tasks.engine.runtime import compute, task
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from understudy.auditing.one_run import Floats
+
 Threat = Literal["data", "model"]
+
+# Synthetic texts that stand for the rows that the attacker of a model does not look for.
+_KNOWN = 60
 
 
 class Attacked(Frozen):
@@ -38,28 +46,21 @@ def attack(released: ArtifactRef, synthetic: ArtifactRef, canaries: ArtifactRef,
 
     Gives what either reaches, private to the source.
     """
-    from understudy.auditing.attack import figures_of, surprises
+    from understudy.auditing.attack import figures_of
     from understudy.auditing.canaries import INCLUDED
     from understudy.auditing.echo import echoes
-    from understudy.auditing.one_run import Floats
     from understudy.data.columns import text_columns
-    from understudy.lazy import load
-    from understudy.methods.reading import RowsToRead
 
-    table = read_table(canaries)
+    table, known = read_table(canaries), read_table(synthetic)
     rows, included = table.drop_columns([INCLUDED]), np.array(table[INCLUDED].to_pylist(), dtype=np.bool_)
     columns = text_columns(rows)
     made, hidden = (
         [" ".join(texts) for texts in zip(*(one[name].to_pylist() for name in columns), strict=True)]
-        for one in (read_table(synthetic), rows)
+        for one in (known, rows)
     )
     scores: dict[Threat, Floats] = {"data": echoes(made, hidden)}
     if asked.row_losses:
-        before, after = (
-            load(asked.row_losses)(RowsToRead(rows, asked.label_names, asked.config, model, compute()))
-            for model in (None, path_of(released))
-        )
-        scores["model"] = surprises(before, after)
+        scores["model"] = _scores_by_model(rows, known, path_of(released), asked)
     found = {
         threat: figures_of(of_canaries, included, delta=asked.delta, confidence=asked.confidence, seed=asked.seed)
         for threat, of_canaries in scores.items()
@@ -68,6 +69,34 @@ def attack(released: ArtifactRef, synthetic: ArtifactRef, canaries: ArtifactRef,
     label = labels.private(*labels.join(*(ref.label for ref in refs)).sources)
     value = {threat: figures.model_dump(mode="json") for threat, figures in found.items()}
     return write_json(value, kind="attack", label=label, parents=refs)
+
+
+def _scores_by_model(rows: pa.Table, synthetic: pa.Table, released: Path, asked: Attacked) -> Floats:
+    """Of each canary, by its loss and by its share in the change of the weights."""
+    import pyarrow as pa
+
+    from understudy.auditing.attack import surprises, together
+    from understudy.auditing.row_losses import RowLosses
+    from understudy.auditing.weights import shares
+    from understudy.compute import Compute
+    from understudy.data.tables import as_rows
+    from understudy.lazy import load
+    from understudy.methods.reading import RowsToRead
+
+    # Who has the model has the table too. Weights are compared in float32: their change would be rounded away.
+    everything = pa.concat_tables([rows, as_rows(synthetic.slice(0, _KNOWN), like=rows, names=asked.label_names)])
+    on = Compute(compute().device)
+    before, after = (
+        load(asked.row_losses)(RowsToRead(everything, asked.label_names, asked.config, model, on))
+        for model in (None, released)
+    )
+    losses: list[RowLosses] = [before, after]
+    return together(
+        [
+            surprises(*(read.values()[: rows.num_rows] for read in losses)),
+            *shares(before, after, canaries=rows.num_rows),
+        ]
+    )
 
 
 class Audited(Frozen):

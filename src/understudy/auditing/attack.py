@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -67,6 +69,17 @@ def surprises(before: Floats, after: Floats) -> Floats:
     drop = before - after
     found: Floats = drop - line @ np.linalg.lstsq(line, drop, rcond=None)[0]
     return found
+
+
+def together(scores: Sequence[Floats]) -> Floats:
+    """The sum of several scores of each canary, each brought to mean 0 and standard deviation 1.
+
+    Args:
+        scores: each (m,); one that is the same for all canaries adds nothing.
+    """
+    return sum(
+        ((one - one.mean()) / one.std() for one in scores if one.std() > 0), start=np.zeros_like(scores[0], np.float64)
+    )
 
 
 def figures_of(scores: Floats, included: Bools, *, delta: float, confidence: float, seed: int) -> AttackFigures:

@@ -221,3 +221,20 @@ def named_labels(table: pa.Table, label_names: tuple[str, ...]) -> pa.Table:
         return pa.table({"text": table["text"]}, schema=TEXT_SCHEMA)
     names = [label_names[index] for index in table["label"].to_pylist()]
     return pa.table({"text": table["text"], "label": pa.array(names, pa.string())}, schema=SYNTHETIC_SCHEMA)
+
+
+def as_rows(synthetic: pa.Table, *, like: pa.Table, names: Sequence[str]) -> pa.Table:
+    """Synthetic texts in the columns of a checked table; what they lack is an empty text.
+
+    Args:
+        synthetic: labels by name, or by index.
+        like: the checked table.
+        names: every label.
+    """
+    columns = {}
+    for name in like.schema.names:
+        values = synthetic[name].to_pylist() if name in synthetic.column_names else [""] * synthetic.num_rows
+        if name == "label":
+            values = [value if isinstance(value, int) else names.index(value) for value in values]
+        columns[name] = values
+    return pa.table(columns, schema=like.schema)

@@ -132,25 +132,24 @@ def language_model_loss_of_texts(
     return language_model_loss(loaded.model, ids, mask, mask, batch_size=batch_size)
 
 
-def text_losses(
-    loaded: LoadedModel, texts: Sequence[str], *, max_length: int = 128, batch_size: int = 32
-) -> npt.NDArray[np.float64]:
-    """Mean negative log-likelihood per token of each unprompted text, `(n,)` in nats; 0 for a text of one token.
+def text_losses(loaded: LoadedModel, texts: Sequence[str], *, max_length: int = 128) -> Tensor:
+    """Mean negative log-likelihood per token of each unprompted text, in nats; differentiable.
 
     Args:
         loaded: a causal language model, in eval mode, with its tokenizer.
-        texts: (n,) strings.
+        texts: (n,) strings, read together.
         max_length: tokens read of a text.
-        batch_size: texts per forward pass.
+
+    Returns:
+        (n,); 0 for a text of one token.
     """
-    found = []
-    with torch.no_grad():
-        for ids, mask in _read(loaded, texts, max_length=max_length, batch_size=batch_size):
-            hidden = backbone(loaded.model)(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
-            counted = mask[:, 1:].double()
-            losses = token_losses(head(loaded.model), hidden[:, :-1], ids[:, 1:]).double() * counted
-            found.append((losses.sum(1) / counted.sum(1).clamp(min=1)).cpu().numpy())
-    return np.concatenate(found) if found else np.zeros(0)
+    encoded = encode_texts(loaded.tokenizer, texts, max_length=max_length)
+    device = next(loaded.model.parameters()).device
+    ids, mask = pad(encoded, pad_id=pad_token_of(loaded.tokenizer), device=device)
+    hidden = backbone(loaded.model)(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+    counted = mask[:, 1:].double()
+    losses = token_losses(head(loaded.model), hidden[:, :-1], ids[:, 1:]).double() * counted
+    return losses.sum(1) / counted.sum(1).clamp(min=1)
 
 
 def _read(

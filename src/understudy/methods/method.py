@@ -224,8 +224,9 @@ class Method(Generic[C]):
         flow: where its Prefect flow is, `package.module:function`; it takes a `RunRequest` and gives `Exported`.
         generate: where the function is that draws further rows from what a run exported, labels by name: it takes a
             `methods.further.FurtherDraw` and gives a table; empty where a run releases nothing to draw from.
-        row_losses: where the function is that gives the loss of each row under what a run released: it takes a
-            `methods.reading.RowsToRead`; empty where a run releases no language model. An audit attacks by it.
+        row_losses: where the function is that reads rows by what a run released: it takes a
+            `methods.reading.RowsToRead` and gives `RowLosses`; empty where a run releases no language model. An audit
+            attacks by it.
     """
 
     config: type[C]

@@ -1,4 +1,4 @@
-"""Rows that are read by what a run released: how likely it finds them is what an attacker of a model looks at."""
+"""Rows that are read by what a run released: what it makes of them is what an attacker of a model looks at."""
 
 from __future__ import annotations
 

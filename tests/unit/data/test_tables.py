@@ -9,9 +9,12 @@ from hypothesis import strategies as st
 
 from understudy.data.readers import same_source
 from understudy.data.tables import (
+    CLIENT_SCHEMA,
+    LABELLED_SCHEMA,
     ClientColumns,
     InstructionColumns,
     LabelledColumns,
+    as_rows,
     canonical_digest,
     check_clients,
     check_instructions,
@@ -373,3 +376,15 @@ def test_two_ways_to_one_file_are_one_table(tmp_path, monkeypatch):
     (tmp_path / "copy.csv").write_text("text\na\n")
     assert same_source("rows.csv", str(tmp_path / "link.csv"))
     assert not same_source("rows.csv", "copy.csv")
+
+
+@pytest.mark.parametrize("labels", [["positive", "negative"], [1, 0]])
+def test_synthetic_texts_are_read_like_rows(labels):
+    checked = pa.table({"text": [], "label": []}, schema=LABELLED_SCHEMA)
+    found = as_rows(pa.table({"text": ["a", "b"], "label": labels}), like=checked, names=NAMES)
+    assert found.schema == LABELLED_SCHEMA
+    assert found.to_pylist() == [{"text": "a", "label": 1}, {"text": "b", "label": 0}]
+    of_nobody = as_rows(
+        pa.table({"text": ["a"]}), like=pa.table({"client_id": [], "text": []}, CLIENT_SCHEMA), names=()
+    )
+    assert of_nobody.to_pylist() == [{"client_id": "", "text": "a"}]

@@ -5,7 +5,9 @@ import pyarrow as pa
 import pytest
 import torch
 from tests_support import write_random_model
+from transformers.pytorch_utils import Conv1D
 
+from understudy.auditing.weights import shares
 from understudy.compute import ON_CPU
 from understudy.data import tables
 from understudy.errors import UnderstudyError
@@ -30,6 +32,10 @@ def folder(tmp_path_factory):
 
 
 def losses(method, rows, config, model=None):
+    return reading(method, rows, config, model).values()
+
+
+def reading(method, rows, config, model=None):
     place = registry.get(method).row_losses
     return load(place)(RowsToRead(rows, NAMES.get(method, ()), config, model, ON_CPU))
 
@@ -76,6 +82,19 @@ def test_a_row_has_the_same_loss_in_whatever_company(method, folder):
     together = losses(method, rows, config)
     alone = [losses(method, rows.slice(row, 1), config)[0] for row in range(3)]
     assert together == pytest.approx(alone, abs=1e-5)
+
+
+@pytest.mark.parametrize("method", ROWS)
+def test_the_change_of_the_released_weights_is_read(method, folder, tmp_path):
+    config, rows = settings(method, folder), ROWS[method]
+    loaded = load_base(config)
+    with torch.no_grad():
+        next(layer for layer in loaded.model.modules() if isinstance(layer, Conv1D)).weight.mul_(1.1)
+    place = released(method, config, loaded, tmp_path / "moved")
+    found = shares(reading(method, rows, config), reading(method, rows, config, place), canaries=2)
+    assert [one.shape for one in found] == [(2,), (2,)]
+    assert np.isfinite(found).all()
+    assert np.abs(found).min() > 0
 
 
 def test_a_text_has_the_loss_that_the_model_itself_gives(folder):

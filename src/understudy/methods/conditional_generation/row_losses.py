@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
-import torch
+from functools import partial
 
+from torch import Tensor
+
+from understudy.auditing.row_losses import RowLosses
 from understudy.compute import copied_to
 from understudy.data.private_rows import private_rows
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
-from understudy.methods.conditional_generation.encode import encode
+from understudy.methods.conditional_generation.encode import EncodedRows, encode
 from understudy.methods.conditional_generation.losses import lm_loss
 from understudy.methods.conditional_generation.model import MultitaskModel
 from understudy.methods.conditional_generation.storage import load_trained
@@ -19,8 +20,8 @@ from understudy.models.loading import load_base
 _BATCH = 32
 
 
-def row_losses(asked: RowsToRead) -> npt.NDArray[np.float64]:
-    """Mean negative log-likelihood of each row's text and end token, `(n,)` in nats.
+def row_losses(asked: RowsToRead) -> RowLosses:
+    """Mean negative log-likelihood of each row's text and end token.
 
     Raises:
         InputError: the folder holds no model of this method.
@@ -33,14 +34,13 @@ def row_losses(asked: RowsToRead) -> npt.NDArray[np.float64]:
         trained = load_trained(asked.model, asked.compute).trained
         lm, tokenizer = trained.model.lm, trained.tokenizer  # type: ignore[assignment]
     rows = encode(private_rows(asked.rows, asked.label_names), tokenizer=tokenizer, config=config)
-    model, device = MultitaskModel(lm), next(lm.parameters()).device
-    found = []
-    with torch.no_grad():
-        for start in range(0, len(rows.valid), _BATCH):
-            some = slice(start, start + _BATCH)
-            batch = {
-                name: copied_to(getattr(rows, name)[some], device)
-                for name in ("input_ids", "attention_mask", "loss_mask")
-            }
-            found.append(lm_loss(model, batch, prompts=rows.prompts).double().cpu().numpy())
-    return np.concatenate(found)
+    model = MultitaskModel(lm)
+    starts = range(0, len(rows.valid), _BATCH)
+    return RowLosses(lm, tuple(partial(_losses, model, rows, slice(start, start + _BATCH)) for start in starts))
+
+
+def _losses(model: MultitaskModel, rows: EncodedRows, some: slice) -> Tensor:
+    device = next(model.lm.parameters()).device
+    names = ("input_ids", "attention_mask", "loss_mask")
+    batch = {name: copied_to(getattr(rows, name)[some], device) for name in names}
+    return lm_loss(model, batch, prompts=rows.prompts)
