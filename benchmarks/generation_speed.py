@@ -24,6 +24,7 @@ from understudy.generation.config import SamplingConfig, SteeringConfig
 from understudy.generation.sampling import sample
 from understudy.generation.steering import steer_towards
 from understudy.methods.conditional_generation.model import Discriminator
+from understudy.models.attention import implementation
 
 TARGETS = {"hidden": 2.0, "key_value": 2.5}
 PROMPT = 6  # tokens: BOS, label name, separator
@@ -123,9 +124,12 @@ def measure_refill(model: Any, options: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> int:
     parser = arguments(__doc__, rows=32, tokens=16, repeats=3)
+    parser.add_argument("--precision", default="float32", choices=("float32", "bfloat16"), help="of the model")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    model = smollm2_135m()
+    dtype = getattr(torch, options.precision)
+    model = smollm2_135m().to(dtype)
+    model.set_attn_implementation(implementation("sdpa", dtype, "cpu"))
     kinds, refill = measure(model, options), measure_refill(model, options)
     print(f"{'steer':>10} {'tokens':>7} {'processor s':>12} {'ratio':>7} {'least':>7} {'most':>7}")
     for steer, row in kinds.items():
@@ -135,7 +139,7 @@ def main() -> int:
             f"{ratio['most']:>7}"
         )
     met = {steer: kinds[steer]["ratio"]["median"] <= target for steer, target in TARGETS.items()}
-    sizes = chosen(options, ("rows", "tokens", "repeats", "threads"))
+    sizes = chosen(options, ("rows", "tokens", "repeats", "threads", "precision"))
     write_result(options.out, {**sizes, "targets": TARGETS, "met": met, "kinds": kinds, "refill": refill})
     print(f"refilled batches, {refill['rows']} rows: {refill['speed_up']['median']} times as fast as one after another")
     for steer, target in TARGETS.items():

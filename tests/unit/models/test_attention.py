@@ -87,6 +87,7 @@ def test_which_attention_a_model_has(precision, wanted, expected, tmp_path):
         (False, True, 300, torch.float32),
         (True, True, 5, torch.float32),
         (True, True, 300, torch.bfloat16),
+        (True, True, 1, torch.bfloat16),
         (True, False, 5, torch.bfloat16),
     ],
 )
