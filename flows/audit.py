@@ -15,6 +15,7 @@ from prefect import flow
 from understudy.artifacts.access import ArtifactRef
 from understudy.flows.inner_run import inner_run
 from understudy.flows.paid_run import check_ledger
+from understudy.flows.purged_source import unless_purged
 from understudy.flows.worker_places import check_places
 from understudy.lazy import load
 from understudy.methods import registry
@@ -39,6 +40,7 @@ def audit(request: AuditRequest) -> Audited:
         # What is wrong with a row is for the client's terminal: Prefect keeps the text of every error.
         plan = closed_up("validate", lambda: stack.enter_context(planned(request)))
         claim = plan.plans["claim"]
+        stack.enter_context(unless_purged(claim))
         key = run_key(request, claim.charged, claim.stored_rows[0], plan.canaries)
         tracked = stack.enter_context(parent_run(key, "audit", parameters={"request": request}))
         add_to_parent(tracked, tags={OUT: str(Path(request.run.out).expanduser().absolute())}, metrics={})

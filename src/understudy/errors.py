@@ -34,6 +34,10 @@ class LeaseLost(UnderstudyError):
     """Another process has taken over the work of this one; this one must stop writing."""
 
 
+class SourcePurged(UnderstudyError):
+    """A source was purged while a run of it was on."""
+
+
 class TaskFailed(UnderstudyError):
     """A task failed with a foreign error, whose text stays inside the private root."""
 
