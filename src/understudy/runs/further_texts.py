@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,13 @@ def _check_writable(path: Path) -> None:
         raise InputError(
             f"{path}: expected a folder that you can write, found {path.parent}; name another file with --out"
         )
+    try:
+        tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise InputError(
+            f"{path}: expected a folder that a file can be made in, found {path.parent}: {error.strerror}; name "
+            "another file with --out"
+        ) from None
 
 
 def _released_by(folder: Path, record: dict[str, Any] | None) -> str | None:
