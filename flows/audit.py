@@ -20,7 +20,16 @@ from understudy.flows.worker_places import check_places
 from understudy.lazy import load
 from understudy.methods import registry
 from understudy.runs.audit_request import AuditRequest
-from understudy.runs.audited import CONFIDENCE, CONTROLS, Arm, Planned, check_power, confidence_of_each, planned
+from understudy.runs.audited import (
+    CONFIDENCE,
+    CONTROLS,
+    Arm,
+    Planned,
+    check_power,
+    confidence_of_each,
+    folder_of,
+    planned,
+)
 from understudy.runs.folders import read_record
 from understudy.runs.run_plan import run_key
 from understudy.tasks.auditing import Attacked, Audited, attack, caught, conclusive, report_audit
@@ -59,7 +68,7 @@ def audit(request: AuditRequest) -> Audited:
 def _attacked(plan: Planned, arm: Arm, request: AuditRequest) -> ArtifactRef:
     """Run an arm by the method's own flow, and attack what it left."""
     run, of_arm, method = plan.requests[arm], plan.plans[arm], registry.get(request.method)
-    inner_run(request.method, run)
+    inner_run(request.method, run, name=f"{request.method}-{folder_of(arm)}")
     made = read_record(Path(run.out))
     asked = Attacked(
         row_losses=method.row_losses,
