@@ -53,9 +53,14 @@ def generate_more(
     _check_number("draw", draw, CountOrZero)
     folder = origin / EXPORT if (origin / EXPORT).is_dir() else origin
     statement = _read(folder / STATEMENT)
+    if statement is None and os.path.lexists(folder / STATEMENT):
+        raise InputError(
+            f"--from {origin}: expected the privacy statement of a run in {folder / STATEMENT}, found something "
+            "else; restore it, or repeat the `understudy run` command that made it, which writes it anew"
+        )
     if statement is None:
         raise InputError(
-            f"--from {origin}: expected the --out folder of a finished run, or its {EXPORT}/ with statement.json, "
+            f"--from {origin}: expected the --out folder of a finished run, or its {EXPORT}/ with {STATEMENT}, "
             "found neither"
         )
     if not isinstance(statement.get("method"), str):

@@ -56,6 +56,13 @@ def test_a_folder_that_takes_no_file_is_told_before_anything_is_drawn(exported):
         generate_more(exported, samples=2, out=Path("/proc/more.parquet"))
 
 
+def test_a_broken_statement_is_told_apart_from_none(exported):
+    for content in ("{", "[]"):
+        (exported / "export/statement.json").write_text(content)
+        with pytest.raises(InputError, match=r"export/statement\.json, found .*restore it"):
+            generate_more(exported, samples=2)
+
+
 def test_a_statement_of_an_earlier_version_is_named(exported):
     (exported / "export/statement.json").write_text(json.dumps({"ledger_entries": []}))
     with pytest.raises(InputError, match="names no method") as refused:
