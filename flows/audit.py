@@ -15,11 +15,21 @@ from prefect import flow
 from understudy.artifacts.access import ArtifactRef
 from understudy.flows.inner_run import inner_run
 from understudy.flows.paid_run import check_ledger
+from understudy.flows.purged_source import unless_purged
 from understudy.flows.worker_places import check_places
 from understudy.lazy import load
 from understudy.methods import registry
 from understudy.runs.audit_request import AuditRequest
-from understudy.runs.audited import CONFIDENCE, CONTROLS, Arm, Planned, check_power, confidence_of_each, planned
+from understudy.runs.audited import (
+    CONFIDENCE,
+    CONTROLS,
+    Arm,
+    Planned,
+    check_power,
+    confidence_of_each,
+    folder_of,
+    planned,
+)
 from understudy.runs.folders import read_record
 from understudy.runs.run_plan import run_key
 from understudy.tasks.auditing import Attacked, Audited, attack, caught, conclusive, report_audit
@@ -39,6 +49,7 @@ def audit(request: AuditRequest) -> Audited:
         # What is wrong with a row is for the client's terminal: Prefect keeps the text of every error.
         plan = closed_up("validate", lambda: stack.enter_context(planned(request)))
         claim = plan.plans["claim"]
+        stack.enter_context(unless_purged(claim))
         key = run_key(request, claim.charged, claim.stored_rows[0], plan.canaries)
         tracked = stack.enter_context(parent_run(key, "audit", parameters={"request": request}))
         add_to_parent(tracked, tags={OUT: str(Path(request.run.out).expanduser().absolute())}, metrics={})
@@ -57,7 +68,7 @@ def audit(request: AuditRequest) -> Audited:
 def _attacked(plan: Planned, arm: Arm, request: AuditRequest) -> ArtifactRef:
     """Run an arm by the method's own flow, and attack what it left."""
     run, of_arm, method = plan.requests[arm], plan.plans[arm], registry.get(request.method)
-    inner_run(request.method, run)
+    inner_run(request.method, run, name=f"{request.method}-{folder_of(arm)}")
     made = read_record(Path(run.out))
     asked = Attacked(
         row_losses=method.row_losses,

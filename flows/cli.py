@@ -286,7 +286,7 @@ def doctor(as_json: Json = False) -> None:
 
 def main() -> None:
     """Entry point: errors of the user become one line and their exit code."""
-    from understudy.errors import UnderstudyError
+    from understudy.errors import UnderstudyError, system_error_in_words
 
     # An interpreter that ends looks for garbage in all that was imported, for up to two seconds; it goes all the same.
     atexit.register(freeze)
@@ -297,7 +297,8 @@ def main() -> None:
         sys.exit(error.exit_code)
     except OSError as error:  # a full disk, a file that went away
         goes_on = ", it goes on from here" if sys.argv[1:2] in GOING_ON else ""
-        sys.stderr.write(f"understudy: {error}; mend it and run the same command again{goes_on}\n")
+        told = system_error_in_words(error)
+        sys.stderr.write(f"understudy: {told}; mend it and run the same command again{goes_on}\n")
         sys.exit(1)
 
 

@@ -100,12 +100,13 @@ def ended(flow: Callable[[Q], R], request: Q, *, again: str = "goes on from here
     if os.environ["PREFECT_LOGGING_LEVEL"] == "WARNING":
         for name in ("prefect.flow_runs", "prefect.task_runs"):
             logging.getLogger(name).propagate = False
-    from understudy.flows.temporary_server import start_in_turn
+    from understudy.flows.temporary_server import given_up_with_it, start_in_turn
 
     try:
         with signals_unwind():
             start_in_turn()
-            return flow(request)
+            with given_up_with_it():
+                return flow(request)
     except KeyboardInterrupt as interrupt:
         with suppress(OSError):  # a terminal that has hung up
             say(f"interrupted: the same command {again}")

@@ -75,7 +75,7 @@ def _ended(run: PlannedRun) -> str:
     try:
         if not run.is_finished:
             with handed_over(cell.request, run.plan):
-                inner_run(cell.method, cell.request)
+                inner_run(cell.method, cell.request, name=cell.name)
     except BudgetRefused:
         raise
     except UnderstudyError as error:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from packaging.requirements import Requirement
 from pydantic import BaseModel, ConfigDict
 
-from understudy.errors import UnderstudyError
+from understudy.errors import UnderstudyError, system_error_in_words
 
 if TYPE_CHECKING:
     from understudy.models.loading import LoadedModel
@@ -52,7 +52,9 @@ def examine() -> list[Check]:
 def _look(name: str, look: Callable[[], str]) -> Check:
     try:
         return Check(name=name, ok=True, found=look())
-    except (UnderstudyError, OSError, ImportError) as error:
+    except OSError as error:
+        return Check(name=name, ok=False, found=f"{system_error_in_words(error)}; mend it")
+    except (UnderstudyError, ImportError) as error:
         return Check(name=name, ok=False, found=str(error))
 
 

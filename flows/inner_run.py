@@ -10,12 +10,18 @@ from understudy.runs.exported import Exported
 from understudy.runs.request import RunRequest
 
 
-def inner_run(method: str, request: RunRequest) -> Exported:
+def inner_run(method: str, request: RunRequest, *, name: str) -> Exported:
     """Run a method's flow below the running one, which may be a retry.
 
     Prefect counts the flows that a flow calls. At a retry it would hand out what the call of the same number has kept,
     which may be another run's, and would fail where that file is gone, as it is on another machine. So none is kept:
     the flow runs again and finds its finished tasks.
+
+    Args:
+        method: its name.
+        request: what its flow is asked.
+        name: of the flow run, public: it tells it from its siblings in Prefect's UI.
     """
     flow: Flow[[RunRequest], Exported] = load(registry.get(method).flow)
-    return flow.with_options(persist_result=False)(request)
+    # A function, for Prefect would take a string for a template.
+    return flow.with_options(persist_result=False, flow_run_name=lambda: name)(request)

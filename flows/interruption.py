@@ -58,7 +58,7 @@ def signals_unwind() -> Iterator[None]:
         yield
     except BaseException as error:
         # Prefect's own handler of SIGTERM raises at each, also amid the unwinding.
-        ended_by = came or _taken_by_prefect(error)
+        ended_by = came or _amid_unwinding_from(error)
         if not ended_by or isinstance(error, Interrupted):
             raise
         raise Interrupted(ended_by) from None
@@ -68,17 +68,20 @@ def signals_unwind() -> Iterator[None]:
                 signal.signal(number, signal.SIG_DFL)
 
 
-def _taken_by_prefect(error: BaseException | None) -> int:
-    """The signal amid whose unwinding an error arose, where Prefect's own handler had it; 0 for any other error.
+def _amid_unwinding_from(error: BaseException | None) -> int:
+    """The signal amid whose unwinding an error arose, where Prefect had it or it was Ctrl-C; 0 for any other error.
 
-    A signal to the whole process group, as a shell's `timeout` or a service manager sends it, ends the temporary server
-    as well. Then Prefect, which tells the server of the signal first, fails over that instead of passing the signal on.
+    A signal to the whole process group, as a terminal, a shell's `timeout` or a service manager sends it, ends the
+    temporary server as well. Then Prefect, which tells the server of the signal first, fails over that instead of
+    passing the signal on.
     """
     prefects = getattr(sys.modules.get("prefect.exceptions"), "TerminationSignal", ())
     passed: list[BaseException] = []
     while error is not None and error not in passed:
         if isinstance(error, prefects):
             return int(error.signal)
+        if passed and isinstance(error, KeyboardInterrupt):
+            return signal.SIGINT
         passed.append(error)
         error = error.__cause__ or error.__context__
     return 0

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from understudy.artifacts.access import ArtifactRef
 from understudy.errors import InputError
+from understudy.flows.purged_source import is_purged, purged, unless_purged
 from understudy.flows.worker_places import check_places
 from understudy.runs.exported import Exported, complete
 from understudy.runs.registration import registered
@@ -62,8 +63,11 @@ class PaidRun(Generic[C]):
         """Hand over what was released and the texts made of it; the figures stay internal.
 
         Raises:
+            SourcePurged: before the export: what a purge removed must not come back.
             UnderstudyError: after the export, when a label has no row.
         """
+        if is_purged(self.plan):
+            raise purged(self.plan)
         shared, out = self.request.share_real_rows, self.request.out
         result = export(self.plan, self.receipt, released, synthetic, metrics, out=out, shares_real_rows=shared)
         made = {RELEASED: released, SYNTHETIC: synthetic}
@@ -88,7 +92,8 @@ def paid_run(request: RunRequest, settings: type[C], *code: str) -> Iterator[Pai
         # What is wrong with a row is for the client's terminal: Prefect keeps the text of every error.
         plan = closed_up("validate", lambda: registered(request, method))
         config = plan.settings(settings)
-        with parent_run(plan.key, method, parameters={"request": request, "config": config}) as tracked:
+        tracking = parent_run(plan.key, method, parameters={"request": request, "config": config})
+        with unless_purged(plan), tracking as tracked:
             receipt = charge(plan, environment=environment_of(*code), accept_new=request.accept_new_charge)
             spent = {"epsilon": plan.epsilon, "delta": plan.delta} if math.isfinite(plan.epsilon) else {}
             origin = {SOURCES: json.dumps([f"source:{plan.source}@{receipt.charge_id}"]), CHARGE: receipt.charge_id}

@@ -2,13 +2,32 @@
 
 Its database is made on first use, and two servers that make it at a time fail over each other's tables. So one run
 after another starts its server.
+
+A signal to the whole process group, as Ctrl-C in a terminal, a shell's `timeout` or a service manager sends it, ends
+the server beside the run. Prefect's client would then ask it again for more than a minute, though it never comes back.
 """
 
 from __future__ import annotations
 
-from prefect.settings import PREFECT_API_URL, PREFECT_HOME, PREFECT_SERVER_EPHEMERAL_ENABLED
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from subprocess import Popen
+from typing import Any
+
+from prefect.settings import (
+    PREFECT_API_URL,
+    PREFECT_HOME,
+    PREFECT_SERVER_EPHEMERAL_ENABLED,
+    Settings,
+    temporary_settings,
+)
 
 from understudy.locks import locked_folder
+
+# What Prefect says of events that it cannot send: of no use to whoever has ended the server.
+_COMPLAINTS = ("prefect.events.clients", "prefect._internal.concurrency")
 
 
 def start_in_turn() -> None:
@@ -22,3 +41,33 @@ def start_in_turn() -> None:
     home.mkdir(parents=True, exist_ok=True)
     with locked_folder(home):
         SubprocessASGIServer().start()
+
+
+@contextmanager
+def given_up_with_it() -> Iterator[None]:
+    """Within it, Prefect's client asks the temporary server no second time once that has ended."""
+    from prefect.server.api.server import SubprocessASGIServer
+
+    process = SubprocessASGIServer().server_process if SubprocessASGIServer._instances else None
+    if process is None:
+        yield
+        return
+    left = threading.Event()
+    with temporary_settings() as settings:
+        watch = threading.Thread(target=_watch, args=(process, settings, left), name="server-watch", daemon=True)
+        watch.start()
+        yield
+        # Not after an interrupt: what Prefect sends at the end of the process may fail as well.
+        left.set()
+
+
+def _watch(process: Popen[Any], settings: Settings, left: threading.Event) -> None:
+    while process.poll() is None:
+        if left.wait(0.1):
+            return
+    # Prefect reads its settings at each attempt, so that this holds for a call that is waiting for its next one too.
+    settings.client.max_retries = 0
+    settings.logging.to_api.enabled = False
+    logging.raiseExceptions = False  # else Prefect writes to the terminal that it cannot send its log
+    for name in _COMPLAINTS:
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)

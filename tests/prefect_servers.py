@@ -84,6 +84,15 @@ def temporary_server(folder: Path, database: Path) -> Iterator[None]:
             process.kill()
 
 
+def flow_run_names() -> set[str]:
+    """Of the runs that the server of now knows last."""
+    from prefect import get_client
+    from prefect.client.schemas.sorting import FlowRunSort
+
+    with get_client(sync_client=True) as client:
+        return {run.name for run in client.read_flow_runs(sort=FlowRunSort.START_TIME_DESC)}
+
+
 @contextlib.contextmanager
 def flows_told_to(api: str, database: Path | None = None) -> Iterator[None]:
     """Flows of this process are told to this server, and have been when this ends.

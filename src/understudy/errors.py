@@ -34,6 +34,10 @@ class LeaseLost(UnderstudyError):
     """Another process has taken over the work of this one; this one must stop writing."""
 
 
+class SourcePurged(UnderstudyError):
+    """A source was purged while a run of it was on."""
+
+
 class TaskFailed(UnderstudyError):
     """A task failed with a foreign error, whose text stays inside the private root."""
 
@@ -48,3 +52,15 @@ class ArtifactDamaged(UnderstudyError, ValueError):
     It is a `ValueError` so that a pydantic validator may raise it: a cached result that holds a damaged
     artifact then fails to load, which counts as a cache miss.
     """
+
+
+def system_error_in_words(error: OSError) -> str:
+    """Which place the system could not use, and why; its own text where it names none.
+
+    >>> system_error_in_words(PermissionError(13, "Permission denied", "rows.csv"))
+    'rows.csv: expected a file or folder that can be used, found: Permission denied'
+    """
+    place = error.filename2 or error.filename
+    if not isinstance(place, str):
+        return str(error)
+    return f"{place}: expected a file or folder that can be used, found: {error.strerror}"

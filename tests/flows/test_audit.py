@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, temporary_settings
+from prefect_servers import flow_run_names
 
 ROWS = 320
 # Bags of words give away which words occurred: with this many synthetic words, an attacker of the table sees them.
@@ -95,6 +96,7 @@ def test_an_audit_charges_one_run_and_reports_it_beside_its_controls(
         assert code == 0, said
         told, found = json.loads(said[said.index("{") :]), figures_in(out)
         assert charged() == [(4.0, "released")]
+        assert {f"bag-of-words-{arm}" for arm in ("claim", "positive-control", "null-control")} <= flow_run_names()
         assert told["caught"] == ["data"]
         assert told["charged"]
         assert not told["refuted"]

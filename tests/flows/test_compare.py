@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from kill_and_resume import digests
 from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, temporary_settings
+from prefect_servers import flow_run_names
 
 import understudy
 from understudy.errors import BudgetRefused, InputError, UnderstudyError
@@ -94,6 +95,7 @@ def test_runs_are_charged_announced_reported_repeated_and_purged(
     _is_whole(out)
     _is_closed(out)
     _are_children_of_one_run(out, {charge.id for charge in charges})
+    assert _runs() <= flow_run_names(), "in Prefect's UI they are told apart"
 
     before = digests(out)
     code, said = call(*words())
@@ -342,7 +344,7 @@ def test_a_budget_that_another_spends_meanwhile_ends_the_comparison(
 ):
     from understudy.flows import compare as module
 
-    def refused(method, request):
+    def refused(method, request, *, name):
         raise BudgetRefused("spent by another")
 
     monkeypatch.setattr(module, "inner_run", refused)

@@ -1,9 +1,12 @@
 """`understudy doctor` and `understudy gc` where only a part of what they look at is there."""
 
+import errno
 import json
+import os
 import shutil
 import sqlite3
 from contextlib import closing
+from pathlib import Path
 
 
 def test_the_server_zone_is_examined_without_what_only_the_client_zone_has(call, home, monkeypatch):
@@ -16,6 +19,26 @@ def test_the_server_zone_is_examined_without_what_only_the_client_zone_has(call,
     code, said = call("gc", "--json")
     assert code == 0, said
     assert not (home / "ledger.db").exists()
+
+
+def test_a_place_that_may_not_be_read_is_one_failed_check(call, home, monkeypatch):
+    """`models list` says of each model why it is not there."""
+    from understudy.models import listing
+
+    def denied(model):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), f"/models/{model.name}")
+
+    monkeypatch.setattr(listing, "find_named", denied)
+    code, said = call("models", "list", "--json")
+    assert code == 0, said
+    for model in json.loads(said):
+        assert f"/models/{model['name']}: expected" in model["state"]
+        assert "UNDERSTUDY_MODELS" in model["state"]
+    monkeypatch.setattr("understudy.flows.doctor._python", lambda: denied(Path("python")))
+    code, said = call("doctor", "--json")
+    assert code == 1
+    assert "/models/python: expected" in said
+    assert "Permission denied; mend it" in said
 
 
 def test_gc_removes_no_folder_of_others(call, tmp_path, monkeypatch):

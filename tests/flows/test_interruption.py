@@ -110,6 +110,46 @@ def test_a_signal_that_ended_the_temporary_server_first_is_no_error(tmp_path):
     assert told_by(SERVER_GONE, home=str(tmp_path)) == ("Interrupted", 128 + signal.SIGTERM)
 
 
+GIVEN_UP = """
+import signal, time
+import prefect
+from prefect.server.api.server import SubprocessASGIServer
+from prefect.settings import PREFECT_API_URL, PREFECT_HOME, PREFECT_LOGGING_LEVEL
+from prefect.settings import temporary_settings
+from pathlib import Path
+from understudy.flows.interruption import signals_unwind
+from understudy.flows.temporary_server import given_up_with_it, start_in_turn
+
+@prefect.flow
+def hit():
+    global began
+    server = SubprocessASGIServer().server_process
+    server.kill()
+    server.wait()
+    began = time.monotonic()
+    signal.raise_signal(number)
+
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+given = {PREFECT_HOME: Path(home), PREFECT_LOGGING_LEVEL: "CRITICAL"}
+try:
+    with temporary_settings(given, restore_defaults={PREFECT_API_URL}), signals_unwind():
+        start_in_turn()
+        with given_up_with_it():
+            hit()
+except BaseException as error:
+    pipe.send((type(error).__name__, getattr(error, "exit_code", None), time.monotonic() - began))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_server_that_has_ended_is_not_asked_again_for_a_minute(tmp_path, number):
+    """Ctrl-C in a terminal reaches the server too; Prefect's client would wait 62 seconds for it."""
+    *told, seconds = told_by(GIVEN_UP, home=str(tmp_path), number=number)
+    assert told == ["Interrupted", 128 + number]
+    assert seconds < 30
+
+
 def test_a_fork_is_ended_as_by_default():
     assert told_by(FORKS) == -signal.SIGTERM
 

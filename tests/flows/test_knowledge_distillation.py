@@ -69,7 +69,11 @@ def test_a_run_ends_with_pairs_that_load_and_a_second_one_charges_nothing(
     assert 0 < statement["epsilon"] <= 3
     assert statement["verdict"] == "proven under assumptions"
     assert any("sealed for the server zone" in entry for entry in statement["released"])
-    assert [len(one["digest"]) for one in statement["pretrained_models"]] == [64, 64], "base and professional model"
+    base, professional = statement["pretrained_models"]
+    assert [len(one["digest"]) for one in (base, professional)] == [64, 64]
+    assert base["role"] == "base model"
+    assert professional["role"].startswith("professional model")
+    assert "- professional model" in (tmp_path / "out/export/statement.md").read_text()
     path = str(tmp_path / "out/export/synthetic.parquet")
     loaded = datasets.load_dataset("parquet", data_files=path, split="train", cache_dir=str(tmp_path / "cache"))
     assert loaded.column_names == ["instruction", "response"]

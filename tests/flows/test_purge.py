@@ -12,7 +12,7 @@ import pytest
 
 from understudy.artifacts.access import exchange_store, private_store
 from understudy.data.digests import row_digests
-from understudy.errors import InputError, TrackingFailed
+from understudy.errors import InputError, SourcePurged, TrackingFailed
 from understudy.evaluation.metrics import Metrics
 from understudy.privacy.ledger.ledger import Ledger, SourceRecord
 from understudy.reporting.report import build_report
@@ -128,6 +128,43 @@ def test_an_interrupted_purge_is_finished_by_the_next(finished, home, tmp_path, 
     purge_source("ward")
     assert unmarked_runs(home / "mlflow.db", gone) == []
     assert files_naming(gone, home, tmp_path / "out" / INTERNAL) == []
+
+
+@pytest.mark.parametrize("moment", ["before the charge", "after the charge"])
+def test_a_purge_beside_a_run_is_told_by_that_run(moment, prefect_server, request_of, tmp_path, monkeypatch):
+    prepare_environment()
+    from understudy.flows import paid_run
+    from understudy.flows.conditional_generation import conditional_generation
+
+    charge = paid_run.charge
+
+    def beside(*given, **named):
+        if moment == "after the charge":
+            receipt = charge(*given, **named)
+        purge_source("ward")
+        return receipt if moment == "after the charge" else charge(*given, **named)
+
+    monkeypatch.setattr(paid_run, "charge", beside)
+    with pytest.raises(SourcePurged, match=r"'ward'.*understudy purge.*again.*--accept-new-charge"):
+        conditional_generation(request_of(samples=8))
+    assert Ledger.open().spent("ward")[0] == (3.0 if moment == "after the charge" else 0.0)
+
+
+def test_what_was_purged_does_not_come_back_with_the_export(prefect_server, request_of, home, tmp_path, monkeypatch):
+    prepare_environment()
+    from understudy.flows import conditional_generation as flows
+
+    evaluate = flows.evaluate
+
+    def and_purge(*given):
+        metrics = evaluate(*given)
+        purge_source("ward")
+        return metrics
+
+    monkeypatch.setattr(flows, "evaluate", and_purge)
+    with pytest.raises(SourcePurged):
+        flows.conditional_generation(request_of(samples=8))
+    assert not list((tmp_path / "out").glob("*/*"))
 
 
 def test_gc_while_the_python_api_runs_takes_nothing_from_it(home, tmp_path, private_rows):

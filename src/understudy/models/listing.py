@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
-from understudy.errors import InputError
+from understudy.errors import InputError, system_error_in_words
 from understudy.models.named import NAMED_MODELS, WEIGHTS, HubOrigin, NamedModel, Origin, PackageOrigin
 from understudy.models.stored import check_files, find_named
 
@@ -49,6 +49,8 @@ def _listed(model: NamedModel) -> ListedModel:
             state, folder = found[1].kind, str(found[0])
     except InputError as error:
         state = str(error)
+    except OSError as error:
+        state = f"{system_error_in_words(error)}; fix it or set UNDERSTUDY_MODELS to another folder"
     return ListedModel(
         name=model.name,
         parameters=model.parameters,

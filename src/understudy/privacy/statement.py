@@ -114,6 +114,7 @@ class PretrainedModel(Frozen):
     """A public model that the result builds on."""
 
     name: str = Field(description="Of a folder the last part: where it lies says something of the machine.")
+    role: str = Field(default="base model", description="What it does for the result.")
     digest: str = Field(description="sha256 of its files; empty where only another zone or a server knows it.")
     overlap: str = Field(
         default="What it was trained on is not known here and may resemble the private texts; the promise "

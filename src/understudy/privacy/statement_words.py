@@ -28,7 +28,7 @@ def render_markdown(statement: Mapping[str, Any]) -> str:
         "## Choices, models and third parties",
         f"Settings and checkpoints: {statement['choices']}",
         _bullets(
-            f"{m['name']} ({m['digest'] or 'digest not known here'}): {m['overlap']}"
+            f"{m['role']}: {m['name']} ({m['digest'] or 'digest not known here'}): {m['overlap']}"
             for m in statement["pretrained_models"]
         ),
         "Third parties that saw raw text: " + (", ".join(statement["third_parties"]) or "none") + ".",

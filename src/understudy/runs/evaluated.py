@@ -22,6 +22,7 @@ from understudy.locks import locked_folder
 from understudy.privacy.ledger.ledger import Ledger
 from understudy.reporting.report import About, ReportFiles, build_report
 from understudy.runs.finished_folders import remember
+from understudy.runs.folders import PROBE, try_folder
 from understudy.settings import settings
 
 SOURCES_FILE = "sources.json"
@@ -70,7 +71,7 @@ def is_report_file(name: str) -> bool:
 def check_report_folder(
     out: Path, *, noun: str, is_run: Callable[[str], bool], is_such: Callable[[Path], bool]
 ) -> None:
-    """Refuse a folder for a report with its runs that holds something other than an earlier one.
+    """Refuse a folder for a report with its runs that cannot be written or holds something other than an earlier one.
 
     Args:
         out: the folder, which need not be there.
@@ -84,13 +85,14 @@ def check_report_folder(
     if out.exists() and not out.is_dir():
         raise InputError(f"--out {out}: expected a folder, found a file; choose another place")
     found = sorted(path.name for path in out.iterdir()) if out.exists() else []
-    foreign = [name for name in found if not (is_report_file(name) or is_run(name))]
+    foreign = [name for name in found if not (name.startswith(PROBE) or is_report_file(name) or is_run(name))]
     if (out / "report.json").exists() and not is_such(out):
         foreign = ["report.json"]
     if foreign:
         raise InputError(
             f"--out {out}: expected an empty folder or one of {noun}, found {foreign[:3]}; choose an empty one"
         )
+    try_folder(out)
 
 
 def sources_told(out: Path) -> set[str] | None:

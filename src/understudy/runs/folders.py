@@ -34,7 +34,7 @@ SYNTHETIC = "synthetic.parquet"
 ARTIFACT = "understudy.artifact"
 RELEASED = "understudy.released"
 
-_PROBE = ".understudy-probe-"
+PROBE = ".understudy-probe-"
 
 
 class RunRecord(BaseModel):
@@ -53,7 +53,10 @@ class RunRecord(BaseModel):
 
 
 def check_folder(out: Path, *, exports: bool) -> None:
-    """Refuse a folder that holds something other than an earlier run's results, or an export that would outlive them.
+    """Refuse a folder that cannot be written, holds something other than an earlier run's results, or has an export.
+
+    Where results stand it need not be written: they may be this very run's. An export is refused that would outlive
+    its run's results.
 
     Args:
         out: the folder.
@@ -65,7 +68,7 @@ def check_folder(out: Path, *, exports: bool) -> None:
     if out.exists() and not out.is_dir():
         raise InputError(f"--out {out}: expected a folder, found a file; choose another place")
     ours = {place.name for folder in (EXPORT, INTERNAL) for place in (out / folder, *leftovers(out / folder))}
-    entries = [p.name for p in out.iterdir() if not p.name.startswith(_PROBE)] if out.exists() else []
+    entries = [p.name for p in out.iterdir() if not p.name.startswith(PROBE)] if out.exists() else []
     foreign = [name for name in entries if name not in ours]
     if foreign:
         raise InputError(
@@ -74,6 +77,8 @@ def check_folder(out: Path, *, exports: bool) -> None:
         )
     if not exports:
         check_no_export(out)
+    if not (out / INTERNAL / RUN_FILE).exists():
+        try_folder(out)
 
 
 def try_folder(out: Path) -> str:
@@ -110,7 +115,7 @@ def probe_folder(folder: Path) -> bool:
         OSError: of the first step that fails.
     """
     made: list[Path] = []
-    probe = folder / f"{_PROBE}{secrets.token_hex(8)}"
+    probe = folder / f"{PROBE}{secrets.token_hex(8)}"
     renamed = probe.with_name(f"{probe.name}.new")
     try:
         for part in reversed((folder, *folder.parents)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,9 +53,14 @@ def generate_more(
     _check_number("draw", draw, CountOrZero)
     folder = origin / EXPORT if (origin / EXPORT).is_dir() else origin
     statement = _read(folder / STATEMENT)
+    if statement is None and os.path.lexists(folder / STATEMENT):
+        raise InputError(
+            f"--from {origin}: expected the privacy statement of a run in {folder / STATEMENT}, found something "
+            "else; restore it, or repeat the `understudy run` command that made it, which writes it anew"
+        )
     if statement is None:
         raise InputError(
-            f"--from {origin}: expected the --out folder of a finished run, or its {EXPORT}/ with statement.json, "
+            f"--from {origin}: expected the --out folder of a finished run, or its {EXPORT}/ with {STATEMENT}, "
             "found neither"
         )
     if not isinstance(statement.get("method"), str):
@@ -112,6 +118,13 @@ def _check_writable(path: Path) -> None:
         raise InputError(
             f"{path}: expected a folder that you can write, found {path.parent}; name another file with --out"
         )
+    try:
+        tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise InputError(
+            f"{path}: expected a folder that a file can be made in, found {path.parent}: {error.strerror}; name "
+            "another file with --out"
+        ) from None
 
 
 def _released_by(folder: Path, record: dict[str, Any] | None) -> str | None:

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from understudy.artifacts.access import exchange_store, private_store
 from understudy.data import tables
-from understudy.errors import InputError
+from understudy.errors import InputError, system_error_in_words
 from understudy.hardware import chosen as chosen_compute
 from understudy.methods import registry
 from understudy.methods.method import Method, Promise
@@ -113,10 +113,7 @@ def _permitted() -> Iterator[None]:
     try:
         yield
     except PermissionError as error:
-        raise InputError(
-            f"{error.filename}: expected a file or folder that you may use, found: {error.strerror}; fix its "
-            "permissions or name another"
-        ) from None
+        raise InputError(f"{system_error_in_words(error)}; fix its permissions or name another") from None
 
 
 @_permitted()

@@ -255,9 +255,9 @@ def test_the_request_key_and_the_key_id_stay_inside():
 
 
 def test_a_model_that_another_zone_knows_is_named_without_a_digest():
-    served = PretrainedModel(name="professional at http://127.0.0.1:8000", digest="")
+    served = PretrainedModel(role="professional model", name="professional at http://127.0.0.1:8000", digest="")
     text = render_markdown(statement(pretrained_models=(served,)))
-    assert "professional at http://127.0.0.1:8000 (digest not known here)" in text
+    assert "professional model: professional at http://127.0.0.1:8000 (digest not known here)" in text
 
 
 @pytest.mark.parametrize(

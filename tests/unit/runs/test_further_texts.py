@@ -1,6 +1,7 @@
 """Further texts are drawn from an export with the record of its own run, or with none."""
 
 import json
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -47,6 +48,19 @@ def test_numbers_are_bounded_as_the_settings_of_a_run_are(exported, number, valu
 def test_a_file_whose_name_says_another_format_is_refused(exported, name):
     with pytest.raises(InputError, match=rf"--out .*{name}: .*\.parquet"):
         generate_more(exported, samples=2, out=exported / name)
+
+
+def test_a_folder_that_takes_no_file_is_told_before_anything_is_drawn(exported):
+    """The system lets root write into it, and then says that there is no such file."""
+    with pytest.raises(InputError, match=r"/proc/more\.parquet: expected .*--out"):
+        generate_more(exported, samples=2, out=Path("/proc/more.parquet"))
+
+
+def test_a_broken_statement_is_told_apart_from_none(exported):
+    for content in ("{", "[]"):
+        (exported / "export/statement.json").write_text(content)
+        with pytest.raises(InputError, match=r"export/statement\.json, found .*restore it"):
+            generate_more(exported, samples=2)
 
 
 def test_a_statement_of_an_earlier_version_is_named(exported):

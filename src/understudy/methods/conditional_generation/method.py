@@ -125,7 +125,7 @@ def _encoder() -> tuple[PretrainedModel, ...]:
     """In whose space the class means lie."""
     from understudy.evaluation.encoder import DEFAULT_ENCODER, encoder_digest
 
-    return (PretrainedModel(name=DEFAULT_ENCODER, digest=encoder_digest()),)
+    return (PretrainedModel(role="sentence encoder", name=DEFAULT_ENCODER, digest=encoder_digest()),)
 
 
 def _contributions(schedule: QuerySchedule) -> str:

@@ -149,9 +149,10 @@ def describe(config: KnowledgeDistillationConfig, promise: Promise) -> Descripti
 def _professional(config: KnowledgeDistillationConfig) -> PretrainedModel:
     """Whose answers the released pairs hold."""
     asked = config.professional
+    role = "professional model, whose responses the pairs hold"
     if asked.url:
-        return PretrainedModel(name=f"{asked.served_name} at {asked.url}", digest="")
-    return PretrainedModel(name=asked.model, digest=asked.model_digest)
+        return PretrainedModel(role=role, name=f"{asked.served_name} at {asked.url}", digest="")
+    return PretrainedModel(role=role, name=asked.model, digest=asked.model_digest)
 
 
 def report_facts(config: KnowledgeDistillationConfig) -> dict[str, str]:

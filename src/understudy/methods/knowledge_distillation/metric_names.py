@@ -13,9 +13,9 @@ MODELS = {
 SETS = {"synthetic": "synthetic pairs", "prompt_only": "pairs made without private data", "real": "held-out real pairs"}
 
 _MEASURES: tuple[tuple[str, str, Better], ...] = (
-    ("mauve", "MAUVE", "higher"),
+    ("mauve", "MAUVE of synthetic pairs", "higher"),
     ("mauve_ceiling", "MAUVE of real pairs", "context"),
-    ("frechet", "Frechet distance", "lower"),
+    ("frechet", "Frechet distance of synthetic pairs", "lower"),
     ("frechet_floor", "Frechet distance of real pairs", "context"),
 )
 
@@ -48,7 +48,7 @@ METRIC_NAMES: tuple[MetricName, ...] = (
     *(
         MetricName(
             f"fidelity.{encoder}.{measure}",
-            f"{shown} of pairs to held-out pairs, under {words}",
+            f"{shown} to held-out pairs, under {words}",
             "score" if measure.startswith("mauve") else "distance",
             better,
         )

@@ -163,7 +163,7 @@ def describe(config: PreferenceOptimizationConfig, promise: Promise) -> Descript
             **by_rdp,
         },
         warnings=warnings,
-        pretrained_models=(PretrainedModel(name=DEFAULT_ENCODER, digest=encoder_digest()),),
+        pretrained_models=(PretrainedModel(role="sentence encoder", name=DEFAULT_ENCODER, digest=encoder_digest()),),
         evaluations=("evaluate-rounds",),
         trust=_TRUST[config.scoring.aggregation],
         against=_AGAINST,

@@ -85,10 +85,11 @@ def _open_charge(connection: sa.Connection, charge_id: str) -> sa.Row[Any]:
     """The row of a charge whose noise may be drawn."""
     row = queries.get_charge(connection, charge_id)
     if row.status == "released" or row.salt is None:
-        what = "released" if row.status == "released" else "purged"
+        is_released = row.status == "released"
+        why, use = ("it was released", "use what it released, or ") if is_released else ("its source was purged", "")
         raise UnderstudyError(
-            f"charge {charge_id} was {what}, its noise cannot be drawn again: use what it released, "
-            "or pay for a new run with --accept-new-charge"
+            f"charge {charge_id}: its noise cannot be drawn again, for {why}; {use}pay for a new run with "
+            "--accept-new-charge"
         )
     return row
 

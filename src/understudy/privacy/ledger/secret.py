@@ -73,6 +73,8 @@ def read_secret(path: Path) -> bytes | None:
     Raises:
         InputError: when others may read the file, or it holds no secret; naming the file.
     """
+    if path.is_dir():  # it opens like a file
+        raise InputError(f"expected the secret in the file {path}, found a folder; restore the file from a backup")
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

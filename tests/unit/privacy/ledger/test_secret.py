@@ -80,6 +80,14 @@ def test_a_secret_that_others_can_read_is_refused(home):
         Ledger.open()
 
 
+def test_a_folder_in_its_place_is_told(home):
+    Ledger.open()
+    (home / "secret").unlink()
+    (home / "secret").mkdir(mode=0o600)
+    with pytest.raises(InputError, match=r"home/secret, found a folder; restore"):
+        Ledger.open()
+
+
 @pytest.mark.parametrize("short", [b"", b"short", b"x" * 31])
 def test_a_short_secret_is_refused(tmp_path, short):
     with pytest.raises(InputError, match="at least 32 bytes"):
