@@ -173,9 +173,7 @@ def _add_by_norms(space: CandidateSpace, gram: _Gram, rows: Sequence[FloatArray]
     for start in range(0, len(doubted), step):
         block = slice(start, start + step)
         if doubted[block].any():
-            _add_direct(
-                space, [_filled_up(np.where(doubted[block], mean[block], 0.0), step) for mean in rows], totals
-            )
+            _add_direct(space, [_filled_up(np.where(doubted[block], mean[block], 0.0), step) for mean in rows], totals)
 
 
 def _filled_up(rows: FloatArray, count: int) -> FloatArray:

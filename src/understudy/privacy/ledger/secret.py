@@ -87,7 +87,7 @@ def read_secret(path: Path) -> bytes | None:
     if len(found) < MINIMUM_BYTES:
         raise InputError(
             f"expected a secret of at least {MINIMUM_BYTES} bytes in {path}, found {len(found)}: restore the file from "
-            "a backup; if its name ends in .new, it was never in use, so remove it"
+            "a backup"
         )
     return found
 
@@ -127,7 +127,7 @@ def finish_rotation(path: Path, *, current: str | None) -> bytes | None:
         InputError: when a file cannot be used, and the ledger's secret may be the one that waited.
     """
     waiting = pending(path)
-    if _is_too_short(waiting) and (kept := read_secret(path)) is not None and key_id(kept) == current:
+    if _is_too_short(waiting) and (kept := read_secret(path)) is not None and current in (None, key_id(kept)):
         return None
     secret = read_secret(waiting)
     if secret is None or key_id(secret) != current:

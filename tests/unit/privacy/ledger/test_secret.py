@@ -214,6 +214,16 @@ def test_an_empty_secret_that_waits_closes_no_ledger(home, left):
     assert Ledger.open().hmac("reviews", b"content") == tag
 
 
+def test_an_empty_secret_waits_for_nothing_where_no_ledger_was_founded(home):
+    home.mkdir(mode=0o700, exist_ok=True)
+    keys.create_secret(home / "secret")
+    (home / "secret.new").touch(mode=0o600)
+    (home / "ledger.head").write_text('{"entries": 0, "mac": ""}')
+    Ledger.open()
+    assert (home / "secret.new").exists()
+    assert Ledger.open().sources() == ()
+
+
 @pytest.mark.parametrize("other", [True, False])
 def test_an_empty_secret_that_the_ledger_may_have_turned_to_is_told(home, other):
     with_sources(Ledger.open())
