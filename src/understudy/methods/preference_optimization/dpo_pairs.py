@@ -82,8 +82,8 @@ def encode_pairs(base: LoadedModel, pairs: Pairs) -> dict[str, list[list[int]]]:
         _log.warning("pairs that are longer than the context of %d tokens are left out", context)
     if not rows["prompt_ids"]:
         raise InputError(
-            "pairs: expected some with texts that differ, found none; raise candidates.sampling.temperature, prompts or "
-            "per_prompt"
+            "pairs: expected some with texts that differ, found none; raise candidates.sampling.temperature, prompts "
+            "or per_prompt"
         )
     return rows
 
