@@ -19,7 +19,8 @@ from understudy.runs.run_plan import RunPlan, key_of
 from understudy.settings import settings
 from understudy.tasks.charge_receipt import ChargeReceipt, drop_release_log
 from understudy.tasks.engine.cache_key import versions
-from understudy.tasks.engine.runtime import compute, task
+from understudy.tasks.engine.machine import prepare_torch
+from understudy.tasks.engine.runtime import code_digest, compute, task
 
 CODE, PROCESSOR = "code", "processor"
 
@@ -31,7 +32,8 @@ def environment_of(*code: str) -> dict[str, str]:
         code: `code_digest` of each task that makes the query or draws its noise.
     """
     return {
-        CODE: " ".join(code),
+        # How torch is set up belongs to it, and is in no task's own digest: it is part of what runs tasks.
+        CODE: " ".join((*code, code_digest(prepare_torch))),
         "threads": str(settings().threads),
         **{name: str(value) for name, value in compute().key_parts.items()},
         **versions(),
