@@ -117,12 +117,14 @@ def ended(flow: Callable[[Q], R], request: Q, *, again: str = "goes on from here
 
 def price(plan: RunPlan, *, is_charged: bool, accepts_new: bool) -> str:
     """What a run charges, in words."""
+    from understudy.privacy.statement import cost_in_words
+
     if not plan.queries:
         return (
             f"reads source {plan.source} without noise: nothing is charged and nothing promised, the result is as "
             "private as the rows"
         )
-    cost = f"epsilon={plan.epsilon:g}, delta={plan.delta:.3g}"
+    cost = cost_in_words(plan.epsilon, plan.delta)
     if is_charged and accepts_new:
         return (
             f"source {plan.source} was charged {cost} for this run before; it is charged as much once more only if "

@@ -98,6 +98,8 @@ def _parts(text: str, option: str, kind: type, example: str) -> tuple[Any, ...]:
 
 def _price(comparison: Comparison) -> str:
     """What a comparison charges, in words."""
+    from understudy.privacy.statement import cost_in_words
+
     request, source = comparison.request, comparison.request.run.source
     sizes = {"method": request.methods, "seed": request.seeds, "epsilon": request.epsilons}
     runs = f"{' x '.join(_count(len(of), word) for word, of in sizes.items())} = {_count(len(comparison.runs), 'run')}"
@@ -105,7 +107,7 @@ def _price(comparison: Comparison) -> str:
         return f"{runs}: charges source {source} nothing more, for each was charged before or adds no noise"
     most = "at most, because of --accept-new-charge" if request.run.accept_new_charge else "in all"
     said = [
-        f"{runs}: charges source {source} epsilon={comparison.epsilon:g}, delta={comparison.delta:.3g} {most}, the sum "
+        f"{runs}: charges source {source} {cost_in_words(comparison.epsilon, comparison.delta)} {most}, the sum "
         f"of {_count(comparison.charges, 'charge')} ({_budget(comparison)}); a repeated comparison is not charged again"
     ]
     if comparison.epsilon_pld is not None:
@@ -123,11 +125,11 @@ def _count(count: int, word: str) -> str:
 
 
 def _budget(comparison: Comparison) -> str:
-    spent = comparison.spent
-    return (
-        f"budget {comparison.budget.epsilon:g}, {comparison.budget.delta:.3g}, of which {spent[0]:g}, {spent[1]:.3g} "
-        "is spent"
-    )
+    from understudy.privacy.statement import round_up
+
+    epsilon, delta = (round_up(spent) for spent in comparison.spent)
+    budget = comparison.budget
+    return f"budget {budget.epsilon:g}, {budget.delta:g}, of which {epsilon:g}, {delta:g} is spent"
 
 
 def _up(epsilon: float) -> float:

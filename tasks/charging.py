@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from pathlib import Path
 
 from understudy.artifacts.access import ArtifactRef, exchange_store, private_store, read_table
+from understudy.durable import sync
 from understudy.errors import UnderstudyError
 from understudy.hardware import kind
 from understudy.privacy.accounting import epsilon_rdp
@@ -17,7 +19,8 @@ from understudy.runs.run_plan import RunPlan, key_of
 from understudy.settings import settings
 from understudy.tasks.charge_receipt import ChargeReceipt, drop_release_log
 from understudy.tasks.engine.cache_key import versions
-from understudy.tasks.engine.runtime import compute, task
+from understudy.tasks.engine.machine import prepare_torch
+from understudy.tasks.engine.runtime import code_digest, compute, task
 
 CODE, PROCESSOR = "code", "processor"
 
@@ -29,7 +32,8 @@ def environment_of(*code: str) -> dict[str, str]:
         code: `code_digest` of each task that makes the query or draws its noise.
     """
     return {
-        CODE: " ".join(code),
+        # How torch is set up belongs to it, and is in no task's own digest: it is part of what runs tasks.
+        CODE: " ".join((*code, code_digest(prepare_torch))),
         "threads": str(settings().threads),
         **{name: str(value) for name, value in compute().key_parts.items()},
         **versions(),
@@ -83,9 +87,16 @@ def charge(plan: RunPlan, *, environment: dict[str, str], accept_new: bool) -> C
 
 @task(name="finalize", cache=False, computes=False)
 def finalize(receipt: ChargeReceipt, released: ArtifactRef) -> ArtifactRef:
-    """Close the charge after its last draw is stored: the salt of its noise is erased, then its release log."""
+    """Close the charge after its last draw is stored: the salt of its noise is erased, then its release log.
+
+    Prefect does not wait until the disk has a result. One that a loss of power took could not be made again afterwards.
+    """
     if released.label != receipt.label:
         raise UnderstudyError(f"expected an artifact labelled {receipt.label}, found {released.label}")
+    for path in _results(receipt.charge_id):
+        with suppress(FileNotFoundError):
+            sync(path)
+    sync(settings().results_root)
     Ledger.open().release(receipt.charge_id)
     drop_release_log(receipt.charge_id)
     return released
@@ -113,18 +124,17 @@ def _changed(found: Charge, releases: str, here: Mapping[str, str]) -> str | Non
     store = exchange_store() if found.exportable else private_store()
     if not any(ref.kind == releases and found.id in _charges(ref) for ref in store.refs()):
         return f"what it released ({releases}) is no longer in {store.root}"
-    if not _has_results(found.id):
+    if next(_results(found.id), None) is None:
         return "this UNDERSTUDY_HOME has no stored result of it"
     return None
 
 
-def _has_results(charge_id: str) -> bool:
-    """Whether a task of this home drew noise under a charge and kept its result: without it, it would draw again."""
+def _results(charge_id: str) -> Iterator[Path]:
+    """What tasks of this home kept that drew noise under a charge: without it, they would draw again."""
     for path in settings().results_root.iterdir():
         with suppress(FileNotFoundError, IsADirectoryError):  # `understudy gc` may be removing it
             if charge_id in path.read_text(errors="replace"):
-                return True
-    return False
+                yield path
 
 
 def _differences(before: str | None, here: Mapping[str, str]) -> str:

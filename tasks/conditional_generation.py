@@ -63,7 +63,8 @@ def prompt_only(
 
     counts = None if released is None else released_counts(path_of(released))
     sizes = sizes_of(config, label_names, counts)
-    synthesis = synthesize_untrained(config, label_names, sizes=sizes, compute=compute(), progress=progress)
+    told = progress_on(released)
+    synthesis = synthesize_untrained(config, label_names, sizes=sizes, compute=compute(), progress=told)
     label = labels.public() if released is None else labels.post_process(released.label)
     parents = [] if released is None else [released]
     with store_for(label).write(kind="prompt-only", label=label, parents=parents) as draft:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from understudy.artifacts.access import ArtifactRef, read_json, read_table
 from understudy.data.tables import named_labels
 from understudy.evaluation.metrics import Metrics
 from understudy.lazy import load
-from understudy.privacy.ledger.ledger import Charge, Ledger
+from understudy.privacy.ledger.budget import Cost, spent
+from understudy.privacy.ledger.ledger import Charge, Ledger, SourceRecord
 from understudy.privacy.queries import epsilon_without_amplification, queries_from_json
 from understudy.privacy.statement import (
     Access,
@@ -161,9 +163,6 @@ def _write_report(
     statement: dict[str, Any],
 ) -> None:
     table = named_labels(read_table(synthetic), run.label_names)
-    spent_epsilon, spent_delta = ledger.spent(run.source)
-    counted = paid.epsilon if paid.kind == "counted" else 0.0
-    counted_delta = paid.delta if paid.kind == "counted" else 0.0
     drawn = read_json(synthetic)
     build_report(
         folder,
@@ -173,14 +172,7 @@ def _write_report(
         sections=load(run.sections) if run.sections else None,
         statement=statement,
         samples=table.to_pylist(),
-        budget=BudgetUse(
-            epsilon=run.budget.epsilon,
-            delta=run.budget.delta,
-            epsilon_before=max(spent_epsilon - counted, 0.0),
-            delta_before=max(spent_delta - counted_delta, 0.0),
-            epsilon_run=counted,
-            delta_run=counted_delta,
-        ),
+        budget=budget_use(ledger.source(run.source), ledger.costs(run.source), paid),
         about=About(
             made=f"{_made(table, len(run.label_names))}, by {run.method}",
             label_names=run.label_names,
@@ -195,6 +187,25 @@ def _write_report(
                 "missing": str(sum(drawn["shortfall"].values())),
             },
         ),
+    )
+
+
+def budget_use(source: SourceRecord, costs: Sequence[Cost], paid: Charge) -> BudgetUse:
+    """What a run took of its source's budget: by how much all charges cost more than those beside its own.
+
+    That is its epsilon where epsilons add up, and less where Renyi bounds do.
+    """
+    own = (paid.epsilon, paid.delta) if paid.kind == "counted" else None
+    place = next((place for place, cost in enumerate(costs) if (cost.epsilon, cost.delta) == own), len(costs))
+    before, whole = spent(source, [*costs[:place], *costs[place + 1 :]]), spent(source, costs)
+    epsilon, delta = (max(after - earlier, 0.0) for earlier, after in zip(before, whole, strict=True))
+    return BudgetUse(
+        epsilon=source.epsilon,
+        delta=source.delta,
+        epsilon_before=before[0],
+        delta_before=before[1],
+        epsilon_run=epsilon,
+        delta_run=delta,
     )
 
 

@@ -38,6 +38,15 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def sync_folder(path: Path) -> None:
+    """Bring a folder with all that is in it to the disk; links are not followed."""
+    for parent, _, names in os.walk(path, topdown=False):
+        for file in (Path(parent, name) for name in names):
+            if not file.is_symlink():
+                sync(file)
+        sync(Path(parent))
+
+
 def make_folder(path: Path) -> None:
     """Make a folder (mode 0700) and those above it that are missing; each is on the disk, in the one that holds it."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]

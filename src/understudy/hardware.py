@@ -23,10 +23,16 @@ _IDENTITY = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")
 _VECTORS = ("sse4", "avx", "fma", "f16c", "amx", "asimd", "sve")
 _TOLD = (
     "ATEN_CPU_CAPABILITY",
+    # oneDNN goes by these names, too, which it had before.
+    "DNNL_CPU_ISA_HINTS",
+    "DNNL_DEFAULT_FPMATH_MODE",
+    "DNNL_MAX_CPU_ISA",
     "MKL_CBWR",
     "MKL_ENABLE_INSTRUCTIONS",
+    "ONEDNN_CPU_ISA_HINTS",
     "ONEDNN_DEFAULT_FPMATH_MODE",
     "ONEDNN_MAX_CPU_ISA",
+    "OPENBLAS_CORETYPE",
 )
 
 

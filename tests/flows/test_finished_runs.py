@@ -119,6 +119,35 @@ def test_an_unfinished_charge_is_bound_to_the_kind_of_processor_and_a_finished_o
         ask(accept_new=False)
 
 
+def test_the_noise_of_a_charge_is_erased_when_its_result_is_on_the_disk(request_of, monkeypatch):
+    """A result that a loss of power took could not be computed again, and the run would have to be paid once more."""
+    plan = registered(request_of(), "conditional-generation")
+    receipt = charge.fn(plan, environment={"code": "0" * 64}, accept_new=False)
+    with write_released(receipt, kind="model") as draft:
+        (draft.path / "model.safetensors").write_bytes(b"released")
+    kept, other = (settings().results_root / name for name in ("trained", "other"))
+    kept.write_text(draft.ref.model_dump_json())
+    other.write_text("{}")
+    events: list[int | str] = []
+    flush, release = os.fsync, Ledger.release
+
+    def flushed(descriptor: int) -> None:
+        events.append(os.fstat(descriptor).st_ino)
+        flush(descriptor)
+
+    def released(self, charge_id):
+        events.append("release")
+        return release(self, charge_id)
+
+    monkeypatch.setattr(os, "fsync", flushed)
+    monkeypatch.setattr(Ledger, "release", released)
+    finalize.fn(receipt, draft.ref)
+    before = events[: events.index("release")]
+    assert kept.stat().st_ino in before
+    assert settings().results_root.stat().st_ino in before[before.index(kept.stat().st_ino) :]
+    assert Ledger.open().charge(receipt.charge_id).status == "released"
+
+
 def test_a_charge_whose_noise_is_gone_can_be_paid_again(request_of):
     """A run that was interrupted, and whose source was purged then."""
     plan = registered(request_of(), "conditional-generation")

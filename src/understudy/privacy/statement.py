@@ -167,6 +167,15 @@ def round_up(value: float, *, digits: int = 4) -> float:
     return float(Context(prec=digits, rounding=ROUND_CEILING).plus(Decimal(repr(float(value)))))
 
 
+def cost_in_words(epsilon: float, delta: float) -> str:
+    """What is charged, as it is announced: never less than it is.
+
+    >>> cost_in_words(24.0, 3.001e-4), cost_in_words(0.1 + 0.2, 1e-5)
+    ('epsilon=24, delta=0.000301', 'epsilon=0.300001, delta=1e-05')
+    """
+    return f"epsilon={round_up(epsilon, digits=6):g}, delta={round_up(delta, digits=3):g}"
+
+
 def build_statement(
     facts: StatementFacts, *, charge: Charge, source: SourceRecord, spent: tuple[float, float]
 ) -> dict[str, Any]:

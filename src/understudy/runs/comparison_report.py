@@ -16,6 +16,7 @@ from understudy.evaluation.names import MetricName
 from understudy.locks import locked_folder
 from understudy.privacy.ledger.budget import Cost, spent
 from understudy.privacy.ledger.ledger import Ledger
+from understudy.privacy.statement import cost_in_words
 from understudy.reporting.comparison import ComparisonContent, Group, build_comparison
 from understudy.reporting.differences import pairs_of
 from understudy.reporting.report import Content
@@ -142,7 +143,7 @@ def _charged(source: str, ids: Sequence[str]) -> str:
     record = ledger.source(source).model_copy(update={"composition": "sum"})
     epsilon, delta = spent(record, [Cost(charge.epsilon, charge.delta) for charge in counted])
     return (
-        f"The runs below were charged to source {source}: epsilon={epsilon:g}, delta={delta:.3g} in all, the sum of "
+        f"The runs below were charged to source {source}: {cost_in_words(epsilon, delta)} in all, the sum of "
         f"{len(counted)} charge{'' if len(counted) == 1 else 's'}."
     )
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import TypeAdapter, ValidationError
 
-from understudy.durable import naming
+from understudy.durable import naming, sync
 from understudy.errors import InputError
 from understudy.lazy import load
 from understudy.locks import locked_folder
@@ -139,6 +139,7 @@ def _write(path: Path, table: pa.Table, *, drawn_from: str | None) -> None:
     try:
         with naming(path):
             pq.write_table(table.replace_schema_metadata({RELEASED: drawn_from} if drawn_from else None), temporary)
+            sync(temporary)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

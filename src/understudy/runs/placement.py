@@ -2,7 +2,8 @@
 
 Both are filled beside their places first. Then the old export/ goes aside, then the old internal/; then the new export/
 comes, then the new internal/. So an internal/ is never beside the export/ of another run, at whichever rename a process
-dies, and one lock keeps two runs apart. The next run puts back what was aside, or clears it up.
+dies, and one lock keeps two runs apart. The next run puts back what was aside, or clears it up. What is put in place is
+on the disk before, and the renames are before anything is removed: a loss of power leaves the old results or the new.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from understudy.durable import naming
+from understudy.durable import naming, sync, sync_folder
 from understudy.errors import InputError
 from understudy.locks import locked_folder
 from understudy.owner_only import close_new_files
@@ -115,6 +116,7 @@ def _fill(fills: Mapping[Path, Fill]) -> None:
             close_folder(fresh)
         else:
             fresh.chmod(0o755)
+        sync_folder(fresh)
 
 
 def _swap(fills: Mapping[Path, Fill]) -> None:
@@ -124,6 +126,7 @@ def _swap(fills: Mapping[Path, Fill]) -> None:
             os.replace(target, leftovers(target)[1])
     for target in fills:
         os.replace(leftovers(target)[0], target)
+        sync(target.parent)
 
 
 def _remove(folder: Path) -> None:

@@ -15,6 +15,7 @@ from understudy.durable import write_atomically
 from understudy.evaluation.metrics import Metrics
 from understudy.evaluation.names import THREATS
 from understudy.frozen import Frozen
+from understudy.privacy.statement import round_up
 from understudy.runs.run_plan import RunPlan, config_digest
 from understudy.settings import private_directory, settings
 
@@ -67,11 +68,12 @@ class PublicAudit(Frozen):
         alike = {"settings": config_digest == self.config_digest, "code and versions": code_digest == self.code_digest}
         told = " and ".join(f"{'the same' if is_same else 'other'} {what}" for what, is_same in alike.items())
         refuted = any(arms.get("claim", 0.0) > self.epsilon for arms in self.bounds.values())
+        promise = f"epsilon {round_up(self.epsilon):g}, delta {round_up(self.delta):g} for each {self.unit}"
         return (
-            f"{'REFUTED the promise: ' if refuted else ''}{self.method} with {self.model} at epsilon {self.epsilon:g}, "
-            f"delta {self.delta:.3g} for each {self.unit}, on the public source {self.source!r} of at most "
-            f"{self.units} units, {self.canaries} of them canaries; compared with this run, {told}. Lower bounds on "
-            f"epsilon, at {self.confidence:.0%} confidence for all attackers together: {found}"
+            f"{'REFUTED the promise: ' if refuted else ''}{self.method} with {self.model} at {promise}, on the public "
+            f"source {self.source!r} of at most {self.units} units, {self.canaries} of them canaries; compared with "
+            f"this run, {told}. Lower bounds on epsilon, at {self.confidence:.0%} confidence for all attackers "
+            f"together: {found}"
         )
 
 

@@ -11,6 +11,7 @@ from understudy.compute import ON_CPU, Compute
 from understudy.errors import InputError
 from understudy.models.folders import model_folder, parameter_count
 from understudy.models.loading import load_model
+from understudy.tasks import charging
 from understudy.tasks.charging import digest_of, environment_of
 from understudy.tasks.engine import machine
 from understudy.tasks.engine.cache_key import task_key
@@ -113,9 +114,10 @@ def test_the_kind_of_a_processor_is_what_it_rounds_by(tmp_path, monkeypatch):
     wide = kind_of(17, "fpu avx2 avx512f")
     assert kind_of(17, "avx512f fpu avx2 other") == wide, "what does not compute does not count"
     assert len({wide, kind_of(17, "fpu avx2"), kind_of(18, "fpu avx2 avx512f")}) == 3
-    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
-    assert kind_of(17, "fpu avx2 avx512f") != wide
-    monkeypatch.delenv("MKL_CBWR")
+    for name in ("MKL_CBWR", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "DNNL_DEFAULT_FPMATH_MODE", "OPENBLAS_CORETYPE"):
+        with monkeypatch.context() as told:
+            told.setenv(name, "AVX2")
+            assert kind_of(17, "fpu avx2 avx512f") != wide, name
     (tmp_path / "cpuinfo").unlink()
     assert hardware.kind()
 
@@ -127,6 +129,18 @@ def test_the_precision_is_in_the_cache_key_and_in_the_digest_of_the_environment(
         found.add((task_key("name", test_a_wrong_precision_is_refused, {}), digest_of(environment_of("code"))))
     assert len(found) == 3, "float32 is float32, asked for or found out; the others differ"
     assert len({key for key, _ in found}) == len({digest for _, digest in found}) == 3
+
+
+def test_how_torch_is_set_up_is_in_the_digest_of_the_environment(monkeypatch):
+    """Other kernels give a query other last bits, and so noise of its own: a version that asks for them is another."""
+    before = digest_of(environment_of("code"))
+    assert digest_of(environment_of("code")) == before
+
+    def prepare_torch(threads: int, device: str) -> None:
+        """As it may be in another version."""
+
+    monkeypatch.setattr(charging, "prepare_torch", prepare_torch, raising=False)
+    assert digest_of(environment_of("code")) != before
 
 
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-gpt2"])

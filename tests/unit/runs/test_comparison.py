@@ -3,8 +3,10 @@
 import pytest
 
 from understudy.privacy.calibration import analytic_gaussian_sigma
-from understudy.privacy.queries import Query
+from understudy.privacy.ledger.ledger import Ledger, SourceRecord
+from understudy.privacy.queries import Query, queries_to_json
 from understudy.runs.comparison import _few, is_cell_folder
+from understudy.runs.comparison_report import _charged
 from understudy.runs.comparison_total import pld_total, rounded_down
 
 
@@ -30,6 +32,27 @@ def test_a_pld_total_that_says_no_more_than_the_sum_is_not_shown():
 @pytest.mark.parametrize("value", [2.0625e-4, 0.01, 9.99e-10, 0.99])
 def test_a_delta_that_is_named_as_fitting_fits(value):
     assert 0.9 * value <= float(rounded_down(value)) <= value
+
+
+def test_the_report_says_no_less_than_what_was_charged(home):
+    ledger = Ledger.open()
+    ledger.register(SourceRecord(name="ward", unit="example", relation="replace_special", epsilon=9, delta=9e-3, n=100))
+    made = [
+        ledger.reserve(
+            source="ward",
+            request_key=f"run {number}",
+            queries=queries_to_json(gaussian(20.0)),
+            epsilon=1.0000004,
+            delta=1.004e-4,
+            epsilon_rdp=1.5,
+            unit="example",
+            relation="replace_special",
+            code_digest="0" * 64,
+        ).id
+        for number in range(3)
+    ]
+    assert ledger.spent("ward") == (3.0000012, 3.012e-4)
+    assert "epsilon=3.00001, delta=0.000302 in all, the sum of 3 charges" in _charged("ward", made)
 
 
 def test_folders_of_runs_are_known_by_name():

@@ -77,6 +77,34 @@ def killed(call):
     assert os.WTERMSIG(status) == signal.SIGKILL
 
 
+def test_results_are_on_the_disk_before_they_are_put_in_place(tmp_path, monkeypatch):
+    """A loss of power after the rename would leave empty files under the names of a finished run."""
+    out, events = tmp_path / "out", []
+    flush, rename = os.fsync, os.replace
+
+    def flushed(descriptor):
+        events.append(os.fstat(descriptor).st_ino)
+        flush(descriptor)
+
+    def renamed(source, place):
+        events.append(str(place))
+        rename(source, place)
+
+    def fill(folder: Path) -> None:
+        fill_with("one")(folder)
+        (folder / "model").mkdir()
+        (folder / "model" / "weights").write_text("one")
+
+    monkeypatch.setattr(os, "fsync", flushed)
+    monkeypatch.setattr(os, "replace", renamed)
+    put_in_place(out, fill, fill_export=fill)
+    for name in NAMES:
+        place = events.index(str(out / name))
+        for path in (out / name, *(out / name).rglob("*")):
+            assert path.stat().st_ino in events[:place], path
+        assert out.stat().st_ino in events[place:]
+
+
 def put_and_die(out, moment):
     """Killed while one of the folders is filled, or in the place of a rename."""
     if isinstance(moment, int):

@@ -85,8 +85,8 @@ def train_round(  # noqa: PLR0913 - what is trained on, how, and where its state
         raise NotFinite(f"DPO round {round}: the adapter is not finite; lower preferences.learning_rate={config.rate}")
     if all(torch.equal(start[name], adapter[name]) for name in adapter):
         raise UnderstudyError(
-            f"DPO round {round}: expected the adapter to move, found it unchanged after {len(rows['prompt_ids'])} "
-            f"pairs; raise preferences.learning_rate={config.rate}"
+            f"DPO round {round}: expected the adapter to move, found it unchanged; raise "
+            f"preferences.learning_rate={config.rate}"
         )
     return adapter
 

@@ -52,7 +52,7 @@ def encode_pairs(base: LoadedModel, pairs: Pairs) -> dict[str, list[list[int]]]:
 
     A pair of equal texts has no gradient but that of rounding, which AdamW would scale up: it is left out. So is one
     that is longer than the context: a text may be of more tokens when it is read than when it was drawn, which is
-    known after the charge only.
+    known after the charge only. How many there are is not told: without noise it is as private as the scores.
 
     Returns:
         Columns `prompt_ids`, `chosen_ids`, `rejected_ids`.
@@ -75,15 +75,15 @@ def encode_pairs(base: LoadedModel, pairs: Pairs) -> dict[str, list[list[int]]]:
                 column.append(ids)
     if longer == sizes[0]:
         raise InputError(
-            f"pairs: found {sizes[0]}, none of which fits {base.name}'s context of {context} tokens; lower "
+            f"pairs: expected some that fit {base.name}'s context of {context} tokens, found none; lower "
             "candidates.seeds_per_prompt, seed_tokens or max_new_tokens"
         )
     if longer:
-        _log.warning("%d of %d pairs are longer than the context of %d tokens and left out", longer, sizes[0], context)
+        _log.warning("pairs that are longer than the context of %d tokens are left out", context)
     if not rows["prompt_ids"]:
         raise InputError(
-            f"pairs: found {sizes[0]} pairs, none with texts that differ; raise candidates.sampling.temperature, "
-            "prompts or per_prompt"
+            "pairs: expected some with texts that differ, found none; raise candidates.sampling.temperature, prompts "
+            "or per_prompt"
         )
     return rows
 

@@ -6,7 +6,9 @@ equally near candidates, such as two equal texts, the one with the lowest index.
 they are then standardised (per prompt or per label) if asked and clipped to norm 1, see `client_vectors`.
 
 A client's votes are exact: embeddings are rounded to multiples of 2^-20, whose products float64 adds without error, so
-a vote depends neither on the batch it is computed in nor on other clients.
+a vote depends neither on the batch it is computed in nor on other clients. What is made of a client's votes does not
+either: numpy adds up one row otherwise than several, so all slots have their rows in blocks of one size, whoever takes
+part.
 """
 
 from __future__ import annotations
@@ -104,7 +106,7 @@ def histogram_sum(
         nearest: (N,) from `nearest_candidates`, private.
         owner: (N,) int64 slots, ascending, private.
         mask: (n,) bool, who takes part.
-        chunk: clients at a time; None: about 32 MiB. Memory does not grow with n.
+        chunk: slots at a time; None: about 32 MiB. Memory does not grow with n.
 
     Returns:
         (M,) float64.
@@ -114,10 +116,14 @@ def histogram_sum(
     """
     if nearest.shape != owner.shape or np.any(np.diff(owner) < 0) or mask.dtype != np.bool_:
         raise ValueError(f"expected (N,) votes, ascending owners, bool mask: {nearest.shape}, {owner.shape}")
-    total, taking_part = np.zeros(space.count), np.flatnonzero(mask)
-    step = chunk or max(1, _NUMBERS // space.count)
-    for start in range(0, len(taking_part), step):
-        total += histogram_vectors(space, nearest, owner, taking_part[start : start + step]).sum(axis=0)
+    total, taking_part = np.zeros(space.count), mask[owner]
+    cast, voter = nearest[taking_part], owner[taking_part]
+    step = min(len(mask), chunk or max(1, _NUMBERS // space.count))
+    for start in range(0, len(mask), max(step, 1)):
+        if mask[start : start + step].any():
+            # Slots behind the last one are those of nobody.
+            slots = np.arange(start, start + step, dtype=np.int64)
+            total += histogram_vectors(space, cast, voter, slots).sum(axis=0)
     return total
 
 

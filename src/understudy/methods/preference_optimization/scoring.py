@@ -13,8 +13,9 @@ and groups of one size. Only norms are missing:
 1: adding or removing one client moves the sum by at most 1 in L2 norm, up to float64 rounding of the sum. `as_query`
 makes the query of sensitivity 1, rounding included. Last bits matter: a block has variance or has none, so that at the
 border the last bit of a norm decides between the zero vector and one of norm 1. A product of matrices rounds a row
-otherwise when there are other rows than before. So every slot keeps its row in a block of fixed size, that of a client
-who takes no part being zero, and the work does not fall with the sampling probability.
+otherwise when there are other rows than before. So every slot has its row in a block, that of a client who takes no
+part being zero, and the work does not fall with the sampling probability. All blocks have the same number of rows, the
+last one too, for where clients leave, those behind them move up, from one block into another.
 """
 
 from __future__ import annotations
@@ -82,12 +83,12 @@ def exact_sum(
     totals = [np.zeros((len(part.floor), part.size)) for part in space.parts]
     gram = _gram(space) if space.by_norms else None
     width = space.count if gram is None else means.shape[1]
-    step = chunk or max(_DIRECT_ROWS, _NUMBERS // width)
-    for start in range(0, len(means), step):
+    step = min(len(means), chunk or max(_DIRECT_ROWS, _NUMBERS // width))
+    for start in range(0, len(means), max(step, 1)):
         block = slice(start, start + step)
         if not mask[block].any():
             continue
-        rows = mean_rows(space, np.where(mask[block, None], means[block], 0.0))
+        rows = mean_rows(space, _filled_up(np.where(mask[block, None], means[block], 0.0), step))
         if gram is None:
             _add_direct(space, rows, totals)
         else:
@@ -167,11 +168,17 @@ def _add_by_norms(space: CandidateSpace, gram: _Gram, rows: Sequence[FloatArray]
     weights = block_weights(space, norms, [part.floor for part in space.parts])
     for mean, weight, weighted in zip(rows, weights, gram.weighted, strict=True):
         weighted += np.where(doubted, 0.0, weight).T @ mean
-    # Blocks stand at fixed places, so that who else is doubted changes no other client's rounding.
-    for start in range(0, len(doubted), _DIRECT_ROWS):
-        block = slice(start, start + _DIRECT_ROWS)
+    # Blocks stand at fixed places and are of one size, so that who else is doubted, or there, changes no rounding.
+    step = min(len(doubted), _DIRECT_ROWS)
+    for start in range(0, len(doubted), step):
+        block = slice(start, start + step)
         if doubted[block].any():
-            _add_direct(space, [np.where(doubted[block], mean[block], 0.0) for mean in rows], totals)
+            _add_direct(space, [_filled_up(np.where(doubted[block], mean[block], 0.0), step) for mean in rows], totals)
+
+
+def _filled_up(rows: FloatArray, count: int) -> FloatArray:
+    """So many rows: behind those that there are, rows of zeros, which are those of null clients."""
+    return np.concatenate([rows, np.zeros((count - len(rows), rows.shape[1]))])
 
 
 def _gram_norms(space: CandidateSpace, gram: _Gram, rows: Sequence[FloatArray]) -> tuple[list[FloatArray], Mask]:

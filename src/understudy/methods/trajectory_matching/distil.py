@@ -79,8 +79,9 @@ def distil(
         _advance(state, student, rows, trajectories, config)
         if not math.isfinite(state.losses[step]):
             raise InputError(
-                f"distillation, step {step + 1}: expected a finite matching loss, found {float(state.losses[step])}; "
-                "lower distil.step_size or distil.step_size_learning_rate"
+                # Which step it was is as private as the experts and the rows may be.
+                "distillation: expected a finite matching loss at every step, found another; lower distil.step_size or "
+                "distil.step_size_learning_rate"
             )
         course.stepped(step + 1, settings.steps, state.tensors)
     return Distilled(state.prompts, float(state.log_step_size.exp()), state.losses, state.distances)

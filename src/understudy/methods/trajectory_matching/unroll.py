@@ -78,7 +78,7 @@ class Segment:
         found = float(squared_distance(self.start, self.target))
         if not found > 0:
             raise InputError(
-                f"expected an expert that moved between two snapshots, found a squared distance of {found:g}; raise "
+                "expected an expert that moved between two snapshots, found one that did not; raise "
                 "experts.momentum_learning_rate, or experts.learning_rate where Adam trains the experts"
             )
         return found

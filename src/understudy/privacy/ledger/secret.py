@@ -89,7 +89,7 @@ def read_secret(path: Path) -> bytes | None:
     if len(found) < MINIMUM_BYTES:
         raise InputError(
             f"expected a secret of at least {MINIMUM_BYTES} bytes in {path}, found {len(found)}: restore the file from "
-            "a backup; if its name ends in .new, it was never in use, so remove it"
+            "a backup"
         )
     return found
 
@@ -120,8 +120,17 @@ def pending(path: Path) -> Path:
 
 
 def finish_rotation(path: Path, *, current: str | None) -> bytes | None:
-    """Moves the waiting secret into place if the ledger has turned to it (key id `current`), and gives it."""
+    """Moves the waiting secret into place if the ledger has turned to it (key id `current`), and gives it.
+
+    A file too short for a secret is what a disk lost in a crash. Where the ledger's secret stands in its place, nobody
+    waits for another, and the next rotation replaces the file.
+
+    Raises:
+        InputError: when a file cannot be used, and the ledger's secret may be the one that waited.
+    """
     waiting = pending(path)
+    if _is_too_short(waiting) and (kept := read_secret(path)) is not None and current in (None, key_id(kept)):
+        return None
     secret = read_secret(waiting)
     if secret is None or key_id(secret) != current:
         return None
@@ -131,3 +140,10 @@ def finish_rotation(path: Path, *, current: str | None) -> bytes | None:
         return None  # another process has just done the same
     sync(path.parent)
     return secret
+
+
+def _is_too_short(path: Path) -> bool:
+    try:
+        return path.stat().st_size < MINIMUM_BYTES
+    except OSError:
+        return False

@@ -285,6 +285,51 @@ def test_at_the_border_of_variance_another_client_decides_nothing(over):
     assert border(False) == border(True)
 
 
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("per_prompt", [4, 30])
+@pytest.mark.parametrize("chunk", [None, 70])
+def test_a_client_has_one_vector_in_whichever_slot_it_stands(way, per_prompt, chunk):
+    """Where one leaves, those behind it move up: from the last block, which has few slots, into a full one."""
+    d, n = 384 if per_prompt == 4 else 9, 71
+    candidates, mean = embeddings(60, d, seed=1), np.random.default_rng(3).normal(size=d)
+
+    def alone(slot):
+        means = np.zeros((n, d))
+        means[slot] = mean
+        return exact_sum(means, candidates, np.ones(n, bool), per_prompt=per_prompt, chunk=chunk, **way)
+
+    first = alone(0)
+    assert first.any()
+    for slot in (1, 63, 64, 69, 70):
+        assert np.array_equal(alone(slot), first)
+
+
+@pytest.mark.parametrize(("over", "d", "chunk"), [("within", 16, None), ("prompt", 384, 64)])
+def test_at_the_border_of_variance_the_slot_decides_nothing(over, d, chunk):
+    """A client whose norm is a last bit above or below the floor: in a full block, and in the last one."""
+    n, per_prompt = 65, 10
+    candidates = embeddings(40 if over == "within" else 20, d, seed=2).astype(np.float64)
+    candidates[:, -1] = candidates[0, -1]
+    options = {"normalise": "standardise", "over": over, "per_prompt": per_prompt}
+    rows = candidate_space(candidates, **options).parts[0].rows[:per_prompt]
+    away = np.linalg.svd(candidate_space(candidates, **options).parts[0].rows)[2][-1]
+    towards = rows[0] / np.linalg.norm(rows[0])
+
+    def alive(share, slot):
+        means = np.zeros((n, d))
+        means[slot] = away + share * towards
+        return exact_sum(means, candidates, np.ones(n, bool), chunk=chunk, **options)[:per_prompt].any()
+
+    def border(slot):
+        low, high = 0.0, 1e-2
+        while (middle := (low + high) / 2) not in (low, high):
+            low, high = (low, middle) if alive(middle, slot) else (middle, high)
+        return high
+
+    assert 0 < border(0) < 1e-2
+    assert border(0) == border(63) == border(64)
+
+
 def on_the_grid(query):
     """What the mechanism makes of a query of sensitivity 1, back in float64."""
     grid = grid_of(1.0)
@@ -411,6 +456,26 @@ def test_histogram_equals_a_loop(way):
         one_sample = [client for client, own in enumerate(samples) if len(own) == 1]
         votes = histogram_vectors(space, nearest, owner, np.array(one_sample))
         assert (votes.max(axis=1) == 1).all()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("chunk", [None, 8])
+def test_a_clients_histogram_is_the_same_whoever_else_is_drawn(way, chunk):
+    """One drawn client alone too, in whichever slot it stands."""
+    n, per_prompt = 17, 10
+    candidates = embeddings(40, 5, seed=21)
+    space = candidate_space(candidates, per_prompt=per_prompt, **way)
+    votes = np.random.default_rng(0).integers(0, len(candidates), size=23)
+
+    def alone(slot, drawn):
+        owner = np.full(len(votes), slot)
+        return histogram_sum(space, votes, owner, np.isin(np.arange(n), drawn), chunk=chunk)
+
+    first = alone(0, range(n))
+    assert first.any()
+    for slot in (0, 7, 8, 16):
+        for drawn in ([slot], [slot, 3], range(n)):
+            assert np.array_equal(alone(slot, list(drawn)), first)
 
 
 def test_votes_do_not_depend_on_the_batch_they_are_computed_in():

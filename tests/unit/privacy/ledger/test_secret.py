@@ -209,6 +209,41 @@ from understudy.privacy.ledger.ledger import rotate_stored_secret; rotate_stored
     assert not (home / "secret.new").exists()
 
 
+@pytest.mark.parametrize("left", [b"", b"\n", b"0" * 31])
+def test_an_empty_secret_that_waits_closes_no_ledger(home, left):
+    """As a crash may leave it on a disk that loses what was written."""
+    tag = with_sources(Ledger.open()).hmac("reviews", b"content")
+    waiting = home / "secret.new"
+    waiting.touch(mode=0o600)
+    waiting.write_bytes(left)
+    assert Ledger.open().hmac("reviews", b"content") == tag
+    rotate_stored_secret()
+    assert not waiting.exists()
+    assert Ledger.open().hmac("reviews", b"content") == tag
+
+
+def test_an_empty_secret_waits_for_nothing_where_no_ledger_was_founded(home):
+    home.mkdir(mode=0o700, exist_ok=True)
+    keys.create_secret(home / "secret")
+    (home / "secret.new").touch(mode=0o600)
+    (home / "ledger.head").write_text('{"entries": 0, "mac": ""}')
+    Ledger.open()
+    assert (home / "secret.new").exists()
+    assert Ledger.open().sources() == ()
+
+
+@pytest.mark.parametrize("other", [True, False])
+def test_an_empty_secret_that_the_ledger_may_have_turned_to_is_told(home, other):
+    with_sources(Ledger.open())
+    (home / "secret.new").touch(mode=0o600)
+    if other:
+        (home / "secret").write_bytes(NEW)
+    else:
+        (home / "secret").unlink()
+    with pytest.raises(InputError, match=r"secret\.new, found 0: restore the file from a backup"):
+        Ledger.open()
+
+
 def test_two_first_openings_share_one_secret(home):
     script = "from understudy.privacy.ledger.ledger import Ledger; pipe.recv(); Ledger.open(); pipe.send('ok')"
     openers = [forked.start(script) for _ in range(3)]
