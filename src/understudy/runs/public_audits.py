@@ -7,6 +7,7 @@ beside what it promises. One small file for each audit, in the home.
 from __future__ import annotations
 
 import hashlib
+import math
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -61,7 +62,7 @@ class PublicAudit(Frozen):
         arms = {"claim": "with this noise", "positive_control": "without noise", "null_control": "without a canary"}
         found = "; ".join(
             f"by {THREATS[threat]}, "
-            + ", ".join(f"{words} {self.bounds[threat][arm]:.2f}" for arm, words in arms.items())
+            + ", ".join(f"{words} {_down(self.bounds[threat][arm])}" for arm, words in arms.items())
             for threat in THREATS
             if threat in self.bounds
         )
@@ -112,6 +113,11 @@ def kept(method: str, model_digest: str) -> list[PublicAudit]:
             continue
     ours = [audit for audit in found if (audit.method, audit.model_digest) == (method, model_digest)]
     return sorted(ours, key=lambda audit: (audit.epsilon, audit.source))
+
+
+def _down(bound: float) -> str:
+    """Two decimals, never more than was proven."""
+    return f"{math.floor(bound * 100) / 100:.2f}"
 
 
 def _folder() -> Path:

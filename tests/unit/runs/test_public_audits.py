@@ -31,6 +31,11 @@ def test_what_differs_from_the_run_of_the_statement_is_said(audit):
     assert "with this noise 0.50, without noise 1.25, without a canary 0.00" in audit.in_words("c", "d")
 
 
+def test_no_bound_is_told_that_was_not_proven(audit):
+    close = audit.model_copy(update={"bounds": {"data": audit.bounds["data"] | {"claim": 1.9999}}})
+    assert "with this noise 1.99, " in close.in_words("c", "d")
+
+
 def test_the_promise_is_never_rounded_down(audit):
     said = audit.model_copy(update={"epsilon": 2.00001, "delta": 1.00004e-4}).in_words("c", "d")
     assert "at epsilon 2.001, delta 0.0001001 for each example" in said
