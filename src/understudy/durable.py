@@ -10,12 +10,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 # What a disk says of itself, and not of one file: it is full, a quota or a limit is reached, it fails or is read-only.
-_OF_A_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+OF_A_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
 
 def is_of_disk(error: OSError) -> bool:
     """Whether the disk is full or fails, as opposed to one file that is not there or not allowed."""
-    return error.errno in _OF_A_DISK
+    return error.errno in OF_A_DISK
 
 
 @contextmanager

@@ -18,6 +18,11 @@ def label_values(table: pa.Table, name: str) -> list[str | None]:
     kind = table.schema.field(name).type
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
         return [None if value is None else str(value).lower() for value in table[name].to_pylist()]
+    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        raise RowError(
+            f"column {name!r}: expected labels that are text, whole numbers or booleans, found {kind}; convert the "
+            "column to whole numbers or to strings"
+        )
     return decoded(table, name, option="--label-column")
 
 

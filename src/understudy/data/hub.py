@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from understudy.durable import OF_A_DISK, is_of_disk
 from understudy.errors import InputError
 from understudy.settings import private_directory, settings
 
@@ -41,6 +42,11 @@ def read_hub(spec: str) -> pa.Table:
     cache = private_directory(settings().private_root / "datasets")
     with tempfile.TemporaryDirectory(dir=settings().temporary_root) as folder:
         code = _run([name, split or DEFAULT_SPLIT, str(cache), folder], _environment(cache))
+        if code in OF_A_DISK:
+            raise InputError(
+                f"{spec}: expected room for it under {settings().private_root}, found: {os.strerror(code)}; make "
+                "room on that disk and run the same command again"
+            )
         if code != 0:
             failure = Path(folder, _FAILURE)
             found = failure.read_text() if failure.exists() else f"the process that reads it ended with {code}"
@@ -80,6 +86,17 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
+def _errno_of_disk(error: BaseException | None) -> int | None:
+    """What a disk that is full or fails says of itself, where an error of the library arose from that."""
+    passed: list[BaseException] = []
+    while error is not None and error not in passed:
+        if isinstance(error, OSError) and is_of_disk(error):
+            return error.errno
+        passed.append(error)
+        error = error.__cause__ or error.__context__
+    return None
+
+
 def main() -> None:
     """Write the table that the other process wants, or the name of the error's type: its text may quote rows."""
     name, split, cache, folder = sys.argv[1:]
@@ -92,6 +109,8 @@ def main() -> None:
         with pa.OSFile(os.path.join(folder, _TABLE), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
             writer.write_table(table)
     except Exception as error:  # every kind of network, cache and format error of the library
+        if (number := _errno_of_disk(error)) is not None:
+            sys.exit(number)  # a full disk takes no word of it either
         Path(folder, _FAILURE).write_text(type(error).__name__)
         sys.exit(1)
 

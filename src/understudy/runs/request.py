@@ -96,7 +96,7 @@ class RunRequest(BaseModel):
         description="Total budget, read on a source's first use; default this run's epsilon, delta.",
     )
     text_column: str = Field(default="text", description="Column with the texts.")
-    label_column: str = Field(default="label", description="Column with the labels.")
+    label_column: str = Field(default="label", description="Column with the labels: text, whole numbers or booleans.")
     client_column: str = Field(
         default="client_id", description="Column that says whose text it is, for methods that protect clients."
     )

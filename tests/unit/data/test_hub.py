@@ -5,6 +5,7 @@ import sys
 
 import pytest
 from data_set_hub import DataSetHub
+from full_disk import files_of_at_most
 from homes import bare_environment, home_environment
 
 from understudy.data.readers import check_source, read_source
@@ -55,6 +56,13 @@ def test_rows_that_cannot_be_read_are_refused_without_their_text(hub, capfd):
         read_source("hub:someone/rows")
     assert "Zibby" not in str(caught.value)
     assert "Zibby" not in "".join(capfd.readouterr())
+
+
+def test_a_full_disk_is_not_told_as_a_wrong_name(hub, home):
+    with files_of_at_most(100), pytest.raises(InputError, match=r"hub:someone/rows: .*private.*make room") as caught:
+        read_source("hub:someone/rows")
+    assert "spelling" not in str(caught.value)
+    assert read_source("hub:someone/rows").num_rows == 2
 
 
 def test_a_file_of_the_working_directory_is_not_taken_for_a_library(hub, tmp_path):

@@ -179,7 +179,7 @@ def test_dictionary_columns_and_other_names():
         (labelled(label=["positive", SECRET]), r"column 'label', row 1: .*\['negative', 'positive'\].*--label-names"),
         (labelled(label=["positive", None]), "column 'label', row 1: .*found null"),
         (labelled(label=[0, 7]), r"column 'label', row 1: .*\['0', '1'\].*--label-names"),
-        (labelled(label=[0.0, 1.0]), "column 'label', row 0: expected text, found double"),
+        (labelled(label=[0.0, 1.0]), r"column 'label': expected .*, found double; convert .* whole numbers"),
     ],
 )
 def test_bad_rows_are_named_by_index(table, message):
