@@ -78,14 +78,13 @@ def _scores_by_model(rows: pa.Table, synthetic: pa.Table, released: Path, asked:
     from understudy.auditing.attack import surprises, together
     from understudy.auditing.row_losses import RowLosses
     from understudy.auditing.weights import shares
-    from understudy.compute import Compute
     from understudy.data.tables import as_rows
     from understudy.lazy import load
     from understudy.methods.reading import RowsToRead
 
     # Who has the model has the table too. Weights are compared in float32: their change would be rounded away.
     everything = pa.concat_tables([rows, as_rows(synthetic.slice(0, _KNOWN), like=rows, names=asked.label_names)])
-    on = Compute(compute().device)
+    on = compute().in_float32
     before, after = (
         load(asked.row_losses)(RowsToRead(everything, asked.label_names, asked.config, model, on))
         for model in (None, released)

@@ -10,12 +10,14 @@ from transformers.pytorch_utils import Conv1D
 from understudy.auditing.weights import shares
 from understudy.compute import ON_CPU
 from understudy.data import tables
+from understudy.data.tables import named_labels
 from understudy.errors import UnderstudyError
 from understudy.lazy import load
 from understudy.methods import registry
 from understudy.methods.reading import RowsToRead
 from understudy.models.checkpoints import export_model
 from understudy.models.loading import load_base, load_model
+from understudy.tasks.auditing import Attacked, _scores_by_model
 
 TEXTS = ["the film was good and long", "a short one", "the plot of this film is as dull as the last film"]
 ROWS = {
@@ -41,8 +43,8 @@ def reading(method, rows, config, model=None):
 
 
 def settings(method, folder):
-    own = {"train": {"max_length": 60}} if method == "knowledge-distillation" else {}
-    return registry.get(method).config.model_validate({"model": str(folder), **own})
+    own = {"knowledge-distillation": {"train": {"max_length": 60}}, "conditional-generation": {"variant": "naive"}}
+    return registry.get(method).config.model_validate({"model": str(folder), **own.get(method, {})})
 
 
 def released(method, config, loaded, place):
@@ -84,13 +86,38 @@ def test_a_row_has_the_same_loss_in_whatever_company(method, folder):
     assert together == pytest.approx(alone, abs=1e-5)
 
 
-@pytest.mark.parametrize("method", ROWS)
-def test_the_change_of_the_released_weights_is_read(method, folder, tmp_path):
-    config, rows = settings(method, folder), ROWS[method]
+def moved(method, config, place):
+    """A released model of which one linear layer has changed."""
     loaded = load_base(config)
     with torch.no_grad():
         next(layer for layer in loaded.model.modules() if isinstance(layer, Conv1D)).weight.mul_(1.1)
-    place = released(method, config, loaded, tmp_path / "moved")
+    return released(method, config, loaded, place)
+
+
+@pytest.mark.parametrize("method", ROWS)
+def test_the_task_of_an_audit_scores_each_canary(method, folder, tmp_path):
+    """Beside synthetic texts, as the method leaves them."""
+    config, rows = settings(method, folder), ROWS[method]
+    place = moved(method, config, tmp_path / "moved")
+    synthetic = named_labels(pa.concat_tables([rows, rows]), NAMES.get(method, ()))
+    asked = Attacked(
+        row_losses=registry.get(method).row_losses,
+        config=config,
+        label_names=NAMES.get(method, ()),
+        delta=1e-4,
+        confidence=0.95,
+        seed=0,
+    )
+    found = _scores_by_model(rows, synthetic, place, asked)
+    assert found.shape == (3,)
+    assert np.isfinite(found).all()
+    assert len(set(found.tolist())) == 3
+
+
+@pytest.mark.parametrize("method", ROWS)
+def test_the_change_of_the_released_weights_is_read(method, folder, tmp_path):
+    config, rows = settings(method, folder), ROWS[method]
+    place = moved(method, config, tmp_path / "moved")
     found = shares(reading(method, rows, config), reading(method, rows, config, place), canaries=2)
     assert [one.shape for one in found] == [(2,), (2,)]
     assert np.isfinite(found).all()

@@ -33,6 +33,8 @@ from understudy.tensor_files import load_tensors, save_tensors
 SETTINGS_FILE = "understudy.json"
 HEADS_FILE = "heads.safetensors"
 MEANS_FILE = "class-means.safetensors"
+_WITH_HEADS = ("multitask", "naive_pplm", "naive_filter")
+_FILTERED = ("naive_filter",)
 
 
 class _Description(Frozen):
@@ -86,9 +88,10 @@ def load_trained(folder: Path, compute: Compute = ON_CPU) -> StoredModel:
     """Read a model that `save_trained` wrote, to the device and in the precision of `compute`; heads are float32.
 
     Raises:
-        InputError: when the folder holds no such model.
+        InputError: when the folder holds no such model, or a file of it is missing.
     """
     description = _described(folder)
+    _check_whole(folder, description)
     loaded = load_model(folder, compute=compute)
     heads = load_tensors(folder / HEADS_FILE) if (folder / HEADS_FILE).is_file() else {}
     own = {name: _head(heads, name) for name in ("discriminator", "filter") if f"{name}.inner.weight" in heads}
@@ -108,6 +111,18 @@ def load_trained(folder: Path, compute: Compute = ON_CPU) -> StoredModel:
         found = {name: tensor.numpy() for name, tensor in load_tensors(folder / MEANS_FILE).items()}
         means = ClassMeans(found["vectors"], found["noise"], description.encoder)
     return StoredModel(trained, description.settings, description.class_counts, means)
+
+
+def _check_whole(folder: Path, description: _Description) -> None:
+    """Without these files texts would be drawn all the same, and be steered, filtered or selected no more."""
+    variant = description.settings.variant
+    needed = {HEADS_FILE: variant in _WITH_HEADS, MEANS_FILE: bool(description.encoder), "filter": variant in _FILTERED}
+    missing = [name for name, is_needed in needed.items() if is_needed and not (folder / name).exists()]
+    if missing:
+        raise InputError(
+            f"{folder}: expected {', '.join(missing)} beside {SETTINGS_FILE}, as this model was exported with, found "
+            "none; restore the exported folder, or run again"
+        )
 
 
 def released_counts(folder: Path) -> tuple[int, ...] | None:

@@ -1,9 +1,21 @@
 """A stored model says what it was trained with, and nothing of where that lay."""
 
 import dataclasses
+import re
 
+import numpy as np
+import pytest
+
+from understudy.errors import InputError
+from understudy.methods.conditional_generation.class_means import ClassMeans
 from understudy.methods.conditional_generation.more import further_rows
-from understudy.methods.conditional_generation.storage import StoredModel, load_trained, save_trained
+from understudy.methods.conditional_generation.storage import (
+    HEADS_FILE,
+    MEANS_FILE,
+    StoredModel,
+    load_trained,
+    save_trained,
+)
 from understudy.methods.further import FurtherDraw
 
 
@@ -29,3 +41,14 @@ def test_further_rows_need_no_base_model(untrained, make_config, label_names, tm
     rows = further_rows(alone)
     assert rows.equals(further_rows(recorded))
     assert set(rows["label"].to_pylist()) == set(label_names)
+
+
+@pytest.mark.parametrize("lost", [HEADS_FILE, MEANS_FILE])
+def test_a_model_that_lost_a_file_is_refused(lost, untrained, make_config, label_names, tmp_path):
+    """It would write all the same, and nothing would steer or select its texts."""
+    means = ClassMeans(np.ones((len(label_names), 4), np.float32), np.ones(len(label_names), np.float32), "e" * 64)
+    save_trained(StoredModel(untrained, make_config(), None, means), tmp_path)
+    assert load_trained(tmp_path).class_means is not None
+    (tmp_path / lost).unlink()
+    with pytest.raises(InputError, match=f"expected {re.escape(lost)} beside understudy.json"):
+        load_trained(tmp_path)
