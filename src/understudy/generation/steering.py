@@ -37,6 +37,7 @@ from torch import Tensor
 from understudy.compute import widened
 from understudy.generation.config import SteeringConfig
 from understudy.generation.sampling import Step, StepHook, advance, head, next_logits
+from understudy.generation.steering_length import length_within
 
 __all__ = ["Attribute", "SteeringConfig", "steer_towards"]
 
@@ -46,7 +47,6 @@ _SMALLEST = torch.finfo(torch.float32).tiny
 _CERTAIN = -1e-6  # above this log-probability the float32 gradient is rounding noise
 _TRIAL = 0.01  # length of a step before it is scaled to the budget, relative to the norm of what is shifted
 _FARTHEST = 1.0  # length of the shift of the last hidden state, relative to its norm
-_CORRECTIONS = 4  # of a row's length by its divergence, which grows like the square of it
 
 
 @dataclass
@@ -125,44 +125,6 @@ def _logit_slope(model: Any, shift: Tensor) -> Tensor:
     """What a shift of the last hidden state `(active, d)` adds to the logits, `(active, vocab)`."""
     slope, bias = next_logits(model, shift), getattr(head(model), "bias", None)
     return slope if bias is None else slope - widened(bias)
-
-
-def length_within(logits: Tensor, slope: Tensor, *, budget: float, farthest: Tensor) -> Tensor:
-    """How far each row may go: the largest length found whose KL(softmax(logits + length * slope) || p) is in budget.
-
-    It starts where the quadratic approximation of the divergence, half the variance of the slope under p, is the
-    budget, and is corrected by the divergence itself.
-
-    Args:
-        logits: `(active, vocab)` of the unmodified distribution p, float32 or wider.
-        slope: `(active, vocab)` change of the logits per unit of length.
-        budget: nats.
-        farthest: `(active,)` largest length.
-
-    Returns:
-        `(active,)`, 0 where nothing moves or no length was found; a row's depends on no other row.
-    """
-    plain = logits.log_softmax(-1)
-    probabilities = plain.exp()
-    mean, square = (probabilities * slope).sum(-1), (probabilities * slope.square()).sum(-1)
-    variance = square - mean.square()
-    # Less would be rounding: float32 sums over the vocabulary.
-    moves = variance > 1e-6 * square
-    length = torch.where(moves, (2 * budget / variance.clamp(min=_SMALLEST)).sqrt(), 0)
-    for _ in range(_CORRECTIONS):
-        length = torch.minimum(length, farthest)
-        excess = _divergence(plain, slope, length) / budget
-        length = length * excess.clamp(1 / 16, 16).rsqrt()
-    # A little less than what the last correction asks for, and nothing where that is still too far.
-    length = torch.minimum(0.98 * length, farthest)
-    return torch.where(_divergence(plain, slope, length) <= budget, length, 0)
-
-
-def _divergence(plain: Tensor, slope: Tensor, length: Tensor) -> Tensor:
-    """KL(q || p) of each row, `(active,)` in nats: p of log-probabilities `plain`, q of `plain + length * slope`."""
-    added = length[:, None] * slope
-    moved = (plain + added).log_softmax(-1)
-    return (moved.exp() * (moved - plain)).sum(-1)
 
 
 class Objective(Protocol):

@@ -11,7 +11,8 @@ from transformers import DynamicCache
 from understudy.generation.config import SamplingConfig, SteeringConfig
 from understudy.generation.prompts import row_seeds
 from understudy.generation.sampling import backbone, head, sample
-from understudy.generation.steering import length_within, steer_towards
+from understudy.generation.steering import steer_towards
+from understudy.generation.steering_length import length_within
 
 EOS = 0
 PROMPTS = [[3, 4, 5], [6, 7], [8, 9, 10, 11], [12, 2], [13, 14], [15, 16, 17], [18, 19], [20, 21, 22, 23, 24]]
@@ -177,6 +178,25 @@ def test_the_divergence_of_what_is_chosen_is_within_the_budget(logits, slope, bu
         for i in range(3)
     ]
     assert torch.allclose(torch.cat(alone), length, rtol=1e-4)
+
+
+@pytest.mark.parametrize("vocabulary", [500, 5_000, 70_000])
+def test_a_length_is_the_same_whatever_stands_beside_its_row(vocabulary):
+    """Rows are looked at in blocks: as many as fit a cache, and one of a large vocabulary."""
+    generator = torch.Generator().manual_seed(0)
+    logits, slope = (scale * torch.randn(20, vocabulary, generator=generator) for scale in (1.0, 0.5))
+    farthest = torch.full((20,), 100.0)
+    length = length_within(logits, slope, budget=0.3, farthest=farthest)
+    alone = torch.cat(
+        [
+            length_within(*(part[i : i + 1] for part in (logits, slope)), budget=0.3, farthest=farthest[:1])
+            for i in range(20)
+        ]
+    )
+    assert torch.equal(alone, length)
+    moved, before = ((logits + by * slope).double().log_softmax(-1) for by in (length[:, None], 0))
+    divergence = (moved.exp() * (moved - before)).sum(-1)
+    assert bool(((divergence > 0.8 * 0.3) & (divergence <= 0.3 * 1.001)).all())
 
 
 @pytest.mark.parametrize("steer", ["key_value", "hidden"])
