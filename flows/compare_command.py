@@ -46,7 +46,7 @@ def compare(
     if dry_run:
         _show_plan(comparison, as_json=as_json)
         return
-    from understudy.reporting.comparison import LOOK
+    from understudy.reporting.comparison_content import LOOK
 
     say(_price(comparison))
     for sentence in LOOK:

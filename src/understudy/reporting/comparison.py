@@ -9,9 +9,7 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
-
-from pydantic import Field
+from typing import Any, Final
 
 from understudy.evaluation.comparison import (
     baselines_of,
@@ -21,25 +19,17 @@ from understudy.evaluation.comparison import (
     seed_name,
     spread_name,
 )
-from understudy.evaluation.metrics import Metrics
 from understudy.evaluation.names import MetricName
-from understudy.frozen import Frozen
 from understudy.reporting import view
+from understudy.reporting.comparison_content import FORMAT, ComparisonContent, said_epsilon
 from understudy.reporting.differences import DIFFERENCES, differences_table
 from understudy.reporting.drawing import INK, MUTED, PROMPT, REAL, SYNTHETIC, Drawing, draw, percent_axis
 from understudy.reporting.pages import plain, read_content, render, write_closed
-from understudy.reporting.report import MARKER, ReportFiles
+from understudy.reporting.report import ReportFiles
 from understudy.reporting.text_formatting import number, percent
 from understudy.reporting.text_formatting import points as in_points
 from understudy.reporting.view import Section, Table
 
-FORMAT: Final = "understudy.comparison/1"
-LOOK: Final = (
-    "These figures are measured on real rows. Choosing a method, an epsilon or a seed by them is a look at private "
-    "rows that no epsilon covers: whoever exports the winner tells something of them that no statement counts.",
-    "Every export keeps its own statement. Whoever hands over several of them has given away the sum of their "
-    "epsilons and of their deltas.",
-)
 SPREAD: Final = (
     "Mean over seeds. The interval is the mean of the runs' own intervals, over the same test rows, and holds nothing "
     "of other seeds. The spread is the standard deviation over seeds (n - 1), and holds nothing of other test rows."
@@ -47,51 +37,6 @@ SPREAD: Final = (
 _MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X")
 _BASELINES: Final = (("prompt-only text", PROMPT, (0, (1, 3))), ("real text", REAL, (0, (4, 3))))
 _LINES: Final = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 1, 1, 1)))
-
-
-class Group(Frozen):
-    """Runs of one method and one epsilon, which differ in their seed.
-
-    Attributes:
-        name: part of the metrics' names.
-        method: of the runs.
-        epsilon: of each run; infinity for private output.
-        seeds: of the runs that were measured.
-        missing: seeds of those that were not.
-    """
-
-    name: str
-    method: str
-    epsilon: float
-    seeds: tuple[int, ...]
-    missing: tuple[int, ...] = ()
-
-    @property
-    def said(self) -> str:
-        """The group in words."""
-        return f"{self.method}, epsilon {_epsilon(self.epsilon)}"
-
-
-class ComparisonContent(Frozen):
-    """All that a comparison's report says: report.json is this object."""
-
-    format: Literal["understudy.comparison/1"] = FORMAT
-    marker: Literal["internal, not private"] = MARKER
-    title: str
-    look: tuple[str, ...] = LOOK
-    charged: str
-    created: str = ""
-    facts: dict[str, str] = Field(default_factory=dict, repr=False)
-    groups: tuple[Group, ...]
-    figures: tuple[MetricName, ...] = ()
-    metrics: dict[str, float] = Field(default_factory=dict)
-    intervals: dict[str, tuple[float, float]] = Field(default_factory=dict)
-    missing: tuple[str, ...] = ()
-    declared: tuple[MetricName, ...] = ()
-
-    def measured(self) -> Metrics:
-        """The figures with their intervals."""
-        return Metrics(values=self.metrics, intervals=self.intervals, missing=self.missing, declared=self.declared)
 
 
 def build_comparison(directory: Path, content: ComparisonContent) -> ReportFiles:
@@ -217,7 +162,7 @@ def headline_drawing(content: ComparisonContent) -> Drawing | None:
             )
         for words, colour, dashes, value in across:
             axes.axhline(value, color=colour, linewidth=1.5, linestyle=dashes, label=words, zorder=1)
-        axes.set_xticks(range(len(epsilons)), [_epsilon(epsilon) for epsilon in epsilons])
+        axes.set_xticks(range(len(epsilons)), [said_epsilon(epsilon) for epsilon in epsilons])
         axes.set_xlim(-0.5, len(epsilons) - 0.5)
         axes.set_xlabel("epsilon (not to scale)")
         axes.margins(y=0.1)
@@ -228,7 +173,7 @@ def headline_drawing(content: ComparisonContent) -> Drawing | None:
         page.legend(frameon=False, loc="outside lower center", ncols=columns, fontsize=11)
 
     said = [
-        f"{method} at epsilon {_epsilon(epsilon)}: {form(value)}"
+        f"{method} at epsilon {said_epsilon(epsilon)}: {form(value)}"
         for method, points in lines.items()
         for epsilon, value, _ in points
     ]
@@ -309,10 +254,6 @@ def _runs(content: ComparisonContent, headline: str) -> Table:
             state = "missing" if seed in group.missing else "done"
             rows.append((f"{group.said}, seed {seed}", state, told, between))
     return Table(("", "State", headline or "Headline", "Interval"), tuple(rows))
-
-
-def _epsilon(epsilon: float) -> str:
-    return "∞" if math.isinf(epsilon) else f"{epsilon:g}"
 
 
 def lines_of(content: ComparisonContent) -> Sequence[tuple[str, ...]]:

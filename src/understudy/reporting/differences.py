@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from understudy.evaluation.comparison import seed_name
 from understudy.evaluation.differences import difference_name
 from understudy.evaluation.names import MetricName
 from understudy.reporting import view
+from understudy.reporting.comparison_content import ComparisonContent, Group
 from understudy.reporting.text_formatting import number, points
 from understudy.reporting.view import Table
-
-if TYPE_CHECKING:
-    from understudy.reporting.comparison import ComparisonContent, Group
 
 DIFFERENCES: Final = (
     "Mean over the seeds that both sides have, paired by seed. The interval is Student's over these seeds, and holds "

@@ -17,7 +17,8 @@ from understudy.locks import locked_folder
 from understudy.privacy.ledger.budget import Cost, spent
 from understudy.privacy.ledger.ledger import Ledger
 from understudy.privacy.statement import cost_in_words
-from understudy.reporting.comparison import ComparisonContent, Group, build_comparison
+from understudy.reporting.comparison import build_comparison
+from understudy.reporting.comparison_content import ComparisonContent, Group
 from understudy.reporting.differences import pairs_of
 from understudy.reporting.report import Content
 from understudy.runs.comparison_request import Cell, CompareRequest, epsilon_text

@@ -13,8 +13,6 @@ from understudy.evaluation.differences import difference_name
 from understudy.evaluation.metrics import Metrics
 from understudy.evaluation.names import MetricName, describe
 from understudy.reporting.comparison import (
-    ComparisonContent,
-    Group,
     build_comparison,
     figure_rows,
     headline_drawing,
@@ -24,6 +22,7 @@ from understudy.reporting.comparison import (
     rebuild_comparison,
     table_of,
 )
+from understudy.reporting.comparison_content import ComparisonContent, Group
 from understudy.reporting.differences import differences_table, pairs_of
 from understudy.reporting.text_formatting import MINUS
 
