@@ -14,15 +14,18 @@ With `--whole-texts 1` the parts of a matched text are measured at the shape of 
 an evaluation of f, a projection and a sweep of swaps, each beside what the loop of the paper's authors does, one text
 after the other by double backward with everything read anew. `end_to_end` adds them up by the counts of the `tiny`
 profile, our swaps included, the loop's not. Its figures are ratios of processor time within a turn: the median of the
-turns, with the least and the most.
+turns, with the least and the most. `--precision` is that of our side, which `auto` chooses by machine and size; the
+loop stays in float32, as its authors wrote it.
 
     python benchmarks/gradient_matching_speed.py --out gradient_matching_speed.json
     python benchmarks/gradient_matching_speed.py --whole-texts 1 --batch 8 --length 20 --repeats 3
+    python benchmarks/gradient_matching_speed.py --whole-texts 1 --batch 8 --length 20 --repeats 3 --precision bfloat16
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -43,12 +46,13 @@ from understudy.methods.gradient_matching.config import (
     TargetConfig,
     VerbalizerConfig,
 )
-from understudy.methods.gradient_matching.loss import Objective, last_state, objective, surround
+from understudy.methods.gradient_matching.loss import Objective, embed, last_state, objective, surround
 from understudy.methods.gradient_matching.optimise import instruction_prompts
 from understudy.methods.gradient_matching.projection import allowed_tokens, top_k_projection
 from understudy.methods.gradient_matching.swaps import likely_tokens, swap_tokens
 from understudy.methods.gradient_matching.targets import TargetSpace, target_space
 from understudy.methods.gradient_matching.verbalizer import Verbalizer, build_verbalizer
+from understudy.models.attention import implementation
 from understudy.models.loading import LoadedModel, load_model
 
 TARGETS = {"time": 5.0, "memory": 0.1}
@@ -76,7 +80,7 @@ def build(loaded: LoadedModel) -> Setting:
 def texts(setting: Setting, *, batch: int, length: int) -> tuple[Tensor, Tensor]:
     """Embeddings of random tokens, and labels in turn."""
     ids = torch.randint(2, setting.space.vocabulary, (batch, length), generator=torch.Generator().manual_seed(1))
-    return setting.model.get_input_embeddings()(ids).detach(), torch.arange(batch) % len(WORDS)
+    return embed(setting.model, ids), torch.arange(batch) % len(WORDS)
 
 
 def closed_form(setting: Setting, labels: Tensor) -> Objective:
@@ -188,21 +192,32 @@ def processor_seconds(work: Callable[[], object]) -> float:
     return time.process_time() - start
 
 
+def in_precision(loaded: LoadedModel, precision: str) -> LoadedModel:
+    """A copy of the model in this precision, with the attention that `load_model` gives it."""
+    if precision == "float32":
+        return loaded
+    dtype = getattr(torch, precision)
+    model = copy.deepcopy(loaded.model).to(dtype)
+    model.set_attn_implementation(implementation("sdpa", dtype, "cpu"))
+    return replace(loaded, model=model)
+
+
 def parts_of_a_text(options: argparse.Namespace) -> dict[str, Callable[[], object]]:
     """Work on a batch (ours) or on one text (`loop_...`) for each part of matching, at SmolLM2-135M's shape."""
     loaded = replace(load_model(options.model), model=smollm2_135m())
-    setting = build(loaded)
+    authors, setting = build(loaded), build(in_precision(loaded, options.precision))
     embeddings, labels = texts(setting, batch=options.batch, length=options.length)
     allowed = allowed_tokens(loaded.tokenizer, "printable")
     ids, mask = instruction_prompts(loaded.tokenizer, list(WORDS), Instruction("Write a text. Label: {label}\nText:"))
     prompts, k = (ids[labels], mask[labels]), ProjectionConfig().k
-    table = setting.model.get_input_embeddings().weight.detach()
+    table = embed(setting.model, torch.arange(setting.space.vocabulary))
+    wide, _ = texts(authors, batch=1, length=options.length)
     tokens = torch.randint(2, setting.space.vocabulary, (*labels.shape, options.length))
     matching = MatchingConfig()
 
     def loop_projection() -> None:
         with torch.no_grad():
-            loop(loaded, embeddings[:1], (prompts[0][:1], prompts[1][:1]), allowed, k)
+            loop(loaded, wide, (prompts[0][:1], prompts[1][:1]), allowed, k)
 
     def sweep() -> object:
         proposals = likely_tokens(setting.model, prompts, allowed=allowed, k=k)
@@ -213,7 +228,7 @@ def parts_of_a_text(options: argparse.Namespace) -> dict[str, Callable[[], objec
         "evaluation": evaluation(setting, "closed_form", batch=options.batch, length=options.length),
         "projection": lambda: top_k_projection(setting.model, embeddings, prompts=prompts, allowed=allowed, k=k),
         "sweep": sweep,
-        "loop_evaluation": evaluation(setting, "double_backward", batch=1, length=options.length),
+        "loop_evaluation": evaluation(authors, "double_backward", batch=1, length=options.length),
         "loop_projection": loop_projection,
     }
 
@@ -244,6 +259,7 @@ def measure_texts(options: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     parser = arguments(__doc__, batch=16, length=32, repeats=5, whole_texts=0)
+    parser.add_argument("--precision", default="float32", choices=("float32", "bfloat16"), help="of our side of a text")
     options = parse_side(parser, tuple(SIDES), memory_of_side)
     if options.whole_texts:
         found = measure_texts(options)
