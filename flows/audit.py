@@ -19,8 +19,8 @@ from understudy.flows.purged_source import unless_purged
 from understudy.flows.worker_places import check_places
 from understudy.lazy import load
 from understudy.methods import registry
-from understudy.runs.audit_request import AuditRequest
-from understudy.runs.audited import (
+from understudy.runs.audits.request import AuditRequest
+from understudy.runs.audits.runs import (
     CONFIDENCE,
     CONTROLS,
     Arm,

@@ -20,14 +20,14 @@ def audit(
     as_json: bool,
 ) -> None:
     """`understudy audit`."""
-    from understudy.runs.audit_request import audit_of
+    from understudy.runs.audits.request import audit_of
     from understudy.settings import prepare_environment
 
     request = audit_of(method, request_from(options), **asked)
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
     prepare_environment()
     from understudy.auditing.metrics import bounds_of
-    from understudy.runs.audited import check_power, planned, prepared
+    from understudy.runs.audits.runs import check_power, planned, prepared
     from understudy.runs.python_requests import metrics_in
     from understudy.runs.run_plan import dry_run_of
     from understudy.runs.validation import validate

@@ -20,9 +20,9 @@ from understudy.errors import BudgetRefused, UnderstudyError
 from understudy.flows.inner_run import inner_run
 from understudy.flows.paid_run import check_ledger
 from understudy.flows.worker_places import check_places
-from understudy.runs.comparison import Comparison, PlannedRun, charges_of, registered_comparison
-from understudy.runs.comparison_report import Compared, complete_comparison, shortfall_of
-from understudy.runs.comparison_request import CompareRequest
+from understudy.runs.comparisons.report import Compared, complete_comparison, shortfall_of
+from understudy.runs.comparisons.request import CompareRequest
+from understudy.runs.comparisons.validated import Comparison, PlannedRun, charges_of, registered_comparison
 from understudy.runs.registration import handed_over
 from understudy.tasks.comparison import report_comparison
 from understudy.tasks.engine.failures import closed_up

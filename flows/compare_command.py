@@ -14,10 +14,10 @@ from rich.text import Text
 from understudy.errors import InputError
 from understudy.flows.commands import choices_said, ended, request_from
 from understudy.flows.terminal import console, say, show
-from understudy.runs.comparison_request import CompareRequest, compare_request_of, epsilon_text
+from understudy.runs.comparisons.request import CompareRequest, compare_request_of, epsilon_text
 
 if TYPE_CHECKING:
-    from understudy.runs.comparison import Comparison
+    from understudy.runs.comparisons.validated import Comparison
 
 
 def compare(
@@ -30,12 +30,17 @@ def compare(
     # Each state of each task is in Prefect's own record; the terminal shows progress bars and what went wrong.
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
     prepare_environment()
-    from understudy.runs.comparison import charges_of, handed_comparison, register_comparison, validate_comparison
-    from understudy.runs.comparison_report import (
+    from understudy.runs.comparisons.report import (
         ComparisonIncomplete,
         complete_comparison,
         report_on_runs,
         shortfall_of,
+    )
+    from understudy.runs.comparisons.validated import (
+        charges_of,
+        handed_comparison,
+        register_comparison,
+        validate_comparison,
     )
 
     with choices_said():

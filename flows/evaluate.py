@@ -13,8 +13,8 @@ from prefect import flow
 
 from understudy.flows.paid_run import check_ledger
 from understudy.flows.worker_places import check_places
-from understudy.runs.evaluation_inputs import check_evaluation
-from understudy.runs.evaluation_request import EvaluateRequest
+from understudy.runs.evaluations.inputs import check_evaluation
+from understudy.runs.evaluations.request import EvaluateRequest
 from understudy.tasks.engine.failures import closed_up
 from understudy.tasks.engine.heartbeat import beating
 from understudy.tasks.engine.run_record import OUT

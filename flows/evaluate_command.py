@@ -12,14 +12,14 @@ from understudy.flows.terminal import show
 
 def evaluate(*, fields: Mapping[str, Any], label_names: str | None, as_json: bool) -> None:
     """`understudy evaluate`: measure any synthetic table."""
-    from understudy.runs.evaluation_request import EvaluateRequest
+    from understudy.runs.evaluations.request import EvaluateRequest
     from understudy.runs.request import checked_request
     from understudy.settings import prepare_environment
 
     request = checked_request(EvaluateRequest, {**fields, "label_names": named(label_names)})
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
     prepare_environment()
-    from understudy.runs.evaluation_inputs import check_evaluation, tables_of
+    from understudy.runs.evaluations.inputs import check_evaluation, tables_of
     from understudy.runs.python_requests import metrics_in
 
     check_evaluation(request)

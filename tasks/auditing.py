@@ -135,10 +135,10 @@ def report_audit(
     from understudy.auditing.metrics import bounds_of, metrics_of
     from understudy.locks import locked_folder
     from understudy.privacy.ledger.ledger import Ledger
-    from understudy.runs.audit_report import write_audit
+    from understudy.runs.audits.on_public_rows import keep, public_audit
+    from understudy.runs.audits.report import write_audit
     from understudy.runs.folders import read_record
     from understudy.runs.placement import EXPORT
-    from understudy.runs.public_audits import keep, public_audit
 
     figures = {
         arm: {threat: AttackFigures.model_validate(value) for threat, value in read_json(ref).items()}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from understudy.runs.comparison_report import Compared, report_on_runs
-from understudy.runs.comparison_request import Cell, CompareRequest
+from understudy.runs.comparisons.report import Compared, report_on_runs
+from understudy.runs.comparisons.request import Cell, CompareRequest
 from understudy.tasks.engine.runtime import task
 
 

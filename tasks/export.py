@@ -26,9 +26,9 @@ from understudy.privacy.statement_words import render_markdown
 from understudy.reporting.report import About, BudgetUse, build_report
 from understudy.reporting.worth import Completeness, completeness_of
 from understudy.runs import finished_plans
+from understudy.runs.audits.on_public_rows import kept
 from understudy.runs.exported import Exported, exported
 from understudy.runs.folders import RunRecord, StatementFiles, write_results
-from understudy.runs.public_audits import kept
 from understudy.runs.run_plan import RunPlan, config_digest
 from understudy.runs.split import LABELS_DISCLOSED, hold_out_note
 from understudy.tasks.charge_receipt import ChargeReceipt

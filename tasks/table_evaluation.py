@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from understudy.frozen import Frozen
-from understudy.runs.evaluation_request import EvaluateRequest
+from understudy.runs.evaluations.request import EvaluateRequest
 from understudy.tasks.engine.runtime import compute, task
 
 
@@ -21,8 +21,8 @@ class Evaluated(Frozen):
 @task(name="report-evaluation", cache=False)
 def report_evaluation(request: EvaluateRequest) -> Evaluated:
     """Read the tables as they are now, measure them, and write report.html and report.json into the folder."""
-    from understudy.runs.evaluated import report_on_tables
-    from understudy.runs.evaluation_inputs import tables_of
+    from understudy.runs.evaluations.inputs import tables_of
+    from understudy.runs.evaluations.report import report_on_tables
 
     files, _ = report_on_tables(tables_of(request), request.folder.absolute(), device=compute().device)
     return Evaluated(report=str(files.html))

@@ -72,8 +72,8 @@ def compare(
         BudgetRefused: the source's budget does not allow all that the runs charge together; nothing was charged.
         UnderstudyError: some runs failed; `load_comparison` gives the others.
     """
-    from understudy.runs.comparison import handed_comparison, register_comparison, validate_comparison
-    from understudy.runs.comparison_request import compare_request_of
+    from understudy.runs.comparisons.request import compare_request_of
+    from understudy.runs.comparisons.validated import handed_comparison, register_comparison, validate_comparison
 
     prepare_environment()
     with requested(data, test, out, source=source, budget=budget, **options) as run:

@@ -75,8 +75,8 @@ def audit(  # noqa: PLR0913 - one parameter per option of the command
         UnderstudyError: the audit refutes the promise, or can say nothing; its report says so too.
     """
     from understudy.auditing.metrics import bounds_of
-    from understudy.runs.audit_request import audit_of
-    from understudy.runs.audited import planned
+    from understudy.runs.audits.request import audit_of
+    from understudy.runs.audits.runs import planned
 
     prepare_environment()
     with requested(data, test, out, source=source, epsilon=epsilon, budget=budget, **options) as run:
@@ -122,8 +122,8 @@ def evaluate(
         InputError: a table is not what is expected.
         ZoneError: this process belongs to the server zone, where no real rows are read.
     """
-    from understudy.runs.evaluation_inputs import check_evaluation, tables_of
-    from understudy.runs.evaluation_request import EvaluateRequest
+    from understudy.runs.evaluations.inputs import check_evaluation, tables_of
+    from understudy.runs.evaluations.request import EvaluateRequest
     from understudy.runs.folders import try_folder
     from understudy.runs.request import checked_request
 

@@ -190,7 +190,7 @@ def test_the_python_api_and_a_flow_that_prefect_starts_find_the_same(table, on_p
     """The one plans its audit before the flow, the other in it; the coins, and so the figures, are the same."""
     import understudy
     from understudy.flows.audit import audit
-    from understudy.runs.audit_request import audit_of
+    from understudy.runs.audits.request import audit_of
     from understudy.runs.request import Budget, RunRequest
 
     asked = {"label_names": {"bad": "bad", "good": "good"}, "samples": 60, "overrides": ("length=300",), "delta": 1e-4}
@@ -234,7 +234,7 @@ def test_a_flow_that_prefect_starts_tells_nothing_of_a_wrong_row(
 ):
     from understudy.errors import TaskFailed
     from understudy.flows.audit import audit
-    from understudy.runs.audit_request import audit_of
+    from understudy.runs.audits.request import audit_of
     from understudy.runs.request import RunRequest
 
     rows = pq.read_table(table).to_pylist()
@@ -298,7 +298,7 @@ def test_another_report_is_not_overwritten(words, on_path, prefect_server, in_ho
 def test_what_an_attack_found_outlasts_a_gc_hours_later(table, on_path, prefect_server, in_home, tmp_path, monkeypatch):
     """With a large model hours lie between the attack on a control and the report."""
     from understudy.flows import audit as module
-    from understudy.runs.audit_request import audit_of
+    from understudy.runs.audits.request import audit_of
     from understudy.tasks.housekeeping import collect_garbage
 
     plain, gone = module.caught, []
@@ -324,7 +324,7 @@ def test_an_audit_that_prefect_retries_at_its_end_reports_again(
     """Nothing is computed again then, on another machine neither, where what Prefect kept of its runs is not."""
     from understudy.errors import UnderstudyError
     from understudy.flows import audit as module
-    from understudy.runs.audit_request import audit_of
+    from understudy.runs.audits.request import audit_of
 
     ends, plain = [], module.conclusive
 

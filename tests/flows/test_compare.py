@@ -20,8 +20,8 @@ from understudy.errors import BudgetRefused, InputError, UnderstudyError
 from understudy.lazy import load
 from understudy.methods import registry
 from understudy.privacy.ledger.ledger import Ledger
-from understudy.runs.comparison_report import ComparisonIncomplete
-from understudy.runs.comparison_request import compare_request_of
+from understudy.runs.comparisons.report import ComparisonIncomplete
+from understudy.runs.comparisons.request import compare_request_of
 
 GROUPS = ("bag-of-words-eps8", "letters-eps8")
 
@@ -393,7 +393,7 @@ def test_the_python_api_gives_the_figures_as_a_table(methods, private_rows, tmp_
 
 
 def test_what_is_missing_is_named_with_the_reason():
-    from understudy.runs.comparison_report import Compared, complete_comparison
+    from understudy.runs.comparisons.report import Compared, complete_comparison
 
     result = Compared(report="r", runs=3, missing={"a": "one", "b": "two"})
     with pytest.raises(ComparisonIncomplete, match=r"2 of 3 runs .* a: one; and 1 more"):

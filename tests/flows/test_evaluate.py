@@ -17,7 +17,7 @@ from needles import found_in
 import understudy
 from understudy.data.digests import row_digests
 from understudy.errors import InputError, TaskFailed, UnderstudyError
-from understudy.runs.evaluation_request import EvaluateRequest
+from understudy.runs.evaluations.request import EvaluateRequest
 
 TABLES = ("synthetic", "real", "test")
 KINDS = ("zibbygood", "zibbybad")
@@ -151,7 +151,7 @@ def test_a_flow_that_prefect_starts_tells_nothing_of_a_wrong_row_and_is_not_retr
     tables, files, request_of, tmp_path, told_prefect, caplog, monkeypatch
 ):
     from understudy.flows.evaluate import evaluate
-    from understudy.runs import evaluation_inputs as module
+    from understudy.runs.evaluations import inputs as module
 
     reads, plain = [], module.read_tables
     monkeypatch.setattr(module, "read_tables", lambda *given, **named: reads.append(1) or plain(*given, **named))
@@ -183,7 +183,7 @@ def test_how_many_labels_nobody_declared_is_not_told(tables, files, request_of, 
 
 def test_a_fault_that_can_pass_is_retried(request_of, tmp_path, prefect_server, monkeypatch):
     from understudy.flows.evaluate import evaluate
-    from understudy.runs import evaluated
+    from understudy.runs.evaluations import report as evaluated
 
     calls, plain = [], evaluated.measure_tables
 
@@ -248,7 +248,7 @@ def test_a_wrong_row_is_told_from_python_and_no_flow_is_run(tables, tmp_path, pr
 
 
 def test_an_interrupt_ends_the_command_and_says_that_it_begins_anew(words, tmp_path, prefect_server, call, monkeypatch):
-    from understudy.runs import evaluated
+    from understudy.runs.evaluations import report as evaluated
 
     with monkeypatch.context() as patch:
         patch.setattr(evaluated, "measure_tables", lambda *_, **__: signal.raise_signal(signal.SIGTERM))

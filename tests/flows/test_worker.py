@@ -40,7 +40,7 @@ from understudy.flows.preference_optimization import SERVER
 from understudy.lazy import load
 from understudy.methods import registry
 from understudy.privacy.ledger.ledger import Ledger, SourceRecord
-from understudy.runs.evaluation_request import EvaluateRequest
+from understudy.runs.evaluations.request import EvaluateRequest
 from understudy.runs.folders import read_record
 from understudy.runs.request import Budget, RunRequest
 from understudy.settings import settings

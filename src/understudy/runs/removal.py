@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from understudy.locks import locked_folder
-from understudy.runs.evaluated import SOURCES_FILE, report_files, sources_told
+from understudy.runs.evaluations.report import SOURCES_FILE, report_files, sources_told
 from understudy.runs.finished_folders import noted
 from understudy.runs.folders import RUN_FILE, STATEMENT
 from understudy.runs.placement import EXPORT, INTERNAL, leftovers

@@ -11,8 +11,8 @@ from understudy.auditing.canaries import Canaries, canary_rows, placed, toss, vo
 from understudy.auditing.echo import echoes
 from understudy.data import tables
 from understudy.errors import InputError, RowError
-from understudy.runs.audit_request import audit_of
-from understudy.runs.audited import ARMS, check_power, prepared
+from understudy.runs.audits.request import audit_of
+from understudy.runs.audits.runs import ARMS, check_power, prepared
 from understudy.runs.request import Budget, RunRequest
 
 WORDS = [f"{first}{last}" for first in "bcdfgh" for last in ("ank", "ell", "ind", "ock", "ust")]

@@ -5,9 +5,9 @@ import pytest
 from understudy.privacy.calibration import analytic_gaussian_sigma
 from understudy.privacy.ledger.ledger import Ledger, SourceRecord
 from understudy.privacy.queries import Query, queries_to_json
-from understudy.runs.comparison import _few, is_cell_folder
-from understudy.runs.comparison_report import _charged
-from understudy.runs.comparison_total import pld_total, rounded_down
+from understudy.runs.comparisons.report import _charged
+from understudy.runs.comparisons.total import pld_total, rounded_down
+from understudy.runs.comparisons.validated import _few, is_cell_folder
 
 
 def gaussian(noise: float) -> tuple[Query, ...]:

@@ -6,8 +6,8 @@ from itertools import product
 import pytest
 
 from understudy.errors import InputError
-from understudy.runs.comparison_cells import cells_of
-from understudy.runs.comparison_request import MOST_RUNS, compare_request_of
+from understudy.runs.comparisons.cells import cells_of
+from understudy.runs.comparisons.request import MOST_RUNS, compare_request_of
 
 METHODS = ("conditional-generation", "gradient-matching")
 

@@ -12,8 +12,8 @@ from understudy.data.tables import LabelledRows
 from understudy.evaluation.metrics import Metrics
 from understudy.evaluation.tables import ComparedTables
 from understudy.privacy.ledger.ledger import Ledger, SourceRecord
-from understudy.runs import evaluated
-from understudy.runs.evaluated import report_on_tables
+from understudy.runs.evaluations import report as evaluated
+from understudy.runs.evaluations.report import report_on_tables
 from understudy.runs.removal import Removed, remove_private
 from understudy.settings import settings
 

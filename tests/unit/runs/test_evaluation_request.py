@@ -4,8 +4,8 @@ import pytest
 from pydantic import ValidationError
 
 from understudy.errors import InputError, ZoneError
-from understudy.runs.evaluation_inputs import check_evaluation
-from understudy.runs.evaluation_request import EvaluateRequest
+from understudy.runs.evaluations.inputs import check_evaluation
+from understudy.runs.evaluations.request import EvaluateRequest
 from understudy.runs.request import checked_request
 
 FIELDS = {"synthetic": "made.csv", "real": "real.csv", "test": "test.csv", "out": "out"}

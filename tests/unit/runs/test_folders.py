@@ -8,7 +8,7 @@ import pytest
 
 from understudy.errors import InputError
 from understudy.runs import folders
-from understudy.runs.evaluated import check_report_folder
+from understudy.runs.evaluations.report import check_report_folder
 from understudy.runs.folders import artifact_in, check_folder
 
 

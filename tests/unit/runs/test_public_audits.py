@@ -2,7 +2,7 @@
 
 import pytest
 
-from understudy.runs.public_audits import PublicAudit, keep, kept
+from understudy.runs.audits.on_public_rows import PublicAudit, keep, kept
 
 
 @pytest.fixture

@@ -16,10 +16,10 @@ from understudy.methods import registry
 from understudy.methods.method import Protected
 from understudy.privacy.ledger.ledger import Ledger, SourceRecord
 from understudy.reporting.comparison import is_comparison
-from understudy.runs.comparison_cells import cells_of
-from understudy.runs.comparison_request import Cell, CompareRequest
-from understudy.runs.comparison_total import check_total, cost_of, new_source, pld_total, sum_of
-from understudy.runs.evaluated import check_report_folder
+from understudy.runs.comparisons.cells import cells_of
+from understudy.runs.comparisons.request import Cell, CompareRequest
+from understudy.runs.comparisons.total import check_total, cost_of, new_source, pld_total, sum_of
+from understudy.runs.evaluations.report import check_report_folder
 from understudy.runs.registration import register
 from understudy.runs.request import Budget
 from understudy.runs.run_plan import RunPlan, key_of

@@ -6,7 +6,7 @@ from understudy.data.readers import check_source
 from understudy.errors import ZoneError
 from understudy.evaluation.tables import ComparedTables, read_tables
 from understudy.runs import checks
-from understudy.runs.evaluation_request import EvaluateRequest
+from understudy.runs.evaluations.request import EvaluateRequest
 from understudy.runs.folders import try_folder
 from understudy.settings import settings
 

@@ -21,8 +21,8 @@ from understudy.reporting.comparison import build_comparison
 from understudy.reporting.comparison_content import ComparisonContent, Group
 from understudy.reporting.differences import pairs_of
 from understudy.reporting.report import Content
-from understudy.runs.comparison_request import Cell, CompareRequest, epsilon_text
-from understudy.runs.evaluated import noted_report
+from understudy.runs.comparisons.request import Cell, CompareRequest, epsilon_text
+from understudy.runs.evaluations.report import noted_report
 from understudy.runs.exported import complete, read_exported
 from understudy.runs.folders import read_record
 from understudy.runs.placement import INTERNAL

@@ -29,8 +29,8 @@ from understudy.models.loading import load_tokenizer
 from understudy.privacy import labels
 from understudy.privacy.ledger.ledger import Ledger
 from understudy.reporting.audit import is_audit
-from understudy.runs.audit_request import AuditRequest, number_of_canaries
-from understudy.runs.evaluated import check_report_folder
+from understudy.runs.audits.request import AuditRequest, number_of_canaries
+from understudy.runs.evaluations.report import check_report_folder
 from understudy.runs.handed_tables import as_files
 from understudy.runs.registration import handed_over, register
 from understudy.runs.request import RunRequest, words_about

@@ -13,7 +13,7 @@ from understudy.privacy.events import composed_event
 from understudy.privacy.ledger.budget import Cost, admit, spent
 from understudy.privacy.ledger.ledger import Ledger, SourceRecord
 from understudy.privacy.queries import Queries, event_delta, event_of, masked_rounds
-from understudy.runs.comparison_request import CompareRequest
+from understudy.runs.comparisons.request import CompareRequest
 from understudy.runs.run_plan import RunPlan
 
 # Losses are rounded up to multiples of it: coarser than a charge's own, for a total that is shown and not charged.

@@ -9,7 +9,7 @@ from typing import Final
 
 from understudy.errors import InputError
 from understudy.methods import registry
-from understudy.runs.comparison_request import MOST_RUNS, Cell, CompareRequest, epsilon_text
+from understudy.runs.comparisons.request import MOST_RUNS, Cell, CompareRequest, epsilon_text
 from understudy.runs.request import RunRequest, check_epsilon
 
 SEED: Final = "public_seed"

@@ -10,7 +10,7 @@ from typing import Any
 from understudy.evaluation.metrics import Metrics
 from understudy.reporting.audit import sections
 from understudy.reporting.report import About, build_report
-from understudy.runs.evaluated import noted_report
+from understudy.runs.evaluations.report import noted_report
 from understudy.runs.placement import INTERNAL
 from understudy.runs.run_plan import RunPlan
 

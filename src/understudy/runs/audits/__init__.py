@@ -1,0 +1,1 @@
+"""A run on rows with canaries in them: from request to report."""

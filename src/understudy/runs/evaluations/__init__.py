@@ -1,0 +1,1 @@
+"""Two tables compared: from request to report."""
