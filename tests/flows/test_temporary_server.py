@@ -10,11 +10,14 @@ import shutil
 import forked
 import psutil
 import pytest
+from prefect import flow
 from prefect.server.api.server import SubprocessASGIServer
 from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
+from prefect_servers import flow_run_names
 
 from understudy.flows import commands
 from understudy.flows.temporary_server import start_in_turn
+from understudy.runs.request import RunRequest
 
 
 @pytest.fixture
@@ -46,12 +49,20 @@ def test_one_starts_after_another_and_none_where_there_is_a_server(starts, tmp_p
     assert starts == ["in turn", "in turn"]
 
 
-def test_the_command_line_starts_it_before_the_flow_does(monkeypatch):
+def test_the_command_line_starts_it_before_the_flow_whose_run_is_named_by_its_source(prefect_server, monkeypatch):
     seen = []
+
+    @flow(name="conditional-generation")
+    def noted(request: RunRequest) -> None:
+        seen.append("flow")
+
     monkeypatch.setattr("understudy.flows.temporary_server.start_in_turn", lambda: seen.append("server"))
     monkeypatch.setenv("PREFECT_LOGGING_LEVEL", "INFO")
-    commands.ended(lambda _: seen.append("flow"), None)
-    assert seen == ["server", "flow"]
+    request = RunRequest(data="sample:reviews", source="ward {7}", out="out", epsilon=3.0)
+    for _ in range(2):
+        commands.ended(noted, request)
+    assert seen == ["server", "flow"] * 2
+    assert len([name for name in flow_run_names() if name.startswith("conditional-generation-ward {7}-")]) == 2
 
 
 BEGIN = """
