@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -21,6 +21,8 @@ from understudy.lazy import load
 from understudy.runs.request import RunRequest, parse_budget, request_of
 
 if TYPE_CHECKING:
+    from prefect import Flow
+
     from understudy.reporting.view import SectionsOf
     from understudy.runs.run_plan import RunPlan
 
@@ -89,7 +91,7 @@ def choices_said() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def ended(flow: Callable[[Q], R], request: Q, *, again: str = "goes on from here, under the same charge") -> R:
+def ended(flow: Flow[[Q], R], request: Q, *, again: str = "goes on from here, under the same charge") -> R:
     """Run a flow here; what it fails with is said once, by `main`, and stands in Prefect's own record.
 
     Args:
@@ -100,13 +102,14 @@ def ended(flow: Callable[[Q], R], request: Q, *, again: str = "goes on from here
     if os.environ["PREFECT_LOGGING_LEVEL"] == "WARNING":
         for name in ("prefect.flow_runs", "prefect.task_runs"):
             logging.getLogger(name).propagate = False
+    from understudy.flows.run_name import run_named
     from understudy.flows.temporary_server import given_up_with_it, start_in_turn
 
     try:
         with signals_unwind():
             start_in_turn()
             with given_up_with_it():
-                return flow(request)
+                return run_named(flow, request)
     except KeyboardInterrupt as interrupt:
         with suppress(OSError):  # a terminal that has hung up
             say(f"interrupted: the same command {again}")

@@ -31,6 +31,7 @@ from understudy.tasks.engine import heartbeat
 NAME = "default"
 SILENT = "understudy: a silent run is crashed"
 NEVER_HEARD = "understudy: a run that never sent a heartbeat is crashed"
+NOT_CANCELLED = "understudy: a run that nobody is left to cancel is cancelled"
 POOLS = ("client", "server")
 QUEUES = ("cpu", "gpu")
 LIMIT = "gpu"
@@ -47,6 +48,7 @@ _ENDS = (
     "Suspended",
     "AwaitingRetry",
 )
+_GONE = f"its worker and its process were gone{heartbeat.RETRY}"
 
 
 def deploy() -> dict[str, str]:
@@ -70,7 +72,7 @@ def deploy() -> dict[str, str]:
         done[f"concurrency limit {LIMIT}"] = _limit(client)
         for flow, pool in _flows():
             done[f"deployment {flow.name}/{NAME}"] = _deployment(client, flow, pool)
-        for automation in (_of_silence(), _of_no_beginning()):
+        for automation in (_of_silence(), _of_no_beginning(), _of_no_cancellation()):
             done[f"automation {automation.name!r}"] = _automation(client, automation)
     return done
 
@@ -149,14 +151,34 @@ def _of_no_beginning() -> AutomationCore:
 
     The server's own events know the flow's name, and Prefect adds it to the heartbeats.
     """
-    names = sorted({flow.name for flow, _ in _flows()})
     return _crashing(
         NEVER_HEARD,
         "The process of the run was killed before its first heartbeat, or never began",
         {"prefect.flow-run.Pending", "prefect.flow-run.Running"},
         heartbeat.beginning_s(),
-        match_related={"prefect.resource.role": "flow", "prefect.resource.name": names},
+        match_related=_ours(),
     )
+
+
+def _of_no_cancellation() -> AutomationCore:
+    """Runs of Understudy's flows that were to be cancelled when their worker and their process were dead already.
+
+    Prefect retries only runs that have ended.
+    """
+    return _ending(
+        NOT_CANCELLED,
+        "The run was cancelled, and its worker and its process were killed before they heard of it",
+        {"prefect.flow-run.Cancelling"},
+        heartbeat.beginning_s(),
+        to=ChangeFlowRunState(state=StateType.CANCELLED, name="Cancelled", force=False, message=_GONE),
+        match_related=_ours(),
+    )
+
+
+def _ours() -> dict[str, str | list[str]]:
+    """What events of our flows' runs are related to."""
+    names = sorted({flow.name for flow, _ in _flows()})
+    return {"prefect.resource.role": "flow", "prefect.resource.name": names}
 
 
 def _crashing(
@@ -172,20 +194,35 @@ def _crashing(
         match_related: which runs; None for all.
     """
     said = f"no heartbeat for {silence:g} s{heartbeat.RETRY}"
+    to = ChangeFlowRunState(state=StateType.CRASHED, name="Crashed", force=False, message=said)
+    return _ending(name, cause, after, silence, to=to, match_related=match_related or {})
+
+
+def _ending(
+    name: str,
+    cause: str,
+    after: set[str],
+    silence: float,
+    *,
+    to: ChangeFlowRunState,
+    match_related: dict[str, str | list[str]],
+) -> AutomationCore:
+    """An automation that ends a run when neither a heartbeat nor an end follows one of `after`."""
+    ends = {f"prefect.flow-run.{end}" for end in _ENDS} - after
     return AutomationCore(
         name=name,
         description=f"{cause}: retry the run, and it goes on.",
         trigger=EventTrigger(
             posture=Posture.Proactive,
             match={"prefect.resource.id": "prefect.flow-run.*"},
-            match_related=match_related or {},
+            match_related=match_related,
             for_each={"prefect.resource.id"},
             after=after,
-            expect={heartbeat.EVENT, heartbeat.PAUSED, *(f"prefect.flow-run.{end}" for end in _ENDS)},
+            expect={heartbeat.EVENT, heartbeat.PAUSED, *ends},
             threshold=1,
             within=timedelta(seconds=silence),
         ),
-        actions=[ChangeFlowRunState(state=StateType.CRASHED, name="Crashed", force=False, message=said)],
+        actions=[to],
     )
 
 

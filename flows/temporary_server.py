@@ -1,10 +1,11 @@
 """Prefect's temporary server, which a run has that was told of no other.
 
 Its database is made on first use, and two servers that make it at a time fail over each other's tables. So one run
-after another starts its server.
+after another starts its server. What killed runs left there as Running is marked
+Crashed then.
 
-A signal to the whole process group, as Ctrl-C in a terminal, a shell's `timeout` or a service manager sends it, ends
-the server beside the run. Prefect's client would then ask it again for more than a minute, though it never comes back.
+A service manager that ends a run signals the server beside it. Prefect's client would then ask it again for more than
+a minute, though it never comes back.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from prefect.settings import (
 )
 
 from understudy.locks import locked_folder
+from understudy.tasks.engine.heartbeat import end_dead_runs
 
 # What Prefect says of events that it cannot send: of no use to whoever has ended the server.
 _COMPLAINTS = ("prefect.events.clients", "prefect._internal.concurrency")
@@ -35,12 +37,13 @@ def start_in_turn() -> None:
     if PREFECT_API_URL.value() or not PREFECT_SERVER_EPHEMERAL_ENABLED.value():
         return
     # All of Prefect's server, which whoever has one elsewhere need not wait for.
-    from prefect.server.api.server import SubprocessASGIServer
+    from understudy.flows.tied_server import TiedServer
 
     home = PREFECT_HOME.value()
     home.mkdir(parents=True, exist_ok=True)
     with locked_folder(home):
-        SubprocessASGIServer().start()
+        TiedServer().start()
+        end_dead_runs()
 
 
 @contextmanager

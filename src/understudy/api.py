@@ -29,6 +29,7 @@ from understudy.settings import prepare_environment
 
 # Core imports no flow: they are found by name when they are called.
 _SERVER = "understudy.flows.temporary_server:start_in_turn"
+_RUN = "understudy.flows.run_name:run_named"
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def synthesize(
         handed_over(request, register(validate(request, method))),
     ):
         load(_SERVER)()
-        ended = load(chosen.flow)(request)
+        ended = load(_RUN)(load(chosen.flow), request)
     return _loaded(Path(request.out), expected=ended.synthetic)
 
 

@@ -20,6 +20,7 @@ from understudy.settings import prepare_environment
 # Core imports no flow: they are found by name when they are called.
 _COMPARE = "understudy.flows.compare:compare"
 _SERVER = "understudy.flows.temporary_server:start_in_turn"
+_RUN = "understudy.flows.run_name:run_named"
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def compare(
         # Outside of the flow: an error names rows, which Prefect must not keep.
         with handed_comparison(register_comparison(validate_comparison(request))):
             load(_SERVER)()
-            load(_COMPARE)(request)
+            load(_RUN)(load(_COMPARE), request)
     return load_comparison(run.out)
 
 

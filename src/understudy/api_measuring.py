@@ -16,6 +16,7 @@ from understudy.settings import prepare_environment
 _AUDIT = "understudy.flows.audit:audit"
 _EVALUATE = "understudy.flows.evaluate:evaluate"
 _SERVER = "understudy.flows.temporary_server:start_in_turn"
+_RUN = "understudy.flows.run_name:run_named"
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def audit(  # noqa: PLR0913 - one parameter per option of the command
         request = audit_of(method, run, canaries=canaries, seed=seed, insist=insist, public_rows=public_rows)
         with planned(request):
             load(_SERVER)()
-            load(_AUDIT)(request)
+            load(_RUN)(load(_AUDIT), request)
     metrics = metrics_in(Path(run.out))
     return Audit(
         bounds=bounds_of(metrics),
@@ -138,5 +139,5 @@ def evaluate(
         # Outside of the flow: an error names rows, which Prefect must not keep.
         tables_of(request)
         load(_SERVER)()
-        load(_EVALUATE)(request)
+        load(_RUN)(load(_EVALUATE), request)
     return metrics_in(folder)

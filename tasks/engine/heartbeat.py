@@ -3,24 +3,32 @@
 The process that computes sends it, whoever started it: the command line, a worker, a notebook. Prefect's own heartbeat
 depends on a setting of whatever starts the process, and comes at most twice a minute, too seldom to find a dead run
 within two minutes. `understudy deploy` makes the automations, which follow runs of Understudy alone.
+
+A temporary server ends with its run, and nobody watches it. There the sign of life is a lock on a file, which the next
+temporary server looks at when it starts.
 """
 
 import contextvars
 import logging
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
 from prefect import get_client
+from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId, TaskRunFilter
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.context import FlowRunContext
 from prefect.events import emit_event
 from prefect.exceptions import Pause
+from prefect.settings import PREFECT_API_URL, PREFECT_HOME
 from prefect.states import Crashed
 
+from understudy.locks import locked_folder, try_lock
 from understudy.settings import prefect_setting, settings
 
 EVENT = "understudy.flow-run.heartbeat"
@@ -33,6 +41,9 @@ SHORTEST_SILENCE_S = 10.0
 BEGINNING_S = 90.0
 # What a run that counts as dead says about itself on the Prefect server.
 RETRY = ": retry it, it goes on"
+# Beside the database of temporary servers: a file for each run that was told to one, locked while the run computes.
+RUNNING = "understudy-running"
+_RUNNING: dict[str, Any] = {"state": {"type": {"any_": ["RUNNING"]}}}
 
 _log = logging.getLogger(__name__)
 
@@ -49,14 +60,18 @@ def beginning_s() -> float:
 
 @contextmanager
 def beating() -> Iterator[None]:
-    """Send heartbeats of the running flow while the block runs; nothing without a Prefect server that outlives it.
+    """Send heartbeats of the running flow while the block runs, or hold its lock where its server ends with it.
 
     What an attempt of this flow run left behind as Running, because it was killed, is marked Crashed first.
     """
     context = FlowRunContext.get()
     run = None if context is None else context.flow_run
-    if run is None or prefect_setting("PREFECT_API_URL") is None:
+    if run is None:
         yield
+        return
+    if prefect_setting("PREFECT_API_URL") is None:
+        with _lock_held(run):
+            yield
         return
     ended = threading.Event()
     # The thread sees the settings of this flow run, and so its server.
@@ -95,6 +110,49 @@ def _tell(event: str, run: FlowRun) -> None:
         _log.warning("an event of flow run %s was not sent: %s", run.id, type(error).__name__)
 
 
+@contextmanager
+def _lock_held(run: FlowRun) -> Iterator[None]:
+    """Hold the lock of a run that was told to a temporary server.
+
+    Its file stays until the next start: that server may have ended before it was told how the run did.
+    """
+    if PREFECT_API_URL.value():  # of a server that this process was told of since it began
+        yield
+        return
+    folder = _running_folder()
+    with locked_folder(folder):
+        descriptor = try_lock(folder / str(run.id))
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def end_dead_runs() -> None:
+    """Mark Crashed what stands as Running in the database of temporary servers though its process has ended."""
+    folder = _running_folder()
+    try:
+        with locked_folder(folder), get_client(sync_client=True) as client:
+            for place in sorted(folder.iterdir()):
+                descriptor = try_lock(place)
+                if descriptor is None:
+                    continue
+                itself = {"id": {"any_": [place.name]}}
+                _end_tasks(client, FlowRunFilter.model_validate(itself))
+                _end_flows(client, FlowRunFilter.model_validate(itself | _RUNNING))
+                place.unlink()
+                os.close(descriptor)
+    except httpx.HTTPError as error:
+        _log.warning("runs of killed processes may still stand as Running: %s", type(error).__name__)
+
+
+def _running_folder() -> Path:
+    folder: Path = PREFECT_HOME.value() / RUNNING
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
 def _end_left_behind(run: FlowRun) -> None:
     """Before the first task of an attempt, whatever of this run stands as Running belongs to a dead one.
 
@@ -102,15 +160,25 @@ def _end_left_behind(run: FlowRun) -> None:
     """
     itself = FlowRunFilter(id=FlowRunFilterId(any_=[run.id]))
     below = {"parent_flow_run_id": {"any_": [run.id]}, "deployment_id": {"is_null_": True}}
-    running: dict[str, Any] = {"state": {"type": {"any_": ["RUNNING"]}}}
-    crashed: State[Any] = Crashed(message="its process was killed")
     try:
         with get_client(sync_client=True) as client:
-            for flow_runs in (itself, FlowRunFilter.model_validate(below)):
-                tasks = TaskRunFilter.model_validate(running)
-                for task_run in client.read_task_runs(flow_run_filter=flow_runs, task_run_filter=tasks):
-                    client.set_task_run_state(task_run.id, crashed, force=True)
-            for inner in client.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate(below | running)):
-                client.set_flow_run_state(inner.id, crashed, force=True)
+            _end_tasks(client, itself)
+            _end_tasks(client, FlowRunFilter.model_validate(below))
+            _end_flows(client, FlowRunFilter.model_validate(below | _RUNNING))
     except httpx.HTTPError as error:
         _log.warning("what a killed attempt began may still stand as Running: %s", type(error).__name__)
+
+
+def _end_tasks(client: SyncPrefectClient, flow_runs: FlowRunFilter) -> None:
+    running = TaskRunFilter.model_validate(_RUNNING)
+    for run in client.read_task_runs(flow_run_filter=flow_runs, task_run_filter=running):
+        client.set_task_run_state(run.id, _crashed(), force=True)
+
+
+def _end_flows(client: SyncPrefectClient, flow_runs: FlowRunFilter) -> None:
+    for run in client.read_flow_runs(flow_run_filter=flow_runs):
+        client.set_flow_run_state(run.id, _crashed(), force=True)
+
+
+def _crashed() -> State[Any]:
+    return Crashed(message="its process was killed")

@@ -54,6 +54,8 @@ T = TypeVar("T")
 
 # A worker imports this without the command line, which sets the same.
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+# Where runs end, MLflow writes their addresses to stdout: amid what --json prints, and with a password of the server's.
+os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
 # Writes are tried again here; with MLflow's own seven times each, a server that is away was waited for minutes.
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
 

@@ -83,6 +83,12 @@ def test_finished_work_is_answered_and_repaired_without_a_model(
         assert Ledger.open().charges() == charges
 
 
+def test_a_run_that_is_resumed_has_the_plan_that_it_began_with(request_of):
+    """MLflow would have two children for its charge: the key of a task is that of its arguments."""
+    first = registered(request_of(), "conditional-generation")
+    assert registered(request_of(), "conditional-generation") == first
+
+
 def test_an_unfinished_charge_is_bound_to_the_kind_of_processor_and_a_finished_one_is_not(request_of, monkeypatch):
     """Other last digits of a query get noise of their own: on another processor one charge would release twice."""
     plan = registered(request_of(), "conditional-generation")

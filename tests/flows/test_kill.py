@@ -201,7 +201,7 @@ def test_a_terminated_run_takes_its_server_along_and_goes_on_under_its_charge(
                 assert process.poll() is None, os.pread(said.fileno(), 1_000_000, 0).decode()[-3000:]
                 time.sleep(0.02)
             (server,) = psutil.Process(process.pid).children()
-            assert "uvicorn" in server.cmdline()
+            assert "understudy.flows.tied_server" in server.cmdline()
             os.kill(process.pid, signal.SIGTERM)
             status = process.wait()
             assert not server.is_running()

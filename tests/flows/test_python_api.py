@@ -169,13 +169,13 @@ def test_a_refusal_names_the_type(private_rows, tmp_path):
 def test_no_row_of_a_pandas_table_stands_in_what_a_run_says_or_prefect_keeps(
     private_rows, request_of, home, tmp_path, prefect_server, find_leaks, caplog, capfd, monkeypatch
 ):
-    from understudy.flows import conditional_generation as module
+    from understudy.flows import run_name
 
     prepare_environment()
     caplog.set_level(logging.DEBUG)
     handed = []
-    flow = module.conditional_generation
-    monkeypatch.setattr(module, "conditional_generation", lambda request: handed.append(request) or flow(request))
+    run = run_name.run_named
+    monkeypatch.setattr(run_name, "run_named", lambda flow, request: handed.append(request) or run(flow, request))
     asked = request_of()
     result = understudy.synthesize(
         private_rows.to_pandas(),

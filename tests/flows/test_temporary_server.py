@@ -1,14 +1,23 @@
-"""Runs that begin at a time start their temporary servers in turn: two that made one database failed over it."""
+"""Temporary servers: started in turn, ended with their process, and what a killed run left there as Running.
+
+Two that made one database at a time failed over it.
+"""
 
 import fcntl
 import os
+import shutil
 
+import forked
+import psutil
 import pytest
+from prefect import flow
 from prefect.server.api.server import SubprocessASGIServer
 from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
+from prefect_servers import flow_run_names
 
 from understudy.flows import commands
 from understudy.flows.temporary_server import start_in_turn
+from understudy.runs.request import RunRequest
 
 
 @pytest.fixture
@@ -27,6 +36,7 @@ def starts(tmp_path, monkeypatch):
             os.close(descriptor)
 
     monkeypatch.setattr(SubprocessASGIServer, "start", start)
+    monkeypatch.setattr("understudy.flows.temporary_server.end_dead_runs", lambda: None)
     return seen
 
 
@@ -39,9 +49,106 @@ def test_one_starts_after_another_and_none_where_there_is_a_server(starts, tmp_p
     assert starts == ["in turn", "in turn"]
 
 
-def test_the_command_line_starts_it_before_the_flow_does(monkeypatch):
+def test_the_command_line_starts_it_before_the_flow_whose_run_is_named_by_its_source(prefect_server, monkeypatch):
     seen = []
+
+    @flow(name="conditional-generation")
+    def noted(request: RunRequest) -> None:
+        seen.append("flow")
+
     monkeypatch.setattr("understudy.flows.temporary_server.start_in_turn", lambda: seen.append("server"))
     monkeypatch.setenv("PREFECT_LOGGING_LEVEL", "INFO")
-    commands.ended(lambda _: seen.append("flow"), None)
-    assert seen == ["server", "flow"]
+    request = RunRequest(data="sample:reviews", source="ward {7}", out="out", epsilon=3.0)
+    for _ in range(2):
+        commands.ended(noted, request)
+    assert seen == ["server", "flow"] * 2
+    assert len([name for name in flow_run_names() if name.startswith("conditional-generation-ward {7}-")]) == 2
+
+
+BEGIN = """
+import os, signal
+from pathlib import Path
+from prefect import flow, get_client, task
+from prefect.context import FlowRunContext
+from prefect.server.api.server import SubprocessASGIServer
+from prefect.settings import PREFECT_API_URL, PREFECT_HOME, PREFECT_LOGGING_LEVEL, temporary_settings
+from understudy.flows.temporary_server import given_up_with_it, start_in_turn
+from understudy.tasks.engine.heartbeat import beating
+
+def states():
+    with get_client(sync_client=True) as client:
+        return {str(run.id): run.state_name for run in client.read_flow_runs()}
+
+given = {PREFECT_HOME: Path(home), PREFECT_LOGGING_LEVEL: "CRITICAL"}
+told = temporary_settings(given, restore_defaults={PREFECT_API_URL})
+told.__enter__()
+start_in_turn()
+server = SubprocessASGIServer().server_process.pid
+"""
+
+HELD = (
+    BEGIN
+    + """
+@task
+def waits():
+    pipe.send((server, str(FlowRunContext.get().flow_run.id)))
+    pipe.recv()
+
+@flow
+def train():
+    with beating():
+        waits()
+
+train()
+"""
+)
+
+LOOK = BEGIN + "pipe.send(states())"
+
+INTERRUPTED = (
+    BEGIN
+    + """
+@flow
+def train():
+    with beating():
+        os.killpg(0, signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+try:
+    with given_up_with_it():
+        train()
+except KeyboardInterrupt:
+    pipe.send(list(states().values()))
+"""
+)
+
+
+@pytest.fixture
+def database(empty_prefect_database, tmp_path):
+    """The folder of temporary servers, whose database has its tables."""
+    folder = tmp_path / "prefect"
+    folder.mkdir()
+    shutil.copy(empty_prefect_database, folder / "prefect.db")
+    return str(folder)
+
+
+def told_by(code, home):
+    process, pipe = forked.start(code, home=home)
+    found = pipe.recv()
+    process.wait()
+    return found
+
+
+def test_a_killed_process_takes_its_server_along_and_the_next_one_finds_its_run_crashed(database):
+    process, pipe = forked.start(HELD, home=database)
+    number, killed = pipe.recv()
+    server = psutil.Process(number)
+    assert told_by(LOOK, database)[killed] == "Running", "a run that computes is left alone"
+    process.kill()
+    server.wait(timeout=60)
+    assert told_by(LOOK, database) == {killed: "Crashed"}
+
+
+def test_an_interrupt_of_the_process_group_leaves_the_server_to_be_told(database):
+    """As Ctrl-C in a terminal: the run ends as Crashed in the database."""
+    assert told_by(INTERRUPTED, database) == ["Crashed"]

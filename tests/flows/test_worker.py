@@ -94,17 +94,29 @@ def deployed(tmp_path_factory, empty_prefect_database):
             process.wait(timeout=60)
 
 
-@pytest.fixture(scope="module")
-def never_begun(deployed):
-    """A run that a worker took, and whose process died before its first heartbeat: long before a test asks about it."""
-    api = deployed["PREFECT_API_URL"]
+def taken_by_nobody(api: str) -> str:
+    """A run that stands as Pending, as if a worker had taken it: it is not scheduled, so no worker may take it."""
     deployment = ask(f"{api}/deployments/name/conditional-generation/default")["id"]
     asked = RunRequest(
         data="sample:reviews", source="ward", out="out", epsilon=3.0, budget=Budget(epsilon=8, delta=0.01)
     )
-    # Not scheduled: no worker may take it.
     body = {"parameters": {"request": asked.model_dump(mode="json")}, "state": {"type": "PENDING", "name": "Pending"}}
     return ask(f"{api}/deployments/{deployment}/create_flow_run", body)["id"]
+
+
+@pytest.fixture(scope="module")
+def never_begun(deployed):
+    """A run that a worker took, and whose process died before its first heartbeat: long before a test asks about it."""
+    return taken_by_nobody(deployed["PREFECT_API_URL"])
+
+
+@pytest.fixture(scope="module")
+def never_cancelled(deployed):
+    """A run that was cancelled when its worker and its process were dead: long before a test asks about it."""
+    api = deployed["PREFECT_API_URL"]
+    run = taken_by_nobody(api)
+    ask(f"{api}/flow_runs/{run}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}, "force": True})
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +127,7 @@ def prefect_server(deployed):
 
 
 @pytest.fixture
-def server(deployed, never_begun, home, prefect_server):
+def server(deployed, never_begun, never_cancelled, home, prefect_server):
     """The environment of the server's clients, with the settings of this test."""
     return deployed | {name: value for name, value in os.environ.items() if name.startswith("UNDERSTUDY_")}
 
@@ -163,7 +175,7 @@ def test_deploying_again_makes_nothing_twice_and_leaves_what_an_operator_has_set
     done = json.loads(tool("understudy.flows.cli", deployed | home_environment(home / "operator"), "deploy", "--json"))
     assert {said.split()[0] for name, said in done.items() if not name.startswith(("deployment", "auto"))} == {"was"}
     assert len(ask(place)["schedules"]) == 1
-    assert len(ask(f"{api}/automations/filter", {})) == 2
+    assert len(ask(f"{api}/automations/filter", {})) == 3
     assert {pool["name"] for pool in ask(f"{api}/work_pools/filter", {})} == {"client", "server"}
     queues = {(queue["work_pool_name"], queue["name"]) for queue in ask(f"{api}/work_queues/filter", {})}
     assert {(pool, queue) for pool in ("client", "server") for queue in ("cpu", "gpu")} <= queues
@@ -552,3 +564,11 @@ def test_a_run_whose_process_never_began_is_crashed(deployed, never_begun):
     wait_until(lambda: ask(f"{api}/flow_runs/{never_begun}")["state"]["type"] == "CRASHED", log, within=120)
     found = ask(f"{api}/flow_runs/{never_begun}")
     assert (found["state"]["type"], found["run_count"]) == ("CRASHED", 0)
+
+
+def test_a_run_that_nobody_is_left_to_cancel_is_cancelled_and_can_be_retried(deployed, never_cancelled):
+    """Among the last, as the one before."""
+    api, log = deployed["PREFECT_API_URL"], Path(deployed["PREFECT_HOME"]) / "server.log"
+    wait_until(lambda: ask(f"{api}/flow_runs/{never_cancelled}")["state"]["type"] == "CANCELLED", log, within=120)
+    prefect(deployed, "flow-run", "retry", never_cancelled)
+    assert ask(f"{api}/flow_runs/{never_cancelled}")["state"]["type"] == "SCHEDULED"

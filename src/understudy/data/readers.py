@@ -2,7 +2,7 @@
 
 Every refusal names a row index (from 0, the header not counted) or a byte offset, never a text. CSV has no
 types, so all its columns are strings; an empty field is the empty string, but a row of several fields that are all
-empty is a row of nulls.
+empty is a row of nulls. A blank line is no row.
 """
 
 import codecs
@@ -108,7 +108,9 @@ def _reader(spec: str) -> Callable[[], pa.Table]:
         return lambda: reader(path)
     if is_file or (path.suffix and not is_folder and reader is None and "/" not in spec):
         found = path.suffix if shown == spec else "another"
-        raise InputError(f"{shown}: expected a file ending in {', '.join(readers)}, found {found!r}")
+        raise InputError(
+            f"{shown}: expected a file ending in {', '.join(readers)}, found {found!r}; convert it to one of them"
+        )
     if is_folder:
         raise InputError(f"{shown}: expected a file, found a directory; name the file inside it")
     here = "" if path.is_absolute() else f" in {Path.cwd()}"
@@ -172,7 +174,10 @@ def _read_csv(path: Path) -> pa.Table:
             if not row:
                 continue
             if len(row) != len(header):
-                raise RowError(f"{path}: row {index}: expected {len(header)} fields, found {len(row)}")
+                raise RowError(
+                    f"{path}: row {index}: expected {len(header)} fields, found {len(row)}; put quotes around a text "
+                    "that holds a comma, and fill or remove a row that is too short"
+                )
             null = len(row) > 1 and not any(row)
             for column, value in zip(columns, row, strict=True):
                 column.append(None if null else value)

@@ -5,6 +5,7 @@ the row index, never the text. Labels are declared by the user, because the list
 never read from the rows.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -69,6 +70,8 @@ CLIENT_SCHEMA = pa.schema([("client_id", pa.string()), ("text", pa.string())])
 # Beside a row of a client that is trained on: a keyed hash of its client alone, by which it takes part.
 UNIT_ID = "unit_id"
 UNIT_ID_BYTES = 16
+# As programs write the whole numbers of a column in which a value was missing.
+_POINTED = re.compile(r"[+-]?\d+\.0+")
 # What leaves: labels by name, so that the file explains itself.
 SYNTHETIC_SCHEMA = pa.schema([("text", pa.string()), ("label", pa.string())])
 
@@ -133,12 +136,18 @@ def check_labelled(table: pa.Table, columns: LabelledColumns, *, null_records: b
         if index is None and row not in empty:
             raise RowError(
                 f"column {columns.label!r}, row {row}: expected one of the declared labels {list(index_of)}, "
-                f"found {'null' if value is None else 'another one'}; correct the row, or declare all labels "
-                "with --label-names"
+                f"found {_in_words(value)} with --label-names"
             )
         labels.append(index)
     checked = pa.table({"text": texts, "label": pa.array(labels, pa.int32())}, schema=LABELLED_SCHEMA)
     return LabelledRows(table=checked, label_names=names)
+
+
+def _in_words(value: str | None) -> str:
+    """What an undeclared label is, never the value itself, and what to do."""
+    if value is not None and _POINTED.fullmatch(value):
+        return "a number with a decimal point, such as 1.0; write whole numbers, or declare labels as they are written"
+    return f"{'null' if value is None else 'another one'}; correct the row, or declare all labels"
 
 
 def check_texts(

@@ -36,7 +36,8 @@ def register(validated: Validated) -> RunPlan:
         for kind, table in (("rows", validated.rows.train), ("test-rows", validated.rows.test))
     )
     key = run_key(validated.request, validated.plan.charged, train, test)
-    return validated.plan.model_copy(update={"train": train, "test": test, "key": key})
+    # What is said before the charge depends on what was registered by then: a resumed run would be another.
+    return validated.plan.model_copy(update={"train": train, "test": test, "key": key, "notes": ()})
 
 
 @contextmanager

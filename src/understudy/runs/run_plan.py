@@ -55,7 +55,7 @@ class RunPlan(BaseModel):
     sections: str = Field(default="", description="Where the method's own sections of the report are.")
     device: str = Field(default="cpu", description="What the tasks of the process that made the plan compute on.")
     precision: str = Field(default="float32", description="Of the base model's frozen weights there.")
-    notes: tuple[str, ...] = Field(default=(), description="What was assumed or handled; shown to the user.")
+    notes: tuple[str, ...] = Field(default=(), description="What was assumed or handled; shown before registration.")
     model_notes: tuple[str, ...] = Field(default=(), description="Those of them that are about the base model.")
     key: str = Field(default="", description="Names the run in MLflow: see `run_key`; set by registration.")
     train: ArtifactRef | None = Field(default=None, description="Set by registration.")

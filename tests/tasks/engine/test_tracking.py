@@ -1,17 +1,23 @@
 import json
 import os
+import shutil
+import signal
 import sqlite3
+import subprocess
+import sys
 import traceback
 
 import pyarrow as pa
 import pytest
 from guarantees import GUARANTEE
+from homes import bare_environment
 from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_UI_URL, temporary_settings
 from prefect.task_runners import ProcessPoolTaskRunner
+from prefect_servers import free_port, wait_for
 from pydantic import BaseModel
 from sqlalchemy.exc import OperationalError
 
@@ -299,6 +305,35 @@ def test_many_tasks_at_once_are_all_recorded(tracked):
 
     fan_out()
     assert [run.info.status for run in runs()["square"]] == ["FINISHED"] * 24
+
+
+@pytest.fixture
+def tracking_server(empty_tracking_store, tmp_path):
+    """The port of a real MLflow server on this machine."""
+    shutil.copy(empty_tracking_store, tmp_path / "served.db")
+    port, log = free_port(), tmp_path / "mlflow.log"
+    words = f"--host 127.0.0.1 --port {port} --workers 1 --backend-store-uri sqlite:///{tmp_path / 'served.db'}"
+    command = [sys.executable, "-m", "mlflow", "server", *words.split()]
+    with log.open("w") as said:
+        process = subprocess.Popen(
+            command, env=bare_environment(), stdout=said, stderr=said, cwd=tmp_path, start_new_session=True
+        )
+    try:
+        wait_for(f"http://127.0.0.1:{port}", process.poll, log)
+        yield port
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def test_a_run_on_a_server_of_mlflow_prints_no_address_with_its_password(tracking_server, monkeypatch, capfd):
+    """What the commands print with --json is for programs, and a worker's log is kept."""
+    monkeypatch.setenv("UNDERSTUDY_MLFLOW_URI", f"http://me:swordfish@127.0.0.1:{tracking_server}")
+    with tracking.parent_run("key-1", "method", parameters={}) as run_id:
+        pass
+    assert tracking._open("client").client.get_run(run_id).info.status == "FINISHED"
+    said = capfd.readouterr()
+    assert said.out + said.err == ""
 
 
 @pytest.mark.parametrize("uri", ["sqlite:///x.db", "http://me:swordfish@mlflow:5000/"])

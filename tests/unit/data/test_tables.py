@@ -62,6 +62,12 @@ def test_csv_columns_are_text_and_a_byte_order_mark_is_skipped(tmp_path):
     assert read_source(spec).to_pylist() == [{"text": "123", "label": "0"}]
 
 
+def test_a_blank_line_of_csv_is_no_row_and_one_of_empty_fields_is_a_row_of_nulls(tmp_path):
+    spec = write(tmp_path / "a.csv", b"text,label\none,0\n\n,\ntwo,1\n\n")
+    rows = [("one", "0"), (None, None), ("two", "1")]
+    assert [tuple(row.values()) for row in read_source(spec).to_pylist()] == rows
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -70,7 +76,11 @@ def test_csv_columns_are_text_and_a_byte_order_mark_is_skipped(tmp_path):
         ("a.csv", b'text;label\n"the patient is ""Zibby""";1\n', "expected commas .*found semicolons in the header"),
         ("a.csv", b"text\tlabel\nthe patient is Zibby\t1\n", "expected commas .*found tabs in the header"),
         ("a.csv", b"the patient is Zibby,1,1\na,b,c\n", "distinct .*found 2 for 3 columns.*header line"),
-        ("a.csv", b"text,label\nok,0\n" + SECRET.encode() + b",1,2\n", "row 1: expected 2 fields, found 3"),
+        (
+            "a.csv",
+            b"text,label\nok,0\n" + SECRET.encode() + b",1,2\n",
+            "row 1: expected 2 fields, found 3; .*quotes",
+        ),
         ("a.csv", b'text,label\nok,0\n"' + SECRET.encode(), "row 1: .*check the quotes"),
         ("a.csv", b"text,label\nok,0\n" + SECRET.encode() + b"\xe4,0\n", r"invalid byte at offset 36 \(line 3\)"),
         ("a.csv", b"text,label\nok\0,0\n", "NUL character in line 2"),
@@ -178,6 +188,10 @@ def test_dictionary_columns_and_other_names():
         (labelled(text=[b"ok", b"x"]), "column 'text', row 0: expected text, found binary"),
         (labelled(label=["positive", SECRET]), r"column 'label', row 1: .*\['negative', 'positive'\].*--label-names"),
         (labelled(label=["positive", None]), "column 'label', row 1: .*found null"),
+        (
+            labelled(label=["positive", "0.0"]),
+            r"row 1: .*found a number with a decimal point, .*whole numbers",
+        ),
         (labelled(label=[0, 7]), r"column 'label', row 1: .*\['0', '1'\].*--label-names"),
         (labelled(label=[0.0, 1.0]), r"column 'label': expected .*, found double; convert .* whole numbers"),
     ],

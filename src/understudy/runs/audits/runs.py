@@ -153,7 +153,7 @@ def planned(request: AuditRequest) -> Iterator[Planned]:
             plan = one.plan.model_copy(update={"budget": claim.plan.budget})
             plans[arm] = register(replace(one, record=claim.record, plan=plan))
             stack.enter_context(handed_over(drafts.requests[arm], plans[arm]))
-        notes = tuple(dict.fromkeys((*drafts.notes, *plans["claim"].notes)))
+        notes = tuple(dict.fromkeys((*drafts.notes, *claim.plan.notes)))
         stored = _stored(request.run.source, drafts.canaries)
         found = Planned(drafts.requests, plans, stored, count, claim.is_charged, notes)
         _HANDED_OVER[key] = found
