@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from pathlib import Path
+from typing import Final
 
 from pydantic import ValidationError
 
@@ -19,6 +20,8 @@ from understudy.frozen import Frozen
 from understudy.privacy.statement import round_up
 from understudy.runs.run_plan import RunPlan, config_digest
 from understudy.settings import private_directory, settings
+
+_BLIND: Final = ". No attack catches even the same run without noise, so their finding nothing says nothing"
 
 
 class PublicAudit(Frozen):
@@ -74,8 +77,13 @@ class PublicAudit(Frozen):
             f"{'REFUTED the promise: ' if refuted else ''}{self.method} with {self.model} at {promise}, on the public "
             f"source {self.source!r} of at most {self.units} units, {self.canaries} of them canaries; compared with "
             f"this run, {told}. Lower bounds on epsilon, at {self.confidence:.0%} confidence for all attackers "
-            f"together: {found}"
+            f"together: {found}{'' if self.caught else _BLIND}"
         )
+
+    @property
+    def caught(self) -> bool:
+        """Whether any attacker tells the same run without noise from guessing: else finding nothing says nothing."""
+        return any(arms.get("positive_control", 0.0) > 0 for arms in self.bounds.values())
 
 
 def public_audit(
