@@ -7,7 +7,6 @@ beside what it promises. One small file for each audit, in the home.
 from __future__ import annotations
 
 import hashlib
-import math
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +17,7 @@ from understudy.evaluation.metrics import Metrics
 from understudy.evaluation.names import THREATS
 from understudy.frozen import Frozen
 from understudy.privacy.statement import round_up
+from understudy.reporting.text_formatting import at_least
 from understudy.runs.run_plan import RunPlan, config_digest
 from understudy.settings import private_directory, settings
 
@@ -65,7 +65,7 @@ class PublicAudit(Frozen):
         arms = {"claim": "with this noise", "positive_control": "without noise", "null_control": "without a canary"}
         found = "; ".join(
             f"by {THREATS[threat]}, "
-            + ", ".join(f"{words} {_down(self.bounds[threat][arm])}" for arm, words in arms.items())
+            + ", ".join(f"{words} {at_least(self.bounds[threat][arm])}" for arm, words in arms.items())
             for threat in THREATS
             if threat in self.bounds
         )
@@ -121,11 +121,6 @@ def kept(method: str, model_digest: str) -> list[PublicAudit]:
             continue
     ours = [audit for audit in found if (audit.method, audit.model_digest) == (method, model_digest)]
     return sorted(ours, key=lambda audit: (audit.epsilon, audit.source))
-
-
-def _down(bound: float) -> str:
-    """Two decimals, never more than was proven."""
-    return f"{math.floor(bound * 100) / 100:.2f}"
 
 
 def _folder() -> Path:
