@@ -122,7 +122,8 @@ def _changed(found: Charge, releases: str, here: Mapping[str, str]) -> str | Non
             return "its noise was erased when its source was purged"
         return None if found.environment in (None, _stored(here)) else "it began on another kind of processor"
     store = exchange_store() if found.exportable else private_store()
-    if not any(ref.kind == releases and found.id in _charges(ref) for ref in store.refs()):
+    stored = {ref.id: ref for ref in store.refs()}
+    if not any(ref.kind == releases and found.id in _charges(ref, stored) for ref in stored.values()):
         return f"what it released ({releases}) is no longer in {store.root}"
     if next(_results(found.id), None) is None:
         return "this UNDERSTUDY_HOME has no stored result of it"
@@ -152,7 +153,23 @@ def _differences(before: str | None, here: Mapping[str, str]) -> str:
     return " and ".join([*said, *told])
 
 
-def _charges(ref: ArtifactRef) -> set[str]:
-    """Charges that an artifact came from: by its label or, for a private one, by its parents."""
-    parents = (parent.rpartition("@") for parent in ref.parents if parent.startswith("source:"))
-    return {g.charge_id for g in ref.label.guarantees} | {charge for _, at, charge in parents if at}
+def _charges(ref: ArtifactRef, stored: Mapping[str, ArtifactRef]) -> set[str]:
+    """Charges that an artifact came from: by its label or, for a private one, by its parents and theirs.
+
+    Args:
+        ref: of the artifact.
+        stored: id -> every artifact of its store.
+    """
+    charges = {guarantee.charge_id for guarantee in ref.label.guarantees}
+    unread, read = list(ref.parents), set[str]()
+    while unread:
+        parent = unread.pop()
+        if parent in read:
+            continue
+        read.add(parent)
+        if parent.startswith("source:"):
+            _, at, charge_id = parent.rpartition("@")
+            charges |= {charge_id} if at else set()
+        elif parent in stored:
+            unread += stored[parent].parents
+    return charges

@@ -11,6 +11,9 @@ from pathlib import Path
 # processor time of one. numpy's threads, those of OpenBLAS, spin for some 30 ms after each product, or for two to the
 # power of this number in cycles, of which 4 is the least. Read once, when torch and numpy are imported.
 THREADS_WAIT = {"OMP_WAIT_POLICY": "PASSIVE", "OPENBLAS_THREAD_TIMEOUT": "4"}
+# A sum is cut for as many threads as there are. OpenMP could have fewer where the machine is busy, and a run that was
+# killed and resumed would round its queries otherwise.
+_THREADS_STAY = {"OMP_DYNAMIC": "FALSE"}
 
 # Small products gain nothing from more threads, and another machine repeats the bytes only with as many.
 _MOST = 8
@@ -30,9 +33,13 @@ def available_cores(*, most: int = _MOST) -> int:
 
 
 def let_threads_sleep() -> None:
-    """Have the threads of torch and numpy sleep while they wait, unless the user has set how; call it before both."""
+    """Have the threads of torch and numpy sleep while they wait, unless the user has set how; call it before both.
+
+    Their number stays what it is, whatever the user has set.
+    """
     for name, value in THREADS_WAIT.items():
         os.environ.setdefault(name, value)
+    os.environ.update(_THREADS_STAY)
 
 
 def cpu_quota(root: Path = Path("/sys/fs/cgroup"), groups: Path = Path("/proc/self/cgroup")) -> float | None:

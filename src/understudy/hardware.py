@@ -18,7 +18,8 @@ _FAST_ON_CPU = frozenset({"amx_bf16", "avx512_bf16"})
 _FAST_ON_CUDA = 8  # compute capability, major
 _LONGEST_NAME = 96  # bytes, NVML's own bound
 _CPU_INFO = Path("/proc/cpuinfo")
-# What libraries choose their kernels by, and the variables by which they are told to choose others.
+# What libraries choose their kernels by, and the variables by which they are told to choose others, or to cut sums for
+# fewer threads than torch was given.
 _IDENTITY = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")
 _VECTORS = ("sse4", "avx", "fma", "f16c", "amx", "asimd", "sve")
 _TOLD = (
@@ -29,6 +30,8 @@ _TOLD = (
     "DNNL_MAX_CPU_ISA",
     "MKL_CBWR",
     "MKL_ENABLE_INSTRUCTIONS",
+    "OMP_MAX_ACTIVE_LEVELS",
+    "OMP_THREAD_LIMIT",
     "ONEDNN_CPU_ISA_HINTS",
     "ONEDNN_DEFAULT_FPMATH_MODE",
     "ONEDNN_MAX_CPU_ISA",

@@ -3,6 +3,7 @@
 import fcntl
 import functools
 import json
+import math
 import os
 import shutil
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests_support import SMALL
 
-from understudy.artifacts.access import path_of
+from understudy.artifacts.access import path_of, private_store
 from understudy.errors import UnderstudyError
 from understudy.privacy.ledger.ledger import Ledger
 from understudy.reporting.report import ReportFiles
@@ -123,6 +124,24 @@ def test_an_unfinished_charge_is_bound_to_the_kind_of_processor_and_a_finished_o
         charge.fn(several, environment=environment, accept_new=False)
     with pytest.raises(UnderstudyError, match=r"what it released \(model\) is no longer in .*exchange"):
         ask(accept_new=False)
+
+
+def test_a_private_release_is_known_by_what_it_was_made_of(request_of):
+    """Only what noise was added to names the charge; a model that is merged later names the adapter it came from."""
+    plan = registered(request_of(epsilon=math.inf), "conditional-generation")
+    ask = functools.partial(charge.fn, plan, environment={"code": "0" * 64}, accept_new=False)
+    receipt = ask()
+    with write_released(receipt, kind="adapter") as draft:
+        (draft.path / "adapter.safetensors").write_bytes(b"trained")
+    adapter = draft.ref
+    with private_store().write(kind="model", label=receipt.label, parents=[adapter]) as draft:
+        (draft.path / "model.safetensors").write_bytes(b"merged")
+    finalize.fn(receipt, draft.ref)
+    (settings().results_root / "trained").write_text(adapter.model_dump_json() + receipt.charge_id)
+    assert ask() == receipt
+    shutil.rmtree(path_of(draft.ref))
+    with pytest.raises(UnderstudyError, match=r"what it released \(model\) is no longer in .*private"):
+        ask()
 
 
 def test_the_noise_of_a_charge_is_erased_when_its_result_is_on_the_disk(request_of, monkeypatch):

@@ -56,6 +56,7 @@ def test_cores_are_those_of_the_affinity_within_the_quota(monkeypatch, quota, co
         ("OMP_WAIT_POLICY", "ACTIVE", "ACTIVE"),
         ("OPENBLAS_THREAD_TIMEOUT", None, "4"),
         ("OPENBLAS_THREAD_TIMEOUT", "20", "20"),
+        ("OMP_DYNAMIC", "TRUE", "FALSE"),
     ],
 )
 def test_a_worker_that_imports_a_flow_sets_how_threads_wait_before_torch_and_numpy(name, own, expected):

@@ -11,7 +11,7 @@ from understudy.evaluation.metrics import Metrics
 from understudy.evaluation.names import AUDIT_ARMS, THREATS
 from understudy.reporting.drawing import MUTED, PROMPT, REAL, SYNTHETIC, Drawing, dots, draw, say
 from understudy.reporting.figures import marks_of
-from understudy.reporting.text_formatting import number, percent
+from understudy.reporting.text_formatting import at_least, number, percent
 from understudy.reporting.view import MethodSections, Section, Table, range_of
 
 _STYLE = {
@@ -47,7 +47,7 @@ def attack_section(metrics: Metrics, threat: str) -> Section:
     rows = tuple(
         (
             _STYLE[arm][0],
-            f"{values[f'{name}{arm}epsilon_lower_bound']:.2f}",
+            at_least(values[f"{name}{arm}epsilon_lower_bound"]),
             f"{values[f'{name}{arm}right_guesses']:.0f} of {values[f'{name}{arm}guesses']:.0f}",
             f"{values[f'{name}{arm}auc']:.2f} ({range_of(metrics, f'{name}{arm}auc', '{:.2f}'.format)})",
             *(
@@ -81,20 +81,20 @@ def _lead(metrics: Metrics, threat: str) -> list[str]:
     if (low := values.get(f"{name}epsilon_lower_bound")) is not None:
         if low > claimed:
             said.append(
-                f"The run leaks more than it promises: its epsilon is at least {low:.2f}, and {number(claimed)} was "
-                "claimed."
+                f"The run leaks more than it promises: its epsilon is at least {at_least(low)}, and {number(claimed)} "
+                "was claimed."
             )
         elif low > 0:
-            said.append(f"The run’s epsilon is at least {low:.2f}; it promises at most {number(claimed)}.")
+            said.append(f"The run’s epsilon is at least {at_least(low)}; it promises at most {number(claimed)}.")
         else:
             said.append(f"The attack finds nothing in the run, which promises an epsilon of {number(claimed)}.")
     if control > 0:
-        said.append(f"It catches the same run without noise: at least {control:.2f}.")
+        said.append(f"It catches the same run without noise: at least {at_least(control)}.")
     else:
         said.append("It does not even catch the same run without noise, so its finding nothing says nothing.")
     if null > 0:
         said.append(
-            f"It finds at least {null:.2f} in a run that met no canary: by chance, which happens in one audit of "
+            f"It finds at least {at_least(null)} in a run that met no canary: by chance, which happens in one audit of "
             "twenty, or because the attack is wrong. Repeat the audit with another --seed before you read it."
         )
     if least is not None:

@@ -56,6 +56,15 @@ def points(difference: float, unit: str = " points") -> str:
     return f"{100 * difference:+.1f}{unit}".replace("-", MINUS)
 
 
+def at_least(bound: float) -> str:
+    """Two decimals of a lower bound, never more than was proven.
+
+    >>> at_least(1.9999), at_least(0.5)
+    ('1.99', '0.50')
+    """
+    return f"{math.floor(bound * 100) / 100:.2f}"
+
+
 def number(value: float, digits: int = 4) -> str:
     """A figure with at most so many significant digits, plain where it is neither huge nor tiny.
 

@@ -2,6 +2,9 @@
 
 import ast
 import ctypes
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -114,12 +117,34 @@ def test_the_kind_of_a_processor_is_what_it_rounds_by(tmp_path, monkeypatch):
     wide = kind_of(17, "fpu avx2 avx512f")
     assert kind_of(17, "avx512f fpu avx2 other") == wide, "what does not compute does not count"
     assert len({wide, kind_of(17, "fpu avx2"), kind_of(18, "fpu avx2 avx512f")}) == 3
-    for name in ("MKL_CBWR", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "DNNL_DEFAULT_FPMATH_MODE", "OPENBLAS_CORETYPE"):
+    kernels = ("MKL_CBWR", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "DNNL_DEFAULT_FPMATH_MODE", "OPENBLAS_CORETYPE")
+    for name in (*kernels, "OMP_THREAD_LIMIT", "OMP_MAX_ACTIVE_LEVELS"):
         with monkeypatch.context() as told:
-            told.setenv(name, "AVX2")
+            told.setenv(name, "1")
             assert kind_of(17, "fpu avx2 avx512f") != wide, name
     (tmp_path / "cpuinfo").unlink()
     assert hardware.kind()
+
+
+@pytest.mark.parametrize("told", ["OMP_THREAD_LIMIT=1", "OMP_MAX_ACTIVE_LEVELS=0"])
+def test_what_makes_torch_cut_a_sum_for_fewer_threads_is_another_kind(told):
+    """Torch says that it has two, and the last bits say one."""
+    script = (
+        "import torch\nfrom understudy.hardware import kind\ntorch.set_num_threads(2)\n"
+        "numbers = torch.randn(16, 1 << 18, generator=torch.Generator().manual_seed(0))\n"
+        "print(torch.stack([row.sum() for row in numbers]).tolist())\nprint(torch.get_num_threads())\nprint(kind())"
+    )
+    name, value = told.split("=")
+    plain = {other: kept for other, kept in os.environ.items() if not other.startswith("OMP_")}
+
+    def said(environment: dict[str, str]) -> list[str]:
+        run = [sys.executable, "-c", script]
+        return subprocess.run(run, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
+
+    (sums, threads, kind), (others, same, other) = said(plain), said({**plain, name: value})
+    assert threads == same == "2"
+    assert sums != others
+    assert kind != other
 
 
 def test_the_precision_is_in_the_cache_key_and_in_the_digest_of_the_environment(fast):

@@ -47,6 +47,13 @@ def test_a_refuted_promise_is_called_so(audit):
     assert not audit.in_words("c", "d").startswith("REFUTED")
 
 
+def test_an_audit_that_catches_nothing_without_noise_is_said_to_say_nothing(audit):
+    blind = {name: {"claim": 0.0, "positive_control": 0.0, "null_control": 0.0} for name in ("data", "model")}
+    assert "finding nothing says nothing" in audit.model_copy(update={"bounds": blind}).in_words("c", "d")
+    one = {**blind, "model": blind["model"] | {"positive_control": 0.2}}
+    assert "says nothing" not in audit.model_copy(update={"bounds": one}).in_words("c", "d")
+
+
 def test_audits_are_kept_once_and_told_of_their_own_method_and_model(audit, tmp_path, monkeypatch):
     monkeypatch.setenv("UNDERSTUDY_HOME", str(tmp_path / "home"))
     other = audit.model_copy(update={"model_digest": "n"})

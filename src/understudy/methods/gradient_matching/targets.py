@@ -32,6 +32,7 @@ from understudy.generation.prompts import row_seeds
 from understudy.generation.sampling import backbone, head
 from understudy.methods.gradient_matching.config import TargetConfig
 from understudy.methods.gradient_matching.verbalizer import Verbalizer
+from understudy.privacy.dpsgd.layers import check_rows_apart
 
 Kind = Literal["head", "label_rows", "sketch"]
 
@@ -104,11 +105,13 @@ def target_space(model: Any, verbalizer: Verbalizer, config: TargetConfig, *, pu
 
 
 def check_head(model: Any) -> None:
-    """Refuse a model whose logits are not its head's output at its last hidden state.
+    """Refuse a model whose logits are not its head's output at its last hidden state of one row alone.
 
     Raises:
-        InputError: There is no such head, or its output is scaled or capped before it becomes logits.
+        InputError: There is no such head, its output is scaled or capped before it becomes logits, or the model is a
+            mixture of experts, in which rows meet.
     """
+    check_rows_apart(model)
     layer = head(model)
     if not isinstance(layer, torch.nn.Linear):
         raise InputError(f"model={type(model).__name__}: expected a linear output head, found {type(layer).__name__}")

@@ -13,9 +13,10 @@ and groups of one size. Only norms are missing:
 1: adding or removing one client moves the sum by at most 1 in L2 norm, up to float64 rounding of the sum. `as_query`
 makes the query of sensitivity 1, rounding included. Last bits matter: a block has variance or has none, so that at the
 border the last bit of a norm decides between the zero vector and one of norm 1. A product of matrices rounds a row
-otherwise when there are other rows than before. So every slot has its row in a block, that of a client who takes no
-part being zero, and the work does not fall with the sampling probability. All blocks have the same number of rows, the
-last one too, for where clients leave, those behind them move up, from one block into another.
+otherwise when there are other rows than before, and when it stands at another place: where clients leave, those behind
+them move up. So norms at the border are those of exact products (`client_vectors`). Also, every slot has its row in a
+block, that of a client who takes no part being zero, and all blocks have the same number of rows, the last one too: the
+work does not fall with the sampling probability.
 """
 
 from __future__ import annotations

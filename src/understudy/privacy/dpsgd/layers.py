@@ -177,20 +177,15 @@ def _rms_norm_weight(module: nn.Module, inputs: Tensor, gradient: Tensor) -> Con
     return (gradient * (inputs * scale)).sum(1)
 
 
-def check_layers(model: nn.Module, trained: Collection[str] | None = None) -> None:
-    """Refuse a model that gives no example a gradient of its own; before anything is charged.
+def check_rows_apart(model: nn.Module) -> None:
+    """Refuse a model in which one example meets others; before anything is charged.
 
     In a mixture of experts each multiplies the tokens that it is sent together, whosever they are. That moves their
     last bits, and in the next layer such bits may decide which expert a token is sent to: one example would move the
     gradients of others.
 
-    Args:
-        model: what is trained.
-        trained: names of the layers that are; None for those with a parameter that requires a gradient.
-
     Raises:
-        InputError: a trained layer cannot give per-example gradients (it is named), or the model is a mixture of
-            experts.
+        InputError: the model is a mixture of experts.
     """
     for module in model.modules():
         config = getattr(module, "config", None)
@@ -200,6 +195,20 @@ def check_layers(model: nn.Module, trained: Collection[str] | None = None) -> No
                 f"expected a model in which every example is computed by itself, found a mixture of {max(counts)} "
                 f"experts ({type(module).__name__}); choose a model without experts"
             )
+
+
+def check_layers(model: nn.Module, trained: Collection[str] | None = None) -> None:
+    """Refuse a model that gives no example a gradient of its own; before anything is charged.
+
+    Args:
+        model: what is trained.
+        trained: names of the layers that are; None for those with a parameter that requires a gradient.
+
+    Raises:
+        InputError: a trained layer cannot give per-example gradients (it is named), or the model is a mixture of
+            experts.
+    """
+    check_rows_apart(model)
     for name, module in model.named_modules():
         own = module.parameters(recurse=False)
         if name in trained if trained is not None else any(parameter.requires_grad for parameter in own):

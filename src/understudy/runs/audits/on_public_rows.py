@@ -7,8 +7,8 @@ beside what it promises. One small file for each audit, in the home.
 from __future__ import annotations
 
 import hashlib
-import math
 from pathlib import Path
+from typing import Final
 
 from pydantic import ValidationError
 
@@ -17,8 +17,11 @@ from understudy.evaluation.metrics import Metrics
 from understudy.evaluation.names import THREATS
 from understudy.frozen import Frozen
 from understudy.privacy.statement import round_up
+from understudy.reporting.text_formatting import at_least
 from understudy.runs.run_plan import RunPlan, config_digest
 from understudy.settings import private_directory, settings
+
+_BLIND: Final = ". No attack catches even the same run without noise, so their finding nothing says nothing"
 
 
 class PublicAudit(Frozen):
@@ -62,7 +65,7 @@ class PublicAudit(Frozen):
         arms = {"claim": "with this noise", "positive_control": "without noise", "null_control": "without a canary"}
         found = "; ".join(
             f"by {THREATS[threat]}, "
-            + ", ".join(f"{words} {_down(self.bounds[threat][arm])}" for arm, words in arms.items())
+            + ", ".join(f"{words} {at_least(self.bounds[threat][arm])}" for arm, words in arms.items())
             for threat in THREATS
             if threat in self.bounds
         )
@@ -74,8 +77,13 @@ class PublicAudit(Frozen):
             f"{'REFUTED the promise: ' if refuted else ''}{self.method} with {self.model} at {promise}, on the public "
             f"source {self.source!r} of at most {self.units} units, {self.canaries} of them canaries; compared with "
             f"this run, {told}. Lower bounds on epsilon, at {self.confidence:.0%} confidence for all attackers "
-            f"together: {found}"
+            f"together: {found}{'' if self.caught else _BLIND}"
         )
+
+    @property
+    def caught(self) -> bool:
+        """Whether any attacker tells the same run without noise from guessing: else finding nothing says nothing."""
+        return any(arms.get("positive_control", 0.0) > 0 for arms in self.bounds.values())
 
 
 def public_audit(
@@ -113,11 +121,6 @@ def kept(method: str, model_digest: str) -> list[PublicAudit]:
             continue
     ours = [audit for audit in found if (audit.method, audit.model_digest) == (method, model_digest)]
     return sorted(ours, key=lambda audit: (audit.epsilon, audit.source))
-
-
-def _down(bound: float) -> str:
-    """Two decimals, never more than was proven."""
-    return f"{math.floor(bound * 100) / 100:.2f}"
 
 
 def _folder() -> Path:

@@ -204,3 +204,16 @@ def test_scaled_and_capped_logits_are_refused():
         head(model).weight.data.normal_(generator=torch.Generator().manual_seed(0))
         with pytest.raises(InputError, match="scaled or capped"):
             target_space(model.eval(), WORDS, TargetConfig(), public_seed=0)
+
+
+def test_a_mixture_of_experts_is_refused():
+    """An expert multiplies the tokens of all rows that are sent to it together: one row moves the others' states."""
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    sizes = {"vocab_size": 60, "hidden_size": 96, "intermediate_size": 160, "num_hidden_layers": 4}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        mixture = MixtralForCausalLM(MixtralConfig(**sizes, **heads, num_local_experts=8)).eval()
+    with pytest.raises(InputError, match="mixture of 8 experts"):
+        target_space(mixture, WORDS, TargetConfig(), public_seed=0)
