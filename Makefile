@@ -57,7 +57,8 @@ test: install
 	    TESTS_SHARED="$$shared" $(MAKE) --no-print-directory --jobs=3 POLITELY="nice -n 19" lint tests waiting-tests
 
 # Two processes, a file of tests in one of them: tests use one thread each.
-WAITING := tests/flows/test_worker.py tests/flows/test_wheel.py tests/flows/test_kill.py tests/tasks/test_gpu_lock.py \
+WAITING := tests/flows/test_worker.py tests/flows/test_wheel.py tests/flows/test_kill.py tests/flows/test_temporary_server.py \
+    tests/tasks/test_gpu_lock.py \
     $(addprefix tests/unit/,artifacts models privacy runs test_confinement.py)
 tests: install
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(WAITING:%=--ignore=%)
