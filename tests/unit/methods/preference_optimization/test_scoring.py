@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from understudy.methods.preference_optimization import client_vectors as client_vectors_module
 from understudy.methods.preference_optimization.client_vectors import candidate_space, client_vectors, unit_rows
 from understudy.methods.preference_optimization.clients import client_means
 from understudy.methods.preference_optimization.histogram import histogram_sum, histogram_vectors, nearest_candidates
@@ -21,6 +22,12 @@ WAYS = [{"normalise": n, "over": o} for n, o in itertools.product(("standardise"
 
 # What multiples of 2^-25 are off a client's vector, about as much as the float32 of an embedding.
 ROUNDED = 1e-6
+FINER = 2.0**45  # so the multiples are off by nothing that counts, and what is left is the definition
+
+
+def off_by(way) -> float:
+    """What a client's vector may be off its definition: only what is standardised is rounded."""
+    return ROUNDED if way["normalise"] == "standardise" else 1e-10
 
 
 def embeddings(count: int, d: int, seed: int, *, offset: float = 2.0) -> np.ndarray:
@@ -92,7 +99,7 @@ def means_of(samples, d, **labels):
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("prompts", "per_prompt", "d"), [(6, 4, 12), (2, 20, 7), (1, 9, 16), (1, 40, 6)])
-def test_sum_equals_a_loop_over_clients_candidates_and_samples(way, prompts, per_prompt, d):
+def test_sum_equals_a_loop_over_clients_candidates_and_samples(way, prompts, per_prompt, d, monkeypatch):
     samples = population(23, d, seed=prompts)
     assert {0, 1, 4} <= {len(s) for s in samples}, "null clients, single samples and several"
     candidates = embeddings(prompts * per_prompt, d, seed=99)
@@ -103,7 +110,10 @@ def test_sum_equals_a_loop_over_clients_candidates_and_samples(way, prompts, per
     for chunk in (None, 1, 5, 1000):
         found = exact_sum(means_of(samples, d), candidates, mask, per_prompt=per_prompt, chunk=chunk, **way)
         assert found.dtype == np.float64
-        np.testing.assert_allclose(found, expected, atol=ROUNDED * len(samples), rtol=0)
+        np.testing.assert_allclose(found, expected, atol=off_by(way) * len(samples), rtol=0)
+    monkeypatch.setattr(client_vectors_module, "_GRID", FINER)
+    found = exact_sum(means_of(samples, d), candidates, mask, per_prompt=per_prompt, **way)
+    np.testing.assert_allclose(found, expected, atol=1e-10 * len(samples), rtol=0)
     assert np.abs(expected).max() > 0.1 or prompts == 1
 
 
@@ -120,9 +130,9 @@ def test_labels_score_their_own_candidates_and_are_clipped_once(way, unequal):
     means = means_of(samples, d, labels=np.concatenate(kinds), classes=classes)
     assert means.shape == (14, classes * d)
     found = exact_sum(means, candidates, mask, per_prompt=per_prompt, labels=labels, **way)
-    np.testing.assert_allclose(found, expected, atol=ROUNDED * len(samples))
+    np.testing.assert_allclose(found, expected, atol=off_by(way) * len(samples))
     vectors = client_vectors(candidate_space(candidates, per_prompt=per_prompt, labels=labels, **way), means)
-    np.testing.assert_allclose(vectors.sum(0), expected, atol=ROUNDED * len(samples))
+    np.testing.assert_allclose(vectors.sum(0), expected, atol=off_by(way) * len(samples))
     single = [client for client, kind in enumerate(kinds) if len(set(kind)) == 1]
     assert single
     for client in single:
