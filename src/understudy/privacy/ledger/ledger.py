@@ -23,7 +23,7 @@ from understudy.privacy.ledger import secret as keys
 from understudy.privacy.ledger import selects as queries
 from understudy.privacy.ledger import stored_secrets as vault
 from understudy.privacy.ledger.budget import Cost, spent
-from understudy.privacy.ledger.database import CHARGES, SECRETS, SOURCES
+from understudy.privacy.ledger.database import CHAIN, CHARGES, SECRETS, SOURCES
 from understudy.privacy.ledger.head import Head
 from understudy.privacy.ledger.records import (
     RENYI_ORDERS,
@@ -285,7 +285,9 @@ class Ledger:
 
     def charges(self, name: str | None = None) -> tuple[Charge, ...]:
         """Every charge of a source, or of all, oldest first."""
-        query = sa.select(CHARGES).order_by(CHARGES.c.created_at, CHARGES.c.id)
+        # By their entries: of two charges made in one second, the times do not tell which was first.
+        entry = sa.and_(CHAIN.c.subject == CHARGES.c.id, CHAIN.c.kind == "reserve")
+        query = sa.select(CHARGES).outerjoin(CHAIN, entry).order_by(CHAIN.c.number)
         if name is not None:
             query = query.where(CHARGES.c.source == name)
         found = self._tables.run("charges", lambda connection: connection.execute(query).all())

@@ -183,6 +183,16 @@ def test_released_charges_still_count(ledger):
         ledger.reserve(**fields(request_key="more"))
 
 
+def test_charges_made_in_one_second_are_listed_in_the_order_in_which_they_were_made(url):
+    """Their ids are random: eight of them would be in order by chance once in 40,320 times."""
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    ledger = Ledger(url, secret=SECRET, clock=lambda: at)
+    ledger.register(record())
+    made = [ledger.reserve(**fields(request_key=str(i), epsilon=0.1)).id for i in range(8)]
+    assert [charge.id for charge in ledger.charges("reviews")] == made
+    assert [charge.id for charge in ledger.charges()] == made
+
+
 @pytest.mark.parametrize("changes", [{"unit": "client"}, {"relation": "add_or_remove_one"}])
 def test_another_unit_or_relation_is_refused(ledger, changes):
     with pytest.raises(InputError, match=r"source='reviews': .*unit and relation"):
