@@ -15,6 +15,7 @@ from understudy.errors import UnderstudyError
 from understudy.frozen import Frozen
 from understudy.privacy import labels
 from understudy.runs.run_plan import RunPlan
+from understudy.tasks.engine.failures import closed_up
 from understudy.tasks.engine.runtime import compute, task
 
 if TYPE_CHECKING:
@@ -113,10 +114,18 @@ class Audited(Frozen):
 
 
 def caught(found: ArtifactRef) -> bool:
-    """Whether an attack on the positive control, by any attacker, finds something."""
+    """Whether an attack on the positive control, by any attacker, finds something.
+
+    The flow itself asks, and Prefect keeps the text of every error, so one about figures leaves closed up.
+
+    Raises:
+        TaskFailed: what is stored are not the figures of an attack.
+    """
     from understudy.auditing.attack import AttackFigures
 
-    return any(AttackFigures.model_validate(figures).finds for figures in read_json(found).values())
+    return closed_up(
+        "attack", lambda: any(AttackFigures.model_validate(figures).finds for figures in read_json(found).values())
+    )
 
 
 @task(name="report-audit", cache=False, computes=False)
