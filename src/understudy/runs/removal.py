@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from understudy.locks import locked_folder
-from understudy.runs.evaluations.report import SOURCES_FILE, report_files, sources_told
+from understudy.runs.evaluations.report import report_files
+from understudy.runs.evaluations.unregistered import SOURCES_FILE, forget_rows, sources_told
 from understudy.runs.finished_folders import noted
 from understudy.runs.folders import RUN_FILE, STATEMENT
 from understudy.runs.placement import EXPORT, INTERNAL, leftovers
@@ -56,6 +57,7 @@ def remove_private(source: str) -> Removed:
                 if not left:
                     note.unlink(missing_ok=True)
         except (FileNotFoundError, NotADirectoryError):
+            forget_rows(out)
             left = [f"{out}: no such folder any more; if it was moved, what it held of {source!r} moved with it"]
         except OSError as error:
             left = [f"{out}: {error.strerror}"]
@@ -100,6 +102,7 @@ def _clear_report(out: Path, source: str, done: Removed) -> list[str]:
             path.unlink(missing_ok=True)
         except OSError as error:
             return [f"{path}: {error.strerror or type(error).__name__}"]
+    forget_rows(out)
     done.reports.append(str(out))
     return []
 
