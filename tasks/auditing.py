@@ -142,6 +142,7 @@ def report_audit(
     """Write report.html and report.json into the audit's folder, and keep what was found on public rows."""
     from understudy.auditing.attack import AttackFigures
     from understudy.auditing.metrics import bounds_of, metrics_of
+    from understudy.evaluation.metrics import Metrics
     from understudy.locks import locked_folder
     from understudy.privacy.ledger.ledger import Ledger
     from understudy.runs.audits.on_public_rows import keep, public_audit
@@ -149,15 +150,17 @@ def report_audit(
     from understudy.runs.folders import read_record
     from understudy.runs.placement import EXPORT
 
-    figures = {
-        arm: {threat: AttackFigures.model_validate(value) for threat, value in read_json(ref).items()}
-        for arm, ref in found.items()
-    }
-    metrics = metrics_of(figures, claimed=plan.epsilon, canaries=count, detectable=detectable, confidence=confidence)
+    def read() -> Metrics:
+        figures = {
+            arm: {threat: AttackFigures.model_validate(value) for threat, value in read_json(ref).items()}
+            for arm, ref in found.items()
+        }
+        return metrics_of(figures, claimed=plan.epsilon, canaries=count, detectable=detectable, confidence=confidence)
+
     folder = Path(out).expanduser().absolute()
-    page = write_audit(folder, plan, metrics, claim=folder / "claim" if "claim" in found else None)
+    page, metrics = write_audit(folder, plan, read, claim=folder / "claim" if "claim" in found else None)
     bounds = bounds_of(metrics)
-    if of_public_rows and "claim" in figures:
+    if of_public_rows and "claim" in found:
         charge = Ledger.open().charge(read_record(folder / "claim").charge_id)
         keep(public_audit(plan, metrics, bounds, code_digest=charge.code_digest))
     # It was made with canaries among the rows: it is nothing to hand over, and its figures are in the report.
@@ -165,7 +168,7 @@ def report_audit(
         with locked_folder(folder / "claim"), suppress(FileNotFoundError):
             shutil.rmtree(folder / "claim" / EXPORT)
     refuted = any(of_arms.get("claim", 0.0) > plan.epsilon for of_arms in bounds.values())
-    return Audited(report=str(page), charged="claim" in figures, refuted=refuted)
+    return Audited(report=str(page), charged="claim" in found, refuted=refuted)
 
 
 def conclusive(result: Audited) -> Audited:

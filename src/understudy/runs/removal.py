@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -49,8 +50,17 @@ def remove_private(source: str) -> Removed:
     Raises:
         InputError: when the private root cannot be written.
     """
-    done = Removed()
-    for note, out in noted(source):
+    done, stuck = Removed(), set[Path]()
+    # Whoever notes a folder while others are cleared may still have read from those.
+    while found := [(note, out) for note, out in noted(source) if note not in stuck]:
+        stuck |= _remove_from(found, source, done)
+    return done
+
+
+def _remove_from(folders: Sequence[tuple[Path, Path]], source: str, done: Removed) -> set[Path]:
+    """Clear these folders, and remove the note of each that is clear; gives the notes that stay."""
+    stuck = set()
+    for note, out in folders:
         try:
             with locked_folder(out):  # a run may be filling it
                 left = [*_clear(out, source, done), *_clear_report(out, source, done)]
@@ -61,8 +71,10 @@ def remove_private(source: str) -> Removed:
             left = [f"{out}: no such folder any more; if it was moved, what it held of {source!r} moved with it"]
         except OSError as error:
             left = [f"{out}: {error.strerror}"]
+        if left:
+            stuck.add(note)
         done.left.extend(left)
-    return done
+    return stuck
 
 
 def _clear(out: Path, source: str, done: Removed) -> list[str]:
