@@ -15,6 +15,7 @@ from understudy.errors import UnderstudyError
 from understudy.frozen import Frozen
 from understudy.privacy import labels
 from understudy.runs.run_plan import RunPlan
+from understudy.tasks.engine.failures import closed_up
 from understudy.tasks.engine.runtime import compute, task
 
 if TYPE_CHECKING:
@@ -113,10 +114,18 @@ class Audited(Frozen):
 
 
 def caught(found: ArtifactRef) -> bool:
-    """Whether an attack on the positive control, by any attacker, finds something."""
+    """Whether an attack on the positive control, by any attacker, finds something.
+
+    The flow itself asks, and Prefect keeps the text of every error, so one about figures leaves closed up.
+
+    Raises:
+        TaskFailed: what is stored are not the figures of an attack.
+    """
     from understudy.auditing.attack import AttackFigures
 
-    return any(AttackFigures.model_validate(figures).finds for figures in read_json(found).values())
+    return closed_up(
+        "attack", lambda: any(AttackFigures.model_validate(figures).finds for figures in read_json(found).values())
+    )
 
 
 @task(name="report-audit", cache=False, computes=False)
@@ -133,6 +142,7 @@ def report_audit(
     """Write report.html and report.json into the audit's folder, and keep what was found on public rows."""
     from understudy.auditing.attack import AttackFigures
     from understudy.auditing.metrics import bounds_of, metrics_of
+    from understudy.evaluation.metrics import Metrics
     from understudy.locks import locked_folder
     from understudy.privacy.ledger.ledger import Ledger
     from understudy.runs.audits.on_public_rows import keep, public_audit
@@ -140,15 +150,17 @@ def report_audit(
     from understudy.runs.folders import read_record
     from understudy.runs.placement import EXPORT
 
-    figures = {
-        arm: {threat: AttackFigures.model_validate(value) for threat, value in read_json(ref).items()}
-        for arm, ref in found.items()
-    }
-    metrics = metrics_of(figures, claimed=plan.epsilon, canaries=count, detectable=detectable, confidence=confidence)
+    def read() -> Metrics:
+        figures = {
+            arm: {threat: AttackFigures.model_validate(value) for threat, value in read_json(ref).items()}
+            for arm, ref in found.items()
+        }
+        return metrics_of(figures, claimed=plan.epsilon, canaries=count, detectable=detectable, confidence=confidence)
+
     folder = Path(out).expanduser().absolute()
-    page = write_audit(folder, plan, metrics, claim=folder / "claim" if "claim" in found else None)
+    page, metrics = write_audit(folder, plan, read, claim=folder / "claim" if "claim" in found else None)
     bounds = bounds_of(metrics)
-    if of_public_rows and "claim" in figures:
+    if of_public_rows and "claim" in found:
         charge = Ledger.open().charge(read_record(folder / "claim").charge_id)
         keep(public_audit(plan, metrics, bounds, code_digest=charge.code_digest))
     # It was made with canaries among the rows: it is nothing to hand over, and its figures are in the report.
@@ -156,7 +168,7 @@ def report_audit(
         with locked_folder(folder / "claim"), suppress(FileNotFoundError):
             shutil.rmtree(folder / "claim" / EXPORT)
     refuted = any(of_arms.get("claim", 0.0) > plan.epsilon for of_arms in bounds.values())
-    return Audited(report=str(page), charged="claim" in figures, refuted=refuted)
+    return Audited(report=str(page), charged="claim" in found, refuted=refuted)
 
 
 def conclusive(result: Audited) -> Audited:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from understudy.compute import Compute
-from understudy.settings import DeviceType, settings
+from understudy.errors import InputError
+from understudy.settings import CUBLAS_WORKSPACE, DeviceType, settings
 
 # Under `auto`, smaller models stay in float32: they are quick either way, and their figures compare across machines.
 AUTO_FROM_PARAMETERS = 50_000_000
@@ -37,6 +38,27 @@ _TOLD = (
     "ONEDNN_MAX_CPU_ISA",
     "OPENBLAS_CORETYPE",
 )
+# The same of what NVIDIA's libraries, and torch on CUDA, are told.
+_TOLD_ON_CUDA = (
+    "CUBLAS_EMULATE_DOUBLE_PRECISION",
+    "CUBLAS_EMULATE_SINGLE_PRECISION",
+    "CUBLAS_EMULATION_STRATEGY",
+    "CUBLASLT_WORKSPACE_SIZE",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "DISABLE_ADDMM_CUDA_LT",
+    "NVIDIA_TF32_OVERRIDE",
+    "PYTORCH_TUNABLEOP_ENABLED",
+    "PYTORCH_TUNABLEOP_FILENAME",
+    "PYTORCH_TUNABLEOP_TUNING",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    "TORCH_BLAS_PREFER_CUBLASLT",
+)
+# By these, float32 products are of shortened numbers; each with the values that leave them whole.
+_SHORTENS = {
+    "DNNL_DEFAULT_FPMATH_MODE": ("", "STRICT"),
+    "NVIDIA_TF32_OVERRIDE": ("", "0"),
+    "ONEDNN_DEFAULT_FPMATH_MODE": ("", "STRICT"),
+}
 
 
 def chosen() -> Compute:
@@ -70,11 +92,30 @@ def kind() -> str:
     vectors = facts.get("flags", facts.get("Features", "")).split()
     parts = [platform.machine(), *(facts.get(name, "") for name in _IDENTITY)]
     parts += sorted(flag for flag in vectors if flag.startswith(_VECTORS))
-    parts += [f"{name}={os.environ[name]}" for name in _TOLD if os.environ.get(name)]
-    if settings().device_type == "cuda":
+    on_cuda = settings().device_type == "cuda"
+    told = (*_TOLD, *_TOLD_ON_CUDA) if on_cuda else _TOLD
+    # As tasks set it where nobody did, which may be before or after this.
+    has = {"CUBLAS_WORKSPACE_CONFIG": CUBLAS_WORKSPACE, **os.environ}
+    parts += [f"{name}={has[name]}" for name in told if has.get(name)]
+    if on_cuda:
         # Kernels are chosen by the very device.
         parts += [f"cuda {one.major}.{one.minor} {one.name}" for one in _cuda_devices()]
     return " ".join(part for part in parts if part)
+
+
+def check_products() -> None:
+    """Refuse an environment in which float32 products may be shortened: clip norms hold for whole ones.
+
+    Raises:
+        InputError: naming the variable.
+    """
+    for name, whole in _SHORTENS.items():
+        value = os.environ.get(name, "")
+        if value.upper() not in whole:
+            raise InputError(
+                f"{name}={value}: expected float32 products as they are, for with shortened ones a row may count for "
+                f"more than its clip norm; unset {name}"
+            )
 
 
 def _flags() -> list[str]:

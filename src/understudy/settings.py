@@ -25,6 +25,8 @@ from understudy.owner_only import close_new_files
 
 Zone = Literal["client", "server", "both"]
 DeviceType = Literal["cpu", "cuda"]
+# Deterministic matrix products on CUDA need a fixed workspace, read when CUDA starts.
+CUBLAS_WORKSPACE = ":4096:8"
 
 
 def checkout_root(package: Path | None = None) -> Path | None:
@@ -253,8 +255,7 @@ def prepare_environment() -> None:
         "TOKENIZERS_PARALLELISM": "false",
         "OMP_NUM_THREADS": str(now.threads),
         **THREADS_WAIT,
-        # Deterministic matrix products on CUDA need a fixed workspace, read when CUDA starts.
-        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+        "CUBLAS_WORKSPACE_CONFIG": CUBLAS_WORKSPACE,
     }
     own_prefect = "PREFECT_API_URL" in os.environ or (Path.home() / ".prefect" / "profiles.toml").exists()
     if not own_prefect:

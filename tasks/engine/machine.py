@@ -12,9 +12,9 @@ from prefect.concurrency.sync import concurrency
 from understudy.compute import Compute
 from understudy.cores import let_threads_sleep
 from understudy.errors import UnderstudyError
-from understudy.hardware import chosen
+from understudy.hardware import check_products, chosen
 from understudy.locks import holder_of, locked_one
-from understudy.settings import DeviceType, device_locks, prefect_setting, settings
+from understudy.settings import CUBLAS_WORKSPACE, DeviceType, device_locks, prefect_setting, settings
 from understudy.tasks.engine.code_digest import reached_code
 from understudy.tasks.engine.progress import say_waiting
 
@@ -68,10 +68,12 @@ def prepare_torch(threads: int, device: DeviceType) -> None:
 
     Raises:
         UnderstudyError: when the device is not there.
+        InputError: the environment shortens float32 products.
     """
+    check_products()
     let_threads_sleep()
     # Read when CUDA starts; without it matrix products on CUDA are not deterministic.
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACE)
     import torch
 
     if device == "cuda" and not torch.cuda.is_available():
@@ -81,9 +83,9 @@ def prepare_torch(threads: int, device: DeviceType) -> None:
     # An operation without a deterministic form fails, on CUDA too: a resumed run must end in the same bytes.
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
+    # Clip norms hold for float32 products, not for shortened ones, which the caller's own script may have asked for.
+    torch.set_float32_matmul_precision("highest")
     if device == "cuda":
-        # Clip norms hold for float32 products, not for shortened ones.
-        torch.backends.cuda.matmul.allow_tf32 = False
         # Of the attention kernels only the plain one repeats its backward pass bit for bit. (Off the GPU these
         # switches would change what the CPU computes.)
         torch.backends.cuda.enable_flash_sdp(False)

@@ -196,6 +196,32 @@ def test_the_report_of_an_evaluation_goes_with_the_source_of_its_rows(
     assert names_in(tmp_path / "report") == []
 
 
+def test_the_report_of_an_evaluation_goes_although_its_rows_were_registered_later(
+    home, tmp_path, private_rows, request_of, prefect_server, call
+):
+    """Nobody knew whose the rows were: the source takes the report over when a run registers them."""
+    tables = {"real": private_rows.slice(0, 40), "test": private_rows.slice(40), "synthetic": made_up_reviews()}
+    for name, table in tables.items():
+        pq.write_table(table, tmp_path / f"{name}.parquet")
+    words = [word for name in tables for word in (f"--{name}", tmp_path / f"{name}.parquet")]
+    code, said = call("evaluate", *words, "--out", tmp_path / "report", "--json")
+    assert code == 0, said
+    assert names_in(tmp_path / "report") == ["report.html", "report.json"]
+    (note,) = (settings().private_root / "evaluated").iterdir()
+    known = {digest.hex() for table in tables.values() for digest in row_digests(table.select(["text"]))}
+    assert known.isdisjoint(json.loads(note.read_text())["rows"]), "a bare digest would tell a row to who guesses it"
+
+    from understudy.runs import registration
+    from understudy.runs.validation import validate
+
+    registration.register(validate(request_of(), "conditional-generation"))
+    assert names_in(tmp_path / "report") == ["report.html", "report.json", "sources.json"]
+    told = purge_source("ward")
+    assert (told["evaluation_reports"], told["not_removed"]) == ([str(tmp_path / "report")], [])
+    assert names_in(tmp_path / "report") == []
+    assert names_in(settings().private_root / "evaluated") == []
+
+
 def made_up_reviews() -> pa.Table:
     texts = [f"a {word} stay on ward {i} , take {i}" for i in range(20) for word in ("lovely", "dreadful")]
     return pa.table({"text": texts, "label": ["good", "bad"] * 20})

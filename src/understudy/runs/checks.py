@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 from understudy.addresses import SQLITE
 from understudy.artifacts import access
 from understudy.errors import InputError
+from understudy.hardware import check_products
 from understudy.locks import holder_of
 from understudy.runs.folders import probe_folder, try_folder
 from understudy.settings import device_locks, prefect_setting, settings
@@ -112,7 +113,11 @@ def prefect_server() -> str:
 
 
 def gpu() -> str:
-    """On CUDA: the devices compute, and a task can get one: from the server's limit `gpu`, or by a lock of its own."""
+    """On CUDA: the devices compute, and a task can get one: from the server's limit `gpu`, or by a lock of its own.
+
+    On every device float32 products are of whole numbers.
+    """
+    check_products()
     now = settings()
     if now.device_type != "cuda":
         return "not used: tasks run on the CPU"

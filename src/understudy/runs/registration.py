@@ -14,6 +14,7 @@ import pyarrow as pa
 from understudy.artifacts.access import ArtifactRef, private_store, write_table
 from understudy.privacy import labels
 from understudy.privacy.ledger.ledger import Ledger
+from understudy.runs.evaluations.unregistered import take_over
 from understudy.runs.request import RunRequest
 from understudy.runs.run_plan import RunPlan, match_of, run_key
 from understudy.runs.validation import Validated, validate
@@ -31,6 +32,7 @@ def register(validated: Validated) -> RunPlan:
     """
     ledger, source = Ledger.open(), validated.record.name
     ledger.register(validated.record, validated.row_digests, validated.client_digests)
+    take_over(source, validated.row_digests)
     train, test = (
         _store_rows(ledger, source, kind, table)
         for kind, table in (("rows", validated.rows.train), ("test-rows", validated.rows.test))

@@ -10,11 +10,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from understudy.locks import locked_folder
-from understudy.runs.evaluations.report import SOURCES_FILE, report_files, sources_told
+from understudy.runs.evaluations.report import report_files
+from understudy.runs.evaluations.unregistered import SOURCES_FILE, forget_rows, sources_told
 from understudy.runs.finished_folders import noted
 from understudy.runs.folders import RUN_FILE, STATEMENT
 from understudy.runs.placement import EXPORT, INTERNAL, leftovers
@@ -48,19 +50,31 @@ def remove_private(source: str) -> Removed:
     Raises:
         InputError: when the private root cannot be written.
     """
-    done = Removed()
-    for note, out in noted(source):
+    done, stuck = Removed(), set[Path]()
+    # Whoever notes a folder while others are cleared may still have read from those.
+    while found := [(note, out) for note, out in noted(source) if note not in stuck]:
+        stuck |= _remove_from(found, source, done)
+    return done
+
+
+def _remove_from(folders: Sequence[tuple[Path, Path]], source: str, done: Removed) -> set[Path]:
+    """Clear these folders, and remove the note of each that is clear; gives the notes that stay."""
+    stuck = set()
+    for note, out in folders:
         try:
             with locked_folder(out):  # a run may be filling it
                 left = [*_clear(out, source, done), *_clear_report(out, source, done)]
                 if not left:
                     note.unlink(missing_ok=True)
         except (FileNotFoundError, NotADirectoryError):
+            forget_rows(out)
             left = [f"{out}: no such folder any more; if it was moved, what it held of {source!r} moved with it"]
         except OSError as error:
             left = [f"{out}: {error.strerror}"]
+        if left:
+            stuck.add(note)
         done.left.extend(left)
-    return done
+    return stuck
 
 
 def _clear(out: Path, source: str, done: Removed) -> list[str]:
@@ -100,6 +114,7 @@ def _clear_report(out: Path, source: str, done: Removed) -> list[str]:
             path.unlink(missing_ok=True)
         except OSError as error:
             return [f"{path}: {error.strerror or type(error).__name__}"]
+    forget_rows(out)
     done.reports.append(str(out))
     return []
 

@@ -8,12 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from understudy import hardware
 from understudy.compute import ON_CPU, Compute
 from understudy.errors import InputError
 from understudy.models.folders import model_folder, parameter_count
 from understudy.models.loading import load_model
+from understudy.runs import checks
 from understudy.tasks import charging
 from understudy.tasks.charging import digest_of, environment_of
 from understudy.tasks.engine import machine
@@ -124,6 +126,77 @@ def test_the_kind_of_a_processor_is_what_it_rounds_by(tmp_path, monkeypatch):
             assert kind_of(17, "fpu avx2 avx512f") != wide, name
     (tmp_path / "cpuinfo").unlink()
     assert hardware.kind()
+
+
+ON_CUDA = (
+    "CUBLAS_WORKSPACE_CONFIG",
+    "CUBLAS_EMULATE_SINGLE_PRECISION",
+    "CUBLASLT_WORKSPACE_SIZE",
+    "NVIDIA_TF32_OVERRIDE",
+    "PYTORCH_TUNABLEOP_ENABLED",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    "TORCH_BLAS_PREFER_CUBLASLT",
+)
+
+
+@pytest.mark.parametrize("name", ON_CUDA)
+def test_what_cuda_is_told_belongs_to_its_kind_only(name, monkeypatch):
+    monkeypatch.setattr(hardware, "_cuda_devices", lambda: [hardware._CudaDevice(9, 0, "GPU")])
+    kinds = {}
+    for device in ("cpu", "cuda"):
+        monkeypatch.setenv("UNDERSTUDY_DEVICE", device)
+        for value in (None, "1"):
+            with monkeypatch.context() as told:
+                told.delenv(name, raising=False) if value is None else told.setenv(name, value)
+                kinds[device, value] = hardware.kind()
+    assert kinds["cuda", "1"] != kinds["cuda", None]
+    assert kinds["cpu", "1"] == kinds["cpu", None]
+
+
+def test_the_kind_is_the_same_before_and_after_tasks_set_the_workspace(monkeypatch):
+    monkeypatch.setattr(hardware, "_cuda_devices", lambda: [hardware._CudaDevice(9, 0, "GPU")])
+    monkeypatch.setenv("UNDERSTUDY_DEVICE", "cuda")
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    before = hardware.kind()
+    machine.prepare_torch(1, "cpu")
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"]
+    assert hardware.kind() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "right"),
+    [
+        ("NVIDIA_TF32_OVERRIDE", "1", "0"),
+        ("ONEDNN_DEFAULT_FPMATH_MODE", "BF16", "strict"),
+        ("DNNL_DEFAULT_FPMATH_MODE", "ANY", "STRICT"),
+    ],
+)
+def test_an_environment_that_shortens_products_is_refused_before_the_charge_and_by_tasks(
+    name, wrong, right, monkeypatch
+):
+    for look in (checks.gpu, lambda: machine.prepare_torch(1, "cpu")):
+        monkeypatch.setenv(name, wrong)
+        with pytest.raises(InputError, match=f"{name}={wrong}"):
+            look()
+        monkeypatch.setenv(name, right)
+        look()
+
+
+@pytest.mark.parametrize("asked", ["high", "medium"])
+def test_tasks_multiply_whole_numbers_whatever_the_script_around_them_asked_for(asked):
+    """On processors with AMX `medium` rounds float32 factors to bfloat16, by more than a clip norm is allowed."""
+    generator = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(256, 256, generator=generator) for _ in range(2))
+    before = torch.get_float32_matmul_precision()
+    try:
+        machine.prepare_torch(1, "cpu")
+        whole = left @ right
+        torch.set_float32_matmul_precision(asked)
+        machine.prepare_torch(1, "cpu")
+        assert torch.get_float32_matmul_precision() == "highest"
+        assert torch.equal(left @ right, whole)
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 @pytest.mark.parametrize("told", ["OMP_THREAD_LIMIT=1", "OMP_MAX_ACTIVE_LEVELS=0"])

@@ -3,17 +3,22 @@
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
 
 from understudy.data.digests import row_digests
 from understudy.data.tables import LabelledRows
+from understudy.errors import InputError
 from understudy.evaluation.metrics import Metrics
 from understudy.evaluation.tables import ComparedTables
 from understudy.privacy.ledger.ledger import Ledger, SourceRecord
+from understudy.runs.audits import report as audits
+from understudy.runs.comparisons import report as comparisons
 from understudy.runs.evaluations import report as evaluated
 from understudy.runs.evaluations.report import report_on_tables
+from understudy.runs.finished_folders import noted
 from understudy.runs.removal import Removed, remove_private
 from understudy.settings import settings
 
@@ -128,3 +133,23 @@ def test_what_does_not_say_whose_it_is_and_a_link_are_told_and_stay(tmp_path):
     assert page.is_file()
     (out / "report.html").unlink()
     assert remove_private("ward") == Removed()
+
+
+@pytest.mark.parametrize("what", ["audit", "comparison"])
+def test_a_report_is_noted_before_its_figures_are_read(what, home, tmp_path, monkeypatch):
+    """A purge in between would find no note of it, remove what it was read from, and say that all is gone."""
+
+    def read(*_):
+        assert [out for _, out in noted("ward")] == [tmp_path / "out"]
+        raise InputError("the figures are gone")
+
+    run = SimpleNamespace(out=str(tmp_path / "out"), source="ward", method="m", model_name="n", report_facts={}, n=1)
+    monkeypatch.setattr(comparisons, "_measured", read)
+    monkeypatch.setattr(audits, "_promise", lambda plan: {})
+    cell = SimpleNamespace(name="c", group="g", seed=0)
+    write = {
+        "audit": lambda: audits.write_audit(tmp_path / "out", run, read, claim=None),
+        "comparison": lambda: comparisons.report_on_runs(SimpleNamespace(run=run), [cell], {}, []),
+    }
+    with pytest.raises(InputError, match="gone"):
+        write[what]()

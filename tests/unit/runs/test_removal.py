@@ -14,6 +14,7 @@ import pytest
 from understudy.artifacts.access import write_table
 from understudy.privacy.labels import private
 from understudy.runs import removal
+from understudy.runs.evaluations.report import noted_report
 from understudy.runs.finished_folders import remember
 from understudy.runs.folders import RUN_FILE, STATEMENT, RunRecord, StatementFiles, write_results
 from understudy.runs.placement import EXPORT, INTERNAL
@@ -304,3 +305,30 @@ def test_a_purge_waits_for_the_run_that_fills_a_folder(tmp_path):
     run.join()
     purge.join()
     assert told == [Removed(internal=[str(tmp_path / "out" / INTERNAL)])]
+
+
+@pytest.mark.parametrize("is_noted", [False, True])
+def test_a_report_that_was_read_from_what_is_being_removed_goes_too(is_noted, tmp_path, monkeypatch):
+    """A comparison has read the figures of its runs when a purge removes them, and writes its own afterwards."""
+    keep(tmp_path / "run", "ward")
+    if is_noted:
+        tmp_path.joinpath("compared").mkdir()
+        remember(tmp_path / "compared", source="ward")
+    clear, written = removal._clear, []
+
+    def and_write(out, source, done):
+        if out.name == "run" and not written:
+            if is_noted:
+                remember(tmp_path / "compared", source="ward")
+            with noted_report(tmp_path / "compared", {"ward"}):
+                written.append((tmp_path / "compared" / "report.json").write_text("figures"))
+        return clear(out, source, done)
+
+    listed = removal.noted
+    # The folder of the comparison, if it is known already, is cleared before that of its run.
+    monkeypatch.setattr(removal, "noted", lambda source: sorted(listed(source), key=lambda found: found[1].name))
+    monkeypatch.setattr(removal, "_clear", and_write)
+    assert remove_private("ward").internal == [str(tmp_path / "run" / INTERNAL)]
+    assert written
+    assert list((tmp_path / "compared").iterdir()) == []
+    assert listed("ward") == []

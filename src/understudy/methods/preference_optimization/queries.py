@@ -59,7 +59,9 @@ class QuerySchedule(BaseModel):
         return (query,)
 
 
-# What `scoring.as_query` makes up for.
+# What `scoring.as_query` makes up for. With labels the candidates are those of one: a unit is one text then, which adds
+# exact zeros to the columns of all other labels, and each label's columns are a product of their own, so that these are
+# the same to the last bit without the unit. It moves, and has rounded, the columns of its own label alone.
 _MOST_UNITS = 10**6
 _MOST_CANDIDATES = 10**5
 

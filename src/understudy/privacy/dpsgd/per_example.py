@@ -39,6 +39,9 @@ LossFunction = Callable[[nn.Module, Batch], Tensor]
 
 # Rounding of float32 inner products, as a share of their scale: norms err towards the larger side.
 _ROUNDING = 2.0**-21
+# Squares added up in float32. A running sum loses what is below half of its last bit: over a whole matrix more than
+# `grid.ALLOWANCE`, over so few under a sixteenth of it however they are added up.
+_SQUARES_AT_ONCE = 1 << 12
 
 
 def clipped_gradient_sum(
@@ -109,8 +112,7 @@ class _Uses:
     def squared_norms(self) -> Tensor | None:
         """(batch,) in float64, never underestimated by rounding; None where no loss reaches the parameter."""
         if self.dense is not None:
-            norms: Tensor = torch.linalg.vector_norm(self.dense.flatten(1), dim=1)
-            return norms.double().square()
+            return _squares(self.dense.flatten(1))
         total: Tensor | None = None
         for index, one in enumerate(self.factors):
             for other in self.factors[: index + 1]:
@@ -128,6 +130,15 @@ class _Uses:
         for factors in self.factors:
             add_weighted_sum(total, factors, weights, poisoned)
         return total
+
+
+def _squares(rows: Tensor) -> Tensor:
+    """(batch,) float64 squared norms of (batch, numbers)."""
+    count = rows.shape[1] // _SQUARES_AT_ONCE
+    whole = count * _SQUARES_AT_ONCE
+    blocks = rows[:, :whole].reshape(len(rows), count, _SQUARES_AT_ONCE)
+    norms = [torch.linalg.vector_norm(blocks, dim=2), torch.linalg.vector_norm(rows[:, whole:], dim=1)[:, None]]
+    return torch.cat(norms, dim=1).double().square().sum(1)
 
 
 def _norms(uses: Mapping[str, _Uses], examples: int) -> Tensor:

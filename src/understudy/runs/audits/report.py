@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +15,23 @@ from understudy.runs.placement import INTERNAL
 from understudy.runs.run_plan import RunPlan
 
 
-def write_audit(out: Path, plan: RunPlan, metrics: Metrics, *, claim: Path | None) -> Path:
+def write_audit(out: Path, plan: RunPlan, found: Callable[[], Metrics], *, claim: Path | None) -> tuple[Path, Metrics]:
     """Write report.html and report.json of an audit; internal, closed to others.
 
     Args:
         out: the audit's folder.
         plan: of the claim.
-        metrics: what was found.
+        found: reads what was found. Called when the folder is noted and locked: a purge of the rows either leaves
+            nothing to read, or waits for the report and takes it along.
         claim: folder of the claim's run, whose statement the page shows; None where it was not run.
 
     Returns:
-        The page.
+        The page, and what was found.
     """
-    statement = _promise(plan) if claim is None else _statement_of(claim)
     facts = {"method": plan.method, "model": plan.model_name, **plan.report_facts}
-    made = f"{metrics.values['audit.one_run.canaries']:.0f} canaries among at most {plan.n} units of {plan.source}"
     with noted_report(out, {plan.source}):
+        statement, metrics = _promise(plan) if claim is None else _statement_of(claim), found()
+        made = f"{metrics.values['audit.one_run.canaries']:.0f} canaries among at most {plan.n} units of {plan.source}"
         files = build_report(
             out,
             title=f"Audit of {plan.method}",
@@ -40,7 +41,7 @@ def write_audit(out: Path, plan: RunPlan, metrics: Metrics, *, claim: Path | Non
             method=plan.method,
             about=About(made=made, facts=facts),
         )
-    return files.html
+    return files.html, metrics
 
 
 def _statement_of(claim: Path) -> dict[str, Any]:

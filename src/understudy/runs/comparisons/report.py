@@ -60,11 +60,21 @@ def report_on_runs(
     result = Compared(report=str((out / "report.html").absolute()), runs=len(cells), missing=dict(missing))
     if len(missing) == len(cells):
         return result
+    # Noted first: a purge of these rows either leaves no figures to read, or waits for the report and takes it along.
+    with noted_report(out, {request.run.source}):
+        build_comparison(out, _content(request, cells, missing, charges))
+    return result
+
+
+def _content(
+    request: CompareRequest, cells: Sequence[Cell], missing: Mapping[str, str], charges: Sequence[str]
+) -> ComparisonContent:
+    """What the page shows, from the folders of the runs."""
     measured = [MeasuredRun(cell.group, cell.seed, _measured(cell)) for cell in cells if cell.name not in missing]
     reasons = [f"{name}: {why}" for name, why in missing.items()]
     groups, figures = _groups(cells, missing), figures_of(measured)
     found = merge(compared(measured, missing=reasons), _differences(measured, groups, figures))
-    content = ComparisonContent(
+    return ComparisonContent(
         title=f"Comparison on {request.run.source}",
         charged=_charged(request.run.source, charges),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -81,9 +91,6 @@ def report_on_runs(
         missing=found.missing,
         declared=found.declared,
     )
-    with noted_report(out, {request.run.source}):
-        build_comparison(out, content)
-    return result
 
 
 def complete_comparison(result: Compared) -> Compared:

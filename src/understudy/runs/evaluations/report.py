@@ -1,31 +1,35 @@
 """The report of `understudy evaluate`: whose rows it is made of is noted, so that `purge` finds it.
 
 Nobody names a source to `evaluate`, so the rows say it: each is known to the ledger by its keyed hash once a run has
-registered it. What the report is made of stands beside it, in `sources.json`.
+registered it, before the evaluation or after it (`unregistered`). What the report is made of stands beside it, in
+`sources.json`.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import pyarrow as pa
-
 from understudy.data.digests import row_digests
-from understudy.durable import write_atomically
 from understudy.errors import InputError
 from understudy.evaluation.metrics import Metrics
 from understudy.evaluation.tables import ComparedTables, measure_tables, records_of
 from understudy.locks import locked_folder
 from understudy.privacy.ledger.ledger import Ledger
 from understudy.reporting.report import About, ReportFiles, build_report
+from understudy.runs.evaluations.unregistered import (
+    SOURCES_FILE,
+    forget_rows,
+    note_rows,
+    sources_told,
+    take_over,
+    tell_sources,
+)
 from understudy.runs.finished_folders import remember
 from understudy.runs.folders import PROBE, try_folder
 from understudy.settings import settings
 
-SOURCES_FILE = "sources.json"
 _FILES = ("report.json", "report.html")
 
 
@@ -40,7 +44,9 @@ def report_on_tables(compared: ComparedTables, out: Path, *, device: str = "cpu"
     Raises:
         UnderstudyError: the ledger, which knows whose the rows are, cannot be read.
     """
-    sources = _sources_of(compared.train.table, compared.test.table)
+    digests = [digest for part in (compared.train, compared.test) for digest in row_digests(part.table)]
+    noted = note_rows(out, digests)
+    sources = _sources_of(digests)
     metrics = measure_tables(compared, device=device)
     names = compared.train.label_names
     made = f"{compared.synthetic.table.num_rows} labelled texts"
@@ -53,6 +59,10 @@ def report_on_tables(compared: ComparedTables, out: Path, *, device: str = "cpu"
             samples=records_of(compared.synthetic),
             about=About(made=made, label_names=names),
         )
+        forget_rows(out, but=noted)
+    # Whoever has registered rows since did not find the report yet, or was not told of by it.
+    for source in sorted(_sources_of(digests) - sources):
+        take_over(source, digests)
     return files, metrics
 
 
@@ -95,21 +105,13 @@ def check_report_folder(
     try_folder(out)
 
 
-def sources_told(out: Path) -> set[str] | None:
-    """The sources whose rows the report in a folder is made of; None where nothing there says it."""
-    try:
-        return set(json.loads((out / SOURCES_FILE).read_bytes())["sources"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _sources_of(*tables: pa.Table) -> set[str]:
-    """The sources that rows of these tables are registered under; without a ledger there is none."""
+def _sources_of(digests: Sequence[bytes]) -> set[str]:
+    """The sources that rows of these digests are registered under; without a ledger there is none."""
     now = settings()
     begun = now.secret is not None or any((now.home / name).exists() for name in ("secret", "ledger.head"))
     if now.zone == "server" or not begun:
         return set()
-    return Ledger.open().sources_of([digest for table in tables for digest in row_digests(table)])
+    return Ledger.open().sources_of(digests)
 
 
 @contextmanager
@@ -121,11 +123,7 @@ def noted_report(out: Path, sources: set[str]) -> Iterator[None]:
             remember(out, source=source)
         earlier = sources_told(out)
         if sources or earlier is not None:
-            _tell(out, sources | (earlier or set()))
+            tell_sources(out, sources | (earlier or set()))
         yield
         if sources or earlier is not None:
-            _tell(out, sources)
-
-
-def _tell(out: Path, sources: Iterable[str]) -> None:
-    write_atomically(out / SOURCES_FILE, json.dumps({"sources": sorted(sources)}).encode())
+            tell_sources(out, sources)

@@ -414,6 +414,35 @@ def test_query_has_sensitivity_one_even_where_all_clients_agree(n):
         assert np.linalg.norm(on_the_grid(one) - on_the_grid(other)) <= charged_sensitivity(1.0)
 
 
+@pytest.mark.parametrize("way", [*WAYS, "histogram"])
+@pytest.mark.parametrize("per_label", [6, 60])
+def test_a_text_moves_the_columns_of_its_own_label_alone(way, per_label):
+    """So the rounding of one label's candidates is all that a query must make up for, however many labels there are."""
+    units, d, classes, per_prompt = 70, 8, 3, 3
+    texts, labels = embeddings(units, d, 1), np.arange(units) % classes
+    candidates = embeddings(classes * per_label, d, 2)
+    of = np.repeat(np.arange(classes), per_label)
+
+    def total(kept):
+        owner = np.flatnonzero(kept)
+        if way == "histogram":
+            space = candidate_space(
+                candidates, normalise="standardise", over="within", per_prompt=per_prompt, labels=of
+            )
+            nearest = nearest_candidates(texts[owner], candidates, labels=(labels[owner], of))
+            return histogram_sum(space, nearest, owner, np.ones(units, dtype=bool))
+        means = client_means(texts[owner], owner, slots=units, labels=labels[owner], classes=classes)
+        everyone = np.ones(units, dtype=bool)
+        return exact_sum(means, candidates, everyone, **way, per_prompt=per_prompt, labels=of)
+
+    whole = total(np.ones(units, dtype=bool))
+    for unit in (0, 1, 35, 69):
+        without = total(np.arange(units) != unit)
+        other = of != labels[unit]
+        assert np.array_equal(whole[other], without[other])
+        assert 0 < np.linalg.norm(whole - without) < 1 + 2.0**-18
+
+
 def test_a_query_in_float32_would_break_the_sensitivity():
     """Why sums stay in float64: float32 moves two neighbouring ones apart by more than what is charged."""
     n = 1_000_000

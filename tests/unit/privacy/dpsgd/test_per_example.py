@@ -14,6 +14,7 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 from understudy.errors import InputError
 from understudy.models import lora
 from understudy.privacy.dpsgd.per_example import clipped_gradient_sum
+from understudy.privacy.grid import ALLOWANCE
 
 VOCABULARY, PAD = 23, 1
 
@@ -353,6 +354,24 @@ def test_norms_err_to_the_larger_side_under_cancellation():
             model, parameters, loss, one, l2_clip_norm=1e-3, valid=torch.ones(1, dtype=torch.bool)
         )
         assert found["weight"].norm() <= 1e-3 * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("first", [1, 8, 16, 32])
+def test_dust_in_a_large_gradient_counts_in_its_norm(first):
+    """Squares too small for the last bit of a float32 sum that begins large: together they are more than is allowed."""
+    width, clip = 1 << 21, 0.25
+    layer = nn.Linear(width, 2, bias=False)
+    row = torch.full((width,), 0.99 * 2.0**-12.5)
+    row[:first] = 1.0
+    # Two positions, so that the gradient, which is the row, is smaller than its factors and made itself.
+    batch = {"x": torch.stack([row, torch.zeros(width)])[None]}
+    parameters = dict(layer.named_parameters())
+    found = clipped_gradient_sum(
+        layer, parameters, lambda model, b: model(b["x"])[:, 0, 0], batch, l2_clip_norm=clip, valid=torch.tensor([True])
+    )
+    norm = float(torch.linalg.vector_norm(found["weight"], dtype=torch.float64))
+    assert norm > clip * (1 - 2.0**-13), "clipping is active, and takes no more than it must"
+    assert norm < clip * (1 + ALLOWANCE / 16)
 
 
 def test_weights_get_no_ordinary_gradient_and_requires_grad_comes_back():
