@@ -27,7 +27,8 @@ def audit(
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
     prepare_environment()
     from understudy.auditing.metrics import bounds_of
-    from understudy.runs.audits.runs import check_power, planned, prepared
+    from understudy.evaluation.names import THREATS
+    from understudy.runs.audits.runs import attackers, check_power, planned, prepared
     from understudy.runs.python_requests import metrics_in
     from understudy.runs.run_plan import dry_run_of
     from understudy.runs.validation import validate
@@ -38,6 +39,7 @@ def audit(
             least = check_power(plan, count)
         facts = {
             "canaries": count,
+            "attackers_see": [THREATS[threat] for threat in attackers(method)],
             "detectable_epsilon": round(least, 3),
             "runs": "two controls without noise, and this",
         }

@@ -16,9 +16,11 @@ from typing import Annotated, Any
 
 import typer
 
+from understudy.flows.refused_options import Commands
 from understudy.flows.request_options import LabelColumn, LabelNames, Method, TextColumn, takes_request
 
 app = typer.Typer(
+    cls=Commands,
     help="Turn a private text data set into a synthetic one that can stand in for it.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -19,13 +19,12 @@ def evaluate(*, fields: Mapping[str, Any], label_names: str | None, as_json: boo
     request = checked_request(EvaluateRequest, {**fields, "label_names": named(label_names)})
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
     prepare_environment()
-    from understudy.runs.evaluations.inputs import check_evaluation, tables_of
+    from understudy.runs.evaluations.inputs import check_evaluation, handed_tables
     from understudy.runs.python_requests import metrics_in
 
     check_evaluation(request)
-    # Outside of the flow: an error names rows, which Prefect must not keep.
-    tables_of(request)
-    from understudy.flows.evaluate import evaluate as flow
+    with handed_tables(request):
+        from understudy.flows.evaluate import evaluate as flow
 
-    ended(flow, request, again="begins anew; nothing was charged")
+        ended(flow, request, again="begins anew; nothing was charged")
     show({"report": str(request.folder / "report.html"), **metrics_in(request.folder).values}, as_json=as_json)

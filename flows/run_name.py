@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import TypeVar
 
 from prefect import Flow
+from prefect.exceptions import CancelledRun
 from prefect.utilities.names import generate_slug
+
+from understudy.errors import UnderstudyError
 
 Q = TypeVar("Q")
 R = TypeVar("R")
@@ -17,8 +20,19 @@ def run_named(flow: Flow[[Q], R], request: Q) -> R:
     Args:
         flow: started here, by a command or from Python; a run of a deployment has the name that its maker gave it.
         request: its one parameter.
+
+    Raises:
+        UnderstudyError: the run was cancelled on the Prefect server.
     """
     source = getattr(getattr(request, "run", request), "source", None)
     name = "-".join(filter(None, (flow.name, source, generate_slug(2))))
     # A function, for Prefect would take a string for a template.
-    return flow.with_options(flow_run_name=lambda: name)(request)
+    try:
+        return flow.with_options(flow_run_name=lambda: name)(request)
+    except CancelledRun:
+        pass
+    # Outside the handler: its text says nothing more.
+    raise UnderstudyError(
+        f"flow run {name}: expected to run to its end, found it cancelled on the Prefect server; call the same again "
+        "to go on with it"
+    )

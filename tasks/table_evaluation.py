@@ -20,7 +20,7 @@ class Evaluated(Frozen):
 # Not cached: files that are read by their path may have changed since.
 @task(name="report-evaluation", cache=False)
 def report_evaluation(request: EvaluateRequest) -> Evaluated:
-    """Read the tables as they are now, measure them, and write report.html and report.json into the folder."""
+    """Measure the tables, as they are now or as the command has just read them, and write the report's two files."""
     from understudy.runs.evaluations.inputs import tables_of
     from understudy.runs.evaluations.report import report_on_tables
 

@@ -78,3 +78,20 @@ def files_of(root: Path = ROOT) -> frozenset[str]:
         names[:] = [name for name in names if name not in CACHES and not name.endswith(".egg-info")]
         found += [os.path.relpath(os.path.join(folder, name), root) for name in files]
     return frozenset(found)
+
+
+def told_of(before: frozenset[str], after: frozenset[str]) -> str:
+    """What came into the checkout and went from it while tests ran, and who may have done it; empty if nothing."""
+    changes = {"came": sorted(after - before), "went": sorted(before - after)}
+    told = [
+        f"{verb}: {', '.join(files[:10])}{f' and {len(files) - 10} more' if len(files) > 10 else ''}"
+        for verb, files in changes.items()
+        if files
+    ]
+    if not told:
+        return ""
+    return (
+        f"expected the files of {ROOT} to stay as they are while tests ran; {'; '.join(told)}. Either a process that a "
+        "test started wrote outside its temporary folder, or something beside the tests did, such as a run with an "
+        "--out here, git or an editor: then run the tests again with nothing beside them, or in a clone of their own"
+    )

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, ExitStack, closing
 from pathlib import Path
 
 import pytest
-from confinement import Confinement, files_of
+from confinement import Confinement, files_of, told_of
 from homes import bare_environment, home_environment
 
 # Before anything imports Prefect, MLflow, torch or datasets.
@@ -81,10 +81,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     gc.freeze()
     if _before not in session.config.stash:
         return
-    changed = sorted(files_of() ^ session.config.stash[_before])
-    if changed:
+    if told := told_of(session.config.stash[_before], files_of()):
         report = session.config.pluginmanager.get_plugin("terminalreporter")
-        report.write_line(f"ERROR: files of the checkout came or went while tests ran: {changed[:10]}", red=True)
+        report.write_line(f"ERROR: {told}", red=True)
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 

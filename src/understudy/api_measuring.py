@@ -123,7 +123,7 @@ def evaluate(
         InputError: a table is not what is expected.
         ZoneError: this process belongs to the server zone, where no real rows are read.
     """
-    from understudy.runs.evaluations.inputs import check_evaluation, tables_of
+    from understudy.runs.evaluations.inputs import check_evaluation, handed_tables
     from understudy.runs.evaluations.request import EvaluateRequest
     from understudy.runs.folders import try_folder
     from understudy.runs.request import checked_request
@@ -136,8 +136,7 @@ def evaluate(
     with as_files({"synthetic": synthetic, "real": real, "test": test}) as files:
         request = checked_request(EvaluateRequest, {**files, **columns, "out": str(folder)})
         check_evaluation(request)
-        # Outside of the flow: an error names rows, which Prefect must not keep.
-        tables_of(request)
-        load(_SERVER)()
-        load(_RUN)(load(_EVALUATE), request)
+        with handed_tables(request):
+            load(_SERVER)()
+            load(_RUN)(load(_EVALUATE), request)
     return metrics_in(folder)

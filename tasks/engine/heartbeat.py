@@ -4,6 +4,9 @@ The process that computes sends it, whoever started it: the command line, a work
 depends on a setting of whatever starts the process, and comes at most twice a minute, too seldom to find a dead run
 within two minutes. `understudy deploy` makes the automations, which follow runs of Understudy alone.
 
+The same process asks, with each heartbeat, whether its run was cancelled. A worker that lives ends it by itself; but
+nobody else would tell a process whose worker is dead, or that no worker started.
+
 A temporary server ends with its run, and nobody watches it. There the sign of life is a lock on a file, which the next
 temporary server looks at when it starts.
 """
@@ -11,8 +14,10 @@ temporary server looks at when it starts.
 import contextvars
 import logging
 import os
+import signal
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,9 +29,9 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId, TaskR
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.context import FlowRunContext
 from prefect.events import emit_event
-from prefect.exceptions import Pause
+from prefect.exceptions import Pause, PrefectException
 from prefect.settings import PREFECT_API_URL, PREFECT_HOME
-from prefect.states import Crashed
+from prefect.states import Cancelled, Crashed
 
 from understudy.locks import locked_folder, try_lock
 from understudy.settings import prefect_setting, settings
@@ -39,6 +44,8 @@ MISSED = 4
 SHORTEST_SILENCE_S = 10.0
 # From the moment a worker takes a run: a process has to start and to import before it can send one.
 BEGINNING_S = 90.0
+# A worker that lives ends a cancelled run within this time by itself, and more gently.
+LEFT_TO_WORKER_S = 30.0
 # What a run that counts as dead says about itself on the Prefect server.
 RETRY = ": retry it, it goes on"
 # Beside the database of temporary servers: a file for each run that was told to one, locked while the run computes.
@@ -62,6 +69,8 @@ def beginning_s() -> float:
 def beating() -> Iterator[None]:
     """Send heartbeats of the running flow while the block runs, or hold its lock where its server ends with it.
 
+    A run that is cancelled on its server, and that no worker ends, is interrupted here as by Ctrl-C.
+
     What an attempt of this flow run left behind as Running, because it was killed, is marked Crashed first.
     """
     context = FlowRunContext.get()
@@ -73,10 +82,11 @@ def beating() -> Iterator[None]:
         with _lock_held(run):
             yield
         return
-    ended = threading.Event()
+    ended, cancelled = threading.Event(), threading.Event()
+    stop = _interruption(ended, cancelled)
     # The thread sees the settings of this flow run, and so its server.
     heart = threading.Thread(
-        target=contextvars.copy_context().run, args=(_beat, run, ended), name="flow-heart", daemon=True
+        target=contextvars.copy_context().run, args=(_beat, run, ended, stop), name="flow-heart", daemon=True
     )
     heart.start()
     paused = False
@@ -86,6 +96,10 @@ def beating() -> Iterator[None]:
     except Pause:
         paused = True
         raise
+    except BaseException:
+        if cancelled.is_set():
+            _say_cancelled(run)
+        raise
     finally:
         ended.set()
         heart.join(timeout=1.0)
@@ -93,12 +107,59 @@ def beating() -> Iterator[None]:
             _tell(PAUSED, run)
 
 
-def _beat(run: FlowRun, ended: threading.Event) -> None:
-    every = settings().heartbeat_s
+def _beat(run: FlowRun, ended: threading.Event, stop: Callable[[], None]) -> None:
+    every, asked_at = settings().heartbeat_s, None
     while True:
         _tell(EVENT, run)
+        state = _state_of(run)
+        if state is not None and state.is_cancelling():
+            asked_at = time.monotonic() if asked_at is None else asked_at
+            left = LEFT_TO_WORKER_S if run.deployment_id else 0.0
+            if time.monotonic() - asked_at >= left:
+                return stop()
+        elif state is not None and state.is_cancelled():
+            return stop()
+        else:
+            asked_at = None
         if ended.wait(every):
-            return
+            return None
+
+
+def _interruption(ended: threading.Event, cancelled: threading.Event) -> Callable[[], None]:
+    """What interrupts the running flow; nothing where it is not in the main thread, which alone can be interrupted."""
+    inside, main = threading.current_thread() is threading.main_thread(), threading.main_thread().ident
+
+    def stop() -> None:
+        if inside and main is not None and not ended.is_set():
+            cancelled.set()
+            # Where Ctrl-C is ignored, as in the background of a script, Prefect takes the other one.
+            ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+            signal.pthread_kill(main, signal.SIGTERM if ignored else signal.SIGINT)
+
+    return stop
+
+
+def _state_of(run: FlowRun) -> State[Any] | None:
+    """The state that the server knows; None where it does not answer."""
+    try:
+        with get_client(sync_client=True) as client:
+            return client.read_flow_run(run.id).state
+    except (httpx.HTTPError, PrefectException) as error:
+        _log.debug("the state of flow run %s was not read: %s", run.id, type(error).__name__)
+        return None
+
+
+def _say_cancelled(run: FlowRun) -> None:
+    """End a run as Cancelled, unless somebody has retried it since."""
+    # Prefect's engine has the same object. A run that has ended for it is not made Crashed.
+    state = run.state = Cancelled(message="its process noticed, and stopped")
+    found = _state_of(run)
+    if found is not None and found.is_cancelling():
+        try:
+            with get_client(sync_client=True) as client:
+                client.set_flow_run_state(run.id, state)
+        except (httpx.HTTPError, PrefectException) as error:
+            _log.warning("flow run %s may still stand as Cancelling: %s", run.id, type(error).__name__)
 
 
 def _tell(event: str, run: FlowRun) -> None:

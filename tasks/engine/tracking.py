@@ -1,15 +1,17 @@
 """The record of runs in MLflow: one parent run per flow run, one child per task, written once when it ends.
 
-A child is found by its key and its parent, a parent by its run key, so a killed and resumed run leaves
-neither duplicates nor orphans that stay RUNNING. MLflow is the audit record, so a write that fails is tried
-again and then fails the task; the result is kept by then, and the next attempt records it without computing
-it again.
+A child is found by its key and its parent, a parent by its run key, so a killed and resumed run leaves no duplicates.
+One that is not resumed is KILLED at the next start in the same home. MLflow is the audit record, so a write that fails
+is tried again and then fails the task; the result is kept by then, and the next attempt records it without computing it
+again.
 """
 
 import functools
+import hashlib
 import json
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +20,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from understudy.addresses import SQLITE
 from understudy.errors import InputError, TrackingFailed
-from understudy.settings import settings
+from understudy.settings import private_directory, settings
+from understudy.tasks.engine import run_locks
 from understudy.tasks.engine.failures import keep_text
 from understudy.tasks.engine.lineage import LineageNode, trace
 from understudy.tasks.engine.prefect_links import link_from_prefect
@@ -89,22 +92,43 @@ def parent_run(run_key: str, flow_name: str, *, parameters: Mapping[str, Any], z
     here = {FLOW_RUN: flow_run.id, FLOW_URL: url}
     outer = flow_run.parent_flow_run_id if flow_run.id else None
     log = _open(zone)
-    run_id = log.persist("the flow run", lambda: log.open_parent(run_key, flow_name, parameters, here, outer))
-    if flow_run.id:
-        link_from_prefect(log.uri, log.experiment, run_id)
+    with _shown_as_living(log, run_key) as ended:
+        run_id = log.persist("the flow run", lambda: log.open_parent(run_key, flow_name, parameters, here, outer))
+        if flow_run.id:
+            link_from_prefect(log.uri, log.experiment, run_id)
 
-    def end(state: State) -> None:
-        log.persist("the end of the flow run", lambda: log.client.set_terminated(run_id, state))
+        def end(state: State) -> None:
+            log.persist("the end of the flow run", lambda: log.client.set_terminated(run_id, state))
+            ended.set()
 
-    try:
-        yield run_id
-    except BaseException as error:
         try:
-            end("FAILED" if isinstance(error, Exception) else "KILLED")
-        except TrackingFailed as also:
-            error.add_note(str(also))
-        raise
-    end("FINISHED")
+            yield run_id
+        except BaseException as error:
+            try:
+                end("FAILED" if isinstance(error, Exception) else "KILLED")
+            except TrackingFailed as also:
+                error.add_note(str(also))
+            raise
+        end("FINISHED")
+
+
+@contextmanager
+def _shown_as_living(log: "Log", run_key: str) -> Iterator[threading.Event]:
+    """Show that a run computes; runs of processes that were killed are KILLED first, where they stand as RUNNING.
+
+    Yields:
+        To be set when MLflow knows of the end.
+    """
+    folder = private_directory(settings().locks_root / "runs") / hashlib.sha256(log.uri.encode()).hexdigest()[:16]
+
+    def end_dead(keys: set[str]) -> None:
+        log.persist("the end of killed runs", lambda: log.end_dead(keys))
+
+    lock, ended = run_locks.hold(folder, run_key, end_dead), threading.Event()
+    try:
+        yield ended
+    finally:
+        lock.release(ended=ended.is_set())
 
 
 def add_to_parent(run_id: str, *, tags: Mapping[str, str], metrics: Mapping[str, float], zone: str = "client") -> None:
@@ -221,6 +245,13 @@ class Log:
         if flow_run_id := flow_run[FLOW_RUN]:
             self._parents[flow_run_id] = run_id
         return run_id
+
+    def end_dead(self, run_keys: Iterable[str]) -> None:
+        """Set KILLED what stands as RUNNING of runs whose processes are gone."""
+        for run_key in sorted(run_keys):
+            for run in self.search({RUN_KEY: run_key}):
+                if run.info.status == "RUNNING":
+                    self.client.set_terminated(run.info.run_id, "KILLED")
 
     def write_child(self, record: TaskRecord) -> str:
         """Find or make the run of a task and write it whole."""

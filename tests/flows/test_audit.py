@@ -91,6 +91,7 @@ def test_an_audit_charges_one_run_and_reports_it_beside_its_controls(
         code, said = call(*words, "--dry-run", "--json")
         assert code == 0, said
         assert json.loads(said)["canaries"] == 100
+        assert json.loads(said)["attackers_see"] == ["the synthetic table alone"], "this method releases no model"
         assert not out.exists()
         assert charged() == []
         code, said = call(*words, "--json")

@@ -724,3 +724,23 @@ def test_a_path_is_shown_as_it_is_and_whole(capsys):
     said = capsys.readouterr().out
     assert "done [/b]" in said
     assert said.count(path) == 2, said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("run conditional-generation --data d --out o --epsilon three", "--epsilon three: expected a number, "),
+        ("audit conditional-generation --data d --out o --canaries 2.5", "--canaries 2.5: expected a whole number, "),
+        ("ledger register s --budget 1,0.1 --rows ten", "--rows ten: expected a whole number, "),
+        ("generate --from o --samples many", "--samples many: expected a whole number, "),
+        ("models get x --from there", "--from there: expected one of any, package, hub; "),
+        ("run conditional-generation --data d", "--out is missing (Folder of the results"),
+        ("ledger budget", "SOURCE is missing (Name of the source)"),
+    ],
+)
+def test_an_option_that_cannot_be_read_is_refused_in_one_line(words, said, call):
+    code, found = call(*words.split())
+    assert code == 2
+    assert found.startswith(f"understudy: {said}"), found
+    assert "--help" in found
+    assert found.count("\n") == 1

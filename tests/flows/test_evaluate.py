@@ -78,12 +78,16 @@ def write_with_other_labels(files, name):
 
 
 def test_the_command_the_python_api_and_a_flow_that_prefect_starts_report_the_same(
-    words, tables, request_of, home, tmp_path, prefect_server, call
+    words, tables, request_of, home, tmp_path, prefect_server, call, monkeypatch
 ):
     from understudy.flows.evaluate import evaluate
+    from understudy.runs.evaluations import inputs
 
+    reads, plain = [], inputs.read_tables
+    monkeypatch.setattr(inputs, "read_tables", lambda *given, **named: reads.append(1) or plain(*given, **named))
     code, said = call(*words, "--json")
     assert code == 0, said
+    assert reads == [1], "the flow measures the tables that the command has checked"
     told = json.loads(said)
     assert told.pop("report") == str(tmp_path / "out/report.html")
     assert list(told.items()) == list(figures_in(tmp_path / "out").items())
@@ -98,8 +102,9 @@ def test_the_command_the_python_api_and_a_flow_that_prefect_starts_report_the_sa
     assert ended.model_dump() == {"report": str(tmp_path / "flow/report.html")}, "Prefect is told no figure"
     assert not (home / "ledger.db").exists(), "nothing is charged, and no ledger is begun"
 
+    before = len(reads)
     found = understudy.evaluate(**tables, out=tmp_path / "python")
-    assert found.values == told
+    assert (found.values, len(reads)) == (told, before + 1)
     assert found.lengths is not None
     first, *others = ((tmp_path / place / "report.json").read_bytes() for place in ("out", "flow", "python"))
     assert others == [first, first]

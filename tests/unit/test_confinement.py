@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from confinement import CACHES, ROOT, WrittenOutside, files_of
+from confinement import CACHES, ROOT, WrittenOutside, files_of, told_of
 
 LEFT = ROOT / "left-by-a-test.txt"
 
@@ -49,6 +49,15 @@ def test_the_files_of_a_checkout_are_listed_without_caches(tmp_path):
         (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / place).write_text("")
     assert files_of(tmp_path) == {"README.md", "src/one.py"}
+
+
+def test_what_came_and_went_is_told_with_who_may_have_done_it():
+    few, many = frozenset({"README.md"}), frozenset(f"out/{number:02}" for number in range(12))
+    assert told_of(few, few) == ""
+    told = told_of(few, many)
+    assert "came: out/00, " in told
+    assert "out/09 and 2 more; went: README.md" in told
+    assert "--out" in told
 
 
 @pytest.mark.parametrize("processes", [(), ("-p", "xdist.plugin", "-n", "2")], ids=["alone", "xdist"])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,9 @@ def generate_more(
     _check_writable(path)
     released = _released_by(folder, record)
     further: Callable[[FurtherDraw], pa.Table] = load(method.generate)
-    table = further(FurtherDraw(folder, record, samples=samples, seed_step=draw * _SEED_STEP, progress=progress))
+    asked = FurtherDraw(folder, record, samples=samples, seed_step=draw * _SEED_STEP, progress=progress)
+    with _said_of(origin, folder):
+        table = further(asked)
     # So that no run puts another release into the folder between the look and the writing.
     with locked_folder(folder.absolute().parent):
         if _released_by(folder, _record_of(_read(folder / STATEMENT) or {}, folder)) != released:
@@ -90,6 +93,20 @@ def generate_more(
             )
         _write(path, table, drawn_from=released)
     return path, table.num_rows
+
+
+@contextmanager
+def _said_of(origin: Path, folder: Path) -> Iterator[None]:
+    """What is wrong with a file of the export is said of the option that named the folder."""
+    option = f"--from {origin}"
+    try:
+        yield
+        return
+    except InputError as error:
+        told = str(error)
+        if told.startswith("--from ") or str(folder) not in told:
+            raise
+    raise InputError(f"{option}: {told}")
 
 
 def _check_number(option: str, value: int, kind: Any) -> None:

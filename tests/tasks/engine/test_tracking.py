@@ -7,6 +7,7 @@ import subprocess
 import sys
 import traceback
 
+import forked
 import pyarrow as pa
 import pytest
 from guarantees import GUARANTEE
@@ -417,6 +418,21 @@ def test_a_parent_without_prefect(tracked):
     with tracking.parent_run("key", "script", parameters={}) as run_id:
         assert runs()["script"][0].info.status == "RUNNING"
     assert [(run.info.run_id, run.info.status) for run in runs()["script"]] == [(run_id, "FINISHED")]
+
+
+def killed_amid_a_run() -> None:
+    with tracking.parent_run("killed-key", "killed", parameters={}):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_the_next_start_marks_a_killed_run_and_no_run_that_computes(tracked):
+    with tracking.parent_run("key", "script", parameters={}):
+        assert forked.called(killed_amid_a_run) == -signal.SIGKILL
+        assert runs()["killed"][0].info.status == "RUNNING"
+        with tracking.parent_run("inner-key", "inner", parameters={}):
+            pass
+        assert (runs()["killed"][0].info.status, runs()["script"][0].info.status) == ("KILLED", "RUNNING")
+    assert list((tracked / "locks" / "runs").rglob("*.*")) == []
 
 
 def test_sources_name_the_charge_only_where_something_was_released():

@@ -86,6 +86,22 @@ def test_a_folder_without_a_statement_is_refused(tmp_path):
         generate_more(tmp_path, samples=2)
 
 
+def test_what_is_wrong_in_the_exported_model_is_said_of_the_option(exported, monkeypatch):
+    """Which files a model consists of, its method alone knows; what else it refuses stays as it is."""
+    for told, expected in (
+        (f"{exported / 'export/model'}: expected heads.safetensors", rf"^--from {exported}: .*export/model: expected "),
+        ("UNDERSTUDY_DEVICE=cuda: expected a GPU", "^UNDERSTUDY_DEVICE"),
+        (f"--from {exported / 'export'}: none", f"^--from {exported / 'export'}: none$"),
+    ):
+
+        def refused(_, told=told):
+            raise InputError(told)
+
+        monkeypatch.setattr(further_texts, "load", lambda _, refused=refused: refused)
+        with pytest.raises(InputError, match=expected):
+            generate_more(exported, samples=2)
+
+
 def test_texts_are_not_put_into_the_export_of_a_run_that_took_the_folder_over_meanwhile(exported, monkeypatch):
     """They said that they were drawn from its model."""
 

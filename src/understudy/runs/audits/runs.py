@@ -163,14 +163,14 @@ def planned(request: AuditRequest) -> Iterator[Planned]:
             del _HANDED_OVER[key]
 
 
-def attackers(method: str) -> int:
-    """How many attackers an audit of a method has: one of the data, and one of the model where one is released."""
-    return 1 + bool(registry.get(method).row_losses)
+def attackers(method: str) -> tuple[str, ...]:
+    """Who attacks in an audit of a method, by what they see: the data, and the model where one is released."""
+    return ("data", "model") if registry.get(method).row_losses else ("data",)
 
 
 def confidence_of_each(method: str) -> float:
     """At which each attacker's bound holds, so that all of them hold together at `CONFIDENCE`."""
-    return 1 - (1 - CONFIDENCE) / attackers(method)
+    return 1 - (1 - CONFIDENCE) / len(attackers(method))
 
 
 def check_power(plan: RunPlan, count: int) -> float:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from understudy.data.readers import check_source
 from understudy.errors import ZoneError
 from understudy.evaluation.tables import ComparedTables, read_tables
@@ -9,6 +12,9 @@ from understudy.runs import checks
 from understudy.runs.evaluations.request import EvaluateRequest
 from understudy.runs.folders import try_folder
 from understudy.settings import settings
+
+# What the caller of a flow in this process has read, by the request.
+_HANDED_OVER: dict[str, ComparedTables] = {}
 
 
 def check_evaluation(request: EvaluateRequest) -> None:
@@ -30,12 +36,31 @@ def check_evaluation(request: EvaluateRequest) -> None:
         look()
 
 
-def tables_of(request: EvaluateRequest) -> ComparedTables:
-    """Read and check the tables of an evaluation, as they are now.
+@contextmanager
+def handed_tables(request: EvaluateRequest) -> Iterator[None]:
+    """Read and check the tables outside of the flow: an error names rows, which Prefect must not keep.
+
+    The flow in the block finds them, and does not read them again.
 
     Raises:
         InputError: a table is not what is expected; a `RowError` where that tells of its rows.
     """
+    key = request.model_dump_json()
+    _HANDED_OVER[key] = tables_of(request)
+    try:
+        yield
+    finally:
+        _HANDED_OVER.pop(key, None)
+
+
+def tables_of(request: EvaluateRequest) -> ComparedTables:
+    """Read and check the tables of an evaluation, as they are now, unless the caller of the flow has done so.
+
+    Raises:
+        InputError: a table is not what is expected; a `RowError` where that tells of its rows.
+    """
+    if (handed := _HANDED_OVER.get(request.model_dump_json())) is not None:
+        return handed
     return read_tables(
         request.synthetic,
         real=request.real,

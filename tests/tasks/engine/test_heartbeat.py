@@ -1,0 +1,88 @@
+"""A process whose run is cancelled on its Prefect server stops, though no worker tells it."""
+
+import signal
+import time
+
+import pytest
+from prefect import flow, get_client, task
+from prefect.context import FlowRunContext
+from prefect.exceptions import TerminationSignal
+from prefect.settings import PREFECT_API_URL
+from prefect.states import Cancelled, Cancelling
+
+from understudy.errors import UnderstudyError
+from understudy.flows.run_name import run_named
+from understudy.tasks.engine import heartbeat
+from understudy.tasks.engine.heartbeat import beating
+
+ran = []
+STATES = {"cancelling": Cancelling, "cancelled": Cancelled}
+
+
+@pytest.fixture(autouse=True)
+def watched(tracked, monkeypatch):
+    """Runs are told to the session's server, each second."""
+    monkeypatch.setenv("PREFECT_API_URL", str(PREFECT_API_URL.value()))
+    monkeypatch.setenv("UNDERSTUDY_HEARTBEAT_S", "1")
+    ran.clear()
+
+
+@task
+def computes(state: str, seconds: float) -> None:
+    run = FlowRunContext.get().flow_run
+    ran.append(run.id)
+    with get_client(sync_client=True) as client:
+        client.set_flow_run_state(run.id, STATES[state](), force=True)
+    time.sleep(seconds)
+    ran.append("to its end")
+
+
+@flow(persist_result=False)
+def computing(state: str, seconds: float = 20) -> None:
+    with beating():
+        computes(state, seconds)
+
+
+def stands() -> str:
+    with get_client(sync_client=True) as client:
+        return client.read_flow_run(ran[0]).state_name
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_cancelled_run_stops_and_says_how_to_go_on(state):
+    with pytest.raises(UnderstudyError, match=r"cancelled.*same again"):
+        run_named(computing, state)
+    assert len(ran) == 1, "it did not compute on"
+    assert stands() == "Cancelled"
+
+
+def test_where_ctrl_c_is_ignored_it_stops_as_at_sigterm(monkeypatch):
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN), signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        with pytest.raises(TerminationSignal):
+            computing("cancelling")
+    finally:
+        signal.signal(signal.SIGINT, before[0])
+        signal.signal(signal.SIGTERM, before[1])
+    assert (len(ran), stands()) == (1, "Cancelled")
+
+
+def test_a_run_of_a_worker_is_left_to_it_for_a_while(monkeypatch):
+    """What a worker that lives does is kinder to the run."""
+    stopped, states = [], iter([Cancelling()] * 3)
+    monkeypatch.setattr(heartbeat, "_state_of", lambda _: next(states))
+    monkeypatch.setattr(heartbeat, "_tell", lambda *_: None)
+
+    class Clock:
+        def __init__(self) -> None:
+            self.now = 0.0
+
+        def wait(self, _: float) -> bool:
+            self.now += heartbeat.LEFT_TO_WORKER_S / 2
+            return False
+
+    clock = Clock()
+    monkeypatch.setattr(heartbeat.time, "monotonic", lambda: clock.now)
+    run = type("Run", (), {"id": "run", "deployment_id": "deployment"})
+    heartbeat._beat(run, clock, lambda: stopped.append(clock.now))
+    assert stopped == [heartbeat.LEFT_TO_WORKER_S]
