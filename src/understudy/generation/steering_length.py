@@ -23,6 +23,10 @@ _SMALLEST: Final = torch.finfo(torch.float32).tiny
 def length_within(logits: Tensor, slope: Tensor, *, budget: float, farthest: Tensor) -> Tensor:
     """How far each row may go: the largest length found whose KL(softmax(logits + length * slope) || p) is in budget.
 
+    Where p is all but sure of a token, nothing happens for long and then all of it at once; the corrections do not
+    settle there and the row stays as it is. Steering such rows too costs nats and was not seen to help
+    (docs/results/untuned.md).
+
     It starts where the quadratic approximation of the divergence, half the variance of the slope under p, is the
     budget, and is corrected by the divergence itself.
 
