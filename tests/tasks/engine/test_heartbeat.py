@@ -21,10 +21,13 @@ STATES = {"cancelling": Cancelling, "cancelled": Cancelled}
 
 @pytest.fixture(autouse=True)
 def watched(tracked, monkeypatch):
-    """Runs are told to the session's server, each second."""
+    """Runs are told to the session's server, each second; Ctrl-C interrupts them, also where these tests ignore it."""
     monkeypatch.setenv("PREFECT_API_URL", str(PREFECT_API_URL.value()))
     monkeypatch.setenv("UNDERSTUDY_HEARTBEAT_S", "1")
     ran.clear()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @task
