@@ -13,13 +13,14 @@ disturb no side alone. Memory is the peak minus what was resident after loading 
 With `--whole-texts 1` the parts of a matched text are measured at the shape of SmolLM2-135M instead (random weights):
 an evaluation of f, a projection and a sweep of swaps, each beside what the loop of the paper's authors does, one text
 after the other by double backward with everything read anew. `end_to_end` adds them up by the counts of the `tiny`
-profile, our swaps included, the loop's not. Its figures are ratios of processor time within a turn: the median of the
-turns, with the least and the most. `--precision` is that of our side, which `auto` chooses by machine and size; the
-loop stays in float32, as its authors wrote it.
+profile, our swaps included, the loop's not. Every sweep counts the loss of the text that it begins with, which a run
+takes once. `--batch 32 --length 20` are the method's defaults. The figures are ratios of processor time within a turn:
+the median of the turns, with the least and the most. `--precision` is that of our side, which `auto` chooses by machine
+and size; the loop stays in float32, as its authors wrote it.
 
     python benchmarks/gradient_matching_speed.py --out gradient_matching_speed.json
-    python benchmarks/gradient_matching_speed.py --whole-texts 1 --batch 8 --length 20 --repeats 3
-    python benchmarks/gradient_matching_speed.py --whole-texts 1 --batch 8 --length 20 --repeats 3 --precision bfloat16
+    python benchmarks/gradient_matching_speed.py --whole-texts 1 --batch 32 --length 20 --repeats 3
+    python benchmarks/gradient_matching_speed.py --whole-texts 1 --batch 32 --length 20 --repeats 3 --precision bfloat16
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class MatchingConfig(Frozen):
         8, "After ADMM, sweeps of single-token swaps along f's gradient, 0 for none. tiny 8, paper 0."
     )
     swap_width: Size = setting(8, "Positions at which a swap is tried per sweep, at least 1.")
-    batch_size: Size = setting(16, "Synthetic texts optimised at a time, at least 1; memory and speed.")
+    batch_size: Size = setting(32, "Synthetic texts optimised at a time, at least 1; memory and speed.")
     shard_size: Count = setting(32, "Synthetic texts per task, at least 1; tasks run side by side.")
 
 

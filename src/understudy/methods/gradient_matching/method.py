@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import resource
-import time
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -14,7 +12,6 @@ from understudy.methods.gradient_matching.config import GradientMatchingConfig
 from understudy.methods.gradient_matching.queries import (
     LENGTH,
     TARGET,
-    Asked,
     calibrations,
     queries_of,
     schedule_of,
@@ -28,8 +25,6 @@ from understudy.settings import settings
 
 if TYPE_CHECKING:
     from understudy.models.loading import LoadedModel
-
-_TIMED_ROWS = 64
 
 
 def charged_settings(config: GradientMatchingConfig) -> GradientMatchingConfig:
@@ -202,38 +197,10 @@ def report_facts(config: GradientMatchingConfig) -> dict[str, str]:
 
 
 def estimate(config: GradientMatchingConfig, promise: Promise) -> dict[str, Any]:
-    """Expected time and memory, measured on made-up rows of the padded length and one batch of texts, one round."""
-    from understudy.data.private_rows import PrivateRows
-    from understudy.hardware import chosen
-    from understudy.methods.gradient_matching.optimise import match_shard
-    from understudy.methods.gradient_matching.release import release_target
-    from understudy.models.loading import load_base
-    from understudy.privacy.ledger.records import KeyMaterial
-    from understudy.privacy.mechanisms import Mechanisms
+    """Expected time and memory, from made-up rows of the padded length and a short matching of one batch."""
+    from understudy.methods.gradient_matching.estimate import expected_cost
 
-    label_names, rows = promise.label_names, min(promise.n, _TIMED_ROWS)
-    few = schedule_of(promise.queries).model_copy(update={"n": rows})
-    # Keys of no charge: the rows are made up, and the result is thrown away.
-    mechanisms = Mechanisms.live(KeyMaterial(b"estimate" * 4, "estimate", b"estimate" * 4, few.queries))
-    base = load_base(config, chosen())
-    text = "a text of the padded length " * config.max_length
-    began = time.perf_counter()
-    target = release_target(
-        PrivateRows([text] * rows, [i % len(label_names) for i in range(rows)], label_names),
-        Asked(charged_settings(config), few, mechanisms),
-        base=base,
-    )
-    released = time.perf_counter()
-    texts = math.ceil(config.samples * config.filter.oversample)
-    timed = min(texts, config.matching.batch_size)
-    short = config.model_copy(update={"matching": config.matching.model_copy(update={"rounds": 1})})
-    match_shard(base, target, config=short, examples=[(0, i) for i in range(timed)], public_seed=0)
-    matched = (time.perf_counter() - released) * (config.matching.rounds + 1) / 2 * math.ceil(texts / timed)
-    return {
-        "expected_release_minutes": round((released - began) * promise.n / rows / 60, 1),
-        "expected_matching_minutes": round(matched / 60, 1),
-        "expected_peak_memory_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
-    }
+    return expected_cost(config, promise, charged=charged_settings(config))
 
 
 def _dimensions(config: GradientMatchingConfig, label_names: Sequence[str]) -> tuple[int, int]:

@@ -133,7 +133,7 @@ def top_k_projection(
     chosen = prompts[0].new_empty(batch, length)
     mask, position = prompts[1], position_ids(prompts[1])[:, -1:]
     with torch.no_grad():
-        state, cache = _read_prompts(model, *prompts)
+        state, cache = read_prompts(model, *prompts)
         for column in range(length):
             proposals = top_tokens(next_logits(model, state), allowed=allowed, k=k)
             candidates = _comparable(widened(table(proposals)), metric)
@@ -147,7 +147,7 @@ def top_k_projection(
         return Projected(chosen, widened(table(chosen)))
 
 
-def _read_prompts(model: Any, ids: Tensor, mask: Tensor) -> tuple[Tensor, KeyValues]:
+def read_prompts(model: Any, ids: Tensor, mask: Tensor) -> tuple[Tensor, KeyValues]:
     """Hidden state `(batch, d)` at each prompt's last token, and the cache; equal prompts are read once."""
     unique, which = torch.unique(torch.stack([ids, mask], dim=1), dim=0, return_inverse=True)
     hidden, cache = advance(

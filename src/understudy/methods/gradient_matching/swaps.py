@@ -25,11 +25,14 @@ import torch
 from torch import Tensor
 
 from understudy.generation.prompts import position_ids
-from understudy.generation.sampling import backbone, next_logits
-from understudy.methods.gradient_matching.projection import top_tokens
+from understudy.generation.sampling import advance, next_logits
+from understudy.methods.gradient_matching.projection import read_prompts, top_tokens
 
 Objective = Callable[[Tensor], Tensor]  # (batch, length, d) -> (batch,), row b of row b only
-Propose = Callable[[Tensor], Tensor]  # (batch, length) tokens -> (batch, length, vocab) bool: what may stand there
+# (batch, length) tokens -> ids in ascending order that may stand there: (batch, length, k), or (k,) the same everywhere
+Propose = Callable[[Tensor], Tensor]
+
+_LOGITS = 1 << 22  # logits that are held at once, 16 MiB of float32
 
 
 @dataclass(frozen=True)
@@ -66,9 +69,10 @@ def swap_tokens(
     history = [current]
     tried = torch.zeros(*tokens.shape, len(table), dtype=torch.bool, device=tokens.device)
     for _ in range(sweeps):
-        promising = _first_order_changes(objective, table, tokens)
-        promising = promising.masked_fill(tried | ~propose(tokens), torch.inf)
-        swaps = _most_promising(promising, tokens, width=min(width, tokens.shape[1]))
+        proposals = propose(tokens)
+        changes = _first_order_changes(objective, table, tokens, proposals)
+        changes = changes.masked_fill(_at(tried, proposals), torch.inf)
+        swaps = _most_promising(changes, proposals, tokens, width=min(width, tokens.shape[1]))
         tried.view(-1, len(table))[_rows_of(swaps, tokens.shape), swaps.token_ids.flatten()] = True
         tokens, current = _one_by_one(objective, table, tokens, current, swaps)
         history.append(current)
@@ -84,27 +88,31 @@ def likely_tokens(model: Any, prompts: tuple[Tensor, Tensor], *, allowed: Tensor
         allowed: `(vocab,)` bool.
         k: How many of the likeliest allowed tokens.
     """
-    ids, mask = prompts
+    mask = prompts[1]
+    first = position_ids(mask)[:, -1:] + 1
+    with torch.no_grad():
+        before, cache = read_prompts(model, *prompts)
 
     def propose(tokens: Tensor) -> Tensor:
-        whole, seen = torch.cat([ids, tokens], dim=1), torch.cat([mask, torch.ones_like(tokens)], dim=1)
+        read = tokens[:, :-1]  # no token comes after the last one
+        states = before[:, None]
         with torch.no_grad():
-            states = backbone(model)(
-                input_ids=whole, attention_mask=seen, position_ids=position_ids(seen), use_cache=False
-            ).last_hidden_state[:, ids.shape[1] - 1 : -1]
-            likely = top_tokens(next_logits(model, states).flatten(0, 1), allowed=allowed, k=k).view(*tokens.shape, k)
-        width = model.get_input_embeddings().num_embeddings
-        return torch.zeros(*tokens.shape, width, dtype=torch.bool, device=tokens.device).scatter_(2, likely, True)
+            if read.shape[1] > 0:
+                positions = first + torch.arange(read.shape[1], device=tokens.device)
+                seen = torch.cat([mask, torch.ones_like(read)], dim=1)
+                after, _ = advance(model, cache, attention_mask=seen, position=positions, input_ids=read)
+                states = torch.cat([states, after], dim=1)
+            parts = torch.split(states.flatten(0, 1), max(1, _LOGITS // model.get_input_embeddings().num_embeddings))
+            likely = [top_tokens(next_logits(model, part), allowed=allowed, k=k) for part in parts]
+        return torch.cat(likely).view(*tokens.shape, k)
 
     return propose
 
 
 def any_token(allowed: Tensor, vocabulary: int) -> Propose:
     """Every allowed token everywhere, as the L2 projection has it."""
-    whole = torch.zeros(vocabulary, dtype=torch.bool, device=allowed.device)
-    count = min(vocabulary, len(allowed))
-    whole[:count] = allowed[:count]
-    return lambda tokens: whole.expand(*tokens.shape, -1)
+    ids = allowed[:vocabulary].nonzero()[:, 0]
+    return lambda _: ids
 
 
 @dataclass(frozen=True)
@@ -120,19 +128,33 @@ def _losses(objective: Objective, table: Tensor, tokens: Tensor) -> Tensor:
         return objective(table[tokens]).detach()
 
 
-def _first_order_changes(objective: Objective, table: Tensor, tokens: Tensor) -> Tensor:
-    """`(batch, length, vocab)` change of f, to first order, by each single swap; infinite for no swap."""
+def _first_order_changes(objective: Objective, table: Tensor, tokens: Tensor, proposals: Tensor) -> Tensor:
+    """`(batch, length, k)` change of f, to first order, by each single swap; infinite for no swap."""
     x = table[tokens].requires_grad_()
     (gradient,) = torch.autograd.grad(objective(x).sum(), x)
-    changes = gradient @ table.T - (gradient * x.detach()).sum(-1, keepdim=True)
-    return changes.scatter_(2, tokens[..., None], torch.inf)
+    changes = _products(gradient, table, proposals) - (gradient * x.detach()).sum(-1, keepdim=True)
+    return changes.masked_fill(proposals == tokens[..., None], torch.inf)
 
 
-def _most_promising(changes: Tensor, tokens: Tensor, *, width: int) -> _Swaps:
+def _products(gradient: Tensor, table: Tensor, proposals: Tensor) -> Tensor:
+    """Inner products `(batch, length, k)` of each position's gradient with the embeddings of its proposals."""
+    if proposals.dim() == 1:
+        return gradient @ table[proposals].T
+    # Of one text at a time: the embeddings of its proposals are k times as large as its own.
+    return torch.stack([(table[ids] @ row[..., None])[..., 0] for row, ids in zip(gradient, proposals, strict=True)])
+
+
+def _at(marks: Tensor, proposals: Tensor) -> Tensor:
+    """`(batch, length, k)` of `(batch, length, vocab)`: those of the proposals."""
+    return marks[..., proposals] if proposals.dim() == 1 else marks.gather(2, proposals)
+
+
+def _most_promising(changes: Tensor, proposals: Tensor, tokens: Tensor, *, width: int) -> _Swaps:
     """The best swap of each of the `width` best positions."""
-    change, token = changes.min(dim=2)
+    change, which = changes.min(dim=2)
     value, positions = change.topk(width, dim=1, largest=False)
-    wanted, present = token.gather(1, positions), tokens.gather(1, positions)
+    best = proposals[which] if proposals.dim() == 1 else proposals.gather(2, which[..., None])[..., 0]
+    wanted, present = best.gather(1, positions), tokens.gather(1, positions)
     return _Swaps(positions, torch.where(value < torch.inf, wanted, present))
 
 

@@ -7,6 +7,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from understudy.generation.prompts import position_ids
+from understudy.methods.gradient_matching import swaps
 from understudy.methods.gradient_matching.swaps import any_token, likely_tokens, swap_tokens
 
 VOCABULARY, LENGTH, BATCH = 11, 4, 3
@@ -120,18 +121,42 @@ def test_texts_are_searched_on_their_own():
         assert torch.equal(found.token_ids[0], whole.token_ids[row])
 
 
-def test_proposals_are_the_k_likeliest_after_the_tokens_before():
+def test_every_position_has_proposals_of_its_own():
+    """The best of the swaps that are proposed for each position, by hand."""
+    proposals = torch.stack([torch.randperm(VOCABULARY, generator=GENERATOR)[:3] for _ in range(BATCH * LENGTH)])
+    proposals = proposals.view(BATCH, LENGTH, 3).sort().values
+    found = swap_tokens(linear, lambda _: proposals, START, table=TABLE, sweeps=1, width=LENGTH)
+    values = torch.einsum("bld,vd->blv", WEIGHTS, TABLE)
+    may_stand = (
+        torch.zeros(values.shape, dtype=torch.bool).scatter(2, proposals, True).scatter(2, START[..., None], True)
+    )
+    assert torch.equal(found.token_ids, values.masked_fill(~may_stand, torch.inf).argmin(2))
+
+
+def test_proposals_that_are_alike_may_be_given_once():
+    ids = torch.tensor([1, 2, 4, 7, 10])
+    each = ids.expand(BATCH, LENGTH, -1)
+    once = swap_tokens(curved, lambda _: ids, START, table=TABLE, sweeps=9, width=2)
+    found = swap_tokens(curved, lambda _: each, START, table=TABLE, sweeps=9, width=2)
+    assert torch.equal(found.token_ids, once.token_ids)
+    assert not torch.equal(found.token_ids, START)
+
+
+@pytest.mark.parametrize("held", [1, 3 * VOCABULARY, 1 << 22])
+@pytest.mark.parametrize("length", [1, LENGTH])
+def test_proposals_are_the_k_likeliest_after_the_tokens_before(held, length, monkeypatch):
+    monkeypatch.setattr(swaps, "_LOGITS", held)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         model = GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, n_embd=8, n_layer=2, n_head=2, n_positions=16)).eval()
     prompts = torch.tensor([[0, 3, 5], [2, 7, 1]]), torch.tensor([[0, 1, 1], [1, 1, 1]])
     allowed = torch.ones(VOCABULARY, dtype=torch.bool)
     allowed[9] = False
-    found = likely_tokens(model, prompts, allowed=allowed, k=3)(START[:2])
-    for row, place in itertools.product(range(2), range(LENGTH)):
+    found = likely_tokens(model, prompts, allowed=allowed, k=3)(START[:2, :length])
+    for row, place in itertools.product(range(2), range(length)):
         ids = torch.cat([prompts[0][row], START[row, :place]])[None]
         mask = torch.cat([prompts[1][row], torch.ones(place, dtype=torch.long)])[None]
         with torch.no_grad():
             logits = model(input_ids=ids, attention_mask=mask, position_ids=position_ids(mask)).logits[0, -1]
         logits[9] = -torch.inf
-        assert found[row, place].nonzero()[:, 0].tolist() == sorted(logits.topk(3).indices.tolist())
+        assert found[row, place].tolist() == sorted(logits.topk(3).indices.tolist())
