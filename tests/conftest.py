@@ -261,6 +261,15 @@ def small_encoder(shared: Path) -> Path:
     return _made_once(folder, lambda: make_small(folder / "model")) / "model"
 
 
+@pytest.fixture(scope="session")
+def shallow_models(shared: Path) -> Path:
+    """The shipped models with one layer each, made once for all processes of tests."""
+    from quick_models import make_shallow
+
+    folder = shared / "shallow-models"
+    return _made_once(folder, lambda: make_shallow(folder / "models")) / "models"
+
+
 @pytest.fixture
 def real_encoder() -> None:
     """Flows read texts by the shipped sentence encoder, as the processes do that a test starts."""
