@@ -155,7 +155,8 @@ def _with_bound(kernel: Tensor, one: Factored, other: Factored) -> tuple[Tensor,
 def _frobenius(values: Tensor) -> Tensor:
     """(batch,) float64; above the true norm where squares are too small for a float."""
     norms = torch.linalg.vector_norm(values, dim=2).double()
-    return (norms.square().sum(1) + values[0].numel() * torch.finfo(values.dtype).tiny).sqrt()
+    found: Tensor = (norms.square().sum(1) + values[0].numel() * torch.finfo(values.dtype).tiny).sqrt()
+    return found
 
 
 def add_weighted_sum(total: Tensor, uses: Sequence[Factored], weights: Tensor, poisoned: Tensor | None) -> None:
@@ -214,7 +215,7 @@ def _add_to_block(block: Tensor, table: Factors, right: Tensor, *, start: int) -
 
 def _add_rows(total: Tensor, tables: Sequence[Factors], weights: Tensor, poisoned: Tensor | None) -> None:
     """Add weighted gradients whose uses are all one-hot rows: the sum of each row in float64, then rounded."""
-    rows, place = torch.cat([table.left for table in tables], 1).flatten().unique(return_inverse=True)
+    rows, place = torch.unique(torch.cat([table.left for table in tables], 1).flatten(), return_inverse=True)
     right = _without(poisoned, torch.cat([table.right for table in tables], 1)).double()
     right *= weights.double()[:, None, None]
     found = right.new_zeros(len(rows), right.shape[2]).index_add_(0, place, right.flatten(0, 1))
