@@ -6,8 +6,10 @@ weights, the clipped sum. The ordinary gradient of no weight is ever computed: p
 time of the pass, and the graph begins at the lowest tapped layer.
 
 Deviations from the paper: small gradients (LoRA factors, biases, norms) are materialised per example
-instead of their larger factors; all uses of one parameter, tied or repeated, enter the norm with their
-exact cross terms; clipping is min(1, C / norm), not automatic.
+instead of their larger factors; of a larger matrix each example's gradient is made by itself before it is
+weighted and added, some rows of the matrix at a time, so that its rounding has a bound (`layers`); all uses of
+one parameter, tied or repeated, enter the norm with their exact cross terms; clipping is min(1, C / norm), not
+automatic.
 """
 
 from __future__ import annotations
