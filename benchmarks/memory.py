@@ -103,7 +103,7 @@ def head_of(weight: Tensor) -> nn.Linear:
 def clipped(weight: Tensor, factors: Factors | HeadFactors) -> Tensor:
     squares, _ = inner_product(factors, factors)
     total = torch.zeros_like(weight)
-    add_weighted_sum(total, factors, squares.rsqrt().float(), None)
+    add_weighted_sum(total, [factors], squares.rsqrt().float(), None)
     return total
 
 

@@ -8,8 +8,9 @@ says nothing about anybody and resembles no row. All that a unit may contribute 
 canary shares, which shows more than random words do (Panda et al. 2025, "Privacy Auditing of Large Language Models",
 arXiv 2503.06808: canaries of tokens that nothing else has).
 
-Texts and slots are public functions of the source's name and a seed. The coins come from the ledger's key: whoever
-guesses them must not be able to compute them.
+Texts are public functions of the source's name and a seed, and so are slots, once it is known which are held out. No
+row has a part in them: tables that differ in one row still do with canaries in them. The coins come from the ledger's
+key: whoever guesses them must not be able to compute them.
 """
 
 from __future__ import annotations
@@ -121,16 +122,23 @@ def toss(names: Sequence[bytes], coin: Coin) -> npt.NDArray[np.bool_]:
 
 
 def chosen_slots(candidates: Sequence[int], count: int, *, named: str) -> list[int]:
-    """Which slots canaries stand in; public but for the candidates, which are those that are trained on."""
+    """Which slots canaries stand in, of all that may be trained on, whatever they hold; a function of these alone."""
     seed = int.from_bytes(hashlib.sha256(f"slots\0{named}".encode()).digest()[:8])
     drawn = np.random.default_rng(seed).choice(len(candidates), size=count, replace=False)
     return sorted(candidates[place] for place in drawn)
 
 
-def placed(whole: pa.Table, canaries: Canaries, *, included: Sequence[bool]) -> pa.Table:
-    """The table with these canaries in their slots, and the null record in those of the others."""
-    rows: list[Mapping[str, Any]] = whole.to_pylist()
+def placed(whole: pa.Table, canaries: Canaries, *, included: Sequence[bool], units: int) -> pa.Table:
+    """All slots of the table, with these canaries in theirs, and the null record in those of the others.
+
+    Args:
+        whole: of at most `units` rows; what is missing at its end are null records.
+        canaries: with their slots.
+        included: which of them stand there.
+        units: slots that were declared.
+    """
     null = dict.fromkeys(whole.schema.names)
+    rows: list[Mapping[str, Any]] = [*whole.to_pylist(), *[null] * (units - whole.num_rows)]
     for slot, row, is_in in zip(canaries.slots, canaries.rows.to_pylist(), included, strict=True):
         rows[slot] = row if is_in else null
     return pa.Table.from_pylist(rows, schema=whole.schema)

@@ -47,9 +47,10 @@ FLOATING_POINT: Final = (
     "under a thousandth. What the samplers are off their laws is part of delta."
 )
 TRAINING_FLOATS: Final = (
-    " In training, the clipped gradients of the rows that pass through the model together are added up in float32 "
-    "before they are rounded; a share of 2^-11 of the sensitivity is set aside for the error of that sum. That it is "
-    "never larger is an assumption: it is measured to be far smaller, and not proven."
+    " In training, the clipped gradients of at most 32 rows are added up in float32 before they are rounded. For the "
+    "error of that sum and of the norms, 2^-11 of the sensitivity is set aside, and in the worst case it is half of "
+    "that. An assumption, tested and not proven, is that one record's activations and gradients are the same floats "
+    "whatever other records pass through the model with it."
 )
 ROUNDING: Final = "epsilon and delta are rounded up to four significant digits, never down"
 

@@ -71,7 +71,32 @@ def test_rows_change_in_the_slots_of_canaries_alone(request_for):
             assert texts[slot] == (row["text"] if coin and not none else None)
             assert (read[arm]["label"][slot].as_py() is None) == (texts[slot] is None)
     assert set(filter(None, read["claim"]["label"].to_pylist())) == {"no", "yes"}
-    assert 7 not in drafts.canaries.slots, "there is no row to stand in for"
+
+
+@pytest.mark.parametrize("units", [None, 64])
+def test_a_row_that_is_null_moves_no_canary(request_for, units):
+    """Neighbours stay neighbours: the tables that a charge is about differ in that row and in no other."""
+    fields = {"units": units, **LABELLED}
+    drafts, whole = tables_of(request_for(labelled(60), "conditional-generation", **fields))
+    for gone in (3, 40, 59):
+        rows = labelled(60)
+        rows["Words"][gone] = rows["Class"][gone] = None
+        others, read = tables_of(request_for(rows, "conditional-generation", **fields))
+        assert others.canaries.slots == drafts.canaries.slots
+        assert (others.canaries.included == drafts.canaries.included).all()
+        for arm in ARMS:
+            pairs = zip(whole[arm].to_pylist(), read[arm].to_pylist(), strict=True)
+            assert {slot for slot, (one, other) in enumerate(pairs) if one != other} <= {gone}
+
+
+def test_a_file_with_a_row_less_than_declared_has_its_canaries_where_they_were(request_for):
+    drafts, whole = tables_of(request_for(labelled(60), "conditional-generation", units=64, **LABELLED))
+    short = {name: values[:59] for name, values in labelled(60).items()}
+    others, read = tables_of(request_for(short, "conditional-generation", units=64, **LABELLED))
+    assert others.canaries.slots == drafts.canaries.slots
+    for arm in ARMS:
+        pairs = zip(whole[arm].to_pylist(), read[arm].to_pylist(), strict=True)
+        assert {slot for slot, (one, other) in enumerate(pairs) if one != other} <= {59}
 
 
 def test_the_three_runs_differ_in_epsilon_and_place_alone(request_for):
@@ -189,8 +214,8 @@ def test_labels_are_dealt_in_turn_and_words_are_public():
 def test_placed_keeps_the_table_whole():
     whole = pa.table({"text": ["a", "b", "c"], "label": [0, 1, 0]}, schema=tables.LABELLED_SCHEMA)
     rows = pa.table({"text": ["x", "y"], "label": [1, 0]}, schema=tables.LABELLED_SCHEMA)
-    made = placed(whole, Canaries(rows, (0, 2), np.array([True, False])), included=[True, False])
-    assert made["text"].to_pylist() == ["x", "b", None]
+    made = placed(whole, Canaries(rows, (0, 2), np.array([True, False])), included=[True, False], units=4)
+    assert made["text"].to_pylist() == ["x", "b", None, None]
     assert made.schema == whole.schema
 
 

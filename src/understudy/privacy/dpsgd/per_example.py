@@ -6,8 +6,10 @@ weights, the clipped sum. The ordinary gradient of no weight is ever computed: p
 time of the pass, and the graph begins at the lowest tapped layer.
 
 Deviations from the paper: small gradients (LoRA factors, biases, norms) are materialised per example
-instead of their larger factors; all uses of one parameter, tied or repeated, enter the norm with their
-exact cross terms; clipping is min(1, C / norm), not automatic.
+instead of their larger factors; of a larger matrix each example's gradient is made by itself before it is
+weighted and added, some rows of the matrix at a time, so that its rounding has a bound (`layers`); all uses of
+one parameter, tied or repeated, enter the norm with their exact cross terms; clipping is min(1, C / norm), not
+automatic.
 """
 
 from __future__ import annotations
@@ -24,24 +26,27 @@ from torch import Tensor, nn
 
 from understudy.errors import InputError
 from understudy.privacy.dpsgd.layers import (
+    ROWS_IN_FLOATS,
     Contribution,
     Factored,
     Rule,
     add_weighted_dense,
     add_weighted_sum,
     inner_product,
+    rounding_of_sums,
     rules_of,
+    some_examples,
 )
 from understudy.privacy.dpsgd.token_losses import TAP, HeadFactors
 
 Batch = Mapping[str, Tensor]
 LossFunction = Callable[[nn.Module, Batch], Tensor]
 
-# Rounding of float32 inner products, as a share of their scale: norms err towards the larger side.
-_ROUNDING = 2.0**-21
 # Squares added up in float32. A running sum loses what is below half of its last bit: over a whole matrix more than
 # `grid.ALLOWANCE`, over so few under a sixteenth of it however they are added up.
 _SQUARES_AT_ONCE = 1 << 12
+# The smallest normal float32: what a square may lose that is below it.
+_LEAST = 2.0**-126
 
 
 def clipped_gradient_sum(
@@ -81,6 +86,8 @@ def clipped_gradient_sum(
     norms = _norms(uses, examples).to(valid.device)
     finite = norms.isfinite()
     weights = torch.where(valid & finite, (l2_clip_norm / norms).clamp(max=1.0), 0.0)
+    # Below the normal floats a factor would be rounded by more than its last bit, maybe upwards.
+    weights = weights.where(weights >= _LEAST, 0.0)
     poisoned = None if bool(finite.all()) else ~finite
     return {name: uses.pop(name).weighted_sum(parameters[name], weights, poisoned) for name in parameters}
 
@@ -116,19 +123,33 @@ class _Uses:
         total: Tensor | None = None
         for index, one in enumerate(self.factors):
             for other in self.factors[: index + 1]:
-                value, scale = inner_product(one, other)
-                term = (value + _ROUNDING * scale) * (1.0 if one is other else 2.0)
+                value, off = inner_product(one, other)
+                term = (value + off) * (1.0 if one is other else 2.0)
                 total = term if total is None else total + term
-        return total if total is None else total.clamp(min=0.0)
+        if total is None:
+            return None
+        return (total.clamp(min=0.0).sqrt() + rounding_of_sums(self.factors)).square()
 
     def weighted_sum(self, parameter: nn.Parameter, weights: Tensor, poisoned: Tensor | None) -> Tensor:
+        """As many examples at a time as may be added up in the parameter's type, and those sums in float64."""
+        starts = range(0, len(weights), ROWS_IN_FLOATS)
+        parts = (
+            self._weighted_sum(parameter, weights, poisoned, slice(start, start + ROWS_IN_FLOATS)) for start in starts
+        )
+        total = next(parts)
+        for part in parts:
+            total = total.double().add_(part)
+        return total
+
+    def _weighted_sum(self, parameter: nn.Parameter, weights: Tensor, poisoned: Tensor | None, rows: slice) -> Tensor:
         wide = torch.promote_types(parameter.dtype, torch.float32)
         # Sums start from +0.0, so the bytes of an empty one do not depend on the signs of dropped rows.
         total = torch.zeros(parameter.shape, dtype=wide, device=parameter.device)
+        weights, poisoned = weights[rows], None if poisoned is None else poisoned[rows]
         if self.dense is not None:
-            add_weighted_dense(total, self.dense, weights, poisoned)
-        for factors in self.factors:
-            add_weighted_sum(total, factors, weights, poisoned)
+            add_weighted_dense(total, self.dense[rows], weights, poisoned)
+        if self.factors:
+            add_weighted_sum(total, [some_examples(use, rows) for use in self.factors], weights, poisoned)
         return total
 
 
@@ -138,7 +159,7 @@ def _squares(rows: Tensor) -> Tensor:
     whole = count * _SQUARES_AT_ONCE
     blocks = rows[:, :whole].reshape(len(rows), count, _SQUARES_AT_ONCE)
     norms = [torch.linalg.vector_norm(blocks, dim=2), torch.linalg.vector_norm(rows[:, whole:], dim=1)[:, None]]
-    return torch.cat(norms, dim=1).double().square().sum(1)
+    return torch.cat(norms, dim=1).double().square().sum(1) + rows.shape[1] * _LEAST
 
 
 def _norms(uses: Mapping[str, _Uses], examples: int) -> Tensor:

@@ -35,7 +35,7 @@ from understudy.runs.handed_tables import as_files
 from understudy.runs.registration import handed_over, register
 from understudy.runs.request import RunRequest, words_about
 from understudy.runs.run_plan import RunPlan, match_of
-from understudy.runs.split import NOUNS, SplitRows, client_is_held_out, load_and_split
+from understudy.runs.split import NOUNS, SplitRows, client_is_held_out, load_and_split, row_is_held_out
 from understudy.runs.validation import configure, validate
 
 Arm = Literal["claim", "positive_control", "null_control"]
@@ -208,10 +208,12 @@ def _canaries(
         slots: tuple[int, ...] = ()
         identifiers = [name.encode() for name in names]
     else:
-        filled = rows.train[text_columns(rows.train)[0]].is_valid().to_pylist()
-        trained = [slot for slot, is_there in enumerate(filled) if is_there]
-        _check_room(count, len(trained), kind)
-        slots = tuple(canary.chosen_slots(trained, count, named=named))
+        filled = rows.train[text_columns(rows.train)[0]]
+        _check_room(count, len(filled) - filled.null_count, kind)
+        # Of all that are declared, filled or not: did they hang on which rows there are, one row would move them all.
+        everything = request.run.test is not None
+        open_slots = [slot for slot in range(rows.units) if everything or not row_is_held_out(slot, hashed)]
+        slots = tuple(canary.chosen_slots(open_slots, count, named=named))
         identifiers = [slot.to_bytes(8) for slot in slots]
     included = canary.toss(identifiers, partial(hashed, f"audit/{request.seed}"))
     if not 2 <= included.sum() <= count - 2:
@@ -248,7 +250,7 @@ def _with(kind: RowKind, rows: SplitRows, made: canary.Canaries, *, none: bool) 
     """The table of an arm, labels by name."""
     included = [False if none else bool(coin) for coin in made.included]
     if kind != "clients":
-        return _named(canary.placed(rows.whole, made, included=included), rows.label_names)
+        return _named(canary.placed(rows.whole, made, included=included, units=rows.units), rows.label_names)
     # As many clients leave as there are canaries, whatever the coins, so that there are never more than declared.
     trained = sorted(set(rows.train["client_id"].to_pylist()))
     return canary.joined(rows.whole, made, included=included, leaving=set(trained[: len(included)]))

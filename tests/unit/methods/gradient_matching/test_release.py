@@ -101,7 +101,10 @@ def test_without_noise_the_target_is_a_loop_over_single_examples(make_base, make
     assert found.label_names == label_names
     assert found.stacked.dtype == torch.float32
     error = (found.stacked.double() - expected).flatten(1).norm(dim=1) / expected.flatten(1).norm(dim=1)
-    assert error.max() < 1e-5
+    # Norms of all layers' gradients have a bound on their rounding added: sums may be a little shorter, never longer.
+    assert error.max() < (5e-5 if kind == "full" else 1e-5)
+    along = (found.stacked.double() * expected).flatten(1).sum(1) / expected.flatten(1).square().sum(1)
+    assert along.max() < 1 + 1e-6
     assert expected.flatten(1).norm(dim=1).min() > 0.1
 
 
