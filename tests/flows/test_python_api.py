@@ -166,6 +166,39 @@ def test_a_refusal_names_the_type(private_rows, tmp_path):
         understudy.synthesize(private_rows.to_pylist(), source="ward", epsilon=3, out=tmp_path / "out")
 
 
+@pytest.mark.parametrize(
+    ("kind", "given", "told"),
+    [
+        (
+            "a column",
+            lambda table: table.to_pandas()["text"],
+            r"pandas.*table.*found pandas\S*Series.*make such a table",
+        ),
+        ("splits", REFUSED["data set of splits"], r"found datasets\S*DatasetDict; make such a table"),
+        (
+            "mixed types",
+            REFUSED["mixed pandas column"],
+            "found a pandas.*one that it cannot; give each column one type",
+        ),
+        (
+            "a name twice",
+            lambda table: table.to_pandas().iloc[:, [0, 1, 0]],
+            "distinct.*found 2 for 3.*each column once",
+        ),
+        (
+            "a name twice in Arrow",
+            lambda table: table.append_column("text", table["text"]),
+            "distinct.*name each column once",
+        ),
+        ("no row", lambda table: table.to_pandas().iloc[:0], "^data: expected at least one row, found an empty table$"),
+    ],
+)
+def test_a_refusal_says_what_is_wrong_with_a_table_and_names_no_file(kind, given, told, private_rows, tmp_path):
+    with pytest.raises(InputError, match=told) as refused:
+        understudy.synthesize(given(private_rows), source="ward", epsilon=3, out=tmp_path / "out")
+    assert "inbox" not in str(refused.value), kind
+
+
 def test_no_row_of_a_pandas_table_stands_in_what_a_run_says_or_prefect_keeps(
     private_rows, request_of, home, tmp_path, prefect_server, find_leaks, caplog, capfd, monkeypatch
 ):
