@@ -1,7 +1,8 @@
 """Links from the Prefect UI to other places."""
 
 import logging
-from urllib.parse import urlsplit
+
+from understudy.addresses import without_login
 
 _log = logging.getLogger(__name__)
 
@@ -11,9 +12,7 @@ def link_from_prefect(uri: str, experiment: str, run_id: str) -> None:
     import httpx
     from prefect.artifacts import create_link_artifact, create_markdown_artifact
 
-    parts = urlsplit(uri)
-    # Without user and password, if it has any.
-    uri = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl() if parts.netloc else uri
+    uri = without_login(uri)
     try:
         if uri.startswith("http"):
             url = f"{uri.rstrip('/')}/#/experiments/{experiment}/runs/{run_id}"

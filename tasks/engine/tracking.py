@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from understudy.addresses import SQLITE
+from understudy.addresses import SQLITE, without_login
 from understudy.errors import InputError, TrackingFailed
 from understudy.settings import private_directory, settings
 from understudy.tasks.engine import run_locks
@@ -159,7 +159,10 @@ def lineage(ref_id: str, *, zone: str = "client") -> LineageNode:
     """
     log = _open(zone)
     if not log.persist("the lineage", lambda: log.runs_with(ref_id)):
-        raise InputError(f"artifact {ref_id}: no recorded task made or read it; give the id of a released artifact")
+        raise InputError(
+            f"artifact {ref_id}: no task that is recorded in {without_login(log.uri)} made or read it; name the place "
+            "where its run was recorded in UNDERSTUDY_MLFLOW_URI, or give the id of a released artifact"
+        )
     return log.persist("the lineage", lambda: trace(log, ref_id))
 
 
