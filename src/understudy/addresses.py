@@ -49,9 +49,3 @@ def ledger_address(given: str) -> str:
 def tracking_address(given: str) -> str:
     """A tracking URI of MLflow. A relative path of a database, as MLflow's documents have it, is one from here."""
     return SQLITE + os.path.abspath(given.removeprefix(SQLITE)) if given.startswith(SQLITE) else given
-
-
-def without_login(address: str) -> str:
-    """An address as it may be shown: without user and password, if it has any."""
-    parts = urlsplit(address)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl() if parts.netloc else address

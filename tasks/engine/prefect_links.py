@@ -1,8 +1,7 @@
 """Links from the Prefect UI to other places."""
 
 import logging
-
-from understudy.addresses import without_login
+from urllib.parse import urlsplit
 
 _log = logging.getLogger(__name__)
 
@@ -22,3 +21,9 @@ def link_from_prefect(uri: str, experiment: str, run_id: str) -> None:
             create_markdown_artifact(markdown=text, key="mlflow-run")
     except httpx.HTTPError as error:
         _log.warning("MLflow run %s is not linked from Prefect: %s", run_id, type(error).__name__)
+
+
+def without_login(address: str) -> str:
+    """An address as it may be shown: without user and password, if it has any."""
+    parts = urlsplit(address)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl() if parts.netloc else address

@@ -18,13 +18,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from understudy.addresses import SQLITE, without_login
+from understudy.addresses import SQLITE
 from understudy.errors import InputError, TrackingFailed
 from understudy.settings import private_directory, settings
 from understudy.tasks.engine import run_locks
 from understudy.tasks.engine.failures import keep_text
 from understudy.tasks.engine.lineage import LineageNode, trace
-from understudy.tasks.engine.prefect_links import link_from_prefect
+from understudy.tasks.engine.prefect_links import link_from_prefect, without_login
 from understudy.tasks.engine.run_record import (
     CACHED,
     CONTEXT,

@@ -23,6 +23,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROO
 BY_THE_WORKER_TEST = {
     "prefect server",
     "prefect worker",
+    "prefect --no-prompt",
     "prefect deployment",
     "prefect flow-run",
     "understudy deploy",

@@ -1,6 +1,6 @@
 import pytest
 
-from understudy.addresses import exchange_address, ledger_address, tracking_address, without_login
+from understudy.addresses import exchange_address, ledger_address, tracking_address
 
 
 @pytest.mark.parametrize(
@@ -36,8 +36,3 @@ def test_paths_become_absolute(tmp_path, monkeypatch):
     assert ledger_address("sqlite:////home/ledger.db") == "sqlite:////home/ledger.db"
     with pytest.raises(ValueError, match="relative path"):
         ledger_address("sqlite:///ledger.db")
-
-
-def test_what_is_shown_of_an_address_has_no_login():
-    assert without_login("https://me:word@tracking:5000/x?a=b") == "https://tracking:5000/x?a=b"
-    assert without_login("sqlite:////home/a@b/mlflow.db") == "sqlite:////home/a@b/mlflow.db"
