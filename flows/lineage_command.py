@@ -76,18 +76,22 @@ def _of_id(what: str) -> LineageNode:
 
 
 def _of_place(place: Path) -> LineageNode:
-    """The lineage of what a folder or a file holds: of a private artifact, what its run's record tells.
+    """The lineage of what a folder or a file holds; where no tracking store knows it, what its run's record tells.
 
     Raises:
         InputError: it names no artifact, or one of which nothing is recorded.
     """
     name = artifact_in(place)
-    if not PRIVATE_ID.fullmatch(name):
+    try:
         return _of_id(name)
+    except InputError as error:
+        unknown = error
     record = _record_beside(place)
     if record is None or name not in (record.synthetic.id, record.released.id):
-        raise _unrecorded(name)
-    say(f"note: artifact {name} is private, so no tracking store knows it; {INTERNAL}/{RUN_FILE} tells:")
+        raise unknown
+    is_private = PRIVATE_ID.fullmatch(name)
+    why = f"artifact {name} is private, so no tracking store knows it" if is_private else str(unknown)
+    say(f"note: {why}; {INTERNAL}/{RUN_FILE} tells:")
     source = LineageNode(id=f"source:{record.source}@{record.charge_id}", kind="source")
     released = _node(record.released, source)
     return released if name == released.id else _node(record.synthetic, released)

@@ -31,7 +31,7 @@ def read_once(patch: pytest.MonkeyPatch) -> None:
 
 
 def make_small(folder: Path) -> None:
-    """Store the first layer of the shipped encoder, with its tokenizer and its pooling; it reads 48 tokens of a text."""
+    """Store the first layer of the shipped encoder, its tokenizer and its pooling; it reads 48 tokens of a text."""
     model = SentenceTransformer(str(_folder_of(encoder.DEFAULT_ENCODER, offline=True)), device="cpu")
     bert = model[0].model
     bert.encoder.layer, bert.config.num_hidden_layers = bert.encoder.layer[:1], 1

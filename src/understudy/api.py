@@ -16,12 +16,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from understudy.errors import UnderstudyError
+from understudy.errors import InputError, UnderstudyError
 from understudy.evaluation.metrics import Metrics
 from understudy.lazy import load
 from understudy.locks import locked_folder
 from understudy.methods import registry
-from understudy.runs.folders import RunRecord, read_record
+from understudy.runs.folders import SYNTHETIC, RunRecord, read_record
 from understudy.runs.handed_tables import Table
 from understudy.runs.placement import EXPORT, INTERNAL
 from understudy.runs.python_requests import metrics_in, requested
@@ -97,7 +97,7 @@ def load_result(folder: str | Path) -> Result:
     """The result of a finished run, from its folder.
 
     Raises:
-        InputError: when the folder holds no finished run.
+        InputError: when the folder holds no finished run, or one of its files is missing or damaged.
     """
     return _loaded(Path(folder))
 
@@ -115,7 +115,20 @@ def _loaded(folder: Path, *, expected: str = "") -> Result:
 
 
 def _read(place: Path, record: RunRecord) -> Result:
-    exported = (place / EXPORT / "synthetic.parquet").is_file() and record.released.label.kind != "private"
-    table = pq.read_table(place / (EXPORT if exported else INTERNAL) / "synthetic.parquet")
-    statement = json.loads((place / INTERNAL / "report.json").read_text())["statement"]
-    return Result(synthetic=table, statement=statement, metrics=metrics_in(place / INTERNAL), folder=place)
+    """The files of a run.
+
+    Raises:
+        InputError: one is missing or damaged.
+    """
+    file = place / (INTERNAL if record.synthetic.label.kind == "private" else EXPORT) / SYNTHETIC
+    try:
+        table = pq.read_table(file)
+        file = place / INTERNAL / "report.json"
+        statement = json.loads(file.read_bytes())["statement"]
+        return Result(synthetic=table, statement=statement, metrics=metrics_in(file.parent), folder=place)
+    except (OSError, ValueError, KeyError):  # those of Arrow, JSON and pydantic are such
+        found = "one that is damaged" if file.is_file() else "none"
+    raise InputError(
+        f"{file}: expected a file of the run that left {place}, found {found}; put it back, or repeat the run, which "
+        "charges nothing and writes its folder anew"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -103,7 +104,7 @@ def evaluate(
     out: str | Path,
     text_column: str = "text",
     label_column: str = "label",
-    label_names: dict[str, str] | None = None,
+    label_names: Mapping[str | int, str] | None = None,
 ) -> Metrics:
     """Measure any synthetic table of labelled texts against real rows; charges nothing, and exports nothing.
 

@@ -316,8 +316,8 @@ def _home_directory(home: Path) -> None:
 
 def _unusable(path: Path, found: str) -> str:
     return (
-        f"expected a writable directory, found {path}: {found}; "
-        "set UNDERSTUDY_HOME to a directory that you own, or fix its permissions"
+        f"expected a writable directory, found {path}: {found}; fix its permissions, or make its disk writable; set "
+        "UNDERSTUDY_HOME to a directory that you own only if no budget was spent here, for a new ledger knows of none"
     )
 
 

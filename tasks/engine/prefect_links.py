@@ -11,9 +11,7 @@ def link_from_prefect(uri: str, experiment: str, run_id: str) -> None:
     import httpx
     from prefect.artifacts import create_link_artifact, create_markdown_artifact
 
-    parts = urlsplit(uri)
-    # Without user and password, if it has any.
-    uri = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl() if parts.netloc else uri
+    uri = without_login(uri)
     try:
         if uri.startswith("http"):
             url = f"{uri.rstrip('/')}/#/experiments/{experiment}/runs/{run_id}"
@@ -23,3 +21,9 @@ def link_from_prefect(uri: str, experiment: str, run_id: str) -> None:
             create_markdown_artifact(markdown=text, key="mlflow-run")
     except httpx.HTTPError as error:
         _log.warning("MLflow run %s is not linked from Prefect: %s", run_id, type(error).__name__)
+
+
+def without_login(address: str) -> str:
+    """An address as it may be shown: without user and password, if it has any."""
+    parts = urlsplit(address)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl() if parts.netloc else address

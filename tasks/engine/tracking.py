@@ -24,7 +24,7 @@ from understudy.settings import private_directory, settings
 from understudy.tasks.engine import run_locks
 from understudy.tasks.engine.failures import keep_text
 from understudy.tasks.engine.lineage import LineageNode, trace
-from understudy.tasks.engine.prefect_links import link_from_prefect
+from understudy.tasks.engine.prefect_links import link_from_prefect, without_login
 from understudy.tasks.engine.run_record import (
     CACHED,
     CONTEXT,
@@ -159,7 +159,10 @@ def lineage(ref_id: str, *, zone: str = "client") -> LineageNode:
     """
     log = _open(zone)
     if not log.persist("the lineage", lambda: log.runs_with(ref_id)):
-        raise InputError(f"artifact {ref_id}: no recorded task made or read it; give the id of a released artifact")
+        raise InputError(
+            f"artifact {ref_id}: no task that is recorded in {without_login(log.uri)} made or read it; name the place "
+            "where its run was recorded in UNDERSTUDY_MLFLOW_URI, or give the id of a released artifact"
+        )
     return log.persist("the lineage", lambda: trace(log, ref_id))
 
 

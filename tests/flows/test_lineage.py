@@ -4,9 +4,10 @@ import json
 
 import pyarrow as pa
 import pytest
+from guarantees import GUARANTEE
 
 from understudy.artifacts.access import write_table
-from understudy.privacy.labels import private
+from understudy.privacy.labels import private, released
 from understudy.runs.folders import RunRecord, StatementFiles, write_results
 
 
@@ -58,6 +59,39 @@ def test_a_private_artifact_away_from_its_run_is_said_to_be_recorded_nowhere(out
         assert f"artifact {record.synthetic.id}: " in said
         assert "private" in said
         assert "internal/run.json" in said
+
+
+@pytest.fixture
+def released_out(home, tmp_path):
+    """The folder of a run that released its table, and that this tracking store has never heard of."""
+    model = write_table(
+        pa.table({"text": ["w"]}), kind="model", label=released(GUARANTEE), parents=["source:reviews@c1"]
+    )
+    synthetic = write_table(pa.table({"text": ["a"]}), kind="synthetic", label=released(GUARANTEE), parents=[model])
+    made = {"released": model, "synthetic": synthetic}
+    record = RunRecord(method="voted-texts", source="reviews", charge_id="c1", label_names=(), config={}, **made)
+    out = tmp_path / "released"
+    write_results(out, record, lambda folder: None, statement=StatementFiles({}, "in words"))
+    return out, record
+
+
+def test_where_the_tracking_store_is_another_the_record_of_the_run_tells_source_and_charge(released_out, call):
+    out, record = released_out
+    for what in (out, out / "export", out / "export/synthetic.parquet"):
+        code, said = call("lineage", what)
+        assert code == 0, said
+        assert "source:reviews@c1" in said
+        assert record.synthetic.id in said
+        assert "UNDERSTUDY_MLFLOW_URI" in said
+
+
+def test_an_exported_file_away_from_its_run_names_the_store_that_does_not_know_it(released_out, call, tmp_path):
+    taken = tmp_path / "taken.parquet"
+    taken.write_bytes((released_out[0] / "export/synthetic.parquet").read_bytes())
+    code, said = call("lineage", taken)
+    assert (code, said.count("\n")) == (2, 1), said
+    assert "mlflow.db" in said
+    assert "UNDERSTUDY_MLFLOW_URI" in said
 
 
 @pytest.mark.parametrize("what", ["no/such/path", "no-such-file.parquet", "p58"])

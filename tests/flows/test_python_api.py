@@ -14,12 +14,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from full_disk import files_of_at_most
+from guarantees import GUARANTEE
 
 import understudy
 from understudy.artifacts.access import write_table
 from understudy.errors import InputError, UnderstudyError
-from understudy.privacy.labels import private
-from understudy.runs.folders import RunRecord, write_results
+from understudy.privacy.labels import private, released
+from understudy.runs.folders import RunRecord, StatementFiles, write_results
 from understudy.runs.handed_tables import as_files
 from understudy.runs.request import RunRequest
 from understudy.settings import prepare_environment, settings
@@ -166,6 +167,39 @@ def test_a_refusal_names_the_type(private_rows, tmp_path):
         understudy.synthesize(private_rows.to_pylist(), source="ward", epsilon=3, out=tmp_path / "out")
 
 
+@pytest.mark.parametrize(
+    ("kind", "given", "told"),
+    [
+        (
+            "a column",
+            lambda table: table.to_pandas()["text"],
+            r"pandas.*table.*found pandas\S*Series.*make such a table",
+        ),
+        ("splits", REFUSED["data set of splits"], r"found datasets\S*DatasetDict; make such a table"),
+        (
+            "mixed types",
+            REFUSED["mixed pandas column"],
+            "found a pandas.*one that it cannot; give each column one type",
+        ),
+        (
+            "a name twice",
+            lambda table: table.to_pandas().iloc[:, [0, 1, 0]],
+            "distinct.*found 2 for 3.*each column once",
+        ),
+        (
+            "a name twice in Arrow",
+            lambda table: table.append_column("text", table["text"]),
+            "distinct.*name each column once",
+        ),
+        ("no row", lambda table: table.to_pandas().iloc[:0], "^data: expected at least one row, found an empty table$"),
+    ],
+)
+def test_a_refusal_says_what_is_wrong_with_a_table_and_names_no_file(kind, given, told, private_rows, tmp_path):
+    with pytest.raises(InputError, match=told) as refused:
+        understudy.synthesize(given(private_rows), source="ward", epsilon=3, out=tmp_path / "out")
+    assert "inbox" not in str(refused.value), kind
+
+
 def test_no_row_of_a_pandas_table_stands_in_what_a_run_says_or_prefect_keeps(
     private_rows, request_of, home, tmp_path, prefect_server, find_leaks, caplog, capfd, monkeypatch
 ):
@@ -218,6 +252,41 @@ def test_the_results_of_another_run_that_took_the_folder_over_are_not_given(priv
     ended.synthetic = "of this run"
     with pytest.raises(UnderstudyError, match="took the folder over"):
         understudy.synthesize(private_rows, **asked)
+
+
+@pytest.fixture
+def finished(tmp_path, in_home) -> Path:
+    """The folder of a run that released its table."""
+    made = write_table(pa.table({"text": ["a"]}), kind="texts", label=released(GUARANTEE))
+    record = RunRecord(
+        method="m", source="ward", charge_id="c", label_names=(), config={}, released=made, synthetic=made
+    )
+
+    def report(folder: Path) -> None:
+        figures = {"statement": {}, "metrics": {}, "intervals": {}, "missing": [], "declared": []}
+        (folder / "report.json").write_text(json.dumps(figures))
+
+    write_results(tmp_path / "run", record, report, statement=StatementFiles({}, "in words"))
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("export/synthetic.parquet", None),
+        ("export/synthetic.parquet", "x"),
+        ("internal/report.json", None),
+        ("internal/report.json", "{"),
+        ("internal/report.json", "{}"),
+        ("internal/report.json", '{"statement": {}, "metrics": 3}'),
+    ],
+)
+def test_of_a_run_whose_files_were_taken_away_the_missing_one_is_named(name, content, finished, tmp_path):
+    assert understudy.load_result(finished).synthetic.num_rows == 1
+    file = finished / name
+    file.unlink() if content is None else file.write_text(content)
+    with pytest.raises(InputError, match=rf"{name}: expected .* found (none|one that is damaged).*repeat the run"):
+        understudy.load_result(finished)
 
 
 def test_a_full_disk_is_not_told_as_a_table_of_the_wrong_kind(private_rows):

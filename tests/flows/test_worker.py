@@ -190,6 +190,22 @@ def test_deploying_again_makes_nothing_twice_and_leaves_what_an_operator_has_set
         assert place == wanted["work_pool"]
 
 
+def test_a_deployment_of_ones_own_knows_its_request_and_its_schedule(deployed, request_of, tmp_path):
+    """As the guide of scheduled runs has it; a schedule alone makes runs that have no request."""
+    asked = {"request": request_of(out=str(tmp_path / "out")).model_dump(mode="json")}
+    entrypoint = "understudy.flows.conditional_generation.conditional_generation"
+    place = ("--name", "nightly", "--pool", "client", "--work-queue", "cpu")
+    when = ("--cron", "0 3 1 1 *", "--params", json.dumps(asked))
+    prefect(deployed, "--no-prompt", "deploy", entrypoint, *place, *when)
+    api = f"{deployed['PREFECT_API_URL']}/deployments"
+    found = ask(f"{api}/name/conditional-generation/nightly")
+    ask(f"{api}/{found['id']}", method="DELETE")
+    assert found["parameters"] == asked
+    assert found["entrypoint"] == entrypoint
+    assert [made["schedule"]["cron"] for made in found["schedules"]] == ["0 3 1 1 *"]
+    assert (found["work_pool_name"], found["work_queue_name"]) == ("client", "cpu")
+
+
 def ask(place: str, body: object = None, *, method: str | None = None) -> object:
     """What the server's API answers: to a question with a body, or to a plain one.
 

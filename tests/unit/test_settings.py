@@ -59,6 +59,14 @@ def test_home_that_cannot_be_a_directory(tmp_path, monkeypatch):
         private_directory(tmp_path / "file")
 
 
+def test_of_a_home_that_cannot_be_written_another_one_is_not_advised_without_a_word_of_its_ledger(home, monkeypatch):
+    """In another home every budget is unspent."""
+    settings()
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(InputError, match=rf"{home}: not writable; fix its permissions.* only if no budget was spent"):
+        settings()
+
+
 def test_checkout_is_recognised_by_pyproject_and_artifacts(tmp_path):
     package = tmp_path / "src" / "understudy"
     package.mkdir(parents=True)

@@ -62,6 +62,11 @@ def decoded(table: pa.Table, name: str, *, option: str | None = None) -> list[st
     return values
 
 
+def alike(name: str, other: str) -> bool:
+    """Whether two names differ in case or in the white space around them alone."""
+    return name.strip().casefold() == other.strip().casefold()
+
+
 def require(table: pa.Table, name: str, *, option: str | None = None) -> None:
     """Refuse a table without rows, or without exactly one column of this name.
 
@@ -77,6 +82,11 @@ def require(table: pa.Table, name: str, *, option: str | None = None) -> None:
     found = table.column_names.count(name)
     if found != 1:
         count = len(table.column_names)
+        if not found and any(alike(name, column) for column in table.column_names):
+            raise InputError(
+                f"expected one column {name!r}, found one whose name differs in case or white space alone; "
+                + (f"give its name with {option} as the file has it" if option else "rename it")
+            )
         remedy = f"name another with {option}" if option else "rename one"
         raise InputError(
             f"expected one column {name!r}, found {found or 'none'} of that name among "

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
-from understudy.data.columns import label_values, require, strings
+from understudy.data.columns import alike, label_values, require, strings
 from understudy.data.digests import canonical_digest, client_digests, different_texts, normalise, row_digests
 from understudy.data.instructions import INSTRUCTION_SCHEMA, InstructionColumns, InstructionRows, check_instructions
 from understudy.data.labels import (
@@ -136,17 +136,19 @@ def check_labelled(table: pa.Table, columns: LabelledColumns, *, null_records: b
         if index is None and row not in empty:
             raise RowError(
                 f"column {columns.label!r}, row {row}: expected one of the declared labels {list(index_of)}, "
-                f"found {_in_words(value)} with --label-names"
+                f"found {_in_words(value, tuple(index_of))} with --label-names"
             )
         labels.append(index)
     checked = pa.table({"text": texts, "label": pa.array(labels, pa.int32())}, schema=LABELLED_SCHEMA)
     return LabelledRows(table=checked, label_names=names)
 
 
-def _in_words(value: str | None) -> str:
+def _in_words(value: str | None, declared: tuple[str, ...]) -> str:
     """What an undeclared label is, never the value itself, and what to do."""
     if value is not None and _POINTED.fullmatch(value):
         return "a number with a decimal point, such as 1.0; write whole numbers, or declare labels as they are written"
+    if value is not None and any(alike(value, one) for one in declared):
+        return "one of them but for case or white space; write all rows alike, or declare it as well"
     return f"{'null' if value is None else 'another one'}; correct the row, or declare all labels"
 
 

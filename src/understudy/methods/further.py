@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+
+from pydantic import ValidationError
 
 from understudy.errors import InputError
 from understudy.frozen import MethodSettings
@@ -51,14 +54,31 @@ class FurtherDraw:
             tells: what the record is needed for, in words.
 
         Raises:
-            InputError: there is no record of the run.
+            InputError: there is no record of the run, or its settings are none of today's.
         """
         if self.record is None or not {"config", "label_names"} <= self.record.keys():
             raise InputError(
                 f"--from {self.folder}: expected internal/run.json beside export/, for it {tells}; name the run's own "
                 "--out folder, or repeat its `understudy run` command with a larger --samples, which charges nothing"
             )
-        return self.redrawn(settings.model_validate(self.record["config"])), tuple(self.record["label_names"])
+        return self.redrawn(self.settings_in(self.record, settings)), tuple(self.record["label_names"])
+
+    def settings_in(self, record: Mapping[str, Any], settings: type[C]) -> C:
+        """The settings that a record of the run holds.
+
+        Raises:
+            InputError: they are damaged, or of another version.
+        """
+        try:
+            return settings.model_validate(record.get("config"))
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        name = ".".join(str(part) for part in ("config", *first["loc"]))
+        raise InputError(
+            f"--from {self.folder}: expected the run's settings in internal/run.json beside export/, found {name}: "
+            f"{first['msg']}; the file is damaged or of another version of Understudy: restore it, or repeat the run's "
+            "`understudy run` command, which writes it anew"
+        )
 
     def redrawn(self, config: C) -> C:
         """The settings with the rows and the seed of this draw."""

@@ -43,13 +43,8 @@ def as_files(tables: Mapping[str, Table | str | Path | None]) -> Iterator[dict[s
                 paths[name] = None if given is None else str(given)
                 continue
             path = fresh / f"{name}.parquet"
-            if not _written(given, path):
-                kind = f"{type(given).__module__}.{type(given).__qualname__}"
-                raise InputError(
-                    f"{name}: expected a pyarrow, pandas or polars table, a datasets.Dataset, a path, "
-                    f"hub:OWNER/NAME or sample:NAME, found {kind}, or one whose columns Arrow cannot hold; give each "
-                    "column one type"
-                )
+            if (fault := _fault_in_writing(name, given, path)) is not None:
+                raise InputError(fault)
             written.append(path)
         if not written:
             yield paths
@@ -100,21 +95,47 @@ def _inbox(folder: Path) -> Iterator[Path]:
         os.close(descriptor)
 
 
-def _written(given: object, path: Path) -> bool:
-    """Write a table to a Parquet file; False where it is none. No error but a disk's is passed on: Arrow's show values.
+def _fault_in_writing(name: str, given: object, path: Path) -> str | None:
+    """Write a table to a Parquet file, or say what is wrong with it.
+
+    No other error than a disk's is passed on: Arrow's show values.
 
     Raises:
         OSError: the disk is full or fails; it names the file.
     """
+    kind = f"{type(given).__module__}.{type(given).__qualname__}"
+    columns = _column_names(given)
+    if columns is not None and len(set(columns)) != len(columns):
+        return (
+            f"{name}: expected distinct column names, found {len(set(columns))} for {len(columns)} columns; name each "
+            "column once"
+        )
     try:
         table = _to_arrow(given)
-        if table is not None:
+        if table is not None and table.num_rows:
             pq.write_table(table, path)
+            return None
     except Exception as error:  # of any library: Arrow, pandas, polars, datasets
         if isinstance(error, OSError) and is_of_disk(error):
             raise OSError(error.errno, os.strerror(error.errno or 0), str(path)) from None
-        return False
-    return table is not None
+        table = None
+    if table is not None:
+        return f"{name}: expected at least one row, found an empty table"
+    if columns is not None:
+        return (
+            f"{name}: expected columns that Arrow can hold, found a {kind} with one that it cannot; give each column "
+            "one type, or hand over no other columns than those that are read"
+        )
+    return (
+        f"{name}: expected a pyarrow, pandas or polars table, a datasets.Dataset, a path, hub:OWNER/NAME or "
+        f"sample:NAME, found {kind}; make such a table of it"
+    )
+
+
+def _column_names(given: object) -> list[str] | None:
+    """The names of a table's columns; None of what has none, such as a single column, or several tables by split."""
+    names = getattr(given, "column_names", getattr(given, "columns", None))
+    return None if names is None or isinstance(given, Mapping) else [str(name) for name in names]
 
 
 def _to_arrow(given: object) -> pa.Table | None:

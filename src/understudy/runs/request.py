@@ -9,10 +9,20 @@ import math
 import re
 import unicodedata
 from collections.abc import Mapping
+from numbers import Integral
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 
 from understudy.errors import InputError
 from understudy.quantities import LEAST_DELTA, Words
@@ -30,6 +40,25 @@ LONGEST_TEXT: Final = 4_096
 LONGEST_NAME: Final = 255
 LONGEST_ABOUT: Final = 200
 R = TypeVar("R", bound=BaseModel)
+
+
+def _with_text_values(given: object) -> object:
+    """Label names as Python writes them: a value of a column of whole numbers or booleans need not be in quotes."""
+    if given is None:
+        return None
+    if not isinstance(given, Mapping) or not all(isinstance(value, str | Integral) for value in given):
+        raise ValueError(
+            "expected value in the label column -> name, with values that are text, whole numbers or booleans; in "
+            'Python for example {0: "negative", 1: "positive"}'
+        )
+    named = {str(value): name for value, name in given.items()}
+    if len(named) != len(given):
+        raise ValueError("expected each value once, found one as a number and as text; leave one of them out")
+    return named
+
+
+# Value in the label column -> its public name.
+LabelNames = Annotated[dict[str, str], BeforeValidator(_with_text_values)]
 
 _AS_FIELDS: Final[Mapping[str, str]] = {}
 _PLAIN_COLUMNS: Final = frozenset({"text", "texts", "content", "document"})
@@ -105,7 +134,7 @@ class RunRequest(BaseModel):
     )
     response_column: str = Field(default="response", description="Column with the responses.")
     system_column: str | None = Field(default=None, description="Column with a system text for each pair, if any.")
-    label_names: dict[str, str] | None = Field(
+    label_names: LabelNames | None = Field(
         default=None,
         max_length=1_000,
         description="Value in the label column -> name used in prompts; declared public.",

@@ -27,7 +27,7 @@ from understudy.errors import InputError, TrackingFailed
 from understudy.privacy.labels import private, public, released
 from understudy.tasks.engine import failures, tracking
 from understudy.tasks.engine.lineage import LineageNode
-from understudy.tasks.engine.prefect_links import link_from_prefect
+from understudy.tasks.engine.prefect_links import link_from_prefect, without_login
 from understudy.tasks.engine.run_record import TaskRecord, flatten, source_names
 from understudy.tasks.engine.runtime import report_metrics, task
 
@@ -452,3 +452,8 @@ def test_parameters_are_flat_and_leave_references_out():
         "c.e": "None",
         "f": "x" * 5000,
     }
+
+
+def test_what_is_shown_of_an_address_has_no_login():
+    assert without_login("https://me:word@tracking:5000/x?a=b") == "https://tracking:5000/x?a=b"
+    assert without_login("sqlite:////home/a@b/mlflow.db") == "sqlite:////home/a@b/mlflow.db"

@@ -402,3 +402,18 @@ def test_synthetic_texts_are_read_like_rows(labels):
         pa.table({"text": ["a"]}), like=pa.table({"client_id": [], "text": []}, CLIENT_SCHEMA), names=()
     )
     assert of_nobody.to_pylist() == [{"client_id": "", "text": "a"}]
+
+
+@pytest.mark.parametrize("written", ["Text", "text ", " TEXT"])
+def test_a_column_whose_name_differs_in_case_or_white_space_alone_is_told_so(written):
+    table = pa.table({written: ["a zibby row"], "label": ["positive"]})
+    with pytest.raises(InputError, match=r"'text', found one whose name differs in case or white space.*--text-column"):
+        check_labelled(table, LabelledColumns(label_names=NAMES))
+
+
+@pytest.mark.parametrize("written", ["Positive", "positive ", " POSITIVE"])
+def test_a_label_that_differs_in_case_or_white_space_alone_is_told_so(written):
+    table = pa.table({"text": ["a zibby row"], "label": [written]})
+    with pytest.raises(RowError, match=r"row 0: .*'positive'.*but for case or white space; .*--label-names") as refused:
+        check_labelled(table, LabelledColumns(label_names=NAMES))
+    assert written not in str(refused.value)

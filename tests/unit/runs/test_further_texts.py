@@ -34,8 +34,27 @@ def test_the_record_of_another_run_is_not_used(exported):
     # That of its own run is: it is read, and refused only for what it lacks.
     record = {"charge_id": "charge-1", "config": {"samples": "none"}, "label_names": ["a", "b"]}
     (exported / "internal/run.json").write_text(json.dumps(record))
-    with pytest.raises(ValueError, match="samples"):
+    with pytest.raises(InputError, match="samples"):
         generate_more(exported, samples=2)
+
+
+@pytest.mark.parametrize("config", [{"samples": "none"}, {"rounds": 1, "colour": "red"}, "text", ["rounds"], None])
+def test_settings_that_are_damaged_or_of_another_version_are_refused_with_a_way_on(exported, config):
+    record = {"charge_id": "charge-1", "config": config, "label_names": ["a", "b"]}
+    (exported / "internal/run.json").write_text(json.dumps(record))
+    with pytest.raises(InputError, match=rf"^--from {exported}\S*: .*internal/run\.json.*config.*repeat") as refused:
+        generate_more(exported, samples=2)
+    assert "\n" not in str(refused.value)
+    assert "pydantic" not in str(refused.value)
+
+
+def test_conditional_generation_refuses_damaged_settings_too(exported, monkeypatch):
+    from understudy.methods.conditional_generation import more
+
+    monkeypatch.setattr(more, "load_trained", lambda folder: None)
+    draw = FurtherDraw(exported / "export", {"config": {"train": {"epochs": "x"}}}, samples=2, seed_step=1)
+    with pytest.raises(InputError, match=r"internal/run\.json.*config\.train\.epochs.*repeat"):
+        more.further_rows(draw)
 
 
 @pytest.mark.parametrize(("number", "value"), [("samples", 0), ("samples", -3), ("samples", 10**12), ("draw", -1)])

@@ -4,11 +4,13 @@ import math
 import re
 
 import jsonschema
+import numpy as np
 import pytest
 from pydantic import ValidationError
 
 from understudy.errors import InputError
 from understudy.privacy.accounting import default_delta
+from understudy.runs.evaluations.request import EvaluateRequest
 from understudy.runs.request import (
     LEAST_EPSILON,
     LONGEST_TEXT,
@@ -16,6 +18,7 @@ from understudy.runs.request import (
     RunRequest,
     check_delta,
     check_epsilon,
+    checked_request,
     request_of,
 )
 
@@ -50,6 +53,35 @@ def test_what_is_no_name_is_refused_without_being_shown(field, value):
     with pytest.raises(ValidationError) as raw:
         RunRequest.model_validate(GOOD | {field: value})
     assert "zibby" not in str(raw.value)
+
+
+@pytest.mark.parametrize("kind", [RunRequest, EvaluateRequest])
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ({0: "bad", 1: "good"}, {"0": "bad", "1": "good"}),
+        ({np.int64(0): "bad", "1": "good"}, {"0": "bad", "1": "good"}),
+        ({False: "bad", True: "good"}, {"False": "bad", "True": "good"}),
+        (None, None),
+    ],
+)
+def test_values_of_labels_may_be_numbers_and_booleans(kind, given, kept):
+    places = {"synthetic": "a.csv", "real": "b.csv", "test": "c.csv", "out": "out"}
+    fields = GOOD if kind is RunRequest else places
+    assert checked_request(kind, fields | {"label_names": given}).label_names == kept
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["bad", "good"], "value in the label column -> name.*for example"),
+        ({0.0: "bad", 1.0: "good"}, "text, whole numbers or booleans"),
+        ({0: "bad", "0": "good"}, "each value once.*leave one"),
+    ],
+)
+def test_label_names_of_another_kind_are_refused_with_an_example(given, told):
+    with pytest.raises(InputError, match=f"--label-names: .*{told}"):
+        request_of(GOOD | {"label_names": given})
 
 
 @pytest.mark.parametrize(

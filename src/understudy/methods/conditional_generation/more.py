@@ -17,11 +17,11 @@ def further_rows(draw: FurtherDraw) -> pa.Table:
     The settings are the run's, or without its record those stored with the model.
 
     Raises:
-        InputError: there is no released model.
+        InputError: there is no released model, or the run's record holds no settings of today's.
     """
     stored = load_trained(draw.model)
     record = draw.record
-    config = ConditionalGenerationConfig.model_validate(record["config"]) if record else stored.settings
+    config = draw.settings_in(record, ConditionalGenerationConfig) if record else stored.settings
     config = draw.redrawn(config)
     if isinstance(config.class_sizes, dict):
         config = config.model_copy(update={"class_sizes": "balanced"})

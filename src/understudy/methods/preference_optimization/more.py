@@ -42,7 +42,7 @@ def further_rows(draw: FurtherDraw) -> pa.Table:
 def _in_process(draw: FurtherDraw) -> FurtherDraw:
     """The draw without the endpoint of its run, whose settings need not be such as a run is accepted with today."""
     record = draw.record or {}
-    if "config" not in record:
+    if not isinstance(record.get("config"), dict):
         return draw
     config = {name: value for name, value in record["config"].items() if name != "endpoint"}
     return replace(draw, record={**record, "config": config})

@@ -10,6 +10,8 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from understudy.runs.request import LabelNames
+
 _TABLE: Final = (
     "CSV, JSONL or Parquet file, hub:OWNER/NAME, or sample:NAME; an absolute path in the run of a deployment."
 )
@@ -29,7 +31,7 @@ class EvaluateRequest(BaseModel):
     )
     text_column: str = Field(default="text", description="Column of the real rows with the texts.")
     label_column: str = Field(default="label", description="Column of the real rows with the labels.")
-    label_names: dict[str, str] | None = Field(
+    label_names: LabelNames | None = Field(
         default=None,
         max_length=1_000,
         description="Value in the label column of the real rows -> name; declared public. Default: the values are the "
