@@ -72,9 +72,10 @@ def charge(plan: RunPlan, *, environment: dict[str, str], accept_new: bool) -> C
     changed = None if found.new else _changed(found, plan.releases, here)
     if changed is not None:
         if not accept_new:
+            keep = "keep what it exported, which stays as good as it was, " if found.status == "released" else ""
             raise UnderstudyError(
                 f"charge {found.id} of source {found.source!r} paid for this run, but {changed}, so computing it again "
-                f"would be a new release: pay epsilon={found.epsilon:g} once more with --accept-new-charge, or "
+                f"would be a new release: {keep}pay epsilon={found.epsilon:g} once more with --accept-new-charge, or "
                 "restore what was there"
             )
         found = ledger.reserve(accept_new=True, **asked)
