@@ -6,6 +6,7 @@ setup(
     packages=[
         *find_packages("src"),
         "understudy.flows",
+        "understudy.flows.commands",
         "understudy.shipped",
         "understudy.tasks",
         "understudy.tasks.engine",

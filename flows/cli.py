@@ -16,8 +16,8 @@ from typing import Annotated, Any
 
 import typer
 
-from understudy.flows.refused_options import Commands
-from understudy.flows.request_options import LabelColumn, LabelNames, Method, TextColumn, takes_request
+from understudy.flows.commands.refused_options import Commands
+from understudy.flows.commands.request_options import LabelColumn, LabelNames, Method, TextColumn, takes_request
 
 app = typer.Typer(
     cls=Commands,
@@ -55,9 +55,9 @@ RunFolder = Annotated[Path, typer.Argument(help="The --out folder of a finished 
 Source = Annotated[str, typer.Argument(help="Name of the source.", show_default=False)]
 
 
-def command(name: str, module: str = "commands") -> Any:
-    """The handler `name` in a module of `understudy.flows`, imported only now."""
-    return getattr(importlib.import_module(f"understudy.flows.{module}"), name)
+def command(name: str, module: str) -> Any:
+    """The handler `name` in a module of `understudy.flows.commands`, imported only now."""
+    return getattr(importlib.import_module(f"understudy.flows.commands.{module}"), name)
 
 
 @app.command()
@@ -69,7 +69,7 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Make a synthetic table from a private one."""
-    command("run")(method=method, options=options, dry_run=dry_run, as_json=as_json)
+    command("run", "run")(method=method, options=options, dry_run=dry_run, as_json=as_json)
 
 
 @app.command()
@@ -91,7 +91,7 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Run every method with every epsilon and seed on the same rows, and report them side by side."""
-    handler = command("compare", "compare_command")
+    handler = command("compare", "compare")
     handler(methods=methods, epsilons=epsilon, seeds=seeds, options=options, dry_run=dry_run, as_json=as_json)
 
 
@@ -108,7 +108,7 @@ def generate(
     as_json: Json = False,
 ) -> None:
     """More text from a released model: post-processing, no charge."""
-    command("generate")(origin=origin, samples=samples, draw=draw, out=out, as_json=as_json)
+    command("generate", "run")(origin=origin, samples=samples, draw=draw, out=out, as_json=as_json)
 
 
 @app.command()
@@ -125,7 +125,7 @@ def evaluate(
     """Measure a synthetic table against real rows; reads private rows, charges nothing, exports nothing."""
     fields = {"synthetic": str(synthetic), "real": real, "test": test, "out": str(out)}
     fields |= {"text_column": text_column or "text", "label_column": label_column or "label"}
-    command("evaluate", "evaluate_command")(fields=fields, label_names=label_names, as_json=as_json)
+    command("evaluate", "evaluate")(fields=fields, label_names=label_names, as_json=as_json)
 
 
 @app.command()
@@ -154,13 +154,13 @@ def audit(
 ) -> None:
     """Attack a run on rows with canaries in them, beside two controls; charges the source for that run."""
     asked = {"canaries": canaries, "seed": seed, "insist": insist, "public_rows": public_rows}
-    command("audit", "audit_command")(method=method, options=options, asked=asked, dry_run=dry_run, as_json=as_json)
+    command("audit", "audit")(method=method, options=options, asked=asked, dry_run=dry_run, as_json=as_json)
 
 
 @app.command()
 def report(folder: RunFolder, as_json: Json = False) -> None:
     """Draw report.html again from report.json and say where it is."""
-    command("report")(folder=folder, as_json=as_json)
+    command("report", "run")(folder=folder, as_json=as_json)
 
 
 @app.command()
@@ -174,13 +174,13 @@ def lineage(
     as_json: Json = False,
 ) -> None:
     """Show what an artifact was made from, down to the charge."""
-    command("lineage", "lineage_command")(what=what, as_json=as_json)
+    command("lineage", "lineage")(what=what, as_json=as_json)
 
 
 @models_app.command("list")
 def models_list(as_json: Json = False) -> None:
     """The base models that have a name, and which of them are on this machine."""
-    command("models_list")(as_json=as_json)
+    command("models_list", "run")(as_json=as_json)
 
 
 @models_app.command("get")
@@ -192,7 +192,7 @@ def models_get(
     as_json: Json = False,
 ) -> None:
     """Bring a base model to this machine; the one command that fetches models."""
-    command("models_get")(name=name, origin=origin.value, as_json=as_json)
+    command("models_get", "run")(name=name, origin=origin.value, as_json=as_json)
 
 
 @ledger_app.command("register")
@@ -209,7 +209,7 @@ def ledger_register(
 ) -> None:
     """Register a source and its budget before its first run."""
     declared = {"rows": rows, "unit": unit, "label_names": label_names, "composition": composition}
-    command("ledger_register", "ledger_commands")(source=source, budget=budget, declared=declared, as_json=as_json)
+    command("ledger_register", "ledger")(source=source, budget=budget, declared=declared, as_json=as_json)
 
 
 @ledger_app.command("show")
@@ -218,31 +218,31 @@ def ledger_show(
     as_json: Json = False,
 ) -> None:
     """Every charge of one source, or of all."""
-    command("ledger_show", "ledger_commands")(source=source, as_json=as_json)
+    command("ledger_show", "ledger")(source=source, as_json=as_json)
 
 
 @ledger_app.command("budget")
 def ledger_budget(source: Source, as_json: Json = False) -> None:
     """What a source has spent and has left."""
-    command("ledger_budget", "ledger_commands")(source=source, as_json=as_json)
+    command("ledger_budget", "ledger")(source=source, as_json=as_json)
 
 
 @ledger_app.command("accept-loss")
 def ledger_accept_loss(as_json: Json = False) -> None:
     """Go on with what is left of a ledger that lost entries; the loss is recorded in it for ever."""
-    command("ledger_accept_loss", "ledger_commands")(as_json=as_json)
+    command("ledger_accept_loss", "ledger")(as_json=as_json)
 
 
 @secret_app.command("rotate")
 def secret_rotate(as_json: Json = False) -> None:
     """Replace the secret; registered rows and charges stay known."""
-    command("secret_rotate", "ledger_commands")(as_json=as_json)
+    command("secret_rotate", "ledger")(as_json=as_json)
 
 
 @keys_app.command("show")
 def keys_show(as_json: Json = False) -> None:
     """The public key of this process's zone (UNDERSTUDY_ZONE), for the other zone to trust; made on first use."""
-    command("keys_show", "ledger_commands")(as_json=as_json)
+    command("keys_show", "ledger")(as_json=as_json)
 
 
 @keys_app.command("trust")
@@ -253,13 +253,13 @@ def keys_trust(
     as_json: Json = False,
 ) -> None:
     """Accept messages of the other zone that this key signed, and no others."""
-    command("keys_trust", "ledger_commands")(key=key, as_json=as_json)
+    command("keys_trust", "ledger")(key=key, as_json=as_json)
 
 
 @app.command()
 def gc(as_json: Json = False) -> None:
     """Remove what no run references: unreferenced artifacts, stale checkpoints, temporary files."""
-    command("gc")(as_json=as_json)
+    command("gc", "run")(as_json=as_json)
 
 
 @app.command()
@@ -271,19 +271,19 @@ def purge(
     as_json: Json = False,
 ) -> None:
     """Remove everything derived from private rows; the charges stay, spent budget never comes back."""
-    command("purge")(source=source, forget_rows=forget_rows, as_json=as_json)
+    command("purge", "run")(source=source, forget_rows=forget_rows, as_json=as_json)
 
 
 @app.command()
 def deploy(as_json: Json = False) -> None:
     """Make deployments, work pools, queues, limits and automations for killed runs on your Prefect server."""
-    command("deploy")(as_json=as_json)
+    command("deploy", "run")(as_json=as_json)
 
 
 @app.command()
 def doctor(as_json: Json = False) -> None:
     """Check this installation: versions, permissions, ledger, base models, stores, MLflow, Prefect, GPU."""
-    command("doctor")(as_json=as_json)
+    command("doctor", "run")(as_json=as_json)
 
 
 def main() -> None:

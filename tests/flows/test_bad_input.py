@@ -417,7 +417,7 @@ def test_a_budget_that_is_exceeded_is_refused_before_anything_is_chosen_for_the_
 
 def test_a_charged_run_is_not_refused_for_the_budget_that_it_used_up(request_of, home):
     """With --accept-new-charge it was, though a run that pays for itself goes on under its own charge."""
-    from understudy.flows.commands import price
+    from understudy.flows.commands.run import price
     from understudy.runs.registration import registered
     from understudy.runs.request import Budget
     from understudy.runs.validation import validate
@@ -635,8 +635,8 @@ def test_a_full_disk_is_told_in_one_line_with_what_to_do(words, goes_on, call, m
     def full(**_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/out/export")
 
-    name = "ledger_commands.ledger_show" if words[0] == "ledger" else f"commands.{words[0]}"
-    monkeypatch.setattr(f"understudy.flows.{name}", full)
+    name = "ledger.ledger_show" if words[0] == "ledger" else f"run.{words[0]}"
+    monkeypatch.setattr(f"understudy.flows.commands.{name}", full)
     code, said = call(*words)
     assert code == 1
     assert said.count("\n") == 1
@@ -717,7 +717,7 @@ def test_what_has_no_package_is_not_fetched_from_one(call):
 
 
 def test_a_path_is_shown_as_it_is_and_whole(capsys):
-    from understudy.flows import terminal
+    from understudy.flows.commands import terminal
 
     path = f"/tmp/o [draft]/a[/b]/{'long/' * 60}end"
     terminal.show({"export": path, "paths": [path]}, as_json=False, title="done [/b]")

@@ -15,7 +15,7 @@ from prefect.server.api.server import SubprocessASGIServer
 from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
 from prefect_servers import flow_run_names
 
-from understudy.flows import commands
+from understudy.flows.commands import run as commands
 from understudy.flows.temporary_server import start_in_turn
 from understudy.runs.request import RunRequest
 

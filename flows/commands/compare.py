@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from understudy.errors import InputError
-from understudy.flows.commands import choices_said, ended, request_from
-from understudy.flows.terminal import console, say, show
+from understudy.flows.commands.run import choices_said, ended, request_from
+from understudy.flows.commands.terminal import console, say, show
 from understudy.runs.comparisons.request import CompareRequest, compare_request_of, epsilon_text
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from understudy.flows.commands import ended, named
-from understudy.flows.terminal import show
+from understudy.flows.commands.run import ended, named
+from understudy.flows.commands.terminal import show
 
 
 def evaluate(*, fields: Mapping[str, Any], label_names: str | None, as_json: bool) -> None:

@@ -15,8 +15,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from understudy.errors import InputError, UnderstudyError
+from understudy.flows.commands.terminal import console, say, show
 from understudy.flows.interruption import Interrupted, signals_unwind
-from understudy.flows.terminal import console, say, show
 from understudy.lazy import load
 from understudy.runs.request import RunRequest, parse_budget, request_of
 

@@ -11,7 +11,7 @@ from rich.tree import Tree
 from understudy.artifacts.access import ArtifactRef
 from understudy.artifacts.manifest import PRIVATE_ID
 from understudy.errors import InputError
-from understudy.flows.terminal import console, say
+from understudy.flows.commands.terminal import console, say
 from understudy.runs.folders import RUN_FILE, RunRecord, artifact_in, read_record
 from understudy.runs.placement import INTERNAL
 from understudy.tasks.engine.lineage import LineageNode

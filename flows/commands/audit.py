@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from understudy.flows.commands import choices_said, ended, price, request_from
-from understudy.flows.terminal import say, show
+from understudy.flows.commands.run import choices_said, ended, price, request_from
+from understudy.flows.commands.terminal import say, show
 
 
 def audit(

@@ -9,8 +9,8 @@ from typing import Any
 from rich.table import Column, Table
 
 from understudy.errors import InputError
-from understudy.flows.commands import named
-from understudy.flows.terminal import console, show
+from understudy.flows.commands.run import named
+from understudy.flows.commands.terminal import console, show
 from understudy.runs.request import Budget, parse_budget
 
 
