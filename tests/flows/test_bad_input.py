@@ -622,21 +622,20 @@ def test_a_worker_that_was_told_of_no_home_begins_no_ledger(request_of, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("words", "goes_on"),
+    ("words", "handler", "goes_on"),
     [
-        (("run", "conditional-generation", "--data", "rows.csv", "--out", "out"), True),
-        (("purge", "--source", "ward"), True),
-        (("doctor",), False),
-        (("report", "run"), False),
-        (("ledger", "show", "run"), False),
+        (("run", "conditional-generation", "--data", "rows.csv", "--out", "out"), "run.run", True),
+        (("purge", "--source", "ward"), "housekeeping.purge", True),
+        (("doctor",), "housekeeping.doctor", False),
+        (("report", "run"), "finished.report", False),
+        (("ledger", "show", "run"), "ledger.ledger_show", False),
     ],
 )
-def test_a_full_disk_is_told_in_one_line_with_what_to_do(words, goes_on, call, monkeypatch):
+def test_a_full_disk_is_told_in_one_line_with_what_to_do(words, handler, goes_on, call, monkeypatch):
     def full(**_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/out/export")
 
-    name = "ledger.ledger_show" if words[0] == "ledger" else f"run.{words[0]}"
-    monkeypatch.setattr(f"understudy.flows.commands.{name}", full)
+    monkeypatch.setattr(f"understudy.flows.commands.{handler}", full)
     code, said = call(*words)
     assert code == 1
     assert said.count("\n") == 1
