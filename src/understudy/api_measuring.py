@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -104,7 +104,7 @@ def evaluate(
     out: str | Path,
     text_column: str = "text",
     label_column: str = "label",
-    label_names: Mapping[str | int, str] | None = None,
+    label_names: Mapping[str | int, str] | Sequence[str | int] | None = None,
 ) -> Metrics:
     """Measure any synthetic table of labelled texts against real rows; charges nothing, and exports nothing.
 

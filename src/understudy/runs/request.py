@@ -43,17 +43,25 @@ R = TypeVar("R", bound=BaseModel)
 
 
 def _with_text_values(given: object) -> object:
-    """Label names as Python writes them: a value of a column of whole numbers or booleans need not be in quotes."""
-    if given is None:
-        return None
-    if not isinstance(given, Mapping) or not all(isinstance(value, str | Integral) for value in given):
+    """Label names as Python writes them: whole numbers and booleans need no quotes, and a list holds the values."""
+    pairs: list[tuple[object, object]]
+    match given:
+        case None:
+            return None
+        case Mapping():
+            pairs = list(given.items())
+        case list() | tuple():
+            pairs = [(name, str(name)) for name in given]
+        case _:
+            pairs = [(None, None)]
+    if not all(isinstance(value, str | Integral) for value, _ in pairs):
         raise ValueError(
-            "expected value in the label column -> name, with values that are text, whole numbers or booleans; in "
-            'Python for example {0: "negative", 1: "positive"}'
+            "expected value in the label column -> name, or a list of values that are the names, with values that are "
+            'text, whole numbers or booleans; in Python for example {0: "negative", 1: "positive"}'
         )
-    named = {str(value): name for value, name in given.items()}
-    if len(named) != len(given):
-        raise ValueError("expected each value once, found one as a number and as text; leave one of them out")
+    named = {str(value): name for value, name in pairs}
+    if len(named) != len(pairs):
+        raise ValueError("expected each value once, found one twice, perhaps as a number and as text; leave one out")
     return named
 
 

@@ -62,6 +62,8 @@ def test_what_is_no_name_is_refused_without_being_shown(field, value):
         ({0: "bad", 1: "good"}, {"0": "bad", "1": "good"}),
         ({np.int64(0): "bad", "1": "good"}, {"0": "bad", "1": "good"}),
         ({False: "bad", True: "good"}, {"False": "bad", "True": "good"}),
+        (["bad", "good"], {"bad": "bad", "good": "good"}),
+        ((0, 1), {"0": "0", "1": "1"}),
         (None, None),
     ],
 )
@@ -74,7 +76,9 @@ def test_values_of_labels_may_be_numbers_and_booleans(kind, given, kept):
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        (["bad", "good"], "value in the label column -> name.*for example"),
+        ("bad,good", "value in the label column -> name.*for example"),
+        ([0.0, 1.0], "text, whole numbers or booleans"),
+        (["bad", "bad"], "each value once.*leave one"),
         ({0.0: "bad", 1.0: "good"}, "text, whole numbers or booleans"),
         ({0: "bad", "0": "good"}, "each value once.*leave one"),
     ],
