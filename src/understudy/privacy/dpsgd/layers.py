@@ -153,8 +153,8 @@ def _with_bound(kernel: Tensor, one: Factored, other: Factored) -> tuple[Tensor,
 
 
 def _frobenius(values: Tensor) -> Tensor:
-    """(batch,) float64; above the true norm where squares are too small for a float."""
-    norms = torch.linalg.vector_norm(values, dim=2).double()
+    """(batch,) float64; never below the true norm, whatever the order of sums and however small the squares."""
+    norms = torch.linalg.vector_norm(values, dim=2).double() * (1 + (values.shape[2] + _FURTHER) * _unit(values))
     found: Tensor = (norms.square().sum(1) + values[0].numel() * torch.finfo(values.dtype).tiny).sqrt()
     return found
 
@@ -193,24 +193,26 @@ def _add_blocks(total: Tensor, uses: Sequence[Factored], weights: Tensor, poison
     """Add weighted gradients, of which some uses are dense, as many rows of the matrix at a time as fit a cache."""
     dense = [use for use in uses if isinstance(use, HeadFactors) or not use.sparse]
     lefts = [use.errors() if isinstance(use, HeadFactors) else use.left for use in dense]
-    left = _without(poisoned, torch.cat(lefts, 1) if len(lefts) > 1 else lefts[0])
-    right = _without(poisoned, torch.cat([use.right for use in dense], 1) if len(dense) > 1 else dense[0].right)
+    left = torch.cat(lefts, 1) if len(lefts) > 1 else lefts[0]
+    right = torch.cat([use.right for use in dense], 1) if len(dense) > 1 else dense[0].right
     tables = [use for use in uses if not isinstance(use, HeadFactors) and use.sparse]
     weights = weights.to(right.dtype)
     height = max(1, _NUMBERS_AT_ONCE // (len(left) * right.shape[2]))
     for start in range(0, len(total), height):
         block = torch.bmm(left[:, :, start : start + height].transpose(1, 2), right)
         for table in tables:
-            _add_to_block(block, table, _without(poisoned, table.right), start=start)
+            _add_to_block(block, table, start=start)
+        # Not before the product: factors in other memory might move the last bits of all examples.
+        block = _without(poisoned, block)
         total[start : start + height].view(-1).add_(weights @ block.flatten(1))
 
 
-def _add_to_block(block: Tensor, table: Factors, right: Tensor, *, start: int) -> None:
+def _add_to_block(block: Tensor, table: Factors, *, start: int) -> None:
     """Add one-hot rows to those from `start` on of every example's gradient."""
     here = (table.left >= start) & (table.left < start + block.shape[1])
     example, position = here.nonzero(as_tuple=True)
     row = example * block.shape[1] + table.left[example, position] - start
-    block.view(-1, block.shape[2]).index_add_(0, row, right[example, position])
+    block.view(-1, block.shape[2]).index_add_(0, row, table.right[example, position])
 
 
 def _add_rows(total: Tensor, tables: Sequence[Factors], weights: Tensor, poisoned: Tensor | None) -> None:

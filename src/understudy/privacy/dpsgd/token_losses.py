@@ -127,7 +127,8 @@ class HeadFactors:
         if self.bias is not None:
             logits += self.bias[tokens][:, None, :]
             largest = largest + self.bias.abs().max().to(wide)
-        entries = logits.sub_(self.log_mass[:, :, None]).exp_()
+        # A probability is at most 1. Where the last bits of logits decide it, what is found here may be far above.
+        entries = logits.sub_(self.log_mass[:, :, None]).exp_().clamp_(max=1.0)
         unit = torch.finfo(self.hidden.dtype).eps
         exponent = unit * ((self.hidden.shape[2] + 32) * largest + 4 * self.log_mass.abs()[:, :, None] + 32)
         off = ((entries + torch.finfo(wide).tiny) * exponent.expm1()).clamp(max=1.0)

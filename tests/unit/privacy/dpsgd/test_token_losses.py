@@ -203,6 +203,40 @@ def test_errors_of_large_logits_are_those_whose_norm_was_taken(tied):
             assert found["head.weight"].double().norm() <= clip * (1 + 2.0**-23)
 
 
+@pytest.mark.parametrize(("width", "size"), [(48, 1e6), (768, 1e5), (768, 1e6)])
+def test_a_probability_that_is_read_again_is_at_most_one(width, size):
+    """Text of one token, tied matrices: at logits of 1e7 the probability of the token that was read came out as 1e6.
+
+    Its share of the norm is negative here, so that nearly nothing was left of the norm, and nothing was clipped.
+    """
+    words, examples, clip = 1001, 8, 0.01
+    generator = torch.Generator().manual_seed(0)
+    head, table = nn.Linear(width, words, bias=False), nn.Embedding(words, width)
+    nn.init.normal_(head.weight, generator=generator)
+    table.weight = head.weight
+    model = nn.ModuleDict({"head": head, "table": table})
+    for _ in range(4):
+        hidden = torch.randn(examples, 1, width, generator=generator) * size
+        likeliest = (hidden @ head.weight.T).argmax(-1)
+        batch = {
+            "hidden": hidden,
+            "ids": torch.randint(0, words, (examples, 1), generator=generator),
+            "read": likeliest,
+            "as_read": head.weight.detach()[likeliest],
+        }
+
+        def loss(model, batch):
+            shift = size * (model["table"](batch["read"]) - batch["as_read"])
+            return token_losses(model["head"], batch["hidden"] - shift, batch["ids"]).sum(1)
+
+        for row in range(examples):
+            found = clipped_gradient_sum(
+                model, dict(model.named_parameters()), loss, batch, l2_clip_norm=clip,
+                valid=torch.arange(examples) == row,
+            )  # fmt: skip
+            assert found["head.weight"].double().norm() <= clip * (1 + 2.0**-23)
+
+
 @pytest.mark.usefixtures("chunks")
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
 def test_rows_that_do_not_count_leave_no_trace(poison):
