@@ -89,6 +89,50 @@ def test_a_row_that_is_null_moves_no_canary(request_for, units):
             assert {slot for slot, (one, other) in enumerate(pairs) if one != other} <= {gone}
 
 
+@pytest.fixture(params=["held out", "test file"])
+def measured_on(request, tmp_path):
+    """Fields of a request: rows to measure on of the file itself, or of a table of their own."""
+
+    def fields(rows):
+        if request.param == "held out":
+            return {}
+        others = {name: [f"other {value}" for value in values[:20]] for name, values in rows.items()}
+        pq.write_table(pa.table(others), tmp_path / "test.parquet")
+        return {"test": str(tmp_path / "test.parquet")}
+
+    return fields
+
+
+def test_a_pair_that_is_null_moves_no_canary(request_for, measured_on):
+    fields = {"units": 80, **measured_on(PAIRS)}
+    drafts, whole = tables_of(request_for(PAIRS, "knowledge-distillation", **fields))
+    for gone in (0, 41, 79):
+        rows = {name: [*values[:gone], None, *values[gone + 1 :]] for name, values in PAIRS.items()}
+        others, read = tables_of(request_for(rows, "knowledge-distillation", **fields))
+        assert others.canaries.slots == drafts.canaries.slots
+        for arm in ARMS:
+            pairs = zip(whole[arm].to_pylist(), read[arm].to_pylist(), strict=True)
+            assert {slot for slot, (one, other) in enumerate(pairs) if one != other} <= {gone}
+
+
+def test_a_client_who_is_missing_moves_one_client(request_for, measured_on):
+    """One who makes room for a canary may be another then: still one client more or less."""
+    fields = {"units": 80, **measured_on(CLIENTS)}
+
+    def documents(table):
+        return {(row["client_id"], row["text"]) for row in table.to_pylist()}
+
+    drafts, whole = tables_of(request_for(CLIENTS, "preference-optimization", **fields))
+    for gone in ("c0", "c10", "c41", "c79"):
+        kept = [place for place, name in enumerate(CLIENTS["client_id"]) if name != gone]
+        rows = {name: [values[place] for place in kept] for name, values in CLIENTS.items()}
+        others, read = tables_of(request_for(rows, "preference-optimization", **fields))
+        assert others.canaries.rows.equals(drafts.canaries.rows)
+        assert (others.canaries.included == drafts.canaries.included).all()
+        for arm in ARMS:
+            assert len({name for name, _ in documents(whole[arm]) ^ documents(read[arm])}) <= 1
+
+
 def test_a_file_with_a_row_less_than_declared_has_its_canaries_where_they_were(request_for):
     drafts, whole = tables_of(request_for(labelled(60), "conditional-generation", units=64, **LABELLED))
     short = {name: values[:59] for name, values in labelled(60).items()}
