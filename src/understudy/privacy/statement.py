@@ -50,7 +50,7 @@ TRAINING_FLOATS: Final = (
     " In training, the clipped gradients of at most 32 rows are added up in float32 before they are rounded. For the "
     "error of that sum and of the norms, 2^-11 of the sensitivity is set aside, and in the worst case it is half of "
     "that. An assumption, tested and not proven, is that one record's activations and gradients are the same floats "
-    "whatever other records pass through the model with it."
+    "whatever other records pass through the model with it, and where they are computed twice, the same twice."
 )
 ROUNDING: Final = "epsilon and delta are rounded up to four significant digits, never down"
 
