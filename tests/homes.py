@@ -10,14 +10,17 @@ from pathlib import Path
 
 
 def home_environment(root: Path) -> dict[str, str]:
-    """A home at `root` with its own exchange store and MLflow database, one thread and the CPU."""
+    """A home at `root` with its own exchange store and MLflow database, one thread and the CPU.
+
+    `TESTS_DEVICE=cuda` has flows compute on a GPU instead: what must hold on the one holds on the other.
+    """
     return {
         "UNDERSTUDY_HOME": str(root),
         "UNDERSTUDY_EXCHANGE": str(root / "exchange"),
         "UNDERSTUDY_MODELS": str(root / "models"),
         "UNDERSTUDY_MLFLOW_URI": f"sqlite:///{root / 'mlflow.db'}",
         "UNDERSTUDY_THREADS": "1",
-        "UNDERSTUDY_DEVICE": "cpu",
+        "UNDERSTUDY_DEVICE": os.environ.get("TESTS_DEVICE", "cpu"),
         "UNDERSTUDY_PRECISION": "float32",
         "HF_DATASETS_CACHE": str(root / "datasets"),
     }

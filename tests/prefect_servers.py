@@ -1,6 +1,7 @@
 """Real Prefect servers that tests start, each in a process of its own on a free port of this machine."""
 
 import contextlib
+import json
 import os
 import shutil
 import socket
@@ -36,10 +37,19 @@ def wait_for(api: str, poll: Callable[[], int | None], log: Path) -> None:
         try:
             with urllib.request.urlopen(f"{api}/health", timeout=5) as answer:
                 if answer.status == 200:
+                    if os.environ.get("TESTS_DEVICE") == "cuda":
+                        _make_gpu_limit(api)
                     return
         except OSError:
             time.sleep(0.2)
     pytest.fail(f"expected a Prefect server within 180 s: {log.read_text()[-2000:]}")
+
+
+def _make_gpu_limit(api: str) -> None:
+    """Make what the operator of a server with GPUs makes: as many slots as there are processes of tests."""
+    body = json.dumps({"name": "gpu", "limit": os.cpu_count()}).encode()
+    request = urllib.request.Request(f"{api}/v2/concurrency_limits/", body, {"Content-Type": "application/json"})
+    urllib.request.urlopen(request, timeout=30).close()
 
 
 @contextlib.contextmanager
