@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import torch
@@ -14,7 +14,9 @@ from understudy.privacy.grid import grid_of
 # Beyond this many steps no query of up to 2^32 units lies; noise may add 2^61.
 _FARTHEST: Final = 1 << 60
 _UNITS_AT_ONCE: Final = 1 << 16
+# Numbers that are rounded at a time: what a core's cache holds; on a GPU, where each time takes as long, many more.
 _AT_ONCE: Final = 1 << 17
+_AT_ONCE_ON_CUDA: Final = 1 << 24
 
 
 def to_steps(values: Tensor, *, grid: float) -> Tensor:
@@ -27,20 +29,29 @@ def to_steps(values: Tensor, *, grid: float) -> Tensor:
     Raises:
         UnderstudyError: when a value is not finite or farther than 2^60 steps from zero.
     """
-    return _rounded(values.to(torch.float64, copy=True).contiguous(), grid)
+    steps, extremes = _rounded(values.to(torch.float64, copy=True).contiguous(), grid)
+    _check([extremes], grid)
+    return steps
 
 
-def _rounded(values: Tensor, grid: float) -> Tensor:
-    """`to_steps` of contiguous float64 values, in place of them."""
-    # In their own memory, for a query may be half of what a training holds; as many at a time as a core's cache holds.
+def _rounded(values: Tensor, grid: float) -> tuple[Tensor, Tensor]:
+    """Contiguous float64 values in steps, in place of them, and the lowest and the highest of those `(2,)`."""
+    # In their own memory, for a query may be half of what a training holds.
     steps, extremes = values.view(torch.int64), [values.new_zeros(2)]
     if values.numel():
-        parts = (torch.split(one.view(-1), _AT_ONCE) for one in (values, steps))
+        size = _AT_ONCE if values.device.type == "cpu" else _AT_ONCE_ON_CUDA
+        parts = (torch.split(one.view(-1), size) for one in (values, steps))
         for some, whole in zip(*parts, strict=True):
             some.mul_(1.0 / grid).round_()
             extremes.append(torch.stack(some.aminmax()))
             whole.copy_(some.to(torch.int64))
     lowest, highest = torch.stack(extremes).unbind(1)
+    return steps, torch.stack((lowest.min(), highest.max()))
+
+
+def _check(extremes: Sequence[Tensor], grid: float) -> None:
+    """Refuse values of which the lowest or the highest is not finite, or too far."""
+    lowest, highest = torch.stack(list(extremes)).unbind(1)
     least, most = torch.stack((lowest.min(), highest.max())).tolist()
     # Both are undefined where a value is.
     if not -_FARTHEST <= least <= most <= _FARTHEST:
@@ -48,7 +59,6 @@ def _rounded(values: Tensor, grid: float) -> Tensor:
             f"expected a finite query within 2^60 steps of {grid:g}, found another; nothing was released. "
             "Contributions that are not finite must be left out before they are added up"
         )
-    return steps
 
 
 def from_steps(steps: Tensor, *, grid: float, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -97,8 +107,13 @@ class GridSum:
         return dict(self._steps)
 
     def _round(self) -> None:
+        extremes: dict[torch.device, list[Tensor]] = {}
         while self._waiting:
             name, value = self._waiting.popitem()
-            steps = _rounded(value, self._grid)
+            steps, ends = _rounded(value, self._grid)
+            extremes.setdefault(ends.device, []).append(ends)
             self._steps[name] = steps if name not in self._steps else self._steps[name].add_(steps)
+        # Once for all of them: a GPU is waited for once.
+        for ends_there in extremes.values():
+            _check(ends_there, self._grid)
         self._units = 0

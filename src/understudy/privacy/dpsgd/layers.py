@@ -17,8 +17,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from understudy.errors import InputError
+from understudy.privacy.dpsgd.chunks import ROWS_IN_FLOATS
 from understudy.privacy.dpsgd.token_losses import TERMS_AT_ONCE, HeadFactors, products_of
 
 # Matched by name, so that transformers need not be imported here: a linear layer with weight (inputs, outputs).
@@ -28,8 +30,6 @@ _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_exp
 # They share LlamaRMSNorm's formula: weight * x / sqrt(mean(x^2) + variance_epsilon).
 RMS_NORMS = ("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Phi3RMSNorm")
 
-# Examples whose clipped gradients are added up in float32: at most 2 * 32 * 32 * 2^-24 = 2^-13 of a clip norm is lost.
-ROWS_IN_FLOATS = 32
 # Numbers of the gradients of one matrix that are held at a time, of all examples together.
 _NUMBERS_AT_ONCE = 1 << 20
 # Roundings beside those of the sums of products: of factors, squares, norms and of the bounds themselves.
@@ -224,10 +224,28 @@ def _add_rows(total: Tensor, tables: Sequence[Factors], weights: Tensor, poisone
     total.index_add_(0, rows, found.to(total.dtype))
 
 
-def add_weighted_dense(total: Tensor, gradients: Tensor, weights: Tensor, poisoned: Tensor | None) -> None:
-    """Add `sum_b weights_b * gradients_b` to `total`; other arguments as for `add_weighted_sum`."""
+def weighted_dense(gradients: Tensor, weights: Tensor, poisoned: Tensor | None) -> Tensor:
+    """`sum_b weights_b * gradients_b`, of at most `ROWS_IN_FLOATS` examples in floats, and of those sums in float64.
+
+    Args:
+        gradients: (batch, ...), float32 or wider.
+        weights: (batch,), zero for examples that must not count.
+        poisoned: bool (batch,), examples that hold infinities or nans; None if there are none.
+
+    Returns:
+        In the shape of one gradient; float64 where there are several sums.
+    """
     flat = _without(poisoned, gradients).flatten(1)
-    total.view(-1).add_(weights.to(flat.dtype) @ flat)
+    weights = weights.to(flat.dtype)
+    # Zero is added, so the bytes of an empty sum do not depend on the signs of dropped rows.
+    if len(flat) <= ROWS_IN_FLOATS:
+        return (weights @ flat).add_(0.0).view(gradients.shape[1:])
+    missing = -len(flat) % ROWS_IN_FLOATS
+    if missing:
+        flat, weights = functional.pad(flat, (0, 0, 0, missing)), functional.pad(weights, (0, missing))
+    some = weights.view(-1, 1, ROWS_IN_FLOATS)
+    sums = torch.bmm(some, flat.view(len(some), ROWS_IN_FLOATS, -1))
+    return sums[:, 0].sum(0, dtype=torch.float64).view(gradients.shape[1:])
 
 
 def _without(poisoned: Tensor | None, values: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ automatic.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,17 +25,17 @@ import torch
 from torch import Tensor, nn
 
 from understudy.errors import InputError
+from understudy.privacy.dpsgd.chunks import ROWS_IN_FLOATS
 from understudy.privacy.dpsgd.layers import (
-    ROWS_IN_FLOATS,
     Contribution,
     Factored,
     Rule,
-    add_weighted_dense,
     add_weighted_sum,
     inner_product,
     rounding_of_sums,
     rules_of,
     some_examples,
+    weighted_dense,
 )
 from understudy.privacy.dpsgd.token_losses import TAP, HeadFactors
 
@@ -117,9 +117,7 @@ class _Uses:
         return isinstance(factors, HeadFactors) or not factors.is_larger_than_dense()
 
     def squared_norms(self) -> Tensor | None:
-        """(batch,) in float64, never underestimated by rounding; None where no loss reaches the parameter."""
-        if self.dense is not None:
-            return _squares(self.dense.flatten(1))
+        """(batch,) in float64, never underestimated by rounding; None where there are no factors."""
         total: Tensor | None = None
         for index, one in enumerate(self.factors):
             for other in self.factors[: index + 1]:
@@ -132,6 +130,8 @@ class _Uses:
 
     def weighted_sum(self, parameter: nn.Parameter, weights: Tensor, poisoned: Tensor | None) -> Tensor:
         """As many examples at a time as may be added up in the parameter's type, and those sums in float64."""
+        if self.dense is not None:
+            return weighted_dense(self.dense, weights, poisoned)
         starts = range(0, len(weights), ROWS_IN_FLOATS)
         parts = (
             self._weighted_sum(parameter, weights, poisoned, slice(start, start + ROWS_IN_FLOATS)) for start in starts
@@ -143,27 +143,36 @@ class _Uses:
 
     def _weighted_sum(self, parameter: nn.Parameter, weights: Tensor, poisoned: Tensor | None, rows: slice) -> Tensor:
         wide = torch.promote_types(parameter.dtype, torch.float32)
-        # Sums start from +0.0, so the bytes of an empty one do not depend on the signs of dropped rows.
         total = torch.zeros(parameter.shape, dtype=wide, device=parameter.device)
-        weights, poisoned = weights[rows], None if poisoned is None else poisoned[rows]
-        if self.dense is not None:
-            add_weighted_dense(total, self.dense[rows], weights, poisoned)
         if self.factors:
-            add_weighted_sum(total, [some_examples(use, rows) for use in self.factors], weights, poisoned)
+            some = None if poisoned is None else poisoned[rows]
+            add_weighted_sum(total, [some_examples(use, rows) for use in self.factors], weights[rows], some)
         return total
 
 
-def _squares(rows: Tensor) -> Tensor:
-    """(batch,) float64 squared norms of (batch, numbers)."""
-    count = rows.shape[1] // _SQUARES_AT_ONCE
-    whole = count * _SQUARES_AT_ONCE
-    blocks = rows[:, :whole].reshape(len(rows), count, _SQUARES_AT_ONCE)
-    norms = [torch.linalg.vector_norm(blocks, dim=2), torch.linalg.vector_norm(rows[:, whole:], dim=1)[:, None]]
-    return torch.cat(norms, dim=1).double().square().sum(1) + rows.shape[1] * _LEAST
+def _norms_of_blocks(rows: Tensor) -> list[Tensor]:
+    """Norms of a few numbers each, (batch, blocks): together they are of all of (batch, numbers)."""
+    whole = rows.shape[1] // _SQUARES_AT_ONCE * _SQUARES_AT_ONCE
+    found = []
+    if whole:
+        blocks = rows[:, :whole].reshape(len(rows), -1, _SQUARES_AT_ONCE)
+        found.append(torch.linalg.vector_norm(blocks, dim=2))
+    if whole < rows.shape[1]:
+        found.append(torch.linalg.vector_norm(rows[:, whole:], dim=1)[:, None])
+    return found
+
+
+def _squares(dense: Sequence[Tensor]) -> Tensor:
+    """(batch,) float64 squared norms of gradients that are there, over all of them, never underestimated."""
+    rows = [one.flatten(1) for one in dense]
+    norms = torch.cat([block for one in rows for block in _norms_of_blocks(one)], dim=1)
+    return norms.double().square().sum(1) + sum(one.shape[1] for one in rows) * _LEAST
 
 
 def _norms(uses: Mapping[str, _Uses], examples: int) -> Tensor:
     squares = [square for use in uses.values() if (square := use.squared_norms()) is not None]
+    if dense := [use.dense for use in uses.values() if use.dense is not None]:
+        squares.append(_squares(dense))
     if not squares:
         raise InputError("the loss reaches none of the trainable parameters: nothing would be trained")
     assert squares[0].shape == (examples,)
