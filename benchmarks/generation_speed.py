@@ -3,7 +3,8 @@
 The shape is 30 layers, hidden 576, 9 heads, 3 key/value heads, tied weights and 49,152 tokens; random weights cost what
 trained ones do. All three kinds of sampling run in this process, in turns, with the same prompts and seeds; no row ends
 early. The headline is processor time of one thread, because the machine is shared: each figure is the median over
-repeats of the ratio to the unsteered run beside it, with the least and the most. `refill` is another measure, without
+repeats of the ratio to the unsteered run beside it, with the least and the most;
+with `--device cuda` of seconds of the clock. `refill` is another measure, without
 a target: unsteered texts of different lengths, in batches that take in a new row for each that ends.
 
     python benchmarks/generation_speed.py --out generation_speed.json
@@ -14,11 +15,10 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-import time
 from typing import Any
 
 import torch
-from measuring import arguments, chosen, spread, write_result
+from measuring import arguments, chosen, clock, described, on_device, prepare, spread, write_result
 
 from understudy.generation.config import SamplingConfig, SteeringConfig
 from understudy.generation.sampling import sample
@@ -52,31 +52,32 @@ def smollm2_135m(seed: int = 0) -> Any:
 
 
 def draw(model: Any, discriminator: Discriminator, steer: str, options: argparse.Namespace) -> tuple[float, int]:
-    """Processor seconds and tokens of one batch; rows want the two labels in turn."""
-    targets = torch.arange(options.rows) % 2
-    prompts = 3 + torch.arange(2 * PROMPT).view(2, PROMPT)
+    """Seconds and tokens of one batch; rows want the two labels in turn."""
+    device = options.device
+    targets = torch.arange(options.rows, device=device) % 2
+    prompts = 3 + torch.arange(2 * PROMPT, device=device).view(2, PROMPT)
     steering = SteeringConfig.model_validate({"steer": steer})
-    start = time.process_time()
+    start = clock(device)
     rows = sample(
         model,
-        (prompts[targets], torch.ones(options.rows, PROMPT, dtype=torch.long)),
+        (prompts[targets], torch.ones_like(prompts[targets])),
         config=SamplingConfig(max_new_tokens=options.tokens),
         seeds=range(options.rows),
         eos=0,
         step_hook=steer_towards(targets, config=steering, attribute=discriminator, representation="mean"),
     )
-    return time.process_time() - start, sum(map(len, rows))
+    return clock(device) - start, sum(map(len, rows))
 
 
 def measure(model: Any, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Processor seconds of each kind, and its ratio to the unsteered run of the same turn."""
+    """Seconds of each kind, and its ratio to the unsteered run of the same turn."""
     size = int(model.config.hidden_size)
     generator = torch.Generator().manual_seed(0)
-    discriminator = Discriminator(size, 64, 2, generator=generator).requires_grad_(False)
+    discriminator = Discriminator(size, 64, 2, generator=generator).requires_grad_(False).to(options.device)
     seconds: dict[str, list[float]] = {"none": [], "hidden": [], "key_value": []}
     counts = {}
     for steer in seconds:  # warm up
-        draw(model, discriminator, steer, argparse.Namespace(rows=options.rows, tokens=2))
+        draw(model, discriminator, steer, argparse.Namespace(rows=options.rows, tokens=2, device=options.device))
     for _ in range(options.repeats):
         for steer, taken in seconds.items():
             spent, counts[steer] = draw(model, discriminator, steer, options)
@@ -84,7 +85,7 @@ def measure(model: Any, options: argparse.Namespace) -> dict[str, dict[str, Any]
     return {
         steer: {
             "tokens": counts[steer],
-            "processor_s": round(statistics.median(taken), 3),
+            "seconds": round(statistics.median(taken), 3),
             "ratio": spread([one / plain for one, plain in zip(taken, seconds["none"], strict=True)]),
         }
         for steer, taken in seconds.items()
@@ -95,15 +96,16 @@ def measure_refill(model: Any, options: argparse.Namespace) -> dict[str, Any]:
     """Batch after batch against rows that take the place of ended ones, for texts of 1 to `tokens` tokens."""
     count = 4 * options.rows
     lengths = torch.randint(1, options.tokens + 1, (count,), generator=torch.Generator().manual_seed(0))
-    prompts = torch.arange(3, 3 + PROMPT).repeat(count, 1)
+    wanted = lengths.to(options.device)
+    prompts = torch.arange(3, 3 + PROMPT, device=options.device).repeat(count, 1)
 
     def run(rows: range) -> float:
         def end(_: Any, step: Any) -> torch.Tensor:
             logits: torch.Tensor = step.logits
-            logits[step.index + 1 >= lengths[rows.start : rows.stop][step.rows], 0] = 1e9
+            logits[step.index + 1 >= wanted[rows.start : rows.stop][step.rows.to(wanted.device)], 0] = 1e9
             return logits
 
-        start = time.process_time()
+        start = clock(options.device)
         sample(
             model,
             (prompts[rows.start : rows.stop], torch.ones_like(prompts[rows.start : rows.stop])),
@@ -113,7 +115,7 @@ def measure_refill(model: Any, options: argparse.Namespace) -> dict[str, Any]:
             step_hook=end,
             batch_size=options.rows,
         )
-        return time.process_time() - start
+        return clock(options.device) - start
 
     ratios = []
     for _ in range(options.repeats):
@@ -123,23 +125,25 @@ def measure_refill(model: Any, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = arguments(__doc__, rows=32, tokens=16, repeats=3)
+    parser = on_device(arguments(__doc__, rows=32, tokens=16, repeats=3))
     parser.add_argument("--precision", default="float32", choices=("float32", "bfloat16"), help="of the model")
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    prepare(options)
     dtype = getattr(torch, options.precision)
-    model = smollm2_135m().to(dtype)
-    model.set_attn_implementation(implementation("sdpa", dtype, "cpu"))
+    model = smollm2_135m().to(device=options.device, dtype=dtype)
+    model.set_attn_implementation(implementation("sdpa", dtype, options.device))
     kinds, refill = measure(model, options), measure_refill(model, options)
-    print(f"{'steer':>10} {'tokens':>7} {'processor s':>12} {'ratio':>7} {'least':>7} {'most':>7}")
+    print(f"{'steer':>10} {'tokens':>7} {'seconds':>12} {'ratio':>7} {'least':>7} {'most':>7}")
     for steer, row in kinds.items():
         ratio = row["ratio"]
         print(
-            f"{steer:>10} {row['tokens']:>7} {row['processor_s']:>12} {ratio['median']:>7} {ratio['least']:>7} "
+            f"{steer:>10} {row['tokens']:>7} {row['seconds']:>12} {ratio['median']:>7} {ratio['least']:>7} "
             f"{ratio['most']:>7}"
         )
     met = {steer: kinds[steer]["ratio"]["median"] <= target for steer, target in TARGETS.items()}
-    sizes = chosen(options, ("rows", "tokens", "repeats", "threads", "precision"))
+    sizes = chosen(options, ("rows", "tokens", "repeats", "threads", "precision")) | {
+        "device": described(options.device)
+    }
     write_result(options.out, {**sizes, "targets": TARGETS, "met": met, "kinds": kinds, "refill": refill})
     print(f"refilled batches, {refill['rows']} rows: {refill['speed_up']['median']} times as fast as one after another")
     for steer, target in TARGETS.items():

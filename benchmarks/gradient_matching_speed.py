@@ -16,11 +16,13 @@ after the other by double backward with everything read anew. `end_to_end` adds 
 profile, our swaps included, the loop's not. Every sweep counts the loss of the text that it begins with, which a run
 takes once. `--batch 32 --length 20` are the method's defaults. The figures are ratios of processor time within a turn:
 the median of the turns, with the least and the most. `--precision` is that of our side, which `auto` chooses by machine
-and size; the loop stays in float32, as its authors wrote it.
+and size; the loop stays in float32, as its authors wrote it. With `--device cuda` both run on a GPU, and seconds are of
+the clock.
 
     python benchmarks/gradient_matching_speed.py --out gradient_matching_speed.json
     python benchmarks/gradient_matching_speed.py --whole-texts 1 --batch 32 --length 20 --repeats 3
     python benchmarks/gradient_matching_speed.py --whole-texts 1 --batch 32 --length 20 --repeats 3 --precision bfloat16
+    python benchmarks/gradient_matching_speed.py --whole-texts 1 --batch 32 --length 20 --repeats 3 --device cuda
 """
 
 from __future__ import annotations
@@ -35,7 +37,18 @@ from typing import Any
 import torch
 from generation_speed import smollm2_135m
 from gradient_projection_speed import loop
-from measuring import arguments, chosen, in_fresh_process, parse_side, peak_memory, spread, write_result
+from measuring import (
+    arguments,
+    chosen,
+    clock,
+    described,
+    in_fresh_process,
+    on_device,
+    parse_side,
+    peak_memory,
+    spread,
+    write_result,
+)
 from torch import Tensor
 from torch.nn import functional
 
@@ -75,13 +88,14 @@ def build(loaded: LoadedModel) -> Setting:
     words = build_verbalizer(loaded.tokenizer, list(WORDS), VerbalizerConfig(words=WORDS))
     space = target_space(loaded.model, words, TargetConfig(kind="head"), public_seed=0)
     target = torch.randn(len(WORDS), *space.shape, generator=torch.Generator().manual_seed(0))
-    return Setting(loaded.model, words, space, target)
+    return Setting(loaded.model, words, space, target.to(loaded.model.device))
 
 
 def texts(setting: Setting, *, batch: int, length: int) -> tuple[Tensor, Tensor]:
     """Embeddings of random tokens, and labels in turn."""
     ids = torch.randint(2, setting.space.vocabulary, (batch, length), generator=torch.Generator().manual_seed(1))
-    return embed(setting.model, ids), torch.arange(batch) % len(WORDS)
+    device = setting.model.device
+    return embed(setting.model, ids.to(device)), torch.arange(batch, device=device) % len(WORDS)
 
 
 def closed_form(setting: Setting, labels: Tensor) -> Objective:
@@ -145,10 +159,10 @@ def seconds(options: argparse.Namespace) -> tuple[dict[str, dict[str, float]], d
     fastest = {side: dict.fromkeys(clocks, float("inf")) for side in SIDES}
     for _ in range(options.repeats):
         for side, step in steps.items():
-            before = {name: clock() for name, clock in clocks.items()}
+            before = {name: read() for name, read in clocks.items()}
             step()
-            for name, clock in clocks.items():
-                fastest[side][name] = min(fastest[side][name], clock() - before[name])
+            for name, read in clocks.items():
+                fastest[side][name] = min(fastest[side][name], read() - before[name])
     own = slopes["closed_form"]
     return fastest, {side: float((slope - own).norm() / own.norm()) for side, slope in slopes.items()}
 
@@ -187,10 +201,10 @@ def print_objective(found: dict[str, dict[str, float]]) -> None:
         print(f"{side:<22}{''.join(f'{values[name]:>14.3f}' for name in columns)}")
 
 
-def processor_seconds(work: Callable[[], object]) -> float:
-    start = time.process_time()
+def seconds_of(work: Callable[[], object], device: str) -> float:
+    start = clock(device)
     work()
-    return time.process_time() - start
+    return clock(device) - start
 
 
 def in_precision(loaded: LoadedModel, precision: str) -> LoadedModel:
@@ -199,21 +213,21 @@ def in_precision(loaded: LoadedModel, precision: str) -> LoadedModel:
         return loaded
     dtype = getattr(torch, precision)
     model = copy.deepcopy(loaded.model).to(dtype)
-    model.set_attn_implementation(implementation("sdpa", dtype, "cpu"))
+    model.set_attn_implementation(implementation("sdpa", dtype, model.device.type))
     return replace(loaded, model=model)
 
 
 def parts_of_a_text(options: argparse.Namespace) -> dict[str, Callable[[], object]]:
     """Work on a batch (ours) or on one text (`loop_...`) for each part of matching, at SmolLM2-135M's shape."""
-    loaded = replace(load_model(options.model), model=smollm2_135m())
+    loaded = replace(load_model(options.model), model=smollm2_135m().to(options.device))
     authors, setting = build(loaded), build(in_precision(loaded, options.precision))
     embeddings, labels = texts(setting, batch=options.batch, length=options.length)
-    allowed = allowed_tokens(loaded.tokenizer, "printable")
+    allowed = allowed_tokens(loaded.tokenizer, "printable").to(options.device)
     ids, mask = instruction_prompts(loaded.tokenizer, list(WORDS), Instruction("Write a text. Label: {label}\nText:"))
-    prompts, k = (ids[labels], mask[labels]), ProjectionConfig().k
-    table = embed(setting.model, torch.arange(setting.space.vocabulary))
+    prompts, k = (ids.to(options.device)[labels], mask.to(options.device)[labels]), ProjectionConfig().k
+    table = embed(setting.model, torch.arange(setting.space.vocabulary, device=options.device))
     wide, _ = texts(authors, batch=1, length=options.length)
-    tokens = torch.randint(2, setting.space.vocabulary, (*labels.shape, options.length))
+    tokens = torch.randint(2, setting.space.vocabulary, (*labels.shape, options.length)).to(options.device)
     matching = MatchingConfig()
 
     def loop_projection() -> None:
@@ -235,11 +249,11 @@ def parts_of_a_text(options: argparse.Namespace) -> dict[str, Callable[[], objec
 
 
 def measure_texts(options: argparse.Namespace) -> dict[str, Any]:
-    """Processor seconds per text of every part, and how many times as long the loop takes."""
+    """Seconds per text of every part, and how many times as long the loop takes."""
     parts, matching = parts_of_a_text(options), MatchingConfig()
     turns: list[dict[str, float]] = []
     for _ in range(options.repeats + 1):  # the first warms up
-        turns.append({name: processor_seconds(part) for name, part in parts.items()})
+        turns.append({name: seconds_of(part, options.device) for name, part in parts.items()})
         for name in ("evaluation", "projection", "sweep"):
             turns[-1][name] /= options.batch
     turns = turns[1:]
@@ -249,6 +263,7 @@ def measure_texts(options: argparse.Namespace) -> dict[str, Any]:
     plain = [sum(counts[name] * turn[f"loop_{name}"] for name in ("evaluation", "projection")) for turn in turns]
     return {
         "seconds_per_text": {name: spread([turn[name] for turn in turns]) for name in parts},
+        "device": described(options.device),
         "counts": counts,
         "text_seconds": spread(ours),
         "evaluation": spread([turn["loop_evaluation"] / turn["evaluation"] for turn in turns]),
@@ -259,7 +274,7 @@ def measure_texts(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = arguments(__doc__, batch=16, length=32, repeats=5, whole_texts=0)
+    parser = on_device(arguments(__doc__, batch=16, length=32, repeats=5, whole_texts=0))
     parser.add_argument("--precision", default="float32", choices=("float32", "bfloat16"), help="of our side of a text")
     options = parse_side(parser, tuple(SIDES), memory_of_side)
     if options.whole_texts:

@@ -1,4 +1,4 @@
-"""What the benchmarks of speed measure with: peak memory, fresh processes, and the options and files they share."""
+"""What the benchmarks of speed share: clocks, peak memory, fresh processes, options and the files they write."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,41 @@ def arguments(description: str | None, **sizes: int) -> argparse.ArgumentParser:
     return parser
 
 
+def on_device(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """The same parser with `--device`; on a GPU figures are of the clock, for nobody counts its processors' time."""
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="what computes")
+    return parser
+
+
+def prepare(options: argparse.Namespace) -> None:
+    """Threads, and what tasks ask of torch on a GPU: algorithms that repeat, whole float32 products."""
+    import torch
+
+    from understudy.tasks.engine.machine import prepare_torch
+
+    if options.device == "cpu":
+        torch.set_num_threads(options.threads)
+    else:
+        prepare_torch(options.threads, options.device)
+
+
+def clock(device: str) -> float:
+    """Seconds of this process's processor time; on a GPU seconds of the clock once it has done all it was asked."""
+    if device == "cpu":
+        return time.process_time()
+    import torch
+
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def described(device: str) -> str:
+    """What computes, for a table of results."""
+    import torch
+
+    return torch.cuda.get_device_name() if device == "cuda" else "cpu"
+
+
 def parse_side(
     parser: argparse.ArgumentParser, sides: Sequence[str], memory_of_side: Callable[[argparse.Namespace], float]
 ) -> argparse.Namespace:
@@ -31,7 +67,10 @@ def parse_side(
 
     parser.add_argument("--side", choices=sides, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    if "device" in options:
+        prepare(options)
+    else:
+        torch.set_num_threads(options.threads)
     if options.side:
         print(memory_of_side(options))
         raise SystemExit
@@ -43,8 +82,15 @@ def chosen(options: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
     return {name: getattr(options, name) for name in names}
 
 
-def peak_memory(work: Callable[[], object]) -> float:
-    """MiB that some work needs beyond what is resident before it, in this process."""
+def peak_memory(work: Callable[[], object], device: str = "cpu") -> float:
+    """MiB that some work needs beyond what is held before it: resident in this process, or allocated on a GPU."""
+    if device == "cuda":
+        import torch
+
+        torch.cuda.reset_peak_memory_stats()
+        held = torch.cuda.memory_allocated()
+        work()
+        return (torch.cuda.max_memory_allocated() - held) / 2**20
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     before = memory("VmRSS")
     work()

@@ -5,9 +5,10 @@ Two parts. *Head*: losses and gradients through an output head of SmolLM2-135M's
 for each example. *Peaks*: two steps of conditional generation's training, above the loaded model, beside what
 `--dry-run` predicts, for nine models and settings on 8,530 rows; the micro-batch is the one that `auto` gives. Steps
 expect two micro-batches: each frees what it took. Weights are random. Every figure comes from a process
-of its own; time is processor time.
+of its own; time is processor time. With `--device cuda` the peak is what torch allocated on the GPU.
 
     python benchmarks/memory.py --out docs/results/memory.json
+    python benchmarks/memory.py --device cuda --parts peaks
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from measuring import arguments, chosen, in_fresh_process, parse_side, peak_memory, write_result
+from measuring import arguments, chosen, in_fresh_process, on_device, parse_side, peak_memory, write_result
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
@@ -31,7 +32,6 @@ from understudy.methods.conditional_generation.fitting import train_on_table
 from understudy.methods.conditional_generation.memory import resolve_for, training_bytes
 from understudy.methods.conditional_generation.queries import Asked, queries_of, schedule_of
 from understudy.models.loading import LoadedModel, load_model
-from understudy.models.shape import shape_of
 from understudy.privacy.dpsgd.layers import Factors, add_weighted_sum, inner_product
 from understudy.privacy.dpsgd.token_losses import TAP, HeadFactors, token_losses
 from understudy.privacy.ledger.records import KeyMaterial
@@ -130,7 +130,7 @@ def base_of(case: str) -> LoadedModel:
 
 def config_of(case: str, base: LoadedModel) -> tuple[ConditionalGenerationConfig, float]:
     """The default settings with what `auto` gives for this model, and the predicted peak in MiB."""
-    shape = shape_of(base.model.config.to_dict(), parameters=base.model.num_parameters())
+    shape = base.shape
     assert shape is not None
     case_of = {"model": f"tiny-{CASES[case][0]}", "lora": {"rank": CASES[case][-1]}}
     plain = ConditionalGenerationConfig(**case_of, selection={"draws": 1})
@@ -139,9 +139,10 @@ def config_of(case: str, base: LoadedModel) -> tuple[ConditionalGenerationConfig
     return config, training_bytes(config, shape, config.train.micro_batch) / 2**20
 
 
-def training(case: str) -> Callable[[], object]:
+def training(case: str, device: str) -> Callable[[], object]:
     """Two steps that expect two micro-batches of 8,530 rows."""
     base = base_of(case)
+    base.model.to(device)
     config, _ = config_of(case, base)
     schedule = schedule_of(queries_of(config, n=ROWS, epsilon=8.0, delta=1e-5))
     assert config.train.micro_batch != "auto"
@@ -156,7 +157,7 @@ def training(case: str) -> Callable[[], object]:
 def figure(options: argparse.Namespace) -> float:
     """What a process of its own measures: MiB, or seconds."""
     if options.side == "peak":
-        return peak_memory(training(options.case))
+        return peak_memory(training(options.case, options.device), options.device)
     work = head_work(options)
     if options.side == "memory":
         return peak_memory(work)
@@ -187,7 +188,9 @@ def compare_peaks(options: argparse.Namespace) -> dict[str, dict[str, float]]:
         config, predicted = config_of(case, base)
         parameters = base.model.num_parameters()
         del base
-        measured = in_fresh_process(__file__, {"case": case, "side": "peak", "threads": options.threads})
+        measured = in_fresh_process(
+            __file__, {"case": case, "side": "peak", "threads": options.threads, "device": options.device}
+        )
         found[case] = {
             "parameters": parameters,
             "micro_batch": float(config.train.micro_batch),
@@ -200,7 +203,8 @@ def compare_peaks(options: argparse.Namespace) -> dict[str, dict[str, float]]:
 
 
 def parse() -> argparse.Namespace:
-    parser = arguments(__doc__, rows=64, length=47, chunked=0)
+    parser = on_device(arguments(__doc__, rows=64, length=47, chunked=0))
+    parser.add_argument("--parts", nargs="+", default=["heads", "peaks"], choices=("heads", "peaks"))
     parser.add_argument("--head", choices=tuple(WHOLE), default="frozen", help=argparse.SUPPRESS)
     parser.add_argument("--case", choices=tuple(CASES), help=argparse.SUPPRESS)
     parser.add_argument("--cases", default=",".join(CASES), help="which models, separated by commas")
@@ -209,7 +213,8 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     options = parse()
-    heads, peaks = compare_heads(options), compare_peaks(options)
+    heads = compare_heads(options) if "heads" in options.parts else {}
+    peaks = compare_peaks(options) if "peaks" in options.parts else {}
     print(f"{'head':<18}{'whole MiB':>10}{'chunked':>9}{'ratio':>7}{'whole s':>9}{'chunked':>9}{'ratio':>7}")
     for name, one in heads.items():
         memory = f"{one['whole_memory']:>10.0f}{one['chunked_memory']:>9.0f}{one['memory_ratio']:>7.2f}"
@@ -220,7 +225,7 @@ def main() -> None:
     for name, one in peaks.items():
         sizes = f"{one['micro_batch']:>10.0f}{one['measured_mib']:>14.0f}{one['predicted_mib']:>11.0f}"
         print(f"{name:<18}{sizes}{one['ratio']:>7.2f}")
-    settings = chosen(options, ("rows", "length", "threads"))
+    settings = chosen(options, ("rows", "length", "threads", "device"))
     write_result(options.out, {"settings": settings, "targets": TARGETS, "heads": heads, "peaks": peaks})
 
 

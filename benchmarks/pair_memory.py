@@ -24,7 +24,6 @@ from understudy.methods.preference_optimization.config import PreferenceConfig
 from understudy.methods.preference_optimization.dpo import train_round, trainer_class
 from understudy.methods.preference_optimization.dpo_pairs import Pairs, encode_pairs, pairs_in_a_pass, step_bytes
 from understudy.models.loading import LoadedModel
-from understudy.models.shape import shape_of
 
 MODELS = ("llama-6M-lora", "llama-135M-lora")
 SIDES = ("memory", "seconds")
@@ -71,7 +70,7 @@ def compare(case: str, options: argparse.Namespace) -> dict[str, float]:
     rows = encode_pairs(base, pairs_of(base, options.pairs))
     size = min(options.pairs, pairs_in_a_pass(base, rows, PreferenceConfig(batch_size=options.pairs)))
     longest = max(len(prompt) + len(text) for prompt, text in zip(rows["prompt_ids"], rows["chosen_ids"], strict=True))
-    shape = shape_of(base.model.config.to_dict(), parameters=base.model.num_parameters())
+    shape = base.shape
     assert shape is not None
     found = {"tokens": float(longest), "pairs_at_once": float(size)}
     found["predicted_mib"] = step_bytes(shape, longest=longest, pairs=size) / 2**20

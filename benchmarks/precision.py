@@ -4,22 +4,23 @@ Also claimed: a DP step takes at most 1.1 times a step without privacy with LoRA
 weights. Weights are random, which costs the same. A DP step is the shipped trainer with mask, clipping, noise and Adam;
 the plain side is AdamW over the same micro-batches and the same loss. The sides of a training take turns in this
 process, the precisions follow each other, and sampling alternates between them. The headline is processor time of one
-thread, each figure the median of the repeats with the least and the most.
+thread, each figure the median of the repeats with the least and the most; with
+`--device cuda` it is seconds of the clock.
 
     python benchmarks/precision.py --out precision.json
+    python benchmarks/precision.py --device cuda --batch 64 --micro-batch 64 --rows 128 --tokens 32
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import time
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from generation_speed import smollm2_135m
-from measuring import arguments, chosen, spread, write_result
+from measuring import arguments, chosen, clock, described, on_device, prepare, spread, write_result
 from torch import Tensor, nn
 
 from understudy.compute import Compute
@@ -39,18 +40,18 @@ PARTS = ("lora", "all", "sampling")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def base(precision: str) -> Any:
+def base(precision: str, device: str) -> Any:
     """With the attention that `load_model` gives it."""
-    model = smollm2_135m().to(DTYPES[precision])
-    model.set_attn_implementation(implementation("sdpa", DTYPES[precision], "cpu"))
+    model = smollm2_135m().to(device=device, dtype=DTYPES[precision])
+    model.set_attn_implementation(implementation("sdpa", DTYPES[precision], device))
     return model
 
 
-def trainable(precision: str, rank: int) -> nn.Module:
+def trainable(precision: str, rank: int, device: str) -> nn.Module:
     """LoRA of this rank over frozen weights in this precision; rank 0 trains every weight, in float32."""
     if not rank:
-        return base("float32").requires_grad_(True)
-    return lora.attach(base(precision), rank=rank, alpha=2 * rank, generator=torch.Generator().manual_seed(0))
+        return base("float32", device).requires_grad_(True)
+    return lora.attach(base(precision, device), rank=rank, alpha=2 * rank, generator=torch.Generator().manual_seed(0))
 
 
 def losses(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
@@ -66,13 +67,14 @@ def rows(options: argparse.Namespace) -> dict[str, Tensor]:
 
 
 def step_seconds(precision: str, rank: int, options: argparse.Namespace) -> dict[str, list[float]]:
-    """Processor seconds of DP and plain steps in turn; the first pair warms up."""
-    data, private, plain = rows(options), trainable(precision, rank), trainable(precision, rank)
+    """Seconds of DP and plain steps in turn; the first pair warms up."""
+    data, device = rows(options), options.device
+    private, plain = trainable(precision, rank, device), trainable(precision, rank, device)
     optimizer = torch.optim.AdamW(lora.trainable_parameters(plain).values(), lr=1e-4)
 
     def plain_step() -> None:
         for start in range(0, options.batch, options.micro_batch):
-            part = {name: values[start : start + options.micro_batch] for name, values in data.items()}
+            part = {name: values[start : start + options.micro_batch].to(device) for name, values in data.items()}
             (losses(plain, part).sum() / options.batch).backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -80,13 +82,13 @@ def step_seconds(precision: str, rank: int, options: argparse.Namespace) -> dict
     marks: list[float] = []
 
     def alternate(_done: int, _steps: int) -> None:
-        marks.append(time.process_time())
+        marks.append(clock(device))
         plain_step()
-        marks.append(time.process_time())
+        marks.append(clock(device))
 
     stream = Stream(name="lm", l2_clip_norm=0.1, noise_multiplier=1.0)
     plan = DpSgdPlan(n=options.batch, sampling_probability=1.0, steps=options.repeats + 1, streams=(stream,))
-    marks.append(time.process_time())
+    marks.append(clock(device))
     train(
         private,
         plan=plan,
@@ -103,17 +105,17 @@ def step_seconds(precision: str, rank: int, options: argparse.Namespace) -> dict
 def sampled_from(options: argparse.Namespace, precision: str) -> Any:
     """The random model, or that of `--weights`: how many tokens a nucleus holds is a matter of weights."""
     if options.weights is None:
-        return base(precision).requires_grad_(False).eval()
-    return load_model(options.weights, compute=Compute("cpu", precision)).model.requires_grad_(False)
+        return base(precision, options.device).requires_grad_(False).eval()
+    return load_model(options.weights, compute=Compute(options.device, precision)).model.requires_grad_(False)
 
 
 def sampling_seconds(options: argparse.Namespace) -> dict[str, list[float]]:
     models = {precision: sampled_from(options, precision) for precision in DTYPES}
-    prompts = torch.arange(3, 9).repeat(options.rows, 1)
+    prompts = torch.arange(3, 9, device=options.device).repeat(options.rows, 1)
     found: dict[str, list[float]] = {precision: [] for precision in DTYPES}
     for _ in range(options.repeats + 1):
         for precision, model in models.items():
-            began = time.process_time()
+            began = clock(options.device)
             sample(
                 model,
                 (prompts, torch.ones_like(prompts)),
@@ -121,7 +123,7 @@ def sampling_seconds(options: argparse.Namespace) -> dict[str, list[float]]:
                 seeds=range(options.rows),
                 eos=0,
             )
-            found[precision].append(time.process_time() - began)
+            found[precision].append(clock(options.device) - began)
     return {precision: taken[1:] for precision, taken in found.items()}
 
 
@@ -131,7 +133,7 @@ def over(these: list[float], those: list[float]) -> dict[str, float]:
 
 
 def ratios(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Ratios of the chosen parts, and the processor seconds behind them."""
+    """Ratios of the chosen parts, and the seconds behind them."""
     found: dict[str, Any] = {}
     seconds: dict[str, Any] = {}
     if "lora" in options.parts:
@@ -151,18 +153,18 @@ def ratios(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]
 
 
 def main() -> None:
-    parser = arguments(__doc__, batch=16, length=48, micro_batch=8, rank=8, rows=32, tokens=8, repeats=3)
+    parser = on_device(arguments(__doc__, batch=16, length=48, micro_batch=8, rank=8, rows=32, tokens=8, repeats=3))
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS, help="what is measured")
     parser.add_argument("--weights", help="name or folder of a model to sample from in place of random weights")
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    prepare(options)
     found, seconds = ratios(options)
     for name, ratio in found.items():
         print(f"{name:<50}{ratio}")
-    settings = chosen(
-        options, ("batch", "length", "micro_batch", "rank", "rows", "tokens", "repeats", "threads", "weights")
-    )
-    write_result(options.out, {"settings": settings, "ratios": found, "processor_seconds": seconds})
+    names = ("batch", "length", "micro_batch", "rank", "rows", "tokens", "repeats", "threads", "weights")
+    settings = chosen(options, names) | {"device": described(options.device)}
+    kind = "processor_seconds" if options.device == "cpu" else "seconds"
+    write_result(options.out, {"settings": settings, "ratios": found, kind: seconds})
 
 
 if __name__ == "__main__":
