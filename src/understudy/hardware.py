@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from understudy.compute import Compute
+from understudy.cores import memory_limit
 from understudy.errors import InputError
 from understudy.settings import CUBLAS_WORKSPACE, DeviceType, settings
 
@@ -86,6 +87,16 @@ def has_amx() -> bool:
     return "amx_bf16" in _flags()
 
 
+def device_memory() -> int:
+    """Bytes that tasks may hold where they compute: of this machine, or of the smallest of its GPUs.
+
+    Never what is free now. Where no GPU says what it has, it is what the machine has.
+    """
+    on_cuda = settings().device_type == "cuda"
+    known = [one.memory for one in _cuda_devices() if one.memory] if on_cuda else []
+    return min(known, default=0) or memory_limit()
+
+
 def kind() -> str:
     """The kind of processor and GPU, as far as floats are rounded by it: another kind gives other last bits."""
     facts = _first_processor()
@@ -136,10 +147,15 @@ class _CudaDevice(NamedTuple):
     major: int = 0
     minor: int = 0
     name: str = ""
+    memory: int = 0
+
+
+class _Memory(ctypes.Structure):
+    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
 
 
 def _cuda_devices() -> list[_CudaDevice]:
-    """Compute capability and name of every device of the machine, from the driver's library; empty where it fails."""
+    """Capability, name and memory of every device of the machine, from the driver's library; empty where it fails."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
         if nvml.nvmlInit_v2() != 0:
@@ -153,10 +169,13 @@ def _cuda_devices() -> list[_CudaDevice]:
 
 def _cuda_device(nvml: Any, index: int) -> _CudaDevice:
     device, major, minor = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
-    name = ctypes.create_string_buffer(_LONGEST_NAME)
+    name, memory = ctypes.create_string_buffer(_LONGEST_NAME), _Memory()
     failed = (
         nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device))
         or nvml.nvmlDeviceGetCudaComputeCapability(device, ctypes.byref(major), ctypes.byref(minor))
         or nvml.nvmlDeviceGetName(device, name, _LONGEST_NAME)
     )
-    return _CudaDevice() if failed else _CudaDevice(major.value, minor.value, name.value.decode(errors="replace"))
+    if failed:
+        return _CudaDevice()
+    total = 0 if nvml.nvmlDeviceGetMemoryInfo(device, ctypes.byref(memory)) else memory.total
+    return _CudaDevice(major.value, minor.value, name.value.decode(errors="replace"), total)

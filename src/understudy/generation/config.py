@@ -37,6 +37,12 @@ class PromptFormat(Frozen):
         "pretrained tokenizers do not have.",
     )
 
+    def in_chat(self, *, has_template: bool) -> bool:
+        """Whether prompts of a model, with a chat template or without one, are turns of a chat."""
+        plain = PromptFormat()
+        as_given = (self.before, self.separator) != (plain.before, plain.separator)
+        return self.style == "chat" or (self.style == "auto" and not as_given and has_template)
+
 
 class Reading(Frozen):
     """How much of a text a run reads; public.

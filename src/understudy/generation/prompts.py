@@ -168,9 +168,7 @@ def uses_chat(tokenizer: Any, prompt: PromptFormat) -> bool:
     """
     if prompt.style == "chat" and not tokenizer.chat_template:
         raise InputError("prompt.style=chat: the model has no chat template; set prompt.style=plain or choose another")
-    plain = PromptFormat()
-    as_given = (prompt.before, prompt.separator) != (plain.before, plain.separator)
-    return prompt.style == "chat" or (prompt.style == "auto" and not as_given and bool(tokenizer.chat_template))
+    return prompt.in_chat(has_template=bool(tokenizer.chat_template))
 
 
 def _frame(tokenizer: Any, prompt: PromptFormat, about: str) -> _Frame:

@@ -29,6 +29,7 @@ from understudy.compute import ON_CPU, Compute
 from understudy.errors import InputError
 from understudy.models.attention import Attention, implementation
 from understudy.models.folders import folder_digest, model_folder, parameter_count
+from understudy.models.shape import ModelShape, shape_of
 from understudy.models.stored import WANTED_TOKENIZER
 
 DEFAULT_MODEL = "tiny-llama"
@@ -56,6 +57,12 @@ class LoadedModel:
     digest: str
     name: str
     notes: tuple[str, ...]
+
+    @property
+    def shape(self) -> ModelShape | None:
+        """What memory depends on; None where the configuration does not say it in known words."""
+        config = self.model.config.to_dict()
+        return shape_of(config, parameters=self.model.num_parameters(), chat=bool(self.tokenizer.chat_template))
 
 
 class NamesBase(Protocol):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from understudy.models.folders import model_folder
+from understudy.models.folders import has_chat_template, model_folder
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class ModelShape:
         gated: whether a feed-forward layer has a gate beside its first matrix (Llama), or not (GPT-2).
         vocabulary: rows of the embedding.
         parameters: stored numbers; tied weights count once.
+        chat: whether its tokenizer has a chat template, by which prompts are longer.
     """
 
     layers: int
@@ -35,6 +36,7 @@ class ModelShape:
     gated: bool
     vocabulary: int
     parameters: int
+    chat: bool = False
 
     @property
     def layer_parameters(self) -> int:
@@ -58,12 +60,13 @@ def model_shape(name_or_path: str | Path) -> ModelShape | None:
     folder = model_folder(name_or_path)
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        return shape_of(config, parameters=sum(_numbers(path) for path in folder.glob("*.safetensors")))
+        numbers = sum(_numbers(path) for path in folder.glob("*.safetensors"))
+        return shape_of(config, parameters=numbers, chat=has_chat_template(folder))
     except (OSError, ValueError, KeyError):
         return None
 
 
-def shape_of(config: Mapping[str, Any], *, parameters: int) -> ModelShape | None:
+def shape_of(config: Mapping[str, Any], *, parameters: int, chat: bool = False) -> ModelShape | None:
     """The shape that a configuration of transformers describes; None where it does not say it in known words."""
     layers = _first(config, "num_hidden_layers", "n_layer")
     hidden = _first(config, "hidden_size", "n_embd")
@@ -81,6 +84,7 @@ def shape_of(config: Mapping[str, Any], *, parameters: int) -> ModelShape | None
         gated="intermediate_size" in config,
         vocabulary=vocabulary,
         parameters=parameters,
+        chat=chat,
     )
 
 

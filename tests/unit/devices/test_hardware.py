@@ -94,10 +94,17 @@ def test_every_gpu_must_have_capability_8(majors, is_fast, monkeypatch):
             name.value = b"GPU"
             return 0
 
+        def nvmlDeviceGetMemoryInfo(self, handle, memory):
+            memory._obj.total = handle.value << 30
+            return 0
+
     monkeypatch.setattr(ctypes, "CDLL", lambda name: Driver())
     monkeypatch.setenv("UNDERSTUDY_DEVICE", "cuda")
     assert all(f"cuda {major}.{place} GPU" in hardware.kind() for place, major in enumerate(majors, start=1))
     assert hardware.has_fast_bfloat16.__wrapped__("cuda") is is_fast
+    of_gpus = hardware.device_memory()
+    monkeypatch.setenv("UNDERSTUDY_DEVICE", "cpu")
+    assert of_gpus == (1 << 30 if majors else hardware.device_memory())
 
 
 def test_without_a_driver_no_gpu_is_fast(monkeypatch):

@@ -28,9 +28,9 @@ from understudy.methods.conditional_generation.memory import (
 from understudy.methods.conditional_generation.model import TrainedModel
 from understudy.methods.conditional_generation.queries import Asked, QuerySchedule, schedule_of
 from understudy.methods.method import Promise
-from understudy.models.loading import load_base
+from understudy.models.loading import LoadedModel, load_base
 from understudy.models.packed import packed, packed_bytes
-from understudy.models.shape import ModelShape, shape_of
+from understudy.models.shape import ModelShape
 from understudy.privacy.dpsgd.plan import DpSgdPlan
 from understudy.privacy.ledger.records import KeyMaterial
 from understudy.privacy.mechanisms import Mechanisms
@@ -44,8 +44,7 @@ _TEXTS = 24
 def expected_cost(config: ConditionalGenerationConfig, promise: Promise) -> dict[str, Any]:
     """Minutes of training, generation and evaluation, and the peak of memory in MiB."""
     base = load_base(config, chosen())
-    shape = shape_of(base.model.config.to_dict(), parameters=base.model.num_parameters())
-    resident = resident_memory()
+    shape, held = base.shape, _held(base)
     del base
     config = resolve_for(config, promise.n, shape)
     schedule = schedule_of(promise.queries)
@@ -60,8 +59,15 @@ def expected_cost(config: ConditionalGenerationConfig, promise: Promise) -> dict
         "expected_evaluation_minutes": round(_evaluation_seconds(config, promise) / 60, 1),
     }
     if shape is not None:
-        found["expected_peak_memory_mib"] = round((resident + predicted_bytes(config, shape)) / 2**20)
+        found["expected_peak_memory_mib"] = round((held + predicted_bytes(config, shape)) / 2**20)
     return found
+
+
+def _held(base: LoadedModel) -> int:
+    """Bytes that are taken before training begins: of this process, or of a GPU by the model."""
+    if base.model.device.type == "cpu":
+        return resident_memory()
+    return sum(p.numel() * p.element_size() for p in base.model.parameters())
 
 
 def predicted_bytes(config: ConditionalGenerationConfig, shape: ModelShape) -> int:

@@ -21,7 +21,6 @@ from understudy.methods.conditional_generation.queries import CLASS_MEANS, CLASS
 from understudy.methods.conditional_generation.storage import StoredModel
 from understudy.methods.conditional_generation.train import Checkpoints, check_trainable, fit
 from understudy.models.loading import LoadedModel, load_base
-from understudy.models.shape import shape_of
 from understudy.progress import Course, Progress
 
 
@@ -68,10 +67,9 @@ def check_model(config: ConditionalGenerationConfig, label_names: Sequence[str])
             layer that cannot give per-example gradients (named), or the machine's memory is too small.
     """
     loaded = load_base(config)
-    shape = shape_of(loaded.model.config.to_dict(), parameters=loaded.model.num_parameters())
     prompts = build_prompts(loaded.tokenizer, label_names, config.prompt, about=config.about)
     model = build_model(loaded.model, label_names=label_names, config=config)
     check_trainable(model, config=config, prompts=prompts)
     if config.trains:
-        check_fits(config, shape)
+        check_fits(config, loaded.shape)
     return loaded

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from understudy.cores import memory_limit
 from understudy.errors import InputError
+from understudy.hardware import device_memory
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
 from understudy.models.shape import ModelShape, model_shape
-from understudy.privacy.dpsgd.chunks import LOGITS_AT_ONCE
+from understudy.privacy.dpsgd.chunks import LOGITS_AT_ONCE, ROWS_IN_FLOATS
 
 # More tokens in one pass are not faster on a CPU, and more memory than this buys nothing either.
 _TOKENS: Final = 1024
@@ -25,8 +25,10 @@ _MOST_GENERATED: Final = 128
 # Resident over kept bytes: freed pieces lie between kept ones.
 _WASTE: Final = 1.9
 _FLOAT: Final = 4
-# Of a prompt without its words, and of a token in English: the tokenizer is not read for this.
-_PROMPT: Final = 12
+# Tokens of a prompt without the words of `about`, plain and through a chat template, and characters of a token in
+# English: the tokenizer is not read for this.
+_PROMPT: Final = 6
+_CHAT_PROMPT: Final = 20
 _CHARACTERS: Final = 5
 
 
@@ -53,9 +55,14 @@ def resolve_for(config: ConditionalGenerationConfig, n: int, shape: ModelShape |
     )
 
 
-def padded_length(config: ConditionalGenerationConfig) -> int:
+def padded_length(config: ConditionalGenerationConfig, shape: ModelShape | None) -> int:
     """Tokens of prompt, text and EOS, about."""
-    return config.train.max_length + _PROMPT + len(config.about) // _CHARACTERS
+    return _prompt_length(config, shape) + config.train.max_length
+
+
+def _prompt_length(config: ConditionalGenerationConfig, shape: ModelShape | None) -> int:
+    in_chat = config.prompt.in_chat(has_template=shape is not None and shape.chat)
+    return (_CHAT_PROMPT if in_chat else _PROMPT) + len(config.about) // _CHARACTERS
 
 
 def rows_per_pass(config: ConditionalGenerationConfig, n: int, shape: ModelShape | None) -> int:
@@ -69,7 +76,7 @@ def rows_per_pass(config: ConditionalGenerationConfig, n: int, shape: ModelShape
         return train.micro_batch
     expected, rows = min(train.batch_size, n), 1
     while (
-        2 * rows * padded_length(config) <= _TOKENS
+        2 * rows * padded_length(config, shape) <= _TOKENS
         and (2 * rows - 1) / 2 < expected / 10
         and (shape is None or _has_room(config, shape, 2 * rows))
     ):
@@ -91,7 +98,7 @@ def rows_at_a_time(config: ConditionalGenerationConfig, shape: ModelShape | None
     if config.generate.batch_size != "auto":
         return config.generate.batch_size
     rows = _MOST_GENERATED
-    while shape is not None and rows > 1 and generation_bytes(config, shape, rows) > min(_AMPLE, memory_limit() // 2):
+    while shape is not None and rows > 1 and generation_bytes(config, shape, rows) > min(_AMPLE, device_memory() // 2):
         rows //= 2
     return rows
 
@@ -108,7 +115,7 @@ def training_bytes(
         recompute: whether layers keep nothing but their inputs.
     """
     passes = 2 if config.variant == "multitask" and config.update == "joint" else 1
-    tokens, trained = rows * padded_length(config), _trained(config, shape)
+    tokens, trained = rows * padded_length(config, shape), _trained(config, shape)
     kept = passes * tokens * shape.layers * shape.kept_per_token
     if recompute:
         kept = passes * tokens * shape.hidden * shape.layers + tokens * shape.kept_per_token
@@ -118,15 +125,17 @@ def training_bytes(
     chunk = 2 * min(LOGITS_AT_ONCE, tokens * shape.vocabulary)
     # Adam's two moments; sums in float64 or int64 steps; the noised sum. The graph is gone when the noise is drawn.
     state, summed, noised = 2 * trained, 2 * trained, trained
+    # What comes of more rows than floats may add up is in float64, beside the sum that it is added to.
+    of_pass = trained if rows > ROWS_IN_FLOATS else 0
     copied = shape.parameters if config.variant == "naive_filter" else 0
-    in_pass = _WASTE * kept + per_example + chunk + summed
+    in_pass = _WASTE * kept + per_example + chunk + summed + of_pass
     return round(_FLOAT * (copied + state + max(in_pass, summed + 2 * noised)))
 
 
 def generation_bytes(config: ConditionalGenerationConfig, shape: ModelShape, rows: int) -> int:
     """Predicted peak of a generation above the loaded model: caches, their shifts when steered, and logits."""
     sampling, steering = config.generate.sampling, config.generate.steering
-    cache = 2 * shape.layers * shape.keys * (_PROMPT + len(config.about) // _CHARACTERS + sampling.max_new_tokens)
+    cache = 2 * shape.layers * shape.keys * (_prompt_length(config, shape) + sampling.max_new_tokens)
     copies = 8 if config.steers and steering.steer == "key_value" else 2
     return _FLOAT * rows * (copies * cache + 16 * shape.vocabulary)
 
@@ -136,7 +145,7 @@ def recomputes(config: ConditionalGenerationConfig, shape: ModelShape, rows: int
 
     It runs each layer forward twice and changes no number.
     """
-    return training_bytes(config, shape, rows) > memory_limit() // 2
+    return training_bytes(config, shape, rows) > device_memory() // 2
 
 
 def check_fits(config: ConditionalGenerationConfig, shape: ModelShape | None) -> None:
@@ -147,7 +156,7 @@ def check_fits(config: ConditionalGenerationConfig, shape: ModelShape | None) ->
     """
     if shape is None or config.train.micro_batch == "auto":
         return
-    rows, limit = config.train.micro_batch, memory_limit()
+    rows, limit = config.train.micro_batch, device_memory()
     expected = training_bytes(config, shape, rows, recompute=recomputes(config, shape, rows))
     expected += _FLOAT * shape.parameters
     if expected > limit:

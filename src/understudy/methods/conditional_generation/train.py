@@ -40,7 +40,6 @@ from understudy.methods.conditional_generation.queries import (
 )
 from understudy.models.loading import LoadedModel
 from understudy.models.lora import trainable_parameters
-from understudy.models.shape import shape_of
 from understudy.privacy.dpsgd.layers import check_layers
 from understudy.privacy.dpsgd.per_example import Batch
 from understudy.privacy.dpsgd.training import Objective, Schedule, train
@@ -73,7 +72,7 @@ def fit(
     config, schedule = asked.config, asked.schedule
     if len(rows.valid) != schedule.n:
         raise InputError(f"expected n={schedule.n} rows, as charged, found {len(rows.valid)}; null rows count")
-    shape = shape_of(base.model.config.to_dict(), parameters=base.model.num_parameters())
+    shape = base.shape
     micro_batch = rows_per_pass(config, len(rows.valid), shape)
     model = build_model(base.model, label_names=rows.label_names, config=config)
     data = {name: getattr(rows, name) for name in ("input_ids", "attention_mask", "loss_mask", "label", "valid")}

@@ -17,7 +17,7 @@ from understudy.generation.prompts import encode_text, end_token
 from understudy.methods.preference_optimization.config import PreferenceConfig
 from understudy.methods.preference_optimization.prompts import prompt_tokens
 from understudy.models.loading import LoadedModel
-from understudy.models.shape import ModelShape, shape_of
+from understudy.models.shape import ModelShape
 
 _log = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ def pairs_in_a_pass(base: LoadedModel, rows: Mapping[str, list[list[int]]], conf
     """Pairs that go through the model at once, of the rows of `encode_pairs`."""
     texts = zip(rows["prompt_ids"], rows["chosen_ids"], rows["rejected_ids"], strict=True)
     return pairs_at_once(
-        shape_of(base.model.config.to_dict(), parameters=base.model.num_parameters()),
+        base.shape,
         longest=max(len(prompt) + max(len(chosen), len(rejected)) for prompt, chosen, rejected in texts),
         pairs=len(rows["prompt_ids"]),
         batch_size=config.batch_size,

@@ -1,16 +1,20 @@
 """Batch sizes that follow from public facts, and what is refused because it cannot fit."""
 
+import copy
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from understudy.data.private_rows import PrivateRows
 from understudy.errors import InputError
+from understudy.generation.prompts import build_prompts
 from understudy.methods.conditional_generation import memory
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig as Config
 from understudy.methods.conditional_generation.memory import (
     check_fits,
+    padded_length,
     recomputes,
     resolve,
     resolve_for,
@@ -20,10 +24,16 @@ from understudy.methods.conditional_generation.memory import (
 from understudy.methods.conditional_generation.method import METHOD
 from understudy.methods.conditional_generation.queries import Asked, queries_of, schedule_of
 from understudy.methods.conditional_generation.train import fit
+from understudy.models.loading import load_model
 from understudy.models.lora import trainable_parameters
 from understudy.models.shape import ModelShape, shape_of
 
 GIB = 2**30
+# As instruct models have it: a turn opens with its role, and closes.
+CHAT = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 BIG = ModelShape(30, 576, 576, 192, 1536, True, 49_152, 134_515_008)
 
 
@@ -32,7 +42,7 @@ def machine(monkeypatch):
     """Give the machine so many GiB."""
 
     def set_limit(gib):
-        monkeypatch.setattr(memory, "memory_limit", lambda: int(gib * GIB))
+        monkeypatch.setattr(memory, "device_memory", lambda: int(gib * GIB))
 
     set_limit(16)
     return set_limit
@@ -78,6 +88,27 @@ def test_the_charge_holds_the_resolved_number_and_not_that_of_generation():
     given = METHOD.charge.settings(resolve(Config(train={"micro_batch": 16}, generate={"batch_size": 5}), 8530))
     assert auto.train.micro_batch == 16
     assert auto == given
+
+
+@pytest.mark.parametrize("about", ["", "notes to the service desk of a ferry line"])
+@pytest.mark.parametrize("chat", [False, True], ids=["plain", "chat"])
+def test_the_length_that_memory_is_predicted_from_is_nearly_that_of_rows(chat, about):
+    """Plain prompts counted as long as those of a chat predicted 1.3 times the measured peak."""
+    base, labels = load_model("tiny-llama"), ("negative", "positive")
+    if chat:
+        base = replace(base, tokenizer=copy.deepcopy(base.tokenizer))
+        base.tokenizer.add_tokens(["<|im_start|>", "<|im_end|>"], special_tokens=True)
+        base.tokenizer.chat_template = CHAT
+    config = Config(about=about)
+    width = build_prompts(base.tokenizer, labels, config.prompt, about=about).width + config.train.max_length
+    assert base.shape.chat is chat
+    assert padded_length(config, base.shape) == pytest.approx(width, rel=0.1)
+
+
+def test_sums_of_more_rows_than_floats_add_up_are_counted_in_float64():
+    full = Config(lora={"rank": 0})
+    each = training_bytes(full, BIG, 32) - training_bytes(full, BIG, 31)
+    assert training_bytes(full, BIG, 33) - training_bytes(full, BIG, 32) == pytest.approx(4 * BIG.parameters + each)
 
 
 def test_layers_are_computed_twice_only_where_a_run_would_not_fit_otherwise(machine):
