@@ -104,7 +104,8 @@ def closed_form(setting: Setting, labels: Tensor) -> Objective:
 
 def cosine_loss(setting: Setting, weight: Tensor, logits: Tensor, label: Tensor) -> Tensor:
     """1 - cosine of one text's gradient by the head's weight, `(V, d)` with a graph, and its target."""
-    loss = functional.cross_entropy(logits[None], setting.words.token_ids[label][None])
+    word = setting.words.token_ids.to(label.device)[label]
+    loss = functional.cross_entropy(logits[None], word[None])
     (gradient,) = torch.autograd.grad(loss, weight, create_graph=True)
     return 1 - functional.cosine_similarity(gradient.flatten(), setting.target[label].flatten(), dim=0)
 

@@ -30,8 +30,10 @@ _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_exp
 # They share LlamaRMSNorm's formula: weight * x / sqrt(mean(x^2) + variance_epsilon).
 RMS_NORMS = ("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Phi3RMSNorm")
 
-# Numbers of the gradients of one matrix that are held at a time, of all examples together.
+# Numbers of the gradients of one matrix that are held at a time, of all examples together: what a core's cache holds;
+# more on a GPU, where each time takes as long.
 _NUMBERS_AT_ONCE = 1 << 20
+_NUMBERS_AT_ONCE_ON_CUDA = 1 << 24
 # Roundings beside those of the sums of products: of factors, squares, norms and of the bounds themselves.
 _FURTHER = 8
 
@@ -190,14 +192,15 @@ def some_examples(use: Factored, rows: slice) -> Factored:
 
 
 def _add_blocks(total: Tensor, uses: Sequence[Factored], weights: Tensor, poisoned: Tensor | None) -> None:
-    """Add weighted gradients, of which some uses are dense, as many rows of the matrix at a time as fit a cache."""
+    """Add weighted gradients, of which some uses are dense, some rows of the matrix at a time."""
     dense = [use for use in uses if isinstance(use, HeadFactors) or not use.sparse]
     lefts = [use.errors() if isinstance(use, HeadFactors) else use.left for use in dense]
     left = torch.cat(lefts, 1) if len(lefts) > 1 else lefts[0]
     right = torch.cat([use.right for use in dense], 1) if len(dense) > 1 else dense[0].right
     tables = [use for use in uses if not isinstance(use, HeadFactors) and use.sparse]
     weights = weights.to(right.dtype)
-    height = max(1, _NUMBERS_AT_ONCE // (len(left) * right.shape[2]))
+    numbers = _NUMBERS_AT_ONCE if right.device.type == "cpu" else _NUMBERS_AT_ONCE_ON_CUDA
+    height = max(1, numbers // (len(left) * right.shape[2]))
     for start in range(0, len(total), height):
         block = torch.bmm(left[:, :, start : start + height].transpose(1, 2), right)
         for table in tables:
