@@ -396,7 +396,8 @@ def _noised(steps: Values, key: bytes, *, scale: float, grid: float) -> dict[str
             here = slice(max(begin, start) - begin, min(ends[i], stop) - begin)
             there = slice(here.start + begin - start, here.stop + begin - start)
             # The float64 nearest to the whole steps, then the float32 nearest to it, as `from_steps` rounds.
-            out[here] = (exact[here] + noise[there]) * grid
+            summed = np.add(exact[here], noise[there], out=noise[there])
+            np.multiply(summed, grid, out=out[here], dtype=np.float64, casting="same_kind")
 
     each_block(key, ends[-1], scale=scale, use=add)
     return found

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     import torch
 
 _AES_BLOCK_BYTES: Final = 16
+# What is encrypted: new memory for it would cost as much as the cipher.
+_ZEROS: Final = memoryview(bytes(1 << 19))
 
 
 def derive_key(
@@ -70,23 +72,27 @@ def query_digest(tensors: Mapping[str, torch.Tensor]) -> bytes:
     return digest.digest()
 
 
-def uniform_words(key: bytes, count: int, *, start: int = 0) -> NDArray[np.uint64]:
+def uniform_words(
+    key: bytes, count: int, *, start: int = 0, out: NDArray[np.uint64] | None = None
+) -> NDArray[np.uint64]:
     """`count` 64-bit words of the key's stream from word `start` on (even), as little-endian integers.
 
     Args:
         key: 32 bytes.
         count: number of words.
         start: index of the first word; even, as an AES block holds two.
+        out: memory for an even number of words; None takes new memory.
 
     Raises:
         ValueError: when the key has another length or start is odd.
     """
     if len(key) != 32 or start % 2:
         raise ValueError(f"expected a key of 32 bytes and an even start, found {len(key)} bytes, {start=}")
-    words = np.empty(count + count % 2, dtype="<u8")
+    words = np.empty(count + count % 2, dtype="<u8") if out is None else out
     counter = (start * 8 // _AES_BLOCK_BYTES).to_bytes(16)
     encryptor = Cipher(AES256(key), CTR(counter)).encryptor()
-    encryptor.update_into(bytes(words.nbytes), words.view(np.uint8).data)
+    zeros = _ZEROS[: words.nbytes] if words.nbytes <= len(_ZEROS) else bytes(words.nbytes)
+    encryptor.update_into(zeros, words.view(np.uint8).data)
     return words[:count]
 
 

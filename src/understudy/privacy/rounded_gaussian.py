@@ -6,7 +6,8 @@ digits are the bits of a key's stream: with L = -ln u, u in (0, 1), and t in [-p
 1958, turned by pi/4). The reals have infinitely many digits; as many are read as the rounding needs.
 
 *Fast path*: 64 digits of each, float64, elementary functions from additions, products, quotients and square roots
-alone, which IEEE 754 rounds correctly on every machine. The result is within `ERROR` of X, so that scale * X is within
+alone, which IEEE 754 rounds correctly on every machine (`box_muller`; for long draws compiled). The result is within
+`ERROR` of X, so that scale * X is within
 1.1 * `ERROR` * scale of the float64 product. Where that interval holds no half-integer, its rounding is the answer.
 
 *Slow path*: the other values, and pairs with u < 2^-18 or 1 - u < 2^-36 for which the error bound was not derived, are
@@ -30,6 +31,7 @@ import math
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Final
 
 import mpmath
@@ -38,34 +40,20 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES256
 from cryptography.hazmat.primitives.ciphers.modes import CTR
-from numpy.typing import NDArray
 
+from understudy.privacy.box_muller import LARGEST_SCALE, Integers, rounded_normals
+from understudy.privacy.compiled_box_muller import Fill, compiled
 from understudy.privacy.noise import uniform_words
 
 ERROR: Final = 2.0**-45
-
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
-Words = NDArray[np.uint64]
 
 # Values are made in blocks of this many, always whole ones: a block depends on the key and its number alone, not on how
 # many are asked for or on how many threads share the work. The first half of a block's words are digits of u.
 BLOCK: Final = 1 << 16
 _PAIRS: Final = BLOCK // 2
-_LEAST_WORD: Final = np.uint64(1 << 46)
-_GREATEST_WORD: Final = np.uint64((1 << 64) - (1 << 28))
-_NEAR_ONE: Final = np.uint64((1 << 64) - (1 << 50))
+# From so many values on the fast path is compiled, which takes about a second once in a process.
+COMPILED_FROM: Final = 1 << 21
 _DIGITS: Final = 64
-_MANTISSA_BITS: Final = 52
-_ROOT_OF_HALF: Final = np.float64(math.sqrt(0.5)).view(np.int64)
-_LOW_HALF: Final = np.uint64((1 << 32) - 1)
-_SIGN: Final = np.uint64(1 << 63)
-# Coefficients of z^k, z = s^2, in -2 atanh(s)/s, and z = t^2 in sin(t)/t and cos(t), and of v^k in -ln(1 - v)/v, from
-# the highest to the constant.
-_LOG: Final = tuple(-2.0 / (2 * k + 1) for k in range(9, -1, -1))
-_SIN: Final = tuple((-1.0) ** k / math.factorial(2 * k + 1) for k in range(7, -1, -1))
-_COS: Final = tuple((-1.0) ** k / math.factorial(2 * k) for k in range(8, -1, -1))
-_LOG_NEAR_ONE: Final = tuple(1.0 / (k + 1) for k in range(3, -1, -1))
 # A context of our own, one thread at a time: a precision that another thread sets would change results. Its constants
 # are made long enough at once, so that nobody lengthens them in the middle of a computation.
 _SLOW = threading.Lock()
@@ -110,8 +98,8 @@ def each_block(
         key: as for `rounded_gaussian`, like `size`, `scale` and `error`.
         size: number of values.
         scale: standard deviation in steps.
-        use: called with the place of a block's first value and its values; in any order, on as many threads as PyTorch
-            uses.
+        use: called with the place of a block's first value and its values, which it may overwrite and must not keep; in
+            any order, on as many threads as PyTorch uses.
         error: bound on the fast path's error.
 
     Raises:
@@ -119,120 +107,64 @@ def each_block(
     """
     if not 0 <= scale < 2.0**58 or size < 0 or len(key) != 32 or not error >= ERROR:
         raise ValueError(f"expected 32 bytes, size >= 0, 0 <= scale < 2^58, found {len(key)}, {size=}, {scale=}")
+    compile_ = size >= COMPILED_FROM and 0 < scale <= LARGEST_SCALE
+    blocks, count = _Blocks(key, scale, error, compiled() if compile_ else None), math.ceil(size / BLOCK)
+    workers = min(torch.get_num_threads(), count)
 
-    def make(block: int) -> None:
-        start = block * BLOCK
-        count = min(BLOCK, size - start)
-        use(start, _block(key, block, count, scale=scale, error=error) if scale > 0 else np.zeros(count, np.int64))
+    def make(worker: int) -> None:
+        scratch = _Scratch()
+        for start in range(worker * BLOCK, size, workers * BLOCK):
+            some = min(BLOCK, size - start)
+            use(start, blocks.values(start // BLOCK, scratch)[:some] if scale > 0 else np.zeros(some, np.int64))
 
-    blocks = range(math.ceil(size / BLOCK))
-    if len(blocks) <= 1:
-        list(map(make, blocks))
+    if workers <= 1:
+        list(map(make, range(workers)))
     else:
-        # NumPy and AES let go of the interpreter lock while they work on a block.
-        with ThreadPoolExecutor(max_workers=torch.get_num_threads()) as pool:
-            list(pool.map(make, blocks))
+        # NumPy, compiled loops and AES let go of the interpreter lock while they work on a block.
+        with ThreadPoolExecutor(max_workers=workers) as pool:
+            list(pool.map(make, range(workers)))
 
 
-def _block(key: bytes, block: int, count: int, *, scale: float, error: float) -> Integers:
-    """The first `count` values of a block."""
-    words = uniform_words(key, BLOCK, start=block * BLOCK)
-    normals, in_range = standard_normals(words)
-    scaled = normals[:count]
-    scaled *= scale
-    rounded = np.rint(scaled)
-    # At 2^52 and beyond the distance to a half-integer says nothing any more; the bound is far above one half there.
-    scaled -= rounded
-    np.abs(scaled, out=scaled)
-    open_ = scaled >= 0.5 - 1.1 * error * scale
-    if not in_range.all():
-        open_ |= ~np.concatenate((in_range, in_range))[:count]
-    if scale > 2.0**56:
-        rounded[np.abs(rounded) >= 2.0**62] = 0.0
-    values = rounded.astype(np.int64)
-    for place in np.flatnonzero(open_).tolist():
-        pair = place % _PAIRS
-        values[place] = _exactly_rounded(
-            key,
-            int(words[pair]),
-            int(words[_PAIRS + pair]),
-            pair=block * _PAIRS + pair,
-            second=place >= _PAIRS,
-            scale=scale,
-        )
-    return values
+class _Scratch:
+    """Memory for one block after the other: new memory costs as much as filling it."""
+
+    def __init__(self) -> None:
+        self.words = np.empty(BLOCK, np.uint64)
+        self.root = np.empty(_PAIRS)
+        self.values = np.empty(BLOCK, np.int64)
+        self.is_open = np.empty(BLOCK, np.bool_)
 
 
-def standard_normals(words: Words) -> tuple[Floats, NDArray[np.bool_]]:
-    """The fast path: normals within `ERROR` where the second result is true, from digits of u, then digits of t.
+@dataclass(frozen=True)
+class _Blocks:
+    """What all blocks of a draw share: the key, the scale, and how the fast path is computed."""
 
-    Args:
-        words: `(2 k,)`, k words of u and k of the angle.
+    key: bytes = field(repr=False)
+    scale: float
+    error: float
+    fill: Fill | None
 
-    Returns:
-        `(2 k,)` normals, the first of each pair before the second ones, and `(k,)` whether the bound holds.
-    """
-    pairs = len(words) // 2
-    radius, angle = words[:pairs], words[pairs:]
-    root = _negative_log(radius)
-    np.sqrt(root, out=root)
-    # The two highest bits are signs; the others, as a signed number, are the angle in units of 2^-63 pi/4.
-    t = (angle << np.uint64(2)).view(np.int64).astype(np.float64)
-    t *= math.pi / 4 * 2.0**-63
-    z = t * t
-    sine, cosine = _polynomial(_SIN, z), _polynomial(_COS, z)
-    sine *= t
-    normals = np.empty(2 * pairs)
-    np.subtract(cosine, sine, out=normals[:pairs])
-    np.add(cosine, sine, out=normals[pairs:])
-    normals[:pairs] *= _signed(root, angle)
-    normals[pairs:] *= _signed(root, angle << np.uint64(1))
-    return normals, (radius >= _LEAST_WORD) & (radius <= _GREATEST_WORD)
-
-
-def _signed(sizes: Floats, words: Words) -> Floats:
-    """Sizes, negative where the highest bit of the word is set."""
-    bits = words & _SIGN
-    bits ^= sizes.view(np.uint64)
-    return bits.view(np.float64)
-
-
-def _negative_log(words: Words) -> Floats:
-    """-ln(w / 2^64): multiples of ln 2, less 2 atanh((m - 1)/(m + 1)) for m in [sqrt(1/2), sqrt(2)).
-
-    Near one it is the series in v = 1 - w / 2^64, which the 64 digits give exactly.
-    """
-    # Converted in halves, which NumPy does without branches; their sum is rounded once, to the float64 nearest to w.
-    m = (words >> np.uint64(32)).view(np.int64).astype(np.float64)
-    m *= 2.0**32
-    m += (words & _LOW_HALF).view(np.int64)
-    bits = m.view(np.int64)
-    doublings = bits - _ROOT_OF_HALF
-    doublings >>= _MANTISSA_BITS
-    bits -= doublings << _MANTISSA_BITS
-    s = m - 1.0
-    m += 1.0
-    s /= m
-    series = _polynomial(_LOG, s * s)
-    series *= s
-    multiples = 64.0 - doublings
-    multiples *= math.log(2.0)
-    series += multiples
-    near = np.flatnonzero(words > _NEAR_ONE)
-    v = (~words[near] + np.uint64(1)).astype(np.float64)
-    v *= 2.0**-64
-    series[near] = v * _polynomial(_LOG_NEAR_ONE, v)
-    return series
-
-
-def _polynomial(coefficients: tuple[float, ...], z: Floats) -> Floats:
-    """Horner's rule."""
-    total = z * coefficients[0]
-    total += coefficients[1]
-    for coefficient in coefficients[2:]:
-        total *= z
-        total += coefficient
-    return total
+    def values(self, block: int, scratch: _Scratch) -> Integers:
+        """The values of a block, in the scratch memory or in their own."""
+        words = uniform_words(self.key, BLOCK, start=block * BLOCK, out=scratch.words)
+        # At 2^52 and beyond the distance to a half-integer says nothing; the bound is far above one half there.
+        distance = 0.5 - 1.1 * self.error * self.scale
+        if self.fill is None:
+            values, is_open = rounded_normals(words, self.scale, distance)
+        else:
+            values, is_open = scratch.values, scratch.is_open
+            self.fill(words, self.scale, distance, scratch.root, values, is_open)
+        for place in np.flatnonzero(is_open).tolist():
+            pair = place % _PAIRS
+            values[place] = _exactly_rounded(
+                self.key,
+                int(words[pair]),
+                int(words[_PAIRS + pair]),
+                pair=block * _PAIRS + pair,
+                second=place >= _PAIRS,
+                scale=self.scale,
+            )
+        return values
 
 
 def _exactly_rounded(key: bytes, radius: int, angle: int, *, pair: int, second: bool, scale: float) -> int:

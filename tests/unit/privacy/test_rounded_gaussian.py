@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from understudy.privacy import rounded_gaussian as module
+from understudy.privacy.box_muller import rounded_normals, standard_normals
+from understudy.privacy.compiled_box_muller import compiled
 from understudy.privacy.noise import uniform_words
-from understudy.privacy.rounded_gaussian import BLOCK, ERROR, each_block, rounded_gaussian, standard_normals
+from understudy.privacy.rounded_gaussian import BLOCK, ERROR, each_block, rounded_gaussian
 
 KEY = bytes(range(32))
 SCALES = (0.3, 1.0, 57.25, 2.0**27, 4000 * 2.0**27)
@@ -142,3 +144,64 @@ def test_blocks_that_are_handed_over_are_the_whole_draw(scale):
     assert sorted(found) == [0, BLOCK, 2 * BLOCK]
     whole = np.concatenate([found[start] for start in sorted(found)])
     assert whole.tolist() == rounded_gaussian(KEY, size, scale=scale).tolist()
+
+
+@pytest.mark.parametrize("scale", [0.3, 57.25, 2.0**27, 4000 * 2.0**27, 2.0**49, 2.0**56])
+def test_the_compiled_path_gives_the_bits_of_numpy(scale):
+    """Also which values are open: the slow path is asked about the same ones."""
+    fill = compiled()
+    assert fill is not None
+    words = uniform_words(KEY, 4 * BLOCK)
+    edges = [
+        0,
+        1,
+        2**46 - 1,
+        2**46,
+        2**63,
+        2**64 - 2**50,
+        2**64 - 2**50 + 1,
+        2**64 - 2**28,
+        2**64 - 2**28 + 1,
+        2**64 - 1,
+    ]
+    words[: len(edges)] = np.array(edges, dtype=np.uint64)
+    pairs, distance = len(words) // 2, 0.5 - 1.1 * ERROR * scale
+    root, found = np.empty(pairs), np.empty(2 * pairs, np.int64)
+    is_open = np.empty(2 * pairs, np.bool_)
+    fill(words, scale, distance, root, found, is_open)
+    expected, expected_open = rounded_normals(words, scale, distance)
+    assert np.array_equal(is_open, expected_open)
+    assert np.array_equal(found[~is_open], expected[~is_open])
+
+
+def test_a_long_draw_begins_with_a_short_one(monkeypatch):
+    """From a length on the fast path is compiled; nobody sees it by the values, on any number of threads."""
+    short = rounded_gaussian(KEY, 3 * BLOCK, scale=1e6)
+    assert len(short) < module.COMPILED_FROM
+    before, used = torch.get_num_threads(), []
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            monkeypatch.setattr(module, "compiled", lambda: used.append(1) or compiled())
+            found = rounded_gaussian(KEY, module.COMPILED_FROM + 5, scale=1e6)
+            assert torch.equal(found[: len(short)], short)
+            longer = rounded_gaussian(KEY, module.COMPILED_FROM + BLOCK, scale=1e6)
+            assert torch.equal(found, longer[: len(found)])
+    finally:
+        torch.set_num_threads(before)
+    assert used
+
+
+@pytest.mark.parametrize(("part", "filled"), [("_fill_roots", 1), ("_fill_values", 4)])
+def test_compiled_loops_with_other_bits_are_left_alone(part, filled, monkeypatch):
+    from understudy.privacy import compiled_box_muller
+
+    right = getattr(compiled_box_muller, part)
+
+    def wrong(*arguments):
+        right(*arguments)
+        arguments[filled][7] += 1
+
+    monkeypatch.setattr(compiled_box_muller, part, wrong)
+    monkeypatch.setattr("numba.njit", lambda **_: lambda function: function)
+    assert compiled_box_muller.compiled.__wrapped__() is None

@@ -25,6 +25,10 @@ _MOST_GENERATED: Final = 128
 # Resident over kept bytes: freed pieces lie between kept ones.
 _WASTE: Final = 1.9
 _FLOAT: Final = 4
+# What a process holds once it has compiled the loops that draw noise for so many numbers, which it does where that many
+# are trained (`rounded_gaussian.COMPILED_FROM`).
+_COMPILER: Final = 134 << 20
+_COMPILED_FROM: Final = 1 << 21
 # Tokens of a prompt without the words of `about`, plain and through a chat template, and characters of a token in
 # English: the tokenizer is not read for this.
 _PROMPT: Final = 6
@@ -129,7 +133,8 @@ def training_bytes(
     of_pass = trained if rows > ROWS_IN_FLOATS else 0
     copied = shape.parameters if config.variant == "naive_filter" else 0
     in_pass = _WASTE * kept + per_example + chunk + summed + of_pass
-    return round(_FLOAT * (copied + state + max(in_pass, summed + 2 * noised)))
+    compiler = _COMPILER if trained >= _COMPILED_FROM else 0
+    return compiler + round(_FLOAT * (copied + state + max(in_pass, summed + 2 * noised)))
 
 
 def generation_bytes(config: ConditionalGenerationConfig, shape: ModelShape, rows: int) -> int:
