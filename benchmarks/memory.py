@@ -36,6 +36,7 @@ from understudy.privacy.dpsgd.layers import Factors, add_weighted_sum, inner_pro
 from understudy.privacy.dpsgd.token_losses import TAP, HeadFactors, token_losses
 from understudy.privacy.ledger.records import KeyMaterial
 from understudy.privacy.mechanisms import Mechanisms
+from understudy.settings import DeviceType
 
 TARGETS = {"memory": 0.2, "time": 1.0, "prediction": 0.25, "run_mib": 3072}
 HIDDEN, VOCABULARY = 576, 49_152
@@ -128,7 +129,7 @@ def base_of(case: str) -> LoadedModel:
     return LoadedModel(model=model.eval(), tokenizer=tokenizer, digest=case, name=case, notes=())
 
 
-def config_of(case: str, base: LoadedModel) -> tuple[ConditionalGenerationConfig, float]:
+def config_of(case: str, base: LoadedModel, device: DeviceType) -> tuple[ConditionalGenerationConfig, float]:
     """The default settings with what `auto` gives for this model, and the predicted peak in MiB."""
     shape = base.shape
     assert shape is not None
@@ -136,14 +137,14 @@ def config_of(case: str, base: LoadedModel) -> tuple[ConditionalGenerationConfig
     plain = ConditionalGenerationConfig(**case_of, selection={"draws": 1})
     config = resolve_for(plain, ROWS, shape)
     assert config.train.micro_batch != "auto"
-    return config, training_bytes(config, shape, config.train.micro_batch) / 2**20
+    return config, training_bytes(config, shape, config.train.micro_batch, device=device) / 2**20
 
 
-def training(case: str, device: str) -> Callable[[], object]:
+def training(case: str, device: DeviceType) -> Callable[[], object]:
     """Two steps that expect two micro-batches of 8,530 rows."""
     base = base_of(case)
     base.model.to(device)
-    config, _ = config_of(case, base)
+    config, _ = config_of(case, base, device)
     schedule = schedule_of(queries_of(config, n=ROWS, epsilon=8.0, delta=1e-5))
     assert config.train.micro_batch != "auto"
     short = {"steps": 2, "sampling_probability": 2 * config.train.micro_batch / ROWS}
@@ -185,7 +186,7 @@ def compare_peaks(options: argparse.Namespace) -> dict[str, dict[str, float]]:
     found = {}
     for case in options.cases.split(","):
         base = base_of(case)
-        config, predicted = config_of(case, base)
+        config, predicted = config_of(case, base, options.device)
         parameters = base.model.num_parameters()
         del base
         measured = in_fresh_process(

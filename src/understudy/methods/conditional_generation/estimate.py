@@ -34,6 +34,7 @@ from understudy.models.shape import ModelShape
 from understudy.privacy.dpsgd.plan import DpSgdPlan
 from understudy.privacy.ledger.records import KeyMaterial
 from understudy.privacy.mechanisms import Mechanisms
+from understudy.settings import settings
 
 # So improbable that no row is drawn: a step of noise alone.
 _NOBODY = 1e-12
@@ -79,7 +80,8 @@ def predicted_bytes(config: ConditionalGenerationConfig, shape: ModelShape) -> i
     if not config.trains:
         return generating
     recompute = recomputes(config, shape, rows)
-    return max(training_bytes(config, shape, rows, recompute=recompute), generating)
+    training = training_bytes(config, shape, rows, recompute=recompute, device=settings().device_type)
+    return max(training, generating)
 
 
 def _training_seconds(

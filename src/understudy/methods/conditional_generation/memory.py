@@ -17,13 +17,15 @@ from understudy.hardware import device_memory
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
 from understudy.models.shape import ModelShape, model_shape
 from understudy.privacy.dpsgd.chunks import LOGITS_AT_ONCE, ROWS_IN_FLOATS
+from understudy.settings import DeviceType, settings
 
 # More tokens in one pass are not faster on a CPU, and more memory than this buys nothing either.
 _TOKENS: Final = 1024
 _AMPLE: Final = 5 << 29
 _MOST_GENERATED: Final = 128
-# Resident over kept bytes: freed pieces lie between kept ones.
+# Resident over kept bytes: freed pieces lie between kept ones. On CUDA what is allocated is what is kept.
 _WASTE: Final = 1.9
+_WASTE_ON_CUDA: Final = 1.0
 _FLOAT: Final = 4
 # What a process holds once it has compiled the loops that draw noise for so many numbers, which it does where that many
 # are trained (`rounded_gaussian.COMPILED_FROM`).
@@ -108,15 +110,21 @@ def rows_at_a_time(config: ConditionalGenerationConfig, shape: ModelShape | None
 
 
 def training_bytes(
-    config: ConditionalGenerationConfig, shape: ModelShape, rows: int, *, recompute: bool = False
+    config: ConditionalGenerationConfig,
+    shape: ModelShape,
+    rows: int,
+    *,
+    recompute: bool = False,
+    device: DeviceType = "cpu",
 ) -> int:
-    """Predicted peak of the training above the loaded model.
+    """Predicted peak of the training above the loaded model, in the memory of the device.
 
     Args:
         config: length, variant and what is trained.
         shape: of the base model.
         rows: per forward pass.
         recompute: whether layers keep nothing but their inputs.
+        device: that computes. The micro-batch follows from the CPU's peak on every machine.
     """
     passes = 2 if config.variant == "multitask" and config.update == "joint" else 1
     tokens, trained = rows * padded_length(config, shape), _trained(config, shape)
@@ -132,8 +140,8 @@ def training_bytes(
     # What comes of more rows than floats may add up is in float64, beside the sum that it is added to.
     of_pass = trained if rows > ROWS_IN_FLOATS else 0
     copied = shape.parameters if config.variant == "naive_filter" else 0
-    in_pass = _WASTE * kept + per_example + chunk + summed + of_pass
-    compiler = _COMPILER if trained >= _COMPILED_FROM else 0
+    in_pass = (_WASTE if device == "cpu" else _WASTE_ON_CUDA) * kept + per_example + chunk + summed + of_pass
+    compiler = _COMPILER if device == "cpu" and trained >= _COMPILED_FROM else 0
     return compiler + round(_FLOAT * (copied + state + max(in_pass, summed + 2 * noised)))
 
 
@@ -150,7 +158,7 @@ def recomputes(config: ConditionalGenerationConfig, shape: ModelShape, rows: int
 
     It runs each layer forward twice and changes no number.
     """
-    return training_bytes(config, shape, rows) > device_memory() // 2
+    return training_bytes(config, shape, rows, device=settings().device_type) > device_memory() // 2
 
 
 def check_fits(config: ConditionalGenerationConfig, shape: ModelShape | None) -> None:
@@ -162,7 +170,8 @@ def check_fits(config: ConditionalGenerationConfig, shape: ModelShape | None) ->
     if shape is None or config.train.micro_batch == "auto":
         return
     rows, limit = config.train.micro_batch, device_memory()
-    expected = training_bytes(config, shape, rows, recompute=recomputes(config, shape, rows))
+    recompute = recomputes(config, shape, rows)
+    expected = training_bytes(config, shape, rows, recompute=recompute, device=settings().device_type)
     expected += _FLOAT * shape.parameters
     if expected > limit:
         ways = [f"train.micro_batch={rows}"] if rows > 1 else []

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils import deterministic
 
+from understudy.allocator import freed_memory_kept
 from understudy.compute import copied_to
 from understudy.errors import InputError
 from understudy.privacy.dpsgd.per_example import LossFunction, clipped_gradient_sum, frozen
@@ -92,7 +93,7 @@ def train(
     state = _State(objectives)
     start = state.restore(course.resumed())
     trained = [parameter for objective in objectives.values() for parameter in objective.parameters.values()]
-    with _deterministic(), side_by_side(model, trained, rows=micro_batch) as sides:
+    with freed_memory_kept(), _deterministic(), side_by_side(model, trained, rows=micro_batch) as sides:
         for step in range(start, plan.steps):
             mask = mechanisms.poisson(step=step, n=plan.n, probability=plan.sampling_probability, purpose=plan.name)
             batches = list(_micro_batches(data, mask, step, size=micro_batch, device=device))

@@ -111,6 +111,14 @@ def test_sums_of_more_rows_than_floats_add_up_are_counted_in_float64():
     assert training_bytes(full, BIG, 33) - training_bytes(full, BIG, 32) == pytest.approx(4 * BIG.parameters + each)
 
 
+def test_the_micro_batch_follows_from_the_cpu_where_a_gpu_computes(monkeypatch):
+    """Less is held on a GPU, but the number is part of the charge."""
+    assert training_bytes(Config(), BIG, 8, device="cuda") < training_bytes(Config(), BIG, 8) / 1.5
+    on_cpu = rows_per_pass(Config(), 8530, BIG)
+    monkeypatch.setenv("UNDERSTUDY_DEVICE", "cuda")
+    assert rows_per_pass(Config(), 8530, BIG) == on_cpu
+
+
 def test_layers_are_computed_twice_only_where_a_run_would_not_fit_otherwise(machine):
     long = Config(train={"max_length": 1024, "micro_batch": 1})
     assert not recomputes(long, BIG, 1)
