@@ -58,6 +58,7 @@ def clipped_gradient_sum(
     l2_clip_norm: float,
     valid: Tensor,
     passes: int = 1,
+    added_to: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
     """Sum of per-example gradients, each clipped to `l2_clip_norm` over all parameters together.
 
@@ -74,6 +75,8 @@ def clipped_gradient_sum(
         valid: bool (batch,); false for null and dummy rows.
         passes: inside the model the leading dimension is passes * batch, all rows of pass 0 first; an
             example's gradient is then over all of its passes (joint clipping).
+        added_to: what an earlier call gave, changed in place; together at most `ROWS_IN_FLOATS` examples. None begins
+            a sum.
 
     Returns:
         name -> sum, in the shape of the parameter, float32 or wider.
@@ -89,7 +92,10 @@ def clipped_gradient_sum(
     # Below the normal floats a factor would be rounded by more than its last bit, maybe upwards.
     weights = weights.where(weights >= _LEAST, 0.0)
     poisoned = None if bool(finite.all()) else ~finite
-    return {name: uses.pop(name).weighted_sum(parameters[name], weights, poisoned) for name in parameters}
+    before = added_to or {}
+    return {
+        name: uses.pop(name).weighted_sum(parameters[name], weights, poisoned, before.get(name)) for name in parameters
+    }
 
 
 @dataclass
@@ -128,22 +134,28 @@ class _Uses:
             return None
         return (total.clamp(min=0.0).sqrt() + rounding_of_sums(self.factors)).square()
 
-    def weighted_sum(self, parameter: nn.Parameter, weights: Tensor, poisoned: Tensor | None) -> Tensor:
+    def weighted_sum(
+        self, parameter: nn.Parameter, weights: Tensor, poisoned: Tensor | None, before: Tensor | None
+    ) -> Tensor:
         """As many examples at a time as may be added up in the parameter's type, and those sums in float64."""
         if self.dense is not None:
-            return weighted_dense(self.dense, weights, poisoned)
+            found = weighted_dense(self.dense, weights, poisoned)
+            return found if before is None else before.add_(found)
         starts = range(0, len(weights), ROWS_IN_FLOATS)
         parts = (
-            self._weighted_sum(parameter, weights, poisoned, slice(start, start + ROWS_IN_FLOATS)) for start in starts
+            self._weighted_sum(parameter, weights, poisoned, before, slice(start, start + ROWS_IN_FLOATS))
+            for start in starts
         )
         total = next(parts)
         for part in parts:
             total = total.double().add_(part)
         return total
 
-    def _weighted_sum(self, parameter: nn.Parameter, weights: Tensor, poisoned: Tensor | None, rows: slice) -> Tensor:
+    def _weighted_sum(
+        self, parameter: nn.Parameter, weights: Tensor, poisoned: Tensor | None, before: Tensor | None, rows: slice
+    ) -> Tensor:
         wide = torch.promote_types(parameter.dtype, torch.float32)
-        total = torch.zeros(parameter.shape, dtype=wide, device=parameter.device)
+        total = torch.zeros(parameter.shape, dtype=wide, device=parameter.device) if before is None else before
         if self.factors:
             some = None if poisoned is None else poisoned[rows]
             add_weighted_sum(total, [some_examples(use, rows) for use in self.factors], weights[rows], some)

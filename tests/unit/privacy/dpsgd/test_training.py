@@ -16,8 +16,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from understudy.errors import InputError, UnderstudyError
 from understudy.models import lora
 from understudy.models.checkpoints import TrainingCheckpoint
+from understudy.privacy.dpsgd.chunks import ROWS_IN_FLOATS
 from understudy.privacy.dpsgd.plan import DpSgdPlan, Stream
 from understudy.privacy.dpsgd.training import Objective, train
+from understudy.privacy.grid_sum import GridSum
 from understudy.privacy.ledger.records import KeyMaterial
 from understudy.privacy.mechanisms import Mechanisms
 from understudy.privacy.queries import Query, event_of
@@ -192,6 +194,21 @@ def test_micro_batches_change_only_rounding():
         torch.testing.assert_close(one[name], two[name], rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize(("micro_batch", "runs"), [(1, [32, 18]), (5, [30, 20]), (16, [32, 32]), (20, [20, 20, 20])])
+def test_no_more_rows_are_added_up_in_floats_than_the_bound_is_proven_for(micro_batch, runs, monkeypatch):
+    found, add = [], GridSum.add
+
+    def seen(self, values, *, units):
+        found.append(units)
+        add(self, values, units=units)
+
+    monkeypatch.setattr(GridSum, "add", seen)
+    stream = Stream(name="lm", l2_clip_norm=0.5, noise_multiplier=0.0)
+    run(DpSgdPlan(n=50, sampling_probability=1.0, steps=1, streams=(stream,)), micro_batch=micro_batch)
+    assert found == [0, *runs]
+    assert max(found) <= ROWS_IN_FLOATS
+
+
 @pytest.mark.parametrize("before", [False, True])
 def test_deterministic_mode_is_put_back(before):
     outside = torch.are_deterministic_algorithms_enabled()
@@ -253,6 +270,7 @@ import time
 import torch
 from torch import nn
 from understudy.models.checkpoints import TrainingCheckpoint
+from understudy.privacy.dpsgd.chunks import ROWS_IN_FLOATS
 from understudy.privacy.dpsgd.plan import DpSgdPlan, Stream
 from understudy.privacy.dpsgd.training import Objective, train
 from understudy.privacy.ledger.records import KeyMaterial
