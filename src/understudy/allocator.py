@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-# Of glibc's malloc.h. From the second size on memory comes from the system and goes back to it; what is free at the end
-# of the heap goes back from the first size on.
+# Of glibc's malloc.h. What is free at the end of the heap goes back to the system from the first size on; from the second
+# size on memory comes from the system by itself and goes back to it.
 _TRIM_THRESHOLD: Final = -1
 _MMAP_THRESHOLD: Final = -3
+# What large tensors that are freed raise the second size to; the first one is then twice as large.
 _LARGEST_MMAP_THRESHOLD: Final = 32 << 20
 _NEVER: Final = (1 << 31) - 1
 
@@ -31,5 +32,6 @@ def freed_memory_kept() -> Iterator[None]:
     try:
         yield
     finally:
+        library.mallopt(_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
         library.mallopt(_TRIM_THRESHOLD, 2 * _LARGEST_MMAP_THRESHOLD)
         library.malloc_trim(0)

@@ -11,10 +11,10 @@ only, and a run that was killed and resumed ends in the same bytes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Final, Literal
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,9 @@ from understudy.privacy.dpsgd.sides import Sides, side_by_side
 from understudy.privacy.grid_sum import GridSum
 from understudy.privacy.mechanisms import Mechanisms
 from understudy.progress import UNKEPT, Course
+
+# From so many trained numbers on, what the system takes to clear memory is felt.
+_MANY: Final = 1 << 21
 
 Schedule = Literal["constant", "linear"]
 
@@ -94,7 +97,12 @@ def train(
     state = _State(objectives)
     start = state.restore(course.resumed())
     trained = [parameter for objective in objectives.values() for parameter in objective.parameters.values()]
-    with freed_memory_kept(), _deterministic(), side_by_side(model, trained, rows=micro_batch) as sides:
+    many = sum(parameter.numel() for parameter in trained) >= _MANY
+    with (
+        freed_memory_kept() if many else nullcontext(),
+        _deterministic(),
+        side_by_side(model, trained, rows=micro_batch) as sides,
+    ):
         for step in range(start, plan.steps):
             mask = mechanisms.poisson(step=step, n=plan.n, probability=plan.sampling_probability, purpose=plan.name)
             batches = list(_micro_batches(data, mask, step, size=micro_batch, device=device))
