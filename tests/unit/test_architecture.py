@@ -135,6 +135,7 @@ LAYERS = (
     (
         "addresses",
         "compute",
+        "allocator",
         "cores",
         "durable",
         "errors",
