@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-# Of glibc's malloc.h. What is free at the end of the heap goes back to the system from the first size on. From the second
-# on memory comes from the system by itself, and goes back to it.
+# Of glibc's malloc.h. From the first size on, what is free at the end of the heap goes back to the system.
+# From the second on, memory comes from the system by itself, and goes back to it.
 _TRIM_THRESHOLD: Final = -1
 _MMAP_THRESHOLD: Final = -3
 # What large tensors that are freed raise the second size to; the first one is then twice as large.
