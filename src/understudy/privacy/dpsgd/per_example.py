@@ -85,6 +85,8 @@ def clipped_gradient_sum(
         InputError: when a layer cannot give per-example gradients, or sees another leading dimension.
     """
     examples = int(valid.shape[0])
+    if added_to and examples > ROWS_IN_FLOATS:
+        raise ValueError(f"expected at most {ROWS_IN_FLOATS} examples to be added to a sum of others, found {examples}")
     uses = _backward(model, parameters, loss_fn, batch, valid, passes)
     norms = _norms(uses, examples).to(valid.device)
     finite = norms.isfinite()

@@ -17,6 +17,7 @@ from understudy.errors import InputError, UnderstudyError
 from understudy.models import lora
 from understudy.models.checkpoints import TrainingCheckpoint
 from understudy.privacy.dpsgd.chunks import ROWS_IN_FLOATS
+from understudy.privacy.dpsgd.per_example import clipped_gradient_sum
 from understudy.privacy.dpsgd.plan import DpSgdPlan, Stream
 from understudy.privacy.dpsgd.training import Objective, train
 from understudy.privacy.grid_sum import GridSum
@@ -207,6 +208,23 @@ def test_no_more_rows_are_added_up_in_floats_than_the_bound_is_proven_for(micro_
     run(DpSgdPlan(n=50, sampling_probability=1.0, steps=1, streams=(stream,)), micro_batch=micro_batch)
     assert found == [0, *runs]
     assert max(found) <= ROWS_IN_FLOATS
+
+
+def test_a_sum_goes_on_in_place_and_takes_no_more_rows_than_floats_may_add_up():
+    model, rows = Model(), data(40)
+    adapters = {name: p for name, p in lora.trainable_parameters(model).items() if "lora" in name}
+
+    def summed(some, **more):
+        batch = {name: value[some] for name, value in rows.items()}
+        return clipped_gradient_sum(model, adapters, lm_loss, batch, l2_clip_norm=0.5, valid=batch["valid"], **more)
+
+    one, both = summed(slice(0, 7)), summed(slice(0, 12))
+    went_on = summed(slice(7, 12), added_to=one)
+    for name in adapters:
+        assert went_on[name] is one[name]
+        torch.testing.assert_close(went_on[name], both[name], rtol=1e-4, atol=1e-6)
+    with pytest.raises(ValueError, match="at most 32 examples"):
+        summed(slice(0, 40), added_to=went_on)
 
 
 @pytest.mark.parametrize("before", [False, True])
