@@ -27,6 +27,7 @@ from understudy.methods.conditional_generation.train import fit
 from understudy.models.loading import load_model
 from understudy.models.lora import trainable_parameters
 from understudy.models.shape import ModelShape, shape_of
+from understudy.privacy import rounded_gaussian
 
 GIB = 2**30
 # As instruct models have it: a turn opens with its role, and closes.
@@ -117,6 +118,11 @@ def test_the_micro_batch_follows_from_the_cpu_where_a_gpu_computes(monkeypatch):
     on_cpu = rows_per_pass(Config(), 8530, BIG)
     monkeypatch.setenv("UNDERSTUDY_DEVICE", "cuda")
     assert rows_per_pass(Config(), 8530, BIG) == on_cpu
+
+
+def test_the_compiler_of_noise_is_counted_from_where_noise_is_compiled():
+    """The number stands twice, because memory is predicted without torch."""
+    assert memory._COMPILED_FROM == rounded_gaussian.COMPILED_FROM
 
 
 def test_layers_are_computed_twice_only_where_a_run_would_not_fit_otherwise(machine):
