@@ -32,6 +32,7 @@ from understudy.privacy.box_muller import (
     Floats,
     Words,
     rounded_normals,
+    standard_normals,
 )
 
 # Words, scale and narrowest distance to a half-integer -> fills roots of -ln u, rounded values, and which are open.
@@ -42,7 +43,8 @@ _ONE: Final = np.uint64(1)
 _TWO: Final = np.uint64(2)
 _BITS: Final = np.int64(MANTISSA_BITS)
 _TRIED: Final = 1 << 12
-_TRIED_SCALE: Final = 2.0**27
+# One of which some roundings are open, and one that shows every bit of a normal.
+_TRIED_SCALES: Final = (2.0**27, 2.0**53)
 
 
 @functools.cache
@@ -67,11 +69,16 @@ def _same_bits(fill: Fill) -> bool:
     words = np.random.Generator(np.random.PCG64(0)).integers(0, 1 << 64, 2 * _TRIED, dtype=np.uint64)
     seams = [LEAST_WORD, GREATEST_WORD, NEAR_ONE, np.uint64(0), np.uint64(1 << 63)]
     words[: 3 * len(seams)] = [seam + np.uint64(step) for seam in seams for step in (0, 1, 2)]
+    # What lies outside the range is open, and made in another way.
+    has_bound = np.tile(standard_normals(words)[1], 2)
     root, out, is_open = np.empty(_TRIED), np.empty(2 * _TRIED, np.int64), np.empty(2 * _TRIED, np.bool_)
-    # So near that a few are open.
-    fill(words, _TRIED_SCALE, 0.49, root, out, is_open)
-    expected, expected_open = rounded_normals(words, _TRIED_SCALE, 0.49)
-    return np.array_equal(is_open, expected_open) and np.array_equal(out[~is_open], expected[~is_open])
+    for scale in _TRIED_SCALES:
+        # So near that a few are open.
+        fill(words, scale, 0.49, root, out, is_open)
+        expected, expected_open = rounded_normals(words, scale, 0.49)
+        if not np.array_equal(is_open, expected_open) or not np.array_equal(out[has_bound], expected[has_bound]):
+            return False
+    return True
 
 
 def _fill_roots(words: Any, root: Any) -> None:

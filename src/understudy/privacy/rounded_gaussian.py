@@ -129,7 +129,7 @@ class _Scratch:
     """Memory for one block after the other: new memory costs as much as filling it."""
 
     def __init__(self) -> None:
-        self.words = np.empty(BLOCK, np.uint64)
+        self.words = np.empty(BLOCK, "<u8")
         self.root = np.empty(_PAIRS)
         self.values = np.empty(BLOCK, np.int64)
         self.is_open = np.empty(BLOCK, np.bool_)
