@@ -72,11 +72,15 @@ def _attacked(plan: Planned, arm: Arm, request: AuditRequest) -> ArtifactRef:
     made = read_record(Path(run.out))
     asked = Attacked(
         row_losses=method.row_losses,
-        losses_code=code_digest(load(method.row_losses)) if method.row_losses else "",
+        left_over=method.left_over,
+        codes=tuple(code_digest(load(place)) for place in (method.row_losses, method.left_over) if place),
         config=of_arm.config,
+        charged=of_arm.charged,
+        queries=of_arm.queries,
         label_names=of_arm.label_names,
         delta=of_arm.delta,
         confidence=confidence_of_each(request.method),
         seed=request.seed,
     )
-    return attack(made.released, made.synthetic, plan.canaries, asked)
+    others = plan.plans["null_control"].stored_rows[0]
+    return attack(made.released, made.synthetic, plan.canaries, others, asked)

@@ -10,10 +10,20 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from pydantic import BaseModel, Field, SerializeAsAny
 
-from understudy.artifacts.access import ArtifactRef, path_of, read_json, read_table, write_json
+from understudy.artifacts.access import (
+    ArtifactRef,
+    exchange_store,
+    path_of,
+    private_store,
+    read_json,
+    read_table,
+    write_json,
+)
+from understudy.artifacts.manifest import CONTENT_ID, PRIVATE_ID
 from understudy.errors import UnderstudyError
 from understudy.frozen import Frozen
 from understudy.privacy import labels
+from understudy.privacy.queries import Queries
 from understudy.runs.run_plan import RunPlan
 from understudy.tasks.engine.failures import closed_up
 from understudy.tasks.engine.runtime import compute, task
@@ -22,8 +32,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from understudy.auditing.one_run import Floats
+    from understudy.methods.reading import Made
 
-Threat = Literal["data", "model"]
+Threat = Literal["data", "model", "sums"]
 
 # Synthetic texts that stand for the rows that the attacker of a model does not look for.
 _KNOWN = 60
@@ -33,8 +44,11 @@ class Attacked(Frozen):
     """A run of an audit, as its attack sees it; public."""
 
     row_losses: str = Field(default="", description="Where the method's function of that name is; empty without.")
-    losses_code: str = Field(default="", description="Digest of the code that it reaches, which the task's has not.")
+    left_over: str = Field(default="", description="Where the method's function of that name is; empty without.")
+    codes: tuple[str, ...] = Field(default=(), description="Digests of the code that they reach; the task's has not.")
     config: SerializeAsAny[BaseModel]
+    charged: SerializeAsAny[BaseModel] = Field(description="Those of the settings that private rows meet.")
+    queries: Queries = Field(description="What the rows were asked, with this run's noise.")
     label_names: tuple[str, ...]
     delta: float
     confidence: float
@@ -42,10 +56,20 @@ class Attacked(Frozen):
 
 
 @task(name="attack")
-def attack(released: ArtifactRef, synthetic: ArtifactRef, canaries: ArtifactRef, asked: Attacked) -> ArtifactRef:
-    """Guess which canaries a run was made from: by its synthetic table alone, and by the model that it released.
+def attack(
+    released: ArtifactRef, synthetic: ArtifactRef, canaries: ArtifactRef, others: ArtifactRef, asked: Attacked
+) -> ArtifactRef:
+    """Guess which canaries a run was made from, by what each attacker sees.
 
-    Gives what either reaches, private to the source.
+    Args:
+        released: what the run released.
+        synthetic: its table.
+        canaries: with their coins.
+        others: the rows that the run met beside them.
+        asked: of the run.
+
+    Returns:
+        What each attacker reaches, private to the source.
     """
     from understudy.auditing.attack import figures_of
     from understudy.auditing.canaries import INCLUDED
@@ -62,11 +86,13 @@ def attack(released: ArtifactRef, synthetic: ArtifactRef, canaries: ArtifactRef,
     scores: dict[Threat, Floats] = {"data": echoes(made, hidden)}
     if asked.row_losses:
         scores["model"] = _scores_by_model(rows, known, path_of(released), asked)
+    if asked.left_over and (by_sums := _scores_by_sums(rows, read_table(others), released, asked)) is not None:
+        scores["sums"] = by_sums
     found = {
         threat: figures_of(of_canaries, included, delta=asked.delta, confidence=asked.confidence, seed=asked.seed)
         for threat, of_canaries in scores.items()
     }
-    refs = (released, synthetic, canaries)
+    refs = (released, synthetic, canaries, others)
     label = labels.private(*labels.join(*(ref.label for ref in refs)).sources)
     value = {threat: figures.model_dump(mode="json") for threat, figures in found.items()}
     return write_json(value, kind="attack", label=label, parents=refs)
@@ -97,6 +123,27 @@ def _scores_by_model(rows: pa.Table, synthetic: pa.Table, released: Path, asked:
             *shares(before, after, canaries=rows.num_rows),
         ]
     )
+
+
+def _scores_by_sums(rows: pa.Table, others: pa.Table, released: ArtifactRef, asked: Attacked) -> Floats | None:
+    """Of each canary, by its share in what the other rows leave of the released sums."""
+    from understudy.auditing.known_rows import coin_scores
+    from understudy.lazy import load
+    from understudy.methods.reading import SumsToRead
+
+    left = load(asked.left_over)(
+        SumsToRead(rows, others, asked.label_names, asked.charged, asked.queries, _made(released), compute())
+    )
+    return None if left is None else coin_scores(left)
+
+
+def _made(ref: ArtifactRef) -> Made:
+    """An artifact with what it was made of, as far as its zone keeps that."""
+    from understudy.methods.reading import Made
+
+    stores = [(PRIVATE_ID, private_store()), (CONTENT_ID, exchange_store())]
+    parents = [store.find(parent) for parent in ref.parents for pattern, store in stores if pattern.fullmatch(parent)]
+    return Made(ref.kind, path_of(ref), tuple(_made(parent) for parent in parents))
 
 
 class Audited(Frozen):

@@ -1,5 +1,6 @@
 """Audits of whole runs, by installed methods that are quick: what is charged, attacked, told and removed."""
 
+import dataclasses
 import json
 import math
 import os
@@ -91,7 +92,8 @@ def test_an_audit_charges_one_run_and_reports_it_beside_its_controls(
         code, said = call(*words, "--dry-run", "--json")
         assert code == 0, said
         assert json.loads(said)["canaries"] == 100
-        assert json.loads(said)["attackers_see"] == ["the synthetic table alone"], "this method releases no model"
+        seen = ["the synthetic table alone", "the released sums and every other row"]
+        assert json.loads(said)["attackers_see"] == seen, "this method releases no model"
         assert not out.exists()
         assert charged() == []
         code, said = call(*words, "--json")
@@ -99,7 +101,7 @@ def test_an_audit_charges_one_run_and_reports_it_beside_its_controls(
         told, found = json.loads(said[said.index("{") :]), figures_in(out)
         assert charged() == [(4.0, "released")]
         assert {f"bag-of-words-{arm}" for arm in ("claim", "positive-control", "null-control")} <= flow_run_names()
-        assert told["caught"] == ["data"]
+        assert told["caught"] == ["data", "sums"]
         assert told["charged"]
         assert not told["refuted"]
         assert told["lower_bounds"]["data"]["claim"] <= 4
@@ -111,6 +113,13 @@ def test_an_audit_charges_one_run_and_reports_it_beside_its_controls(
         assert found[f"{name}epsilon_lower_bound"] <= 4
         assert found[f"{name}auc"] < found[f"{name}positive_control.auc"]
         assert "audit.one_run.model.auc" not in found
+        # Whoever knows all other rows has every coin of a sum without noise, and some of them of one with.
+        name = "audit.one_run.sums."
+        assert found[f"{name}positive_control.auc"] == 1
+        assert found[f"{name}positive_control.epsilon_lower_bound"] > 1.5
+        assert found[f"{name}null_control.epsilon_lower_bound"] < 0.6
+        assert 0.5 < found[f"{name}auc"] < 1
+        assert found[f"{name}epsilon_lower_bound"] <= 4
         page = (out / "report.html").read_text()
         assert "does not prove privacy" in page
         assert "releases no language model" in page
@@ -163,8 +172,12 @@ def test_a_run_that_adds_no_noise_is_refuted(words, on_path, prefect_server, in_
 def test_an_audit_whose_attack_is_too_weak_charges_nothing(
     words, on_path, prefect_server, in_home, call, tmp_path, monkeypatch
 ):
+    # An attacker who knows the other rows would need no text; neither has this method one.
+    from bag_of_words import method
+
     from understudy.tasks.engine import tracking
 
+    monkeypatch.setattr(method, "METHOD", dataclasses.replace(method.METHOD, left_over=""))
     # Two texts, and coins that fall in turn, so that the outcome hangs on no chance.
     monkeypatch.setattr("understudy.auditing.canaries.toss", lambda names, coin: np.arange(len(names)) % 2 == 0)
     weak = [{60: 2, 100: 20, "length=300": "length=9"}.get(word, word) for word in words]

@@ -117,6 +117,18 @@ class ArtifactStore:
                     continue
         return None
 
+    def find(self, name: str) -> ArtifactRef:
+        """The artifact of an id.
+
+        Raises:
+            ArtifactDamaged: it is gone, or not whole.
+        """
+        uri = self._uri(name)
+        return reference_to(
+            object_stores.manifest_at(uri) if self._remote else read_manifest(self._local / name),
+            uri,
+        )
+
     def path_of(self, ref: ArtifactRef) -> Path:
         """The local directory of `ref`, refused in the wrong zone."""
         return path_of(ref)

@@ -9,6 +9,12 @@ from understudy.auditing.attack import AttackFigures
 from understudy.evaluation.metrics import Metrics
 from understudy.evaluation.names import AUDIT_ARMS, THREATS
 
+_NOTHING = {
+    "data": "this run left no synthetic table",
+    "model": "this method releases no language model",
+    "sums": "this run released no sum whose parts are known beforehand",
+}
+
 
 def bounds_of(metrics: Metrics) -> dict[str, dict[str, float]]:
     """Attacker -> run (`claim`, `positive_control`, `null_control`) -> lower bound on epsilon, as far as measured."""
@@ -32,7 +38,7 @@ def metrics_of(
     """The figures of an audit.
 
     Args:
-        figures: arm (`claim`, `positive_control`, `null_control`) -> attacker (`data`, `model`) -> what was reached.
+        figures: arm (`claim`, `positive_control`, `null_control`) -> attacker (of `THREATS`) -> what was reached.
         claimed: epsilon that the run promises.
         canaries: how many there were.
         detectable: least epsilon that could be told from 0; infinity is left out.
@@ -60,9 +66,7 @@ def metrics_of(
                 full = f"{name}tpr_at_fpr_{f'{rate.false_alarms:g}'.replace('.', '_')}"
                 values[full], intervals[full] = rate.found, rate.interval
     missing = [
-        f"{sees}: this method releases no language model"
-        for threat, sees in THREATS.items()
-        if threat not in figures["positive_control"]
+        f"{sees}: {_NOTHING[threat]}" for threat, sees in THREATS.items() if threat not in figures["positive_control"]
     ]
     if "claim" not in figures:
         missing.append("the run itself: no attack catches it without noise, so it was not charged and not run")

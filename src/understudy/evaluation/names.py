@@ -215,11 +215,15 @@ def _membership() -> Iterable[MetricName]:
 
 
 AUDIT_ARMS = {"": "the run", "positive_control.": "the run without noise", "null_control.": "a run without canaries"}
-THREATS = {"data": "the synthetic table alone", "model": "the released model"}
+THREATS = {
+    "data": "the synthetic table alone",
+    "model": "the released model",
+    "sums": "the released sums and every other row",
+}
 
 
 def _one_run() -> Iterable[MetricName]:
-    """Audits with canaries: what an attacker who sees the data, or the model, finds out of each run."""
+    """Audits with canaries: what an attacker who sees the data, the model, or sums and rows, finds out of each run."""
     for threat, sees in THREATS.items():
         for arm, whose in AUDIT_ARMS.items():
             better: Better = "context" if arm else "lower"

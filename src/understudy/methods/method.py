@@ -227,6 +227,9 @@ class Method(Generic[C]):
         row_losses: where the function is that reads rows by what a run released: it takes a
             `methods.reading.RowsToRead` and gives `RowLosses`; empty where a run releases no language model. An audit
             attacks by it.
+        left_over: where the function is that says what is left of released sums for whoever knows all rows but the
+            canaries of an audit: it takes a `methods.reading.SumsToRead` and gives `auditing.known_rows.LeftOver`, or
+            None where these settings release no sum that it knows; empty where a run never does.
     """
 
     config: type[C]
@@ -236,6 +239,7 @@ class Method(Generic[C]):
     flow: str
     generate: str = ""
     row_losses: str = ""
+    left_over: str = ""
 
     @property
     def name(self) -> str:

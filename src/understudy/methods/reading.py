@@ -1,4 +1,4 @@
-"""Rows that are read by what a run released: what it makes of them is what an attacker of a model looks at."""
+"""What a method's own functions are given for an audit: rows, and what a run released."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from understudy.errors import UnderstudyError
 from understudy.frozen import MethodSettings
+from understudy.privacy.queries import Queries
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -43,6 +44,62 @@ class RowsToRead:
         Raises:
             UnderstudyError: the run is another method's.
         """
-        if not isinstance(self.config, kind):
-            raise UnderstudyError(f"expected settings of type {kind.__name__}, found {type(self.config).__name__}")
-        return self.config
+        return _of_type(self.config, kind)
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a task of a run made, and of what.
+
+    Attributes:
+        kind: of the artifact.
+        folder: where its files are.
+        parents: what it was made of, in the task's order; what came from private rows alone has none.
+    """
+
+    kind: str
+    folder: Path
+    parents: tuple[Made, ...] = ()
+
+    def behind(self, kind: str) -> list[Made]:
+        """What of a kind this was made of, over all generations, itself included; each once, the oldest first."""
+        older = [found for parent in self.parents for found in parent.behind(kind)]
+        own = [self] if self.kind == kind else []
+        return list({found.folder: found for found in (*older, *own)}.values())
+
+
+@dataclass(frozen=True)
+class SumsToRead:
+    """Released sums of which an attacker knows everything but the coins of canaries.
+
+    Attributes:
+        canaries: as a checked table of the run's kind, labels by index.
+        others: every other unit that the run met, the same; null records, and no canary.
+        label_names: every label; empty for rows without.
+        config: the settings that private rows met.
+        queries: what they were asked, with the noise.
+        released: by the run, with what it was made of.
+        compute: device and precision of the run.
+    """
+
+    canaries: pa.Table = field(repr=False)
+    others: pa.Table = field(repr=False)
+    label_names: tuple[str, ...]
+    config: BaseModel
+    queries: Queries
+    released: Made
+    compute: Compute
+
+    def settings(self, kind: type[C]) -> C:
+        """The settings, of the method's own type.
+
+        Raises:
+            UnderstudyError: the run is another method's.
+        """
+        return _of_type(self.config, kind)
+
+
+def _of_type(config: BaseModel, kind: type[C]) -> C:
+    if not isinstance(config, kind):
+        raise UnderstudyError(f"expected settings of type {kind.__name__}, found {type(config).__name__}")
+    return config

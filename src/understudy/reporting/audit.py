@@ -1,4 +1,4 @@
-"""The report's page about an audit: what either attacker found out, beside the controls."""
+"""The report's page about an audit: what each attacker found out, beside the controls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ _STYLE = {
     "positive_control.": ("Without noise", REAL, "s"),
     "null_control.": ("No canary", PROMPT, "D"),
 }
-_TITLES = {"data": "Attack on the synthetic table", "model": "Attack on the released model"}
+_TITLES = {
+    "data": "Attack on the synthetic table",
+    "model": "Attack on the released model",
+    "sums": "Attack by whoever knows every other row",
+}
 ENDS = "Passing an audit does not prove privacy: another attack may find more."
 
 

@@ -21,22 +21,27 @@ from understudy.tasks.engine.runtime import code_digest, progress, task
 from understudy.tasks.evaluation import evaluate
 
 
-@task(name="count-tokens")
-def count_tokens(rows: ArtifactRef, receipt: ChargeReceipt, config: BagOfWordsConfig) -> ArtifactRef:
-    """The noised counts: everything that the charge pays for."""
+def added(table, tokenizer, *, labels):
+    """What each row adds to the counts; a null row keeps its slot and adds nothing."""
     import torch
 
-    from understudy.models.loading import load_base
-    from understudy.tensor_files import save_tensors
-
-    tokenizer, table = load_base(config).tokenizer, read_table(rows)
-    counts = torch.zeros(len(receipt.label_names), len(tokenizer), dtype=torch.float64)
     for text, label in zip(table["text"].to_pylist(), table["label"].to_pylist(), strict=True):
-        if text is not None:  # a null row keeps its slot and adds nothing
+        counts = torch.zeros(labels, len(tokenizer), dtype=torch.float64)
+        if text is not None:
             # Cut: of a longer text the tokenizer would say how long it is, in the log.
             ids = tokenizer(text, truncation=True, max_length=256)["input_ids"]
             own = torch.bincount(torch.tensor(ids, dtype=torch.int64), minlength=len(tokenizer)).double()
-            counts[label] += own / own.norm().clamp(min=1.0)
+            counts[label] = own / own.norm().clamp(min=1.0)
+        yield counts
+
+
+@task(name="count-tokens")
+def count_tokens(rows: ArtifactRef, receipt: ChargeReceipt, config: BagOfWordsConfig) -> ArtifactRef:
+    """The noised counts: everything that the charge pays for."""
+    from understudy.models.loading import load_base
+    from understudy.tensor_files import save_tensors
+
+    counts = sum(added(read_table(rows), load_base(config).tokenizer, labels=len(receipt.label_names)))
     mechanisms = open_mechanisms(receipt)
     noise = receipt.queries[0].noise_multiplier
     noised = mechanisms.gaussian_sum(
@@ -79,6 +84,21 @@ def bag_of_words(request: RunRequest) -> Exported:
         synthetic = draw_texts(counts, run.config, names)
         metrics = evaluate(synthetic, rows, test_rows, None, names, EvaluationConfig(profile=request.profile))
         return run.export(counts, synthetic, metrics)
+
+
+def left_over(asked):
+    """What an attacker of the counts, who knows every other row, is left with."""
+    import torch
+
+    from understudy.auditing.known_rows import seen_from
+    from understudy.models.loading import load_base
+    from understudy.tensor_files import load_tensors
+
+    tokenizer, labels = load_base(asked.settings(BagOfWordsConfig)).tokenizer, len(asked.label_names)
+    others, canaries = (torch.stack([*added(one, tokenizer, labels=labels)]) for one in (asked.others, asked.canaries))
+    counts = load_tensors(asked.released.folder / "counts.safetensors")["counts"].double()
+    left = counts - others.sum(0) - canaries.sum(0) / 2
+    return seen_from(canaries.flatten(1), left.flatten(), deviation=asked.queries[0].noise_multiplier)
 
 
 def sections(metrics, statement):

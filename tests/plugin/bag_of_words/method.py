@@ -64,4 +64,5 @@ METHOD = Method(
     preparation=Preparation(check_model, describe, estimate=lambda config, promise: {"expected_minutes": 0.1}),
     report=Reporting(lambda config: {"length": str(config.length)}, sections="bag_of_words.flow:sections"),
     flow="bag_of_words.flow:bag_of_words",
+    left_over="bag_of_words.flow:left_over",
 )

@@ -103,6 +103,8 @@ def test_the_task_of_an_audit_scores_each_canary(method, folder, tmp_path):
     asked = Attacked(
         row_losses=registry.get(method).row_losses,
         config=config,
+        charged=config,
+        queries=(),
         label_names=NAMES.get(method, ()),
         delta=1e-4,
         confidence=0.95,

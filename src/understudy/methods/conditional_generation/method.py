@@ -177,4 +177,5 @@ METHOD = Method(
     flow="understudy.flows.conditional_generation:conditional_generation",
     generate="understudy.methods.conditional_generation.more:further_rows",
     row_losses="understudy.methods.conditional_generation.row_losses:row_losses",
+    left_over="understudy.methods.conditional_generation.left_over:left_over",
 )

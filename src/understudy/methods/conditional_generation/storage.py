@@ -106,11 +106,14 @@ def load_trained(folder: Path, compute: Compute = ON_CPU) -> StoredModel:
             loaded.tokenizer, description.label_names, description.settings.prompt, about=description.settings.about
         ),
     )
-    means = None
-    if (folder / MEANS_FILE).is_file():
-        found = {name: tensor.numpy() for name, tensor in load_tensors(folder / MEANS_FILE).items()}
-        means = ClassMeans(found["vectors"], found["noise"], description.encoder)
-    return StoredModel(trained, description.settings, description.class_counts, means)
+    return StoredModel(trained, description.settings, description.class_counts, _means(folder, description))
+
+
+def _means(folder: Path, description: _Description) -> ClassMeans | None:
+    if not (folder / MEANS_FILE).is_file():
+        return None
+    found = {name: tensor.numpy() for name, tensor in load_tensors(folder / MEANS_FILE).items()}
+    return ClassMeans(found["vectors"], found["noise"], description.encoder)
 
 
 def _check_whole(folder: Path, description: _Description) -> None:
@@ -132,6 +135,17 @@ def released_counts(folder: Path) -> tuple[int, ...] | None:
         InputError: when the folder holds no such model.
     """
     return _described(folder).class_counts
+
+
+def released_means(folder: Path) -> ClassMeans | None:
+    """The class means that a model was released with, None without them; the model itself is not read.
+
+    Raises:
+        InputError: when the folder holds no such model, or a file of it is missing.
+    """
+    description = _described(folder)
+    _check_whole(folder, description)
+    return _means(folder, description)
 
 
 def _described(folder: Path) -> _Description:

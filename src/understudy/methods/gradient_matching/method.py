@@ -223,4 +223,5 @@ METHOD = Method(
     preparation=Preparation(check_model, describe=describe, estimate=estimate, resolve=resolve),
     report=Reporting(report_facts, sections="understudy.methods.gradient_matching.report:sections"),
     flow="understudy.flows.gradient_matching:gradient_matching",
+    left_over="understudy.methods.gradient_matching.left_over:left_over",
 )

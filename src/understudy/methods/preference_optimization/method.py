@@ -283,4 +283,5 @@ METHOD = Method(
     flow="understudy.flows.preference_optimization:preference_optimization",
     generate="understudy.methods.preference_optimization.more:further_rows",
     row_losses="understudy.methods.preference_optimization.row_losses:row_losses",
+    left_over="understudy.methods.preference_optimization.left_over:left_over",
 )

@@ -164,8 +164,10 @@ def planned(request: AuditRequest) -> Iterator[Planned]:
 
 
 def attackers(method: str) -> tuple[str, ...]:
-    """Who attacks in an audit of a method, by what they see: the data, and the model where one is released."""
-    return ("data", "model") if registry.get(method).row_losses else ("data",)
+    """Who attacks in an audit of a method, by what they see: the data, and what more the method may release."""
+    of_method = registry.get(method)
+    further = {"model": of_method.row_losses, "sums": of_method.left_over}
+    return ("data", *(threat for threat, place in further.items() if place))
 
 
 def confidence_of_each(method: str) -> float:
