@@ -1,13 +1,15 @@
 """What the flow of an audit itself does with what an attack found."""
 
+import json
 import traceback
 
 import pytest
+from guarantees import GUARANTEE
 
 from understudy.artifacts.access import write_json
 from understudy.errors import TaskFailed
 from understudy.privacy import labels
-from understudy.tasks.auditing import caught
+from understudy.tasks.auditing import _made, caught
 
 FIGURES = {"epsilon": 0.5, "guesses": 4, "right": 3, "auc": 0.7, "auc_interval": [0.5, 0.9], "rates": []}
 
@@ -26,3 +28,25 @@ def test_an_error_about_figures_tells_prefect_none_of_them(home):
     with pytest.raises(TaskFailed) as failed:
         caught(found(home, auc=[13 / 16]))
     assert "0.8125" not in "".join(traceback.format_exception(failed.value))
+
+
+def test_an_attacker_of_sums_is_handed_what_the_run_made_them_of(home):
+    """Scores of each round lie behind the model that preference optimisation releases, not in it."""
+    kept, last = labels.private("ward"), None
+    for number in range(2):
+        proposed = write_json(number, kind="candidates", label=kept, parents=[last] if last else [])
+        scored = write_json({"of": number}, kind="scores", label=kept, parents=[proposed])
+        last = write_json(number, kind="adapter", label=kept, parents=[proposed, scored, *([last] if last else [])])
+    made = _made(write_json("model", kind="model", label=kept, parents=[last]))
+    assert made.kind == "model"
+    rounds = made.behind("scores")
+    assert [json.loads((one.folder / "value.json").read_text()) for one in rounds] == [{"of": 0}, {"of": 1}]
+    assert [[parent.kind for parent in one.parents] for one in rounds] == [["candidates"], ["candidates"]]
+    assert len(made.behind("adapter")) == 2
+
+
+def test_what_a_release_came_from_outside_the_stores_is_no_part_of_it(home):
+    release = labels.released(GUARANTEE)
+    target = write_json(1, kind="target", label=release, parents=[f"source:{GUARANTEE.source}@{GUARANTEE.charge_id}"])
+    assert _made(target).parents == ()
+    assert _made(write_json(2, kind="model", label=release, parents=[target])).behind("target") == [_made(target)]
