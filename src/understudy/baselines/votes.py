@@ -2,6 +2,11 @@
 
 Papers: Lin et al. 2023 (arXiv 2305.15560, Algorithm 2); Hou et al. 2024 (PrE-Text, arXiv 2406.02958) for clients.
 *Deviation*: a client's vector is the share of its samples, not their number, so its norm is at most 1.
+
+A sample's vote is a function of that sample and the candidates alone. A product of float matrices rounds a row by where
+it stands and by how many others there are, so that of equally near candidates, such as two equal texts, now one and now
+the other would win: one client's absence would move the votes of others. Directions are therefore rounded to multiples
+of 2^-20, whose products float64 adds up without error.
 """
 
 from __future__ import annotations
@@ -21,6 +26,7 @@ Indices = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 _CHUNK = 4096  # samples compared with all candidates at a time
+_GRID = 2.0**20
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,12 +79,13 @@ def nearest(vectors: Vectors, candidates: Vectors) -> Indices:
     """(s,) the candidate of the largest cosine similarity to each sample; ties go to the lower index.
 
     Args:
-        vectors: (s, d).
+        vectors: (s, d); one that is zero or not finite is as near to every candidate.
         candidates: (m, d), m >= 1.
     """
-    directions = _unit(candidates).T
+    directions = _directions(candidates).T
     found = [
-        (_unit(vectors[start : start + _CHUNK]) @ directions).argmax(1) for start in range(0, len(vectors), _CHUNK)
+        (_directions(vectors[start : start + _CHUNK]) @ directions).argmax(1)
+        for start in range(0, len(vectors), _CHUNK)
     ]
     return np.concatenate([*found, np.zeros(0, dtype=np.int64)]).astype(np.int64)
 
@@ -121,7 +128,10 @@ def survival(votes: npt.NDArray[Any], *, threshold: float) -> Floats:
     return left / total if total > 0 else np.full(len(left), 1.0 / len(left))
 
 
-def _unit(vectors: Vectors) -> npt.NDArray[np.float32]:
-    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-    directions = np.divide(vectors, norms, out=np.zeros_like(vectors), where=norms > 0)
-    return np.asarray(directions, dtype=np.float32)
+def _directions(vectors: Vectors) -> Floats:
+    """Rows of norm 1 in whole multiples of 2^-20; zero where a row has no direction."""
+    wide = vectors.astype(np.float64)
+    norms = np.sqrt(np.square(wide).sum(axis=1, keepdims=True))
+    unit = np.divide(wide, norms, out=np.zeros_like(wide), where=np.isfinite(norms) & (norms > 0))
+    steps: Floats = np.rint(_GRID * unit)
+    return steps

@@ -25,7 +25,7 @@ from understudy.data.labels import (
     refuse_positions,
 )
 from understudy.data.readers import read_source
-from understudy.errors import InputError, RowError
+from understudy.errors import RowError
 from understudy.frozen import Frozen
 
 # What the rows of a table are: labelled texts, bare texts, the documents of clients, or instructions with responses.
@@ -178,9 +178,10 @@ def check_clients(table: pa.Table, columns: ClientColumns | None = None) -> Clie
     its own. Identifiers that look the same are therefore refused, not merged.
 
     Raises:
-        InputError: a column is missing, the table is empty, or there are fewer than two clients.
+        InputError: a column is missing, or the table is empty.
         RowError: an identifier or a text is null or of a wrong type, two identifiers differ only in case, white space
-            or Unicode form, or a client has no text but white space; with the row's index.
+            or Unicode form, or a client has no text but white space; with the row's index. Or there are fewer than two
+            clients.
     """
     columns = columns or ClientColumns()
     require(table, columns.client, option=CLIENT_OPTION)
@@ -194,7 +195,7 @@ def check_clients(table: pa.Table, columns: ClientColumns | None = None) -> Clie
     clients = strings(table, columns.client, option=CLIENT_OPTION)
     texts = strings(table, columns.text, option=TEXT_OPTION)
     if len(clients.unique()) < 2:
-        raise InputError(f"column {columns.client!r}: expected at least two clients, found one")
+        raise RowError(f"column {columns.client!r}: expected at least two clients, found one")
     _refuse_lookalikes(clients.to_pylist(), columns.client)
     _refuse_silent(clients.to_pylist(), texts.to_pylist(), columns.text)
     return ClientRows(table=pa.table({"client_id": clients, "text": texts}, schema=CLIENT_SCHEMA))

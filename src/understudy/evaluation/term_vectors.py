@@ -16,14 +16,20 @@ def term_vectors(fitted: Sequence[str], *, dimensions: int) -> Callable[[Sequenc
     """An encoder that is fitted on texts: texts -> `(n, d)` float32, d at most `dimensions`.
 
     Args:
-        fitted: at least two texts.
+        fitted: at least one text; without a word in any of them, every vector is zero.
         dimensions: most axes; fewer where there are fewer texts or terms.
     """
     from sklearn.decomposition import TruncatedSVD
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     weights = TfidfVectorizer(sublinear_tf=True, token_pattern=r"(?u)\b\w+\b")
+    words = weights.build_analyzer()
+    terms = {word for text in fitted for word in words(text)}
+    if not terms:
+        return lambda texts: np.zeros((len(texts), 1), dtype=np.float32)
     counts = weights.fit_transform(fitted)
+    if len(terms) == 1:
+        return lambda texts: np.asarray(weights.transform(texts).toarray(), dtype=np.float32)
     axes = max(1, min(dimensions, min(counts.shape) - 1))
     svd = TruncatedSVD(n_components=axes, algorithm="randomized", random_state=0).fit(counts)
 

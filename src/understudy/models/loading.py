@@ -38,6 +38,8 @@ _FALLBACK_TOKEN = "<|endoftext|>"
 
 # Digests of files whose weights were found finite in this process.
 _FINITE: set[str] = set()
+# Digest of files -> one more than the greatest number of a token of their tokenizer, as it was found in this process.
+_NUMBERS: dict[str, int] = {}
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,7 @@ def load_model(
             "transformers knows"
         ) from error
     check_weights(model, loading, name=name, digest=found)
-    notes = _fix_tokenizer(model, tokenizer)
+    notes = (*_fix_tokenizer(model, tokenizer), *_fix_embeddings(model, tokenizer, digest=found))
     model.eval().to(torch.device(compute.device))
     return LoadedModel(model=model, tokenizer=tokenizer, digest=found, name=name, notes=notes)
 
@@ -239,6 +241,20 @@ def _fix_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
         tokenizer.pad_token = tokenizer.eos_token
         notes.append(f"the tokenizer has no padding token: {tokenizer.eos_token!r} is used, masked by attention")
     return tuple(notes)
+
+
+def _fix_embeddings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, digest: str) -> tuple[str, ...]:
+    """Give every token of the tokenizer an embedding; returns what was done.
+
+    A private text may hold any of them: one without an embedding would end the training that is paid for by then.
+    """
+    if digest not in _NUMBERS:
+        _NUMBERS[digest] = 1 + max(tokenizer.get_vocab().values())
+    missing = _NUMBERS[digest] - model.get_input_embeddings().weight.shape[0]
+    if missing <= 0:
+        return ()
+    _make_room(model, _NUMBERS[digest])
+    return (f"the model has no embeddings for {missing} of the tokenizer's tokens: the mean of all others is used",)
 
 
 def _make_room(model: PreTrainedModel, size: int) -> None:

@@ -197,22 +197,22 @@ def declared_units(
 def _rows_to_measure_on(request: RunRequest, kind: RowKind, whole: pa.Table, names: Names) -> pa.Table:
     """The table of --test, which must not be that of --data."""
     assert request.test is not None
-    refusal = InputError(
+    refusal = (
         "--test: expected rows that nothing is trained on, found the rows of --data; name others, or leave --test out "
         f"to hold out about one {NOUNS[kind]} in {HOLD_OUT_EVERY}"
     )
     if same_source(request.data, request.test):
-        raise refusal
+        raise InputError(refusal)
     test, _ = _checked(request, kind, tables.read_source(request.test), names, null_records=False)
     if tables.different_texts(test) == tables.different_texts(whole):
-        raise refusal
+        raise RowError(refusal)
     return test
 
 
 def _check_not_empty(test: pa.Table) -> None:
     """Refuse, before anything is charged, held-out rows that nothing could be measured on."""
     if not any(text.strip() for text in test[text_columns(test)[0]].to_pylist()):
-        raise InputError(
+        raise RowError(
             "rows to measure on: expected a text in at least one of them, found no row, or all of them empty or white "
             "space; name others with --test"
         )
@@ -221,7 +221,7 @@ def _check_not_empty(test: pa.Table) -> None:
 def _check_trained(train: pa.Table, kind: RowKind) -> None:
     """Refuse, before anything is charged, a table of which nothing is left to train on."""
     if train[text_columns(train)[0]].null_count == train.num_rows:
-        raise InputError(
+        raise RowError(
             f"expected a {NOUNS[kind]} to train on, found none that is not held out; bring more, or name others to "
             "measure on with --test"
         )

@@ -94,6 +94,30 @@ def test_nearest_is_the_largest_cosine_and_ties_go_to_the_lower_index(monkeypatc
     assert nearest(samples[:0], candidates).tolist() == []
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_a_client_that_is_absent_moves_no_vote_of_another(seed):
+    """Generators repeat themselves, and of two equal texts a product of floats prefers one, then the other."""
+    generator = np.random.default_rng(seed)
+    count, clients = generator.integers(3, 40), generator.integers(2, 40)
+    texts = generator.normal(size=(count, 384)).astype(np.float32)
+    candidates = texts[generator.integers(count, size=count)]
+    samples, everyone = generator.normal(size=(clients, 384)).astype(np.float32), np.ones(clients, dtype=bool)
+    before = nearest(samples, candidates)
+    for absent in (0, int(clients) - 1):
+        stay = np.flatnonzero(np.arange(clients) != absent)
+        after = nearest(samples[stay], candidates)
+        assert after.tolist() == before[stay].tolist()
+        moved = vote_sum(before, np.arange(clients), everyone, candidates=int(count)) - vote_sum(
+            after, stay, everyone, candidates=int(count)
+        )
+        assert np.linalg.norm(moved) <= 1
+
+
+def test_a_sample_without_a_direction_votes_as_if_all_candidates_were_as_near():
+    samples = np.array([[0.0, 0.0], [np.inf, 1.0], [np.nan, 1.0], [0.0, 1e-30]], dtype=np.float32)
+    assert nearest(samples, np.eye(2, dtype=np.float32)).tolist() == [0, 0, 0, 1]
+
+
 def make_samples(by_client, directions):
     choices, owners = flat(by_client)
     return Samples(directions[choices], owners, n=len(by_client))

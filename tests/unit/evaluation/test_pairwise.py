@@ -106,6 +106,17 @@ def test_texts_on_few_axes_are_near_where_they_share_words():
     assert term_vectors(["a b", "b c"], dimensions=9)(["zzz"]).shape == (1, 1)
 
 
+@pytest.mark.parametrize(
+    ("fitted", "found"),
+    [(["?!\n..."], [[0.0], [0.0]]), (["\u200b", "!"], [[0.0], [0.0]]), (["yes\nyes"], [[1.0], [0.0]])],
+    ids=["no word", "nothing to see", "one word"],
+)
+def test_held_out_texts_of_no_or_one_word_end_no_run(fitted, found):
+    """They are measured after the charge, so what they hold must not decide whether the run ends."""
+    encode = term_vectors(fitted, dimensions=32)
+    assert encode(["yes", "?"]).tolist() == found
+
+
 def test_the_interval_of_few_pairs_is_students():
     rows = np.array([1.0, 3.0])
     found = mean_interval(rows, seed=0)

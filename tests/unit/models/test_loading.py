@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from understudy.errors import InputError
+from understudy.generation.prompts import encode_text
 from understudy.models.folders import folder_digest
 from understudy.models.loading import load_model
 from understudy.shipped import MODELS
@@ -111,6 +112,24 @@ def test_tokenizer_without_any_special_token_gets_one(tmp_path):
     assert torch.allclose(weight[4096], weight[:4096].mean(0))
     assert loaded.model.get_output_embeddings().weight is weight
     assert len(loaded.notes) == 3
+
+
+def test_every_token_that_a_text_may_hold_has_an_embedding(tmp_path):
+    """A private row that holds the one without would end a training after the charge, and say so by that."""
+    folder = tmp_path / "added"
+    shutil.copytree(MODELS / "tiny-gpt2", folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(["[ABSENT]"])
+    tokenizer.save_pretrained(folder)
+    for _ in range(2):
+        loaded = load_model(folder)
+        ids = encode_text(loaded.tokenizer, "a note with [ABSENT] in it")
+        assert max(ids) == 4096
+        assert torch.isfinite(loaded.model(input_ids=torch.tensor([ids])).logits).all()
+        weight = loaded.model.get_input_embeddings().weight
+        assert torch.allclose(weight[4096], weight[:4096].mean(0))
+        assert [note for note in loaded.notes if "no embeddings for 1 of" in note]
+    assert load_model("tiny-gpt2").model.get_input_embeddings().weight.shape[0] == 4096
 
 
 def test_unknown_name_is_named_with_the_choices(monkeypatch):

@@ -8,11 +8,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from understudy.data.samples import LABEL_NAMES
-from understudy.errors import InputError, RowError
+from understudy.errors import InputError, RowError, TaskFailed
 from understudy.privacy.ledger.ledger import SourceRecord
 from understudy.runs import split
 from understudy.runs.request import RunRequest
 from understudy.runs.split import client_is_held_out, row_is_held_out, unit_id
+from understudy.tasks.engine.failures import closed_up
 
 
 @pytest.fixture
@@ -426,3 +427,25 @@ def test_names_that_are_the_values_of_the_column_are_enough(labels, names, indic
     record = known(label_names=names) if names else None
     found = load_and_split(request_of(columns, labels_from_data=names is None), "labelled", record)
     assert found.whole["label"].to_pylist()[:2] == indices
+
+
+@pytest.mark.parametrize(
+    ("columns", "test", "kind"),
+    [
+        ({"client_id": ["a"] * 12, "text": TEXTS[:12]}, None, "clients"),
+        ({"text": pa.nulls(12, pa.string())}, None, "texts"),
+        ({"text": TEXTS}, {"text": ["", " "]}, "texts"),
+        ({"text": TEXTS}, {"text": TEXTS[::-1]}, "texts"),
+        ({"text": pa.nulls(12, pa.string())}, {"text": TEXTS}, "texts"),
+    ],
+    ids=["one client", "nothing held out", "nothing to measure on", "the same rows", "nothing to train on"],
+)
+def test_what_the_rows_decide_is_for_the_terminal_alone(columns, test, kind, request_of):
+    """A flow that reads the rows by itself tells Prefect no more than that something is wrong with them."""
+    asked = request_of(columns, test=test, units=40)
+    with pytest.raises(InputError, match=r"--test|found one") as told:
+        load_and_split(asked, kind, None)
+    with pytest.raises(TaskFailed) as kept:
+        closed_up("validate", lambda: load_and_split(asked, kind, None))
+    assert str(told.value) not in str(kept.value)
+    assert not any(words in str(kept.value) for words in ("--test", "found", "split.py", "tables.py"))

@@ -22,6 +22,7 @@ from understudy.models.adapters import Adapter, take_adapter
 from understudy.models.loading import LoadedModel
 from understudy.models.lora import trainable_parameters
 from understudy.privacy.dpsgd.layers import check_layers
+from understudy.privacy.dpsgd.per_example import clipped_gradient_sum
 from understudy.privacy.dpsgd.training import Objective, train
 from understudy.progress import UNKEPT, Course
 
@@ -77,7 +78,8 @@ def check_trainable(base: LoadedModel, config: KnowledgeDistillationConfig) -> N
     """Refuse before anything is charged what could not be trained.
 
     Raises:
-        InputError: a layer cannot give per-example gradients (it is named), or pairs do not fit the context.
+        InputError: a layer cannot give per-example gradients (it is named), or pairs do not fit the context. That a
+            layer keeps examples apart only a pass shows, so that one is made over two made-up pairs.
     """
     context = getattr(base.model.config, "max_position_embeddings", None)
     for name, length in (("train.max_length", config.train.max_length), ("tune.max_length", config.tune.max_length)):
@@ -86,6 +88,15 @@ def check_trainable(base: LoadedModel, config: KnowledgeDistillationConfig) -> N
             raise InputError(f"{name}={length}: the context of {base.name} holds {context} tokens; lower it")
     model = attach_adapter(base, config)
     check_layers(model)
+    rows = PairEncoder(base.tokenizer, config.template).encode([Pair("a", "b")] * 2, max_length=config.train.max_length)
+    batch = {name: getattr(rows, name) for name in ("input_ids", "attention_mask", "loss_mask")}
+    clip = config.train.l2_clip_norm
+    try:
+        clipped_gradient_sum(
+            model, trainable_parameters(model), response_losses, batch, l2_clip_norm=clip, valid=rows.valid
+        )
+    except InputError as error:
+        raise InputError(f"model={base.name}: {error}; name other lora.targets, or choose another model") from None
 
 
 def _objective(model: nn.Module, config: KnowledgeDistillationConfig) -> Objective:

@@ -78,8 +78,8 @@ def build_clients(table: pa.Table, tokenizer: Any, sample_tokens: int, *, slots:
         slots: declared number of clients, public; None: as many as the table has.
 
     Raises:
-        InputError: sample_tokens is too small, the table has more clients than declared, or the tokenizer does not say
-            where its tokens stand.
+        InputError: sample_tokens is too small, or the tokenizer does not say where its tokens stand.
+        RowError: the table has more clients than declared.
     """
     if sample_tokens < 2:
         raise InputError(f"sample_tokens={sample_tokens}: expected at least 2")
@@ -87,7 +87,7 @@ def build_clients(table: pa.Table, tokenizer: Any, sample_tokens: int, *, slots:
     slot_of_row = _slots(identifiers)
     found = max(slot_of_row, default=-1) + 1
     if slots is not None and found > slots:
-        raise InputError(f"{found} clients: expected at most slots={slots}, the declared number; declare more")
+        raise RowError(f"{found} clients: expected at most slots={slots}, the declared number; declare more")
     pieces: list[list[str]] = [[] for _ in range(found if slots is None else slots)]
     dropped = np.zeros(len(pieces), dtype=np.int64)
     for slot, (cut, left_out) in zip(slot_of_row, _cut(texts, tokenizer, sample_tokens), strict=True):

@@ -23,13 +23,19 @@ from understudy.methods.method import Promise
 from understudy.methods.trajectory_matching.carriers import answered, read_pairs
 from understudy.methods.trajectory_matching.config import TrajectoryMatchingConfig
 from understudy.methods.trajectory_matching.distil import distil
-from understudy.methods.trajectory_matching.experts import expert_student, train_private_expert
+from understudy.methods.trajectory_matching.experts import (
+    adapters_of,
+    expert_student,
+    response_losses,
+    train_private_expert,
+)
 from understudy.methods.trajectory_matching.queries import plan_of_expert, steps_per_epoch
 from understudy.methods.trajectory_matching.selection import free_rows, rows_wanted
 from understudy.methods.trajectory_matching.student import Rows, Student
 from understudy.methods.trajectory_matching.training import Schedule, fine_tune
 from understudy.models.loading import LoadedModel, load_base, load_model
 from understudy.privacy.dpsgd.layers import check_layers
+from understudy.privacy.dpsgd.per_example import clipped_gradient_sum
 from understudy.privacy.ledger.records import KeyMaterial
 from understudy.privacy.mechanisms import Mechanisms
 from understudy.progress import Course
@@ -75,7 +81,23 @@ def check_model(config: TrajectoryMatchingConfig) -> LoadedModel:
     if config.experts.private:
         student = expert_student(load_base(config).model, config, 0)
         check_layers(student.adapted, {name.rpartition(".")[0] for name in student.start})
+        _check_gradients(student, base, config)
     return base
+
+
+def _check_gradients(student: Student, base: LoadedModel, config: TrajectoryMatchingConfig) -> None:
+    """Take the clipped gradients of two made-up rows: that a layer keeps examples apart only a pass shows.
+
+    Raises:
+        InputError: it does not, as in models that read all tokens of a batch as one text (OPT's linear layers).
+    """
+    rows = _encoded(base, config, 2)
+    batch = {name: getattr(rows, name) for name in ("input_ids", "attention_mask", "loss_mask")}
+    clip = config.experts.l2_clip_norm
+    try:
+        clipped_gradient_sum(student, adapters_of(student), response_losses, batch, l2_clip_norm=clip, valid=rows.valid)
+    except InputError as error:
+        raise InputError(f"model={config.model}: {error}; choose another model, or leave --epsilon out") from None
 
 
 def _check_transfer(name: str, config: TrajectoryMatchingConfig) -> None:

@@ -4,6 +4,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from random_models import random_model
 from tests_support import write_random_model
 from tokenizers import AddedToken
 
@@ -24,7 +25,8 @@ from understudy.methods.knowledge_distillation.instructions import (
 from understudy.methods.knowledge_distillation.method import charged_settings, resolve
 from understudy.methods.knowledge_distillation.public_texts import compared_with
 from understudy.methods.knowledge_distillation.queries import queries_of, schedule_of
-from understudy.models.checkpoints import TrainingCheckpoint
+from understudy.methods.knowledge_distillation.train import check_trainable
+from understudy.models.checkpoints import TrainingCheckpoint, export_model
 from understudy.models.loading import load_model
 from understudy.privacy import labels
 from understudy.progress import Course
@@ -125,6 +127,16 @@ def test_the_attention_s_projections_are_found_or_named(folder):
     assert targets_of(load_model(folder).model, LoraConfig(targets=("c_fc",))) == ("c_fc",)
     with pytest.raises(InputError, match="all-linear"):
         targets_of(torch.nn.Linear(2, 2), LoraConfig())
+
+
+def test_a_model_that_gives_no_pair_a_gradient_of_its_own_is_refused_before_the_charge(config, tmp_path):
+    """OPT's feed-forward layers take the tokens of all pairs as one text; its attention does not."""
+    model = random_model("opt", vocabulary=4096, width=16, positions=128, layers=1)
+    export_model(model, load_model("tiny-gpt2").tokenizer, tmp_path / "opt")
+    check_trainable(load_model(tmp_path / "opt"), config)
+    wide = apply_overrides(config, ["lora.targets=all-linear"])
+    with pytest.raises(InputError, match=r"model=opt: layer .* leading dimension .* name other lora\.targets"):
+        check_trainable(load_model(tmp_path / "opt"), wide)
 
 
 def test_both_zones_make_the_same_base_from_the_shared_seed_set(config, tmp_path):

@@ -112,6 +112,11 @@ def test_a_client_whose_words_stand_behind_white_space_keeps_them():
     assert clients.dropped_tokens.tolist() == [0, 0]
 
 
+def test_how_many_clients_there_are_beyond_the_declared_number_is_for_the_terminal():
+    with pytest.raises(RowError, match="3 clients: expected at most slots=2"):
+        build_clients(table(("a", "x"), ("b", "y"), ("c", "z")), TOKENIZERS["tiny-gpt2"], 8, slots=2)
+
+
 def test_shipped_clients():
     rows = check_clients(read_source("sample:clients")).table
     clients = build_clients(rows, TOKENIZERS["tiny-llama"], 64)

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from random_models import random_model
 from random_students import random_rows, random_student
 
 from understudy.errors import InputError, TaskFailed
@@ -28,6 +29,8 @@ from understudy.methods.trajectory_matching.selection import (
     random_rows as drawn_rows,
 )
 from understudy.methods.trajectory_matching.student import Rows
+from understudy.models.checkpoints import export_model
+from understudy.models.loading import load_model
 from understudy.tasks.engine.failures import closed_up
 
 FILMS = [f"the film had a long plot and actor {n} played well" for n in range(6)]
@@ -137,6 +140,19 @@ def test_public_rows_that_are_set_aside_are_not_counted_before_the_charge(tmp_pa
     assert check(10).name == "tiny-llama"
     with pytest.raises(InputError, match=r"selection\.rows=11: expected at most the 10 rows"):
         check(11)
+
+
+@pytest.mark.parametrize("has_epsilon", [True, False])
+def test_a_model_that_gives_no_row_a_gradient_of_its_own_is_refused_before_the_charge(has_epsilon, tmp_path):
+    """OPT's linear layers take the tokens of all rows as one text, which only a pass through them shows."""
+    model = random_model("opt", vocabulary=4096, width=16, positions=128, layers=1)
+    export_model(model, load_model("tiny-gpt2").tokenizer, tmp_path / "opt")
+    config = promised(TrajectoryMatchingConfig(model=str(tmp_path / "opt")), has_epsilon=has_epsilon)
+    if has_epsilon:
+        with pytest.raises(InputError, match=r"opt: layer .* leading dimension .* another model, or leave --epsilon"):
+            check_model(config)
+    else:
+        assert check_model(config).name == "opt"
 
 
 def test_a_width_without_room_for_an_answer_is_refused_as_given_and_the_one_asked_for_is_taken(tmp_path):
