@@ -26,7 +26,6 @@ from understudy.tasks.evaluation import write_metrics
 
 if TYPE_CHECKING:
     from understudy.generation.instructions import Pair
-    from understudy.methods.trajectory_matching.experts import Trajectory
 
 TRAJECTORY = "trajectory.safetensors"
 
@@ -116,13 +115,13 @@ def distil(trajectories: ArtifactRef, selected: ArtifactRef, config: TrajectoryM
     from understudy.methods.trajectory_matching import distil as distilling
     from understudy.methods.trajectory_matching.carriers import encoded
     from understudy.methods.trajectory_matching.emission import decoded, save_distilled
-    from understudy.methods.trajectory_matching.experts import expert_student
+    from understudy.methods.trajectory_matching.experts import expert_student, gathered
     from understudy.methods.trajectory_matching.training import PacedCheckpoint
     from understudy.models.loading import load_base
 
     base = load_base(config, compute())
     student, pairs = expert_student(base.model, config, 0), _pairs(selected)
-    rows, found = encoded(pairs, base.tokenizer, config), _trajectories(trajectories)
+    rows, found = encoded(pairs, base.tokenizer, config), gathered(path_of(trajectories))
     course = Course(PacedCheckpoint(checkpoint_directory(), per_epoch=config.distil.steps), progress)
     result = distilling.distil(student, rows, found, config, course)
     tokens, texts = decoded(result.prompts, student.vocabulary, base.tokenizer)
@@ -156,6 +155,7 @@ def evaluate_tuning(
     """Tune on the result and measure on held-out rows, and count what training cut; the figures are private."""
     from understudy.methods.trajectory_matching import evaluation
     from understudy.methods.trajectory_matching.emission import load_distilled
+    from understudy.methods.trajectory_matching.experts import gathered
     from understudy.models.loading import load_base, load_model
 
     result, _ = load_distilled(path_of(learned))
@@ -164,7 +164,7 @@ def evaluate_tuning(
     metrics = evaluation.evaluate_tuning(
         load_base(config, compute()),
         evaluation.Emitted(_pairs(learned), result, texts),
-        _trajectories(experts)[0][-1],
+        gathered(path_of(experts))[0][-1],
         _pairs(test),
         config,
         train=_pairs(train),
@@ -178,13 +178,3 @@ def _pairs(ref: ArtifactRef) -> list[Pair]:
     from understudy.generation.instructions import pairs_of
 
     return [pair for pair in pairs_of(read_table(ref)) if pair is not None]
-
-
-def _trajectories(ref: ArtifactRef) -> list[Trajectory]:
-    from understudy.methods.trajectory_matching.experts import load_trajectory
-
-    return [load_trajectory(path) for path in sorted(path_of(ref).glob("expert-*.safetensors"), key=_number)]
-
-
-def _number(path: object) -> int:
-    return int(str(path).rpartition("-")[2].removesuffix(".safetensors"))

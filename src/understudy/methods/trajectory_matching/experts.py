@@ -160,6 +160,15 @@ def load_trajectory(path: Path) -> Trajectory:
     return [found[moment] for moment in sorted(found)]
 
 
+def gathered(folder: Path) -> list[Trajectory]:
+    """The trajectories of all experts, in their order, as they lie in the folder that was released."""
+    return [load_trajectory(path) for path in sorted(folder.glob("expert-*.safetensors"), key=_number)]
+
+
+def _number(path: Path) -> int:
+    return int(path.stem.partition("-")[2])
+
+
 def check_trajectories(
     trajectories: Mapping[str, Trajectory], start: Weights, config: TrajectoryMatchingConfig
 ) -> None:

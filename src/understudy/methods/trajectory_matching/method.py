@@ -195,4 +195,5 @@ METHOD = Method(
     ),
     report=Reporting(report_facts, sections="understudy.methods.trajectory_matching.report:sections"),
     flow="understudy.flows.trajectory_matching:trajectory_matching",
+    row_losses="understudy.methods.trajectory_matching.row_losses:row_losses",
 )
