@@ -279,7 +279,9 @@ def artifact_in(place: Path) -> str:
     """
     if (place / INTERNAL).is_dir():
         return read_record(place).synthetic.id
-    file = place / SYNTHETIC if place.is_dir() else place
+    # Of a purged run's folder the export alone is left.
+    folder = place / EXPORT if (place / EXPORT).is_dir() else place
+    file = folder / SYNTHETIC if place.is_dir() else place
     named = named_in(file, ARTIFACT) or named_in(file, RELEASED)
     if named is None:
         raise InputError(

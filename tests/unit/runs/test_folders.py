@@ -9,7 +9,7 @@ import pytest
 from understudy.errors import InputError
 from understudy.runs import folders
 from understudy.runs.evaluations.report import check_evaluated_folder, check_report_folder
-from understudy.runs.folders import artifact_in, check_folder
+from understudy.runs.folders import ARTIFACT, artifact_in, check_folder
 
 
 def test_a_folder_with_anything_else_is_refused(tmp_path):
@@ -49,6 +49,15 @@ def test_where_nothing_can_be_made_neither_a_run_nor_a_report_begins(tmp_path, p
         check_folder(tmp_path / place, exports=True)
     with pytest.raises(InputError, match=r"--out .*choose another place"):
         check_report_folder(tmp_path / place, noun="an earlier audit", is_run=set().__contains__, is_such=Path.is_dir)
+
+
+def test_the_folder_of_a_purged_run_is_known_by_the_export_that_is_left(tmp_path):
+    (tmp_path / "export").mkdir()
+    pq.write_table(
+        pa.table({"text": ["a"]}).replace_schema_metadata({ARTIFACT: "f" * 64}),
+        tmp_path / "export" / "synthetic.parquet",
+    )
+    assert artifact_in(tmp_path) == artifact_in(tmp_path / "export") == "f" * 64
 
 
 @pytest.mark.parametrize("there", [None, "text", "table"])
