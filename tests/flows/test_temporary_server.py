@@ -12,9 +12,16 @@ import psutil
 import pytest
 from prefect import flow
 from prefect.server.api.server import SubprocessASGIServer
-from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
+from prefect.settings import (
+    PREFECT_API_URL,
+    PREFECT_HOME,
+    PREFECT_SERVER_DATABASE_CONNECTION_URL,
+    temporary_settings,
+)
 from prefect_servers import flow_run_names
 
+from understudy.errors import UnderstudyError
+from understudy.flows import tied_server
 from understudy.flows.commands import run as commands
 from understudy.flows.temporary_server import start_in_turn
 from understudy.runs.request import RunRequest
@@ -25,7 +32,7 @@ def starts(tmp_path, monkeypatch):
     """What a start of the server would find: whether another one may start beside it."""
     seen = []
 
-    def start(_):
+    def start(*_):
         descriptor = os.open(tmp_path / "prefect", os.O_RDONLY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -63,6 +70,18 @@ def test_the_command_line_starts_it_before_the_flow_whose_run_is_named_by_its_so
         commands.ended(noted, request)
     assert seen == ["server", "flow"] * 2
     assert len([name for name in flow_run_names() if name.startswith("conditional-generation-ward {7}-")]) == 2
+
+
+def test_a_server_that_cannot_start_is_told_in_one_line_and_not_started_for_minutes(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(tied_server, "_STARTS", 1)  # a start takes seconds
+    monkeypatch.setattr(SubprocessASGIServer, "_instances", {})
+    (tmp_path / "prefect.db").write_text("no database, as on a disk that was full")
+    database = {PREFECT_SERVER_DATABASE_CONNECTION_URL: f"sqlite+aiosqlite:///{tmp_path}/prefect.db"}
+    told = rf"{tmp_path}, found: .*file is not a database; mend that"
+    given = temporary_settings({PREFECT_HOME: tmp_path, **database}, restore_defaults={PREFECT_API_URL})
+    with given, pytest.raises(UnderstudyError, match=told):
+        start_in_turn()
+    assert capfd.readouterr() == ("", "")
 
 
 BEGIN = """

@@ -65,6 +65,7 @@ def check_folder(out: Path, *, exports: bool) -> None:
     Raises:
         InputError: naming the folder and how to fix it.
     """
+    check_outside_of_runs(out.absolute().parent, out)
     if out.exists() and not out.is_dir():
         raise InputError(f"--out {out}: expected a folder, found a file; choose another place")
     ours = {place.name for folder in (EXPORT, INTERNAL) for place in (out / folder, *leftovers(out / folder))}
@@ -79,6 +80,27 @@ def check_folder(out: Path, *, exports: bool) -> None:
         check_no_export(out)
     if not (out / INTERNAL / RUN_FILE).exists():
         try_folder(out)
+
+
+def check_outside_of_runs(place: Path, out: Path) -> None:
+    """Refuse to write into what a run left, or below: export/ is handed over, and a run's folder has room for it alone.
+
+    Args:
+        place: where it would be written.
+        out: as it was asked for.
+
+    Raises:
+        InputError: naming the run's folder.
+    """
+    real = Path(os.path.realpath(place))
+    for folder in (real, *real.parents):
+        marks = (folder / INTERNAL / RUN_FILE, folder / EXPORT / STATEMENT)
+        # The last two: an export/ that was taken elsewhere.
+        if any(map(os.path.isfile, marks)) or all(os.path.isfile(folder / name) for name in (STATEMENT, SYNTHETIC)):
+            raise InputError(
+                f"--out {_short(out)}: expected a folder of its own, found the one of a run, {_short(folder)}, whose "
+                f"{EXPORT}/ is handed over; choose one outside of it"
+            )
 
 
 def try_folder(out: Path) -> str:
@@ -257,7 +279,9 @@ def artifact_in(place: Path) -> str:
     """
     if (place / INTERNAL).is_dir():
         return read_record(place).synthetic.id
-    file = place / SYNTHETIC if place.is_dir() else place
+    # Of a purged run's folder the export alone is left.
+    folder = place / EXPORT if (place / EXPORT).is_dir() else place
+    file = folder / SYNTHETIC if place.is_dir() else place
     named = named_in(file, ARTIFACT) or named_in(file, RELEASED)
     if named is None:
         raise InputError(

@@ -28,9 +28,6 @@ from understudy.errors import InputError
 from understudy.quantities import LEAST_DELTA, Words
 
 Profile = Literal["tiny", "paper"]
-# JSON has no infinite number, and Prefect checks a run's parameters against this schema.
-Epsilon = Annotated[float, WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string", "const": "inf"}]})]
-
 # Tried: below, PLD finds no noise for long trainings; at 100 a calibration takes half a minute, at 300 minutes, and
 # at 1e5 it never ends (docs/privacy.md).
 LEAST_EPSILON: Final = 1e-4
@@ -40,6 +37,20 @@ LONGEST_TEXT: Final = 4_096
 LONGEST_NAME: Final = 255
 LONGEST_ABOUT: Final = 200
 R = TypeVar("R", bound=BaseModel)
+
+
+def _number_of(given: object) -> object:
+    """Epsilon as a form or JSON has it, which knows no infinite number: in quotes."""
+    try:
+        return float(given) if isinstance(given, str) else given
+    except ValueError:
+        said = f'expected a number from {LEAST_EPSILON:g} to {MOST_EPSILON:g}, or "inf" for no noise'
+    raise ValueError(said)
+
+
+# Prefect checks parameters against the schema and refuses in words of its own, so any text is left to ours.
+_AS_JSON = WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string"}]})
+Epsilon = Annotated[float, BeforeValidator(_number_of), _AS_JSON]
 
 
 def _with_text_values(given: object) -> object:
@@ -124,8 +135,8 @@ class RunRequest(BaseModel):
     )
     epsilon: Epsilon | None = Field(
         default=None,
-        description='Epsilon of this run; > 0. "inf": private output that never leaves. None: of a method that runs '
-        "without one, whose output is as private as the rows.",
+        description='Epsilon of this run, 0.0001 to 100. "inf": private output that never leaves. None: of a method '
+        "that runs without one, whose output is as private as the rows.",
     )
     delta: float | None = Field(default=None, description="Delta, below 1/n. Default 1/(n ln n).")
     budget: Budget | None = Field(

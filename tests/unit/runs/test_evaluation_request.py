@@ -40,3 +40,11 @@ def test_the_server_zone_reads_no_real_rows(monkeypatch, tmp_path):
     with pytest.raises(ZoneError, match="client zone"):
         check_evaluation(checked_request(EvaluateRequest, FIELDS | {"out": str(tmp_path / "out")}))
     assert not (tmp_path / "out").exists()
+
+
+def test_no_evaluation_begins_in_the_folder_that_a_run_hands_over(tmp_path):
+    export = tmp_path / "run" / "export"
+    export.mkdir(parents=True)
+    (export / "statement.json").write_text("{}")
+    with pytest.raises(InputError, match=r"--out .*choose one outside of it"):
+        check_evaluation(checked_request(EvaluateRequest, FIELDS | {"out": str(export)}))

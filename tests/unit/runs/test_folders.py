@@ -8,8 +8,8 @@ import pytest
 
 from understudy.errors import InputError
 from understudy.runs import folders
-from understudy.runs.evaluations.report import check_report_folder
-from understudy.runs.folders import artifact_in, check_folder
+from understudy.runs.evaluations.report import check_evaluated_folder, check_report_folder
+from understudy.runs.folders import ARTIFACT, artifact_in, check_folder
 
 
 def test_a_folder_with_anything_else_is_refused(tmp_path):
@@ -51,6 +51,15 @@ def test_where_nothing_can_be_made_neither_a_run_nor_a_report_begins(tmp_path, p
         check_report_folder(tmp_path / place, noun="an earlier audit", is_run=set().__contains__, is_such=Path.is_dir)
 
 
+def test_the_folder_of_a_purged_run_is_known_by_the_export_that_is_left(tmp_path):
+    (tmp_path / "export").mkdir()
+    pq.write_table(
+        pa.table({"text": ["a"]}).replace_schema_metadata({ARTIFACT: "f" * 64}),
+        tmp_path / "export" / "synthetic.parquet",
+    )
+    assert artifact_in(tmp_path) == artifact_in(tmp_path / "export") == "f" * 64
+
+
 @pytest.mark.parametrize("there", [None, "text", "table"])
 def test_a_place_that_names_no_artifact_is_refused(tmp_path, there):
     place = tmp_path / "some.parquet"
@@ -60,3 +69,54 @@ def test_a_place_that_names_no_artifact_is_refused(tmp_path, there):
         pq.write_table(pa.table({"text": ["a"]}), place)
     with pytest.raises(InputError, match=r"some\.parquet: expected the --out folder"):
         artifact_in(place)
+
+
+@pytest.mark.parametrize("place", ["", "internal", "export", "export/evaluated", "evaluated"])
+@pytest.mark.parametrize("mark", ["internal/run.json", "export/statement.json"])
+def test_what_a_run_left_has_no_room_for_a_report_on_real_rows(tmp_path, mark, place):
+    """In export/ it would be handed over, in internal/ it would replace the run's own, beside them nothing is taken."""
+    run = tmp_path / "run"
+    (run / mark).parent.mkdir(parents=True)
+    (run / mark).write_text("{}")
+    with pytest.raises(InputError, match=rf"--out {run / place}: .*the one of a run, {run}, .*choose one outside"):
+        check_evaluated_folder(run / place)
+    if place:
+        for refused in (
+            lambda: check_folder(run / place, exports=True),
+            lambda: check_report_folder(run / place, noun="an audit", is_run=set().__contains__, is_such=Path.is_dir),
+        ):
+            with pytest.raises(InputError, match=r"choose one outside of it"):
+                refused()
+    check_folder(run, exports=True)
+    check_evaluated_folder(tmp_path / "evaluated")
+    assert not (tmp_path / "evaluated").exists()
+
+
+def test_an_export_that_was_handed_over_has_no_room_for_one_either(tmp_path):
+    for name in ("statement.json", "synthetic.parquet"):
+        check_evaluated_folder(tmp_path)  # a user's own file of that name is no sign of a run
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(InputError, match=r"choose one outside of it"):
+        check_evaluated_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("there", "takes"),
+    [
+        ({"report.json": '{"title": "Evaluation of a synthetic table"}', "report.html": ""}, True),
+        ({"report.html": "left by a purge that was killed", "sources.json": '{"sources": ["ward"]}'}, True),
+        ({"report.html": "a page of the user's"}, False),
+        ({"report.json": '{"title": "Audit of bag-of-words"}', "sources.json": '{"sources": ["ward"]}'}, False),
+        ({"report.json": "of the user's"}, False),
+        ({"notes.txt": "of the user's"}, True),
+    ],
+)
+def test_a_report_of_an_evaluation_replaces_its_like_alone(tmp_path, there, takes):
+    for name, text in there.items():
+        (tmp_path / name).write_text(text)
+    if takes:
+        check_evaluated_folder(tmp_path)
+    else:
+        with pytest.raises(InputError, match=r"an earlier evaluation, found .*choose another folder"):
+            check_evaluated_folder(tmp_path)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == there

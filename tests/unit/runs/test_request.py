@@ -141,7 +141,20 @@ def test_prefect_takes_every_epsilon_that_a_request_is_written_with():
         jsonschema.validate(written, schema)
         assert RunRequest.model_validate(written).epsilon == epsilon
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(GOOD | {"epsilon": "three"}, schema)
+        jsonschema.validate(GOOD | {"epsilon": [3]}, schema)
+
+
+@pytest.mark.parametrize(
+    ("given", "epsilon"), [("3", 3.0), ("1e-1", 0.1), ("inf", math.inf), ("three", None), ("", None)]
+)
+def test_an_epsilon_in_quotes_is_read_and_refused_in_our_own_words(given, epsilon):
+    """Of any that was not "inf", the answer of Prefect was "'inf' was expected"."""
+    jsonschema.validate(GOOD | {"epsilon": given}, RunRequest.model_json_schema())
+    if epsilon is not None:
+        assert RunRequest.model_validate(GOOD | {"epsilon": given}).epsilon == epsilon
+    else:
+        with pytest.raises(InputError, match=r'--epsilon: expected a number from 0.0001 to 100, or "inf"'):
+            request_of(GOOD | {"epsilon": given})
 
 
 @pytest.mark.parametrize(("delta", "fits"), [(1e-9, True), (9e-4, True), (9e-10, False), (1e-3, False), (0.0, False)])

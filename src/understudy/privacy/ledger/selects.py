@@ -14,6 +14,9 @@ from understudy.privacy.ledger.budget import Cost
 from understudy.privacy.ledger.database import CHAIN, CHARGES, SOURCES, STARTS
 from understudy.privacy.ledger.records import Charge, ChargeRequest, SourceRecord
 
+# Of registered sources, in a message.
+_MOST_NAMES = 10
+
 # Sources
 
 
@@ -31,9 +34,12 @@ def get_source(connection: sa.Connection, name: str) -> SourceRecord:
     """
     found = find_source(connection, name)
     if found is None:
+        names = connection.execute(sa.select(SOURCES.c.name).order_by(SOURCES.c.name)).scalars().all()
+        known = ", ".join([*names[:_MOST_NAMES], *(["others"] if len(names) > _MOST_NAMES else [])]) or "none yet"
         raise InputError(
-            f"expected a registered source, found source={name!r}: register it with "
-            f"`understudy ledger register {name} --budget EPSILON,DELTA --rows N`, or run with --budget"
+            f"expected a registered source, found source={name!r}; this ledger has {known}: correct the "
+            f"name, or register it with `understudy ledger register {name} --budget EPSILON,DELTA --rows N`, or run "
+            "with --budget"
         )
     return found
 

@@ -26,7 +26,7 @@ class CompareRequest(BaseModel):
         min_length=1, max_length=MOST_RUNS, description="Methods to compare; all protect the same kind of rows."
     )
     epsilons: tuple[Epsilon, ...] = Field(
-        min_length=1, max_length=MOST_RUNS, description='Epsilons of the runs; > 0. "inf": private output.'
+        min_length=1, max_length=MOST_RUNS, description='Epsilons of the runs, 0.0001 to 100. "inf": private output.'
     )
     seeds: tuple[Annotated[int, Field(ge=0, lt=1_000_000)], ...] = Field(
         default=(0,),

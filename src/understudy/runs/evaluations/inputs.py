@@ -9,8 +9,8 @@ from understudy.data.readers import check_source
 from understudy.errors import ZoneError
 from understudy.evaluation.tables import ComparedTables, read_tables
 from understudy.runs import checks
+from understudy.runs.evaluations.report import check_evaluated_folder
 from understudy.runs.evaluations.request import EvaluateRequest
-from understudy.runs.folders import try_folder
 from understudy.settings import settings
 
 # What the caller of a flow in this process has read, by the request.
@@ -22,14 +22,15 @@ def check_evaluation(request: EvaluateRequest) -> None:
 
     Raises:
         ZoneError: this process belongs to the server zone.
-        InputError: the folder cannot be written, a name is that of no table, or a server or GPU is not there.
+        InputError: the folder cannot be written or holds something else, a name is that of no table, or a server or
+            GPU is not there.
     """
     if settings().zone == "server":
         raise ZoneError(
             "evaluate reads real rows, which are in the client zone; this process has UNDERSTUDY_ZONE=server; evaluate "
             "where the rows are"
         )
-    try_folder(request.folder)
+    check_evaluated_folder(request.folder)
     for spec in (request.synthetic, request.real, request.test):
         check_source(spec)
     for look in (checks.tracking, checks.prefect_server, checks.gpu):

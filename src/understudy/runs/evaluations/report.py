@@ -7,6 +7,8 @@ registered it, before the evaluation or after it (`unregistered`). What the repo
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,10 +29,11 @@ from understudy.runs.evaluations.unregistered import (
     tell_sources,
 )
 from understudy.runs.finished_folders import remember
-from understudy.runs.folders import PROBE, try_folder
+from understudy.runs.folders import PROBE, check_outside_of_runs, try_folder
 from understudy.settings import settings
 
 _FILES = ("report.json", "report.html")
+_TITLE = "Evaluation of a synthetic table"
 
 
 def report_on_tables(compared: ComparedTables, out: Path, *, device: str = "cpu") -> tuple[ReportFiles, Metrics]:
@@ -53,7 +56,7 @@ def report_on_tables(compared: ComparedTables, out: Path, *, device: str = "cpu"
     with noted_report(out, sources):
         files = build_report(
             out,
-            title="Evaluation of a synthetic table",
+            title=_TITLE,
             metrics=metrics,
             statement={},
             samples=records_of(compared.synthetic),
@@ -78,6 +81,33 @@ def is_report_file(name: str) -> bool:
     return name in (*_FILES, SOURCES_FILE) or name.startswith(parts)
 
 
+def check_evaluated_folder(out: Path) -> None:
+    """Refuse a folder in which the report of an evaluation would be handed over, or would replace anything else.
+
+    Raises:
+        InputError: it cannot be written, belongs to a run, or holds a report that is not one of an evaluation.
+    """
+    check_outside_of_runs(out, out)
+    found = [name for name in _FILES if os.path.lexists(out / name)]
+    # A purge that was killed leaves the page alone, and beside it the file that says whose it is.
+    is_ours = _is_evaluation(out) if "report.json" in found else os.path.lexists(out / SOURCES_FILE)
+    if found and not is_ours:
+        raise InputError(
+            f"--out {out}: expected a folder without a report, or with one of an earlier evaluation, found {found} of "
+            "something else; choose another folder"
+        )
+    try_folder(out)
+
+
+def _is_evaluation(out: Path) -> bool:
+    """Whether report.json in a folder is of an evaluation."""
+    try:
+        found = json.loads((out / "report.json").read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and found.get("title") == _TITLE
+
+
 def check_report_folder(
     out: Path, *, noun: str, is_run: Callable[[str], bool], is_such: Callable[[Path], bool]
 ) -> None:
@@ -92,6 +122,7 @@ def check_report_folder(
     Raises:
         InputError: naming what was found.
     """
+    check_outside_of_runs(out.absolute().parent, out)
     if out.exists() and not out.is_dir():
         raise InputError(f"--out {out}: expected a folder, found a file; choose another place")
     found = sorted(path.name for path in out.iterdir()) if out.exists() else []
