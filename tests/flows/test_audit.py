@@ -123,6 +123,7 @@ def test_an_audit_charges_one_run_and_reports_it_beside_its_controls(
         page = (out / "report.html").read_text()
         assert "does not prove privacy" in page
         assert "releases no language model" in page
+        assert page.count("it is the attacker against whom the promise is made") == 1
         assert not (out / "positive-control/export").exists()
         assert not (out / "claim/export").exists(), "made with canaries among the rows"
         assert [path.stat().st_mode & 0o077 for path in (out, out / "report.json")] == [0, 0]

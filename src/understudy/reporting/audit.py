@@ -24,6 +24,7 @@ _TITLES = {
     "model": "Attack on the released model",
     "sums": "Attack by whoever knows every other row",
 }
+_OF_SUMS = "Nobody outside knows every other row: it is the attacker against whom the promise is made. "
 ENDS = "Passing an audit does not prove privacy: another attack may find more."
 
 
@@ -70,7 +71,8 @@ def attack_section(metrics: Metrics, threat: str) -> Section:
         _figure(metrics, threat),
         Table(columns, rows),
         f"{number(values['audit.one_run.canaries'])} canaries, each a word of its own over and over, in the rows by a "
-        f"fair coin. The attacker sees {THREATS[threat]} and guesses the coins. The bound on epsilon is that of "
+        f"fair coin. The attacker sees {THREATS[threat]} and guesses the coins. "
+        f"{_OF_SUMS if threat == 'sums' else ''}The bound on epsilon is that of "
         f"Steinke et al. 2023, at {percent(values['audit.one_run.confidence_level'], 0)} confidence for all attackers "
         "together. Where fewer canaries were left out than 1 in a rate of false alarms, the rate means none. "
         f"{ENDS}",
