@@ -22,7 +22,7 @@ from understudy.data import tables
 from understudy.errors import InputError, system_error_in_words
 from understudy.hardware import chosen as chosen_compute
 from understudy.methods import registry
-from understudy.methods.method import Method, Promise
+from understudy.methods.method import Method, Promise, Protected
 from understudy.models.folders import folder_digest, model_folder, parameter_count
 from understudy.privacy.accounting import default_delta
 from understudy.privacy.ledger.ledger import Ledger, SourceRecord
@@ -152,31 +152,7 @@ def validate(request: RunRequest, method: str, *, is_part: bool = False) -> Vali
         check_budget(ledger, record, epsilon=epsilon, delta=delta, is_default_delta=is_default_delta)
     promised = (epsilon, delta, rows.units, rows.label_names)
     asked = _asked(chosen, config, ledger, promised, known, request, rows)
-    compute = chosen_compute()
-    plan = RunPlan(
-        method=method,
-        releases=chosen.charge.releases,
-        rows=guarded.rows,
-        source=record.name,
-        budget=Budget(epsilon=record.epsilon, delta=record.delta),
-        unit=guarded.unit,
-        relation=guarded.relation,
-        n=rows.units,
-        label_names=rows.label_names,
-        labels_from_data=rows.labels_from_data,
-        epsilon=epsilon,
-        delta=delta,
-        config=asked.config,
-        charged=asked.charged,
-        queries=asked.promise.queries,
-        description=asked.description,
-        report_facts=chosen.report.facts(asked.config),
-        sections=chosen.report.sections,
-        device=compute.device,
-        precision=compute.precision_of(parameter_count(model_folder(asked.config.model))),
-        notes=(*rows.notes, *asked.notes, *budget_note),
-        model_notes=asked.notes,
-    )
+    plan = _plan(chosen, asked, guarded, record, rows, notes=(*rows.notes, *asked.notes, *budget_note))
     is_charged = bool(asked.charges)
     if not is_charged:
         # Of a run that is charged, only its flow sees whether --accept-new-charge charges it anew; the ledger checks.
@@ -246,6 +222,43 @@ def _asked(
     check_epsilon_of(queries, epsilon=epsilon, delta=delta)
     promise = Promise(queries, n, epsilon, delta, label_names)
     return _Asked(named, charged, promise, method.preparation.describe(named, promise), base.notes, charges)
+
+
+def _plan(
+    chosen: Method[Any],
+    asked: _Asked,
+    guarded: Protected,
+    record: SourceRecord,
+    rows: SplitRows,
+    *,
+    notes: tuple[str, ...],
+) -> RunPlan:
+    """What is public about the run."""
+    promise, compute = asked.promise, chosen_compute()
+    return RunPlan(
+        method=chosen.name,
+        releases=chosen.charge.releases,
+        rows=guarded.rows,
+        source=record.name,
+        budget=Budget(epsilon=record.epsilon, delta=record.delta),
+        unit=guarded.unit,
+        relation=guarded.relation,
+        n=promise.n,
+        label_names=promise.label_names,
+        labels_from_data=rows.labels_from_data,
+        epsilon=promise.epsilon,
+        delta=promise.delta,
+        config=asked.config,
+        charged=asked.charged,
+        queries=promise.queries,
+        description=asked.description,
+        report_facts=chosen.report.facts(asked.config),
+        sections=chosen.report.sections,
+        device=compute.device,
+        precision=compute.precision_of(parameter_count(model_folder(asked.config.model))),
+        notes=notes,
+        model_notes=asked.notes,
+    )
 
 
 def _replaced(out: Path, charges: tuple[str, ...]) -> str:
