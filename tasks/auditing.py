@@ -43,16 +43,16 @@ _KNOWN = 60
 class Attacked(Frozen):
     """A run of an audit, as its attack sees it; public."""
 
+    label_names: tuple[str, ...]
+    delta: float
+    confidence: float
+    seed: int
     row_losses: str = Field(default="", description="Where the method's function of that name is; empty without.")
     left_over: str = Field(default="", description="Where the method's function of that name is; empty without.")
     codes: tuple[str, ...] = Field(default=(), description="Digests of the code that they reach; the task's has not.")
     config: SerializeAsAny[BaseModel]
     charged: SerializeAsAny[BaseModel] = Field(description="Those of the settings that private rows meet.")
     queries: Queries = Field(description="What the rows were asked, with this run's noise.")
-    label_names: tuple[str, ...]
-    delta: float
-    confidence: float
-    seed: int
 
 
 @task(name="attack")

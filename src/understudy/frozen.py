@@ -6,12 +6,14 @@ No model inherits a method of its own from another, and no field but those that 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from understudy.errors import UnderstudyError
 from understudy.quantities import NonEmpty, PublicSeed, Words, setting
 
+B = TypeVar("B", bound=BaseModel)
 Profile = Annotated[Literal["tiny", "paper"], Field(description="Which column of defaults fills the fields not given.")]
 Profiles = Mapping[str, Mapping[str, Any]]  # profile -> the values that it gives, section by section
 
@@ -20,6 +22,17 @@ class Frozen(BaseModel):
     """A value: it cannot be changed, and a field that it does not know is refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def of_kind(config: BaseModel, kind: type[B]) -> B:
+    """A method's settings, of its own type.
+
+    Raises:
+        UnderstudyError: they are another method's.
+    """
+    if not isinstance(config, kind):
+        raise UnderstudyError(f"expected settings of type {kind.__name__}, found {type(config).__name__}")
+    return config
 
 
 class Profiled(Frozen):

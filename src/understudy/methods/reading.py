@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import BaseModel
 
-from understudy.errors import UnderstudyError
-from understudy.frozen import MethodSettings
+from understudy.frozen import MethodSettings, of_kind
 from understudy.privacy.queries import Queries
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ class RowsToRead:
         Raises:
             UnderstudyError: the run is another method's.
         """
-        return _of_type(self.config, kind)
+        return of_kind(self.config, kind)
 
 
 @dataclass(frozen=True)
@@ -96,10 +95,4 @@ class SumsToRead:
         Raises:
             UnderstudyError: the run is another method's.
         """
-        return _of_type(self.config, kind)
-
-
-def _of_type(config: BaseModel, kind: type[C]) -> C:
-    if not isinstance(config, kind):
-        raise UnderstudyError(f"expected settings of type {kind.__name__}, found {type(config).__name__}")
-    return config
+        return of_kind(self.config, kind)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from understudy.evaluation.metrics import Metrics
 from understudy.evaluation.names import AUDIT_ARMS, THREATS
 from understudy.reporting.drawing import MUTED, PROMPT, REAL, SYNTHETIC, Drawing, dots, draw, say
 from understudy.reporting.figures import marks_of
+from understudy.reporting.pages import stored_report
 from understudy.reporting.text_formatting import at_least, number, percent
 from understudy.reporting.view import MethodSections, Section, Table, range_of
 
@@ -30,11 +30,7 @@ ENDS = "Passing an audit does not prove privacy: another attack may find more."
 
 def is_audit(directory: Path) -> bool:
     """Whether an audit's report lies in a folder."""
-    try:
-        found = json.loads((directory / "report.json").read_bytes())
-    except (OSError, ValueError):
-        return False
-    return isinstance(found, dict) and "audit.one_run.canaries" in (found.get("metrics") or {})
+    return "audit.one_run.canaries" in (stored_report(directory).get("metrics") or {})
 
 
 def sections(metrics: Metrics, _statement: Mapping[str, Any]) -> MethodSections:

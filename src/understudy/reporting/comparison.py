@@ -24,7 +24,7 @@ from understudy.reporting import view
 from understudy.reporting.comparison_content import FORMAT, ComparisonContent, said_epsilon
 from understudy.reporting.differences import DIFFERENCES, differences_table
 from understudy.reporting.drawing import INK, MUTED, PROMPT, REAL, SYNTHETIC, Drawing, draw, percent_axis
-from understudy.reporting.pages import plain, read_content, render, write_closed
+from understudy.reporting.pages import plain, read_content, render, stored_report, write_closed
 from understudy.reporting.report import ReportFiles
 from understudy.reporting.text_formatting import number, percent
 from understudy.reporting.text_formatting import points as in_points
@@ -59,11 +59,7 @@ def read_comparison(directory: Path) -> ComparisonContent:
 
 def is_comparison(directory: Path) -> bool:
     """Whether a comparison's report lies in a folder."""
-    try:
-        found = json.loads((directory / "report.json").read_bytes())
-    except (OSError, ValueError):
-        return False
-    return isinstance(found, dict) and found.get("format") == FORMAT
+    return stored_report(directory).get("format") == FORMAT
 
 
 def rebuild_comparison(directory: Path) -> ReportFiles:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import math
 import os
 import re
@@ -21,6 +22,15 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 C = TypeVar("C", bound=BaseModel)
+
+
+def stored_report(directory: Path) -> dict[str, Any]:
+    """What report.json in a folder holds, of whatever kind the report is; nothing where it cannot be read as one."""
+    try:
+        found = json.loads((directory / "report.json").read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def render(template: str, **content: Any) -> str:

@@ -18,6 +18,7 @@ from understudy.artifacts.access import ArtifactRef
 from understudy.data import tables
 from understudy.data.tables import RowKind
 from understudy.errors import UnderstudyError
+from understudy.frozen import of_kind
 from understudy.methods.method import Description, Promise
 from understudy.privacy.accounting import epsilon_pld, epsilon_rdp
 from understudy.privacy.labels import Relation, Unit
@@ -93,7 +94,7 @@ class RunPlan(BaseModel):
         Raises:
             UnderstudyError: the run is another method's.
         """
-        return _of_type(self.config, kind)
+        return of_kind(self.config, kind)
 
     def charged_settings(self, kind: type[C]) -> C:
         """Those of the settings that private rows meet, of the method's own type.
@@ -101,13 +102,7 @@ class RunPlan(BaseModel):
         Raises:
             UnderstudyError: the run is another method's.
         """
-        return _of_type(self.charged, kind)
-
-
-def _of_type(config: BaseModel, kind: type[C]) -> C:
-    if not isinstance(config, kind):
-        raise UnderstudyError(f"expected settings of type {kind.__name__}, found {type(config).__name__}")
-    return config
+        return of_kind(self.charged, kind)
 
 
 def config_digest(plan: RunPlan) -> str:

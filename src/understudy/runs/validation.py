@@ -235,27 +235,24 @@ def _plan(
 ) -> RunPlan:
     """What is public about the run."""
     promise, compute = asked.promise, chosen_compute()
+    promised = {name: getattr(promise, name) for name in ("n", "label_names", "epsilon", "delta", "queries")}
     return RunPlan(
+        **promised,
         method=chosen.name,
-        releases=chosen.charge.releases,
-        rows=guarded.rows,
         source=record.name,
         budget=Budget(epsilon=record.epsilon, delta=record.delta),
-        unit=guarded.unit,
-        relation=guarded.relation,
-        n=promise.n,
-        label_names=promise.label_names,
-        labels_from_data=rows.labels_from_data,
-        epsilon=promise.epsilon,
-        delta=promise.delta,
         config=asked.config,
         charged=asked.charged,
-        queries=promise.queries,
         description=asked.description,
         report_facts=chosen.report.facts(asked.config),
+        releases=chosen.charge.releases,
         sections=chosen.report.sections,
         device=compute.device,
         precision=compute.precision_of(parameter_count(model_folder(asked.config.model))),
+        rows=guarded.rows,
+        unit=guarded.unit,
+        relation=guarded.relation,
+        labels_from_data=rows.labels_from_data,
         notes=notes,
         model_notes=asked.notes,
     )

@@ -12,18 +12,11 @@ from torch import Tensor
 from understudy.auditing.known_rows import LeftOver
 from understudy.compute import copied_to
 from understudy.data.private_rows import private_rows
+from understudy.methods.gradient_matching import targets
 from understudy.methods.gradient_matching.config import GradientMatchingConfig
 from understudy.methods.gradient_matching.loss import row_states
 from understudy.methods.gradient_matching.queries import schedule_of
 from understudy.methods.gradient_matching.release import FULL, load_target
-from understudy.methods.gradient_matching.targets import (
-    TargetSpace,
-    clipped_sum,
-    factors,
-    gradient_norm,
-    inner,
-    target_space,
-)
 from understudy.methods.gradient_matching.verbalizer import Verbalizer, build_verbalizer, encode_rows
 from understudy.methods.reading import SumsToRead
 from understudy.models.loading import LoadedModel, load_base
@@ -38,7 +31,7 @@ class _Reader:
 
     base: LoadedModel
     verbalizer: Verbalizer
-    space: TargetSpace
+    space: targets.TargetSpace
     config: GradientMatchingConfig
 
 
@@ -64,7 +57,7 @@ def left_over(asked: SumsToRead) -> LeftOver | None:
         return None
     base = load_base(config, asked.compute)
     verbalizer = build_verbalizer(base.tokenizer, asked.label_names, config.verbalizer)
-    space = target_space(base.model, verbalizer, config.target, public_seed=config.public_seed)
+    space = targets.target_space(base.model, verbalizer, config.target, public_seed=config.public_seed)
     reader, clip = _Reader(base, verbalizer, space, config), config.target.l2_clip_norm
     left = target.stacked.double().to(space.token_ids.device)
     others = _factors(reader, asked.others, asked.label_names)
@@ -73,7 +66,7 @@ def left_over(asked: SumsToRead) -> LeftOver | None:
     left = left - _sum(space, canaries, clip) / 2
     return LeftOver(
         gram=_products(space, canaries).cpu(),
-        against=inner(space, canaries.left, canaries.right, left, canaries.labels).cpu(),
+        against=targets.inner(space, canaries.left, canaries.right, left, canaries.labels).cpu(),
         deviation=schedule.noise_multiplier * charged_sensitivity(clip),
     )
 
@@ -93,22 +86,22 @@ def _factors(reader: _Reader, table: pa.Table, label_names: tuple[str, ...]) -> 
     for start in range(0, len(labels), _BATCH):
         some = slice(start, start + _BATCH)
         states = row_states(reader.base.model, rows.input_ids[some], rows.last[some])
-        parts.append(factors(reader.space, *states, labels[some]))
+        parts.append(targets.factors(reader.space, *states, labels[some]))
     left, right = (torch.cat(part).double() for part in zip(*parts, strict=True))
     return _Factors(left, right, labels, valid)
 
 
-def _clipped(space: TargetSpace, rows: _Factors, clip: float) -> _Factors:
+def _clipped(space: targets.TargetSpace, rows: _Factors, clip: float) -> _Factors:
     """The same with the clip in the left factor."""
-    norms = gradient_norm(space, rows.left, rows.right)
+    norms = targets.gradient_norm(space, rows.left, rows.right)
     return _Factors(rows.left * (clip / norms).clamp(max=1.0)[:, None], rows.right, rows.labels, rows.valid)
 
 
-def _sum(space: TargetSpace, rows: _Factors, clip: float) -> Tensor:
-    return clipped_sum(space, rows.left, rows.right, rows.labels, rows.valid, clip)
+def _sum(space: targets.TargetSpace, rows: _Factors, clip: float) -> Tensor:
+    return targets.clipped_sum(space, rows.left, rows.right, rows.labels, rows.valid, clip)
 
 
-def _products(space: TargetSpace, rows: _Factors) -> Tensor:
+def _products(space: targets.TargetSpace, rows: _Factors) -> Tensor:
     """(m, m) inner products of the rows' gradients; those of two labels are 0, for they add to different sums."""
     if space.sketch is not None:
         whole = rows.left * rows.right / math.sqrt(rows.left.shape[1])

@@ -7,7 +7,6 @@ registered it, before the evaluation or after it (`unregistered`). What the repo
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from understudy.evaluation.metrics import Metrics
 from understudy.evaluation.tables import ComparedTables, measure_tables, records_of
 from understudy.locks import locked_folder
 from understudy.privacy.ledger.ledger import Ledger
+from understudy.reporting.pages import stored_report
 from understudy.reporting.report import About, ReportFiles, build_report
 from understudy.runs.evaluations.unregistered import (
     SOURCES_FILE,
@@ -101,11 +101,7 @@ def check_evaluated_folder(out: Path) -> None:
 
 def _is_evaluation(out: Path) -> bool:
     """Whether report.json in a folder is of an evaluation."""
-    try:
-        found = json.loads((out / "report.json").read_bytes())
-    except (OSError, ValueError):
-        return False
-    return isinstance(found, dict) and found.get("title") == _TITLE
+    return stored_report(out).get("title") == _TITLE
 
 
 def check_report_folder(

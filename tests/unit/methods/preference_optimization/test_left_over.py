@@ -75,15 +75,8 @@ def read(base, make_mechanisms, tmp_path, monkeypatch):
             texts = [f"candidate {number} {row}" for row in range(18)]
             table = pa.table({"prompt": texts, "text": texts, "label": [None] * 18}, schema=CANDIDATE_SCHEMA)
             proposed = Candidates(table, of_letters(texts))
-            scores = release_scores(
-                pool,
-                proposed.embeddings,
-                labels=None,
-                config=config,
-                schedule=schedule,
-                mechanisms=mechanisms,
-                round=number,
-            )
+            asked = {"config": config, "schedule": schedule, "mechanisms": mechanisms, "round": number}
+            scores = release_scores(pool, proposed.embeddings, labels=None, **asked)
             for kind in ("candidates", "scores", "adapter"):
                 (place / kind).mkdir(parents=True)
             save_candidates(proposed, place / "candidates")
