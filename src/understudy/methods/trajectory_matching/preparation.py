@@ -35,7 +35,7 @@ from understudy.methods.trajectory_matching.student import Rows, Student
 from understudy.methods.trajectory_matching.training import Schedule, fine_tune
 from understudy.models.loading import LoadedModel, load_base, load_model
 from understudy.privacy.dpsgd.layers import check_layers
-from understudy.privacy.dpsgd.per_example import clipped_gradient_sum
+from understudy.privacy.dpsgd.trial import check_gradients
 from understudy.privacy.ledger.records import KeyMaterial
 from understudy.privacy.mechanisms import Mechanisms
 from understudy.progress import Course
@@ -93,11 +93,16 @@ def _check_gradients(student: Student, base: LoadedModel, config: TrajectoryMatc
     """
     rows = _encoded(base, config, 2)
     batch = {name: getattr(rows, name) for name in ("input_ids", "attention_mask", "loss_mask")}
-    clip = config.experts.l2_clip_norm
-    try:
-        clipped_gradient_sum(student, adapters_of(student), response_losses, batch, l2_clip_norm=clip, valid=rows.valid)
-    except InputError as error:
-        raise InputError(f"model={config.model}: {error}; choose another model, or leave --epsilon out") from None
+    check_gradients(
+        student,
+        adapters_of(student),
+        response_losses,
+        batch,
+        valid=rows.valid,
+        l2_clip_norm=config.experts.l2_clip_norm,
+        name=config.model,
+        advice="choose another model, or leave --epsilon out",
+    )
 
 
 def _check_transfer(name: str, config: TrajectoryMatchingConfig) -> None:
