@@ -27,6 +27,7 @@ and a real-against-real ceiling is given beside it.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -265,11 +266,14 @@ def _quantise(a: Features, b: Features, *, seed: int) -> tuple[Histogram, Histog
     from sklearn.preprocessing import normalize
 
     union = normalize(np.concatenate([a, b]).astype(np.float64))
-    pca = PCA(svd_solver="full").fit(union)
-    share = np.cumsum(pca.explained_variance_ratio_)
-    kept = int(np.searchsorted(share, MAUVE_EXPLAINED_VARIANCE)) + 1
     buckets = min(MAUVE_MAX_BUCKETS, max(2, round(min(len(a), len(b)) / 10)))
-    cells = KMeans(buckets, n_init=5, random_state=seed).fit_predict(pca.transform(union)[:, :kept])
+    # Of few distinct rows scikit-learn warns, and how many there are: a log would keep a figure of private rows.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pca = PCA(svd_solver="full").fit(union)
+        share = np.cumsum(pca.explained_variance_ratio_)
+        kept = int(np.searchsorted(share, MAUVE_EXPLAINED_VARIANCE)) + 1
+        cells = KMeans(buckets, n_init=5, random_state=seed).fit_predict(pca.transform(union)[:, :kept])
     p = np.bincount(cells[: len(a)], minlength=buckets) / len(a)
     q = np.bincount(cells[len(a) :], minlength=buckets) / len(b)
     return p, q

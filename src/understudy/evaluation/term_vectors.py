@@ -31,7 +31,9 @@ def term_vectors(fitted: Sequence[str], *, dimensions: int) -> Callable[[Sequenc
     if len(terms) == 1:
         return lambda texts: np.asarray(weights.transform(texts).toarray(), dtype=np.float32)
     axes = max(1, min(dimensions, min(counts.shape) - 1))
-    svd = TruncatedSVD(n_components=axes, algorithm="randomized", random_state=0).fit(counts)
+    # Where all texts are one, numpy would warn of it, and a log would keep that of private rows.
+    with np.errstate(invalid="ignore"):
+        svd = TruncatedSVD(n_components=axes, algorithm="randomized", random_state=0).fit(counts)
 
     def encode(texts: Sequence[str]) -> FloatArray:
         return np.asarray(svd.transform(weights.transform(texts)), dtype=np.float32)

@@ -132,6 +132,7 @@ def load_model(
             "transformers knows"
         ) from error
     check_weights(model, loading, name=name, digest=found)
+    _check_positions(model, name)
     notes = (*_fix_tokenizer(model, tokenizer), *_fix_embeddings(model, tokenizer, digest=found))
     model.eval().to(torch.device(compute.device))
     return LoadedModel(model=model, tokenizer=tokenizer, digest=found, name=name, notes=notes)
@@ -204,6 +205,24 @@ def _of_further_layers(model: PreTrainedModel, unexpected: Iterable[str]) -> lis
     shapes = own | {key.removeprefix(prefix) for key in own}
     further = [key for key in left if re.sub(r"\d+", "#", key) in shapes]
     return further or (left if len(left) > len(model.state_dict()) else [])
+
+
+def _check_positions(model: PreTrainedModel, name: str) -> None:
+    """Refuse a context that is shorter than its configuration says: how long a private text is would end a run.
+
+    Raises:
+        InputError: positions begin behind the number of the padding token, and the table has no rows more for that.
+    """
+    said = getattr(model.config, "max_position_embeddings", None)
+    for place, layer in model.named_modules():
+        if not (place.endswith("position_embeddings") and isinstance(layer, torch.nn.Embedding)):
+            continue
+        if layer.padding_idx is not None and said is not None and layer.num_embeddings - layer.padding_idx - 1 < said:
+            raise InputError(
+                f"model={name!r}: expected a context of the {said} tokens that config.json names, found "
+                f"{layer.num_embeddings - layer.padding_idx - 1}, as of RoBERTa, an encoder whose positions begin "
+                "behind its padding token; choose a model that writes"
+            )
 
 
 def _check_tokenizer_files(folder: Path) -> None:

@@ -143,15 +143,26 @@ def _handed(layer: nn.Module, states: Tensor) -> Iterator[None]:
 def _one_column(layer: nn.Module, column: Tensor) -> Iterator[None]:
     """Run the last layer's MLP, where it has one of that name, on one column of each row only: a third of the work.
 
-    What it gives, `(batch, 1, d)`, is added to every column alike: right in the one that is read, and no other is.
+    What it gives, `(batch, 1, d)`, stands in every column alike: right in the one that is read, and no other is.
     """
     mlp = getattr(layer, "mlp", None)
     if not isinstance(mlp, nn.Module):
         yield
         return
-    rows = torch.arange(len(column), device=column.device)
-    handle = mlp.register_forward_pre_hook(lambda _, args: (args[0][rows, column][:, None], *args[1:]))
+    rows, length = torch.arange(len(column), device=column.device), 0
+
+    def cut(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        nonlocal length
+        length = args[0].shape[1]
+        return (args[0][rows, column][:, None], *args[1:])
+
+    def spread(_: nn.Module, __: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        # As wide as what it is added to, with memory of its own: some layers (Falcon's) add to it in place.
+        return output.expand(-1, length, -1).contiguous()
+
+    handles = mlp.register_forward_pre_hook(cut), mlp.register_forward_hook(spread)
     try:
         yield
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()

@@ -156,6 +156,13 @@ def test_mauve_orders_near_far_and_disjoint_sets():
     assert scores[3] == pytest.approx(1 / 252, rel=1e-3)
 
 
+@pytest.mark.parametrize("distinct", [np.zeros((1, 6)), np.eye(3, 6)], ids=["zero", "three"])
+def test_mauve_warns_of_no_number_of_distinct_rows(distinct):
+    """It would stand in a log; here every warning is an error."""
+    rows = np.resize(distinct, (60, 6)).astype(np.float32)
+    assert fidelity.mauve(rows, rows) == pytest.approx(1)
+
+
 def test_mauve_repeats_for_a_seed():
     a, b = gaussian_rows(60, 4, seed=1), gaussian_rows(60, 4, seed=2)
     assert fidelity.mauve(a, b, seed=3) == fidelity.mauve(a, b, seed=3)

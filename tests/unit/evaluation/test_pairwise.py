@@ -104,6 +104,7 @@ def test_texts_on_few_axes_are_near_where_they_share_words():
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     assert unit[0] @ unit[1] > unit[0] @ unit[2]
     assert term_vectors(["a b", "b c"], dimensions=9)(["zzz"]).shape == (1, 1)
+    assert term_vectors(["a b", "a b"], dimensions=9)(["a"]).shape == (1, 1), "and numpy warns of nothing"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
+from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, RobertaConfig, RobertaForCausalLM
 
 from understudy.errors import InputError
 from understudy.generation.prompts import encode_text
@@ -130,6 +130,20 @@ def test_every_token_that_a_text_may_hold_has_an_embedding(tmp_path):
         assert torch.allclose(weight[4096], weight[:4096].mean(0))
         assert [note for note in loaded.notes if "no embeddings for 1 of" in note]
     assert load_model("tiny-gpt2").model.get_input_embeddings().weight.shape[0] == 4096
+
+
+def test_a_context_shorter_than_config_json_says_is_refused(tmp_path):
+    """Texts of up to 64 tokens would be read, and one of 63 would end a run that is paid for."""
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = RobertaForCausalLM(RobertaConfig(vocab_size=4096, max_position_embeddings=64, is_decoder=True, **sizes))
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        model(input_ids=torch.full((1, 63), 7))
+    model.save_pretrained(tmp_path / "roberta")
+    AutoTokenizer.from_pretrained(MODELS / "tiny-gpt2").save_pretrained(tmp_path / "roberta")
+    with pytest.raises(InputError, match=r"model='roberta': expected a context of the 64 tokens .* found 62"):
+        load_model(tmp_path / "roberta")
 
 
 def test_unknown_name_is_named_with_the_choices(monkeypatch):

@@ -1,6 +1,7 @@
 import pytest
 import torch
 from random_models import FAMILIES, random_model
+from transformers import FalconConfig, FalconForCausalLM
 
 from understudy.errors import InputError
 from understudy.models.upper_layers import entering_states, freeze_lower_layers, last_state
@@ -45,6 +46,22 @@ def test_lower_and_upper_layers_together_are_the_model(family, count):
         assert torch.allclose(found[row], alone, atol=1e-5)
     with torch.no_grad():  # the model is whole again
         assert torch.equal(model.base_model(input_ids=ids, attention_mask=mask).last_hidden_state, wanted)
+
+
+def test_a_layer_may_add_to_what_its_mlp_gives_in_place():
+    """Falcon's do."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = FalconForCausalLM(
+            FalconConfig(vocab_size=37, hidden_size=16, num_hidden_layers=2, num_attention_heads=2)
+        ).eval()
+    ids, mask = batch()
+    with torch.no_grad():
+        wanted = model.base_model(input_ids=ids, attention_mask=mask).last_hidden_state
+    states = entering_states(model, 1, input_ids=ids, attention_mask=mask)
+    found = last_state(model, 1, input_ids=ids, attention_mask=mask, states=states)
+    assert torch.allclose(found, wanted[torch.arange(3), mask.sum(1) - 1], atol=1e-5)
+    assert torch.autograd.grad(found.sum(), model.base_model.h[1].mlp.dense_h_to_4h.weight)[0].any()
 
 
 def test_gradients_of_the_trained_layers_are_those_of_the_whole_pass(family):

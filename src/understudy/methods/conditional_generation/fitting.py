@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from understudy.data.private_rows import PrivateRows
 from understudy.evaluation import encoder
 from understudy.generation.prompts import build_prompts
@@ -16,11 +18,12 @@ from understudy.methods.conditional_generation.class_sizes import count_labels
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
 from understudy.methods.conditional_generation.encode import encode
 from understudy.methods.conditional_generation.memory import check_fits
-from understudy.methods.conditional_generation.model import build_model
-from understudy.methods.conditional_generation.queries import CLASS_MEANS, CLASS_SIZES, Asked
+from understudy.methods.conditional_generation.model import MultitaskModel, build_model
+from understudy.methods.conditional_generation.queries import CLASS_MEANS, CLASS_SIZES, Asked, trainings_of
 from understudy.methods.conditional_generation.storage import StoredModel
-from understudy.methods.conditional_generation.train import Checkpoints, check_trainable, fit
+from understudy.methods.conditional_generation.train import Checkpoints, check_trainable, fit, objectives_of
 from understudy.models.loading import LoadedModel, load_base
+from understudy.privacy.dpsgd.trial import check_gradients
 from understudy.progress import Course, Progress
 
 
@@ -64,7 +67,7 @@ def check_model(config: ConditionalGenerationConfig, label_names: Sequence[str])
 
     Raises:
         InputError: the model is unknown, cannot tell the labels apart, has too short a context, or has a trainable
-            layer that cannot give per-example gradients (named), or the machine's memory is too small.
+            layer that cannot give per-example gradients, or the machine's memory is too small.
     """
     loaded = load_base(config)
     prompts = build_prompts(loaded.tokenizer, label_names, config.prompt, about=config.about)
@@ -72,4 +75,31 @@ def check_model(config: ConditionalGenerationConfig, label_names: Sequence[str])
     check_trainable(model, config=config, prompts=prompts)
     if config.trains:
         check_fits(config, loaded.shape)
+        _check_gradients(loaded, model, label_names, config)
     return loaded
+
+
+def _check_gradients(
+    base: LoadedModel, model: MultitaskModel, label_names: Sequence[str], config: ConditionalGenerationConfig
+) -> None:
+    """Take the clipped gradients of two made-up rows in every stream of the run.
+
+    Raises:
+        InputError: a layer raises on them, or mixes them.
+    """
+    rows = encode(PrivateRows(["a", "b"], [0, 1], label_names), tokenizer=base.tokenizer, config=config)
+    batch = {name: getattr(rows, name) for name in ("input_ids", "attention_mask", "loss_mask", "label", "valid")}
+    batch |= {"slot": torch.arange(2, device="cpu"), "step": torch.tensor(0, device="cpu")}
+    objectives = objectives_of(model, rows, config)
+    for training in trainings_of(config, 2, 0.0):
+        for stream in training.streams:
+            check_gradients(
+                model,
+                objectives[stream.name].parameters,
+                objectives[stream.name].loss,
+                batch,
+                valid=rows.valid,
+                l2_clip_norm=stream.l2_clip_norm,
+                name=base.name,
+                advice="train adapters (lora.rank above 0), name other lora.targets, or choose another model",
+            )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -31,10 +33,17 @@ def left_over(asked: SumsToRead) -> LeftOver | None:
         return None
     sentences = load_encoder(device=asked.compute.device)
     check_encoder(means, sentences)
-    others, canaries = (_added(table, asked.label_names, sentences) for table in (asked.others, asked.canaries))
-    rows = (np.abs(others).max(2) > 0).sum(0) + (np.abs(canaries).max(2) > 0).sum(0) / 2
+    shape = (len(asked.label_names), sentences.dimension)
+    others, rows = np.zeros(shape), np.zeros(len(asked.label_names))
+    for _, label, vector in _added(asked.others, asked.label_names, sentences):
+        others[label] += vector
+        rows[label] += 1
+    canaries = np.zeros((asked.canaries.num_rows, *shape))
+    for slot, label, vector in _added(asked.canaries, asked.label_names, sentences):
+        canaries[slot, label] = vector
+        rows[label] += 1 / 2
     vectors = means.vectors.astype(np.float64)
-    left = vectors * rows[:, None] - others.sum(0) - canaries.sum(0) / 2
+    left = vectors * rows[:, None] - others - canaries.sum(0) / 2
     along = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
     left, canaries = (one - (one * along).sum(-1, keepdims=True) * along for one in (left, canaries))
     return seen_from(
@@ -44,14 +53,13 @@ def left_over(asked: SumsToRead) -> LeftOver | None:
     )
 
 
-def _added(table: pa.Table, label_names: tuple[str, ...], sentences: Encoder) -> Numbers:
-    """(n, labels, d) what each row adds to the sums: its embedding with norm 1, to that of its label."""
+def _added(table: pa.Table, label_names: tuple[str, ...], sentences: Encoder) -> Iterator[tuple[int, int, Numbers]]:
+    """Slot, label and embedding with norm 1 of each row: what it adds to the sum of its label."""
     private = private_rows(table, label_names)
-    found = np.zeros((len(private), len(label_names), sentences.dimension))
     slots = [slot for slot, is_valid in enumerate(private.valid) if is_valid]
     texts = [text for text in private.valid_texts if text is not None]
+    labels = private.label_indices
     for slot, vector in zip(slots, each_alone(texts, sentences), strict=True):
         norm = np.linalg.norm(vector.astype(np.float64))
         if 0 < norm < np.inf:
-            found[slot, private.label_indices[slot]] = vector / norm
-    return found
+            yield slot, labels[slot], vector / norm

@@ -18,12 +18,15 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from understudy.compute import copied_to
+from understudy.compute import copied_to, widened_weights
 from understudy.generation.sampling import backbone, head
+from understudy.methods.gradient_matching.config import GradientMatchingConfig
 from understudy.methods.gradient_matching.loss import Objective, embed, surround, target_norms
-from understudy.methods.gradient_matching.targets import TargetSpace, label_loss
-from understudy.methods.gradient_matching.verbalizer import Verbalizer
+from understudy.methods.gradient_matching.targets import TargetSpace, label_loss, target_space
+from understudy.methods.gradient_matching.verbalizer import Verbalizer, encode_rows
+from understudy.models.loading import LoadedModel
 from understudy.privacy.dpsgd.per_example import Batch, clipped_gradient_sum
+from understudy.privacy.dpsgd.trial import told_of_model
 
 _TINY = 1e-30
 
@@ -118,6 +121,24 @@ def full_objective(model: Any, space: TargetSpace, target: Tensor, verbalizer: V
         return torch.stack([one(text, label) for text, label in zip(embeddings, labels, strict=True)])
 
     return losses
+
+
+def check_full_gradient(base: LoadedModel, verbalizer: Verbalizer, config: GradientMatchingConfig) -> None:
+    """Sum the gradients of two made-up texts and differentiate a text's distance from them, before the charge.
+
+    Raises:
+        InputError: the model's layers give texts no gradients of their own, or no gradient of these.
+    """
+    with told_of_model(base.name, "set matching.gradient=closed_form, or choose another model"):
+        model = widened_weights(base.model)
+        space = target_space(model, verbalizer, config.target, public_seed=config.public_seed)
+        rows = encode_rows(["a", "b"], tokenizer=base.tokenizer, verbalizer=verbalizer, max_length=config.max_length)
+        labels, both = torch.tensor([0, 1], device="cpu"), torch.tensor([True, True], device="cpu")
+        total = full_clipped_sum(model, space, rows.input_ids, rows.last, labels, both, config.target.l2_clip_norm)
+        texts = embed(model, rows.input_ids[:1, :1]).requires_grad_()
+        distance = full_objective(model, space, total.to(texts.dtype), verbalizer, labels[:1])
+        with torch.enable_grad():
+            torch.autograd.grad(distance(texts).sum(), texts)
 
 
 def text_gradient(model: Any, space: TargetSpace, embeddings: Tensor, label: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -60,10 +61,11 @@ def left_over(asked: SumsToRead) -> LeftOver | None:
     space = targets.target_space(base.model, verbalizer, config.target, public_seed=config.public_seed)
     reader, clip = _Reader(base, verbalizer, space, config), config.target.l2_clip_norm
     left = target.stacked.double().to(space.token_ids.device)
-    others = _factors(reader, asked.others, asked.label_names)
-    left = left - _sum(space, others, clip)
-    canaries = _clipped(space, _factors(reader, asked.canaries, asked.label_names), clip)
-    left = left - _sum(space, canaries, clip) / 2
+    added = torch.zeros_like(left)
+    for some in _parts(reader, asked.others, asked.label_names):
+        targets.clipped_sum(space, some.left, some.right, some.labels, some.valid, clip, into=added)
+    canaries = _clipped(space, _joined(_parts(reader, asked.canaries, asked.label_names)), clip)
+    left = left - added - _sum(space, canaries, clip) / 2
     return LeftOver(
         gram=_products(space, canaries).cpu(),
         against=targets.inner(space, canaries.left, canaries.right, left, canaries.labels).cpu(),
@@ -71,7 +73,8 @@ def left_over(asked: SumsToRead) -> LeftOver | None:
     )
 
 
-def _factors(reader: _Reader, table: pa.Table, label_names: tuple[str, ...]) -> _Factors:
+def _parts(reader: _Reader, table: pa.Table, label_names: tuple[str, ...]) -> Iterator[_Factors]:
+    """A few rows at a time: a left factor may be as long as the vocabulary."""
     private = private_rows(table, label_names)
     device = reader.space.token_ids.device
     rows = encode_rows(
@@ -82,13 +85,16 @@ def _factors(reader: _Reader, table: pa.Table, label_names: tuple[str, ...]) -> 
     )
     labels = copied_to(torch.tensor(private.label_indices, dtype=torch.long, device="cpu"), device)
     valid = copied_to(torch.tensor(private.valid, dtype=torch.bool, device="cpu"), device)
-    parts = []
     for start in range(0, len(labels), _BATCH):
         some = slice(start, start + _BATCH)
         states = row_states(reader.base.model, rows.input_ids[some], rows.last[some])
-        parts.append(targets.factors(reader.space, *states, labels[some]))
-    left, right = (torch.cat(part).double() for part in zip(*parts, strict=True))
-    return _Factors(left, right, labels, valid)
+        left, right = targets.factors(reader.space, *states, labels[some])
+        yield _Factors(left.double(), right.double(), labels[some], valid[some])
+
+
+def _joined(parts: Iterable[_Factors]) -> _Factors:
+    columns = zip(*((part.left, part.right, part.labels, part.valid) for part in parts), strict=True)
+    return _Factors(*(torch.cat(column) for column in columns))
 
 
 def _clipped(space: targets.TargetSpace, rows: _Factors, clip: float) -> _Factors:

@@ -53,11 +53,13 @@ def check_model(config: GradientMatchingConfig, label_names: Sequence[str]) -> L
     """Load the base model and refuse, before anything is charged, what would fail later.
 
     Raises:
-        InputError: the model is unknown or has no plain linear head, two labels share a verbaliser token, words,
-            examples or the label check are for unknown labels, the context is too short for the padded length, with
-            its template, its instruction or the label check's examples, or fewer tokens are allowed than k.
+        InputError: the model is unknown, or has no plain linear head or, where it is to be matched, no gradient of all
+            layers; two labels share a verbaliser token; words, examples or the label check are for unknown labels; the
+            context is too short for the padded length, with its template, its instruction or the label check's
+            examples; or fewer tokens are allowed than k.
     """
     from understudy.methods.gradient_matching.filters import checked_labels, exemplars_of, few_shot_labels
+    from understudy.methods.gradient_matching.full_gradient import check_full_gradient
     from understudy.methods.gradient_matching.optimise import check_matching
     from understudy.methods.gradient_matching.release import check_context
     from understudy.methods.gradient_matching.targets import check_head
@@ -69,6 +71,8 @@ def check_model(config: GradientMatchingConfig, label_names: Sequence[str]) -> L
     check_head(loaded.model)
     check_context(loaded, verbalizer, config)
     check_matching(loaded, label_names, config=config)
+    if config.matching.gradient == "full":
+        check_full_gradient(loaded, verbalizer, config)
     _check_prompted(loaded, label_names, config)
     if checked_labels(config.filter, label_names) or config.filter.examples:
         exemplars = exemplars_of(config.filter, label_names)

@@ -22,8 +22,8 @@ from understudy.models.adapters import Adapter, take_adapter
 from understudy.models.loading import LoadedModel
 from understudy.models.lora import trainable_parameters
 from understudy.privacy.dpsgd.layers import check_layers
-from understudy.privacy.dpsgd.per_example import clipped_gradient_sum
 from understudy.privacy.dpsgd.training import Objective, train
+from understudy.privacy.dpsgd.trial import check_gradients
 from understudy.progress import UNKEPT, Course
 
 
@@ -90,13 +90,16 @@ def check_trainable(base: LoadedModel, config: KnowledgeDistillationConfig) -> N
     check_layers(model)
     rows = PairEncoder(base.tokenizer, config.template).encode([Pair("a", "b")] * 2, max_length=config.train.max_length)
     batch = {name: getattr(rows, name) for name in ("input_ids", "attention_mask", "loss_mask")}
-    clip = config.train.l2_clip_norm
-    try:
-        clipped_gradient_sum(
-            model, trainable_parameters(model), response_losses, batch, l2_clip_norm=clip, valid=rows.valid
-        )
-    except InputError as error:
-        raise InputError(f"model={base.name}: {error}; name other lora.targets, or choose another model") from None
+    check_gradients(
+        model,
+        trainable_parameters(model),
+        response_losses,
+        batch,
+        valid=rows.valid,
+        l2_clip_norm=config.train.l2_clip_norm,
+        name=base.name,
+        advice="name other lora.targets, or choose another model",
+    )
 
 
 def _objective(model: nn.Module, config: KnowledgeDistillationConfig) -> Objective:

@@ -35,10 +35,10 @@ from understudy.methods.trajectory_matching.student import Rows, Student
 from understudy.methods.trajectory_matching.training import Schedule, fine_tune
 from understudy.models.loading import LoadedModel, load_base, load_model
 from understudy.privacy.dpsgd.layers import check_layers
-from understudy.privacy.dpsgd.per_example import clipped_gradient_sum
+from understudy.privacy.dpsgd.trial import check_gradients, told_of_model
 from understudy.privacy.ledger.records import KeyMaterial
 from understudy.privacy.mechanisms import Mechanisms
-from understudy.progress import Course
+from understudy.progress import Course, Progress
 
 Clock = Callable[[], float]
 
@@ -52,6 +52,7 @@ _MEASURED, _MEASURED_BY_TRANSFER = 6, 3
 # of a gradient's time.
 _READ_PER_QUESTION, _READING = 5, 1 / 3
 _ANSWERED = 8
+_ADVICE = "choose another model, or leave --epsilon out"
 
 
 def check_model(config: TrajectoryMatchingConfig) -> LoadedModel:
@@ -86,18 +87,26 @@ def check_model(config: TrajectoryMatchingConfig) -> LoadedModel:
 
 
 def _check_gradients(student: Student, base: LoadedModel, config: TrajectoryMatchingConfig) -> None:
-    """Take the clipped gradients of two made-up rows: that a layer keeps examples apart only a pass shows.
+    """Take the clipped gradients of two made-up rows, and match them for a step: what layers do only a pass shows.
 
     Raises:
-        InputError: it does not, as in models that read all tokens of a batch as one text (OPT's linear layers).
+        InputError: a layer mixes rows, as in models that read all tokens of a batch as one text (OPT's linear layers),
+            or the loss does not reach one, as that between BERT's states and its head.
     """
     rows = _encoded(base, config, 2)
     batch = {name: getattr(rows, name) for name in ("input_ids", "attention_mask", "loss_mask")}
-    clip = config.experts.l2_clip_norm
-    try:
-        clipped_gradient_sum(student, adapters_of(student), response_losses, batch, l2_clip_norm=clip, valid=rows.valid)
-    except InputError as error:
-        raise InputError(f"model={config.model}: {error}; choose another model, or leave --epsilon out") from None
+    check_gradients(
+        student,
+        adapters_of(student),
+        response_losses,
+        batch,
+        valid=rows.valid,
+        l2_clip_norm=config.experts.l2_clip_norm,
+        name=config.model,
+        advice=_ADVICE,
+    )
+    with told_of_model(config.model, _ADVICE):
+        _match(student, _made_up(base, config, 2), config, steps=1, inner_steps=1)
 
 
 def _check_transfer(name: str, config: TrajectoryMatchingConfig) -> None:
@@ -203,10 +212,16 @@ def _seconds_of_tuning(student: Student, rows: Rows, clock: Clock) -> float:
 
 
 def _seconds_of_matching(student: Student, rows: Rows, config: TrajectoryMatchingConfig, clock: Clock) -> float:
-    settings = config.distil.model_copy(update={"steps": _STEPS, "max_start": 1, "span": 1})
+    return _last(lambda mark: _match(student, rows, config, progress=mark, steps=_STEPS), clock)
+
+
+def _match(
+    student: Student, rows: Rows, config: TrajectoryMatchingConfig, *, progress: Progress | None = None, **sizes: int
+) -> None:
+    settings = config.distil.model_copy(update={"max_start": 1, "span": 1, **sizes})
     few = config.model_copy(update={"distil": settings})
     moved = {name: value + 1e-3 for name, value in student.start.items()}
-    return _last(lambda mark: distil(student, rows, [[student.start, moved]], few, Course(progress=mark)), clock)
+    distil(student, rows, [[student.start, moved]], few, Course(progress=progress))
 
 
 def _private_step(

@@ -1,6 +1,7 @@
 """What is left of class means for whoever knows all rows but the canaries."""
 
 import math
+import tracemalloc
 
 import numpy as np
 import pyarrow as pa
@@ -41,12 +42,12 @@ def read(untrained, make_config, make_mechanisms, label_names, tmp_path, monkeyp
     """What is left of a release among whose rows canaries stand by coins."""
     monkeypatch.setattr(module, "load_encoder", lambda **_: SENTENCES)
 
-    def read(*, epsilon=math.inf, charge="charge", encoder=SENTENCES, **changes):
+    def read(*, epsilon=math.inf, charge="charge", encoder=SENTENCES, further=0, **changes):
         config = make_config(**{"variant": "untrained", **changes})
         met = [*OTHERS, *(row if coin else NULL for row, coin in zip(CANARIES, COINS, strict=True))]
         with_canaries, canaries, others = (
             pa.Table.from_pylist(rows, schema=LABELLED_SCHEMA)
-            for rows in (met, CANARIES, [*OTHERS, *[NULL] * len(CANARIES)])
+            for rows in (met, CANARIES, [*OTHERS, *[NULL] * (len(CANARIES) + further)])
         )
         queries = queries_of(config, n=len(met), epsilon=epsilon, delta=1e-5)
         asked = Asked(config, schedule_of(queries), make_mechanisms(schedule_of(queries), charge=charge))
@@ -67,6 +68,16 @@ def test_without_noise_the_coins_are_read_off(read):
     scores, is_in = coin_scores(found), np.array(COINS)
     assert scores[is_in].min() > 0.2
     assert scores[~is_in].max() < -0.2
+
+
+def test_of_the_other_rows_only_their_sums_are_held(read):
+    """A vector for each row and label would be 11 MB here, and gigabytes of a large table."""
+    tracemalloc.start()
+    try:
+        read(further=20_000)
+        assert tracemalloc.get_traced_memory()[1] < 6e6
+    finally:
+        tracemalloc.stop()
 
 
 def test_how_long_a_sum_was_is_not_known_and_not_used(read):

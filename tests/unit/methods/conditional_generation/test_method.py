@@ -1,13 +1,18 @@
 """The method from rows to synthetic table, every variant on a tiny random model."""
 
 import pytest
+import torch
+from transformers import FalconConfig, FalconForCausalLM
 
 from understudy.data.private_rows import PrivateRows
+from understudy.errors import InputError
 from understudy.methods.conditional_generation.class_sizes import count_labels, public_sizes, released_sizes
 from understudy.methods.conditional_generation.encode import encode
+from understudy.methods.conditional_generation.fitting import check_model
 from understudy.methods.conditional_generation.generate import synthesize
 from understudy.methods.conditional_generation.queries import Asked, queries_of, schedule_of
 from understudy.methods.conditional_generation.train import fit
+from understudy.models.checkpoints import export_model
 
 CASES = {
     "alternating": ("llama", {"update": "alternating"}),
@@ -59,3 +64,18 @@ def test_every_variant_gives_the_same_table_twice(synthetic, label_names, name):
     _, again = synthetic(name)
     assert again.table.equals(table)
     assert again.report() == synthesis.report()
+
+
+def test_a_model_whose_weights_give_no_row_a_gradient_is_refused_before_the_charge(
+    make_config, tokenizer, label_names, tmp_path
+):
+    """Falcon's layers change in place what its linear layers gave; of adapters that is a sum of theirs."""
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 64}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = FalconForCausalLM(FalconConfig(vocab_size=len(tokenizer), **sizes, bos_token_id=0, eos_token_id=0))
+    export_model(model, tokenizer, tmp_path / "falcon")
+    own = {"model": str(tmp_path / "falcon"), "update": "alternating"}
+    assert check_model(make_config(**own), label_names).name == "falcon"
+    with pytest.raises(InputError, match=r"model=falcon: .* RuntimeError on two made-up ones: .*lora\.rank above 0"):
+        check_model(make_config(**own, lora={"rank": 0}), label_names)

@@ -4,13 +4,18 @@ from functools import partial
 
 import pytest
 import torch
+from random_models import random_model as random_family
 from torch.nn import functional
 
-from understudy.methods.gradient_matching.config import TargetConfig
+from understudy.errors import InputError
+from understudy.methods.gradient_matching.config import GradientMatchingConfig, TargetConfig
 from understudy.methods.gradient_matching.full_gradient import all_parameters, full_objective, text_gradient
 from understudy.methods.gradient_matching.loss import objective, surround
+from understudy.methods.gradient_matching.method import check_model
 from understudy.methods.gradient_matching.targets import target_space
 from understudy.methods.gradient_matching.verbalizer import Verbalizer
+from understudy.models.checkpoints import export_model
+from understudy.models.loading import load_model
 
 FAMILIES = ["gpt2", "llama", "opt", "phi"]
 WORDS = Verbalizer(("a", "b"), torch.tensor([7, 60]), torch.tensor([5, 6]), torch.tensor([0]))
@@ -94,3 +99,19 @@ def test_a_target_of_the_head_alone_gives_the_closed_forms_direction(random_mode
         share.append(own.norm() / gradient.norm())
     torch.testing.assert_close(full, closed * torch.stack(share), rtol=1e-4, atol=1e-6)
     assert (torch.stack(share) < 0.999).all()
+
+
+@pytest.mark.parametrize(("family", "fits"), [("gpt2", True), ("opt", False)])
+def test_a_model_without_a_gradient_of_all_layers_is_refused_before_the_charge(family, fits, tmp_path):
+    """OPT's position embedding is handed more than its input, as none of the layers that are known here."""
+    model = random_family(family, vocabulary=4096, width=16, positions=64, layers=1)
+    export_model(model, load_model("tiny-gpt2").tokenizer, tmp_path / family)
+    settings = {"model": str(tmp_path / family), "max_length": 16, "length": 6, "projection": {"k": 20}}
+    words = {"verbalizer": {"words": "names", "template": " It was"}, "filter": {"label_check": False}}
+    assert check_model(GradientMatchingConfig(**settings, **words), ("bad", "good")).name == family
+    full = GradientMatchingConfig(**settings, **words, matching={"gradient": "full"})
+    if fits:
+        assert check_model(full, ("bad", "good")).name == family
+        return
+    with pytest.raises(InputError, match=r"model=opt: .* TypeError .* set matching\.gradient=closed_form"):
+        check_model(full, ("bad", "good"))

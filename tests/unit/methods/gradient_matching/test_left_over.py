@@ -60,6 +60,18 @@ def test_without_noise_the_coins_are_read_off(make_base, make_mechanisms, label_
     assert coin_scores(found) == pytest.approx([0.5 if coin else -0.5 for coin in COINS], abs=0.01)
 
 
+def test_of_the_other_rows_a_few_are_held_at_a_time(make_base, make_mechanisms, label_names, tmp_path, monkeypatch):
+    """A row's factor is as long as the vocabulary."""
+    held, exact = [], module.clipped_sum
+    monkeypatch.setattr(
+        module, "clipped_sum", lambda *parts, **into: held.append(len(parts[1])) or exact(*parts, **into)
+    )
+    monkeypatch.setattr(module, "_BATCH", 3)
+    found = read(make_base("gpt2"), make_mechanisms, label_names, settings("head"), tmp_path / "target", monkeypatch)
+    assert held == [3, 3, 3, 3, 2, len(CANARIES)]
+    assert coin_scores(found) == pytest.approx([0.5 if coin else -0.5 for coin in COINS], abs=0.01)
+
+
 def test_products_are_those_of_the_clipped_gradients_of_single_canaries(
     make_base, make_mechanisms, label_names, tmp_path, monkeypatch
 ):

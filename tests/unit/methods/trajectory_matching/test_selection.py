@@ -10,6 +10,7 @@ import pytest
 import torch
 from random_models import random_model
 from random_students import random_rows, random_student
+from transformers import BertConfig, BertLMHeadModel
 
 from understudy.errors import InputError, TaskFailed
 from understudy.generation.instructions import Pair
@@ -153,6 +154,19 @@ def test_a_model_that_gives_no_row_a_gradient_of_its_own_is_refused_before_the_c
             check_model(config)
     else:
         assert check_model(config).name == "opt"
+
+
+def test_a_model_with_a_layer_that_no_loss_reaches_is_refused_before_the_charge(tmp_path):
+    """BERT's between its states and its head: experts are trained, and then it has no gradient to be matched."""
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = BertLMHeadModel(BertConfig(vocab_size=4096, max_position_embeddings=128, is_decoder=True, **sizes))
+    export_model(model, load_model("tiny-gpt2").tokenizer, tmp_path / "bert")
+    config = TrajectoryMatchingConfig(model=str(tmp_path / "bert"))
+    with pytest.raises(InputError, match=r"bert: .* not have been used .* choose another model"):
+        check_model(promised(config, has_epsilon=True))
+    assert check_model(promised(config, has_epsilon=False)).name == "bert"
 
 
 def test_a_width_without_room_for_an_answer_is_refused_as_given_and_the_one_asked_for_is_taken(tmp_path):
