@@ -73,6 +73,7 @@ def _attacked(plan: Planned, arm: Arm, request: AuditRequest) -> ArtifactRef:
     asked = Attacked(
         row_losses=method.row_losses,
         left_over=method.left_over,
+        paid=method.charge.releases,
         codes=tuple(code_digest(load(place)) for place in (method.row_losses, method.left_over) if place),
         config=of_arm.config,
         charged=of_arm.charged,

@@ -49,6 +49,7 @@ class Attacked(Frozen):
     seed: int
     row_losses: str = Field(default="", description="Where the method's function of that name is; empty without.")
     left_over: str = Field(default="", description="Where the method's function of that name is; empty without.")
+    paid: str = Field(default="", description="Kind of the artifact that the charge paid for.")
     codes: tuple[str, ...] = Field(default=(), description="Digests of the code that they reach; the task's has not.")
     config: SerializeAsAny[BaseModel]
     charged: SerializeAsAny[BaseModel] = Field(description="Those of the settings that private rows meet.")
@@ -85,7 +86,7 @@ def attack(
     )
     scores: dict[Threat, Floats] = {"data": echoes(made, hidden)}
     if asked.row_losses:
-        scores["model"] = _scores_by_model(rows, known, path_of(released), asked)
+        scores["model"] = _scores_by_model(rows, known, _paid_for(released, asked.paid), asked)
     if asked.left_over and (by_sums := _scores_by_sums(rows, read_table(others), released, asked)) is not None:
         scores["sums"] = by_sums
     found = {
@@ -135,6 +136,12 @@ def _scores_by_sums(rows: pa.Table, others: pa.Table, released: ArtifactRef, ask
         SumsToRead(rows, others, asked.label_names, asked.charged, asked.queries, _made(released), compute())
     )
     return None if left is None else coin_scores(left)
+
+
+def _paid_for(released: ArtifactRef, kind: str) -> Path:
+    """Folder of what the charge paid for, from which the rest followed: the statement calls it released as well."""
+    found = _made(released).behind(kind)
+    return found[-1].folder if found else path_of(released)
 
 
 def _made(ref: ArtifactRef) -> Made:

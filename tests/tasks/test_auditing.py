@@ -6,10 +6,10 @@ import traceback
 import pytest
 from guarantees import GUARANTEE
 
-from understudy.artifacts.access import write_json
+from understudy.artifacts.access import path_of, write_json
 from understudy.errors import TaskFailed
 from understudy.privacy import labels
-from understudy.tasks.auditing import _made, caught
+from understudy.tasks.auditing import _made, _paid_for, caught
 
 FIGURES = {"epsilon": 0.5, "guesses": 4, "right": 3, "auc": 0.7, "auc_interval": [0.5, 0.9], "rates": []}
 
@@ -43,6 +43,18 @@ def test_an_attacker_of_sums_is_handed_what_the_run_made_them_of(home):
     assert [json.loads((one.folder / "value.json").read_text()) for one in rounds] == [{"of": 0}, {"of": 1}]
     assert [[parent.kind for parent in one.parents] for one in rounds] == [["candidates"], ["candidates"]]
     assert len(made.behind("adapter")) == 2
+
+
+def test_an_attacker_of_a_model_sees_what_the_charge_paid_for(home):
+    """Trajectory matching hands over what it learned from the experts, whose adapters are released too."""
+    kept = labels.private("ward")
+    experts = write_json("experts", kind="trajectories", label=kept)
+    learned = write_json("learned", kind="distilled", label=kept, parents=[experts])
+    assert _paid_for(learned, "trajectories") == path_of(experts)
+    earlier = write_json("of the client", kind="model", label=kept)
+    model = write_json("of the server", kind="model", label=kept, parents=[earlier])
+    assert _paid_for(model, "model") == path_of(model)
+    assert _paid_for(model, "counts") == path_of(model)
 
 
 def test_what_a_release_came_from_outside_the_stores_is_no_part_of_it(home):

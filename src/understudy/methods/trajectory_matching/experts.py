@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from understudy.errors import InputError
+from understudy.errors import ArtifactDamaged, InputError
 from understudy.generation.instructions import EncodedPairs
 from understudy.generation.step import head, last_states
 from understudy.methods.trajectory_matching.config import TrajectoryMatchingConfig
@@ -161,8 +161,15 @@ def load_trajectory(path: Path) -> Trajectory:
 
 
 def gathered(folder: Path) -> list[Trajectory]:
-    """The trajectories of all experts, in their order, as they lie in the folder that was released."""
-    return [load_trajectory(path) for path in sorted(folder.glob("expert-*.safetensors"), key=_number)]
+    """The trajectories of all experts, in their order, as they lie in the folder that was released.
+
+    Raises:
+        ArtifactDamaged: there is none.
+    """
+    found = [load_trajectory(path) for path in sorted(folder.glob("expert-*.safetensors"), key=_number)]
+    if not found:
+        raise ArtifactDamaged(f"{folder}: expected the trajectories of experts, found none; run again")
+    return found
 
 
 def _number(path: Path) -> int:
