@@ -53,6 +53,7 @@ REVIEWED = {
     "FilterConfig": {"label_check", "examples"},
     "RunRequest": {"overrides"},
     # Base models, their files, code and tasks.
+    "Attacked": {"codes"},
     "ListedModel": {"origins", "weights"},
     "ShippedOrigin": {"files"},
     "HubOrigin": {"files"},

@@ -11,7 +11,8 @@ import torch
 
 from understudy.auditing.known_rows import LeftOver, seen_from
 from understudy.data.private_rows import private_rows
-from understudy.evaluation.encoder import Encoder, each_alone, load_encoder
+from understudy.evaluation import encoder
+from understudy.evaluation.encoder import Encoder, each_alone
 from understudy.methods.conditional_generation.class_means import check_encoder
 from understudy.methods.conditional_generation.storage import released_means
 from understudy.methods.reading import SumsToRead
@@ -31,7 +32,7 @@ def left_over(asked: SumsToRead) -> LeftOver | None:
     means = released_means(asked.released.folder)
     if means is None:
         return None
-    sentences = load_encoder(device=asked.compute.device)
+    sentences = encoder.load_encoder(device=asked.compute.device)
     check_encoder(means, sentences)
     shape = (len(asked.label_names), sentences.dimension)
     others, rows = np.zeros(shape), np.zeros(len(asked.label_names))

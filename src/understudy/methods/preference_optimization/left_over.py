@@ -8,7 +8,8 @@ import pyarrow as pa
 import torch
 
 from understudy.auditing.known_rows import LeftOver, seen_from
-from understudy.evaluation.encoder import Encoder, load_encoder
+from understudy.evaluation import encoder
+from understudy.evaluation.encoder import Encoder
 from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
 from understudy.methods.preference_optimization.pool import ClientPool, build_pool
 from understudy.methods.preference_optimization.queries import schedule_of
@@ -30,9 +31,9 @@ def left_over(asked: SumsToRead) -> LeftOver | None:
     config, schedule = asked.settings(PreferenceOptimizationConfig), schedule_of(asked.queries)
     if schedule.sampling_probability < 1:
         return None
-    base, encoder = load_base(config), load_encoder(device=asked.compute.device)
+    base, sentences = load_base(config), encoder.load_encoder(device=asked.compute.device)
     others, canaries = (
-        _pool(table, config, classes=len(asked.label_names), base=base, encoder=encoder)
+        _pool(table, config, classes=len(asked.label_names), base=base, sentences=sentences)
         for table in (asked.others, asked.canaries)
     )
     added, left = [], []
@@ -50,15 +51,15 @@ def left_over(asked: SumsToRead) -> LeftOver | None:
 
 
 def _pool(
-    table: pa.Table, config: PreferenceOptimizationConfig, *, classes: int, base: LoadedModel, encoder: Encoder
+    table: pa.Table, config: PreferenceOptimizationConfig, *, classes: int, base: LoadedModel, sentences: Encoder
 ) -> ClientPool:
     return build_pool(
         table,
         config=config,
         classes=classes,
         tokenizer=base.tokenizer,
-        encode=encoder.encode,
-        dimension=encoder.dimension,
+        encode=sentences.encode,
+        dimension=sentences.dimension,
     )
 
 

@@ -40,7 +40,7 @@ SENTENCES = Encoder("letters", "d" * 64, D, of_letters)
 @pytest.fixture
 def read(untrained, make_config, make_mechanisms, label_names, tmp_path, monkeypatch):
     """What is left of a release among whose rows canaries stand by coins."""
-    monkeypatch.setattr(module, "load_encoder", lambda **_: SENTENCES)
+    monkeypatch.setattr(module.encoder, "load_encoder", lambda **_: SENTENCES)
 
     def read(*, epsilon=math.inf, charge="charge", encoder=SENTENCES, further=0, **changes):
         config = make_config(**{"variant": "untrained", **changes})

@@ -62,9 +62,9 @@ def test_without_noise_the_coins_are_read_off(make_base, make_mechanisms, label_
 
 def test_of_the_other_rows_a_few_are_held_at_a_time(make_base, make_mechanisms, label_names, tmp_path, monkeypatch):
     """A row's factor is as long as the vocabulary."""
-    held, exact = [], module.clipped_sum
+    held, exact = [], module.targets.clipped_sum
     monkeypatch.setattr(
-        module, "clipped_sum", lambda *parts, **into: held.append(len(parts[1])) or exact(*parts, **into)
+        module.targets, "clipped_sum", lambda *parts, **into: held.append(len(parts[1])) or exact(*parts, **into)
     )
     monkeypatch.setattr(module, "_BATCH", 3)
     found = read(make_base("gpt2"), make_mechanisms, label_names, settings("head"), tmp_path / "target", monkeypatch)

@@ -44,7 +44,7 @@ def base():
 @pytest.fixture
 def read(base, make_mechanisms, tmp_path, monkeypatch):
     """What is left of rounds in which canaries take part by coins."""
-    monkeypatch.setattr(module, "load_encoder", lambda **_: Encoder("letters", "d" * 64, D, of_letters))
+    monkeypatch.setattr(module.encoder, "load_encoder", lambda **_: Encoder("letters", "d" * 64, D, of_letters))
     monkeypatch.setattr(module, "load_base", lambda _: base)
 
     def read(*, epsilon=math.inf, charge="charge", clients=None, **scoring):
