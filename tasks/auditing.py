@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field, SerializeAsAny
 
 from understudy.artifacts.access import (
     ArtifactRef,
+    ArtifactStore,
     exchange_store,
     path_of,
     private_store,
@@ -84,10 +85,11 @@ def attack(
         [" ".join(texts) for texts in zip(*(one[name].to_pylist() for name in columns), strict=True)]
         for one in (known, rows)
     )
+    made_of = _made(released)
     scores: dict[Threat, Floats] = {"data": echoes(made, hidden)}
     if asked.row_losses:
-        scores["model"] = _scores_by_model(rows, known, _paid_for(released, asked.paid), asked)
-    if asked.left_over and (by_sums := _scores_by_sums(rows, read_table(others), released, asked)) is not None:
+        scores["model"] = _scores_by_model(rows, known, _paid_for(made_of, asked.paid), asked)
+    if asked.left_over and (by_sums := _scores_by_sums(rows, read_table(others), made_of, asked)) is not None:
         scores["sums"] = by_sums
     found = {
         threat: figures_of(of_canaries, included, delta=asked.delta, confidence=asked.confidence, seed=asked.seed)
@@ -126,31 +128,41 @@ def _scores_by_model(rows: pa.Table, synthetic: pa.Table, released: Path, asked:
     )
 
 
-def _scores_by_sums(rows: pa.Table, others: pa.Table, released: ArtifactRef, asked: Attacked) -> Floats | None:
+def _scores_by_sums(rows: pa.Table, others: pa.Table, released: Made, asked: Attacked) -> Floats | None:
     """Of each canary, by its share in what the other rows leave of the released sums."""
     from understudy.auditing.known_rows import coin_scores
     from understudy.lazy import load
     from understudy.methods.reading import SumsToRead
 
     left = load(asked.left_over)(
-        SumsToRead(rows, others, asked.label_names, asked.charged, asked.queries, _made(released), compute())
+        SumsToRead(rows, others, asked.label_names, asked.charged, asked.queries, released, compute())
     )
     return None if left is None else coin_scores(left)
 
 
-def _paid_for(released: ArtifactRef, kind: str) -> Path:
+def _paid_for(released: Made, kind: str) -> Path:
     """Folder of what the charge paid for, from which the rest followed: the statement calls it released as well."""
-    found = _made(released).behind(kind)
-    return found[-1].folder if found else path_of(released)
+    found = released.behind(kind)
+    return found[-1].folder if found else released.folder
 
 
-def _made(ref: ArtifactRef) -> Made:
-    """An artifact with what it was made of, as far as its zone keeps that."""
+def _made(released: ArtifactRef) -> Made:
+    """An artifact with what it was made of, each looked at once, as far as its zone keeps that."""
     from understudy.methods.reading import Made
 
     stores = [(PRIVATE_ID, private_store()), (CONTENT_ID, exchange_store())]
-    parents = [store.find(parent) for parent in ref.parents for pattern, store in stores if pattern.fullmatch(parent)]
-    return Made(ref.kind, path_of(ref), tuple(_made(parent) for parent in parents))
+    known: dict[str, Made] = {}
+
+    def made(ref: ArtifactRef) -> Made:
+        if ref.id not in known:
+            parents = [known.get(name) or made(store.find(name)) for name, store in kept_of(ref)]
+            known[ref.id] = Made(ref.kind, path_of(ref), tuple(parents))
+        return known[ref.id]
+
+    def kept_of(ref: ArtifactRef) -> list[tuple[str, ArtifactStore]]:
+        return [(name, store) for name in ref.parents for pattern, store in stores if pattern.fullmatch(name)]
+
+    return made(released)
 
 
 class Audited(Frozen):

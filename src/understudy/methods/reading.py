@@ -58,13 +58,21 @@ class Made:
 
     kind: str
     folder: Path
-    parents: tuple[Made, ...] = ()
+    parents: tuple[Made, ...] = field(default=(), repr=False)
 
     def behind(self, kind: str) -> list[Made]:
         """What of a kind this was made of, over all generations, itself included; each once, the oldest first."""
-        older = [found for parent in self.parents for found in parent.behind(kind)]
-        own = [self] if self.kind == kind else []
-        return list({found.folder: found for found in (*older, *own)}.values())
+        seen: dict[Path, Made] = {}
+
+        def visit(made: Made) -> None:
+            # A round has several ways back to the one before, so the ways are many more than the artifacts.
+            if made.folder not in seen:
+                for parent in made.parents:
+                    visit(parent)
+                seen[made.folder] = made
+
+        visit(self)
+        return [made for made in seen.values() if made.kind == kind]
 
 
 @dataclass(frozen=True)
