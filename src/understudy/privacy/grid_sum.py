@@ -17,6 +17,10 @@ _UNITS_AT_ONCE: Final = 1 << 16
 # Numbers that are rounded at a time: what a core's cache holds; on a GPU, where each time takes as long, many more.
 _AT_ONCE: Final = 1 << 17
 _AT_ONCE_ON_CUDA: Final = 1 << 24
+# A tensor of fewer numbers is held together with others.
+_SMALL: Final = 1 << 17
+
+_Names = tuple[str, ...]
 
 
 def to_steps(values: Tensor, *, grid: float) -> Tensor:
@@ -81,9 +85,11 @@ class GridSum:
             sensitivity: L2 norm that one unit's contribution is clipped to.
         """
         self._grid = grid_of(sensitivity)
-        self._waiting: dict[str, Tensor] = {}
+        self._shapes: dict[str, torch.Size] = {}
+        self._groups: tuple[_Names, ...] = ()
+        self._waiting: dict[_Names, Tensor] = {}
         self._units = 0
-        self._steps: dict[str, Tensor] = {}
+        self._steps: dict[_Names, Tensor] = {}
 
     def add(self, values: Mapping[str, Tensor], *, units: int) -> None:
         """Add the sum of some units' contributions.
@@ -92,28 +98,50 @@ class GridSum:
             values: name -> float tensor, the same names and shapes at every call; private.
             units: slots that they are the sum over, public: null ones count.
         """
+        if not self._groups:
+            self._groups = _together(values)
+            self._shapes = {name: value.shape for name, value in values.items()}
         if self._units + units > _UNITS_AT_ONCE:
             self._round()
-        for name, value in values.items():
-            waiting = self._waiting.get(name)
-            self._waiting[name] = (
-                value.to(torch.float64, copy=True).contiguous() if waiting is None else waiting.add_(value)
-            )
+        for names in self._groups:
+            value, waiting = _flat([values[name] for name in names]), self._waiting.get(names)
+            self._waiting[names] = value.to(torch.float64, copy=True) if waiting is None else waiting.add_(value)
         self._units += units
 
     def steps(self) -> dict[str, Tensor]:
         """Name -> int64 steps of everything added so far; private."""
         self._round()
-        return dict(self._steps)
+        found = {}
+        for names, steps in self._steps.items():
+            sizes = [self._shapes[name].numel() for name in names]
+            parts = zip(names, torch.split(steps, sizes), strict=True)
+            found.update({name: part.view(self._shapes[name]) for name, part in parts})
+        return found
 
     def _round(self) -> None:
         extremes: dict[torch.device, list[Tensor]] = {}
         while self._waiting:
-            name, value = self._waiting.popitem()
+            names, value = self._waiting.popitem()
             steps, ends = _rounded(value, self._grid)
             extremes.setdefault(ends.device, []).append(ends)
-            self._steps[name] = steps if name not in self._steps else self._steps[name].add_(steps)
+            self._steps[names] = steps if names not in self._steps else self._steps[names].add_(steps)
         # Once for all of them: a GPU is waited for once.
         for ends_there in extremes.values():
             _check(ends_there, self._grid)
         self._units = 0
+
+
+def _together(values: Mapping[str, Tensor]) -> tuple[_Names, ...]:
+    """Names of tensors that are held as one: the small ones of a device, and each of the others by itself.
+
+    Adapters have hundreds of small tensors. An operation on each of them takes longer to start than to do.
+    """
+    groups: dict[object, list[str]] = {}
+    for name, value in values.items():
+        groups.setdefault(value.device if value.numel() < _SMALL else name, []).append(name)
+    return tuple(map(tuple, groups.values()))
+
+
+def _flat(values: Sequence[Tensor]) -> Tensor:
+    """The numbers of some tensors, one after the other."""
+    return values[0].reshape(-1) if len(values) == 1 else torch.cat([value.reshape(-1) for value in values])

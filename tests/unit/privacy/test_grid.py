@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy.errors import UnderstudyError
+from understudy.privacy import grid_sum
 from understudy.privacy.grid import ALLOWANCE, MOST_NUMBERS, charged_sensitivity, grid_of
 from understudy.privacy.grid_sum import GridSum, from_steps, to_steps
 
@@ -98,3 +99,23 @@ def test_which_units_are_added_together_changes_the_sum_by_roundings_only():
             found.add({"a": part.sum(0)}, units=size)
         sums.append(found.steps()["a"])
     assert all(int((one - sums[0]).abs().max()) <= 1 for one in sums)
+
+
+@pytest.mark.parametrize("units", [3, 40_000])
+def test_small_tensors_that_are_held_together_come_back_as_themselves(units, monkeypatch):
+    """With so many units each part is rounded by itself."""
+    monkeypatch.setattr(grid_sum, "_SMALL", 50)
+    shapes = {"b": (7,), "large": (10, 9), "a": (4, 3), "scalar": (), "none": (0, 4), "wide": (5, 5)}
+    made = torch.Generator().manual_seed(0)
+    parts = [{name: torch.randn(shape, generator=made) for name, shape in shapes.items()} for _ in range(3)]
+    parts[0]["wide"] = parts[0]["wide"].double().T  # of another type, and not contiguous
+    total = GridSum(sensitivity=0.3)
+    for part in parts:
+        total.add(part, units=units)
+    grid, found = grid_of(0.3), total.steps()
+    assert {name: tuple(steps.shape) for name, steps in found.items()} == shapes
+    for name, steps in found.items():
+        exact = [part[name].double() for part in parts]
+        expected = to_steps(sum(exact), grid=grid) if units == 3 else sum(to_steps(one, grid=grid) for one in exact)
+        assert torch.equal(steps, expected)
+        assert steps.is_contiguous()
