@@ -98,9 +98,11 @@ def checkpoints_weighed_by_private_loss(patch: Patch) -> None:
         kept = []
 
         def looking(done, steps):
-            batch = {**data, "slot": torch.arange(plan.n), "step": torch.tensor(0)}
+            device = next(model.parameters()).device
+            rows = {**data, "slot": torch.arange(plan.n), "step": torch.tensor(0)}
+            batch = {name: value.to(device) for name, value in rows.items()}
             with torch.no_grad():
-                loss = float(objective.loss(model, batch)[data["valid"]].mean())
+                loss = float(objective.loss(model, batch)[batch["valid"]].mean())
             kept.append((loss, {name: p.detach().clone() for name, p in objective.parameters.items()}))
             if course.progress is not None:
                 course.progress(done, steps)
@@ -201,7 +203,7 @@ def _exact_sums(patch: Patch) -> list[torch.Tensor]:
 
 
 def _digest(sums: torch.Tensor) -> str:
-    return hashlib.sha256(sums.numpy().tobytes()).hexdigest()
+    return hashlib.sha256(sums.cpu().numpy().tobytes()).hexdigest()
 
 
 def sums_in_a_temporary_file(patch: Patch) -> None:
@@ -211,7 +213,7 @@ def sums_in_a_temporary_file(patch: Patch) -> None:
     def written(*args, **options):
         sums = exact(*args, **options)
         with tempfile.NamedTemporaryFile() as file:
-            np.save(file, sums.numpy())
+            np.save(file, sums.cpu().numpy())
         return sums
 
     patch.setattr(release, "_class_sums", written)
