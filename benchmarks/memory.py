@@ -29,7 +29,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from understudy.data.private_rows import PrivateRows
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
 from understudy.methods.conditional_generation.fitting import train_on_table
-from understudy.methods.conditional_generation.memory import resolve_for, training_bytes
+from understudy.methods.conditional_generation.memory import resolve_for, rows_per_pass, training_bytes
 from understudy.methods.conditional_generation.queries import Asked, queries_of, schedule_of
 from understudy.models.loading import LoadedModel, load_model
 from understudy.privacy.dpsgd.layers import Factors, add_weighted_sum, inner_product
@@ -135,9 +135,10 @@ def config_of(case: str, base: LoadedModel, device: DeviceType) -> tuple[Conditi
     assert shape is not None
     case_of = {"model": f"tiny-{CASES[case][0]}", "lora": {"rank": CASES[case][-1]}}
     plain = ConditionalGenerationConfig(**case_of, selection={"draws": 1})
-    config = resolve_for(plain, ROWS, shape)
-    assert config.train.micro_batch != "auto"
-    return config, training_bytes(config, shape, config.train.micro_batch, device=device) / 2**20
+    rows = rows_per_pass(plain, ROWS, shape, device=device)
+    config = resolve_for(plain, shape)
+    config = config.model_copy(update={"train": config.train.model_copy(update={"micro_batch": rows})})
+    return config, training_bytes(config, shape, rows, device=device) / 2**20
 
 
 def training(case: str, device: DeviceType) -> Callable[[], object]:

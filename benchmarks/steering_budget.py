@@ -48,7 +48,7 @@ def main() -> None:
         plain = None
         for budget in (0.0, *options.budgets):
             for steer in ("hidden", "key_value") if budget else ("none",):
-                drawn, wanted = draw(base, head, steer=steer, budget=budget, per_label=options.per_label)
+                drawn, wanted = draw(base, head, steering={"steer": steer}, budget=budget, per_label=options.per_label)
                 nats = nats_per_token(base, drawn)
                 plain = nats if plain is None else plain
                 fidelity = judge(drawn, wanted)
@@ -113,13 +113,13 @@ def _states(base: LoadedModel, text: str) -> torch.Tensor:
 
 
 def draw(
-    base: LoadedModel, head: torch.nn.Module, *, steer: str, budget: float, per_label: int
+    base: LoadedModel, head: torch.nn.Module, *, steering: dict[str, Any], budget: float, per_label: int
 ) -> tuple[list[str], list[int]]:
     """Texts under one prompt for both labels, so that nothing but the steering tells them apart."""
     prompts = build_prompts(base.tokenizer, ("any", "other"), about=ABOUT)
     wanted = [label for label in (0, 1) for _ in range(per_label)]
     one = torch.zeros(len(wanted), dtype=torch.long)
-    config = SteeringConfig.model_validate({"steer": steer, "kl_budget": budget})
+    config = SteeringConfig.model_validate({**steering, "kl_budget": budget})
     rows = sample(
         base.model,
         (prompts.input_ids[one], prompts.attention_mask[one]),
@@ -135,18 +135,21 @@ def draw(
 
 def nats_per_token(base: LoadedModel, texts: list[str]) -> float:
     """Mean negative log-likelihood per token of texts behind the prompt that they were drawn under."""
+    total, tokens = np.sum([text_nats(base, text) for text in texts], axis=0)
+    return float(total / max(tokens, 1))
+
+
+def text_nats(base: LoadedModel, text: str) -> tuple[float, int]:
+    """Negative log-likelihood of a text behind the prompt, and its tokens."""
     prompts = build_prompts(base.tokenizer, ("any", "other"), about=ABOUT)
     before = prompts.input_ids[0][prompts.attention_mask[0].bool()].tolist()
-    total, tokens = 0.0, 0
-    for text in texts:
-        own = encode_text(base.tokenizer, text, lead=prompts.lead) if text else []
-        if own:
-            ids = torch.tensor([[*before, *own]])
-            with torch.no_grad():
-                logp = base.model(input_ids=ids).logits[0, len(before) - 1 : -1].float().log_softmax(-1)
-            total -= float(logp.gather(-1, torch.tensor(own)[:, None]).sum())
-            tokens += len(own)
-    return total / max(tokens, 1)
+    own = encode_text(base.tokenizer, text, lead=prompts.lead) if text else []
+    if not own:
+        return 0.0, 0
+    with torch.no_grad():
+        logits = base.model(input_ids=torch.tensor([[*before, *own]])).logits[0, len(before) - 1 : -1]
+    logp = logits.float().log_softmax(-1)
+    return -float(logp.gather(-1, torch.tensor(own)[:, None]).sum()), len(own)
 
 
 def _options() -> argparse.Namespace:

@@ -103,6 +103,13 @@ class SteeringConfig(Frozen):
     window: CountOrZero = setting(
         0, "Only the last so many cached positions are shifted; 0: all of them. key_value only."
     )
+    layers: float = setting(
+        0.5,
+        "Share of the layers, the upper ones, whose cache is shifted, above 0 and at most 1, rounded up; the others "
+        "are read once. key_value only. tiny 0.5, PPLM 1.",
+        gt=0,
+        le=1,
+    )
     lookahead: bool = setting(
         False, "Ask the discriminator about the expected next token too (PPLM's horizon 1); twice the cost."
     )

@@ -16,7 +16,9 @@ Deviations from the PPLM paper:
   give a direction of the last hidden state; along it the head is affine, so one product with the head gives the logits
   at every length;
 - by default the discriminator sees the state at the current token, where it was trained; `lookahead` adds the
-  paper's expected next token.
+  paper's expected next token;
+- by default only the upper half of the layers is shifted, so that the layers below are read once for each token
+  (docs/decisions/0035); `layers=1` shifts all, as the paper does.
 
 Sums run over the batch and every norm over one sample only: a row's result does not depend on its batch mates. Shifts,
 their norms and what the discriminator sees are float32 or wider, whatever the model computes in.
@@ -38,6 +40,7 @@ from understudy.compute import widened
 from understudy.generation.config import SteeringConfig
 from understudy.generation.sampling import Step, StepHook, advance, head, next_logits
 from understudy.generation.steering_length import length_within
+from understudy.models.lower_layers import replayed
 
 __all__ = ["Attribute", "SteeringConfig", "steer_towards"]
 
@@ -223,12 +226,14 @@ def _shift_hidden(step: Step, config: SteeringConfig, objective: Objective) -> T
 
 
 def _shift_key_values(step: Step, config: SteeringConfig, objective: Objective) -> Tensor:
-    """Shift the cache before the last token and read that token again on it."""
+    """Shift the upper layers' cache before the last token and read that token again on it."""
+    below = step.below(config.layers)
 
     def read_again(groups: Sequence[Group]) -> Tensor:
-        return step.read(lambda layer, *new: step.joined(layer, groups[layer], new))
+        with replayed(lower):
+            return step.read(lambda layer, *new: step.joined(layer, groups[layer - below], new))
 
-    hidden, leaves = step.record(config.window)
+    hidden, leaves, lower = step.record(config.window, below=below)
     with torch.enable_grad():
         slopes = _slopes(objective(hidden, moved=False), leaves)
     return read_again(

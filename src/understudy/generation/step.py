@@ -13,6 +13,7 @@ from torch.nn import functional
 from understudy.compute import widened
 from understudy.generation.cache import KeyValues, RowCache, grown, held
 from understudy.generation.prompts import position_ids
+from understudy.models.lower_layers import LowerLayers, layers_below, recorded
 
 
 def backbone(model: Any) -> Any:
@@ -122,26 +123,33 @@ class Step:
         _ = self.hidden
         return self._cache.past(new=1)
 
-    def record(self, window: int) -> tuple[Tensor, KeyValues]:
-        """Read the last token with a graph, for a hook that differentiates by the cache.
+    def record(self, window: int, *, below: int = 0) -> tuple[Tensor, KeyValues, LowerLayers]:
+        """Read the last token with a graph, for a hook that differentiates by the cache of the upper layers.
 
         Args:
             window: How many of the last cached columns; 0 for all.
+            below: How many of the lowest layers have no leaves.
 
         Returns:
-            `hidden` with its graph, and the leaves: per layer `(active, heads, columns, head_dim)` keys and values,
-            float32 or wider.
+            `hidden` with its graph; the leaves: per layer from `below` on `(active, heads, columns, head_dim)` keys and
+            values, float32 or wider; and what the layers below gave.
         """
-        leaves = [(_leaf(keys[:, :, -window:]), _leaf(values[:, :, -window:])) for keys, values in self.past]
+        upper = self.past[below:]
+        leaves = [(_leaf(keys[:, :, -window:]), _leaf(values[:, :, -window:])) for keys, values in upper]
+        whole = self._cache.past(new=1)
 
         def grow(layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
             self._cache.write(layer, keys, values)
-            return self.joined(layer, leaves[layer], (keys, values))
+            return whole[layer] if layer < below else self.joined(layer, leaves[layer - below], (keys, values))
 
-        with torch.enable_grad():
+        with torch.enable_grad(), recorded(backbone(self._model), below) as lower:
             hidden = self.read(grow)
         self.__dict__["hidden"] = hidden.detach()
-        return hidden, leaves
+        return hidden, leaves, lower
+
+    def below(self, share: float) -> int:
+        """How many layers lie below the upper share of them."""
+        return layers_below(backbone(self._model), share=share, layers=len(self.past))
 
     def joined(self, layer: int, window: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Keys and values of a layer whose last cached columns are `window`, and those of a new token behind them."""

@@ -1,3 +1,5 @@
+import math
+
 import hypothesis.extra.numpy as hnp
 import numpy as np
 import pytest
@@ -93,7 +95,7 @@ def read_anew(model, cache, prompt):
 
 
 def steered_by_definition(
-    model, prompt, target, discriminator, *, steer, steps, kl_budget, kl_weight, gm_scale, window
+    model, prompt, target, discriminator, *, steer, steps, kl_budget, kl_weight, gm_scale, window, layers
 ):
     """One row's distribution as METHODS say it: every pass anew, the KL term always, both distributions apart."""
     before = backbone(model)(input_ids=torch.tensor([prompt[:-1]]), use_cache=True).past_key_values
@@ -103,14 +105,17 @@ def steered_by_definition(
         groups = [[read_anew(model, past, prompt).detach()]]
         masks = [torch.ones_like(groups[0][0])]
     else:
-        groups = [list(pair) for pair in past]
+        still = past[: -math.ceil(layers * len(past))]
+        groups = [list(pair) for pair in past[len(still) :]]
         masks = []
-        for keys, _ in past:
+        for keys, _ in groups:
             masks.append(torch.zeros_like(keys))
             masks[-1][:, :, -window:] = 1
 
     def state(moved):
-        return moved[0][0] if steer == "hidden" else read_anew(model, [tuple(group) for group in moved], prompt)
+        if steer == "hidden":
+            return moved[0][0]
+        return read_anew(model, still + [tuple(group) for group in moved], prompt)
 
     shifts = [[torch.zeros_like(tensor) for tensor in group] for group in groups]
     for _ in range(steps):
@@ -142,9 +147,13 @@ def steered_by_definition(
 
 
 @pytest.mark.parametrize("steps", [1, 3])
-@pytest.mark.parametrize(("steer", "window"), [("hidden", 0), ("key_value", 0), ("key_value", 2)])
-def test_a_step_is_what_its_definition_says(random_model, discriminator, steer, window, steps):
+@pytest.mark.parametrize(
+    ("steer", "window", "layers"),
+    [("hidden", 0, 1.0), ("key_value", 0, 1.0), ("key_value", 2, 1.0), ("key_value", 0, 0.5), ("key_value", 2, 0.3)],
+)
+def test_a_step_is_what_its_definition_says(random_model, discriminator, steer, window, layers, steps):
     constants = {"steer": steer, "window": window, "steps": steps, "kl_weight": 0.5, "gm_scale": 0.7, "kl_budget": 0.3}
+    constants |= {"layers": layers}
     found = first_logits(random_model, discriminator, **constants)
     for row, (prompt, target) in enumerate(zip(PROMPTS, TARGETS, strict=True)):
         plain, expected = steered_by_definition(random_model, prompt, target, discriminator, **constants)
@@ -323,6 +332,29 @@ def praise_in(model, prompt, rows, sentiment) -> float:
             hidden = backbone(model)(input_ids=torch.tensor([[*prompt, *row]])).last_hidden_state[0, len(prompt) :]
         probabilities.append(sentiment(hidden).softmax(-1)[:, 1].mean())
     return float(torch.stack(probabilities).mean())
+
+
+@pytest.mark.parametrize(("layers", "reads"), [(1.0, (2, 2)), (0.5, (1, 2))])
+def test_layers_below_the_shift_are_read_once_for_a_token(random_model, discriminator, layers, reads, monkeypatch):
+    counts = [0, 0]
+    stack = next(child for child in random_model.modules() if isinstance(child, nn.ModuleList))
+
+    def counting(number, forward):
+        def counted(*args, **options):
+            counts[number] += 1
+            return forward(*args, **options)
+
+        return counted
+
+    for number, layer in enumerate(stack):
+        monkeypatch.setattr(layer, "forward", counting(number, layer.forward))
+    first_logits(random_model, discriminator, steer="none")
+    before = counts.copy()
+    counts[:] = [0, 0]
+    first_logits(random_model, discriminator, steer="key_value", steps=1, layers=layers)
+    # The prompt is read once whatever follows.
+    assert before == [2, 2]
+    assert counts == [1 + count for count in reads]
 
 
 def test_only_the_window_of_the_cache_moves(random_model, discriminator):

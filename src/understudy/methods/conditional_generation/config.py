@@ -87,7 +87,7 @@ class TrainConfig(Frozen):
     micro_batch: Size | Literal["auto"] = setting(
         "auto",
         "Rows per forward pass, at least 1: memory and rounding only. auto: by model, length and expected batch, the "
-        "same on every machine.",
+        "same on every processor; more on a GPU, by its memory.",
     )
     checkpoint_every: Count = setting(20, "Steps between checkpoints, at least 1; slow steps are saved within 30 s.")
 
@@ -158,7 +158,7 @@ _PROFILES: Profiles = {
             "discriminator_learning_rate": 5e-4,
             "frozen_layers": 6,
         },
-        "generate": {"sampling": {"max_new_tokens": 96}},
+        "generate": {"sampling": {"max_new_tokens": 96}, "steering": {"layers": 1.0}},
         "selection": {"draws": 1},
     },
 }

@@ -23,6 +23,8 @@ from understudy.methods.conditional_generation.memory import (
     generation_bytes,
     recomputes,
     resolve_for,
+    rows_at_a_time,
+    rows_per_pass,
     training_bytes,
 )
 from understudy.methods.conditional_generation.model import TrainedModel
@@ -47,9 +49,9 @@ def expected_cost(config: ConditionalGenerationConfig, promise: Promise) -> dict
     base = load_base(config, chosen())
     shape, held = base.shape, _held(base)
     del base
-    config = resolve_for(config, promise.n, shape)
-    schedule = schedule_of(promise.queries)
-    training, trained = _training_seconds(config, schedule, promise.label_names)
+    config, schedule = resolve_for(config, shape), schedule_of(promise.queries)
+    rows = rows_per_pass(config, promise.n, shape, device=settings().device_type)
+    training, trained = _training_seconds(config, schedule, promise.label_names, rows=rows)
     drawing = _generation_seconds(trained, config)
     if config.selects:
         each = _reading_seconds()
@@ -60,7 +62,7 @@ def expected_cost(config: ConditionalGenerationConfig, promise: Promise) -> dict
         "expected_evaluation_minutes": round(_evaluation_seconds(config, promise) / 60, 1),
     }
     if shape is not None:
-        found["expected_peak_memory_mib"] = round((held + predicted_bytes(config, shape)) / 2**20)
+        found["expected_peak_memory_mib"] = round((held + predicted_bytes(config, promise.n, shape)) / 2**20)
     return found
 
 
@@ -71,11 +73,10 @@ def _held(base: LoadedModel) -> int:
     return sum(p.numel() * p.element_size() for p in base.model.parameters())
 
 
-def predicted_bytes(config: ConditionalGenerationConfig, shape: ModelShape) -> int:
-    """Peak of training and generation above the loaded model, for settings without `auto`."""
-    rows, drawn = config.train.micro_batch, config.generate.batch_size
-    assert rows != "auto"
-    assert drawn != "auto"
+def predicted_bytes(config: ConditionalGenerationConfig, n: int, shape: ModelShape) -> int:
+    """Peak of training and generation on n rows above the loaded model."""
+    rows = rows_per_pass(config, n, shape, device=settings().device_type)
+    drawn = rows_at_a_time(config, shape)
     generating = generation_bytes(config, shape, drawn) + packed_bytes(chosen(), shape.parameters)
     if not config.trains:
         return generating
@@ -85,11 +86,9 @@ def predicted_bytes(config: ConditionalGenerationConfig, shape: ModelShape) -> i
 
 
 def _training_seconds(
-    config: ConditionalGenerationConfig, schedule: QuerySchedule, label_names: tuple[str, ...]
+    config: ConditionalGenerationConfig, schedule: QuerySchedule, label_names: tuple[str, ...], *, rows: int
 ) -> tuple[float, TrainedModel]:
-    """Seconds of all trainings, and what the timed steps left."""
-    rows = config.train.micro_batch
-    assert rows != "auto"
+    """Seconds of all trainings, `rows` a pass, and what the timed steps left."""
     noise, _ = _timed(config, schedule, label_names, rows=rows, probability=_NOBODY)
     both, trained = _timed(config, schedule, label_names, rows=rows, probability=1.0)
     seconds = 0.0
@@ -113,6 +112,7 @@ def _timed(
     def short(plan: DpSgdPlan) -> DpSgdPlan:
         return plan.model_copy(update={"n": rows, "sampling_probability": probability, "steps": 2})
 
+    given = config.model_copy(update={"train": config.train.model_copy(update={"micro_batch": rows})})
     # Class means are timed apart.
     few = schedule.model_copy(
         update={"n": rows, "trainings": tuple(map(short, schedule.trainings)), "means_noise": None}
@@ -123,7 +123,7 @@ def _timed(
     made_up = PrivateRows(["a text of the padded length " * config.train.max_length] * rows, [0] * rows, label_names)
     stored = train_on_table(
         made_up,
-        Asked(config, few, mechanisms),
+        Asked(given, few, mechanisms),
         base=load_base(config, chosen()),
         progress=lambda _step, _total: marks.append(time.perf_counter()),
     )

@@ -1,8 +1,9 @@
 """What a training and a generation hold, predicted from public facts, and the batch sizes that follow from it.
 
-Nothing here depends on rows, on how many of them were drawn, or on what memory is free at the moment. The micro-batch
-is part of the charge, so it does not depend on the machine either: a run that is repeated elsewhere must find the same
-one. The generation batch and whether layers are computed twice change no number, and follow the machine's memory.
+Nothing here depends on rows, on how many of them were drawn, or on what memory is free at the moment. A micro-batch
+that is given is part of the charge; `auto` is charged as `auto`, and stands for one number on every processor and for
+more rows on a GPU, to whose kind a charge is bound. The generation batch and whether layers are computed twice change
+no number, and follow the machine's memory.
 
 The counts are of float32 numbers that autograd keeps, per token and layer; what an allocator wastes between them was
 measured (benchmarks/memory.py).
@@ -15,6 +16,7 @@ from typing import Final
 from understudy.errors import InputError
 from understudy.hardware import device_memory
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
+from understudy.models.passes import rows_on_a_gpu
 from understudy.models.shape import ModelShape, model_shape
 from understudy.privacy.dpsgd.chunks import LOGITS_AT_ONCE, ROWS_IN_FLOATS
 from understudy.settings import DeviceType, settings
@@ -38,27 +40,17 @@ _CHAT_PROMPT: Final = 20
 _CHARACTERS: Final = 5
 
 
-def resolve(config: ConditionalGenerationConfig, n: int) -> ConditionalGenerationConfig:
-    """The settings with a number in place of every `auto`, from the model's files and public settings alone.
-
-    Args:
-        config: names the model.
-        n: slots, public.
-    """
-    if "auto" not in (config.train.micro_batch, config.generate.batch_size):
+def resolve(config: ConditionalGenerationConfig) -> ConditionalGenerationConfig:
+    """The settings with a number of rows to generate at a time, from the model's files and public settings alone."""
+    if config.generate.batch_size != "auto":
         return config
-    return resolve_for(config, n, model_shape(config.model))
+    return resolve_for(config, model_shape(config.model))
 
 
-def resolve_for(config: ConditionalGenerationConfig, n: int, shape: ModelShape | None) -> ConditionalGenerationConfig:
+def resolve_for(config: ConditionalGenerationConfig, shape: ModelShape | None) -> ConditionalGenerationConfig:
     """`resolve` for a model whose shape is known; without one, memory is not looked at."""
-    rows, drawn = rows_per_pass(config, n, shape), rows_at_a_time(config, shape)
-    return config.model_copy(
-        update={
-            "train": config.train.model_copy(update={"micro_batch": rows}),
-            "generate": config.generate.model_copy(update={"batch_size": drawn}),
-        }
-    )
+    drawn = rows_at_a_time(config, shape)
+    return config.model_copy(update={"generate": config.generate.model_copy(update={"batch_size": drawn})})
 
 
 def padded_length(config: ConditionalGenerationConfig, shape: ModelShape | None) -> int:
@@ -71,11 +63,17 @@ def _prompt_length(config: ConditionalGenerationConfig, shape: ModelShape | None
     return (_CHAT_PROMPT if in_chat else _PROMPT) + len(config.about) // _CHARACTERS
 
 
-def rows_per_pass(config: ConditionalGenerationConfig, n: int, shape: ModelShape | None) -> int:
+def rows_per_pass(config: ConditionalGenerationConfig, n: int, shape: ModelShape | None, *, device: str = "cpu") -> int:
     """The micro-batch: as given, or a power of two.
 
-    The last micro-batch of a step is filled up with rows that do not count, half of it on average: they stay under a
-    tenth of an expected step.
+    The last micro-batch of a step is filled up with rows that do not count, half of it on average: on a CPU they stay
+    under a tenth of an expected step.
+
+    Args:
+        config: names it, or says `auto`.
+        n: slots, public.
+        shape: of the base model.
+        device: type that computes.
     """
     train = config.train
     if train.micro_batch != "auto":
@@ -87,16 +85,27 @@ def rows_per_pass(config: ConditionalGenerationConfig, n: int, shape: ModelShape
         and (shape is None or _has_room(config, shape, 2 * rows))
     ):
         rows *= 2
-    return rows
+    if device != "cuda" or shape is None:
+        return rows
+    length = padded_length(config, shape)
+    return rows_on_a_gpu(
+        rows, expected=expected, tokens=length, taken=lambda more: _of_rows(config, shape, more, device="cuda")
+    )
 
 
 def _has_room(config: ConditionalGenerationConfig, shape: ModelShape, rows: int) -> bool:
     """Whether a pass of so many rows takes no more, beside what any pass takes, than is worth having.
 
-    The machine has no say: the number is part of the charge, and on another machine the same command would be charged
-    a second time. `check_fits` refuses where it is too large.
+    The size of a machine's memory has no say: all machines of one kind of processor give the same last bits, so a run
+    may go on on any of them. `check_fits` refuses where it is too large.
     """
-    return training_bytes(config, shape, rows) - training_bytes(config, shape, 0) <= _AMPLE
+    return _of_rows(config, shape, rows, device="cpu") <= _AMPLE
+
+
+def _of_rows(config: ConditionalGenerationConfig, shape: ModelShape, rows: int, *, device: DeviceType) -> int:
+    """Bytes that a pass of so many rows takes beside what any pass takes."""
+    of_any = training_bytes(config, shape, 0, device=device)
+    return training_bytes(config, shape, rows, device=device) - of_any
 
 
 def rows_at_a_time(config: ConditionalGenerationConfig, shape: ModelShape | None) -> int:
@@ -124,7 +133,7 @@ def training_bytes(
         shape: of the base model.
         rows: per forward pass.
         recompute: whether layers keep nothing but their inputs.
-        device: that computes. The micro-batch follows from the CPU's peak on every machine.
+        device: that computes.
     """
     passes = 2 if config.variant == "multitask" and config.update == "joint" else 1
     tokens, trained = rows * padded_length(config, shape), _trained(config, shape)
@@ -167,11 +176,13 @@ def check_fits(config: ConditionalGenerationConfig, shape: ModelShape | None) ->
     Raises:
         InputError: with what to lower.
     """
-    if shape is None or config.train.micro_batch == "auto":
+    if shape is None:
         return
-    rows, limit = config.train.micro_batch, device_memory()
+    device, limit = settings().device_type, device_memory()
+    # A step of all rows expects fewer where there are fewer rows, and then a pass may have fewer.
+    rows = rows_per_pass(config, config.train.batch_size, shape, device=device)
     recompute = recomputes(config, shape, rows)
-    expected = training_bytes(config, shape, rows, recompute=recompute, device=settings().device_type)
+    expected = training_bytes(config, shape, rows, recompute=recompute, device=device)
     expected += _FLOAT * shape.parameters
     if expected > limit:
         ways = [f"train.micro_batch={rows}"] if rows > 1 else []

@@ -43,13 +43,14 @@ def charged_settings(config: ConditionalGenerationConfig) -> ConditionalGenerati
 def resolve(
     config: ConditionalGenerationConfig, n: int, label_names: Sequence[str], epsilon: float
 ) -> ConditionalGenerationConfig:
-    """Numbers in place of every `auto`: batch sizes by the model's files, clip norm and rates by its own texts.
+    """Numbers in place of `auto`: the generation batch by the model's files, clip norm and rates by its own texts.
 
-    All but the generation batch are part of the charge, so they are found on the CPU, wherever the run computes.
+    Norm and rates are part of the charge, so they are found on the CPU, wherever the run computes. The micro-batch is
+    charged as `auto`: what that stands for follows from the device.
     """
     from understudy.methods.conditional_generation.memory import resolve as numbers  # reads the model's folder
 
-    sized = numbers(config, n)
+    sized = numbers(config)
     if not config.trains or "auto" not in (sized.train.l2_clip_norm, sized.train.learning_rate):
         return sized
     from understudy.methods.conditional_generation.twin import resolve_for
@@ -80,6 +81,9 @@ def queries(config: ConditionalGenerationConfig, *, n: int, epsilon: float, delt
 
 def describe(config: ConditionalGenerationConfig, promise: Promise) -> Description:
     """What the run says about itself; public values only."""
+    from understudy.methods.conditional_generation.memory import rows_per_pass
+    from understudy.models.shape import model_shape
+
     schedule = schedule_of(promise.queries)
     return Description(
         mechanisms=tuple(mechanism_facts(query, asks=_asks(query)) for query in promise.queries),
@@ -106,7 +110,9 @@ def describe(config: ConditionalGenerationConfig, promise: Promise) -> Descripti
             "steps": schedule.steps,
             **(
                 {
-                    "micro_batch": config.train.micro_batch,
+                    "micro_batch": rows_per_pass(
+                        config, promise.n, model_shape(config.model), device=settings().device_type
+                    ),
                     "clip_norm": config.train.clip,
                     "learning_rate": config.train.rates[0],
                 }

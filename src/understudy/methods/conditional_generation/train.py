@@ -73,7 +73,7 @@ def fit(
     if len(rows.valid) != schedule.n:
         raise InputError(f"expected n={schedule.n} rows, as charged, found {len(rows.valid)}; null rows count")
     shape = base.shape
-    micro_batch = rows_per_pass(config, len(rows.valid), shape)
+    micro_batch = rows_per_pass(config, len(rows.valid), shape, device=base.model.device.type)
     model = build_model(base.model, label_names=rows.label_names, config=config)
     data = {name: getattr(rows, name) for name in ("input_ids", "attention_mask", "loss_mask", "label", "valid")}
     done = 0

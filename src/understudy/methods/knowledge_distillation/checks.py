@@ -17,12 +17,14 @@ from understudy.methods.knowledge_distillation.base import attach_adapter, seed_
 from understudy.methods.knowledge_distillation.config import KnowledgeDistillationConfig
 from understudy.methods.knowledge_distillation.filters import check_question
 from understudy.methods.knowledge_distillation.instructions import draw_instructions, few_shot_prompts
+from understudy.methods.knowledge_distillation.memory import pairs_per_pass
 from understudy.methods.knowledge_distillation.public_texts import compared_with
 from understudy.methods.knowledge_distillation.responses import check_context, load_professional
 from understudy.methods.knowledge_distillation.train import check_trainable
 from understudy.methods.method import Promise
 from understudy.models.loading import LoadedModel, load_base
 from understudy.models.lora import trainable_parameters
+from understudy.models.shape import model_shape
 from understudy.privacy.dpsgd.per_example import clipped_gradient_sum
 from understudy.settings import settings
 
@@ -57,8 +59,9 @@ def check(config: KnowledgeDistillationConfig) -> LoadedModel:
 def expected_cost(config: KnowledgeDistillationConfig, promise: Promise) -> dict[str, Any]:
     """Minutes of the training and of the instructions, from one micro-batch and a few tokens of made-up pairs."""
     (query,) = promise.queries
-    training = _micro_batch_seconds(config)
-    rows = math.ceil(query.units * query.sampling_probability / config.train.micro_batch)
+    expected, shape = query.units * query.sampling_probability, model_shape(config.model)
+    pairs = pairs_per_pass(config, expected=expected, shape=shape, device=settings().device_type)
+    training, passes = _seconds_of_a_pass(config, pairs), math.ceil(expected / pairs)
     sampling = config.instructions.sampling.model_copy(update={"max_new_tokens": _TIMED_TOKENS})
     few = config.instructions.model_copy(update={"sampling": sampling, "draws": 1.0})
     began = time.perf_counter()
@@ -67,19 +70,17 @@ def expected_cost(config: KnowledgeDistillationConfig, promise: Promise) -> dict
     tokens = (time.perf_counter() - began) / (_TIMED_TOKENS * small.samples)
     drawn = config.samples * config.instructions.draws * config.instructions.sampling.max_new_tokens
     return {
-        "expected_training_minutes": round(training * rows * query.steps / 60, 1),
+        "expected_training_minutes": round(training * passes * query.steps / 60, 1),
         "expected_instruction_minutes": round(tokens * drawn / 60, 1),
         "expected_peak_memory_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
     }
 
 
-def _micro_batch_seconds(config: KnowledgeDistillationConfig) -> float:
+def _seconds_of_a_pass(config: KnowledgeDistillationConfig, count: int) -> float:
     base = load_base(config, chosen() if settings().device_type != "cpu" else ON_CPU)
     model = attach_adapter(base, config)
     pairs: list[Pair | None] = [Pair("a " * config.train.max_length, "b " * config.train.max_length)]
-    rows = PairEncoder(base.tokenizer, config.template).encode(
-        pairs * config.train.micro_batch, max_length=config.train.max_length
-    )
+    rows = PairEncoder(base.tokenizer, config.template).encode(pairs * count, max_length=config.train.max_length)
     device = next(model.parameters()).device
     batch = {
         "input_ids": rows.input_ids.to(device),

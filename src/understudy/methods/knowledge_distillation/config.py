@@ -39,7 +39,11 @@ class TrainConfig(Frozen):
     l2_clip_norm: Positive = setting(1.0, "Clip norm of an example's gradient, above 0; paper 1.")
     learning_rate: LearningRate = setting(2e-3, "Adam step, above 0. tiny 2e-3, paper 4e-4.")
     learning_rate_decay: bool = setting(True, "Linear decay to 0.")
-    micro_batch: Size = setting(8, "Pairs per forward pass, at least 1: memory and rounding only.")
+    micro_batch: Size | Literal["auto"] = setting(
+        "auto",
+        "Pairs per forward pass, at least 1: memory and rounding only. auto: 8, more on a GPU, by model, length, "
+        "expected batch and the GPU's memory.",
+    )
     checkpoint_every: Count = setting(20, "Steps between checkpoints, at least 1.")
 
 

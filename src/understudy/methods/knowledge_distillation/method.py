@@ -114,8 +114,14 @@ def queries(config: KnowledgeDistillationConfig, *, n: int, epsilon: float, delt
 
 def describe(config: KnowledgeDistillationConfig, promise: Promise) -> Description:
     """What the run says about itself; public values only."""
-    (query,) = promise.queries
+    from understudy.methods.knowledge_distillation.memory import pairs_per_pass
+    from understudy.models.shape import model_shape
+
+    (query,), plan = promise.queries, schedule_of(promise.queries)
     professional, shown, seed = config.professional, config.instructions, config.seed
+    pairs = pairs_per_pass(
+        config, expected=plan.expected_batch, shape=model_shape(config.model), device=settings().device_type
+    )
     served = (f"the endpoint {professional.url} sees released instructions",) if professional.url else ()
     return Description(
         mechanisms=(mechanism_facts(query, asks="sum of per-example gradients of the responses' loss"),),
@@ -137,7 +143,7 @@ def describe(config: KnowledgeDistillationConfig, promise: Promise) -> Descripti
             **({"what the pairs are about": config.about} if config.about else {}),
             **({"public seed set": named_table(seed.pairs, digest=seed.digest)} if seed.pairs else {}),
         },
-        dry_run={"steps": schedule_of(promise.queries).steps, "micro_batch": config.train.micro_batch},
+        dry_run={"steps": plan.steps, "micro_batch": pairs},
         pretrained_models=(_professional(config),),
         evaluations=("evaluate-pairs",),
         against="Everyone who sees only what is exported, and the server zone: both see the adapter and what follows "

@@ -17,6 +17,7 @@ from understudy.generation.instructions import Pair, PairEncoder
 from understudy.generation.scoring import response_losses
 from understudy.methods.knowledge_distillation.base import attach_adapter
 from understudy.methods.knowledge_distillation.config import KnowledgeDistillationConfig
+from understudy.methods.knowledge_distillation.memory import pairs_per_pass
 from understudy.methods.knowledge_distillation.queries import RESPONSES, Asked
 from understudy.models.adapters import Adapter, take_adapter
 from understudy.models.loading import LoadedModel
@@ -56,6 +57,8 @@ def train_on_pairs(private: PrivatePairs, asked: Asked, *, base: LoadedModel, co
     if len(private.pairs) != plan.n:
         raise InputError(f"expected n={plan.n} pairs, as charged, found {len(private.pairs)}; null records count")
     rows = PairEncoder(base.tokenizer, config.template).encode(private.pairs, max_length=config.train.max_length)
+    device = base.model.device.type
+    rows_at_once = pairs_per_pass(config, expected=plan.expected_batch, shape=base.shape, device=device)
     model = attach_adapter(base, config)
     train(
         model,
@@ -68,7 +71,7 @@ def train_on_pairs(private: PrivatePairs, asked: Asked, *, base: LoadedModel, co
             "valid": rows.valid,
         },
         mechanisms=asked.mechanisms,
-        micro_batch=config.train.micro_batch,
+        micro_batch=rows_at_once,
         course=course,
     )
     return take_adapter(model)

@@ -35,7 +35,7 @@ def test_time_of_every_part_and_a_predicted_peak(variant, model, encoder, monkey
         train={**SIZES, "epochs": 4000.0},
         generate={"sampling": sampling},
     )
-    config = resolve(config, 40)
+    config = resolve(config)
     queries = METHOD.charge.queries(config, n=40, epsilon=8.0, delta=1e-3)
     found = METHOD.preparation.estimate(config, Promise(queries, 40, 8.0, 1e-3, ("bad", "good")))
     assert (found["expected_training_minutes"] > 0) == config.trains
