@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -32,6 +32,7 @@ from understudy.methods.conditional_generation.config import ConditionalGenerati
 from understudy.methods.conditional_generation.encode import EncodedRows, encode
 from understudy.methods.conditional_generation.fitting import check_model, train_on_table
 from understudy.methods.conditional_generation.losses import lm_loss
+from understudy.methods.conditional_generation.memory import rows_per_pass
 from understudy.methods.conditional_generation.model import MultitaskModel, build_model
 from understudy.methods.conditional_generation.queries import Asked, QuerySchedule, trainings_of
 from understudy.methods.conditional_generation.train import objectives_of
@@ -67,14 +68,16 @@ class Twin:
     Attributes:
         base: loads the public model anew, for training changes it.
         rows: the texts with the labels they were asked for.
-        config: of the run, with numbers for its batch sizes.
+        config: of the run.
         steps: of the run's first training.
+        untrained: number of texts -> loss of the public model on them, which every rate is compared with.
     """
 
     base: Callable[[], LoadedModel]
     rows: PrivateRows
     config: ConditionalGenerationConfig
     steps: int
+    untrained: dict[int, float] = field(default_factory=dict)
 
 
 def resolve_for(
@@ -89,7 +92,7 @@ def resolve_for(
     """The settings with numbers for the clip norm and the learning rate that are `auto`.
 
     Args:
-        config: batch sizes are numbers already; `model_digest` may be empty.
+        config: `model_digest` may be empty.
         n: slots, public.
         label_names: every label, public.
         base: loads the public model; called only where nothing is remembered.
@@ -209,18 +212,23 @@ def drift(twin: Twin, rate: float) -> float:
 def _rise(
     twin: Twin, rate: float, *, trained_on: PrivateRows, tested_on: PrivateRows, steps: int, noise: float, drawn: float
 ) -> float:
-    train = twin.config.train.model_copy(update={"learning_rate": rate, "discriminator_learning_rate": rate})
+    base, train = twin.base(), twin.config.train
+    # As many rows a pass as in the run, whose steps are larger.
+    rows_of_run = rows_per_pass(twin.config, train.batch_size, base.shape)
+    rates = {"learning_rate": rate, "discriminator_learning_rate": rate}
+    train = train.model_copy(update={**rates, "micro_batch": rows_of_run})
     config = twin.config.model_copy(update={"train": train, "class_sizes": "balanced"})
     plans = trainings_of(config, len(trained_on.texts), noise_multiplier=noise)[:1]
     plan = plans[0].model_copy(update={"sampling_probability": drawn, "steps": steps})
     schedule = QuerySchedule(n=plan.n, trainings=(plan,))
     # Keys of no charge: no private row is there.
     mechanisms = Mechanisms.live(KeyMaterial(b"own-text" * 4, "own-text", b"own-text" * 4, schedule.queries))
-    base = twin.base()
     rows = encode(tested_on, tokenizer=base.tokenizer, config=config)
-    before = _loss(MultitaskModel(base.model), rows)
+    # All of the texts, or the second half of them: the same ones for the same number.
+    if len(tested_on.texts) not in twin.untrained:
+        twin.untrained[len(tested_on.texts)] = _loss(MultitaskModel(base.model), rows)
     trained = train_on_table(trained_on, Asked(config, schedule, mechanisms), base=base).trained
-    return _loss(trained.model, rows) - before
+    return _loss(trained.model, rows) - twin.untrained[len(tested_on.texts)]
 
 
 def _loss(model: MultitaskModel, rows: EncodedRows) -> float:
