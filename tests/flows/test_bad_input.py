@@ -492,7 +492,9 @@ def test_what_is_wrong_with_rows_is_not_told_to_prefect(request_of, data, tmp_pa
         assert state.is_failed()
         assert "validate" in state.message
         assert "RowError" in state.message
-        assert not re.search(r"\b(37|53|row 0|empty)\b|zibby", re.sub(r"/\S+|\w+\.py:\d+", "", state.message)), state.message
+        assert not re.search(r"\b(37|53|row 0|empty)\b|zibby", re.sub(r"/\S+|\w+\.py:\d+", "", state.message)), (
+            state.message
+        )
         (kept,) = (home / "private/failures").iterdir()
         assert told in kept.read_text()
         kept.unlink()
