@@ -125,7 +125,8 @@ def preference_optimization(request: RunRequest) -> Exported:
             for adapter in (adapters[-1], None)
         )
         tables = MeasuredTables(synthetic=synthetic, prompt_only=public, train=rows, test=test_rows)
-        inputs = EvaluationRefs(tables=tables, pool=pool, candidates=tuple(proposed), scores=tuple(scored))
+        rounds = {"candidates": tuple(proposed), "scores": tuple(scored), "adapters": tuple(adapters)}
+        inputs = EvaluationRefs(tables=tables, pool=pool, **rounds)
         metrics = evaluate_rounds(inputs, fixed, request.profile)
         return run.export(model, synthetic, metrics)
 

@@ -227,6 +227,7 @@ class EvaluationRefs(Frozen):
     pool: ArtifactRef
     candidates: tuple[ArtifactRef, ...]
     scores: tuple[ArtifactRef, ...]
+    adapters: tuple[ArtifactRef, ...]
 
 
 @task(name="evaluate-rounds")
@@ -247,6 +248,7 @@ def evaluate_rounds(inputs: EvaluationRefs, config: PreferenceOptimizationConfig
             pool=load_pool(path_of(inputs.pool)),
             candidates=[stored.load_candidates(path_of(ref)) for ref in inputs.candidates],
             scores=[load_tensors(path_of(ref) / stored.SCORES_FILE)["scores"] for ref in inputs.scores],
+            trained=[stored.read_facts(path_of(ref))["trained"] for ref in inputs.adapters],
         ),
         config=config,
         profile=profile,

@@ -482,6 +482,7 @@ def test_what_is_wrong_with_rows_is_not_told_to_prefect(request_of, data, tmp_pa
     wrong = {
         "row 37: ": (rows.set_column(1, "label", [[*labels[:37], "zibby", *labels[38:]]]), {}),
         "found 53 rows": (rows.slice(0, 53), {"units": 52}),
+        "found an empty table": (rows.slice(0, 0), {}),
         "row 0 of source='other' is registered": (rows, {"source": "other"}),
     }
     registered(request_of(), "conditional-generation")
@@ -491,7 +492,9 @@ def test_what_is_wrong_with_rows_is_not_told_to_prefect(request_of, data, tmp_pa
         assert state.is_failed()
         assert "validate" in state.message
         assert "RowError" in state.message
-        assert not re.search(r"\b(37|53|row 0)\b|zibby", re.sub(r"/\S+|\w+\.py:\d+", "", state.message)), state.message
+        assert not re.search(r"\b(37|53|row 0|empty)\b|zibby", re.sub(r"/\S+|\w+\.py:\d+", "", state.message)), (
+            state.message
+        )
         (kept,) = (home / "private/failures").iterdir()
         assert told in kept.read_text()
         kept.unlink()

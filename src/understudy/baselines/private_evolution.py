@@ -20,7 +20,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from understudy.baselines.votes import Floats, Samples, Vectors, release_votes, survival
+from understudy.baselines.votes import Floats, Samples, Vectors, check_clients, release_votes, survival
 from understudy.errors import InputError
 from understudy.frozen import Profile, Profiled, Profiles
 from understudy.generation.prompts import row_seeds
@@ -97,6 +97,7 @@ def plan(config: EvolutionConfig, *, n: int, epsilon: float, delta: float, cache
     Raises:
         InputError: A value is out of range.
     """
+    check_clients(n)
     noise = calibrate_noise_multiplier(
         lambda z: sgd_event(sampling_probability=config.sampling_probability, noise_multiplier=z, steps=config.rounds),
         epsilon=epsilon,

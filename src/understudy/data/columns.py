@@ -76,9 +76,13 @@ def require(table: pa.Table, name: str, *, option: str | None = None) -> None:
         table: as read.
         name: of the column.
         option: that names the column on the command line, if there is one.
+
+    Raises:
+        InputError: there is no such column, or there are several.
+        RowError: there is no row.
     """
     if table.num_rows == 0:
-        raise InputError("expected at least one row, found an empty table")
+        raise RowError("expected at least one row, found an empty table")
     found = table.column_names.count(name)
     if found != 1:
         count = len(table.column_names)

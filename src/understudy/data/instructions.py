@@ -8,7 +8,7 @@ import pyarrow as pa
 from pydantic import Field
 
 from understudy.data.columns import blank, require, strings
-from understudy.errors import InputError, RowError
+from understudy.errors import RowError
 from understudy.frozen import Frozen
 
 INSTRUCTION_SCHEMA = pa.schema([("instruction", pa.string()), ("response", pa.string())])
@@ -42,8 +42,9 @@ def check_instructions(
         null_records: take a row whose instruction and response are both null as the null record, which keeps its slot.
 
     Raises:
-        InputError: a column is missing, the table is empty, or its rows are conversations of several turns.
-        RowError: an instruction or a response is null, empty or not a string; with the row's index.
+        InputError: a column is missing.
+        RowError: an instruction or a response is null, empty or not a string; with the row's index. Or there is no row,
+            or rows are conversations of several turns.
     """
     options = _OPTIONS if columns is not None else (None, None, None)
     columns = columns or InstructionColumns()
@@ -82,7 +83,7 @@ def _refuse_conversations(table: pa.Table, wanted: list[str]) -> None:
     if found or (nested and any(name not in table.column_names for name in wanted)):
         # A column that nobody named stays unnamed: what a file calls it may be private.
         where = f"column {found[0]!r}" if found else "a column of the table"
-        raise InputError(
+        raise RowError(
             f"{where}: expected one instruction and one response a row, found multi-turn data (a list of "
             "turns), which is not supported; write each pair of turns you want to protect as a row of two text columns"
         )

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 
 from understudy.data.columns import label_values, require
-from understudy.errors import InputError
+from understudy.errors import InputError, RowError
 
 LABEL_OPTION = "--label-column"
 MOST_LABELS_FOUND = 100
@@ -109,11 +109,12 @@ def labels_found(table: pa.Table, column: str) -> tuple[str, ...]:
     """The distinct values of a label column, sorted: using them as the label list declares them public.
 
     Raises:
-        InputError: when the column is missing or has too many values to be one of labels.
+        InputError: when the column is missing.
+        RowError: when it has too many values to be one of labels.
     """
     found = sorted({value for value in label_values(table, column) if value is not None})
     if len(found) > MOST_LABELS_FOUND:
-        raise InputError(
+        raise RowError(
             f"column {column!r} has more than {MOST_LABELS_FOUND} different values: expected a column of labels; "
             "declare them with --label-names if it is one"
         )

@@ -51,12 +51,13 @@ def read_source(spec: str) -> pa.Table:
         The table with at least one row.
 
     Raises:
-        InputError: when it is missing, unreadable, empty or of an unknown type.
-        RowError: when a row is broken: bad encoding, wrong number of fields, mixed types.
+        InputError: when it is missing, unreadable or of an unknown type.
+        RowError: when there is no row, or one is broken: bad encoding, wrong number of fields, mixed types. Or a CSV
+            file's header line is wrong, which in a file without one is a row.
     """
     table = _reader(spec)()
     if table.num_rows == 0:
-        raise InputError(f"{spec}: expected at least one row, found an empty table")
+        raise RowError(f"{spec}: expected at least one row, found an empty table")
     return table
 
 
@@ -155,15 +156,15 @@ def _read_csv(path: Path) -> pa.Table:
     rows = csv.reader(io.StringIO(_read_text(path), newline=""), strict=True)
     header = next(rows, None)
     if not header:
-        raise InputError(f"{path}: expected a header line with column names, found an empty file")
+        raise RowError(f"{path}: expected a header line with column names, found an empty file")
     if len(set(header)) != len(header):
-        raise InputError(
+        raise RowError(
             f"{path}: expected distinct column names, found {len(set(header))} for {len(header)} columns; name each "
             "column once in the header line, and write that line first if the file has none"
         )
     other = next((name for mark, name in _OTHER_MARKS.items() if len(header) == 1 and mark in header[0]), None)
     if other is not None:
-        raise InputError(
+        raise RowError(
             f"{path}: expected commas between the columns, found {other} in the header line; write it with commas, for "
             "example with pandas: read_csv(FILE, sep=None).to_csv(OTHER, index=False)"
         )

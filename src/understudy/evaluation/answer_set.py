@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from understudy.errors import InputError
+from understudy.errors import RowError
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,10 @@ def score_answers(texts: Sequence[str], right: Sequence[int], *, answers: Sequen
         neutral: place of the answer that an unreadable text counts as.
 
     Raises:
-        InputError: no text, or not one right answer for each.
+        RowError: no text, or not one right answer for each.
     """
     if not texts or len(texts) != len(right):
-        raise InputError(f"expected a right answer for each text, at least one, found {len(texts)} and {len(right)}")
+        raise RowError(f"expected a right answer for each text, at least one, found {len(texts)} and {len(right)}")
     read = [read_answer(text, answers) for text in texts]
     given = np.array([neutral if place is None else place for place in read], dtype=np.int64)
     wanted = np.asarray(right, dtype=np.int64)

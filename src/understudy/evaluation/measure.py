@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from understudy.auditing import memorization
-from understudy.errors import InputError
+from understudy.errors import InputError, RowError
 from understudy.evaluation import diversity, fidelity, utility, words
 from understudy.evaluation.config import EvaluationConfig
 from understudy.evaluation.encoder import FloatArray, embed_sets
@@ -254,7 +254,7 @@ def _check_sets(conditions: Conditions, test: LabelledTexts) -> None:
     declared = tuple(test.label_names)
     for name, rows in sets.items():
         if len(rows.texts) == 0 or len(rows.texts) != len(rows.labels):
-            raise InputError(
+            raise RowError(
                 f"{name}: expected texts with one label each, found {len(rows.texts)} texts, {len(rows.labels)} labels"
             )
         if tuple(rows.label_names) != declared:

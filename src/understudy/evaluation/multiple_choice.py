@@ -102,7 +102,7 @@ def rightly_answered(
         InputError: there is no question, or shots are given and a question does not fit even without them.
     """
     if not questions:
-        raise InputError("expected at least one question, found none; bring pairs whose responses repeat")
+        raise RowError("expected at least one question, found none; bring pairs whose responses repeat")
     encoder = PairEncoder(tokenizer, template)
     encoder.check_width(max_length)
     asked = [

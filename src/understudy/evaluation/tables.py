@@ -50,8 +50,9 @@ def read_tables(
         label_names: value in the real tables' label column -> name; None takes the values as names.
 
     Raises:
-        InputError: a table is missing or malformed, or both real tables hold the same texts.
-        RowError: a row is wrong, or what is wrong tells of labels that nobody declared.
+        InputError: a table is missing or malformed.
+        RowError: a row is wrong, both real tables hold the same texts, or what is wrong tells of labels that nobody
+            declared.
     """
     real_table, test_table, synthetic_table = (tables.read_source(file) for file in (real, test, synthetic))
     with _told_of("real", real):
@@ -66,7 +67,7 @@ def read_tables(
         _require_labels(synthetic_table, "label", remedy="rename it in this file")
         made = _check_synthetic(synthetic_table, label_names, train_rows.label_names)
     if tables.different_texts(train_rows.table) == tables.different_texts(test_rows.table):
-        raise InputError("--test: expected rows that nothing was trained on, found the rows of --real; name others")
+        raise RowError("--test: expected rows that nothing was trained on, found the rows of --real; name others")
     return ComparedTables(synthetic=made, train=train_rows, test=test_rows)
 
 

@@ -28,6 +28,7 @@ from transformers.utils import logging as transformers_logging
 from understudy.compute import ON_CPU, Compute
 from understudy.errors import InputError
 from understudy.models.attention import Attention, implementation
+from understudy.models.causality import reads_ahead
 from understudy.models.folders import folder_digest, model_folder, parameter_count
 from understudy.models.shape import ModelShape, shape_of
 from understudy.models.stored import WANTED_TOKENIZER
@@ -38,6 +39,8 @@ _FALLBACK_TOKEN = "<|endoftext|>"
 
 # Digests of files whose weights were found finite in this process.
 _FINITE: set[str] = set()
+# Digests of files whose model was found to be causal in this process.
+_CAUSAL: set[str] = set()
 # Digest of files -> one more than the greatest number of a token of their tokenizer, as it was found in this process.
 _NUMBERS: dict[str, int] = {}
 
@@ -103,13 +106,14 @@ def load_model(
         The model, deterministic for the same files.
 
     Raises:
-        InputError: when the model is unknown, not on this machine, incomplete, not the one that is meant, or needs
-            code of its own.
+        InputError: when the model is unknown, not on this machine, incomplete, not the one that is meant, needs
+            code of its own, or is an encoder or an encoder-decoder.
     """
     folder, name, found = _meant(name_or_path, digest)
     try:
         with quietly_loading(), torch.random.fork_rng(devices=[]):
             config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+            _check_kind(config, name)
             _silence_dropout(config)
             model, loading = AutoModelForCausalLM.from_pretrained(
                 folder,
@@ -124,6 +128,8 @@ def load_model(
             )
             _check_tokenizer_files(folder)
             tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except InputError:
+        raise
     # Whatever a library raises on files that somebody made: SafetensorError, for one, is a plain Exception.
     except Exception as error:
         raise InputError(
@@ -133,6 +139,7 @@ def load_model(
         ) from error
     check_weights(model, loading, name=name, digest=found)
     _check_positions(model, name)
+    _check_causal(model, name=name, digest=found)
     notes = (*_fix_tokenizer(model, tokenizer), *_fix_embeddings(model, tokenizer, digest=found))
     model.eval().to(torch.device(compute.device))
     return LoadedModel(model=model, tokenizer=tokenizer, digest=found, name=name, notes=notes)
@@ -223,6 +230,31 @@ def _check_positions(model: PreTrainedModel, name: str) -> None:
                 f"{layer.num_embeddings - layer.padding_idx - 1}, as of RoBERTa, an encoder whose positions begin "
                 "behind its padding token; choose a model that writes"
             )
+
+
+def _check_kind(config: Any, name: str) -> None:
+    # Of such a model transformers loads the decoder alone, whose layers wait for an encoder's states.
+    if getattr(config, "is_encoder_decoder", False):
+        raise InputError(
+            f"model={name!r}: expected a causal language model, found an encoder-decoder ({config.model_type}), whose "
+            "decoder writes nothing of its own; choose a model that writes, such as GPT-2 or Llama"
+        )
+
+
+def _check_causal(model: PreTrainedModel, *, name: str, digest: str) -> None:
+    """Refuse a model that sees the token that it should predict; looked at once per process and digest.
+
+    Raises:
+        InputError: later tokens change what it predicts.
+    """
+    if digest in _CAUSAL:
+        return
+    if reads_ahead(model):
+        raise InputError(
+            f"model={name!r}: expected a causal language model, found {type(model).__name__} that reads later tokens "
+            "to predict a token, as encoders such as BERT do; choose a model that writes, such as GPT-2 or Llama"
+        )
+    _CAUSAL.add(digest)
 
 
 def _check_tokenizer_files(folder: Path) -> None:

@@ -362,4 +362,9 @@ def _label_names(request: RunRequest, table: pa.Table, known: SourceRecord | Non
             "--label-names 0=negative,1=positive (--labels-from-data reads the list from the rows and publishes it: "
             "a label that only one row has is published too)"
         )
-    return tables.labels_found(table, request.label_column), [LABELS_DISCLOSED]
+    found = tables.labels_found(table, request.label_column)
+    try:
+        tables.declared_names(found)
+    except InputError as error:  # nothing is published of rows that are refused
+        raise RowError(str(error)) from None
+    return found, [LABELS_DISCLOSED]

@@ -18,7 +18,7 @@ from understudy.baselines.private_evolution import (
     plan,
     threshold,
 )
-from understudy.baselines.votes import Samples, nearest, release_votes, survival, vote_sum
+from understudy.baselines.votes import MOST_CLIENTS, Samples, nearest, release_votes, survival, vote_sum
 from understudy.errors import InputError
 from understudy.privacy.accounting import epsilon_pld
 from understudy.privacy.grid import charged_sensitivity
@@ -80,6 +80,26 @@ def test_a_client_of_a_million_samples_counts_no_more_than_one_of_a_single_sampl
     owners = np.r_[np.zeros(1_000_000, dtype=np.int64), 1]
     choices = np.r_[np.zeros(1_000_000, dtype=np.int64), 3]
     assert vote_sum(choices, owners, np.ones(2, dtype=bool), candidates=4).tolist() == [1.0, 0.0, 0.0, 1.0]
+
+
+def test_more_clients_than_the_rounding_is_covered_for_are_refused_before_anything_is_drawn(make_mechanisms):
+    most = plan(EvolutionConfig(), n=MOST_CLIENTS, **NO_NOISE)
+    with pytest.raises(InputError, match=f"n={MOST_CLIENTS + 1}: expected at most 1,048,576 clients"):
+        plan(EvolutionConfig(), n=MOST_CLIENTS + 1, **NO_NOISE)
+    recording, more = Recording(), most.model_copy(update={"n": MOST_CLIENTS + 1})
+    samples = Samples(np.eye(1, 2), np.zeros(1, dtype=np.int64), more.n)
+    with pytest.raises(InputError, match="float64 rounding"):
+        release_votes(samples, np.eye(2), plan=more, mechanisms=make_mechanisms(more, recording), round=0)
+    assert not recording.calls
+
+
+def test_the_sum_of_the_most_clients_votes_is_off_by_less_than_is_set_aside():
+    """The bound, and what it comes to: twice the worst case fits 2^-11, and a sum of thirds is far below."""
+    assert 2 * MOST_CLIENTS**2 * 2.0**-53 + 8 * MOST_CLIENTS * 2.0**-53 < 2.0**-11
+    owners = np.repeat(np.arange(MOST_CLIENTS), 3)
+    choices = np.tile(np.array([0, 1, 2]), MOST_CLIENTS)
+    found = vote_sum(choices, owners, np.ones(MOST_CLIENTS, dtype=bool), candidates=3)
+    assert np.linalg.norm(found - MOST_CLIENTS / 3) < 2.0**-13
 
 
 def test_nearest_is_the_largest_cosine_and_ties_go_to_the_lower_index(monkeypatch):

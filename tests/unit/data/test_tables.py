@@ -19,6 +19,7 @@ from understudy.data.tables import (
     check_clients,
     check_instructions,
     check_labelled,
+    check_texts,
     client_digests,
     declared_names,
     parse_label_names,
@@ -103,6 +104,19 @@ def test_broken_files_are_refused_without_their_text(tmp_path, name, content, me
         read_source(spec)
     assert "Zibby" not in str(caught.value)
     assert caught.value.exit_code == 2
+    is_told_to_all = name in ("a.parquet", "a.txt")
+    assert isinstance(caught.value, RowError) != is_told_to_all, "what rows decide, or a header line that may be one"
+
+
+def test_a_table_without_rows_is_refused_for_its_rows(tmp_path):
+    """Whether there is a row is not told to Prefect, which keeps the text of every other error."""
+    pq.write_table(pa.table({"text": pa.array([], pa.string())}), tmp_path / "empty.parquet")
+    with pytest.raises(RowError, match="empty table"):
+        read_source(str(tmp_path / "empty.parquet"))
+    empty = pa.table({name: pa.array([], pa.string()) for name in ("client_id", "text", "instruction", "response")})
+    for check in (check_texts, check_clients, check_instructions):
+        with pytest.raises(RowError, match="empty table"):
+            check(empty)
 
 
 def test_a_parquet_file_with_one_name_twice_is_refused_without_the_name(tmp_path):

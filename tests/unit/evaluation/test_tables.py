@@ -36,6 +36,14 @@ def test_a_refusal_that_goes_by_labels_read_from_rows_is_one_about_rows(label_na
     assert isinstance(refused.value, RowError) == is_of_rows
 
 
+def test_real_rows_to_measure_on_that_were_trained_on_are_refused_for_their_rows(tmp_path):
+    for name, texts in {"real": ["one", "two"], "test": ["two", "one"]}.items():
+        pq.write_table(pa.table({"text": texts, "label": ["a", "b"]}), tmp_path / f"{name}.parquet")
+    real, test = (str(tmp_path / f"{name}.parquet") for name in ("real", "test"))
+    with pytest.raises(RowError, match="found the rows of --real"):
+        read_tables(real, real=real, test=test, label_names={"a": "a", "b": "b"})
+
+
 def test_names_alone_for_numbers_are_refused_by_labels_that_were_read_from_rows(tmp_path):
     for name, values in {"real": ["no", "yes"], "made": [0, 1]}.items():
         pq.write_table(pa.table({"text": ["one", "two"], "label": values}), tmp_path / f"{name}.parquet")

@@ -376,6 +376,15 @@ def test_registered_labels_count_and_others_are_refused(request_of):
         load_and_split(request_of(columns), "labelled", known(label_names=("a", "c")))
 
 
+@pytest.mark.parametrize("found", [["a"], [f"label {number}" for number in range(101)], ["a", "b\n"]])
+def test_a_label_list_that_is_read_from_rows_is_refused_for_these_rows(found, request_of):
+    """It is published, but not of rows that are refused: of these Prefect is told nothing."""
+    labels = (found * 101)[:101]
+    columns = {"text": [f"text {number}" for number in range(101)], "label": labels}
+    with pytest.raises(RowError, match=r"distinct names|different values|control character"):
+        load_and_split(request_of(columns, labels_from_data=True), "labelled", None)
+
+
 @pytest.mark.parametrize("kind", ["texts", "clients"])
 def test_labels_are_for_labelled_rows_only(kind, request_of):
     columns = {"text": TEXTS, "label": [None] * 25, "client_id": list(range(25))}

@@ -25,10 +25,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from understudy.errors import UnderstudyError
 from understudy.generation.prompts import row_seeds
 from understudy.methods.preference_optimization.config import PreferenceConfig
-from understudy.methods.preference_optimization.dpo_pairs import Pairs, encode_pairs, pairs_in_a_pass
+from understudy.methods.preference_optimization.dpo_pairs import NothingLearnt, Pairs, encode_pairs, pairs_in_a_pass
 from understudy.models.adapters import Adapter, put_adapter, same_weights, take_adapter, wrap
 from understudy.models.loading import LoadedModel
 from understudy.progress import CheckpointSink
@@ -36,7 +35,7 @@ from understudy.progress import CheckpointSink
 Progress = Callable[[int, int, float], None]
 
 
-class NotFinite(UnderstudyError):
+class NotFinite(NothingLearnt):
     """A round's adapter ended in numbers that are not finite."""
 
 
@@ -71,7 +70,7 @@ def train_round(  # noqa: PLR0913 - what is trained on, how, and where its state
     Raises:
         InputError: `encode_pairs`; or an adapter of another model.
         NotFinite: the adapter ended in numbers that are not finite.
-        UnderstudyError: the adapter ended where it began.
+        NothingLearnt: `encode_pairs`; or the adapter ended where it began.
     """
     rows = encode_pairs(base, pairs)
     with _as_found(base.model):
@@ -84,7 +83,7 @@ def train_round(  # noqa: PLR0913 - what is trained on, how, and where its state
     if not all(bool(torch.isfinite(tensor).all()) for tensor in adapter.values()):
         raise NotFinite(f"DPO round {round}: the adapter is not finite; lower preferences.learning_rate={config.rate}")
     if all(torch.equal(start[name], adapter[name]) for name in adapter):
-        raise UnderstudyError(
+        raise NothingLearnt(
             f"DPO round {round}: expected the adapter to move, found it unchanged; raise "
             f"preferences.learning_rate={config.rate}"
         )

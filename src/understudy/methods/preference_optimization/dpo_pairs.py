@@ -6,7 +6,6 @@ texts; the machine has no say, for a round that goes on elsewhere must end in th
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,8 +18,6 @@ from understudy.methods.preference_optimization.prompts import prompt_tokens
 from understudy.models.loading import LoadedModel
 from understudy.models.shape import ModelShape
 
-_log = logging.getLogger(__name__)
-
 # Beside the model. More pairs at once are not faster on a CPU.
 AMPLE: Final = 5 << 29
 _FLOAT: Final = 4
@@ -28,6 +25,10 @@ _FLOAT: Final = 4
 _WASTE: Final = 1.9
 # Of the scores of all tokens, where trl goes back through the output head on a CPU.
 _COPIES: Final = 8
+
+
+class NothingLearnt(InputError):
+    """A round's pairs teach nothing, or ruin the adapter; which pairs there are follows from the scores."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +53,14 @@ def encode_pairs(base: LoadedModel, pairs: Pairs) -> dict[str, list[list[int]]]:
 
     A pair of equal texts has no gradient but that of rounding, which AdamW would scale up: it is left out. So is one
     that is longer than the context: a text may be of more tokens when it is read than when it was drawn, which is
-    known after the charge only. How many there are is not told: without noise it is as private as the scores.
+    known after the charge only. No log tells of it: without noise it is as private as the scores.
 
     Returns:
         Columns `prompt_ids`, `chosen_ids`, `rejected_ids`.
 
     Raises:
-        InputError: lists of different length, no pair of two texts, or none that fits the model's context.
+        InputError: lists of different length.
+        NothingLearnt: no pair of two texts, or none that fits the model's context.
     """
     sizes = (len(pairs.prompts), len(pairs.chosen), len(pairs.rejected))
     if len(set(sizes)) != 1 or sizes[0] == 0:
@@ -74,14 +76,12 @@ def encode_pairs(base: LoadedModel, pairs: Pairs) -> dict[str, list[list[int]]]:
             for column, ids in zip(rows.values(), (prompt, *answers), strict=True):
                 column.append(ids)
     if longer == sizes[0]:
-        raise InputError(
+        raise NothingLearnt(
             f"pairs: expected some that fit {base.name}'s context of {context} tokens, found none; lower "
             "candidates.seeds_per_prompt, seed_tokens or max_new_tokens"
         )
-    if longer:
-        _log.warning("pairs that are longer than the context of %d tokens are left out", context)
     if not rows["prompt_ids"]:
-        raise InputError(
+        raise NothingLearnt(
             "pairs: expected some with texts that differ, found none; raise candidates.sampling.temperature, prompts "
             "or per_prompt"
         )

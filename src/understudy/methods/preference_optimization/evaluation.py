@@ -56,6 +56,7 @@ class EvaluationInputs:
         pool: embeddings of the units that took part.
         candidates: of each round.
         scores: (M,) noisy scores of each round.
+        trained: pairs that each round's adapter was trained on.
     """
 
     synthetic: Sequence[str] = field(repr=False)
@@ -65,6 +66,7 @@ class EvaluationInputs:
     pool: ClientPool
     candidates: Sequence[Candidates]
     scores: Sequence[Tensor] = field(repr=False)
+    trained: Sequence[int] = field(repr=False)
 
 
 def evaluate_run(
@@ -164,7 +166,8 @@ def measure_rounds(
     values: dict[str, float] = {}
     missing: list[str] = []
     everyone = np.ones(inputs.pool.slots, dtype=bool)
-    for number, (candidates, scores) in enumerate(zip(inputs.candidates, inputs.scores, strict=True), start=1):
+    rounds = zip(inputs.candidates, inputs.scores, inputs.trained, strict=True)
+    for number, (candidates, scores, trained) in enumerate(rounds, start=1):
         pairs = preference_pairs(
             scores.numpy(),
             per_prompt=config.candidates.per_prompt,
@@ -173,16 +176,41 @@ def measure_rounds(
         noiseless = unclipped_mean(inputs.pool.means, candidates.embeddings, everyone, labels=candidates.labels)
         values[f"rounds.recovery.round_{number}"] = recovery_rate(pairs, noiseless)
         values[f"rounds.medoid_distance.round_{number}"] = median_distance_to_medoid(candidates.embeddings)
-        if len(drop_identical(pairs, candidates.table["text"].to_pylist()).pairs) == 0:
-            missing.append(
-                f"training in round {number}: chosen and rejected text were the same for every prompt; raise "
-                "candidates.sampling.temperature or candidates.per_prompt"
-            )
+        differ = len(drop_identical(pairs, candidates.table["text"].to_pylist()).pairs)
+        missing += _not_learnt(number, differ=differ, trained=trained)
     if len(unseen) < _FEWEST:
         missing.append(f"Frechet distance of rounds: {len(unseen)} held-out samples")
     else:
         values |= _frechet_of_rounds(inputs.candidates, unseen, measuring)
     return Metrics(values=values, missing=tuple(missing), declared=METRIC_NAMES)
+
+
+def _not_learnt(number: int, *, differ: int, trained: int) -> list[str]:
+    """What a round did not train on, in words.
+
+    Args:
+        number: of the round, from 1.
+        differ: its pairs of different texts.
+        trained: pairs that the adapter was trained on.
+    """
+    if not differ:
+        return [
+            f"training in round {number}: chosen and rejected text were the same for every prompt; raise "
+            "candidates.sampling.temperature or candidates.per_prompt"
+        ]
+    if not trained:
+        return [
+            f"training in round {number}: no pair of two texts fits the model's context, or the adapter did not move "
+            "or was not finite; lower candidates.seeds_per_prompt, seed_tokens or max_new_tokens, or change "
+            "preferences.learning_rate"
+        ]
+    if trained < differ:
+        left = differ - trained
+        return [
+            f"training in round {number}: {left} of {differ} pairs, which were longer than the model's context or of "
+            "the same tokens; lower candidates.seeds_per_prompt, seed_tokens or max_new_tokens"
+        ]
+    return []
 
 
 def _frechet_of_rounds(

@@ -18,7 +18,7 @@ from torch import Tensor
 from understudy.methods.preference_optimization.candidates import continue_prompts, request_continuations
 from understudy.methods.preference_optimization.config import CandidateConfig, PreferenceOptimizationConfig
 from understudy.methods.preference_optimization.dpo import train_round, untrained
-from understudy.methods.preference_optimization.dpo_pairs import Pairs
+from understudy.methods.preference_optimization.dpo_pairs import NothingLearnt, Pairs, encode_pairs
 from understudy.methods.preference_optimization.preferences import drop_identical, preference_pairs
 from understudy.methods.preference_optimization.prompts import RoundSeed, round_prompts
 from understudy.methods.preference_optimization.stored import CANDIDATE_SCHEMA, Candidates
@@ -81,9 +81,10 @@ def prefer(
 ) -> tuple[Adapter, dict[str, int]]:
     """Rank the candidates by their noisy scores and train the adapter on the pairs.
 
-    Where chosen and rejected text are the same for every prompt there is nothing to learn, and the adapter stays as it
-    is. The charge is paid by then, and without noise a run that ends here would tell of the clients to whoever sees
-    how it ended; `evaluation.measure_rounds` says it in the report.
+    Where there is nothing to learn, since chosen and rejected text are the same for every prompt or no pair fits the
+    context, and where training moves nothing or ends in numbers that are not finite, the adapter stays as it is. The
+    charge is paid by then, and without noise a run that ends here would tell of the clients to whoever sees how it
+    ended; `evaluation.measure_rounds` says it in the report.
 
     Args:
         base: public base model.
@@ -96,7 +97,7 @@ def prefer(
         progress: called with (steps done, steps).
 
     Returns:
-        The adapter, and how many pairs there were and how many were dropped.
+        The adapter; and how many pairs there were, how many were dropped and how many it was trained on.
     """
     texts, prompts = candidates.table["text"].to_pylist(), candidates.table["prompt"].to_pylist()
     ranked = preference_pairs(
@@ -105,27 +106,31 @@ def prefer(
         rejected_rank=config.preferences.rejected_rank,
     )
     kept = drop_identical(ranked, texts)
-    facts = {"pairs": len(kept.pairs), "identical": kept.identical}
-    if len(kept.pairs) == 0:
-        return untrained(base, previous, config=config.preferences, public_seed=config.public_seed), facts
     pairs = Pairs(
         prompts=[prompts[chosen] for chosen, _ in kept.pairs],
         chosen=[texts[chosen] for chosen, _ in kept.pairs],
         rejected=[texts[rejected] for _, rejected in kept.pairs],
         in_chat=config.candidates.in_chat,
     )
-    adapter = train_round(
-        base,
-        previous,
-        pairs=pairs,
-        config=config.preferences,
-        public_seed=config.public_seed,
-        round=round,
-        folder=folder,
-        checkpoint=TrainingCheckpoint(folder / "steps", every=None),
-        progress=None if progress is None else lambda step, steps, _: progress(step, steps),
-    )
-    return adapter, facts
+    try:
+        if not pairs.prompts:
+            raise NothingLearnt("every prompt's texts are the same")
+        fitting = len(encode_pairs(base, pairs)["prompt_ids"])
+        adapter = train_round(
+            base,
+            previous,
+            pairs=pairs,
+            config=config.preferences,
+            public_seed=config.public_seed,
+            round=round,
+            folder=folder,
+            checkpoint=TrainingCheckpoint(folder / "steps", every=None),
+            progress=None if progress is None else lambda step, steps, _: progress(step, steps),
+        )
+    except NothingLearnt:
+        adapter = untrained(base, previous, config=config.preferences, public_seed=config.public_seed)
+        fitting = 0
+    return adapter, {"pairs": len(kept.pairs), "identical": kept.identical, "trained": fitting}
 
 
 def write_texts(

@@ -1,4 +1,4 @@
-"""The artifacts that pass between the zones: candidates with their embeddings, scores, adapters, and public counts.
+"""The artifacts that pass between the zones: candidates with their embeddings, scores, adapters, and counts.
 
 A module of its own, so that edits to generation or training do not change the code that draws noise.
 """
@@ -58,5 +58,11 @@ def load_candidates(folder: Path) -> Candidates:
 
 
 def write_facts(folder: Path, facts: Mapping[str, Any]) -> None:
-    """Public counts beside an artifact."""
+    """Counts beside an artifact, of its label."""
     (folder / FACTS_FILE).write_text(json.dumps(facts, sort_keys=True) + "\n")
+
+
+def read_facts(folder: Path) -> dict[str, Any]:
+    """Read what `write_facts` wrote."""
+    found: dict[str, Any] = json.loads((folder / FACTS_FILE).read_text())
+    return found

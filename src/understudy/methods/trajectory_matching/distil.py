@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from understudy.compute import copied_to
-from understudy.errors import InputError
+from understudy.errors import RowError
 from understudy.methods.trajectory_matching.config import DistilConfig, TrajectoryMatchingConfig
 from understudy.methods.trajectory_matching.experts import Trajectory, check_trajectories
 from understudy.methods.trajectory_matching.student import BatchLoss, Rows, Student, generator_seed, moved
@@ -68,7 +68,8 @@ def distil(
         course: keeps states and tells of steps; a resumed distillation ends in the same bytes.
 
     Raises:
-        InputError: the trajectories do not fit the student or the settings, or the loss is no number any more.
+        InputError: the trajectories do not fit the student or the settings.
+        RowError: the loss is no number any more, or an expert did not move.
     """
     settings = config.distil
     check_trajectories({f"expert {n}": found for n, found in enumerate(trajectories)}, student.start, config)
@@ -78,8 +79,8 @@ def distil(
     for step in range(state.step, settings.steps):
         _advance(state, student, rows, trajectories, config)
         if not math.isfinite(state.losses[step]):
-            raise InputError(
-                # Which step it was is as private as the experts and the rows may be.
+            # As private as the experts and the rows may be: that it was, and at which step.
+            raise RowError(
                 "distillation: expected a finite matching loss at every step, found another; lower distil.step_size or "
                 "distil.step_size_learning_rate"
             )

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from understudy.errors import InputError
+from understudy.errors import InputError, RowError
 
 Weights = Mapping[str, Tensor]
 
@@ -72,12 +72,13 @@ class Segment:
         """Squared distance from start to target.
 
         Raises:
-            InputError: the expert did not move, or the two are not of one adapter.
+            InputError: the two are not of one adapter.
+            RowError: the expert did not move.
         """
         check_same_shapes(self.start, self.target)
         found = float(squared_distance(self.start, self.target))
         if not found > 0:
-            raise InputError(
+            raise RowError(
                 "expected an expert that moved between two snapshots, found one that did not; raise "
                 "experts.momentum_learning_rate, or experts.learning_rate where Adam trains the experts"
             )

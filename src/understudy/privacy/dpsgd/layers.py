@@ -341,22 +341,31 @@ def rules_of(name: str, module: nn.Module) -> dict[str, Rule]:
     Raises:
         InputError: naming the layer, when it cannot give per-example gradients.
     """
-    if isinstance(module, nn.Linear):
+    if isinstance(module, nn.Linear) and _computes_as(module, nn.Linear):
         return {"weight": _linear_weight, "bias": _bias}
     if f"{type(module).__module__}.{type(module).__qualname__}" == _CONV1D:
         return {"weight": _conv1d_weight, "bias": _bias}
-    if isinstance(module, nn.LayerNorm) and len(module.normalized_shape) == 1:
+    if isinstance(module, nn.LayerNorm) and _computes_as(module, nn.LayerNorm) and len(module.normalized_shape) == 1:
         return {"weight": _layer_norm_weight, "bias": _bias}
     if type(module).__name__ in RMS_NORMS:
         return {"weight": _rms_norm_weight}
     if isinstance(module, nn.Embedding) and _is_plain(module):
         return {"weight": _embedding_weight}
     raise InputError(
-        f"layer {name!r} ({type(module).__name__}) cannot give per-example gradients; expected Linear, "
+        f"layer {name!r} ({type(module).__name__}) cannot give per-example gradients; expected plain Linear, "
         f"Conv1D, Embedding, LayerNorm over the last dimension or one of {', '.join(RMS_NORMS)}: freeze its "
         "parameters or train with LoRA"
     )
 
 
 def _is_plain(module: nn.Embedding) -> bool:
-    return module.max_norm is None and not module.scale_grad_by_freq and not module.sparse
+    is_own = module.max_norm is not None or module.scale_grad_by_freq or module.sparse
+    return not is_own and _computes_as(module, nn.Embedding)
+
+
+def _computes_as(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether a layer computes what its kind does: one that scales its output or moves its input has other gradients.
+
+    A forward that somebody gave this one instance, such as recomputation, does not count.
+    """
+    return type(module).forward is kind.forward

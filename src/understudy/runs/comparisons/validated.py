@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from understudy.errors import BudgetRefused, InputError
+from understudy.errors import BudgetRefused, InputError, RowError
 from understudy.methods import registry
 from understudy.methods.method import Protected
 from understudy.privacy.ledger.ledger import Ledger, SourceRecord
@@ -236,7 +236,7 @@ def _validated(cells: Sequence[Cell]) -> tuple[Validated, ...]:
             raise type(error)(f"{error} (in {cell.name})") from None
         first = found[0] if found else one
         if (one.row_digests, one.client_digests) != (first.row_digests, first.client_digests):
-            raise InputError("--data: expected the same rows for every run, found that they changed meanwhile; repeat")
+            raise RowError("--data: expected the same rows for every run, found that they changed meanwhile; repeat")
         found.append(replace(one, rows=first.rows, row_digests=first.row_digests, client_digests=first.client_digests))
     return tuple(found)
 

@@ -186,7 +186,9 @@ def test_the_loss_of_a_string_is_the_loss_of_its_embeddings(make_base):
     torch.testing.assert_close(found, expected.detach())
 
 
-def test_scaled_and_capped_logits_are_refused():
+@pytest.mark.parametrize("times", [1.0, 1e-4, 0.0])
+def test_scaled_and_capped_logits_are_refused_however_small_they_are(times):
+    """A cap of 30 moves logits of 0.01 by less than their rounding, and those of other texts may be large."""
     from transformers import CohereConfig, CohereForCausalLM, Gemma2Config, Gemma2ForCausalLM
 
     small = {
@@ -201,9 +203,19 @@ def test_scaled_and_capped_logits_are_refused():
         torch.manual_seed(0)
         models = [CohereForCausalLM(CohereConfig(**small)), Gemma2ForCausalLM(Gemma2Config(**small, head_dim=8))]
     for model in models:
-        head(model).weight.data.normal_(generator=torch.Generator().manual_seed(0))
+        head(model).weight.data.normal_(generator=torch.Generator().manual_seed(0)).mul_(times)
         with pytest.raises(InputError, match="scaled or capped"):
             target_space(model.eval(), WORDS, TargetConfig(), public_seed=0)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "phi"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_plain_heads_are_taken_and_left_as_they_are(random_model, family, dtype):
+    model = random_model(family).to(dtype)
+    ids = torch.arange(5)[None]
+    before = model(input_ids=ids).logits
+    assert target_space(model, WORDS, TargetConfig(), public_seed=0).vocabulary == head(model).out_features
+    assert torch.equal(model(input_ids=ids).logits, before)
 
 
 def test_a_mixture_of_experts_is_refused():

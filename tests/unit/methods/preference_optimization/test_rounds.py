@@ -13,6 +13,7 @@ from understudy.generation.prompts import row_seeds
 from understudy.methods.further import FurtherDraw
 from understudy.methods.preference_optimization import more, rounds
 from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
+from understudy.methods.preference_optimization.evaluation import _not_learnt
 from understudy.methods.preference_optimization.stored import CANDIDATE_SCHEMA, Candidates
 from understudy.models.adapters import merge_adapter
 from understudy.models.loading import LoadedModel, load_model
@@ -135,7 +136,7 @@ def test_a_round_without_a_pair_of_two_texts_leaves_the_adapter_as_it_is(llama, 
     learn = partial(rounds.prefer, llama, config=config, folder=tmp_path)
     scores = torch.arange(4.0)
     first, facts = learn(None, same_candidates(), scores, round=0)
-    assert facts == {"pairs": 0, "identical": 2}
+    assert facts == {"pairs": 0, "identical": 2, "trained": 0}
     ids = torch.tensor([[3, 4, 5, 6]])
     with torch.no_grad():
         plain, adapted = (
@@ -147,3 +148,57 @@ def test_a_round_without_a_pair_of_two_texts_leaves_the_adapter_as_it_is(llama, 
     second, _ = learn(moved, same_candidates(), scores, round=1)
     assert all(torch.equal(second[name], moved[name]) for name in moved)
     assert second.keys() == moved.keys()
+
+
+def two_prompts(*texts: str) -> Candidates:
+    table = pa.table({"prompt": ["Say:"] * 4, "text": texts, "label": [None] * 4}, schema=CANDIDATE_SCHEMA)
+    return Candidates(table, np.eye(4, dtype=np.float32))
+
+
+LONG = "so be it " * 400
+
+
+@pytest.mark.parametrize(
+    ("texts", "rate", "start", "why"),
+    [
+        (("one", " one", "two", "two "), 1e-3, 0.01, "the same tokens"),
+        (("one", LONG, "two", LONG), 1e-3, 0.01, "longer than the context"),
+        (("one", " one", "two", LONG), 1e-3, 0.01, "both"),
+        (("one", "other", "two", "second"), 1e-30, 0.01, "moves nothing"),
+        (("one", "other", "two", "second"), 1.0, 1e30, "not finite"),
+    ],
+)
+def test_pairs_that_teach_nothing_do_not_end_a_round_and_no_log_tells(llama, tmp_path, caplog, texts, rate, start, why):
+    """Which texts are chosen, and so whether one fits the context, is the clients' without noise."""
+    config = made(preferences={"rejected_rank": 2, "learning_rate": rate, "lora_rank": 2})
+    first, _ = rounds.prefer(llama, None, same_candidates(), torch.arange(4.0), config=config, folder=tmp_path, round=0)
+    before = {name: tensor + start for name, tensor in first.items()}
+    after, facts = rounds.prefer(
+        llama, before, two_prompts(*texts), torch.arange(4.0), config=config, folder=tmp_path, round=1
+    )
+    assert facts == {"pairs": 2, "identical": 0, "trained": 0}, why
+    assert all(torch.equal(after[name], before[name]) for name in before)
+    assert not caplog.records
+
+
+def test_a_round_says_how_many_pairs_it_was_trained_on(llama, tmp_path, caplog):
+    config = made(preferences={"rejected_rank": 2, "learning_rate": 1e-3, "lora_rank": 2, "epochs": 1})
+    pairs = two_prompts("one", "other", "two", LONG)
+    adapter, facts = rounds.prefer(llama, None, pairs, torch.arange(4.0), config=config, folder=tmp_path, round=0)
+    assert facts == {"pairs": 2, "identical": 0, "trained": 1}
+    assert all(torch.isfinite(tensor).all() for tensor in adapter.values())
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("differ", "trained", "said"),
+    [
+        (0, 0, "training in round 2: chosen and rejected text were the same for every prompt"),
+        (3, 0, "training in round 2: no pair of two texts fits"),
+        (3, 1, "training in round 2: 2 of 3 pairs"),
+        (3, 3, None),
+    ],
+)
+def test_the_report_says_what_a_round_did_not_train_on(differ, trained, said):
+    found = _not_learnt(2, differ=differ, trained=trained)
+    assert [reason[: len(said or "")] for reason in found] == ([] if said is None else [said])

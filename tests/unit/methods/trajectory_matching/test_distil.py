@@ -4,7 +4,7 @@ import pytest
 import torch
 from random_students import random_rows, random_student
 
-from understudy.errors import InputError
+from understudy.errors import RowError
 from understudy.methods.trajectory_matching.config import TrajectoryMatchingConfig
 from understudy.methods.trajectory_matching.distil import Distilled, distil, mean_prompts, nearest_tokens
 from understudy.methods.trajectory_matching.emission import decoded, load_distilled, save_distilled
@@ -66,7 +66,7 @@ def test_a_loss_that_is_no_number_is_told_without_its_step(setting):
     """Experts without noise are private, and Prefect keeps the text of this error."""
     student, rows, states = setting
     far = {name: torch.full_like(value, torch.inf) for name, value in states[0].items()}
-    with pytest.raises(InputError, match=r"lower distil\.step_size") as error:
+    with pytest.raises(RowError, match=r"lower distil\.step_size") as error:
         distil(student, rows, [[states[0], far, far]], config())
     assert not any(letter.isdigit() for letter in str(error.value))
 

@@ -5,7 +5,7 @@ import torch
 from random_students import moved_weights, random_rows, random_student
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from understudy.errors import InputError
+from understudy.errors import InputError, RowError
 from understudy.methods.trajectory_matching.student import BatchLoss
 from understudy.methods.trajectory_matching.unroll import Segment, match_trajectory, squared_distance
 
@@ -98,7 +98,7 @@ def test_a_row_alone_has_the_loss_that_it_has_among_others(student):
 def test_refuses_an_expert_that_stood_still_and_another_adapter(student):
     start = moved_weights(student, seed=1)
     loss = BatchLoss(student, [])
-    with pytest.raises(InputError, match=r"found one that did not; raise .*experts\.learning_rate"):
+    with pytest.raises(RowError, match=r"found one that did not; raise .*experts\.learning_rate"):
         match_trajectory(loss, Segment(start, start), [], step_size=STEP_SIZE)
     name = sorted(start)[0]
     wider = {**start, name: torch.cat([start[name], start[name]])}

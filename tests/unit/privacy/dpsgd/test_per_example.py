@@ -13,7 +13,9 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
 from understudy.errors import InputError
 from understudy.models import lora
+from understudy.privacy.dpsgd.layers import rules_of
 from understudy.privacy.dpsgd.per_example import clipped_gradient_sum
+from understudy.privacy.dpsgd.trial import told_of_model
 from understudy.privacy.grid import ALLOWANCE
 
 VOCABULARY, PAD = 23, 1
@@ -450,6 +452,29 @@ def test_unsupported_layer_is_named():
     head = {name: p for name, p in model.named_parameters() if name.startswith("2.")}
     expected, _ = loop_over_examples(model, head, loss, batch, l2_clip_norm=1.0, valid=valid)
     assert_close(clipped_gradient_sum(model, head, loss, batch, l2_clip_norm=1.0, valid=valid), expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "forward"),
+    [
+        (nn.Embedding, (7, 3), lambda layer, ids: 2 * nn.Embedding.forward(layer, ids)),
+        (nn.Embedding, (7, 3), lambda layer, ids: nn.Embedding.forward(layer, ids + 1)),
+        (nn.Linear, (7, 3), lambda layer, inputs: 2 * nn.Linear.forward(layer, inputs)),
+        (nn.LayerNorm, (7,), lambda layer, inputs: 2 * nn.LayerNorm.forward(layer, inputs)),
+    ],
+)
+def test_a_layer_that_computes_something_else_than_its_kind_is_refused(kind, sizes, forward):
+    """As XGLM scales what its embedding gives: the gradient taken was that of another layer."""
+    own = type("Own", (kind,), {"forward": forward})
+    assert rules_of("plain", kind(*sizes))
+    with pytest.raises(InputError, match=r"layer 'own' \(Own\) cannot give per-example gradients"):
+        rules_of("own", own(*sizes))
+
+
+def test_whatever_a_model_raises_on_made_up_rows_is_told_as_one_that_does_not_fit():
+    told = r"model=odd: .* RuntimeError on two made-up ones: in place; take another"
+    with pytest.raises(InputError, match=told), told_of_model("odd", "take another"):
+        raise RuntimeError("in\nplace")
 
 
 def test_a_flattened_batch_is_refused():
