@@ -22,6 +22,7 @@ from understudy.methods import registry
 from understudy.methods.further import FurtherDraw
 from understudy.progress import Progress
 from understudy.quantities import Count, CountOrZero
+from understudy.reporting.kinds import told_of_another_kind
 from understudy.runs.folders import RELEASED, RUN_FILE, STATEMENT, SYNTHETIC, named_in
 from understudy.runs.placement import EXPORT, INTERNAL
 
@@ -62,7 +63,7 @@ def generate_more(
     if statement is None:
         raise InputError(
             f"--from {origin}: expected the --out folder of a finished run, or its {EXPORT}/ with {STATEMENT}, "
-            "found neither"
+            f"found neither{told_of_another_kind(origin)}"
         )
     if not isinstance(statement.get("method"), str):
         raise InputError(
