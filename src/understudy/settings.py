@@ -7,7 +7,6 @@ exchange store and the MLflow database stand in `artifacts/` of a checkout, else
 import functools
 import importlib.metadata
 import os
-import pwd
 import re
 import stat
 import sys
@@ -22,7 +21,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from understudy.addresses import exchange_address, ledger_address, tracking_address
 from understudy.cores import THREADS_WAIT, available_cores
 from understudy.errors import InputError
-from understudy.owner_only import close_new_files
+from understudy.owner_only import close_new_files, is_own, other_owner, remedy
 
 Zone = Literal["client", "server", "both"]
 DeviceType = Literal["cpu", "cuda"]
@@ -301,7 +300,7 @@ def _home_directory(home: Path) -> None:
     try:
         mode = stat.S_IMODE(home.stat().st_mode)
         open_to_others = bool(mode & 0o077)
-        if open_to_others and _owner(home) is not None:
+        if open_to_others and other_owner(home) is not None:
             raise InputError(_unusable(home, f"mode {mode:04o}"))
         if open_to_others and any(home.iterdir()):
             raise InputError(
@@ -318,7 +317,9 @@ def _home_directory(home: Path) -> None:
 
 
 def _unusable(path: Path, found: str) -> str:
-    if (owner := _owner(path)) is not None:
+    if (owner := other_owner(path)) is not None:
+        if is_own(path.parent):
+            return f"expected a directory of your own, found {path}: {found}; {remedy(path)}"
         return (
             f"expected a directory of your own, found {path} of user {owner}: a home, with its secret and its rows, is "
             "one user's, whatever others may read or write; run as that user, or have them run it; set UNDERSTUDY_HOME "
@@ -328,20 +329,6 @@ def _unusable(path: Path, found: str) -> str:
         f"expected a writable directory, found {path}: {found}; fix its permissions, or make its disk writable; set "
         "UNDERSTUDY_HOME to a directory that you own only if no budget was spent here, for a new ledger knows of none"
     )
-
-
-def _owner(path: Path) -> str | None:
-    """The name of the user whose a place is, where that is somebody else than this one."""
-    try:
-        owner = path.stat().st_uid
-    except OSError:
-        return None
-    if os.geteuid() in (0, owner):
-        return None
-    try:
-        return pwd.getpwuid(owner).pw_name
-    except KeyError:
-        return str(owner)
 
 
 def _explain(error: ValidationError) -> str:
