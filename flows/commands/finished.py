@@ -33,6 +33,7 @@ def report(*, folder: Path, as_json: bool) -> None:
     from understudy.reporting.audit import is_audit
     from understudy.reporting.audit import sections as audit_sections
     from understudy.reporting.comparison import is_comparison, rebuild_comparison
+    from understudy.reporting.kinds import is_evaluation
     from understudy.reporting.report import rebuild_report
     from understudy.runs.placement import INTERNAL, close_folder
 
@@ -44,6 +45,8 @@ def report(*, folder: Path, as_json: bool) -> None:
     with locked_folder(folder) if folder.is_dir() else nullcontext():
         if is_comparison(folder):
             files = rebuild_comparison(folder)
+        elif is_evaluation(folder):
+            files = rebuild_report(folder, lambda _: None)
         elif is_audit(folder):
             files = rebuild_report(folder, lambda _: audit_sections)
         else:

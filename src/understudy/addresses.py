@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
 SQLITE: Final = "sqlite:///"
+
+
+def lock_of_file(database: Path) -> Path:
+    """What writers of a SQLite file of MLflow lock."""
+    return database.with_name(f"{database.name}.lock")
 
 
 def exchange_address(given: str) -> str:

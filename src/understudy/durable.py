@@ -5,12 +5,15 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO, Final
 
 # What a disk says of itself, and not of one file: it is full, a quota or a limit is reached, it fails or is read-only.
 OF_A_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+_PART: Final = ".part"
+_DESCRIPTORS: Final = Path("/proc/self/fd")
 
 
 def is_of_disk(error: OSError) -> bool:
@@ -78,3 +81,55 @@ def write_atomically(path: Path, content: bytes, *, once: bool = False) -> None:
     finally:
         Path(name).unlink(missing_ok=True)
     sync(path.parent)
+
+
+def write_new(path: Path, write: Callable[[IO[bytes]], None]) -> None:
+    """Write a file that is not there yet: a reader, or a kill, finds all of it or none, and no part beside it.
+
+    Where a file system knows no files without a name, a kill leaves a part that `remove_parts` removes.
+
+    Args:
+        path: the file; its folder exists.
+        write: writes all of it.
+    """
+    part = path.with_name(f".{path.name}{_PART}")
+    descriptor = _open_without_name(path.parent)
+    try:
+        with naming(path), open(part if descriptor is None else descriptor, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+            if descriptor is not None:
+                _give_name(descriptor, path)
+        if descriptor is None:
+            part.replace(path)
+    finally:
+        if descriptor is None:
+            part.unlink(missing_ok=True)
+    sync(path.parent)
+
+
+def _open_without_name(folder: Path) -> int | None:
+    """A file in `folder` that goes with its descriptor, unless it is given a name; None where there are none such."""
+    if not hasattr(os, "O_TMPFILE") or not _DESCRIPTORS.is_dir():
+        return None
+    try:
+        return os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o666)
+    except OSError:
+        return None
+
+
+def _give_name(descriptor: int, path: Path) -> None:
+    # With the descriptor of a folder Python follows the link, and so names the file itself.
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.link(_DESCRIPTORS / str(descriptor), path.name, dst_dir_fd=folder)
+    finally:
+        os.close(folder)
+
+
+def remove_parts(folder: Path, *, ending: str) -> None:
+    """Remove parts of files of one ending that a kill left in a folder in which nobody writes meanwhile."""
+    for part in folder.glob(f".*{ending}{_PART}"):
+        with suppress(OSError):  # a folder that is only read
+            part.unlink()

@@ -8,6 +8,7 @@ is made in it is closed, and a folder made in it has the same list.
 from __future__ import annotations
 
 import os
+import pwd
 import struct
 from contextlib import suppress
 from pathlib import Path
@@ -35,3 +36,39 @@ def close_new_files(folder: Path) -> None:
             return
     with suppress(OSError):
         os.setxattr(folder, _NAME, _LIST)
+
+
+def is_own(path: Path) -> bool:
+    """Whether a place is of this user."""
+    try:
+        return path.stat().st_uid == os.geteuid()
+    except OSError:
+        return False
+
+
+def other_owner(path: Path) -> str | None:
+    """The name of the user whose a place is, where that is somebody else than this one, who is not root."""
+    try:
+        owner = path.stat().st_uid
+    except OSError:
+        return None
+    return None if os.geteuid() in (0, owner) else _name(owner)
+
+
+def remedy(path: Path, *, otherwise: str = "fix it") -> str:
+    """What to do about a place in the home that this user cannot use; `otherwise`, where it is no other user's."""
+    owner = other_owner(path)
+    if owner is None:
+        return otherwise
+    place = path.parent if is_own(path.parent) else path
+    return (
+        f"it is of user {owner}, as after a command under sudo, so give it back: sudo chown -R {_name(os.geteuid())} "
+        f"{place}"
+    )
+
+
+def _name(user: int) -> str:
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:
+        return str(user)

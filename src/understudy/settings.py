@@ -21,7 +21,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from understudy.addresses import exchange_address, ledger_address, tracking_address
 from understudy.cores import THREADS_WAIT, available_cores
 from understudy.errors import InputError
-from understudy.owner_only import close_new_files
+from understudy.owner_only import close_new_files, is_own, other_owner, remedy
 
 Zone = Literal["client", "server", "both"]
 DeviceType = Literal["cpu", "cuda"]
@@ -300,6 +300,8 @@ def _home_directory(home: Path) -> None:
     try:
         mode = stat.S_IMODE(home.stat().st_mode)
         open_to_others = bool(mode & 0o077)
+        if open_to_others and other_owner(home) is not None:
+            raise InputError(_unusable(home, f"mode {mode:04o}"))
         if open_to_others and any(home.iterdir()):
             raise InputError(
                 f"UNDERSTUDY_HOME={home}: expected a directory closed to other users (mode 0700), found mode "
@@ -315,6 +317,14 @@ def _home_directory(home: Path) -> None:
 
 
 def _unusable(path: Path, found: str) -> str:
+    if (owner := other_owner(path)) is not None:
+        if is_own(path.parent):
+            return f"expected a directory of your own, found {path}: {found}; {remedy(path)}"
+        return (
+            f"expected a directory of your own, found {path} of user {owner}: a home, with its secret and its rows, is "
+            "one user's, whatever others may read or write; run as that user, or have them run it; set UNDERSTUDY_HOME "
+            "to a directory that you own only if no budget was spent here, for a new ledger knows of none"
+        )
     return (
         f"expected a writable directory, found {path}: {found}; fix its permissions, or make its disk writable; set "
         "UNDERSTUDY_HOME to a directory that you own only if no budget was spent here, for a new ledger knows of none"

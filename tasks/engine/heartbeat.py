@@ -5,7 +5,9 @@ depends on a setting of whatever starts the process, and comes at most twice a m
 within two minutes. `understudy deploy` makes the automations, which follow runs of Understudy alone.
 
 The same process asks, with each heartbeat, whether its run was cancelled. A worker that lives ends it by itself; but
-nobody else would tell a process whose worker is dead, or that no worker started.
+nobody else would tell a process whose worker is dead, or that no worker started. And it asks whether its run counts as
+dead, as after the server, or the process, stood still for too long: then it says that it lives. For its heart never
+waits for a server that is away; a client of Prefect's waits for a minute and more.
 
 A temporary server ends with its run, and nobody watches it. There the sign of life is a lock on a file, which the next
 temporary server looks at when it starts.
@@ -18,7 +20,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +33,11 @@ from prefect.context import FlowRunContext
 from prefect.events import emit_event
 from prefect.exceptions import Pause, PrefectException
 from prefect.settings import PREFECT_API_URL, PREFECT_HOME
-from prefect.states import Cancelled, Crashed
+from prefect.states import Cancelled, Crashed, Running
 
 from understudy.locks import locked_folder, try_lock
 from understudy.settings import prefect_setting, settings
+from understudy.tasks.engine.prefect_links import asked_once
 
 EVENT = "understudy.flow-run.heartbeat"
 # After the last heartbeat of a run that leaves its process for a while: the event of its state came before that.
@@ -84,9 +87,10 @@ def beating() -> Iterator[None]:
         return
     ended, cancelled = threading.Event(), threading.Event()
     stop = _interruption(ended, cancelled)
+    saying = threading.Lock()
     # The thread sees the settings of this flow run, and so its server.
     heart = threading.Thread(
-        target=contextvars.copy_context().run, args=(_beat, run, ended, stop), name="flow-heart", daemon=True
+        target=contextvars.copy_context().run, args=(_beat, run, ended, stop, saying), name="flow-heart", daemon=True
     )
     heart.start()
     paused = False
@@ -101,28 +105,36 @@ def beating() -> Iterator[None]:
             _say_cancelled(run)
         raise
     finally:
-        ended.set()
+        with saying:
+            ended.set()
         heart.join(timeout=1.0)
         if paused:
             _tell(PAUSED, run)
 
 
-def _beat(run: FlowRun, ended: threading.Event, stop: Callable[[], None]) -> None:
+def _beat(
+    run: FlowRun, ended: threading.Event, stop: Callable[[], None], saying: AbstractContextManager[object]
+) -> None:
     every, asked_at = settings().heartbeat_s, None
-    while True:
-        _tell(EVENT, run)
-        state = _state_of(run)
-        if state is not None and state.is_cancelling():
-            asked_at = time.monotonic() if asked_at is None else asked_at
-            left = LEFT_TO_WORKER_S if run.deployment_id else 0.0
-            if time.monotonic() - asked_at >= left:
+    with asked_once():
+        while True:
+            _tell(EVENT, run)
+            state = _state_of(run)
+            if state is not None and state.is_cancelling():
+                asked_at = time.monotonic() if asked_at is None else asked_at
+                left = LEFT_TO_WORKER_S if run.deployment_id else 0.0
+                if time.monotonic() - asked_at >= left:
+                    return stop()
+            elif state is not None and state.is_cancelled():
                 return stop()
-        elif state is not None and state.is_cancelled():
-            return stop()
-        else:
-            asked_at = None
-        if ended.wait(every):
-            return None
+            elif state is not None:
+                asked_at = None
+                if state.is_crashed() and str(state.message).endswith(RETRY):
+                    with saying:  # so that no run that has ended meanwhile is said to run
+                        if not ended.is_set():
+                            _say_living(run)
+            if ended.wait(every):
+                return None
 
 
 def _interruption(ended: threading.Event, cancelled: threading.Event) -> Callable[[], None]:
@@ -147,6 +159,15 @@ def _state_of(run: FlowRun) -> State[Any] | None:
     except (httpx.HTTPError, PrefectException) as error:
         _log.debug("the state of flow run %s was not read: %s", run.id, type(error).__name__)
         return None
+
+
+def _say_living(run: FlowRun) -> None:
+    """Take back that a run counts as dead."""
+    try:
+        with get_client(sync_client=True) as client:
+            client.set_flow_run_state(run.id, Running(message="its process lives: nothing was heard of it for a while"))
+    except (httpx.HTTPError, PrefectException) as error:
+        _log.debug("flow run %s may still stand as Crashed: %s", run.id, type(error).__name__)
 
 
 def _say_cancelled(run: FlowRun) -> None:

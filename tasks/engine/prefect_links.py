@@ -1,9 +1,20 @@
-"""Links from the Prefect UI to other places."""
+"""Links from the Prefect UI to other places, and how a server is asked whose answer is not needed."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 _log = logging.getLogger(__name__)
+
+
+@contextmanager
+def asked_once() -> Iterator[None]:
+    """Within it, Prefect's client asks a server that is away once; by itself it asks for a minute, and waits."""
+    from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+
+    with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
+        yield
 
 
 def link_from_prefect(uri: str, experiment: str, run_id: str) -> None:

@@ -17,7 +17,11 @@ from uuid import UUID
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from understudy.tasks.engine.prefect_links import asked_once
+
 Publish = Callable[[float], None]
+# After which a server that did not answer is told of progress again.
+_AFTER_SILENCE_S = 30.0
 
 _log = logging.getLogger(__name__)
 
@@ -130,22 +134,30 @@ def say_waiting(words: Callable[[], str]) -> Callable[[float], None]:
 def prefect_publisher(name: str) -> Publish:
     """A publisher that makes one Prefect progress artifact and then updates it.
 
-    A server that does not answer costs the picture, not the work: it is logged, and tried again next time.
+    A server that does not answer costs the picture, not the work: it is logged, and tried again after a while, of which
+    no more than a tenth is spent on asking.
     """
     made: list[UUID] = []
+    next_try = 0.0
 
     def publish(percent: float) -> None:
         import httpx
         from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
+        nonlocal next_try
+        if (began := time.monotonic()) < next_try:
+            return
         try:
-            if made:
-                update_progress_artifact(made[0], progress=percent)
-            else:
-                key = "".join(c if c.isalnum() and c.isascii() else "-" for c in name.lower())
-                created = create_progress_artifact(progress=percent, key=f"progress-{key}", description=name)
-                made.append(cast(UUID, created))
+            with asked_once():
+                if made:
+                    update_progress_artifact(made[0], progress=percent)
+                else:
+                    key = "".join(c if c.isalnum() and c.isascii() else "-" for c in name.lower())
+                    created = create_progress_artifact(progress=percent, key=f"progress-{key}", description=name)
+                    made.append(cast(UUID, created))
         except httpx.HTTPError as error:
+            now = time.monotonic()
+            next_try = now + max(_AFTER_SILENCE_S, 10 * (now - began))
             _log.warning("progress of task %r was not shown in Prefect: %s", name, type(error).__name__)
 
     return publish

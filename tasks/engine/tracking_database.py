@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from understudy.addresses import SQLITE
+from understudy.addresses import SQLITE, lock_of_file
 from understudy.durable import sync
 from understudy.errors import InputError, TrackingFailed
 from understudy.locks import locked
@@ -35,7 +35,7 @@ def whole_database(database: Path) -> Iterator[Path]:
 
     database.parent.mkdir(parents=True, exist_ok=True)
     # Two processes that make the same database at the same time would break it.
-    with locked(lock := database.with_name(f"{database.name}.lock")):
+    with locked(lock := lock_of_file(database)):
         if not _is_begun(database):
             _make(database)
         try:

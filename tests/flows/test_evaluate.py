@@ -98,6 +98,17 @@ def test_the_command_the_python_api_and_a_flow_that_prefect_starts_report_the_sa
     assert code == 0, said
     assert "utility.synthetic.accuracy" in said
 
+    page = (tmp_path / "out/report.html").read_bytes()
+    (tmp_path / "out/report.html").unlink()
+    code, said = call("report", tmp_path / "out", "--json")
+    assert code == 0, said
+    assert (tmp_path / "out/report.html").read_bytes() == page, "its page is drawn again as it was"
+    for command in (("generate", "--samples", "2", "--from"), ("lineage",)):
+        code, said = call(*command, tmp_path / "out")
+        assert code == 2
+        assert "holds an evaluation" in said
+        assert "understudy report" in said
+
     ended = evaluate(request_of(out=str(tmp_path / "flow")))
     assert ended.model_dump() == {"report": str(tmp_path / "flow/report.html")}, "Prefect is told no figure"
     assert not (home / "ledger.db").exists(), "nothing is charged, and no ledger is begun"

@@ -5,6 +5,7 @@ import os
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,7 @@ from importlib import import_module
 from pathlib import Path
 
 import fork_server
+import forked
 import psutil
 import pyarrow.parquet as pq
 import pytest
@@ -44,7 +46,7 @@ from understudy.runs.evaluations.request import EvaluateRequest
 from understudy.runs.folders import read_record
 from understudy.runs.request import Budget, RunRequest
 from understudy.settings import settings
-from understudy.tasks.engine.heartbeat import beating
+from understudy.tasks.engine.heartbeat import EVENT, beating
 from understudy.tasks.housekeeping import purge_source
 
 # What a worker's processes run is compared with a run of this one.
@@ -543,6 +545,47 @@ def test_a_paused_run_is_left_alone_although_it_sent_heartbeats_after_the_event_
         state = ask(f"{server['PREFECT_API_URL']}/flow_runs/{paused[0]}")["state"]
         assert state["type"] == "PAUSED", state["message"]
         time.sleep(0.5)
+
+
+ASLEEP = """
+from prefect import flow
+from prefect.context import FlowRunContext
+from understudy.tasks.engine.heartbeat import beating
+
+def asleep():
+    with beating():
+        pipe.send(str(FlowRunContext.get().flow_run.id))
+        pipe.recv()
+
+flow(asleep, name="asleep", persist_result=False)()
+"""
+
+
+def test_a_run_that_was_crashed_while_it_stood_still_says_that_it_lives_and_completes(server, monkeypatch):
+    """As when a laptop sleeps, or its server was away: what is seen as Crashed computes, and would be run twice."""
+    api, log = server["PREFECT_API_URL"], Path(server["PREFECT_HOME"]) / "server.log"
+    monkeypatch.setenv("PREFECT_API_URL", api)
+    monkeypatch.setenv("UNDERSTUDY_HEARTBEAT_S", "1")
+    process, pipe = forked.start(ASLEEP)
+    run = pipe.recv()
+
+    def state() -> str:
+        return ask(f"{api}/flow_runs/{run}")["state_name"]
+
+    def beats() -> int:
+        mine = {"event": {"name": [EVENT]}, "resource": {"id": [f"prefect.flow-run.{run}"]}}
+        return ask(f"{api}/events/filter", {"filter": mine})["total"]
+
+    wait_until(lambda: beats() > 0, log, within=60)
+    os.kill(process.pid, signal.SIGSTOP)
+    try:
+        wait_until(lambda: state() == "Crashed", log, within=60)
+    finally:
+        os.kill(process.pid, signal.SIGCONT)
+    wait_until(lambda: state() == "Running", log, within=30)
+    pipe.send("go on")
+    assert process.wait() == 0
+    assert state() == "Completed"
 
 
 def attempt(environment: dict[str, str], *words: str) -> str:

@@ -6,12 +6,16 @@ import stat
 import subprocess
 import sys
 from contextlib import closing
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from forked import called
 from homes import has_access_lists
 
+from understudy.errors import InputError, UnderstudyError
+from understudy.privacy.ledger.head import Head
 from understudy.runs.placement import put_in_place
 from understudy.settings import private_directory, settings
 
@@ -77,3 +81,30 @@ def test_internal_is_closed_while_it_is_filled_and_an_export_has_the_users_umask
     (tmp_path / "internal" / "later").touch()
     assert modes(tmp_path / "internal") == {"report": 0o600, "later": 0o600}
     assert modes(tmp_path / "export") == {"texts": 0o640}
+
+
+SOMEBODY = 65534
+
+
+def told_how_to_get_it_back(folder) -> None:
+    """In a process of root's own, that goes on as the home's user."""
+    os.chdir(folder)  # whose path this user may not follow
+    os.chown("home", SOMEBODY, SOMEBODY)
+    os.setgid(SOMEBODY)
+    os.setuid(SOMEBODY)
+    back = "of user root, as after a command under sudo, so give it back: sudo chown -R nobody home"
+    with pytest.raises(UnderstudyError, match=f"head cannot be read: Permission denied; it is {back}"):
+        Head(Path("home/ledger.head"), required=True).read()
+    with pytest.raises(InputError, match=f"found home/private: .*; it is {back}"):
+        private_directory(Path("home/private"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+def test_what_a_command_under_sudo_left_in_a_home_is_told_with_how_to_get_it_back(tmp_path):
+    """Its owner could not go on, and was told to fix it."""
+    tmp_path.chmod(0o755)
+    (tmp_path / "home/private").mkdir(parents=True, mode=0o700)
+    (tmp_path / "home/private").chmod(0o700)
+    (tmp_path / "home/ledger.head").touch(mode=0o600)
+    (tmp_path / "home").chmod(0o700)
+    assert called(told_how_to_get_it_back, tmp_path) == 0

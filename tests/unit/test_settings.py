@@ -6,6 +6,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from forked import called
 
 from understudy import settings as settings_module
 from understudy.errors import InputError
@@ -65,6 +66,23 @@ def test_of_a_home_that_cannot_be_written_another_one_is_not_advised_without_a_w
     monkeypatch.setattr("os.access", lambda *_: False)
     with pytest.raises(InputError, match=rf"{home}: not writable; fix its permissions.* only if no budget was spent"):
         settings()
+
+
+def refused_as_another_users() -> None:
+    """In a process of its own, which nobody else's folder is open to, even if the tests are root's."""
+    if os.geteuid() == 0:
+        os.setegid(65534)
+        os.seteuid(65534)
+    with pytest.raises(InputError, match=r"of your own, found /usr of user root: .*run as that user") as refused:
+        settings()
+    assert "only if no budget was spent" in str(refused.value)
+    assert "chmod" not in str(refused.value)
+
+
+def test_a_home_of_another_user_is_told_as_such(monkeypatch):
+    """Its permissions were blamed; opened up, it was refused for being open, and only its owner can close it."""
+    monkeypatch.setenv("UNDERSTUDY_HOME", "/usr")
+    assert called(refused_as_another_users) == 0
 
 
 def test_checkout_is_recognised_by_pyproject_and_artifacts(tmp_path):

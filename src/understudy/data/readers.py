@@ -1,6 +1,7 @@
 """Reading a source: CSV, JSON Lines, Parquet, a shipped sample or a Hugging Face data set.
 
-Every refusal names a row index (from 0, the header not counted) or a byte offset, never a text. CSV has no
+Every refusal names a row index (from 0, the header not counted) and, where a file has lines, the line that the row
+begins on (from 1), or a byte offset, never a text. CSV has no
 types, so all its columns are strings; an empty field is the empty string, but a row of several fields that are all
 empty is a row of nulls. A blank line is no row.
 """
@@ -35,6 +36,10 @@ _WIDE_MARKS = {
 }
 # What other programs write between the columns of a CSV file, and what it is called.
 _OTHER_MARKS = {";": "semicolons", "\t": "tabs"}
+_LINES = "write each row as one object in a line, for example with pandas: to_json(FILE, orient='records', lines=True)"
+_JSON_KINDS = {list: "a list", str: "a text", bool: "a boolean", type(None): "null"} | dict.fromkeys(
+    (int, float), "a number"
+)
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+(#\w+)?")
 # As of file: and of the web; a text may have a colon, too, and no path of a file begins so.
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://\S", re.IGNORECASE)
@@ -169,38 +174,37 @@ def _read_csv(path: Path) -> pa.Table:
             "example with pandas: read_csv(FILE, sep=None).to_csv(OTHER, index=False)"
         )
     columns: list[list[str | None]] = [[] for _ in header]
-    index = 0
+    index, line = 0, rows.line_num + 1
     try:
         for row in rows:
-            if not row:
-                continue
-            if len(row) != len(header):
+            if row and len(row) != len(header):
                 raise RowError(
-                    f"{path}: row {index}: expected {len(header)} fields, found {len(row)}; put quotes around a text "
-                    "that holds a comma, and fill or remove a row that is too short"
+                    f"{path}: row {index} (line {line}): expected {len(header)} fields, found {len(row)}; put quotes "
+                    "around a text that holds a comma, and fill or remove a row that is too short"
                 )
             null = len(row) > 1 and not any(row)
-            for column, value in zip(columns, row, strict=True):
+            for column, value in zip(columns, row, strict=False):  # a blank line has no value
                 column.append(None if null else value)
-            index += 1
+            index, line = index + bool(row), rows.line_num + 1
     except csv.Error as error:
-        raise RowError(f"{path}: row {index}: {error}; check the quotes") from None
+        raise RowError(f"{path}: row {index} (line {line}): {error}; check the quotes") from None
     return pa.table({name: pa.array(column, pa.string()) for name, column in zip(header, columns, strict=True)})
 
 
 def _read_jsonl(path: Path) -> pa.Table:
     rows: list[dict[str, Any]] = []
-    for line in _read_text(path).split("\n"):
+    for number, line in enumerate(_read_text(path).split("\n"), 1):
         if not line.strip():
             continue
+        here = f"{path}: row {len(rows)} (line {number}): expected a JSON object"
         try:
             row = json.loads(line)
         except ValueError:
-            raise RowError(f"{path}: row {len(rows)}: expected one JSON object per line") from None
+            raise RowError(f"{here} in each line, found something else; {_LINES}") from None
         except RecursionError:
-            raise RowError(f"{path}: row {len(rows)}: expected a flat JSON object, found one nested too deep") from None
+            raise RowError(f"{here} of texts and numbers, found one nested too deep; flatten it") from None
         if not isinstance(row, dict):
-            raise RowError(f"{path}: row {len(rows)}: expected a JSON object, found {type(row).__name__}")
+            raise RowError(f"{here}, found {_JSON_KINDS[type(row)]}; {_LINES}")
         rows.append(row)
     names = list(dict.fromkeys(name for row in rows for name in row))
     return pa.table({name: _column(path, name, [row.get(name) for row in rows]) for name in names})
@@ -211,7 +215,10 @@ def _column(path: Path, name: str, values: Sequence[Any]) -> pa.Array:
         return pa.array(values)
     except UnicodeEncodeError:
         row = next(i for i, value in enumerate(values) if isinstance(value, str) and not _is_utf8(value))
-        raise RowError(f"{path}: row {row}: column {name!r} is not valid Unicode (a lone surrogate)") from None
+        raise RowError(
+            f"{path}: row {row}: column {name!r} is not valid Unicode (a lone surrogate, as of an emoji that was "
+            "cut in half); correct or remove the row"
+        ) from None
     except (pa.ArrowException, OverflowError):
         row, found = _odd_value(values)
         raise RowError(
@@ -267,7 +274,9 @@ def _read_text(path: Path) -> str:
         ) from None
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
-        raise RowError(f"{path}: expected text, found a NUL character in line {line}")
+        raise RowError(
+            f"{path}: expected text, found a NUL character in line {line}; remove it, or write the file again"
+        )
     return text.replace("\r\n", "\n")
 
 

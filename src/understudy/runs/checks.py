@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
-from understudy.addresses import SQLITE
+from understudy.addresses import SQLITE, lock_of_file
 from understudy.artifacts import access
 from understudy.errors import InputError
 from understudy.hardware import check_products
@@ -214,7 +214,7 @@ def _tracking_server(uri: str, name: str) -> None:
 
 
 def _tracking_file(path: Path, name: str) -> None:
-    """The file takes a write, which is rolled back; where there is none yet, its folder does."""
+    """The file takes a write, which is rolled back, and its lock a holder; where there is none yet, its folder does."""
     try:
         if not path.exists():
             probe_folder(path.parent)
@@ -222,11 +222,17 @@ def _tracking_file(path: Path, name: str) -> None:
         connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=PATIENCE_S / 3)
         try:
             connection.execute("begin immediate")
+            # A file that may only be read takes the beginning, and first refuses the write.
+            (version,) = connection.execute("pragma user_version").fetchone()
+            connection.execute(f"pragma user_version = {int(version)}")
             connection.rollback()
         finally:
             connection.close()
     except (OSError, sqlite3.Error) as error:
         raise _no_tracking(name, f"sqlite:///{path}", "a database that MLflow can write", _said(error)) from None
+    lock = lock_of_file(path)
+    if not os.access(lock if lock.exists() else lock.parent, os.W_OK):
+        raise _no_tracking(name, f"sqlite:///{path}", "a database that MLflow can write", f"{lock} is not writable")
 
 
 def _tracking_database(uri: str, name: str) -> None:

@@ -24,6 +24,7 @@ from understudy.artifacts.access import ArtifactRef, path_of, read_table
 from understudy.data.tables import named_labels
 from understudy.errors import InputError, UnderstudyError
 from understudy.locks import locked_folder
+from understudy.reporting.kinds import told_of_another_kind
 from understudy.runs.finished_folders import remember
 from understudy.runs.placement import EXPORT, INTERNAL, check_no_export, leftovers, put_in_place
 
@@ -262,7 +263,10 @@ def read_record(out: Path) -> RunRecord:
     """
     path = out / INTERNAL / RUN_FILE
     if not path.is_file():
-        raise InputError(f"{out}: expected the --out folder of a finished run, found no {INTERNAL}/{RUN_FILE}")
+        raise InputError(
+            f"{out}: expected the --out folder of a finished run, found no {INTERNAL}/{RUN_FILE}"
+            f"{told_of_another_kind(out)}"
+        )
     try:
         return RunRecord.model_validate_json(path.read_text())
     except ValidationError as error:
@@ -287,6 +291,7 @@ def artifact_in(place: Path) -> str:
         raise InputError(
             f"{place}: expected the --out folder of a finished run, its {EXPORT}/ or a Parquet file of `run` or "
             "`generate`, found nothing that names an artifact; give its id, as statement.json or MLflow shows it"
+            f"{told_of_another_kind(place)}"
         )
     return named
 

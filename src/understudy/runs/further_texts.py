@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import TypeAdapter, ValidationError
 
-from understudy.durable import naming, sync
+from understudy.durable import remove_parts, write_new
 from understudy.errors import InputError
 from understudy.lazy import load
 from understudy.locks import locked_folder
@@ -22,6 +22,7 @@ from understudy.methods import registry
 from understudy.methods.further import FurtherDraw
 from understudy.progress import Progress
 from understudy.quantities import Count, CountOrZero
+from understudy.reporting.kinds import told_of_another_kind
 from understudy.runs.folders import RELEASED, RUN_FILE, STATEMENT, SYNTHETIC, named_in
 from understudy.runs.placement import EXPORT, INTERNAL
 
@@ -62,7 +63,7 @@ def generate_more(
     if statement is None:
         raise InputError(
             f"--from {origin}: expected the --out folder of a finished run, or its {EXPORT}/ with {STATEMENT}, "
-            "found neither"
+            f"found neither{told_of_another_kind(origin)}"
         )
     if not isinstance(statement.get("method"), str):
         raise InputError(
@@ -86,11 +87,13 @@ def generate_more(
         table = further(asked)
     # So that no run puts another release into the folder between the look and the writing.
     with locked_folder(folder.absolute().parent):
+        remove_parts(folder, ending=".parquet")
         if _released_by(folder, _record_of(_read(folder / STATEMENT) or {}, folder)) != released:
             raise InputError(
                 f"--from {origin}: expected the model that texts were being drawn from, found another run's or none: "
                 "the folder was taken over meanwhile. Nothing was written; run again to draw from what lies there now"
             )
+        _check_writable(path)
         _write(path, table, drawn_from=released)
     return path, table.num_rows
 
@@ -152,14 +155,8 @@ def _released_by(folder: Path, record: dict[str, Any] | None) -> str | None:
 
 def _write(path: Path, table: pa.Table, *, drawn_from: str | None) -> None:
     """Write further texts, whole or not at all."""
-    temporary = path.with_name(f".{path.name}.part")
-    try:
-        with naming(path):
-            pq.write_table(table.replace_schema_metadata({RELEASED: drawn_from} if drawn_from else None), temporary)
-            sync(temporary)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    named = table.replace_schema_metadata({RELEASED: drawn_from} if drawn_from else None)
+    write_new(path, lambda file: pq.write_table(named, file))
 
 
 def _record_of(statement: dict[str, Any], folder: Path) -> dict[str, Any] | None:

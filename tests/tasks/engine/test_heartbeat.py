@@ -1,14 +1,18 @@
 """A process whose run is cancelled on its Prefect server stops, though no worker tells it."""
 
 import signal
+import socket
+import threading
 import time
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 from prefect import flow, get_client, task
 from prefect.context import FlowRunContext
 from prefect.exceptions import TerminationSignal
-from prefect.settings import PREFECT_API_URL
-from prefect.states import Cancelled, Cancelling
+from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.states import Cancelled, Cancelling, Crashed, Running
 
 from understudy.errors import UnderstudyError
 from understudy.flows.run_name import run_named
@@ -87,5 +91,66 @@ def test_a_run_of_a_worker_is_left_to_it_for_a_while(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(heartbeat.time, "monotonic", lambda: clock.now)
     run = type("Run", (), {"id": "run", "deployment_id": "deployment"})
-    heartbeat._beat(run, clock, lambda: stopped.append(clock.now))
+    heartbeat._beat(run, clock, lambda: stopped.append(clock.now), nullcontext())
     assert stopped == [heartbeat.LEFT_TO_WORKER_S]
+
+
+@flow(persist_result=False)
+def counted_as_dead(message: str) -> str:
+    run = FlowRunContext.get().flow_run
+    ran.append(run.id)
+    with beating(), get_client(sync_client=True) as client:
+        client.set_flow_run_state(run.id, Crashed(message=message), force=True)
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline and client.read_flow_run(run.id).state.is_crashed():
+            time.sleep(0.1)
+        return client.read_flow_run(run.id).state.name
+
+
+def test_a_run_that_counts_as_dead_says_that_it_lives():
+    """Its server was away, or its machine slept: it stood as Crashed until it ended, and was retried beside itself."""
+    assert counted_as_dead(f"no heartbeat for 60 s{heartbeat.RETRY}") == "Running"
+    assert stands() == "Completed"
+
+
+def test_a_run_that_somebody_else_ended_is_left_as_it_is(monkeypatch):
+    asked = []
+    monkeypatch.setattr(heartbeat, "_say_living", asked.append)
+    ended = SimpleNamespace(is_set=lambda: False, wait=lambda _: next(states, None) is None)
+    run = SimpleNamespace(id="run", deployment_id=None)
+    others = [Crashed(message="its process was killed"), Running(), None]
+    states = iter(others)
+    monkeypatch.setattr(heartbeat, "_state_of", lambda _: next(states))
+    monkeypatch.setattr(heartbeat, "_tell", lambda *_: None)
+    heartbeat._beat(run, ended, list, nullcontext())
+    assert asked == []
+
+
+def test_a_run_that_has_ended_is_not_said_to_live(monkeypatch):
+    """It is asked for a state at the moment at which it ends."""
+    asked, ended = [], threading.Event()
+    monkeypatch.setattr(heartbeat, "_say_living", asked.append)
+    monkeypatch.setattr(heartbeat, "_tell", lambda *_: None)
+
+    def state(_):
+        ended.set()
+        return Crashed(message=heartbeat.RETRY)
+
+    monkeypatch.setattr(heartbeat, "_state_of", state)
+    heartbeat._beat(SimpleNamespace(id="run", deployment_id=None), ended, list, threading.Lock())
+    assert asked == []
+
+
+def test_a_heart_beats_on_while_its_server_is_away(monkeypatch):
+    """A client of Prefect's waited for it, for longer than after which a run counts as dead."""
+    told = []
+    monkeypatch.setattr(heartbeat, "_tell", lambda *_: told.append(time.monotonic()))
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        with temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{nobody.getsockname()[1]}/api"}):
+            ended = threading.Event()
+            run = SimpleNamespace(id="00000000-0000-0000-0000-000000000000", deployment_id=None)
+            ender = threading.Timer(8.0, ended.set)
+            ender.start()
+            heartbeat._beat(run, ended, list, nullcontext())
+    assert len(told) >= 3, "one each second, but for how long it takes to ask"

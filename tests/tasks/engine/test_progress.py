@@ -1,4 +1,6 @@
 import io
+import socket
+import time
 
 import pyarrow as pa
 import pytest
@@ -107,6 +109,42 @@ def test_a_silent_server_costs_only_the_picture(monkeypatch, caplog):
     monkeypatch.setattr(prefect.artifacts, "create_progress_artifact", refuse)
     prefect_publisher("train")(10.0)
     assert "ConnectError" in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore:Artifact creation outside of a flow")
+def test_a_server_that_is_away_holds_no_work_up(caplog):
+    """Prefect's client asked for a minute and more at every sign of progress: a training took twelve times as long."""
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        with temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{nobody.getsockname()[1]}/api"}):
+            publish, began = prefect_publisher("train"), time.monotonic()
+            for percent in range(100):
+                publish(float(percent))
+            assert time.monotonic() - began < 2, "it is asked once, at once"
+    assert caplog.text.count("was not shown in Prefect: ConnectError") == 1
+
+
+def test_a_server_that_was_away_is_told_of_progress_again(monkeypatch):
+    import httpx
+    import prefect.artifacts
+
+    asked, now = [], [0.0]
+
+    def refuse(**_):
+        asked.append(now[0])
+        now[0] += 60.0
+        raise httpx.ConnectTimeout("no route")
+
+    monkeypatch.setattr(prefect.artifacts, "create_progress_artifact", refuse)
+    monkeypatch.setattr("understudy.tasks.engine.progress.time.monotonic", lambda: now[0])
+    publish = prefect_publisher("train")
+    while now[0] < 2000:
+        publish(10.0)
+        now[0] += 5.0
+    assert len(asked) == 4
+    assert 60 * len(asked) < now[0] / 8, "asking takes a tenth of the time"
 
 
 def test_a_wait_is_said_after_two_seconds_and_then_every_minute(capsys):

@@ -11,6 +11,8 @@ from pathlib import Path
 import fsspec
 import pytest
 import torch
+from bound_by_modes import be_bound_by_modes
+from forked import called
 from fsspec.implementations.memory import MemoryFileSystem
 from lasting_store import LastingFileSystem
 from tests_support import write_random_model
@@ -148,6 +150,27 @@ def test_a_tracking_file_takes_a_write_and_keeps_none(home):
     before = (home / "mlflow.db").read_bytes()
     checks.tracking()
     assert (home / "mlflow.db").read_bytes() == before
+
+
+def refused_for(place: str) -> None:
+    """In a process that the mode of a file binds."""
+    be_bound_by_modes()
+    with pytest.raises(InputError, match=rf"UNDERSTUDY_MLFLOW_URI=sqlite.*that MLflow can write, found.*{place}"):
+        checks.tracking()
+
+
+@pytest.mark.parametrize(
+    ("closed", "told"), [("mlflow.db", "readonly database"), ("mlflow.db.lock", "mlflow.db.lock is not writable")]
+)
+def test_a_tracking_file_of_another_user_is_refused(closed, told, home):
+    """A database that may only be read took the beginning of a write, and so passed; then the run failed."""
+    settings()
+    with contextlib.closing(sqlite3.connect(home / "mlflow.db")) as connection:
+        connection.execute("create table runs (id integer)")
+    (home / "mlflow.db.lock").touch()
+    checks.tracking()
+    (home / closed).chmod(0o400)
+    assert called(refused_for, told) == 0
 
 
 def test_a_tracking_file_that_is_none_is_refused(home):

@@ -146,3 +146,28 @@ def test_a_full_disk_is_told_with_the_file_and_leaves_none(exported, monkeypatch
     with files_of_at_most(1000), pytest.raises(OSError, match=f"File too large: '{more}'"):
         generate_more(exported, samples=2)
     assert not [path for path in more.parent.iterdir() if "synthetic" in path.name]
+
+
+def test_what_an_earlier_draw_left_when_it_was_killed_goes(exported, monkeypatch):
+    """It would have been handed over with the export."""
+    monkeypatch.setattr(further_texts, "load", lambda _: lambda _: pa.table({"text": ["a"]}))
+    (exported / "export/.synthetic-9-1.parquet.part").write_bytes(b"PAR1")
+    generate_more(exported, samples=2)
+    assert sorted(path.name for path in (exported / "export").iterdir()) == [
+        "model",
+        "statement.json",
+        "synthetic-2-1.parquet",
+    ]
+
+
+def test_a_file_that_appeared_while_texts_were_drawn_is_not_overwritten(exported, monkeypatch):
+    more = exported / "export/synthetic-2-1.parquet"
+
+    def drawn(_: FurtherDraw) -> pa.Table:
+        more.write_bytes(b"another's")
+        return pa.table({"text": ["a"]})
+
+    monkeypatch.setattr(further_texts, "load", lambda _: drawn)
+    with pytest.raises(InputError, match="exists"):
+        generate_more(exported, samples=2)
+    assert more.read_bytes() == b"another's"

@@ -22,6 +22,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from understudy.errors import InputError, UnderstudyError
+from understudy.owner_only import remedy
 from understudy.privacy.ledger import postgresql
 
 T = TypeVar("T")
@@ -185,7 +186,7 @@ def prepare_sqlite_file(path: Path) -> None:
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     except OSError as error:
-        raise InputError(f"the ledger {path} cannot be written: {error.strerror}; fix it") from None
+        raise InputError(f"the ledger {path} cannot be written: {error.strerror}; {remedy(path)}") from None
 
 
 def file_system_type(directory: Path, mounts: Path) -> str:

@@ -19,6 +19,7 @@ import sqlalchemy as sa
 from understudy.durable import write_atomically
 from understudy.errors import UnderstudyError
 from understudy.locks import locked
+from understudy.owner_only import remedy
 from understudy.privacy.ledger.chain import Chain, Tip
 
 
@@ -64,7 +65,9 @@ class Head:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise UnderstudyError(f"the ledger's head {self.path} cannot be read: {error.strerror}; fix it") from None
+            raise UnderstudyError(
+                f"the ledger's head {self.path} cannot be read: {error.strerror}; {remedy(self.path)}"
+            ) from None
         except (ValueError, KeyError, TypeError):
             raise UnderstudyError(
                 f"expected the number of entries and an HMAC in {self.path}, found something else: restore it from a "

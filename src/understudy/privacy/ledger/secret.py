@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from understudy.durable import sync, write_atomically
 from understudy.errors import InputError, UnderstudyError
+from understudy.owner_only import remedy
 
 MINIMUM_BYTES = 32
 
@@ -80,7 +81,9 @@ def read_secret(path: Path) -> bytes | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise InputError(f"the secret {path} cannot be read: {error.strerror}; fix its permissions") from None
+        raise InputError(
+            f"the secret {path} cannot be read: {error.strerror}; {remedy(path, otherwise='fix its permissions')}"
+        ) from None
     with os.fdopen(descriptor, "rb") as file:
         mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
         if mode & 0o077:

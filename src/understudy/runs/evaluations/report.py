@@ -18,7 +18,7 @@ from understudy.evaluation.metrics import Metrics
 from understudy.evaluation.tables import ComparedTables, measure_tables, records_of
 from understudy.locks import locked_folder
 from understudy.privacy.ledger.ledger import Ledger
-from understudy.reporting.pages import stored_report
+from understudy.reporting.kinds import TITLE_OF_EVALUATION, is_evaluation
 from understudy.reporting.report import About, ReportFiles, build_report
 from understudy.runs.evaluations.unregistered import (
     SOURCES_FILE,
@@ -33,7 +33,6 @@ from understudy.runs.folders import PROBE, check_outside_of_runs, try_folder
 from understudy.settings import settings
 
 _FILES = ("report.json", "report.html")
-_TITLE = "Evaluation of a synthetic table"
 
 
 def report_on_tables(compared: ComparedTables, out: Path, *, device: str = "cpu") -> tuple[ReportFiles, Metrics]:
@@ -56,7 +55,7 @@ def report_on_tables(compared: ComparedTables, out: Path, *, device: str = "cpu"
     with noted_report(out, sources):
         files = build_report(
             out,
-            title=_TITLE,
+            title=TITLE_OF_EVALUATION,
             metrics=metrics,
             statement={},
             samples=records_of(compared.synthetic),
@@ -90,18 +89,13 @@ def check_evaluated_folder(out: Path) -> None:
     check_outside_of_runs(out, out)
     found = [name for name in _FILES if os.path.lexists(out / name)]
     # A purge that was killed leaves the page alone, and beside it the file that says whose it is.
-    is_ours = _is_evaluation(out) if "report.json" in found else os.path.lexists(out / SOURCES_FILE)
+    is_ours = is_evaluation(out) if "report.json" in found else os.path.lexists(out / SOURCES_FILE)
     if found and not is_ours:
         raise InputError(
             f"--out {out}: expected a folder without a report, or with one of an earlier evaluation, found {found} of "
             "something else; choose another folder"
         )
     try_folder(out)
-
-
-def _is_evaluation(out: Path) -> bool:
-    """Whether report.json in a folder is of an evaluation."""
-    return stored_report(out).get("title") == _TITLE
 
 
 def check_report_folder(
