@@ -27,9 +27,10 @@ def rows_on_a_gpu(on_cpu: int, *, expected: float, tokens: int, taken: Callable[
         on_cpu: rows that a CPU takes.
         expected: rows of a step.
         tokens: padded length of a row.
-        taken: rows -> bytes that their pass takes beside what any pass takes.
+        taken: rows -> bytes that a training with so many rows in a pass takes above the loaded model.
     """
-    rows, room = on_cpu, device_memory() // 4
+    # With more a training would compute its layers twice.
+    rows, room = on_cpu, device_memory() // 2
     while 2 * rows <= expected and 2 * rows * tokens <= _TOKENS and taken(2 * rows) <= room:
         rows *= 2
     return rows

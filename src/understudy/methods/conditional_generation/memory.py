@@ -89,7 +89,7 @@ def rows_per_pass(config: ConditionalGenerationConfig, n: int, shape: ModelShape
         return rows
     length = padded_length(config, shape)
     return rows_on_a_gpu(
-        rows, expected=expected, tokens=length, taken=lambda more: _of_rows(config, shape, more, device="cuda")
+        rows, expected=expected, tokens=length, taken=lambda more: training_bytes(config, shape, more, device="cuda")
     )
 
 
@@ -99,13 +99,7 @@ def _has_room(config: ConditionalGenerationConfig, shape: ModelShape, rows: int)
     The size of a machine's memory has no say: all machines of one kind of processor give the same last bits, so a run
     may go on on any of them. `check_fits` refuses where it is too large.
     """
-    return _of_rows(config, shape, rows, device="cpu") <= _AMPLE
-
-
-def _of_rows(config: ConditionalGenerationConfig, shape: ModelShape, rows: int, *, device: DeviceType) -> int:
-    """Bytes that a pass of so many rows takes beside what any pass takes."""
-    of_any = training_bytes(config, shape, 0, device=device)
-    return training_bytes(config, shape, rows, device=device) - of_any
+    return training_bytes(config, shape, rows) - training_bytes(config, shape, 0) <= _AMPLE
 
 
 def rows_at_a_time(config: ConditionalGenerationConfig, shape: ModelShape | None) -> int:

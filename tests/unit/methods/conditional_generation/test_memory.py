@@ -84,18 +84,21 @@ def test_the_charge_does_not_depend_on_the_machine(machine, monkeypatch, device)
 @pytest.mark.parametrize(
     ("gib", "batch", "n", "length", "rows"),
     [
-        (80, 256, 8530, 48, 128),  # 256 rows would take more than a quarter of the memory
-        (256, 256, 8530, 48, 256),
+        (80, 256, 8530, 48, 256),
+        (40, 256, 8530, 48, 128),  # 256 rows would take more than half of the memory
         (256, 256, 8530, 120, 128),  # more tokens are not faster
         (256, 100, 8530, 48, 64),  # a larger pass would be filled with rows that do not count
         (256, 256, 40, 48, 32),
-        (8, 256, 8530, 48, 8),
+        (8, 256, 8530, 48, 16),
+        (2, 256, 8530, 48, 8),  # as on a CPU; `check_fits` refuses it
     ],
 )
-def test_a_pass_on_a_gpu_has_as_many_rows_as_make_it_faster(machine, gib, batch, n, length, rows):
+def test_a_pass_on_a_gpu_has_as_many_rows_as_make_it_faster(machine, monkeypatch, gib, batch, n, length, rows):
     machine(gib)
+    monkeypatch.setenv("UNDERSTUDY_DEVICE", "cuda")
     config = Config(train={"batch_size": batch, "max_length": length})
     assert rows_per_pass(config, n, BIG, device="cuda") == rows
+    assert rows == 8 or not recomputes(config, BIG, rows)
     assert rows_per_pass(Config(train={"micro_batch": 7}), n, BIG, device="cuda") == 7
     assert rows_per_pass(config, n, None, device="cuda") == rows_per_pass(config, n, None)
 
