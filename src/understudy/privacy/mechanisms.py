@@ -194,7 +194,7 @@ class Mechanisms:
             raise ValueError(f"expected a query of 1 to {MOST_NUMBERS} numbers, found {size}")
         steps = {name: _steps(value, grid) for name, value in query.items()}
         on_cpu = {name: value.cpu() for name, value in steps.items()}
-        digest = query_digest(on_cpu)
+        digest = self._digest(call, on_cpu)
         self._claim(call, digest)
 
         def draw() -> dict[str, Tensor]:
@@ -228,7 +228,7 @@ class Mechanisms:
         query = {"counts": counts.cpu()}
         call = Mechanism("histogram", 0, purpose, scale=sigma, sensitivity=1.0, grid=1.0)
         self._check_paid(call, sensitivity=1.0, noise_multiplier=sigma)
-        digest = query_digest(query)
+        digest = self._digest(call, query)
         # With a release log the first release answers every later query.
         self._claim(call, digest if self.release_log is None else b"")
 
@@ -277,7 +277,7 @@ class Mechanisms:
         scale = share * math.sqrt(len(answering)) / unit
         call = Mechanism("masked_sum", step, purpose, scale=scale, sensitivity=1.0, grid=1.0 / unit)
         self._check_paid(call, sensitivity=1.0, noise_multiplier=settings.noise_multiplier, units=n)
-        digest = query_digest({"vectors": vectors, "participating": participating})
+        digest = self._digest(call, {"vectors": vectors, "participating": participating})
         self._claim(call, digest)
 
         def draw() -> dict[str, Tensor]:
@@ -312,6 +312,10 @@ class Mechanisms:
             purpose=f"{call.kind}/{call.purpose}",
             query_digest=digest,
         )
+
+    def _digest(self, call: Mechanism, query: Values) -> bytes:
+        """What a query is known by within the draw: a tag under a key of this draw's own."""
+        return query_digest(query, key=self._key(replace(call, purpose=f"{call.purpose}#query")))
 
     def _claim(self, call: Mechanism, what: bytes) -> None:
         """One query per step and purpose: a second, different one would be a release that nobody paid for."""

@@ -8,7 +8,6 @@ discrete Gaussian sampler of Canonne, Kamath & Steinke 2020, in rational arithme
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import math
 from collections.abc import Mapping
@@ -18,13 +17,14 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES256
-from cryptography.hazmat.primitives.ciphers.modes import CTR
+from cryptography.hazmat.primitives.ciphers.modes import CTR, GCM
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     import torch
 
 _AES_BLOCK_BYTES: Final = 16
+_TAGGED_AT_ONCE: Final = 1 << 30  # bytes; OpenSSL counts them in 31 bits
 # What is encrypted: new memory for it would cost as much as the cipher.
 _ZEROS: Final = memoryview(bytes(1 << 19))
 
@@ -56,20 +56,32 @@ def derive_key(
     return hmac.digest(secret, b"".join(len(part).to_bytes(8) + part for part in parts), "sha256")
 
 
-def query_digest(tensors: Mapping[str, torch.Tensor]) -> bytes:
-    """SHA-256 over name, dtype, shape and exact bytes of each tensor, in order of their names.
+def query_digest(tensors: Mapping[str, torch.Tensor], *, key: bytes) -> bytes:
+    """Tag of name, dtype, shape and exact bytes of each tensor, in order of their names.
 
-    It is a digest of private values: it may key noise and is never written anywhere.
+    GMAC with AES-256 (NIST SP 800-38D), which takes an eighth of the time of SHA-256 (ADR 0036). For a key that nobody
+    knows, two queries of at most b blocks of 16 bytes have the same tag with probability at most (b + 1) / 2^128.
+    It depends on private values: it may key noise and is never written anywhere.
+
+    Args:
+        tensors: the query.
+        key: 32 bytes, of this draw and used for nothing else.
+
+    Returns:
+        16 bytes.
     """
     import torch  # what is charged and stated needs keys and no tensors
 
-    digest = hashlib.sha256()
+    tag = Cipher(AES256(key), GCM(bytes(12))).encryptor()
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
         for part in (name.encode(), str(tensor.dtype).encode(), repr(tuple(tensor.shape)).encode()):
-            digest.update(len(part).to_bytes(8) + part)
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.digest()
+            tag.authenticate_additional_data(len(part).to_bytes(8) + part)
+        numbers = tensor.reshape(-1).view(torch.uint8).numpy().data
+        for start in range(0, len(numbers), _TAGGED_AT_ONCE):
+            tag.authenticate_additional_data(numbers[start : start + _TAGGED_AT_ONCE])
+    tag.finalize()
+    return tag.tag
 
 
 def uniform_words(

@@ -1,5 +1,7 @@
 """The mechanism interface: keyed, recorded, one query per purpose; one-off releases are read back, not drawn again."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -7,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy.errors import UnderstudyError
+from understudy.privacy import mechanisms
 from understudy.privacy.grid import charged_sensitivity, grid_of
 from understudy.privacy.grid_sum import from_steps, to_steps
 from understudy.privacy.ledger.records import KeyMaterial
 from understudy.privacy.mechanisms import Mechanism, Mechanisms
-from understudy.privacy.noise import query_digest
+from understudy.privacy.noise import derive_key
 from understudy.privacy.queries import Query
 from understudy.privacy.rounded_gaussian import BLOCK, rounded_gaussian
 from understudy.privacy.secure_aggregation.round import SecureSettings
@@ -256,9 +259,9 @@ def test_a_journal_says_nothing_of_its_query_without_the_key(tmp_path):
         for name, secret in (("one", b"s"), ("two", b"t"))
     )
     tags = []
-    for mechanisms in (one, two):
-        noised(mechanisms, once=True)
-        (file,) = mechanisms.release_log.iterdir()
+    for each in (one, two):
+        noised(each, once=True)
+        (file,) = each.release_log.iterdir()
         tags.append(load_tensors(file)["release log.tag"])
     assert not torch.equal(*tags)
 
@@ -305,8 +308,32 @@ def test_the_draw_is_cut_into_the_tensors_in_order_of_their_names():
     found = noised(Mechanisms.live(MATERIAL), query)
     grid = grid_of(0.5)
     steps = {name: to_steps(value, grid=grid) for name, value in query.items()}
-    key = Mechanisms.live(MATERIAL)._key(Mechanism("gaussian_sum", 3, "lm", 0.0, 0.0), query_digest(steps))
+    call, live = Mechanism("gaussian_sum", 3, "lm", 0.0, 0.0), Mechanisms.live(MATERIAL)
+    key = live._key(call, live._digest(call, steps))
     draw = rounded_gaussian(key, sum(sizes.values()), scale=2.0 * charged_sensitivity(0.5) / grid)
     parts = dict(zip(sorted(sizes), draw.split([sizes[name] for name in sorted(sizes)]), strict=True))
     for name, value in found.items():
         assert torch.equal(value, from_steps(steps[name] + parts[name], grid=grid))
+
+
+def test_a_query_is_tagged_under_a_key_that_nothing_else_has(monkeypatch):
+    query, calls = {"a": torch.arange(4)}, [("gaussian_sum", 3), ("gaussian_sum", 4), ("histogram", 3)]
+    of = [Mechanism(kind, step, "lm", scale=0.0, sensitivity=0.0) for kind, step in calls]
+    tags = [Mechanisms.live(MATERIAL)._digest(call, query) for call in of]
+    another = dataclasses.replace(MATERIAL, charge_id="another")
+    tags.append(Mechanisms.live(another)._digest(of[0], query))
+    assert len(set(tags)) == len(tags)
+
+    asked = []
+
+    def noting(secret, **parts):
+        asked.append(parts)
+        return derive_key(secret, **parts)
+
+    monkeypatch.setattr(mechanisms, "derive_key", noting)
+    noised(Mechanisms.live(MATERIAL))
+    of_tag, of_noise = asked
+    # No purpose that a caller gives can be that of a tag.
+    assert not mechanisms._PURPOSE.fullmatch(of_tag["purpose"].removeprefix("gaussian_sum/"))
+    assert of_noise["purpose"] == "gaussian_sum/lm"
+    assert len(of_noise["query_digest"]) == 16

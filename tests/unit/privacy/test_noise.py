@@ -7,9 +7,11 @@ import math
 import pytest
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from hypothesis import given
 from hypothesis import strategies as st
 
+from understudy.privacy import noise
 from understudy.privacy.noise import derive_key, discrete_gaussian, query_digest, uniform_words
 
 KEY = bytes(range(32))
@@ -74,20 +76,38 @@ def test_discrete_gaussian_is_a_function_of_the_key():
     assert torch.equal(discrete_gaussian(KEY, 4, scale=0.0), torch.zeros(4, dtype=torch.int64))
 
 
+def tag(tensors):
+    return query_digest(tensors, key=KEY)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool])
 def test_query_digest_reads_every_byte(dtype):
     tensor = torch.zeros(4, 3).to(dtype)
     other = tensor.clone()
     other[3, 2] = 1
-    assert query_digest({"a": tensor}) == query_digest({"a": tensor.clone()})
-    assert query_digest({"a": tensor}) != query_digest({"a": other})
+    assert tag({"a": tensor}) == tag({"a": tensor.clone()})
+    assert tag({"a": tensor}) != tag({"a": other})
 
 
 def test_query_digest_reads_name_dtype_and_shape_but_not_the_layout():
     base = torch.arange(6, dtype=torch.float32).reshape(2, 3)
-    digest = query_digest({"a": base})
+    digest = tag({"a": base})
     others = ({"b": base}, {"a": base.reshape(3, 2)}, {"a": base.view(torch.int32)}, {"a": base, "b": base})
-    assert all(query_digest(o) != digest for o in others)
-    assert query_digest({"a": base.T.contiguous().T}) == digest
-    assert query_digest({"x": base, "a": base + 1}) == query_digest({"a": base + 1, "x": base})
-    assert query_digest({"a": base[:0]}) != query_digest({"a": base[:, :0]})
+    assert all(tag(o) != digest for o in others)
+    assert tag({"a": base.T.contiguous().T}) == digest
+    assert tag({"x": base, "a": base + 1}) == tag({"a": base + 1, "x": base})
+    assert tag({"a": base[:0]}) != tag({"a": base[:, :0]})
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 16, 1 << 30])
+def test_query_digest_is_the_tag_of_all_bytes_under_its_key(monkeypatch, at_once):
+    monkeypatch.setattr(noise, "_TAGGED_AT_ONCE", at_once)
+    query = {"b": torch.tensor([1, -2, 3]), "a": torch.tensor([[0.5]]), "none": torch.zeros(0, 2)}
+    parts = [("a", "torch.float32", "(1, 1)"), ("b", "torch.int64", "(3,)"), ("none", "torch.float32", "(0, 2)")]
+    written = b""
+    for name, dtype, shape in parts:
+        for text in (name, dtype, shape):
+            written += len(text).to_bytes(8, "big") + text.encode()
+        written += query[name].numpy().tobytes()
+    assert query_digest(query, key=KEY) == AESGCM(KEY).encrypt(bytes(12), b"", written)
+    assert query_digest(query, key=KEY[::-1]) != query_digest(query, key=KEY)
