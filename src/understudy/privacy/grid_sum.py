@@ -78,13 +78,14 @@ class GridSum:
     2^16 * 2^16 * 2^-53 = 2^-21 of the sensitivity on either neighbour, far below `ALLOWANCE`.
     """
 
-    def __init__(self, *, sensitivity: float) -> None:
+    def __init__(self, *, sensitivity: float, like: Mapping[str, Tensor] | None = None) -> None:
         """An empty sum.
 
         Args:
             sensitivity: L2 norm that one unit's contribution is clipped to.
+            like: name -> tensor of the shape and on the device of the sum, for a sum that nothing may be added to.
         """
-        self._grid = grid_of(sensitivity)
+        self._grid, self._like = grid_of(sensitivity), like or {}
         self._shapes: dict[str, torch.Size] = {}
         self._groups: tuple[_Names, ...] = ()
         self._waiting: dict[_Names, Tensor] = {}
@@ -111,7 +112,9 @@ class GridSum:
     def steps(self) -> dict[str, Tensor]:
         """Name -> int64 steps of everything added so far; private."""
         self._round()
-        found = {}
+        found: dict[str, Tensor] = {}
+        if not self._steps:
+            return {name: torch.zeros_like(value, dtype=torch.int64) for name, value in self._like.items()}
         for names, steps in self._steps.items():
             sizes = [self._shapes[name].numel() for name in names]
             parts = zip(names, torch.split(steps, sizes), strict=True)

@@ -119,3 +119,16 @@ def test_small_tensors_that_are_held_together_come_back_as_themselves(units, mon
         expected = to_steps(sum(exact), grid=grid) if units == 3 else sum(to_steps(one, grid=grid) for one in exact)
         assert torch.equal(steps, expected)
         assert steps.is_contiguous()
+
+
+def test_a_sum_of_nothing_is_zero_in_the_shapes_that_were_named():
+    like = {"a": torch.ones(3, 2, dtype=torch.bfloat16), "b": torch.ones(())}
+    found = GridSum(sensitivity=1.0, like=like).steps()
+    assert {name: (steps.dtype, tuple(steps.shape)) for name, steps in found.items()} == {
+        "a": (torch.int64, (3, 2)),
+        "b": (torch.int64, ()),
+    }
+    assert not any(bool(steps.any()) for steps in found.values())
+    added = GridSum(sensitivity=1.0, like=like)
+    added.add({"a": torch.full((3, 2), 0.5), "b": torch.tensor(0.25)}, units=1)
+    assert torch.equal(from_steps(added.steps()["a"], grid=grid_of(1.0)), torch.full((3, 2), 0.5))

@@ -144,11 +144,8 @@ def _filled_up(name: str, rows: Tensor, missing: int) -> Tensor:
 def _clipped_sum(
     sides: Sides, objective: Objective, batches: list[dict[str, Tensor]], l2_clip_norm: float
 ) -> dict[str, Tensor]:
-    """The stream's query in steps of the grid: zeros for an empty batch, whatever the weights' type."""
-    total = GridSum(sensitivity=l2_clip_norm)
-    # One zero stands for all of a tensor's until they are added to.
-    zero = {name: p.new_zeros((), dtype=torch.float64).expand(p.shape) for name, p in objective.parameters.items()}
-    total.add(zero, units=0)
+    """The stream's query in steps of the grid: zeros for an empty batch."""
+    total = GridSum(sensitivity=l2_clip_norm, like=objective.parameters)
     with frozen(sides.model):
         for some in _in_floats(batches, sides):
             parts: list[tuple[dict[str, Tensor], int]] = []
