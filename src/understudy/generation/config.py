@@ -104,9 +104,9 @@ class SteeringConfig(Frozen):
         0, "Only the last so many cached positions are shifted; 0: all of them. key_value only."
     )
     layers: float = setting(
-        0.5,
+        0.25,
         "Share of the layers, the upper ones, whose cache is shifted, above 0 and at most 1, rounded up; the others "
-        "are read once. key_value only. tiny 0.5, PPLM 1.",
+        "are read once. key_value only. tiny 0.25, PPLM 1.",
         gt=0,
         le=1,
     )

@@ -17,7 +17,7 @@ Deviations from the PPLM paper:
   at every length;
 - by default the discriminator sees the state at the current token, where it was trained; `lookahead` adds the
   paper's expected next token;
-- by default only the upper half of the layers is shifted, so that the layers below are read once for each token
+- by default only the upper quarter of the layers is shifted, so that the layers below are read once for each token
   (docs/decisions/0035); `layers=1` shifts all, as the paper does.
 
 Sums run over the batch and every norm over one sample only: a row's result does not depend on its batch mates. Shifts,
