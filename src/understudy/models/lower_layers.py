@@ -73,5 +73,8 @@ def replayed(lower: LowerLayers) -> Iterator[None]:
 
 
 def _stack(backbone: nn.Module) -> list[nn.Module]:
-    """The layers of a decoder: its first list of modules."""
-    return next((list(child) for child in backbone.modules() if isinstance(child, nn.ModuleList)), [])
+    """The layers of a decoder: its first list of modules; those of a model that reads images too are not its eyes'."""
+    decoder: Any = backbone
+    if hasattr(backbone, "get_decoder"):
+        decoder = backbone.get_decoder()
+    return next((list(child) for child in decoder.modules() if isinstance(child, nn.ModuleList)), [])
