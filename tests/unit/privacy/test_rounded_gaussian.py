@@ -115,6 +115,20 @@ def test_every_value_that_is_left_open_has_digits_of_its_own(monkeypatch):
     assert all((radius, angle) == (radii[pair], angles[pair]) for pair, _, radius, angle in asked)
 
 
+@pytest.mark.parametrize("scale", [2.0**36, 2.0**41])
+def test_what_the_bound_leaves_open_is_computed_again_and_nothing_else(scale, monkeypatch):
+    """The float64 product is within 1.1 times `ERROR` of the scale; a rounding that this may decide is left open."""
+    asked = []
+    monkeypatch.setattr(module, "_exactly_rounded", lambda *_, pair, second, scale: asked.append((pair, second)) or 0)
+    rounded_gaussian(KEY, BLOCK, scale=scale)
+    normals, has_bound = standard_normals(uniform_words(KEY, BLOCK))
+    product = normals.reshape(2, -1) * scale
+    is_open = 0.5 - np.abs(product - np.rint(product)) <= 1.1 * ERROR * scale
+    expected = {(pair, bool(second)) for second, pair in np.argwhere(is_open | ~has_bound).tolist()}
+    assert set(asked) == expected
+    assert 50 < len(asked) < BLOCK / 4
+
+
 def test_radius_and_angle_of_every_pair_have_further_digits_of_their_own(monkeypatch):
     read, digits = [], module._further_digits
     monkeypatch.setattr(

@@ -129,6 +129,8 @@ CHANGES = {
     "budget": "UPDATE ledger_sources SET record = replace(record, '8.0', '800.0') WHERE name = 'reviews'",
     "units": "UPDATE ledger_sources SET record = replace(record, '900', '901') WHERE name = 'reviews'",
     "start": "DELETE FROM ledger_starts",
+    "another start": "INSERT INTO ledger_starts (charge, part, number, started_at) "
+    "SELECT charge, part, number + 1, started_at FROM ledger_starts",
     "entry": "DELETE FROM ledger_chain WHERE kind = 'environment'",
     "order": "UPDATE ledger_chain SET number = -number WHERE number > 2",
     "content": "UPDATE ledger_chain SET content = '{}' WHERE kind = 'release'",
