@@ -276,6 +276,14 @@ def test_rotation_and_purge_keep_the_chain(ledger, url, head):
         Ledger(url, secret=SECRET + b" II", head=head)
 
 
+def test_a_purge_erases_the_salts_of_its_source_alone(ledger, url, head):
+    ledger.purge("clinic")
+    again = Ledger(url, secret=SECRET, head=head)
+    assert [charge.resumable for charge in again.charges("reviews")] == [False, True, True]
+    running = next(charge for charge in again.charges("reviews") if charge.request_key == "running")
+    assert again.material(running.id).charge_id == running.id
+
+
 KILLED = """
 import os, signal
 from understudy.privacy.ledger.ledger import Ledger
