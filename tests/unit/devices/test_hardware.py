@@ -254,6 +254,15 @@ def test_the_precision_is_in_the_cache_key_and_in_the_digest_of_the_environment(
     assert len({key for key, _ in found}) == len({digest for _, digest in found}) == 3
 
 
+def test_the_number_of_threads_is_in_the_digest_of_the_environment(monkeypatch):
+    """Sums are cut for as many."""
+    found = set()
+    for threads in ("1", "2", "3"):
+        monkeypatch.setenv("UNDERSTUDY_THREADS", threads)
+        found.add(digest_of(environment_of("code")))
+    assert len(found) == 3
+
+
 def test_how_torch_is_set_up_is_in_the_digest_of_the_environment(monkeypatch):
     """Other kernels give a query other last bits, and so noise of its own: a version that asks for them is another."""
     before = digest_of(environment_of("code"))
