@@ -421,6 +421,29 @@ def test_a_norm_covers_how_far_the_gradient_that_is_added_may_be_off():
     assert bool((found <= exact * (1 + 2.0**-12)).all())
 
 
+def test_a_norm_covers_the_roundings_of_squares_and_of_their_sum():
+    """Beside those of the kernels' own products: of one-hot rows the one kernel is exact, the other has few terms."""
+    tokens, right = torch.zeros(1, 6, dtype=torch.long), torch.ones(1, 6, 2)
+    value, off = inner_product(Factors(tokens, right), Factors(tokens, right))
+    unit, size = torch.finfo(torch.float32).eps / 2, 6 * 12.0  # norms of both kernels
+    assert float(value) == 72
+    assert float(off) >= (2 + 8 + 8) * unit * size
+
+
+def test_a_row_whose_factor_is_no_normal_float_counts_as_nothing():
+    """It would be rounded by more than its last bit, maybe upwards."""
+    model, batch = nn.Linear(1, 1, bias=False), {"x": torch.tensor([[1e10], [1.0]])}
+    found = clipped_gradient_sum(
+        model,
+        dict(model.named_parameters()),
+        lambda model, batch: model(batch["x"])[:, 0],
+        batch,
+        l2_clip_norm=1e-30,
+        valid=torch.tensor([True, False]),
+    )
+    assert float(found["weight"]) == 0.0
+
+
 def test_a_norm_covers_entries_of_error_rows_that_are_made_once_more(monkeypatch):
     """Of a tied head: however far `errors_at` says that its entries may be off."""
     made = torch.Generator().manual_seed(0)
