@@ -121,7 +121,7 @@ def _changed(found: Charge, releases: str, here: Mapping[str, str]) -> str | Non
     if found.status == "reserved":
         if not found.resumable:
             return "its noise was erased when its source was purged"
-        return None if found.environment in (None, _stored(here)) else "it began on another kind of processor"
+        return None if found.environment in (None, _stored(here)) else "it began on another kind of processor or GPU"
     store = exchange_store() if found.exportable else private_store()
     stored = {ref.id: ref for ref in store.refs()}
     if not any(ref.kind == releases and found.id in _charges(ref, stored) for ref in stored.values()):

@@ -97,6 +97,11 @@ def device_memory() -> int:
     return min(known, default=0) or memory_limit()
 
 
+def memory_for_passes() -> int:
+    """`device_memory` in whole GiB, by which rows of a pass are chosen on a GPU; a charge is bound to it."""
+    return device_memory() >> 30 << 30
+
+
 def kind() -> str:
     """The kind of processor and GPU, as far as floats are rounded by it: another kind gives other last bits."""
     facts = _first_processor()
@@ -111,6 +116,8 @@ def kind() -> str:
     if on_cuda:
         # Kernels are chosen by the very device.
         parts += [f"cuda {one.major}.{one.minor} {one.name}" for one in _cuda_devices()]
+        # There are GPUs of one name with more memory or less, and sums are cut where a pass ends.
+        parts.append(f"{memory_for_passes() >> 30} GiB")
     return " ".join(part for part in parts if part)
 
 

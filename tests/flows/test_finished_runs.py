@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from tests_support import SMALL
 
-from understudy.artifacts.access import path_of, private_store
+from understudy.artifacts.access import path_of, private_store, store_for
 from understudy.errors import UnderstudyError
+from understudy.privacy import labels
 from understudy.privacy.ledger.ledger import Ledger
 from understudy.reporting.report import ReportFiles
 from understudy.runs.registration import registered
@@ -124,6 +125,21 @@ def test_an_unfinished_charge_is_bound_to_the_kind_of_processor_and_a_finished_o
         charge.fn(several, environment=environment, accept_new=False)
     with pytest.raises(UnderstudyError, match=r"what it released \(model\) is no longer in .*exchange"):
         ask(accept_new=False)
+
+
+def test_a_charge_is_closed_by_what_has_its_label_and_by_nothing_else(request_of):
+    """The salt would be erased for something that the charge did not pay for, or that says less than it should."""
+    receipt = charge.fn(
+        registered(request_of(), "conditional-generation"), environment={"code": "0" * 64}, accept_new=False
+    )
+    (guarantee,) = receipt.label.guarantees
+    cheaper = labels.released(guarantee.model_copy(update={"epsilon": guarantee.epsilon / 2}))
+    for label in (labels.public(), cheaper, labels.private("ward")):
+        with store_for(label).write(kind="model", label=label) as draft:
+            (draft.path / "model.safetensors").write_bytes(b"another")
+        with pytest.raises(UnderstudyError, match="expected an artifact labelled"):
+            finalize.fn(receipt, draft.ref)
+    assert Ledger.open().charge(receipt.charge_id).status == "reserved"
 
 
 def test_a_private_release_is_known_by_what_it_was_made_of(request_of):

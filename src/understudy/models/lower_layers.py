@@ -72,6 +72,7 @@ def replayed(lower: LowerLayers) -> Iterator[None]:
                 layer.forward = before
 
 
-def _stack(backbone: nn.Module) -> list[nn.Module]:
-    """The layers of a decoder: its first list of modules."""
-    return next((list(child) for child in backbone.modules() if isinstance(child, nn.ModuleList)), [])
+def _stack(backbone: Any) -> list[nn.Module]:
+    """The layers of a decoder: its first list of modules; those of a model that reads images too are not its eyes'."""
+    decoder = backbone.get_decoder() if hasattr(backbone, "get_decoder") else backbone
+    return next((list(child) for child in decoder.modules() if isinstance(child, nn.ModuleList)), [])

@@ -2,7 +2,7 @@
 
 A GPU spends most of a pass of few rows on starting operations, so more rows in a pass make a step faster almost in
 proportion. The number follows from public facts: the model, the length of rows, the expected step and the GPU's memory.
-What is charged says `auto`, and the device that it stands for is part of what a charge is bound to.
+What is charged says `auto`, and the device that it stands for is part of what a charge is bound to, with its memory.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Literal
 
-from understudy.hardware import device_memory
+from understudy.hardware import memory_for_passes
 from understudy.models.shape import ModelShape
 
 Rows = int | Literal["auto"]
@@ -30,7 +30,7 @@ def rows_on_a_gpu(on_cpu: int, *, expected: float, tokens: int, taken: Callable[
         taken: rows -> bytes that a training with so many rows in a pass takes above the loaded model.
     """
     # With more a training would compute its layers twice.
-    rows, room = on_cpu, device_memory() // 2
+    rows, room = on_cpu, memory_for_passes() // 2
     while 2 * rows <= expected and 2 * rows * tokens <= _TOKENS and taken(2 * rows) <= room:
         rows *= 2
     return rows

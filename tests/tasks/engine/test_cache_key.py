@@ -152,3 +152,14 @@ def test_a_process_of_the_other_zone_refuses(here, task_zone, monkeypatch):
     check_zone("train", here, {})
     with pytest.raises(ZoneError, match=f"pool of the {task_zone} zone"):
         check_zone("train", task_zone, {})
+
+
+def test_settings_of_two_kinds_with_the_same_values_are_different_arguments():
+    class One(BaseModel):
+        steps: int = 3
+
+    class Other(BaseModel):
+        steps: int = 3
+
+    assert describe(One(), where="config") == describe(One(), where="config")
+    assert describe(One(), where="config") != describe(Other(), where="config")

@@ -15,6 +15,8 @@ from understudy.compute import ON_CPU, Compute
 from understudy.errors import InputError
 from understudy.models.folders import model_folder, parameter_count
 from understudy.models.loading import load_model
+from understudy.models.passes import rows_of_adapters
+from understudy.models.shape import ModelShape
 from understudy.runs import checks
 from understudy.tasks import charging
 from understudy.tasks.charging import digest_of, environment_of
@@ -160,6 +162,22 @@ def test_what_cuda_is_told_belongs_to_its_kind_only(name, monkeypatch):
     assert kinds["cpu", "1"] == kinds["cpu", None]
 
 
+@pytest.mark.parametrize("said", [True, False])
+def test_gpus_of_one_kind_have_as_many_rows_of_a_pass(said, monkeypatch):
+    """Two GPUs may have one name and not the same memory, or say nothing of it: then the machine's limit counts."""
+    monkeypatch.setenv("UNDERSTUDY_DEVICE", "cuda")
+    shape, rows = ModelShape(30, 576, 576, 192, 1536, True, 49_152, 134_515_008), {}
+    for mib in range(1 << 10, 1 << 16, 333):
+        gpu = hardware._CudaDevice(8, 6, "GPU", mib << 20 if said else 0)
+        monkeypatch.setattr(hardware, "_cuda_devices", lambda gpu=gpu: [gpu])
+        monkeypatch.setattr(hardware, "memory_limit", lambda mib=mib: mib << 20)
+        facts = {"on_cpu": 2, "device": "cuda", "shape": shape, "rank": 8, "tokens": 128, "expected": 256.0}
+        rows.setdefault(hardware.kind(), set()).add(rows_of_adapters("auto", **facts))
+    assert len(set.union(*rows.values())) > 3
+    assert all(len(found) == 1 for found in rows.values())
+    assert len(rows) == 63, "a GiB more is another kind, less is not"
+
+
 def test_the_kind_is_the_same_before_and_after_tasks_set_the_workspace(monkeypatch):
     monkeypatch.setattr(hardware, "_cuda_devices", lambda: [hardware._CudaDevice(9, 0, "GPU")])
     monkeypatch.setenv("UNDERSTUDY_DEVICE", "cuda")
@@ -234,6 +252,15 @@ def test_the_precision_is_in_the_cache_key_and_in_the_digest_of_the_environment(
         found.add((task_key("name", test_a_wrong_precision_is_refused, {}), digest_of(environment_of("code"))))
     assert len(found) == 3, "float32 is float32, asked for or found out; the others differ"
     assert len({key for key, _ in found}) == len({digest for _, digest in found}) == 3
+
+
+def test_the_number_of_threads_is_in_the_digest_of_the_environment(monkeypatch):
+    """Sums are cut for as many."""
+    found = set()
+    for threads in ("1", "2", "3"):
+        monkeypatch.setenv("UNDERSTUDY_THREADS", threads)
+        found.add(digest_of(environment_of("code")))
+    assert len(found) == 3
 
 
 def test_how_torch_is_set_up_is_in_the_digest_of_the_environment(monkeypatch):

@@ -53,6 +53,13 @@ def test_histogram_composes_with_training_in_one_event():
     assert max(alone) < both < sum(alone)
 
 
+def test_counts_that_are_asked_more_than_once_are_paid_for_each_time():
+    once = histogram_event(sigma=4.0)
+    three = epsilon_pld(dp.SelfComposedDpEvent(once, 3), 1e-5)
+    assert three == pytest.approx(epsilon_pld(composed_event(once, once, once), 1e-5), rel=1e-6)
+    assert three > 1.5 * epsilon_pld(once, 1e-5)
+
+
 @pytest.mark.parametrize("sigma", [0.5, 1.0, 3.0, 20.0])
 def test_discrete_gaussian_pld_against_direct_summation(sigma):
     event, delta = histogram_event(sigma=sigma), 1e-4

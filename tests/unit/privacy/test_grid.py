@@ -132,3 +132,32 @@ def test_a_sum_of_nothing_is_zero_in_the_shapes_that_were_named():
     added = GridSum(sensitivity=1.0, like=like)
     added.add({"a": torch.full((3, 2), 0.5), "b": torch.tensor(0.25)}, units=1)
     assert torch.equal(from_steps(added.steps()["a"], grid=grid_of(1.0)), torch.full((3, 2), 0.5))
+
+
+def test_no_more_units_are_added_up_in_floats_than_their_rounding_is_covered_for(monkeypatch):
+    """Of eight units at a time: what would pass eight is rounded before, and then it begins anew."""
+    monkeypatch.setattr(grid_sum, "_UNITS_AT_ONCE", 8)
+    rounded, whole = [], grid_sum._rounded
+    monkeypatch.setattr(grid_sum, "_rounded", lambda value, grid: rounded.append(value.clone()) or whole(value, grid))
+    total, parts = GridSum(sensitivity=1.0), torch.randn(7, 9, generator=torch.Generator().manual_seed(2)).double() / 3
+    for part, units in zip(parts, (3, 5, 1, 3, 4, 8, 2), strict=True):
+        total.add({"a": part}, units=units)
+    steps = total.steps()["a"]
+    runs = [parts[0] + parts[1], parts[2] + parts[3] + parts[4], parts[5], parts[6]]
+    assert len(rounded) == len(runs)
+    assert all(torch.equal(found, run) for found, run in zip(rounded, runs, strict=True))
+    assert torch.equal(steps, sum(to_steps(run, grid=grid_of(1.0)) for run in runs))
+
+
+def test_large_tensors_and_those_of_another_device_are_held_by_themselves():
+    small, large = torch.zeros(3), torch.zeros(1 << 17)
+    elsewhere = torch.zeros(3, device="meta")
+    values = {
+        "a": small,
+        "large": large,
+        "far": elsewhere,
+        "b": small,
+        "larger": torch.zeros(1 << 18),
+        "far too": elsewhere,
+    }
+    assert grid_sum._together(values) == (("a", "b"), ("large",), ("far", "far too"), ("larger",))

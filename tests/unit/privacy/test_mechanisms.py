@@ -242,6 +242,50 @@ def test_a_query_released_once_is_read_back_and_another_in_its_place_refused(kin
     assert not torch.equal(released(0.25, "other"), first)
 
 
+def test_a_masked_sum_of_the_same_vectors_and_other_clients_is_another_query(tmp_path):
+    settings = SecureSettings(bits=20, noise_multiplier=1.0, smallest_surviving=4)
+    asked = Query(kind="masked_sum", name="scores", units=4, steps=3, sensitivity=1.0, noise_multiplier=1.0)
+    vectors = torch.full((4, 3), 0.25, dtype=torch.float64)
+
+    def released(mechanisms, *absent):
+        taking_part = torch.tensor([client not in absent for client in range(4)])
+        return mechanisms.masked_sum(vectors, settings, participating=taking_part, step=2, purpose="scores")
+
+    one = Mechanisms.live(material(asked), tmp_path)
+    first = released(one, 1)
+    assert torch.equal(released(one, 1), first)
+    with pytest.raises(UnderstudyError, match="two different masked_sum queries"):
+        released(one, 2)
+    with pytest.raises(UnderstudyError, match=r"second release"):
+        released(Mechanisms.live(material(asked), tmp_path))
+
+
+def test_what_is_in_a_release_log_without_the_tag_of_its_query_answers_none(tmp_path):
+    noised(Mechanisms.live(MATERIAL, tmp_path), once=True)
+    (file,) = tmp_path.iterdir()
+    save_tensors(file, {name: value for name, value in load_tensors(file).items() if name in QUERY})
+    with pytest.raises(UnderstudyError, match="second release"):
+        noised(Mechanisms.live(MATERIAL, tmp_path), once=True)
+
+
+def test_a_query_that_was_noted_elsewhere_is_asked_here_only_if_it_is_the_same(tmp_path):
+    """The release log of the machine that asked first is not there; where it was noted is."""
+    noted = {}
+    homes = (Mechanisms.live(MATERIAL, tmp_path / name, noted.setdefault) for name in "abc")
+    first = noised(next(homes), once=True)
+    assert all(torch.equal(first[name], value) for name, value in noised(next(homes), once=True).items())
+    with pytest.raises(UnderstudyError, match="second release"):
+        noised(next(homes), {"a": torch.ones(5)}, once=True)
+    assert not (tmp_path / "c").exists()
+
+
+def test_calls_of_two_kinds_never_share_a_key():
+    """Whatever their names: a mask and a client's noise have no query in their keys."""
+    mechanisms = Mechanisms.live(MATERIAL)
+    calls = [Mechanism(kind, 1, "a", 1.0, 1.0) for kind in ("poisson", "gaussian_sum", "histogram", "masked_sum")]
+    assert len({mechanisms._key(call) for call in calls}) == len(calls)
+
+
 def test_what_is_read_back_is_what_was_written(tmp_path):
     noised(Mechanisms.live(MATERIAL, tmp_path), once=True)
     (file,) = tmp_path.iterdir()

@@ -97,6 +97,50 @@ def test_the_rounding_is_that_of_more_digits():
     assert other != value  # another place of the key stream has other digits
 
 
+def test_every_value_that_is_left_open_has_digits_of_its_own(monkeypatch):
+    """A pair is known by its number in the whole draw, so no block repeats what another has read."""
+    asked = []
+
+    def exactly(key, radius, angle, *, pair, second, scale):
+        asked.append((pair, second, radius, angle))
+        return 2 * pair + second
+
+    monkeypatch.setattr(module, "_exactly_rounded", exactly)
+    found = rounded_gaussian(KEY, 2 * BLOCK, scale=3.0, error=1.0).view(2, 2, BLOCK // 2)  # block, second, pair
+    assert torch.equal(found, torch.arange(2 * BLOCK).view(2, BLOCK // 2, 2).transpose(1, 2))
+    radii, angles = (
+        uniform_words(KEY, 2 * BLOCK).reshape(2, 2, BLOCK // 2).transpose(1, 0, 2).reshape(2, BLOCK).tolist()
+    )
+    assert len(asked) == 2 * BLOCK
+    assert all((radius, angle) == (radii[pair], angles[pair]) for pair, _, radius, angle in asked)
+
+
+@pytest.mark.parametrize("scale", [2.0**36, 2.0**41])
+def test_what_the_bound_leaves_open_is_computed_again_and_nothing_else(scale, monkeypatch):
+    """The float64 product is within 1.1 times `ERROR` of the scale; a rounding that this may decide is left open."""
+    asked = []
+    monkeypatch.setattr(module, "_exactly_rounded", lambda *_, pair, second, scale: asked.append((pair, second)) or 0)
+    rounded_gaussian(KEY, BLOCK, scale=scale)
+    normals, has_bound = standard_normals(uniform_words(KEY, BLOCK))
+    product = normals.reshape(2, -1) * scale
+    is_open = 0.5 - np.abs(product - np.rint(product)) <= 1.1 * ERROR * scale
+    expected = {(pair, bool(second)) for second, pair in np.argwhere(is_open | ~has_bound).tolist()}
+    assert set(asked) == expected
+    assert 50 < len(asked) < BLOCK / 4
+
+
+def test_radius_and_angle_of_every_pair_have_further_digits_of_their_own(monkeypatch):
+    read, digits = [], module._further_digits
+    monkeypatch.setattr(
+        module, "_further_digits", lambda key, region, count: read.append(region) or digits(key, region, count)
+    )
+    for pair in range(9):
+        module._enclosure(KEY, 2**63, 5, pair=pair, second=False, scale=1.0, further=8)
+    assert sorted(set(read)) == sorted(read)
+    assert len(read) == 18
+    assert min(read) > 0, "the first region is that of the words"
+
+
 @settings(deadline=None, max_examples=15)
 @given(st.integers(0, 200_000), st.integers(0, 200_000))
 def test_asking_for_more_changes_nothing(n, m):

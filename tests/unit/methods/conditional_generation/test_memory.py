@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from understudy import hardware
 from understudy.data.private_rows import PrivateRows
 from understudy.errors import InputError
 from understudy.generation.prompts import build_prompts
@@ -24,7 +25,6 @@ from understudy.methods.conditional_generation.memory import (
 from understudy.methods.conditional_generation.method import METHOD
 from understudy.methods.conditional_generation.queries import Asked, queries_of, schedule_of
 from understudy.methods.conditional_generation.train import fit
-from understudy.models import passes
 from understudy.models.loading import load_model
 from understudy.models.lora import trainable_parameters
 from understudy.models.shape import ModelShape, shape_of
@@ -44,7 +44,7 @@ def machine(monkeypatch):
     """Give the machine so many GiB."""
 
     def set_limit(gib):
-        for module in (memory, passes):
+        for module in (memory, hardware):
             monkeypatch.setattr(module, "device_memory", lambda: int(gib * GIB))
 
     set_limit(16)

@@ -2,10 +2,10 @@
 
 import pytest
 
+from understudy import hardware
 from understudy.methods.knowledge_distillation.config import KnowledgeDistillationConfig as Config
 from understudy.methods.knowledge_distillation.memory import pairs_per_pass
 from understudy.methods.knowledge_distillation.method import METHOD
-from understudy.models import passes
 from understudy.models.shape import ModelShape
 
 BIG = ModelShape(30, 576, 576, 192, 1536, True, 49_152, 134_515_008)
@@ -22,7 +22,7 @@ BIG = ModelShape(30, 576, 576, 192, 1536, True, 49_152, 134_515_008)
     ],
 )
 def test_a_pass_has_more_pairs_on_a_gpu(monkeypatch, device, gib, expected, length, pairs):
-    monkeypatch.setattr(passes, "device_memory", lambda: gib << 30)
+    monkeypatch.setattr(hardware, "device_memory", lambda: gib << 30)
     config = Config(train={"max_length": length})
     assert pairs_per_pass(config, expected=expected, shape=BIG, device=device) == pairs
     given = Config(train={"max_length": length, "micro_batch": 5})

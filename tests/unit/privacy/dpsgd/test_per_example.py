@@ -13,8 +13,9 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
 from understudy.errors import InputError
 from understudy.models import lora
-from understudy.privacy.dpsgd.layers import rules_of
-from understudy.privacy.dpsgd.per_example import clipped_gradient_sum
+from understudy.privacy.dpsgd.layers import Factors, inner_product, rules_of
+from understudy.privacy.dpsgd.per_example import _Uses, clipped_gradient_sum
+from understudy.privacy.dpsgd.token_losses import HeadFactors
 from understudy.privacy.dpsgd.trial import told_of_model
 from understudy.privacy.grid import ALLOWANCE
 
@@ -407,6 +408,57 @@ def test_gradients_whose_squares_are_no_floats_count():
         valid=torch.tensor([True]),
     )  # fmt: skip
     assert 0 < found["weight"].double().norm() <= clip
+
+
+def test_a_norm_covers_how_far_the_gradient_that_is_added_may_be_off():
+    """Many positions in a small matrix: a float sum over them may be off by more than the norm's own products are."""
+    positions, unit = 512, torch.finfo(torch.float32).eps / 2
+    left, right = torch.rand(2, 3, positions, 4, generator=torch.Generator().manual_seed(0)).unbind()
+    found = _Uses(embedded=True, factors=[Factors(left, right)]).squared_norms().sqrt()
+    exact = torch.bmm(left.double().transpose(1, 2), right.double()).flatten(1).norm(dim=1)
+    sizes = (left.double().norm(dim=2) * right.double().norm(dim=2)).sum(1)
+    assert bool((found >= exact + positions * unit * sizes).all())
+    assert bool((found <= exact * (1 + 2.0**-12)).all())
+
+
+def test_a_norm_covers_the_roundings_of_squares_and_of_their_sum():
+    """Beside those of the kernels' own products: of one-hot rows the one kernel is exact, the other has few terms."""
+    tokens, right = torch.zeros(1, 6, dtype=torch.long), torch.ones(1, 6, 2)
+    value, off = inner_product(Factors(tokens, right), Factors(tokens, right))
+    unit, size = torch.finfo(torch.float32).eps / 2, 6 * 12.0  # norms of both kernels
+    assert float(value) == 72
+    assert float(off) >= (2 + 8 + 8) * unit * size
+
+
+def test_a_row_whose_factor_is_no_normal_float_counts_as_nothing():
+    """It would be rounded by more than its last bit, maybe upwards."""
+    model, batch = nn.Linear(1, 1, bias=False), {"x": torch.tensor([[1e10], [1.0]])}
+    found = clipped_gradient_sum(
+        model,
+        dict(model.named_parameters()),
+        lambda model, batch: model(batch["x"])[:, 0],
+        batch,
+        l2_clip_norm=1e-30,
+        valid=torch.tensor([True, False]),
+    )
+    assert float(found["weight"]) == 0.0
+
+
+def test_a_norm_covers_entries_of_error_rows_that_are_made_once_more(monkeypatch):
+    """Of a tied head: however far `errors_at` says that its entries may be off."""
+    made = torch.Generator().manual_seed(0)
+    hidden, weight = torch.randn(2, 5, 8, generator=made), torch.randn(30, 8, generator=made)
+    targets, tokens = torch.randint(0, 30, (2, 2, 5), generator=made)
+    mass = (hidden @ weight.T).logsumexp(2)
+    head = HeadFactors(hidden, targets, torch.rand(2, 5, generator=made), mass, None, weight, None)
+    embedded = Factors(tokens, torch.randn(2, 5, 8, generator=made))
+    value, before = inner_product(head, embedded)
+    further, plain = torch.rand(2, 5, 5, generator=made), HeadFactors.errors_at
+    monkeypatch.setattr(HeadFactors, "errors_at", lambda self, at: (plain(self, at)[0], plain(self, at)[1] + further))
+    same, off = inner_product(head, embedded)
+    columns = (head.right.double() @ embedded.right.double().transpose(1, 2)).flatten(1).norm(dim=1)
+    assert torch.equal(same, value)
+    assert bool((off >= before + 0.999 * further.flatten(1).norm(dim=1) * columns).all())
 
 
 def test_weights_get_no_ordinary_gradient_and_requires_grad_comes_back():

@@ -5,13 +5,14 @@ import re
 from decimal import Decimal
 from fractions import Fraction
 
+import mpmath
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from understudy.errors import BudgetRefused, InputError
 from understudy.privacy.accounting import epsilon_rdp, gaussian_event, renyi_curve
-from understudy.privacy.ledger.budget import Cost, admit, spent
+from understudy.privacy.ledger.budget import Cost, _offsets, admit, spent
 from understudy.privacy.ledger.records import RENYI_ORDERS, SourceRecord
 
 
@@ -35,6 +36,25 @@ def admitted(record, asked):
 def as_typed(costs, position):
     """The exact sum of epsilons (0) or deltas (1), each the decimal that it prints as."""
     return sum((Fraction(repr(cost[position])) for cost in costs), start=Fraction(0))
+
+
+def test_what_was_spent_is_shown_as_a_float_that_is_not_below_it():
+    """The float nearest to the sum may be."""
+    epsilon, delta = spent(source(), [Cost(1.0, 1e-5), Cost(1e-17, 1e-25)])
+    assert epsilon == math.nextafter(1.0, 2.0)
+    assert delta == math.nextafter(1e-5, 1.0)
+    assert spent(source(), [Cost(0.1, 1e-5)] * 3)[0] == 0.3
+
+
+@pytest.mark.parametrize("delta", [1e-9, 3.3e-7, 1e-5, 1.7e-4, 9e-4])
+def test_what_turns_renyi_bounds_into_epsilon_is_rounded_up(delta):
+    record = source(composition="renyi", delta=delta)
+    offsets = _offsets(record, masked_rounds=0)
+    with mpmath.workdps(60):
+        for order, offset in zip(record.renyi_orders, offsets, strict=True):
+            exact = mpmath.log(len(record.renyi_orders) / mpmath.mpf(delta)) / (mpmath.mpf(order) - 1)
+            found = mpmath.mpf(str(offset))
+            assert exact * (1 + mpmath.mpf(2) ** -52) <= found <= exact * (1 + mpmath.mpf(2) ** -49)
 
 
 costs = st.builds(Cost, st.floats(1e-3, 10), st.floats(0, 1e-4))

@@ -129,6 +129,8 @@ CHANGES = {
     "budget": "UPDATE ledger_sources SET record = replace(record, '8.0', '800.0') WHERE name = 'reviews'",
     "units": "UPDATE ledger_sources SET record = replace(record, '900', '901') WHERE name = 'reviews'",
     "start": "DELETE FROM ledger_starts",
+    "another start": "INSERT INTO ledger_starts (charge, part, number, started_at) "
+    "SELECT charge, part, number + 1, started_at FROM ledger_starts",
     "entry": "DELETE FROM ledger_chain WHERE kind = 'environment'",
     "order": "UPDATE ledger_chain SET number = -number WHERE number > 2",
     "content": "UPDATE ledger_chain SET content = '{}' WHERE kind = 'release'",
@@ -272,6 +274,32 @@ def test_rotation_and_purge_keep_the_chain(ledger, url, head):
     by_hand(url, "UPDATE ledger_charges SET epsilon = 0.01 WHERE request_key = 'after'")
     with pytest.raises(UnderstudyError, match="changed by other means"):
         Ledger(url, secret=SECRET + b" II", head=head)
+
+
+def test_a_head_that_is_there_is_not_announced_anew(ledger, url, head):
+    """It would forget how far the ledger went, and an empty one would pass for new."""
+    before = head.read()
+    assert before.entries > 0
+    head.announce()
+    assert head.read() == before
+
+
+def test_each_call_of_a_charge_has_the_query_that_it_was_first_made_with(ledger):
+    charge = next(charge for charge in ledger.charges("reviews") if charge.request_key == "running")
+    assert ledger.note_query(charge.id, "scores.0", b"first") == b"first"
+    assert ledger.note_query(charge.id, "scores.1", b"second") == b"second"
+    assert ledger.note_query(charge.id, "scores.0", b"another") == b"first"
+    assert ledger.note_query(charge.id, "scores.1", b"second") == b"second"
+    other = next(charge for charge in ledger.charges("reviews") if charge.request_key == "reserved")
+    assert ledger.note_query(other.id, "scores.0", b"third") == b"third"
+
+
+def test_a_purge_erases_the_salts_of_its_source_alone(ledger, url, head):
+    ledger.purge("clinic")
+    again = Ledger(url, secret=SECRET, head=head)
+    assert [charge.resumable for charge in again.charges("reviews")] == [False, True, True]
+    running = next(charge for charge in again.charges("reviews") if charge.request_key == "running")
+    assert again.material(running.id).charge_id == running.id
 
 
 KILLED = """

@@ -73,10 +73,11 @@ def test_another_secret_is_refused(ledger, url):
         Ledger(url, secret=NEW)
 
 
-def test_a_secret_that_others_can_read_is_refused(home):
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o620, 0o610])
+def test_a_secret_that_others_can_reach_is_refused(home, mode):
     Ledger.open()
-    (home / "secret").chmod(0o644)
-    with pytest.raises(InputError, match="mode 0644"):
+    (home / "secret").chmod(mode)
+    with pytest.raises(InputError, match=f"mode {mode:04o}"):
         Ledger.open()
 
 
