@@ -33,7 +33,7 @@ from understudy.flows.worker_places import check_places
 from understudy.privacy import labels
 from understudy.settings import settings
 from understudy.tasks.engine.cache_key import references
-from understudy.tasks.engine.heartbeat import RETRY, beating
+from understudy.tasks.engine.heartbeat import RETRY, beating, when_ended
 from understudy.tasks.engine.progress import waiting
 from understudy.tasks.engine.runtime import Zone
 from understudy.tasks.engine.tracking import parent_run
@@ -155,6 +155,7 @@ class ServerSide(Generic[S]):
                     flow_run_name=name,
                     poll_interval=1,
                 )
+                ended = when_ended(ended)
         except ObjectNotFound:
             raise InputError(
                 f"UNDERSTUDY_ZONE=client: expected the deployment {self.deployment} on the Prefect server, found none; "

@@ -16,6 +16,7 @@ from understudy.artifacts.access import exchange_store, private_store
 from understudy.artifacts.manifest import CHARGED_SOURCE, CONTENT_ID, Manifest
 from understudy.artifacts.store import YOUNG_S
 from understudy.durable import write_atomically
+from understudy.errors import InputError
 from understudy.methods import registry
 from understudy.privacy.ledger.ledger import Ledger
 from understudy.runs import finished_plans
@@ -75,7 +76,12 @@ def purge_source(source: str, *, forget_rows: bool = False) -> dict[str, Any]:
     """
     now = settings()
     ledger = Ledger.open()
-    ledger.source(source)
+    known = [record.name for record in ledger.sources()]
+    if source not in known:
+        raise InputError(
+            f"--source {source}: expected a source of this ledger, which has {', '.join(known) or 'none yet'}; correct "
+            "the name, or see to UNDERSTUDY_HOME; nothing was removed"
+        )
     # Noted before anything is removed: a purge that was interrupted is finished by calling it again.
     charges = {made.id for made in ledger.charges(source)}
     note, unwanted = _unfinished(now, source, charges)

@@ -100,8 +100,11 @@ def _of_place(place: Path) -> LineageNode:
 def _record_beside(place: Path) -> RunRecord | None:
     """The record of the run that left `place`: its folder, its export/ or a file in there."""
     folder = place if place.is_dir() else place.parent
-    found = [out for out in (folder, folder.absolute().parent) if (out / INTERNAL / RUN_FILE).is_file()]
-    return read_record(found[0]) if found else None
+    try:
+        found = [out for out in (folder, folder.absolute().parent) if (out / INTERNAL / RUN_FILE).is_file()]
+        return read_record(found[0]) if found else None
+    except PermissionError:  # of another user
+        return None
 
 
 def _unrecorded(name: str) -> InputError:

@@ -129,12 +129,37 @@ def _beat(
                 return stop()
             elif state is not None:
                 asked_at = None
-                if state.is_crashed() and str(state.message).endswith(RETRY):
+                if _counts_as_dead(state):
                     with saying:  # so that no run that has ended meanwhile is said to run
                         if not ended.is_set():
                             _say_living(run)
             if ended.wait(every):
                 return None
+
+
+def _counts_as_dead(state: State[Any]) -> bool:
+    """Whether a run is Crashed because nothing was heard of it."""
+    return state.is_crashed() and str(state.message).endswith(RETRY)
+
+
+def when_ended(run: FlowRun) -> FlowRun:
+    """A flow run that seemed to have ended, once it has.
+
+    One that counts as dead may live, or have ended while its server was away: it is given the time in which a process
+    that lives takes that back, and then followed to its end. What somebody retried is followed too.
+    """
+    silent_since = time.monotonic()
+    with get_client(sync_client=True) as client:
+        while (state := run.state) is not None:
+            if not _counts_as_dead(state):
+                if state.is_final():
+                    break
+                silent_since = time.monotonic()
+            elif time.monotonic() - silent_since > MISSED * settings().heartbeat_s:
+                break
+            time.sleep(1.0)
+            run = client.read_flow_run(run.id)
+    return run
 
 
 def _interruption(ended: threading.Event, cancelled: threading.Event) -> Callable[[], None]:

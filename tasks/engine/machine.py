@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -118,9 +119,12 @@ def gpu_slot(device: DeviceType) -> Iterator[int | None]:
 
 @contextmanager
 def _gpu_limit() -> Iterator[None]:
+    answered = threading.Event()
+    threading.Thread(target=_say_until, args=(answered,), name="gpu-slot", daemon=True).start()
     try:
         # A renewal that fails for a moment must not end a long training.
         with concurrency("gpu", occupy=1, strict=True, raise_on_lease_renewal_failure=False):
+            answered.set()
             yield
     except ConcurrencySlotAcquisitionError as error:
         url = prefect_setting("PREFECT_API_URL")
@@ -128,6 +132,16 @@ def _gpu_limit() -> Iterator[None]:
             f"expected the concurrency limit 'gpu' on the Prefect server {url}; make it there: "
             f"PREFECT_API_URL={url} prefect gcl create gpu --limit 1"
         ) from error
+    finally:
+        answered.set()
+
+
+def _say_until(answered: threading.Event) -> None:
+    """Say that a slot of the server's limit is waited for."""
+    url, began = prefect_setting("PREFECT_API_URL"), time.monotonic()
+    say = say_waiting(lambda: f"for a slot of the concurrency limit 'gpu' of {url}")
+    while not answered.wait(1.0):
+        say(time.monotonic() - began)
 
 
 def _gpu_holders() -> str:

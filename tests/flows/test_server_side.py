@@ -1,9 +1,12 @@
 """What the server zone gives back is followed only if it is what the step makes of its inputs."""
 
+import contextvars
 import json
+import threading
 from uuid import uuid4
 
 import pytest
+from prefect import flow, get_client
 from prefect.client.schemas.objects import FlowRun
 from prefect.states import Completed, Crashed
 
@@ -16,6 +19,7 @@ from understudy.flows.server_side import Signed, answered, came_back, message_of
 from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
 from understudy.privacy import labels
 from understudy.privacy.labels import Guarantee
+from understudy.tasks.engine.heartbeat import RETRY
 
 CONFIG = PreferenceOptimizationConfig()
 
@@ -140,6 +144,31 @@ def test_of_a_server_run_that_died_the_clients_run_is_the_one_to_repeat():
     assert message_of(FlowRun(flow_id=uuid4(), state=Completed(message="signed")), "prefer") == "signed"
     with pytest.raises(UnderstudyError, match="no state"):
         message_of(FlowRun(flow_id=uuid4(), state=None), "prefer")
+
+
+@flow(persist_result=False)
+def asking(order, step):
+    return SERVER._answer_to(order, step)
+
+
+def test_a_server_run_that_stands_as_dead_for_a_moment_is_not_taken_for_ended(round_, prefect_server, monkeypatch):
+    """Its server was away when it ended: silence crashed it before its end was told."""
+    _, _, step = round_
+
+    def looked_at_too_soon(*_, parameters, **__):
+        with get_client(sync_client=True) as client:
+            run = client.create_flow_run(asking, parameters={})
+            client.set_flow_run_state(run.id, Crashed(message=f"no heartbeat for 60 s{RETRY}"), force=True)
+            here = contextvars.copy_context()
+            threading.Timer(2, lambda: here.run(end, run.id)).start()
+            return client.read_flow_run(run.id)
+
+    def end(run):
+        with get_client(sync_client=True) as client:
+            client.set_flow_run_state(run, Completed(message="signed"), force=True)
+
+    monkeypatch.setattr("understudy.flows.server_side.run_deployment", looked_at_too_soon)
+    assert asking(ordered(step), step) == "signed"
 
 
 def test_an_order_that_the_client_zone_did_not_sign_is_not_read(round_):

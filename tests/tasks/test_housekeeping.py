@@ -13,6 +13,7 @@ from unit.privacy.ledger.ledger_requests import one_sum
 
 from understudy.artifacts.access import ArtifactRef, exchange_store, path_of, private_store, write_json
 from understudy.data.readers import read_source
+from understudy.errors import InputError
 from understudy.privacy.labels import Label, private, public
 from understudy.privacy.ledger.ledger import Ledger, SourceRecord
 from understudy.runs.registration import _store_rows
@@ -128,6 +129,13 @@ def test_a_result_that_does_not_read_stops_neither_gc_nor_purge(content):
     assert not broken.exists()
     assert kept(ref) == [False]
     assert list(purges.iterdir()) == []
+
+
+def test_a_purge_of_a_source_that_is_not_there_says_which_are_and_advises_no_registration():
+    registered()
+    with pytest.raises(InputError, match=r"--source reveiws: .*has reviews; correct.*nothing was removed") as refused:
+        purge_source("reveiws")
+    assert "ledger register" not in str(refused.value)
 
 
 def test_a_result_that_cannot_be_read_now_stops_gc_before_anything_is_removed(monkeypatch):

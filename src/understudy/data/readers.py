@@ -191,6 +191,17 @@ def _read_csv(path: Path) -> pa.Table:
     return pa.table({name: pa.array(column, pa.string()) for name, column in zip(header, columns, strict=True)})
 
 
+class _NamedTwice(ValueError):
+    """An object of JSON has two values of one name, of which a reader would keep the last and say nothing."""
+
+
+def _each_name_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    row = dict(pairs)
+    if len(row) != len(pairs):
+        raise _NamedTwice
+    return row
+
+
 def _read_jsonl(path: Path) -> pa.Table:
     rows: list[dict[str, Any]] = []
     for number, line in enumerate(_read_text(path).split("\n"), 1):
@@ -198,7 +209,9 @@ def _read_jsonl(path: Path) -> pa.Table:
             continue
         here = f"{path}: row {len(rows)} (line {number}): expected a JSON object"
         try:
-            row = json.loads(line)
+            row = json.loads(line, object_pairs_hook=_each_name_once)
+        except _NamedTwice:
+            raise RowError(f"{here} with each name once, found one twice; leave one of both out") from None
         except ValueError:
             raise RowError(f"{here} in each line, found something else; {_LINES}") from None
         except RecursionError:

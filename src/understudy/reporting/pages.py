@@ -96,6 +96,11 @@ def read_content(directory: Path, kind: type[C], *, check: Callable[[C], object]
         InputError: when there is no report.json, or it is not one of this format.
     """
     path = directory / "report.json"
+    if not path.exists():
+        raise InputError(
+            f"{path}: expected a report of {whose}, found none; name the folder that its --out named: "
+            "`understudy purge` may have removed the report, and the run's command, repeated, makes one again"
+        )
     try:
         content = kind.model_validate_json(path.read_bytes())
         check(content)

@@ -56,6 +56,24 @@ def points(difference: float, unit: str = " points") -> str:
     return f"{100 * difference:+.1f}{unit}".replace("-", MINUS)
 
 
+def capitalised(words: str) -> str:
+    """Words as they begin a line; capitals inside stay.
+
+    >>> capitalised("the DP model")
+    'The DP model'
+    """
+    return words[:1].upper() + words[1:]
+
+
+def words_in(count: float) -> str:
+    """A number of words.
+
+    >>> words_in(1), words_in(0)
+    ('1 word', '0 words')
+    """
+    return f"{number(count)} word{'' if count == 1 else 's'}"
+
+
 def at_least(bound: float) -> str:
     """Two decimals of a lower bound, never more than was proven.
 

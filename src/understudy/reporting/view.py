@@ -13,7 +13,7 @@ from understudy.evaluation import names
 from understudy.evaluation.metrics import Metrics
 from understudy.reporting import figures
 from understudy.reporting.drawing import Drawing
-from understudy.reporting.text_formatting import number, percent, points
+from understudy.reporting.text_formatting import number, percent, points, words_in
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def memorization_section(metrics: Metrics) -> Section:
         )
     longest = values.get("memorization.longest_match.all_private")
     if longest is not None:
-        lead.append(f"The longest run of words shared with any private row has {number(longest)} words.")
+        lead.append(f"The longest run of words shared with any private row has {words_in(longest)}.")
     duplicates = values.get("memorization.exact_duplicates.all_private")
     if duplicates is not None:
         share = percent(duplicates, 2) if duplicates else "None"
@@ -158,6 +158,7 @@ def memorization_section(metrics: Metrics) -> Section:
         tuple(lead),
         drawing,
         _overlap_table(values),
+        "Both columns read equally many rows, the sentences on any private row all of them. "
         "Common phrases occur in any two texts, so the first column means little without the second. A gap "
         "between them is a sign of memorisation; the absence of a gap is not a proof of privacy.",
         "" if drawing else _reason(metrics, "n-gram", "n-gram overlap was not measured."),
@@ -275,7 +276,7 @@ def _overlap_table(values: dict[str, float]) -> Table | None:
     ]
     private, unseen = (values.get(f"memorization.longest_match.{side}") for side in ("synthetic", "holdout"))
     if private is not None and unseen is not None:
-        rows.append(("Longest run", f"{number(private)} words", f"{number(unseen)} words"))
+        rows.append(("Longest run", words_in(private), words_in(unseen)))
     return Table(("", "Private rows", "Never seen"), tuple(rows)) if rows else None
 
 

@@ -270,7 +270,7 @@ def read_record(out: Path) -> RunRecord:
     try:
         return RunRecord.model_validate_json(path.read_text())
     except ValidationError as error:
-        raise InputError(f"{path}: {error.errors()[0]['msg']}; run the same command again") from None
+        raise InputError(f"{path}: {error.errors()[0]['msg']}; run again the command that made this folder") from None
 
 
 def artifact_in(place: Path) -> str:
@@ -281,16 +281,23 @@ def artifact_in(place: Path) -> str:
     Raises:
         InputError: nothing there says which artifact it holds.
     """
+    unread: Exception | None = None
     if (place / INTERNAL).is_dir():
-        return read_record(place).synthetic.id
-    # Of a purged run's folder the export alone is left.
+        try:
+            return read_record(place).synthetic.id
+        except (InputError, PermissionError) as error:
+            unread = error
+    # Of a purged run's folder the export alone is left, and of one of another user it alone may be read.
     folder = place / EXPORT if (place / EXPORT).is_dir() else place
     file = folder / SYNTHETIC if place.is_dir() else place
     named = named_in(file, ARTIFACT) or named_in(file, RELEASED)
+    if named is None and isinstance(unread, InputError):
+        raise unread
     if named is None:
+        found = "nothing that names an artifact" if unread is None else f"an {INTERNAL}/ that may not be read"
         raise InputError(
             f"{place}: expected the --out folder of a finished run, its {EXPORT}/ or a Parquet file of `run` or "
-            "`generate`, found nothing that names an artifact; give its id, as statement.json or MLflow shows it"
+            f"`generate`, found {found}; give its id, as statement.json or MLflow shows it"
             f"{told_of_another_kind(place)}"
         )
     return named

@@ -9,13 +9,15 @@ from types import SimpleNamespace
 
 import pytest
 from prefect import flow, get_client, task
+from prefect.client.schemas.objects import FlowRun, State
 from prefect.context import FlowRunContext
 from prefect.exceptions import TerminationSignal
 from prefect.settings import PREFECT_API_URL, temporary_settings
-from prefect.states import Cancelled, Cancelling, Crashed, Running
+from prefect.states import Cancelled, Cancelling, Completed, Crashed, Running
 
 from understudy.errors import UnderstudyError
 from understudy.flows.run_name import run_named
+from understudy.settings import settings
 from understudy.tasks.engine import heartbeat
 from understudy.tasks.engine.heartbeat import beating
 
@@ -111,6 +113,44 @@ def test_a_run_that_counts_as_dead_says_that_it_lives():
     """Its server was away, or its machine slept: it stood as Crashed until it ended, and was retried beside itself."""
     assert counted_as_dead(f"no heartbeat for 60 s{heartbeat.RETRY}") == "Running"
     assert stands() == "Completed"
+
+
+def standing_as(*states: State) -> FlowRun:
+    """What is found of a run that stands in the first of these states, and then in one after the other."""
+    with get_client(sync_client=True) as client:
+        run = client.create_flow_run(computing, parameters={"state": "cancelled"})
+
+        def stand(state: State) -> FlowRun:
+            client.set_flow_run_state(run.id, state, force=True)
+            return client.read_flow_run(run.id)
+
+        first = stand(states[0])
+        rest = threading.Thread(target=lambda: [(time.sleep(1.5), stand(state)) for state in states[1:]])
+        rest.start()
+        found = heartbeat.when_ended(first)
+        rest.join()
+    return found
+
+
+DEAD = f"no heartbeat for 60 s{heartbeat.RETRY}"
+
+
+@pytest.mark.parametrize(
+    "then", [[Completed(message="made")], [Running(), Crashed(message=DEAD), Running(), Completed(message="made")]]
+)
+def test_a_run_that_counts_as_dead_for_a_moment_is_followed_to_its_end(then):
+    """Its server was away when it ended, or for longer than after which a run counts as dead."""
+    found = standing_as(Crashed(message=DEAD), *then)
+    assert (found.state.name, found.state.message) == ("Completed", "made")
+
+
+def test_a_run_that_is_dead_is_waited_for_no_longer_than_one_that_lives_would_take():
+    began = time.monotonic()
+    assert standing_as(Crashed(message=DEAD)).state.is_crashed()
+    assert time.monotonic() - began > 2 * settings().heartbeat_s
+    began = time.monotonic()
+    assert standing_as(Crashed(message="its process was killed")).state.is_crashed()
+    assert time.monotonic() - began < settings().heartbeat_s
 
 
 def test_a_run_that_somebody_else_ended_is_left_as_it_is(monkeypatch):

@@ -427,7 +427,7 @@ def test_cuda_that_is_not_there(monkeypatch):
         machine.prepare_torch(1, "cuda")
 
 
-def test_with_a_server_the_gpu_is_held_by_the_limit_of_that_server(tracked, monkeypatch):
+def test_with_a_server_the_gpu_is_held_by_the_limit_of_that_server(tracked, monkeypatch, capsys):
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate, GlobalConcurrencyLimitUpdate
     from prefect.settings import PREFECT_API_URL
@@ -441,7 +441,7 @@ def test_with_a_server_the_gpu_is_held_by_the_limit_of_that_server(tracked, monk
             assert index is None
             inside.append(1)
             most.append(len(inside))
-            time.sleep(0.3)
+            time.sleep(4 if len(most) == 1 else 0.1)
             inside.pop()
 
     with machine.gpu_slot("cpu"):
@@ -466,6 +466,8 @@ def test_with_a_server_the_gpu_is_held_by_the_limit_of_that_server(tracked, monk
         finally:
             client.delete_global_concurrency_limit_by_name("gpu")
     assert most == [1, 1]
+    (said,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("waiting for")]
+    assert said.endswith(f"for a slot of the concurrency limit 'gpu' of {url}"), "said by the second alone, once"
     assert not list(settings().locks_root.iterdir()), "the limit alone counts"
 
 

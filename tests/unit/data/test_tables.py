@@ -100,6 +100,8 @@ def test_a_blank_line_of_csv_is_no_row_and_one_of_empty_fields_is_a_row_of_nulls
         ("a.jsonl", b'{"text": "ok"}\n{"text": "\\ud800"}\n', "row 1: column 'text' .*Unicode.*remove the row"),
         ("a.jsonl", b'{"id": 1, "text": "ok"}\n{"id": 9223372036854775808}\n', "row 1: .*integer beyond 64 bits"),
         ("a.jsonl", b'{"x": [1]}\n{"x": [2]}\n{"x": ["Zibby"]}\n{"x": [3]}\n', "row 2: .*a list of mixed types"),
+        ("a.jsonl", b'{"text": "ok"}\n{"text": "Zibby", "text": "b"}\n', r"row 1 \(line 2\): .*name once.*leave one"),
+        ("a.jsonl", b'{"text": "ok", "x": {"Zibby": 1, "Zibby": 2}}\n', r"row 0 \(line 1\): .*name once.*leave one"),
         ("a.jsonl", b"\n", "expected at least one row"),
         ("a.csv", f"text,label\n{SECRET},0\n".encode("utf-16"), "mark of UTF-16; .*iconv -f UTF-16"),
         ("a.csv", f"text,label\n{SECRET},0\n".encode("utf-32"), "mark of UTF-32; .*iconv -f UTF-32"),

@@ -116,6 +116,12 @@ def test_only_a_report_can_be_rebuilt(tmp_path, content):
     assert not (tmp_path / "report.html").exists()
 
 
+def test_where_no_report_is_it_is_said_what_may_have_removed_it(tmp_path):
+    with pytest.raises(InputError, match=r"internal/report\.json: .*found none.*--out.*understudy purge") as refused:
+        rebuild_report(tmp_path / "internal", NO_METHOD)
+    assert "No such file" not in str(refused.value)
+
+
 def test_a_figure_that_was_tampered_with_is_refused(tmp_path):
     extra = draw("extra", title="T", alt="A", height=100, paint=lambda f: f.subplots().plot([1, 2]))
     files = build_report(tmp_path, title="x", metrics=Metrics(), statement={}, figures=[extra])

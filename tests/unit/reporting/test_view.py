@@ -30,6 +30,16 @@ def test_a_full_section_has_a_finding_and_a_figure(section, metrics):
     assert found.missing == ""
 
 
+def test_one_word_in_common_is_one_word_and_both_sets_of_rows_are_told_apart():
+    """Of all private rows the run may be longer than in the table, which reads as many as were never seen."""
+    longest = {"all_private": 2.0, "synthetic": 1.0, "holdout": 1.0}
+    values = {f"memorization.longest_match.{whose}": words for whose, words in longest.items()}
+    section = view.memorization_section(Metrics(values=values))
+    assert "any private row has 2 words." in section.lead[0]
+    assert section.table.rows == (("Longest run", "1 word", "1 word"),)
+    assert "equally many rows" in section.note
+
+
 def test_the_evaluations_own_reason_is_given():
     found = view.memorization_section(Metrics(missing=("n-gram overlap: no holdout rows were given",)))
     assert "no holdout rows were given" in found.missing

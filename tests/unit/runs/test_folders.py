@@ -60,6 +60,32 @@ def test_the_folder_of_a_purged_run_is_known_by_the_export_that_is_left(tmp_path
     assert artifact_in(tmp_path) == artifact_in(tmp_path / "export") == "f" * 64
 
 
+@pytest.fixture(params=["a copy of a purged run", "a run of another user"])
+def unread(request, tmp_path, monkeypatch):
+    """A run's folder of which only the export can be used."""
+    (tmp_path / "internal").mkdir()
+    (tmp_path / "internal" / "run.json").write_text("{}")
+    if request.param == "a run of another user":
+
+        def is_file(path: Path) -> bool:  # the superuser, who runs tests in containers, may read everything
+            raise PermissionError(13, "Permission denied", str(path))
+
+        monkeypatch.setattr(Path, "is_file", is_file)
+    return tmp_path
+
+
+def test_where_the_record_of_a_run_cannot_be_used_its_export_names_the_artifact(unread):
+    (unread / "export").mkdir()
+    table = pa.table({"text": ["a"]}).replace_schema_metadata({ARTIFACT: "f" * 64})
+    pq.write_table(table, unread / "export" / "synthetic.parquet")
+    assert artifact_in(unread) == "f" * 64
+
+
+def test_where_nothing_of_a_run_can_be_used_that_is_said(unread):
+    with pytest.raises(InputError, match=f"^{unread}.*"):
+        artifact_in(unread)
+
+
 @pytest.mark.parametrize("there", [None, "text", "table"])
 def test_a_place_that_names_no_artifact_is_refused(tmp_path, there):
     place = tmp_path / "some.parquet"

@@ -7,7 +7,7 @@ from typing import Any
 
 from understudy.evaluation.metrics import Metrics
 from understudy.methods.knowledge_distillation.metric_names import MODELS, SETS
-from understudy.reporting.text_formatting import number, percent
+from understudy.reporting.text_formatting import MINUS, capitalised, number, percent
 from understudy.reporting.view import MethodSections, Section, Table, range_of
 
 
@@ -31,7 +31,13 @@ def response_section(metrics: Metrics) -> Section | None:
         lead.append(
             "The same steps without a private pair, with the base model in the place of the DP model, end at "
             f"{values['responses.public_only.loss']:.3f}. The difference, {_difference(metrics, 'public_only')}, is "
-            "what the private pairs add; the rest of the gain is the professional model's."
+            "what the private pairs add."
+        )
+    if "responses.public_only.loss" in values and "responses.base.loss" in values:
+        alone = values["responses.public_only.loss"] - values["responses.base.loss"]
+        lead.append(
+            f"From the base model's {values['responses.base.loss']:.3f} to that, {_signed(alone)}, is what the "
+            "professional model adds without them."
         )
     if "wins.target_over_dp_only" in values:
         lead.append(
@@ -40,7 +46,7 @@ def response_section(metrics: Metrics) -> Section | None:
             f"{percent(values['wins.undecided'])} its choice changed with the order of the two answers."
         )
     rows = tuple(
-        (words.capitalize(), f"{values[f'responses.{name}.loss']:.3f}")
+        (capitalised(words), f"{values[f'responses.{name}.loss']:.3f}")
         for name, words in MODELS.items()
         if f"responses.{name}.loss" in values
     )
@@ -56,15 +62,19 @@ def response_section(metrics: Metrics) -> Section | None:
 def _difference(metrics: Metrics, other: str) -> str:
     """The distilled model's loss minus another's, with its interval."""
     name = f"responses.target_minus_{other}.loss"
-    between = range_of(metrics, name, lambda loss: f"{loss:+.3f}")
-    return f"{metrics.values[name]:+.3f}{between and f' ({between})'}"
+    between = range_of(metrics, name, _signed)
+    return f"{_signed(metrics.values[name])}{between and f' ({between})'}"
+
+
+def _signed(difference: float) -> str:
+    return f"{difference:+.3f}".replace("-", MINUS)
 
 
 def difficulty_section(metrics: Metrics) -> Section | None:
     """The distribution of IFD scores."""
     values = metrics.values
     rows = tuple(
-        (words.capitalize(), *(f"{values[f'ifd.{name}.{part}']:.2f}" for part in ("q10", "q50", "q90")))
+        (capitalised(words), *(f"{values[f'ifd.{name}.{part}']:.2f}" for part in ("q10", "q50", "q90")))
         for name, words in SETS.items()
         if f"ifd.{name}.q50" in values
     )

@@ -9,7 +9,7 @@ from typing import Any
 from understudy.evaluation.metrics import Metrics
 from understudy.reporting.drawing import MUTED, PROMPT, REAL, SYNTHETIC, Drawing, dots, draw, say
 from understudy.reporting.figures import marks_of
-from understudy.reporting.text_formatting import number, percent
+from understudy.reporting.text_formatting import number, percent, points
 from understudy.reporting.view import MethodSections, Section, Table, range_of
 
 _ARMS = {
@@ -39,10 +39,8 @@ def next_token_section(metrics: Metrics) -> Section | None:
     ]
     difference = "utility.next_token.synthetic_minus_prompt_only.accuracy"
     if difference in values:
-        between = range_of(metrics, difference, lambda share: f"{100 * share:+.1f}")
-        lead.append(
-            f"Synthetic minus prompt-only: {100 * values[difference]:+.1f} points{between and f' ({between})'}."
-        )
+        between = range_of(metrics, difference, lambda share: points(share, ""))
+        lead.append(f"Synthetic minus prompt-only: {points(values[difference])}{between and f' ({between})'}.")
     closed = values.get("utility.next_token.gap_closed")
     if closed is not None:
         lead.append(f"Of the way from no tuning to tuning on real text it goes {percent(closed)}.")
