@@ -14,6 +14,7 @@ which 2^-11 is set aside.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import math
 import statistics
@@ -72,7 +73,8 @@ class FloatMechanisms(Mechanisms):
         scale = options["noise_multiplier"] * options["sensitivity"]
         values = {name: value.float() for name, value in query.items()}
         # The noise was keyed by a digest of the query, as it is now.
-        noise = float_noise(query_digest(values), sum(value.numel() for value in values.values()), scale=scale)
+        key = hashlib.sha256(query_digest(values, key=bytes(32))).digest()
+        noise = float_noise(key, sum(value.numel() for value in values.values()), scale=scale)
         parts = torch.split(noise, [value.numel() for value in values.values()])
         return {name: values[name] + part.view(values[name].shape) for name, part in zip(values, parts, strict=True)}
 

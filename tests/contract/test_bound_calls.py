@@ -148,7 +148,8 @@ def test_a_call_that_differs_in_one_field_is_refused_before_anything_is_drawn(ch
     with pytest.raises(UnderstudyError, match=r"nothing was drawn|two different"):
         attack(mechanisms)
     # What leads up to some attacks is on the list and was answered; nothing was derived for the attack itself.
-    assert len(derived) <= 1
+    # The tag of a query tells it apart and draws nothing.
+    assert len([purpose for purpose, _ in derived if not purpose.endswith("#query")]) <= 1
 
 
 def test_the_charged_calls_pass(charged):
