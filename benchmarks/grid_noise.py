@@ -82,7 +82,7 @@ class FloatMechanisms(Mechanisms):
 class FloatSum:
     """Stands in for `GridSum`: a running float32 sum."""
 
-    def __init__(self, *, sensitivity: float) -> None:
+    def __init__(self, *, sensitivity: float, like: Any = None) -> None:
         self._sums: dict[str, Tensor] = {}
 
     def add(self, values: Any, *, units: int) -> None:
