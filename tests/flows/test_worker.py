@@ -226,9 +226,12 @@ def ask(place: str, body: object = None, *, method: str | None = None) -> object
         time.sleep(0.5)
 
 
-def scheduled_run(api: str, server_log: Path, within: float = 120) -> dict:
-    """The next flow run that the server's scheduler has made by itself."""
-    question = {"flow_runs": {"state": {"type": {"any_": ["SCHEDULED"]}}}}
+def scheduled_run(api: str, deployment: str, server_log: Path, within: float = 120) -> dict:
+    """The next flow run of a deployment that the server's scheduler has made by itself.
+
+    Runs of a deployment that another test has deleted may still stand there, years ahead.
+    """
+    question = {"flow_runs": {"state": {"type": {"any_": ["SCHEDULED"]}}, "deployment_id": {"any_": [deployment]}}}
     deadline = time.monotonic() + within
     while time.monotonic() < deadline:
         found = [run for run in ask(f"{api}/flow_runs/filter", question) if run["auto_scheduled"]]
@@ -318,7 +321,7 @@ def test_a_scheduled_run_that_was_killed_with_its_worker_is_crashed_retried_and_
     request = request_of(out=str(tmp_path / "worker-out"), overrides=(*SMALL, "train.epochs=20"))
     parameters = {"request": request.model_dump(mode="json")}
     ask(f"{api}/deployments/{deployment}/schedules", [schedule | {"parameters": parameters}])
-    made = scheduled_run(api, log)
+    made = scheduled_run(api, deployment, log)
     killed = kill_in_training(server, made["id"], tmp_path / "worker.log", steps=2)
     assert steps_kept(settings().home) < 60, "expected a kill amid the training"
     # What would have come of it, while the server waits for a sign of life.
