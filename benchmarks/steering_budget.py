@@ -152,15 +152,21 @@ def text_nats(base: LoadedModel, text: str) -> tuple[float, int]:
     return -float(logp.gather(-1, torch.tensor(own)[:, None]).sum()), len(own)
 
 
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def arguments(doc: str | None, *, per_label: int) -> argparse.ArgumentParser:
+    """What every measurement of steered texts asks for."""
+    parser = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
     parser.add_argument("out", type=Path)
     parser.add_argument("--data", type=Path, required=True, help="folder with public_corpus/train.parquet")
     parser.add_argument("--models", nargs="+", default=["tiny-llama", "tiny-gpt2"])
-    parser.add_argument("--budgets", nargs="+", type=float, default=[0.03, 0.1, 0.3])
     parser.add_argument("--sentences", type=int, default=6000)
     parser.add_argument("--fitted", type=int, default=600, help="sentences that the head is fitted on")
-    parser.add_argument("--per-label", type=int, default=100)
+    parser.add_argument("--per-label", type=int, default=per_label)
+    return parser
+
+
+def _options() -> argparse.Namespace:
+    parser = arguments(__doc__, per_label=100)
+    parser.add_argument("--budgets", nargs="+", type=float, default=[0.03, 0.1, 0.3])
     return parser.parse_args()
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from sklearn.linear_model import LogisticRegression
-from steering_budget import draw, fitted_head, public_sentences, text_nats
+from steering_budget import arguments, draw, fitted_head, public_sentences, text_nats
 from tables import print_table, write_figures
 
 from understudy.compute import Compute
@@ -83,16 +83,10 @@ def _interval(value: float, again: Floats) -> str:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--data", type=Path, required=True, help="folder with public_corpus/train.parquet")
-    parser.add_argument("--models", nargs="+", default=["tiny-llama", "tiny-gpt2"])
+    parser = arguments(__doc__, per_label=1500)
     parser.add_argument("--layers", nargs="+", type=float, default=[1.0, 0.5, 0.25])
     parser.add_argument("--precision", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--budget", type=float, default=0.05)
-    parser.add_argument("--sentences", type=int, default=6000)
-    parser.add_argument("--fitted", type=int, default=600, help="sentences that the head is fitted on")
-    parser.add_argument("--per-label", type=int, default=1500)
     return parser.parse_args()
 
 

@@ -4,6 +4,8 @@ from typing import Any
 
 import torch
 from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
@@ -69,3 +71,20 @@ def random_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return model_type(config).eval()
+
+
+def model_that_reads_images() -> PreTrainedModel:
+    """A Gemma3 of four text layers, and as many that read images, which come first among its modules."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4}
+    attention = {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": 4}
+    turns = {"layer_types": ["sliding_attention", "full_attention"] * 2}
+    text = {"vocab_size": 50, "pad_token_id": 0, "max_position_embeddings": 64, "model_type": "gemma3_text"}
+    config = AutoConfig.for_model(
+        "gemma3",
+        text_config={**sizes, **attention, **turns, **text},
+        vision_config={**sizes, "image_size": 28, "patch_size": 14, "model_type": "siglip_vision_model"},
+        mm_tokens_per_image=4,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return AutoModelForCausalLM.from_config(config).eval()

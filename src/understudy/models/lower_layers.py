@@ -14,6 +14,8 @@ from typing import Any
 
 from torch import nn
 
+from understudy.models.layer_stack import layer_stack
+
 
 @dataclass
 class LowerLayers:
@@ -36,13 +38,13 @@ def layers_below(backbone: nn.Module, *, share: float, layers: int) -> int:
         share: of the layers, above 0 and at most 1, rounded up.
         layers: how many there are.
     """
-    return layers - math.ceil(share * layers) if len(_stack(backbone)) == layers else 0
+    return layers - math.ceil(share * layers) if len(_layers(backbone)) == layers else 0
 
 
 @contextmanager
 def recorded(backbone: nn.Module, count: int) -> Iterator[LowerLayers]:
     """Keep what the lowest `count` layers give in the reading inside."""
-    lower = LowerLayers(_stack(backbone)[:count])
+    lower = LowerLayers(_layers(backbone)[:count])
     if not lower.layers:
         yield lower
         return
@@ -72,7 +74,6 @@ def replayed(lower: LowerLayers) -> Iterator[None]:
                 layer.forward = before
 
 
-def _stack(backbone: Any) -> list[nn.Module]:
-    """The layers of a decoder: its first list of modules; those of a model that reads images too are not its eyes'."""
-    decoder = backbone.get_decoder() if hasattr(backbone, "get_decoder") else backbone
-    return next((list(child) for child in decoder.modules() if isinstance(child, nn.ModuleList)), [])
+def _layers(backbone: nn.Module) -> list[nn.Module]:
+    stack = layer_stack(backbone)
+    return [] if stack is None else stack.layers

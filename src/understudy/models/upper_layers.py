@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from understudy.errors import InputError
+from understudy.models.layer_stack import LayerStack, layer_stack
 
 
 def freeze_lower_layers(model: Any, count: int) -> None:
@@ -92,13 +93,11 @@ def _entering(model: Any, count: int, *, input_ids: Tensor, attention_mask: Tens
     return caught[0]
 
 
-def _stack(model: Any) -> tuple[nn.Module, str, list[nn.Module]]:
-    """The module that owns the stack of layers, the stack's name in it, and the layers."""
-    for owner in model.base_model.modules():
-        for name, child in owner.named_children():
-            if isinstance(child, nn.ModuleList):
-                return owner, name, list(child)
-    raise InputError("frozen_lower_layers > 0: expected a model with a stack of layers, found none; set it to 0")
+def _stack(model: Any) -> LayerStack:
+    stack = layer_stack(model.base_model)
+    if stack is None:
+        raise InputError("frozen_lower_layers > 0: expected a model with a stack of layers, found none; set it to 0")
+    return stack
 
 
 @contextmanager

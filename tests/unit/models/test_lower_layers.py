@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from random_models import model_that_reads_images
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
@@ -109,15 +110,7 @@ def test_a_model_whose_layers_are_not_found_has_none_below():
 
 def test_a_model_that_reads_images_too_has_its_text_layers_found():
     """As many layers read images, and come first among its modules."""
-    text = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"] * 2}
-    image = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4}
-    config = AutoConfig.for_model(
-        "gemma3",
-        text_config={**SIZES, **text, "pad_token_id": 0, "model_type": "gemma3_text"},
-        vision_config={**image, "image_size": 28, "patch_size": 14, "model_type": "siglip_vision_model"},
-        mm_tokens_per_image=4,
-    )
-    model = AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
+    model = model_that_reads_images().requires_grad_(False)
     past = [(torch.zeros(2, 2, 6, 8), torch.zeros(2, 2, 6, 8))] * 4
     below = layers_below(model.base_model, share=0.5, layers=4)
     assert below == 2

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from random_models import FAMILIES, random_model
+from random_models import FAMILIES, model_that_reads_images, random_model
 from transformers import FalconConfig, FalconForCausalLM
 
 from understudy.errors import InputError
@@ -111,3 +111,10 @@ def test_a_model_without_layers_is_refused():
 
     with pytest.raises(InputError, match="stack of layers"):
         freeze_lower_layers(Flat(), 1)
+
+
+def test_the_layers_of_a_model_that_reads_images_too_are_those_of_its_text():
+    model = model_that_reads_images()
+    freeze_lower_layers(model, 2)
+    layers = model.base_model.get_decoder().layers
+    assert [any(p.requires_grad for p in layer.parameters()) for layer in layers] == [False, False, True, True]
