@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from measuring import arguments, chosen, spread, write_result
 
@@ -74,7 +75,17 @@ def _of_likely(logits: torch.Tensor, uniforms: torch.Tensor, config: SamplingCon
 
 
 def _of_all(logits: torch.Tensor, uniforms: torch.Tensor, config: SamplingConfig) -> Callable[[], torch.Tensor]:
-    return lambda: nucleus._drawn(torch.softmax(logits / config.temperature, -1), uniforms, top_p=config.top_p)
+    """By the definition, all rows at once; of tokens that are as probable as the last one all are taken."""
+
+    def draw_all() -> torch.Tensor:
+        rows = torch.softmax(logits / config.temperature, -1).numpy()
+        descending = np.sort(rows, axis=1)[:, ::-1]
+        last = (descending.cumsum(axis=1, dtype=np.float64) < config.top_p).sum(axis=1, keepdims=True)
+        least = np.take_along_axis(descending, last, axis=1)
+        sums = np.where(rows >= least, rows, 0).cumsum(axis=1, dtype=np.float64)
+        return torch.from_numpy((sums <= uniforms.numpy()[:, None] * sums[:, -1:]).sum(axis=1))
+
+    return draw_all
 
 
 def main() -> int:

@@ -83,7 +83,7 @@ def sample(  # noqa: PLR0913 - what is drawn, how, and what a caller may bring a
         while flight.active:
             step = flight.step()
             logits = step.logits if step_hook is None else step_hook(model, step)
-            logits = logits.index_fill(-1, banned, -torch.inf)
+            logits.index_fill_(-1, banned, -torch.inf)
             tokens = draw_tokens(
                 logits, uniforms[step.rows, step.index], temperature=config.temperature, top_p=config.top_p
             )

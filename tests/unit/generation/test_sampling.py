@@ -91,6 +91,24 @@ def test_draws_in_pieces_of_likely_tokens_are_draws_by_definition(sharpness, top
         assert token == next(one for one, end in zip(kept, ends, strict=True) if end > uniform * ends[-1])
 
 
+@settings(max_examples=100, deadline=None)
+@given(
+    weights=st.lists(st.sampled_from([1, 2, 3, 8, 64]), min_size=2, max_size=200),
+    top_p=st.floats(0.01, 1),
+    uniform=st.floats(0, 1, exclude_max=True),
+)
+def test_of_equal_tokens_at_the_border_the_first_are_drawn(weights, top_p, uniform):
+    logits = torch.tensor(weights, dtype=torch.float64).log()[None]
+    row = logits[0].softmax(-1)
+    kept = sorted(nucleus_by_definition(row, top_p) if top_p < 1 else range(len(weights)))
+    ends = list(itertools.accumulate(float(row[one]) for one in kept))
+    wanted = {
+        next((one for one, end in zip(kept, ends, strict=True) if end > share * ends[-1]), kept[-1])
+        for share in (uniform * (1 - 1e-12), min(uniform * (1 + 1e-12), 1))  # sums in another order differ by less
+    }
+    assert int(draw_tokens(logits, torch.tensor([uniform]).double(), temperature=1.0, top_p=top_p)) in wanted
+
+
 def test_a_model_that_gives_no_numbers_is_refused():
     logits = torch.zeros(3, 8)
     logits[1] = torch.nan
