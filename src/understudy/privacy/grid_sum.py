@@ -15,7 +15,7 @@ from understudy.privacy.grid import grid_of
 _FARTHEST: Final = 1 << 60
 _UNITS_AT_ONCE: Final = 1 << 16
 # Numbers that are rounded at a time: what a core's cache holds; on a GPU, where each time takes as long, many more.
-_AT_ONCE: Final = 1 << 17
+_AT_ONCE: Final = 1 << 16
 _AT_ONCE_ON_CUDA: Final = 1 << 24
 # A tensor of fewer numbers is held together with others.
 _SMALL: Final = 1 << 17
@@ -33,32 +33,35 @@ def to_steps(values: Tensor, *, grid: float) -> Tensor:
     Raises:
         UnderstudyError: when a value is not finite or farther than 2^60 steps from zero.
     """
-    steps, extremes = _rounded(values.to(torch.float64, copy=True).contiguous(), grid)
+    values = values.contiguous()
+    steps, extremes = _rounded(values.clone() if values.dtype == torch.float64 else values, grid)
     _check([extremes], grid)
     return steps
 
 
 def _rounded(values: Tensor, grid: float) -> tuple[Tensor, Tensor]:
-    """Contiguous float64 values in steps, in place of them, and the lowest and the highest of those `(2,)`."""
-    # In their own memory, for a query may be half of what a training holds.
-    steps, extremes = values.view(torch.int64), [values.new_zeros(2)]
+    """Contiguous floats in steps, float64 in place of them, and the lowest and the highest of the floats `(2,)`."""
+    # In their own memory where it is as large, for a query may be half of what a training holds.
+    in_place = values.dtype == torch.float64
+    steps = values.view(torch.int64) if in_place else torch.empty_like(values, dtype=torch.int64)
+    extremes = [values.new_zeros(2)]
     if values.numel():
         size = _AT_ONCE if values.device.type == "cpu" else _AT_ONCE_ON_CUDA
         parts = (torch.split(one.view(-1), size) for one in (values, steps))
         for some, whole in zip(*parts, strict=True):
-            some.mul_(1.0 / grid).round_()
             extremes.append(torch.stack(some.aminmax()))
-            whole.copy_(some.to(torch.int64))
+            wide = some.double().mul_(1.0 / grid).round_()
+            whole.copy_(wide.to(torch.int64) if in_place else wide)
     lowest, highest = torch.stack(extremes).unbind(1)
     return steps, torch.stack((lowest.min(), highest.max()))
 
 
 def _check(extremes: Sequence[Tensor], grid: float) -> None:
     """Refuse values of which the lowest or the highest is not finite, or too far."""
-    lowest, highest = torch.stack(list(extremes)).unbind(1)
+    lowest, highest = torch.stack([ends.double() for ends in extremes]).unbind(1)
     least, most = torch.stack((lowest.min(), highest.max())).tolist()
     # Both are undefined where a value is.
-    if not -_FARTHEST <= least <= most <= _FARTHEST:
+    if not -_FARTHEST * grid <= least <= most <= _FARTHEST * grid:
         raise UnderstudyError(
             f"expected a finite query within 2^60 steps of {grid:g}, found another; nothing was released. "
             "Contributions that are not finite must be left out before they are added up"
@@ -96,7 +99,8 @@ class GridSum:
         """Add the sum of some units' contributions.
 
         Args:
-            values: name -> float tensor, the same names and shapes at every call; private.
+            values: name -> float tensor, the same names and shapes at every call; private. Narrow ones may be held as
+                they are until the next call: nobody changes them.
             units: slots that they are the sum over, public: null ones count.
         """
         if not self._groups:
@@ -106,7 +110,11 @@ class GridSum:
             self._round()
         for names in self._groups:
             value, waiting = _flat([values[name] for name in names]), self._waiting.get(names)
-            self._waiting[names] = value.to(torch.float64, copy=True) if waiting is None else waiting.add_(value)
+            if waiting is not None:
+                self._waiting[names] = waiting.double().add_(value)
+            else:
+                # A narrow sum that stays the only one is widened while it is rounded.
+                self._waiting[names] = value.clone() if value.dtype == torch.float64 else value
         self._units += units
 
     def steps(self) -> dict[str, Tensor]:

@@ -191,6 +191,7 @@ def some_examples(use: Factored, rows: slice) -> Factored:
     return use.rows(rows) if isinstance(use, HeadFactors) else Factors(use.left[rows], use.right[rows])
 
 
+@torch.no_grad()  # type: ignore[untyped-decorator]
 def _add_blocks(total: Tensor, uses: Sequence[Factored], weights: Tensor, poisoned: Tensor | None) -> None:
     """Add weighted gradients, of which some uses are dense, some rows of the matrix at a time."""
     dense = [use for use in uses if isinstance(use, HeadFactors) or not use.sparse]
@@ -198,16 +199,19 @@ def _add_blocks(total: Tensor, uses: Sequence[Factored], weights: Tensor, poison
     left = torch.cat(lefts, 1) if len(lefts) > 1 else lefts[0]
     right = torch.cat([use.right for use in dense], 1) if len(dense) > 1 else dense[0].right
     tables = [use for use in uses if not isinstance(use, HeadFactors) and use.sparse]
-    weights = weights.to(right.dtype)
+    weights = weights.to(total.dtype)
     numbers = _NUMBERS_AT_ONCE if right.device.type == "cpu" else _NUMBERS_AT_ONCE_ON_CUDA
-    height = max(1, numbers // (len(left) * right.shape[2]))
+    height = min(max(1, numbers // (len(left) * right.shape[2])), len(total))
+    memory = right.new_empty(len(left) * height * right.shape[2])  # one for all: what a core's cache holds stays there
     for start in range(0, len(total), height):
-        block = torch.bmm(left[:, :, start : start + height].transpose(1, 2), right)
+        rows = total[start : start + height]
+        block = memory[: len(left) * rows.numel()].view(len(left), *rows.shape)
+        torch.bmm(left[:, :, start : start + height].transpose(1, 2), right, out=block)
         for table in tables:
             _add_to_block(block, table, start=start)
         # Not before the product: factors in other memory might move the last bits of all examples.
-        block = _without(poisoned, block)
-        total[start : start + height].view(-1).add_(weights @ block.flatten(1))
+        found = _without(poisoned, block).flatten(1).to(total.dtype)
+        rows.view(-1).addmv_(found.t(), weights)
 
 
 def _add_to_block(block: Tensor, table: Factors, *, start: int) -> None:
