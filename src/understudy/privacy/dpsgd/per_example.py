@@ -32,6 +32,7 @@ from understudy.privacy.dpsgd.layers import (
     Rule,
     add_weighted_sum,
     inner_product,
+    lie_on_their_side,
     rounding_of_sums,
     rules_of,
     some_examples,
@@ -178,7 +179,7 @@ def _norms_of_blocks(rows: Tensor) -> list[Tensor]:
 
 def _squares(dense: Sequence[Tensor]) -> Tensor:
     """(batch,) float64 squared norms of gradients that are there, over all of them, never underestimated."""
-    rows = [one.flatten(1) for one in dense]
+    rows = [(one.transpose(1, 2) if lie_on_their_side(one) else one).flatten(1) for one in dense]
     norms = torch.cat([block for one in rows for block in _norms_of_blocks(one)], dim=1)
     return norms.double().square().sum(1) + sum(one.shape[1] for one in rows) * _LEAST
 
@@ -261,7 +262,7 @@ def _layers(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> list[_L
         raise ValueError("a parameter is listed under two names; list tied parameters once")
     layers = []
     for name, module in model.named_modules():
-        own = {key: p for key, p in module.named_parameters(recurse=False) if id(p) in wanted}
+        own = {key: p for key, p in module._parameters.items() if id(p) in wanted}
         if own:
             rules = rules_of(name, module)
             layers.append(_Layer(name, module, tuple((p, rules[key]) for key, p in own.items())))
