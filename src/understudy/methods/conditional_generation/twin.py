@@ -165,7 +165,7 @@ def _gradient_norm(
     model: nn.Module, loss: Callable[..., torch.Tensor], parameters: list[nn.Parameter], rows: EncodedRows, row: int
 ) -> float:
     fields = ("input_ids", "attention_mask", "loss_mask", "label", "valid")
-    batch = {name: getattr(rows, name)[row : row + 1] for name in fields}
+    batch = _cut({name: getattr(rows, name)[row : row + 1] for name in fields})
     batch = {**batch, "slot": torch.tensor([row], device="cpu"), "step": torch.tensor(0, device="cpu")}
     slopes = torch.autograd.grad(loss(model, batch).sum(), parameters, allow_unused=True)
     return math.sqrt(sum(float(slope.double().square().sum()) for slope in slopes if slope is not None))
@@ -235,7 +235,15 @@ def _loss(model: MultitaskModel, rows: EncodedRows) -> float:
     fields, losses = ("input_ids", "attention_mask", "loss_mask"), []
     device = next(model.parameters()).device
     with torch.no_grad():
-        for start in range(0, len(rows.label), 8):
-            batch = {name: getattr(rows, name)[start : start + 8].to(device) for name in fields}
+        for some in torch.split(rows.attention_mask.sum(1).argsort(), 8):
+            batch = {
+                name: value.to(device) for name, value in _cut({n: getattr(rows, n)[some] for n in fields}).items()
+            }
             losses.append(lm_loss(model, batch, prompts=rows.prompts))
     return float(torch.cat(losses).mean())
+
+
+def _cut(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Without the last columns, which nothing attends to: the texts are the model's own, their lengths public."""
+    used = int(batch["attention_mask"].any(0).nonzero().max()) + 1
+    return {name: values[:, :used] if values.ndim == 2 else values for name, values in batch.items()}
