@@ -23,6 +23,7 @@ def home_environment(root: Path) -> dict[str, str]:
         "UNDERSTUDY_DEVICE": os.environ.get("TESTS_DEVICE", "cpu"),
         "UNDERSTUDY_PRECISION": "float32",
         "HF_DATASETS_CACHE": str(root / "datasets"),
+        "TRITON_CACHE_DIR": str(root / "triton"),
     }
 
 

@@ -252,6 +252,8 @@ def prepare_environment() -> None:
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "HF_DATASETS_CACHE": str(now.private_root / "datasets"),
+        # Kernels that trl has compiled on a GPU: for which sizes follows from rows where nothing is noised.
+        "TRITON_CACHE_DIR": str(now.private_root / "triton"),
         "TOKENIZERS_PARALLELISM": "false",
         "OMP_NUM_THREADS": str(now.threads),
         **THREADS_WAIT,

@@ -59,3 +59,12 @@ def test_reading_and_writing_at_home_are_not(tmp_path):
         tmp_path.mkdir(exist_ok=True)
     assert outside(places, [tmp_path], empty=[]) == []
     assert str(tmp_path / "a") in places
+
+
+def test_of_a_folder_that_kernels_are_started_from_the_launcher_alone_is_passed_over(tmp_path):
+    folder = tmp_path / "launcher"
+    with written_places() as places:
+        folder.mkdir()
+        for name in ("__triton_launcher.c", "words"):
+            (folder / name).write_text("")
+    assert outside(places, [], empty=[]) == [str(folder / "words")]

@@ -49,4 +49,7 @@ def outside(places: set[str], allowed: list[Path], *, empty: list[Path]) -> list
     strange = {place for place in places if not any(place == root or place.startswith(f"{root}/") for root in roots)}
     # Byte code beside modules, made where a module is imported for the first time.
     strange = {place for place in strange if "__pycache__" not in place and not place.startswith("/dev/")}
+    # Triton has a program compiled that starts its kernels; it holds the types of their arguments.
+    launchers = {place for place in strange if os.path.basename(place).startswith("__triton_launcher")}
+    strange -= launchers | {os.path.dirname(place) for place in launchers}
     return sorted(strange | {str(path) for folder in empty for path in folder.rglob("*")})

@@ -443,6 +443,7 @@ def worker_of_the_server_zone(environment: dict[str, str], home: Path, tracking:
         "UNDERSTUDY_HOME": str(home),
         "UNDERSTUDY_MLFLOW_URI": f"sqlite:///{home / 'mlflow.db'}",
         "HF_DATASETS_CACHE": str(home / "datasets"),
+        "TRITON_CACHE_DIR": str(home / "triton"),
     }
     home.mkdir(mode=0o700)
     shutil.copy(tracking, home / "mlflow.db")

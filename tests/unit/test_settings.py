@@ -215,7 +215,9 @@ def clean_environment():
 
 def test_prepare_environment_keeps_what_the_user_set(home, tmp_path, clean_environment):
     os.environ |= {"OMP_NUM_THREADS": "7", "HOME": str(tmp_path)}
+    del os.environ["TRITON_CACHE_DIR"]
     prepare_environment()
+    assert os.environ["TRITON_CACHE_DIR"] == str(home / "private" / "triton")
     assert os.environ["OMP_NUM_THREADS"] == "7"
     assert os.environ["PREFECT_RESULTS_LOCAL_STORAGE_PATH"] == str(home / "private" / "results")
     assert os.environ["PREFECT_RESULTS_DEFAULT_SERIALIZER"] == "json"
