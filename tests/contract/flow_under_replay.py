@@ -9,6 +9,7 @@ import functools
 import io
 import json
 import logging
+import os
 import re
 import shutil
 import sqlite3
@@ -28,7 +29,7 @@ import pytest
 import torch
 from contract import preference_rows
 from contract.private_files import CLIENTS, ROWS
-from contract.written_places import outside, written_places
+from contract.written_places import outside, without_compiling, written_places
 from tests_support import without_drawing
 from transformers.utils import logging as transformers_logging
 
@@ -209,6 +210,8 @@ class FlowRun:
         from prefect.settings import PREFECT_HOME
 
         allowed = [root / "home", root / "exchange", root / "out", self.folder / "tracking", PREFECT_HOME.value()]
+        if os.environ.get("TESTS_DEVICE") == "cuda":
+            written = without_compiling(written, root / "tmp")
         return outside(written, allowed, empty=[root / "tmp", root / "cwd"])
 
     def _telling_of_places(self, found: dict[str, bytes]) -> list[str]:
@@ -230,6 +233,7 @@ class FlowRun:
         patch.setenv("UNDERSTUDY_SECRET", "s" * 64)
         patch.setenv("UNDERSTUDY_ZONE_KEY", "z" * 64)
         patch.setenv("TMPDIR", str(root / "tmp"))
+        patch.setenv("TRITON_CACHE_DIR", str(root / "home" / "private" / "triton"))
         patch.setattr(tempfile, "tempdir", None)
         patch.chdir(root / "cwd")
         random = SimpleNamespace(token_hex=lambda size: "ab" * size, token_bytes=lambda size: b"t" * size)

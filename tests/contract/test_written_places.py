@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from contract.written_places import outside, written_places
+from contract.written_places import outside, without_compiling, written_places
 from safetensors.torch import save_file
 
 
@@ -61,10 +61,10 @@ def test_reading_and_writing_at_home_are_not(tmp_path):
     assert str(tmp_path / "a") in places
 
 
-def test_of_a_folder_that_kernels_are_started_from_the_launcher_alone_is_passed_over(tmp_path):
-    folder = tmp_path / "launcher"
+def test_of_a_folder_that_kernels_are_compiled_in_only_their_code_is_passed_over(tmp_path):
+    folder = tmp_path / "tmp0abc_xyz"
     with written_places() as places:
         folder.mkdir()
-        for name in ("__triton_launcher.c", "words"):
-            (folder / name).write_text("")
-    assert outside(places, [], empty=[]) == [str(folder / "words")]
+        for path in (folder / "cuda_utils.c", folder / "words", tmp_path / "tmp0abc_xyz.ptx", tmp_path / "words.ptx"):
+            path.write_text("")
+    assert without_compiling(places, tmp_path) == {str(folder / "words"), str(tmp_path / "words.ptx")}

@@ -1,6 +1,7 @@
 """Where a process writes while it runs a flow: by Python's own audit events, and by looking for files afterwards."""
 
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,13 +44,18 @@ def written_places() -> Iterator[set[str]]:
         _watching.remove(found)
 
 
+def without_compiling(places: set[str], temporary: Path) -> set[str]:
+    """Without what Triton puts into a temporary folder to compile a kernel: its code, and a program that starts it."""
+    of_triton = re.compile(
+        rf"{re.escape(str(temporary))}(/\w{{8}}|/tmp\w{{8}}(\.ptx|\.log|/(cuda_utils|__triton_launcher)\.c)?)?"
+    )
+    return {place for place in places if not of_triton.fullmatch(place)}
+
+
 def outside(places: set[str], allowed: list[Path], *, empty: list[Path]) -> list[str]:
     """Places that lie in none of the allowed folders, and what compiled code, which tells nobody, left in `empty`."""
     roots = [str(root) for root in allowed]
     strange = {place for place in places if not any(place == root or place.startswith(f"{root}/") for root in roots)}
     # Byte code beside modules, made where a module is imported for the first time.
     strange = {place for place in strange if "__pycache__" not in place and not place.startswith("/dev/")}
-    # Triton has a program compiled that starts its kernels; it holds the types of their arguments.
-    launchers = {place for place in strange if os.path.basename(place).startswith("__triton_launcher")}
-    strange -= launchers | {os.path.dirname(place) for place in launchers}
     return sorted(strange | {str(path) for folder in empty for path in folder.rglob("*")})
