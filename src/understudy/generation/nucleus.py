@@ -1,7 +1,7 @@
 """Draw tokens from the nucleus of a distribution (Holtzman et al. 2019), by inversion in vocabulary order.
 
-Uniform numbers choose the tokens, so rounding cannot reorder them. On the CPU a few rows at a time
-stay in the core's cache, running sums are looked up by sums of blocks, and only what can be in the nucleus is sorted.
+Uniform numbers choose the tokens, so rounding cannot reorder them. On the CPU a few rows at a time stay in the core's
+cache, running sums are looked up by sums of blocks, and only what can be in the nucleus is sorted.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ def draw_tokens(logits: Tensor, uniforms: Tensor, *, temperature: float, top_p: 
             token
             for some, own in pieces
             for token in _tokens(torch.softmax(widened(some) / temperature, dim=-1), own.tolist(), top_p=top_p)
-        ]
+        ],
+        dtype=torch.long,
+        device="cpu",
     )
 
 
