@@ -44,6 +44,16 @@ def test_a_query_that_is_not_finite_is_refused(bad):
         to_steps(torch.tensor([0.0, bad]), grid=2.0**-26)
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("sensitivity", [2.0**-900, 2.0**1020])
+def test_a_query_that_is_not_finite_is_refused_on_every_grid(sensitivity, bad):
+    """On the coarsest ones the farthest value that is allowed is no float64."""
+    total = GridSum(sensitivity=sensitivity)
+    total.add({"a": torch.tensor([bad, 0.0], dtype=torch.float64)}, units=1)
+    with pytest.raises(UnderstudyError, match="nothing was released"):
+        total.steps()
+
+
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.inf, math.nan, 1e-320])
 def test_a_senseless_sensitivity_is_refused(bad):
     with pytest.raises(ValueError, match="sensitivity"):
