@@ -110,6 +110,16 @@ def test_of_equal_tokens_at_the_border_the_first_are_drawn(weights, top_p, unifo
     assert int(draw_tokens(logits, torch.tensor([uniform]).double(), temperature=1.0, top_p=top_p)) in wanted
 
 
+@pytest.mark.parametrize(("top_p", "kept"), [(0.5, 2502), (1.0, 5003)])
+def test_probabilities_in_float32_are_added_up_in_float64(top_p, kept):
+    """Of 5003 equal tokens: a millionth of a token beside a border the draw is the right one."""
+    borders = torch.arange(1, kept, 37, dtype=torch.float64)
+    for places in (borders - 1e-6, borders + 1e-6):
+        logits = torch.zeros(1, 5003).expand(len(places), -1)
+        drawn = draw_tokens(logits, places / kept, temperature=1.0, top_p=top_p)
+        assert torch.equal(drawn, places.long())
+
+
 def test_no_token_without_weight_is_drawn_where_rounding_hides_its_whole_block():
     """Half of a last bit and many far smaller weights: added up by themselves first they count, in turn they do not."""
     weights = np.zeros(2 * nucleus._BLOCK)
