@@ -145,13 +145,15 @@ def _place(weights: Floats, uniform: float) -> int:
 def _first(values: Floats, sums: NDArray[np.float64], target: float, *, side: Literal["left", "right"]) -> int:
     """Place of the first of `values` whose running sum reaches (`left`) or exceeds (`right`) the target.
 
-    Where rounding hides it, the last place that adds to the sum.
+    Where rounding hides it, the last place that adds to its block.
     """
     block = min(int(sums.searchsorted(target, side)), int(sums.searchsorted(sums[-1])))
     within = values[block * _BLOCK : (block + 1) * _BLOCK].cumsum(dtype=np.float64)
+    # Of the block by itself: added to what is before, rounding may hide the little that it holds.
+    last = int(within.searchsorted(within[-1]))
     if block:
         within += sums[block - 1]
-    return block * _BLOCK + min(int(within.searchsorted(target, side)), int(within.searchsorted(within[-1])))
+    return block * _BLOCK + min(int(within.searchsorted(target, side)), last)
 
 
 def _sums_of_blocks(values: Floats) -> NDArray[np.float64]:

@@ -62,7 +62,8 @@ def sample(  # noqa: PLR0913 - what is drawn, how, and what a caller may bring a
         eos: Id that ends a row; it is not returned.
         forbidden: Ids that are never drawn (padding and other special tokens); `eos` may be among them, and so may ids
             beyond the model's vocabulary.
-        step_hook: Gives the next-token logits `(active, vocab)` from a `Step`; None takes the model's own.
+        step_hook: Gives the next-token logits `(active, vocab)` from a `Step`, which are changed in place: a hook that
+            reads them later keeps a copy. None takes the model's own.
         batch_size: Rows in flight at a time, at least 1; a row that ends makes room for the next. None: all at once.
         progress: Called with (rows done, rows in all).
 

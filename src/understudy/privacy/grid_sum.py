@@ -60,8 +60,8 @@ def _check(extremes: Sequence[Tensor], grid: float) -> None:
     """Refuse values of which the lowest or the highest is not finite, or too far."""
     lowest, highest = torch.stack([ends.double() for ends in extremes]).unbind(1)
     least, most = torch.stack((lowest.min(), highest.max())).tolist()
-    # Both are undefined where a value is.
-    if not -_FARTHEST * grid <= least <= most <= _FARTHEST * grid:
+    # Both are undefined where a value is. The farthest value itself may be beyond float64, so that it tells nothing.
+    if not -_FARTHEST <= least / grid <= most / grid <= _FARTHEST:
         raise UnderstudyError(
             f"expected a finite query within 2^60 steps of {grid:g}, found another; nothing was released. "
             "Contributions that are not finite must be left out before they are added up"

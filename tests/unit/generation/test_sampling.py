@@ -1,6 +1,7 @@
 import copy
 import itertools
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -107,6 +108,33 @@ def test_of_equal_tokens_at_the_border_the_first_are_drawn(weights, top_p, unifo
         for share in (uniform * (1 - 1e-12), min(uniform * (1 + 1e-12), 1))  # sums in another order differ by less
     }
     assert int(draw_tokens(logits, torch.tensor([uniform]).double(), temperature=1.0, top_p=top_p)) in wanted
+
+
+@pytest.mark.parametrize(("top_p", "kept"), [(0.5, 2502), (1.0, 5003)])
+def test_probabilities_in_float32_are_added_up_in_float64(top_p, kept):
+    """Of 5003 equal tokens: a millionth of a token beside a border the draw is the right one."""
+    borders = torch.arange(1, kept, 37, dtype=torch.float64)
+    for places in (borders - 1e-6, borders + 1e-6):
+        logits = torch.zeros(1, 5003).expand(len(places), -1)
+        drawn = draw_tokens(logits, places / kept, temperature=1.0, top_p=top_p)
+        assert torch.equal(drawn, places.long())
+
+
+def test_no_token_without_weight_is_drawn_where_rounding_hides_its_whole_block():
+    """Half of a last bit and many far smaller weights: added up by themselves first they count, in turn they do not."""
+    weights = np.zeros(2 * nucleus._BLOCK)
+    weights[0] = 0.75
+    weights[nucleus._BLOCK + 1 :] = 2.0**-108
+    weights[nucleus._BLOCK + 1] = 2.0**-54
+    sums = nucleus._sums_of_blocks(weights)
+    for target in (*sums, 0.75 + 2.0**-53):
+        assert weights[nucleus._first(weights, sums, target, side="right")] > 0
+    assert weights[nucleus._place(weights, 1 - 2.0**-53)] > 0
+
+
+def test_no_rows_draw_no_tokens():
+    drawn = draw_tokens(torch.zeros(0, 5), torch.zeros(0, dtype=torch.float64), temperature=1.0, top_p=0.9)
+    assert (drawn.dtype, drawn.shape) == (torch.int64, (0,))
 
 
 def test_a_model_that_gives_no_numbers_is_refused():

@@ -31,6 +31,14 @@ def test_rounding_moves_a_number_by_half_a_step_at_most(values, sensitivity):
     assert float((from_steps(steps, grid=grid, dtype=torch.float64) - exact).abs().max()) <= grid / 2
 
 
+def test_narrow_numbers_are_widened_before_they_are_counted_in_steps():
+    """Of so fine a grid one over a step is no float32."""
+    values = 1e-36 * torch.randn(50, generator=torch.Generator().manual_seed(0))
+    steps = to_steps(values, grid=grid_of(1e-36))
+    assert torch.equal(steps, to_steps(values.double(), grid=grid_of(1e-36)))
+    assert int(steps.abs().max()) > 1 << 26
+
+
 def test_floats_of_steps_are_the_nearest_ones():
     steps = torch.tensor([0, 1, -3, 2**24 + 1, 2**24 + 3, 2**60])
     found = from_steps(steps, grid=2.0**-26)
@@ -42,6 +50,27 @@ def test_floats_of_steps_are_the_nearest_ones():
 def test_a_query_that_is_not_finite_is_refused(bad):
     with pytest.raises(UnderstudyError, match="nothing was released"):
         to_steps(torch.tensor([0.0, bad]), grid=2.0**-26)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("sensitivity", [2.0**-900, 2.0**1020])
+def test_a_query_that_is_not_finite_is_refused_on_every_grid(sensitivity, bad):
+    """On the coarsest ones the farthest value that is allowed is no float64."""
+    total = GridSum(sensitivity=sensitivity)
+    total.add({"a": torch.tensor([bad, 0.0], dtype=torch.float64)}, units=1)
+    with pytest.raises(UnderstudyError, match="nothing was released"):
+        total.steps()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("place", [0, 5, 9])
+def test_a_number_that_is_not_finite_is_refused_wherever_it_is(place, dtype, monkeypatch):
+    monkeypatch.setattr(grid_sum, "_AT_ONCE", 4)
+    values = torch.zeros(10, dtype=dtype)
+    for bad in (math.nan, math.inf, -math.inf):
+        values[place] = bad
+        with pytest.raises(UnderstudyError, match="nothing was released"):
+            to_steps(values, grid=2.0**-26)
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.inf, math.nan, 1e-320])

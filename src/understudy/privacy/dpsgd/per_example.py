@@ -262,7 +262,7 @@ def _layers(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> list[_L
         raise ValueError("a parameter is listed under two names; list tied parameters once")
     layers = []
     for name, module in model.named_modules():
-        own = {key: p for key, p in module._parameters.items() if id(p) in wanted}
+        own = {key: p for key, p in module.named_parameters(recurse=False) if id(p) in wanted}
         if own:
             rules = rules_of(name, module)
             layers.append(_Layer(name, module, tuple((p, rules[key]) for key, p in own.items())))

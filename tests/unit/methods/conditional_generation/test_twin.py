@@ -6,9 +6,13 @@ import math
 import pytest
 import torch
 
+from understudy.data.private_rows import PrivateRows
 from understudy.errors import InputError
 from understudy.methods.conditional_generation import twin as own
+from understudy.methods.conditional_generation.encode import encode
+from understudy.methods.conditional_generation.losses import lm_loss
 from understudy.methods.conditional_generation.method import METHOD
+from understudy.methods.conditional_generation.model import MultitaskModel
 from understudy.methods.conditional_generation.twin import (
     Twin,
     clip_norm,
@@ -67,6 +71,23 @@ def test_without_noise_one_half_is_trained_on_and_the_other_tested(twin_of, monk
     assert abs(len(halves[0]) - len(halves[1])) <= 1
     assert (more["noise"], more["drawn"]) == (0.0, 1.0)
     assert rate * more["steps"] == pytest.approx(48e-3)  # as far along one gradient as the run's steps
+
+
+def test_padding_that_is_cut_moves_no_loss(twin_of):
+    twin, fields = twin_of(), ("input_ids", "attention_mask", "loss_mask")
+    base, texts = twin.base(), ["", "a", "a few", "a few words", "a few words and more"] * 3
+    private = PrivateRows(texts, [place % 2 for place in range(len(texts))], twin.rows.label_names)
+    rows, model = encode(private, tokenizer=base.tokenizer, config=twin.config), MultitaskModel(base.model)
+    whole = {name: getattr(rows, name) for name in fields}
+    for row in range(5):
+        cut = own._cut({**{name: values[row : row + 1] for name, values in whole.items()}, "label": rows.label[:1]})
+        assert bool(cut["attention_mask"][0, -1])
+        assert int(cut["attention_mask"].sum()) == int(rows.attention_mask[row].sum())
+        assert torch.equal(cut["input_ids"][0], rows.input_ids[row, : cut["attention_mask"].shape[1]])
+        assert torch.equal(cut["label"], rows.label[:1])
+    with torch.no_grad():
+        expected = float(lm_loss(model, whole, prompts=rows.prompts).mean())
+    assert own._loss(model, rows) == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize(("harm", "bounds"), [(damage, (0.0, 0.05, math.inf)), (drift, (0.05,))])

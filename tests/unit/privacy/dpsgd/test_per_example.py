@@ -13,8 +13,9 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
 from understudy.errors import InputError
 from understudy.models import lora
+from understudy.privacy.dpsgd import layers
 from understudy.privacy.dpsgd.layers import Factors, inner_product, rules_of
-from understudy.privacy.dpsgd.per_example import _Uses, clipped_gradient_sum
+from understudy.privacy.dpsgd.per_example import _squares, _Uses, clipped_gradient_sum
 from understudy.privacy.dpsgd.token_losses import HeadFactors
 from understudy.privacy.dpsgd.trial import told_of_model
 from understudy.privacy.grid import ALLOWANCE
@@ -213,6 +214,42 @@ def test_an_example_without_finite_gradient_contributes_zero(name, poison):
     found = clipped_gradient_sum(model, parameters, loss, batch, l2_clip_norm=0.3, valid=everyone)
     expected, _ = loop_over_examples(model, parameters, lm_loss, batch, l2_clip_norm=0.3, valid=torch.arange(5) != 1)
     assert_close(found, expected)
+
+
+@pytest.mark.parametrize("numbers", [1, 48, 240])
+@pytest.mark.parametrize("name", ["gpt2", "gpt2-untied", "llama"])
+def test_a_matrix_in_several_blocks_gets_the_same_sum(name, numbers, monkeypatch):
+    """Of every kind of use, with fewer rows in the last block, and with an example that is not finite."""
+    monkeypatch.setattr(layers, "_NUMBERS_AT_ONCE", numbers)
+    model, batch = MODELS[name](), {**make_batch(length=4), "scale": torch.ones(5)}
+    batch["scale"][1] = torch.inf
+    parameters, everyone = parameters_of(model), torch.ones(5, dtype=torch.bool)
+
+    def loss(model, batch):
+        return lm_loss(model, batch) * batch["scale"]
+
+    found = clipped_gradient_sum(model, parameters, loss, batch, l2_clip_norm=0.3, valid=everyone)
+    expected, _ = loop_over_examples(model, parameters, lm_loss, batch, l2_clip_norm=0.3, valid=torch.arange(5) != 1)
+    assert_close(found, expected)
+
+
+@pytest.mark.parametrize("height", [2, 3, 7])
+@pytest.mark.parametrize("examples", [1, 4, 40])
+def test_high_gradients_that_are_there_are_added_like_others(height, examples):
+    """They lie on their side in memory; an example that is not finite is left out of their sum."""
+    generator = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(examples + 1, 9, size, generator=generator) for size in (height, 2))
+    exact = torch.bmm(left.double().transpose(1, 2), right.double())[:-1]
+    left[-1, 0, 0] = torch.inf
+    use = _Uses(embedded=False)
+    use.add(Factors(left, right))
+    norms = _squares([use.dense]).sqrt()[:-1]
+    assert torch.allclose(norms, exact.flatten(1).norm(dim=1), rtol=1e-5)
+    weights, poisoned = torch.rand(examples + 1, generator=generator).double(), torch.arange(examples + 1) == examples
+    weights[-1] = 0.0
+    found = use.weighted_sum(nn.Parameter(torch.zeros(height, 2)), weights, poisoned, None)
+    assert found.is_contiguous()
+    assert torch.allclose(found.double(), torch.einsum("b,bij->ij", weights[:-1], exact), atol=1e-4)
 
 
 def test_poison_inside_the_activations_stays_in_its_row():
