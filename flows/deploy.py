@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import timedelta
+from http import HTTPStatus
 from importlib import import_module
 
 from prefect import Flow, get_client
@@ -17,7 +18,7 @@ from prefect.client.schemas.objects import StateType
 from prefect.deployments.runner import RunnerDeployment
 from prefect.events.actions import ChangeFlowRunState
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
-from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
+from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound, PrefectHTTPStatusError
 from prefect.types.entrypoint import EntrypointType
 from prefect.utilities.callables import parameter_schema
 
@@ -132,11 +133,34 @@ def _deployment(client: SyncPrefectClient, flow: Flow[..., object], pool: str) -
         found = client.read_deployment_by_name(f"{flow.name}/{NAME}")
     except ObjectNotFound:
         made.apply()
+        _close(client, flow)
         return f"made, pool {pool}, queue {QUEUES[0]}"
     facts = {name: getattr(made, name) for name in ("version", "description", "entrypoint")}
-    update = DeploymentUpdate(**facts, parameter_openapi_schema=parameter_schema(flow).model_dump())
-    client.update_deployment(found.id, update)
+    client.update_deployment(found.id, DeploymentUpdate(**facts))
+    _close(client, flow)
     return f"brought up to date, pool {found.work_pool_name}, queue {found.work_queue_name}"
+
+
+def _close(client: SyncPrefectClient, flow: Flow[..., object]) -> None:
+    """Tell the server the parameters of a flow, and that there are no others: a run with another one would crash.
+
+    Prefect's own schema leaves that open, and its class has no room for it.
+
+    Raises:
+        InputError: an operator gave the deployment parameters that the flow does not take.
+    """
+    schema = {**parameter_schema(flow).model_dump(), "additionalProperties": False}
+    told, found = {"parameter_openapi_schema": schema}, client.read_deployment_by_name(f"{flow.name}/{NAME}")
+    try:
+        client.request("PATCH", "/deployments/{id}", path_params={"id": found.id}, json=told)
+    except PrefectHTTPStatusError as error:
+        if error.response.status_code != HTTPStatus.CONFLICT:
+            raise
+        said = error.response.json()["detail"].partition("Failure reason: ")[2]
+        raise InputError(
+            f"deployment {flow.name}/{NAME}: expected parameters that its flow takes, found others: {said}; correct or "
+            "remove the deployment's own parameters in the Prefect UI, then deploy again"
+        ) from None
 
 
 def _of_silence() -> AutomationCore:

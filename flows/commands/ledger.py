@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from decimal import ROUND_FLOOR, Context, Decimal
+from typing import Any, Final
 
 from rich.table import Column, Table
 
@@ -12,6 +13,9 @@ from understudy.errors import InputError
 from understudy.flows.commands.run import named
 from understudy.flows.commands.terminal import console, show
 from understudy.runs.request import Budget, parse_budget
+
+# A float prints every decimal of so many digits as it is.
+_DOWN: Final = Context(prec=15, rounding=ROUND_FLOOR)
 
 
 def ledger_register(*, source: str, budget: str, declared: Mapping[str, Any], as_json: bool) -> None:
@@ -51,6 +55,7 @@ def ledger_register(*, source: str, budget: str, declared: Mapping[str, Any], as
 def ledger_show(*, source: str | None, as_json: bool) -> None:
     """`understudy ledger show`."""
     from understudy.privacy.ledger.ledger import Ledger
+    from understudy.privacy.statement import round_up
 
     ledger = Ledger.open()
     if source is not None:
@@ -65,7 +70,9 @@ def ledger_show(*, source: str | None, as_json: bool) -> None:
         # What stays private is not counted.
         status = charge.status if charge.kind == "counted" else f"{charge.status}, private"
         made = charge.created_at[:16].replace("T", " ")
-        table.add_row(charge.id, made, f"{charge.epsilon:g}", f"{charge.delta:.3g}", status, charge.source)
+        # As they were announced: never less than they are.
+        epsilon, delta = round_up(charge.epsilon, digits=6), round_up(charge.delta, digits=3)
+        table.add_row(charge.id, made, f"{epsilon:g}", f"{delta:g}", status, charge.source)
     console.print(table)
     for loss in ledger.losses():
         known = "an unknown number of" if loss["entries"] is None else f"{loss['entries']}"
@@ -91,10 +98,19 @@ def ledger_budget(*, source: str, as_json: bool) -> None:
         "budget_delta": record.delta,
         "spent_epsilon": epsilon,
         "spent_delta": delta,
-        "left_epsilon": max(record.epsilon - epsilon, 0.0),
-        "left_delta": max(record.delta - delta, 0.0),
+        "left_epsilon": _left(record.epsilon, epsilon),
+        "left_delta": _left(record.delta, delta),
     }
     show(facts, as_json=as_json)
+
+
+def _left(total: float, used: float) -> float:
+    """What a budget still has, of the numbers as they print: never more than that, so a run that asks for it is met.
+
+    >>> _left(8.0, 7.1), _left(0.01, 0.001), _left(1.0, 2.0)
+    (0.9, 0.009, 0.0)
+    """
+    return max(float(_DOWN.subtract(Decimal(repr(total)), Decimal(repr(used)))), 0.0)
 
 
 def ledger_accept_loss(*, as_json: bool) -> None:

@@ -5,7 +5,18 @@ from typing import Any, Protocol
 
 from pydantic import BaseModel
 
-from understudy.tasks.engine.run_record import CACHED, CONTEXT, FLOW_URL, FULL_ID, LABELS, PARENT, PURGED, SOURCES, TASK
+from understudy.tasks.engine.run_record import (
+    CACHED,
+    CONTEXT,
+    FLOW_URL,
+    FULL_ID,
+    LABELS,
+    PARENT,
+    PURGED,
+    SOURCES,
+    TASK,
+    UNKNOWN_KIND,
+)
 
 
 class LineageNode(BaseModel):
@@ -41,7 +52,7 @@ def trace(runs: Runs, ref_id: str, seen: frozenset[str] = frozenset()) -> Lineag
     """
     makers = [run for run in runs.runs_with(ref_id) if ref_id in _artifacts(run, "output")]
     if not makers or ref_id in seen:
-        return LineageNode(id=ref_id, kind="artifact")
+        return LineageNode(id=ref_id, kind=UNKNOWN_KIND)
     # The run that computed it comes before those that found it.
     run = min(makers, key=lambda maker: (CACHED in maker.data.tags, maker.info.start_time))
     tags = run.data.tags

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from understudy.artifacts.access import ArtifactRef
+from understudy.artifacts.manifest import CONTENT_ID
 from understudy.tasks.engine.cache_key import references
 
 State = Literal["FINISHED", "FAILED", "KILLED"]
@@ -24,6 +25,7 @@ CHARGE, RELEASED, SYNTHETIC, OUT = "understudy.charge", "understudy.released", "
 PURGED = "understudy.purged"  # ids that a run names and that were removed since
 FLOW_RUN, FLOW_URL, PARENT = "prefect.flow_run_id", "prefect.flow_run_url", "mlflow.parentRunId"
 CONTEXT, FULL_ID = "mlflow.data.context", "understudy.id"
+UNKNOWN_KIND = "artifact"
 
 # MLflow allows 6000 characters in a parameter and 8000 in a tag.
 LONGEST = 5000
@@ -96,6 +98,12 @@ def source_names(inputs: Iterable[ArtifactRef], outputs: Iterable[ArtifactRef]) 
 def public_artifacts(refs: Iterable[ArtifactRef]) -> dict[str, str]:
     """Id -> kind of the artifacts that may be named, distinct, in order."""
     return {ref.id: ref.kind for ref in refs if not ref.is_private}
+
+
+def found_parents(refs: Iterable[ArtifactRef]) -> dict[str, str]:
+    """Id -> kind, which is not known, of what artifacts that may be named were made from; private ones are left out."""
+    parents = (parent for ref in refs if not ref.is_private for parent in ref.parents)
+    return {parent: UNKNOWN_KIND for parent in parents if CONTENT_ID.fullmatch(parent)}  # no source, nothing private
 
 
 def labels_of(refs: Iterable[ArtifactRef]) -> str:

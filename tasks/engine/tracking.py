@@ -41,6 +41,7 @@ from understudy.tasks.engine.run_record import (
     State,
     TaskRecord,
     flatten,
+    found_parents,
     labels_of,
     public_artifacts,
     source_names,
@@ -282,7 +283,9 @@ class Log:
             parameters=flatten(record.arguments),
             metrics=record.metrics,
         )
-        datasets = [*_datasets(record.inputs, "input"), *_datasets(record.outputs, "output")]
+        # Of what was found the arguments are unknown; what it was made from stands in the artifacts.
+        made_from = found_parents(record.outputs) if record.cached else public_artifacts(record.inputs)
+        datasets = [*_datasets(made_from, "input"), *_datasets(public_artifacts(record.outputs), "output")]
         if datasets:
             self.client.log_inputs(run_id, datasets=datasets)
         self.client.set_terminated(run_id, record.state)
@@ -326,8 +329,15 @@ class Log:
         return {str(run.info.run_id) for run in runs}
 
     def tags_of(self, run_id: str) -> dict[str, str]:
-        """The tags of one run."""
-        return dict(self.client.get_run(run_id).data.tags)
+        """The tags of one run; none of one that was deleted for good, as by `mlflow gc`."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            return dict(self.client.get_run(run_id).data.tags)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            return {}
 
     def _write(
         self,
@@ -376,10 +386,10 @@ class Log:
             self.client.log_batch(run_id, params=new[start : start + _BATCH])
 
 
-def _datasets(refs: Any, context: str) -> "Iterator[DatasetInput]":
+def _datasets(artifacts: Mapping[str, str], context: str) -> "Iterator[DatasetInput]":
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
-    for ref_id, kind in public_artifacts(refs).items():
+    for ref_id, kind in artifacts.items():
         dataset = Dataset(name=kind, digest=ref_id[:_DIGEST], source_type="understudy", source=f'"{ref_id}"')
         yield DatasetInput(dataset, [InputTag(CONTEXT, context), InputTag(FULL_ID, ref_id)])
 

@@ -37,7 +37,8 @@ from tests_support import SMALL, SMALL_ROUND
 
 from understudy.data.digests import row_digests
 from understudy.data.samples import generate
-from understudy.flows.deploy import FURTHER
+from understudy.errors import InputError
+from understudy.flows.deploy import FURTHER, _close
 from understudy.flows.preference_optimization import SERVER
 from understudy.lazy import load
 from understudy.methods import registry
@@ -190,6 +191,25 @@ def test_deploying_again_makes_nothing_twice_and_leaves_what_an_operator_has_set
             assert found[field] == wanted[field], field
         place = {"name": found["work_pool_name"], "work_queue_name": found["work_queue_name"]}
         assert place == wanted["work_pool"]
+
+
+def test_a_deployment_takes_no_parameter_that_its_flow_has_not(deployed, prefect_server):
+    """The server refuses it at once; the run would crash with a traceback. So does `deploy` what an operator gave."""
+    flow, deployments = load("understudy.flows.compare:compare"), f"{deployed['PREFECT_API_URL']}/deployments"
+    found = ask(f"{deployments}/name/compare/default")
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        ask(f"{deployments}/{found['id']}/create_flow_run", {"parameters": {"request": {}, "foo": 1}})
+    assert refused.value.code == HTTPStatus.CONFLICT
+    assert b"'foo' was unexpected" in refused.value.read()
+    schema = {**found["parameter_openapi_schema"], "additionalProperties": True}
+    open_to_all = {"parameter_openapi_schema": schema, "parameters": {"foo": 1}}
+    ask(f"{deployments}/{found['id']}", open_to_all, method="PATCH")
+    with get_client(sync_client=True) as client:
+        with pytest.raises(InputError, match=r"compare/default.*'foo' was unexpected.*Prefect UI"):
+            _close(client, flow)
+        ask(f"{deployments}/{found['id']}", {"parameters": {}}, method="PATCH")
+        _close(client, flow)
+    assert ask(f"{deployments}/{found['id']}")["parameter_openapi_schema"] == found["parameter_openapi_schema"]
 
 
 def test_a_deployment_of_ones_own_knows_its_request_and_its_schedule(deployed, request_of, tmp_path):

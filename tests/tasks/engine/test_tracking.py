@@ -175,6 +175,27 @@ def test_lineage_prefers_the_run_that_computed_to_a_hit(tracked):
     assert tracking.lineage(ref.id).run_id == computed
 
 
+def test_lineage_goes_back_to_the_charge_when_the_runs_that_computed_were_deleted(tracked):
+    ref = method("key-1")
+    log = tracking._open("client")
+    for run in (run for same in runs().values() for run in same):
+        log.client.delete_run(run.info.run_id)
+    method("key-1")
+    assert {run.data.tags["understudy.cached"] for run in runs()["train"]} == {"true"}
+    (model,) = tracking.lineage(ref.id).parents
+    assert (model.kind, model.task) == ("model", "train")
+    assert {(parent.kind, parent.task) for parent in model.parents} == {("model", "base"), ("source", None)}
+
+
+def test_lineage_does_without_a_parent_that_was_deleted_for_good(tracked):
+    ref = method("key-1")
+    client, (parent,) = tracking._open("client").client, runs()["method"]
+    client.delete_run(parent.info.run_id)
+    client._tracking_client.store._hard_delete_run(parent.info.run_id)
+    node = tracking.lineage(ref.id)
+    assert (node.task, node.flow_run_url) == ("generate", None)
+
+
 def test_a_failed_run_is_marked_and_then_mended(tracked):
     broken = [True]
 

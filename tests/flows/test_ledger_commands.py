@@ -1,0 +1,38 @@
+"""What `understudy ledger` shows: never a charge smaller than it is, never more left than a run may ask for."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from unit.privacy.ledger.ledger_requests import asked
+
+from understudy.flows.commands.ledger import _left
+from understudy.privacy.ledger.budget import Cost, admit
+from understudy.privacy.ledger.ledger import Ledger, SourceRecord
+
+REVIEWS = SourceRecord(name="reviews", unit="example", relation="replace_special", epsilon=8.0, delta=1e-3, n=100)
+
+
+@pytest.fixture
+def charged(home):
+    ledger = Ledger.open()
+    ledger.register(REVIEWS)
+    ledger.reserve(**asked(epsilon=7.1, delta=0.000100449))
+
+
+def test_the_list_of_charges_rounds_up(call, charged):
+    code, said = call("ledger", "show")
+    assert code == 0
+    assert said.splitlines()[-1].split()[3:5] == ["7.1", "0.000101"]
+
+
+def test_what_is_left_is_a_difference_of_decimals(call, charged):
+    code, said = call("ledger", "budget", "reviews", "--json")
+    assert code == 0
+    assert json.loads(said)["left_epsilon"] == 0.9
+
+
+@given(st.floats(1e-4, 7.9))
+def test_what_is_shown_as_left_can_be_asked_for(used):
+    admit(REVIEWS, [Cost(used, 0.0)], Cost(_left(8.0, used), 0.0))
