@@ -34,6 +34,7 @@ _WIDE_MARKS = {
     codecs.BOM_UTF16_LE: "UTF-16",
     codecs.BOM_UTF16_BE: "UTF-16",
 }
+_PACKED_MARKS = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2"}
 # What other programs write between the columns of a CSV file, and what it is called.
 _OTHER_MARKS = {";": "semicolons", "\t": "tabs"}
 _LINES = "write each row as one object in a line, for example with pandas: to_json(FILE, orient='records', lines=True)"
@@ -280,6 +281,9 @@ def _read_text(path: Path) -> str:
             raise RowError(
                 f"{path}: expected UTF-8, found the byte order mark of {wide}; convert it: iconv -f {wide} -t UTF-8"
             ) from None
+        packed = next((name for mark, name in _PACKED_MARKS.items() if raw.startswith(mark)), None)
+        if packed is not None:
+            raise RowError(f"{path}: expected text, found what {packed} has packed; unpack it") from None
         line = raw.count(b"\n", 0, error.start) + 1
         raise RowError(
             f"{path}: expected UTF-8, found an invalid byte at offset {error.start} (line {line}); "

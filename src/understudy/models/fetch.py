@@ -228,7 +228,7 @@ def _download(
             ) from error
         raise InputError(
             f"the hub could not give {repository} ({type(error).__name__}: no such repository, or the hub is not "
-            "reachable from here)"
+            "reachable from here); `understudy models list` shows the models that have a name"
         ) from error
     finally:
         hub_logging.set_verbosity(level)
