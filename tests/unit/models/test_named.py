@@ -210,7 +210,7 @@ def test_without_package_and_hub_both_ways_are_told(monkeypatch):
 def test_a_hub_id_is_taken_from_the_cache_and_fetched_by_get_alone(monkeypatch):
     with pytest.raises(InputError, match="understudy models get nobody/nothing"):
         load_model("nobody/nothing")
-    with pytest.raises(InputError, match="hub could not give nobody/nothing .*models list"):
+    with pytest.raises(InputError, match=r"hub could not give nobody/nothing .*models list"):
         get_model("nobody/nothing")
 
 
