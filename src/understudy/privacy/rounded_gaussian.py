@@ -115,7 +115,7 @@ def each_block(
         scratch = _Scratch()
         for start in range(worker * BLOCK, size, workers * BLOCK):
             some = min(BLOCK, size - start)
-            use(start, blocks.values(start // BLOCK, scratch)[:some] if scale > 0 else np.zeros(some, np.int64))
+            use(start, blocks.values(start // BLOCK, some, scratch) if scale > 0 else np.zeros(some, np.int64))
 
     if workers <= 1:
         list(map(make, range(workers)))
@@ -144,8 +144,8 @@ class _Blocks:
     error: float
     fill: Fill | None
 
-    def values(self, block: int, scratch: _Scratch) -> Integers:
-        """The values of a block, in the scratch memory or in their own."""
+    def values(self, block: int, count: int, scratch: _Scratch) -> Integers:
+        """The first values of a block, in the scratch memory or in their own."""
         words = uniform_words(self.key, BLOCK, start=block * BLOCK, out=scratch.words)
         # At 2^52 and beyond the distance to a half-integer says nothing; the bound is far above one half there.
         distance = 0.5 - 1.1 * self.error * self.scale
@@ -154,7 +154,7 @@ class _Blocks:
         else:
             values, is_open = scratch.values, scratch.is_open
             self.fill(words, self.scale, distance, scratch.root, values, is_open)
-        for place in np.flatnonzero(is_open).tolist():
+        for place in np.flatnonzero(is_open[:count]).tolist():
             pair = place % _PAIRS
             values[place] = _exactly_rounded(
                 self.key,
@@ -164,7 +164,7 @@ class _Blocks:
                 second=place >= _PAIRS,
                 scale=self.scale,
             )
-        return values
+        return values[:count]
 
 
 def _exactly_rounded(key: bytes, radius: int, angle: int, *, pair: int, second: bool, scale: float) -> int:
