@@ -58,8 +58,8 @@ test: install
 
 # Two processes, a file of tests in one of them: tests use one thread each.
 WAITING := tests/flows/test_worker.py tests/flows/test_wheel.py tests/flows/test_kill.py tests/flows/test_temporary_server.py \
-    tests/flows/test_interruption.py tests/tasks/test_gpu_lock.py \
-    $(addprefix tests/unit/,artifacts models privacy runs test_confinement.py)
+    tests/flows/test_interruption.py $(addprefix tests/tasks/,test_gpu_lock.py engine/test_heartbeat.py) \
+    $(addprefix tests/unit/,artifacts privacy runs test_confinement.py)
 tests: install
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(WAITING:%=--ignore=%)
 
