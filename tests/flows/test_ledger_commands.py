@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from unit.privacy.ledger.ledger_requests import asked
 
+from understudy.errors import BudgetRefused
 from understudy.flows.commands.ledger import _left
 from understudy.privacy.ledger.budget import Cost, admit
 from understudy.privacy.ledger.ledger import Ledger, SourceRecord
@@ -34,5 +35,8 @@ def test_what_is_left_is_a_difference_of_decimals(call, charged):
 
 
 @given(st.floats(1e-4, 7.9))
-def test_what_is_shown_as_left_can_be_asked_for(used):
-    admit(REVIEWS, [Cost(used, 0.0)], Cost(_left(8.0, used), 0.0))
+def test_what_is_shown_as_left_can_be_asked_for_and_no_more(used):
+    left = _left(8.0, used)
+    admit(REVIEWS, [Cost(used, 0.0)], Cost(left, 0.0))
+    with pytest.raises(BudgetRefused):
+        admit(REVIEWS, [Cost(used, 0.0)], Cost(left + 1e-12, 0.0))

@@ -236,9 +236,7 @@ def _loss(model: MultitaskModel, rows: EncodedRows) -> float:
     device = next(model.parameters()).device
     with torch.no_grad():
         for some in torch.split(rows.attention_mask.sum(1).argsort(), 8):
-            batch = {
-                name: value.to(device) for name, value in _cut({n: getattr(rows, n)[some] for n in fields}).items()
-            }
+            batch = _cut({name: getattr(rows, name)[some].to(device) for name in fields})
             losses.append(lm_loss(model, batch, prompts=rows.prompts))
     return float(torch.cat(losses).mean())
 
