@@ -7,6 +7,7 @@ from understudy.methods.conditional_generation.config import ConditionalGenerati
 from understudy.privacy import labels
 from understudy.tasks.charge_receipt import ChargeReceipt, open_mechanisms, write_released
 from understudy.tasks.engine.runtime import checkpoint_directory, compute, progress, progress_on, task
+from understudy.tasks.evaluation import private_embeddings
 
 
 @task(name="train")
@@ -29,6 +30,7 @@ def train(rows: ArtifactRef, receipt: ChargeReceipt, config: ConditionalGenerati
             folder / name, every=None if name == CLASS_MEANS else config.train.checkpoint_every
         ),
         progress=progress,
+        embeddings=private_embeddings(),
     )
     with write_released(receipt, kind="model") as draft:
         save_trained(stored, draft.path)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from understudy.artifacts.access import ArtifactRef, read_json, read_table, write_json
@@ -86,8 +87,12 @@ def sentence_embedder() -> Embedder:
     """The sentence encoder on this run's device; what it made of a text is kept in the client zone."""
     from understudy.evaluation.encoder import embed, load_encoder
 
-    cache = private_directory(settings().private_root / "embeddings")
-    return partial(embed, encoder=load_encoder(device=compute().device), cache=cache)
+    return partial(embed, encoder=load_encoder(device=compute().device), cache=private_embeddings())
+
+
+def private_embeddings() -> Path:
+    """Where embeddings of texts are kept, private ones too, in the client zone."""
+    return private_directory(settings().private_root / "embeddings")
 
 
 def labelled_rows(ref: ArtifactRef, *, label_names: tuple[str, ...]) -> LabelledTexts:

@@ -31,12 +31,14 @@ import numpy.typing as npt
 
 from understudy.compute import side_threads
 from understudy.errors import InputError, RowError
+from understudy.models.packed import pack_for_good
 
 FloatArray = npt.NDArray[np.float32]
 
 DEFAULT_ENCODER = "all-MiniLM-L6-v2"
 
 _ENTRIES = ".entries"  # files of names and vectors, each of one call
+_KEPT_AT_ONCE = 4096  # vectors of texts that are computed alone
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ def load_encoder(
             f"encoder={name!r}: expected a sentence-transformers model, found a folder that cannot be "
             "loaded as one; give another folder or hub id"
         ) from error
+    pack_for_good(model)
     dimension = int(model.get_embedding_dimension() or 0)
 
     def encode(texts: Sequence[str]) -> FloatArray:
@@ -124,7 +127,7 @@ def embed(texts: Sequence[str], encoder: Encoder, *, cache: Path | None = None) 
     return vectors[[place[text] for text in texts]]
 
 
-def each_alone(texts: Sequence[str], encoder: Encoder) -> Generator[FloatArray]:
+def each_alone(texts: Sequence[str], encoder: Encoder, *, cache: Path | None = None) -> Generator[FloatArray]:
     """Embeddings of texts, in order, each computed by itself and with one thread.
 
     So its bytes depend on no other text, and not on how many threads there are: on the CPU each of them takes a text.
@@ -132,7 +135,24 @@ def each_alone(texts: Sequence[str], encoder: Encoder) -> Generator[FloatArray]:
     Args:
         texts: strings; private, public or released.
         encoder: from `load_encoder`.
+        cache: directory where they are left for `embed`, in groups as they come; nothing is read from it. None leaves
+            nothing.
     """
+    vectors = _each_alone(texts, encoder)
+    if cache is None:
+        yield from vectors
+        return
+    some = dict[str, FloatArray]()
+    for done, (text, vector) in enumerate(zip(texts, vectors, strict=True), start=1):
+        some[text] = vector
+        # Before the last one is given: a caller who knows how many there are asks for no more.
+        if done % _KEPT_AT_ONCE == 0 or done == len(texts):
+            _leave(_entry_names(list(some), encoder, cache), np.stack(list(some.values())), cache)
+            some.clear()
+        yield vector
+
+
+def _each_alone(texts: Sequence[str], encoder: Encoder) -> Generator[FloatArray]:
     import torch
 
     def alone(text: str) -> FloatArray:
@@ -222,16 +242,20 @@ def _through_cache(texts: Sequence[str], encoder: Encoder, cache: Path) -> Float
     if wanted:
         rows = sorted(wanted.values())
         vectors[rows] = encoder.encode([texts[row] for row in rows])
-        named = np.array([names[row] for row in rows], dtype=np.bytes_)
-        _write_atomically(cache / f"{hashlib.sha256(named.tobytes()).hexdigest()}{_ENTRIES}", named, vectors[rows])
+        _leave([names[row] for row in rows], vectors[rows], cache)
     return vectors
+
+
+def _leave(names: Sequence[bytes], vectors: FloatArray, cache: Path) -> None:
+    """Keep vectors under distinct names."""
+    named = np.array(names, dtype=np.bytes_)
+    _write_atomically(cache / f"{hashlib.sha256(named.tobytes()).hexdigest()}{_ENTRIES}", named, vectors)
 
 
 def _entry_names(texts: Sequence[str], encoder: Encoder, cache: Path) -> list[bytes]:
     """The HMAC of each text under the directory's key, with the encoder and the type of its device."""
     key = _directory_key(cache)
-    where = "" if encoder.device == "cpu" else f"/{encoder.device}"
-    encoded = f"{encoder.digest}{where}".encode()
+    encoded = f"{encoder.digest}/{encoder.device}".encode()
     by = len(encoded).to_bytes(8, "big") + encoded
     return [hmac.digest(key, by + text.encode("utf-8", "surrogatepass"), "sha256").hex().encode() for text in texts]
 

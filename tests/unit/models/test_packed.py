@@ -12,10 +12,10 @@ from understudy.generation.sampling import sample
 from understudy.hardware import has_amx
 from understudy.models import lora, packed
 
-pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
-    pytest.mark.skipif(not packed.can_pack(), reason="the processor has no products in bfloat16, or may not use them"),
-]
+pytestmark = pytest.mark.usefixtures("one_thread")
+in_bfloat16 = pytest.mark.skipif(
+    not packed.can_pack(), reason="the processor has no products in bfloat16, or may not use them"
+)
 
 
 def assert_the_same(found, expected):
@@ -34,6 +34,7 @@ def layers_in_use(model):
     return [name for name, module in model.named_modules() if "forward" in vars(module)]
 
 
+@in_bfloat16
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("inputs", "outputs"), [(32, 50), (1536, 576), (7, 3)])
 def test_products_are_the_same_to_the_bit_for_any_number_of_rows(inputs, outputs, bias):
@@ -49,6 +50,7 @@ def test_products_are_the_same_to_the_bit_for_any_number_of_rows(inputs, outputs
                 assert_the_same(layer(one), expected)
 
 
+@in_bfloat16
 def test_a_differentiated_product_is_that_of_the_weights():
     layer = nn.Linear(32, 50).to(torch.bfloat16).requires_grad_(False)
     rows = torch.randn(4, 32).to(torch.bfloat16)
@@ -65,6 +67,7 @@ def test_a_differentiated_product_is_that_of_the_weights():
     torch.testing.assert_close(slopes[1], slopes[0], rtol=0, atol=0)
 
 
+@in_bfloat16
 def test_layers_are_as_before_afterwards_also_after_an_error():
     model = narrow_model()
 
@@ -81,6 +84,7 @@ def test_layers_are_as_before_afterwards_also_after_an_error():
     assert layers_in_use(model) == []
 
 
+@in_bfloat16
 def test_only_linear_layers_in_bfloat16_on_the_cpu_are_packed():
     adapted = lora.attach(
         narrow_model().requires_grad_(False), rank=2, alpha=4, generator=torch.Generator().manual_seed(0)
@@ -94,6 +98,7 @@ def test_only_linear_layers_in_bfloat16_on_the_cpu_are_packed():
             assert layers_in_use(other) == []
 
 
+@in_bfloat16
 @pytest.mark.parametrize(("tokens", "packs"), [(8, False), (24, True)])
 def test_sampling_packs_where_it_pays_and_draws_the_same_texts(tokens, packs, monkeypatch):
     model = narrow_model(num_key_value_heads=2, tie_word_embeddings=False)
@@ -112,8 +117,30 @@ def test_sampling_packs_where_it_pays_and_draws_the_same_texts(tokens, packs, mo
     assert has_amx() or plain == drawn
 
 
+@in_bfloat16
 def test_copies_take_two_bytes_a_number_where_there_are_any():
     assert packed.packed_bytes(Compute("cpu", "bfloat16"), 1000) == 2000
     assert packed.packed_bytes(Compute("cpu", "bfloat16", from_parameters=5000), 1000) == 0
     assert packed.packed_bytes(Compute("cpu"), 1000) == 0
     assert packed.packed_bytes(Compute("cuda", "bfloat16"), 1000) == 0
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_for_good_a_model_in_float32_is_packed(bias):
+    generator = torch.Generator().manual_seed(0)
+    layer = nn.Linear(96, 384, bias=bias).requires_grad_(False)
+    rows = torch.randn(65, 96, generator=generator)
+    exact = (rows.double() @ layer.weight.double().T + (layer.bias.double() if bias else 0)).float()
+    packed.pack_for_good(layer)
+    assert layers_in_use(layer) == [""]
+    for some in (slice(1), slice(31), slice(65)):
+        torch.testing.assert_close(layer(rows[some]), exact[some], rtol=1e-5, atol=1e-5)
+    leaf = rows.clone().requires_grad_()
+    layer(leaf).sum().backward()
+    torch.testing.assert_close(leaf.grad, layer.weight.sum(0).expand(65, -1), rtol=1e-5, atol=1e-5)
+
+
+def test_for_good_no_other_layer_is_packed():
+    for other in (narrow_model(), narrow_model().float().to("meta")):
+        packed.pack_for_good(other)
+        assert layers_in_use(other) == []

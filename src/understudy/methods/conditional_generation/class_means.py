@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -54,7 +55,12 @@ class ClassMeans:
 
 
 def release_class_means(
-    private: PrivateRows, asked: Asked, sentences: Encoder, *, course: Course = UNKEPT
+    private: PrivateRows,
+    asked: Asked,
+    sentences: Encoder,
+    *,
+    course: Course = UNKEPT,
+    embeddings: Path | None = None,
 ) -> ClassMeans:
     """Sum the embeddings of the private rows per label, release sums and counts once, and divide.
 
@@ -65,11 +71,12 @@ def release_class_means(
         asked: what was charged, class means included.
         sentences: public sentence encoder.
         course: row by row; its state is private.
+        embeddings: directory under the private root where the rows' embeddings are left for the evaluation.
     """
     noise = asked.schedule.means_noise
     assert noise is not None
     released = asked.mechanisms.gaussian_sum(
-        _exact_sums(private, sentences, course),
+        _exact_sums(private, sentences, course, embeddings),
         sensitivity=1.0,
         noise_multiplier=noise,
         step=0,
@@ -86,7 +93,7 @@ def release_class_means(
     )
 
 
-def _exact_sums(private: PrivateRows, sentences: Encoder, course: Course) -> dict[str, Tensor]:
+def _exact_sums(private: PrivateRows, sentences: Encoder, course: Course, embeddings: Path | None) -> dict[str, Tensor]:
     """`sums` `(labels, d)` and `counts` `(labels,)` of all rows in int64 steps of the grid: private."""
     shapes = {"sums": (len(private.label_names), sentences.dimension), "counts": (len(private.label_names),)}
     # What is added up in floats, and the whole steps of what was before.
@@ -98,7 +105,8 @@ def _exact_sums(private: PrivateRows, sentences: Encoder, course: Course) -> dic
         },
     )
     texts, labels, rows = private.valid_texts, private.label_indices, len(private)
-    with closing(each_alone([text for text in texts[done:] if text is not None], sentences)) as vectors:
+    left = [text for text in texts[done:] if text is not None]
+    with closing(each_alone(left, sentences, cache=embeddings)) as vectors:
         for row in range(done, rows):
             text, label = texts[row], labels[row]
             if text is not None:

@@ -7,6 +7,7 @@ and public values; the record-and-replay proof wraps this one function.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
@@ -34,6 +35,7 @@ def train_on_table(
     base: LoadedModel | None = None,
     checkpoints: Checkpoints | None = None,
     progress: Progress | None = None,
+    embeddings: Path | None = None,
 ) -> StoredModel:
     """Train on private rows as charged.
 
@@ -45,6 +47,7 @@ def train_on_table(
         base: public base model, changed in place, on the device to be used; None loads `config.model` to the CPU.
         checkpoints: training name, or that of the class means -> sink of its state, under the private root.
         progress: called with (rows done, rows) of the class means, then with (steps done, steps in all).
+        embeddings: directory under the private root where the rows' embeddings are left for the evaluation.
     """
     loaded = base or load_base(asked.config)
     rows = encode(private, tokenizer=loaded.tokenizer, config=asked.config)
@@ -57,7 +60,8 @@ def train_on_table(
     if asked.schedule.means_noise is not None:
         sentences = encoder.load_encoder(device=str(next(loaded.model.parameters()).device))
         kept = None if checkpoints is None else checkpoints(CLASS_MEANS)
-        means = release_class_means(private, asked, sentences, course=Course(kept, progress))
+        course = Course(kept, progress)
+        means = release_class_means(private, asked, sentences, course=course, embeddings=embeddings)
     trained = fit(loaded, rows, asked, checkpoints=checkpoints, progress=progress)
     return StoredModel(trained, asked.config, counts, means)
 

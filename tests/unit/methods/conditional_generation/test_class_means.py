@@ -11,7 +11,7 @@ import torch
 from understudy.data.private_rows import PrivateRows
 from understudy.errors import InputError, UnderstudyError
 from understudy.evaluation import encoder as encoder_module
-from understudy.evaluation.encoder import Encoder
+from understudy.evaluation.encoder import Encoder, embed
 from understudy.methods.conditional_generation import class_means
 from understudy.methods.conditional_generation.class_means import ClassMeans, margins, nearest, release_class_means
 from understudy.methods.conditional_generation.generate import synthesize
@@ -106,6 +106,21 @@ def test_a_text_is_embedded_alone(asked):
 
     release_class_means(rows(), asked(30), sentences(counting))
     assert sizes == {1}
+
+
+def test_the_evaluation_finds_the_embeddings(asked, tmp_path):
+    private, read = rows(), []
+    release_class_means(private, asked(30), sentences(), embeddings=tmp_path)
+
+    def noted(texts):
+        read.extend(texts)
+        return spread(texts)
+
+    texts = [text for text in private.texts if text is not None]
+    assert len(texts) > len([text for text in private.valid_texts if text is not None])  # one without a label
+    embed(texts, sentences(noted), cache=tmp_path)
+    unseen = set(texts) - set(private.valid_texts)
+    assert set(read) == unseen
 
 
 @pytest.mark.parametrize("at_once", [8, 1 << 15])
