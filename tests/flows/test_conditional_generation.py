@@ -7,6 +7,7 @@ import shutil
 import stat
 from collections import Counter
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -35,6 +36,11 @@ def with_server(prefect_server):
 @pytest.fixture
 def run(run_flow):
     return functools.partial(run_flow, "conditional-generation", tasks=COMPUTED)
+
+
+def embedded_names(path):
+    with path.open("rb") as file:
+        return np.load(file, allow_pickle=False).tolist()
 
 
 @pytest.mark.parametrize("sizes", ['{"good": 6, "bad": 2}', "as_in_data"])
@@ -73,6 +79,8 @@ def test_a_run_ends_with_a_statement_and_a_second_one_charges_nothing(run, reque
     report = json.loads((tmp_path / "out/internal/report.json").read_text())
     assert {"utility.synthetic.accuracy", "utility.prompt_only.accuracy"} <= report["metrics"].keys()
     assert 0 < report["metrics"]["cut.train.texts"] < 60, "every row of training is longer than 24 tokens"
+    one, other = map(embedded_names, (settings().private_root / "embeddings").glob("*.entries"))
+    assert not set(one) & set(other), "what the class means were made of is not read again"
     before = Ledger.open().spent("ward")
     assert before[0] == 3.0
     told: list[tuple[int, int]] = []
