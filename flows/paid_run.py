@@ -26,7 +26,7 @@ from understudy.tasks.charge_receipt import ChargeReceipt
 from understudy.tasks.charging import charge, environment_of
 from understudy.tasks.engine.failures import closed_up
 from understudy.tasks.engine.heartbeat import beating
-from understudy.tasks.engine.run_record import CHARGE, OUT, RELEASED, SOURCES, SYNTHETIC
+from understudy.tasks.engine.run_record import ACCOUNTANT, CHARGE, OUT, RELATION, RELEASED, SOURCES, SYNTHETIC, UNIT
 from understudy.tasks.engine.runtime import Zone
 from understudy.tasks.engine.tracking import add_to_parent, parent_run
 from understudy.tasks.export import export
@@ -95,8 +95,11 @@ def paid_run(request: RunRequest, settings: type[C], *code: str) -> Iterator[Pai
         tracking = parent_run(plan.key, method, parameters={"request": request, "config": config})
         with unless_purged(plan), tracking as tracked:
             receipt = charge(plan, environment=environment_of(*code), accept_new=request.accept_new_charge)
-            spent = {"epsilon": plan.epsilon, "delta": plan.delta} if math.isfinite(plan.epsilon) else {}
             origin = {SOURCES: json.dumps([f"source:{plan.source}@{receipt.charge_id}"]), CHARGE: receipt.charge_id}
+            spent = {}
+            for promised in receipt.label.guarantees:  # the charge's own; none of a private output
+                origin |= {UNIT: promised.unit, RELATION: promised.relation, ACCOUNTANT: promised.accountant}
+                spent = {"epsilon": promised.epsilon, "delta": promised.delta}
             add_to_parent(tracked, tags=origin, metrics=spent)
             yield PaidRun(request, plan, receipt, tracked, config, plan.charged_settings(settings))
 

@@ -101,6 +101,8 @@ def _is_found_in_mlflow(method, charge, out):
     (run,) = log.search({"understudy.synthetic": made})
     assert run.info.run_name == method
     assert run.data.metrics == {"epsilon": charge.epsilon, "delta": charge.delta}
+    promised = {name: run.data.tags.get(f"understudy.{name}") for name in ("unit", "relation", "accountant")}
+    assert promised == {"unit": charge.unit, "relation": charge.relation, "accountant": "PLD"}, "what epsilon bounds"
     assert run.data.tags["understudy.charge"] == charge.id
     assert run.data.tags["understudy.sources"] == json.dumps([f"source:{charge.source}@{charge.id}"])
     assert run.data.tags["understudy.out"] == str(out)

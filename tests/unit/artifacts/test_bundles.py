@@ -98,6 +98,7 @@ def test_what_comes_back_with_another_number_of_samples_has_an_exchange_of_its_o
     more = plain.model_copy(update={"samples": 11})
     assert charged_settings(plain) == charged_settings(more)
     ways = [f"charge/{to_client('pairs', config)}" for config in (plain, more)]
+    assert to_client("other pairs", plain) != to_client("pairs", plain), "one tuned on these is not taken for it"
     first, second = sealed("first", exchange=ways[0]), {"adapter.safetensors": b"other"}
     opened(first, exchange=ways[0])
     with pytest.raises(ZoneError, match="--samples"):

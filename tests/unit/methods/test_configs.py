@@ -50,6 +50,17 @@ def test_a_config_survives_json(method, profile):
     assert CONFIGS[method].model_validate_json(config.model_dump_json()) == config
 
 
+@pytest.mark.parametrize("change", [{"model": "other"}, {"model_digest": "f" * 64}, {"public_seed": 7}])
+@pytest.mark.parametrize("method", CONFIGS)
+def test_rows_that_meet_another_model_or_seed_are_charged_anew(method, change):
+    """A model that changes in its folder keeps its name: its files tell, and the old charge's noise is not for it."""
+    chosen = registry.get(method)
+    config = chosen.config(**GIVEN[method])
+    if chosen.charge.by_epsilon is not None:
+        config = chosen.charge.by_epsilon(config, True)
+    assert chosen.charge.settings(config.model_copy(update=change)) != chosen.charge.settings(config)
+
+
 # Method -> wrong setting -> what the refusal must name.
 WRONG = {
     "conditional-generation": {

@@ -84,7 +84,7 @@ def test_combining_is_that_of_one_joint_query(zs):
 def test_a_query_without_noise_leaves_none_over():
     assert events.combined_noise_multiplier(1.0, 0.0) == 0.0
     assert events.combined_noise_multiplier(3.0) == 3.0
-    assert events.combined_noise_multiplier(1e-200, 1e-200) == pytest.approx(1e-200 / math.sqrt(2))
+    assert events.combined_noise_multiplier(1e-200, 1e-200) == pytest.approx(1e-200 / math.sqrt(2), abs=0)
 
 
 @pytest.mark.parametrize("bad", [(), (-1.0,), (float("nan"),), (1.0, float("inf"))])

@@ -17,9 +17,10 @@ gives every prompt the same weight.
 
 *No variance*: |s_b - mean(s_b)| <= 1e-6 |m| |E_b|_F, about what float32 makes of the embeddings of equal texts.
 A mean that is not finite, or beyond 1e100, counts as zero.
-*Exact products*: at the border the last bit of a product decides whether a block has variance, and a product of
-matrices rounds a row by where it stands and by what else is there. So what is standardised is rounded to multiples of
-2^-25 first, candidates (norm at most 2) and means (norm 1): float64 adds up their products without error.
+*Exact products*: at the border the last bit of a product decides whether a block has variance, or to which whole step
+of a masked sum a score is rounded, and a product of matrices rounds a row by where it stands and by what else is there.
+So candidates (norm at most 2) and means (norm at most 1) are rounded to multiples of 2^-25 first: float64 adds up their
+products without error.
 With labels a client has one mean per label, candidates are scored by that of their label, and the concatenated vector
 is clipped once, never label by label.
 """
@@ -54,7 +55,7 @@ class Part:
         columns: (m,) int64 their places among all candidates, ascending.
         size: candidates of a group, which share a spread; m is a multiple.
         centre: candidates that share a mean; the size is a multiple.
-        rows: (m, d) float64 unit rows; if scores are standardised less their mean, and multiples of 2^-25.
+        rows: (m, d) float64 unit rows, if scores are standardised less their mean; multiples of 2^-25.
         floor: (groups,) norm up to which a unit mean's scores have no variance.
     """
 
@@ -131,8 +132,8 @@ def candidate_space(
         if normalise == "standardise":
             floor = NO_VARIANCE * np.sqrt(np.square(rows.reshape(-1, size, rows.shape[1])).sum(axis=(1, 2)))
             alike = rows.reshape(-1, centre, rows.shape[1])
-            rows = _on_grid((alike - alike.mean(axis=1, keepdims=True)).reshape(rows.shape))
-        parts.append(Part(int(label), columns, size, centre, rows, floor))
+            rows = (alike - alike.mean(axis=1, keepdims=True)).reshape(rows.shape)
+        parts.append(Part(int(label), columns, size, centre, _on_grid(rows), floor))
     return CandidateSpace(tuple(parts), len(candidates), normalise == "standardise")
 
 
@@ -181,16 +182,16 @@ def block_weights(space: CandidateSpace, norms: Sequence[FloatArray], floors: Se
 
 
 def mean_rows(space: CandidateSpace, means: FloatArray) -> list[FloatArray]:
-    """Per part the (r, d) means of its label, clients out of range zero.
+    """Per part the (r, d) means of its label in multiples of 2^-25, clients out of range zero.
 
-    Where only their direction counts they are unit rows, in multiples of 2^-25.
+    Where only their direction counts they are unit rows.
     """
     inside = (np.abs(means) <= LARGEST).all(axis=1, keepdims=True)
     clean, dimension = np.where(inside, means, 0.0), space.parts[0].rows.shape[1]
     if means.shape[1] % dimension or means.shape[1] < dimension * (1 + max(part.label for part in space.parts)):
         raise ValueError(f"expected means of {dimension} numbers per label, found {means.shape}")
     found = [clean[:, part.label * dimension : (part.label + 1) * dimension] for part in space.parts]
-    return [_on_grid(unit_rows(rows)) for rows in found] if space.standardised else found
+    return [_on_grid(unit_rows(rows) if space.standardised else rows) for rows in found]
 
 
 def products_of(space: CandidateSpace, rows: Sequence[FloatArray]) -> list[FloatArray]:

@@ -117,8 +117,10 @@ def test_the_schedule_is_that_of_the_queries_and_no_other(config):
     plan = schedule_of(queries)
     assert plan.queries == queries
     assert (plan.n, plan.expected_batch) == (100, 64)
-    with pytest.raises(UnderstudyError, match="one query"):
-        schedule_of((*queries, *queries))
+    others = [one.model_copy(update={"kind": "masked_sum"}) for one in queries]
+    for wrong in ((*queries, *queries), others):
+        with pytest.raises(UnderstudyError, match="one query"):
+            schedule_of(tuple(wrong))
 
 
 def test_the_attention_s_projections_are_found_or_named(folder):

@@ -67,4 +67,6 @@ def test_what_the_experts_do_not_meet_charges_nothing():
     fixed = METHOD.charge.settings(config)
     for change in ({"about": "letters to a bank"}, {"samples": 7}):
         assert METHOD.charge.settings(config.model_copy(update=change)) == fixed
-    assert METHOD.charge.settings(config.model_copy(update={"public_seed": 1})) != fixed
+    longer = config.experts.model_copy(update={"epochs": 5})
+    for change in ({"public_seed": 1}, {"max_length": 40}, {"template": "plain"}, {"experts": longer}):
+        assert METHOD.charge.settings(config.model_copy(update=change)) != fixed, change

@@ -15,7 +15,7 @@ from understudy.privacy.secure_aggregation import server as secure_server
 from understudy.privacy.secure_aggregation.aggregation import SecureSettings, masked_sum
 from understudy.privacy.secure_aggregation.client import REVEALED, Client
 from understudy.privacy.secure_aggregation.fixed_point import decode, encode, from_words, to_words
-from understudy.privacy.secure_aggregation.masks import add_pair_mask, agree
+from understudy.privacy.secure_aggregation.masks import add_pair_mask, agree, unseal
 from understudy.privacy.secure_aggregation.noise import share_noise
 from understudy.privacy.secure_aggregation.round import UnmaskRequest, plan_round
 from understudy.privacy.secure_aggregation.shares import PRIME, reconstruct
@@ -266,7 +266,9 @@ def test_a_round_aborts_below_the_smallest_surviving_set(kind):
     rows = score_vectors(20, 5)
     enough = {i: kind for i in range(8)}
     assert aggregate(rows, settings(20, threshold=4), silent_from=enough).survivors == 12
-    with pytest.raises(UnderstudyError, match="at least 12"):
+    # Too few keys end it before anybody shares a secret.
+    missing = "12 clients, 11 advertised keys" if kind == "keys" else "at least 12"
+    with pytest.raises(UnderstudyError, match=missing):
         aggregate(rows, settings(20, threshold=4), silent_from={**enough, 8: kind})
 
 
@@ -359,7 +361,7 @@ def test_a_client_out_of_range_is_refused():
 @pytest.mark.parametrize(
     "changes",
     [
-        {"smallest_surviving": 3},
+        {"smallest_surviving": 3, "threshold": 2},
         {"smallest_surviving": 21},
         {"threshold": 1},
         {"threshold": 20},
@@ -372,6 +374,14 @@ def test_a_client_out_of_range_is_refused():
 def test_settings_that_would_not_protect_are_refused(changes):
     with pytest.raises(InputError, match=r"expected|fall apart|bits"):
         plan_round(settings(20, **changes), n=20, d=5, step=0, attempt=b"")
+
+
+def test_colluders_count_among_those_whose_loss_may_split_the_graph():
+    """As many as one less than the threshold may collude: with more of them a graph is refused that was fine."""
+    few, many = (settings(100, degree=30, smallest_surviving=60, threshold=threshold) for threshold in (2, 5))
+    assert plan_round(few, n=100, d=5, step=0, attempt=b"").threshold == 2
+    with pytest.raises(InputError, match="degree=30 may fall apart"):
+        plan_round(many, n=100, d=5, step=0, attempt=b"")
 
 
 # Refusals of the server and of an honest client, on a real round's messages.
@@ -505,6 +515,21 @@ def test_a_share_sealed_for_another_is_refused(scene, holder):
     request = UnmaskRequest(frozenset(range(8)), frozenset())
     with pytest.raises(UnderstudyError, match="altered"):
         secure_client.reveal(plan, holder, request, {**sealed, 3: sealed[4]})
+
+
+def test_what_two_clients_seal_for_each_other_shares_no_key(scene):
+    """Every envelope has the nonce zero: under one key, the server would have the difference of their shares."""
+    plan, sent, _, rows = scene
+    talking = {}
+    for i in (0, 1):
+        client = secure_client.start(plan, i, rows[i], secret=secret(i))
+        talking[i] = secure_client.distribute(plan, client, {j: key for j, key in sent["keys"].items() if j != i})
+    (there, sealed), (back, answer) = talking[0], talking[1]
+    assert there.channels[1] == back.channels[0]
+    keys = [secure_client._one_way(there.channels[1], sender) for sender in (0, 1)]
+    texts = [unseal(key, text, context=plan.session) for key, text in zip(keys, (sealed[1], answer[0]), strict=True)]
+    shown = [a ^ b for a, b in zip(sealed[1], answer[0], strict=True)][: len(texts[0])]
+    assert shown != [a ^ b for a, b in zip(*texts, strict=True)]
 
 
 def test_a_client_with_too_few_neighbours_says_nothing(scene):

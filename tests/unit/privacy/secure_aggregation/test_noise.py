@@ -213,7 +213,7 @@ def test_the_gap_at_the_real_size_is_charged_and_next_to_nothing():
     assert 0 < gap < 1e-25
     assert gap >= 18_000 * 450 * sampler_gap(scale)
     added = delta_correction(7.0, gap=gap, rounds=20)
-    assert added == pytest.approx(20 * (1 + math.exp(7)) * gap)
+    assert added == pytest.approx(20 * (1 + math.exp(7)) * gap, abs=0)
     assert epsilon_pld(gaussian_event(noise_multiplier=1.0), 3e-6 - added) == pytest.approx(
         epsilon_pld(gaussian_event(noise_multiplier=1.0), 3e-6), rel=1e-9
     )
@@ -222,6 +222,11 @@ def test_the_gap_at_the_real_size_is_charged_and_next_to_nothing():
 def test_noise_too_coarse_to_be_gaussian_is_refused():
     with pytest.raises(InputError, match="more fractional bits"):
         total_variation(1.0, shares=450, d=10)
+    # A run's delta is charged with no more than 1e-20 of it.
+    assert total_variation(2.3, shares=450, d=10) < 1e-20
+    assert 1e-20 < gap_bound(2.2, shares=450, d=10, smoothing=SMOOTHING) < 1e-18
+    with pytest.raises(InputError, match="expected at most 1e-20"):
+        total_variation(2.2, shares=450, d=10)
     with pytest.raises(InputError, match="scale >= 1/2"):
         total_variation(0.4, shares=450, d=10)
     with pytest.raises(InputError, match="more fractional bits"):
