@@ -22,6 +22,7 @@ State = Literal["FINISHED", "FAILED", "KILLED"]
 KEY, RUN_KEY, TASK = "understudy.key", "understudy.run_key", "understudy.task"
 SOURCES, LABELS, CACHED = "understudy.sources", "understudy.labels", "understudy.cached"
 CHARGE, RELEASED, SYNTHETIC, OUT = "understudy.charge", "understudy.released", "understudy.synthetic", "understudy.out"
+EVALUATED = "understudy.evaluated"  # id of the artifact that an evaluated file names
 PURGED = "understudy.purged"  # ids that a run names and that were removed since
 FLOW_RUN, FLOW_URL, PARENT = "prefect.flow_run_id", "prefect.flow_run_url", "mlflow.parentRunId"
 CONTEXT, FULL_ID = "mlflow.data.context", "understudy.id"

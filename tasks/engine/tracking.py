@@ -133,14 +133,34 @@ def _shown_as_living(log: "Log", run_key: str) -> Iterator[threading.Event]:
         lock.release(ended=ended.is_set())
 
 
-def add_to_parent(run_id: str, *, tags: Mapping[str, str], metrics: Mapping[str, float], zone: str = "client") -> None:
+def add_to_parent(
+    run_id: str,
+    *,
+    tags: Mapping[str, str],
+    metrics: Mapping[str, float],
+    read: Mapping[str, str] | None = None,
+    zone: str = "client",
+) -> None:
     """Write what is known of a flow run only after it began: public values and ids that may be named.
+
+    Args:
+        run_id: of its MLflow run.
+        tags: over those of the same names.
+        metrics: over those of the same names.
+        read: id -> kind of artifacts that it was given by no task.
+        zone: the zone whose tracking store is used.
 
     Raises:
         TrackingFailed: when the tracking store cannot be written.
     """
     log = _open(zone)
-    log.persist("the flow run", lambda: log.add(run_id, tags=tags, metrics=metrics), run=run_id)
+
+    def add() -> None:
+        log.add(run_id, tags=tags, metrics=metrics)
+        if read:
+            log.client.log_inputs(run_id, datasets=[*_datasets(read, "input")])
+
+    log.persist("the flow run", add, run=run_id)
 
 
 def log_task(record: TaskRecord) -> str:
