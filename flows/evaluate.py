@@ -13,11 +13,11 @@ from prefect import flow
 
 from understudy.flows.paid_run import check_ledger
 from understudy.flows.worker_places import check_places
-from understudy.runs.evaluations.inputs import check_evaluation
+from understudy.runs.evaluations.inputs import artifact_evaluated, check_evaluation
 from understudy.runs.evaluations.request import EvaluateRequest
 from understudy.tasks.engine.failures import closed_up
 from understudy.tasks.engine.heartbeat import beating
-from understudy.tasks.engine.run_record import OUT
+from understudy.tasks.engine.run_record import EVALUATED, OUT, UNKNOWN_KIND
 from understudy.tasks.engine.tracking import add_to_parent, parent_run
 from understudy.tasks.table_evaluation import Evaluated, report_evaluation
 
@@ -31,7 +31,12 @@ def evaluate(request: EvaluateRequest) -> Evaluated:
         check_ledger()
         closed_up("validate", lambda: check_evaluation(request))
         out = str(request.folder.absolute())
-        key = hashlib.sha256(f"evaluate {out} {request.model_dump_json()}".encode()).hexdigest()
+        # Another run's table under the same path is another evaluation.
+        made = artifact_evaluated(request)
+        key = hashlib.sha256(f"evaluate {out} {request.model_dump_json()} {made}".encode()).hexdigest()
         with parent_run(key, "evaluate", parameters={"request": request}) as tracked:
-            add_to_parent(tracked, tags={OUT: out}, metrics={})
+            named = {EVALUATED: made} if made else {}
+            add_to_parent(
+                tracked, tags={OUT: out, **named}, metrics={}, read=dict.fromkeys(named.values(), UNKNOWN_KIND)
+            )
             return report_evaluation(request)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prefect import Flow
 
+from understudy.flows.deleted_run import told_if_deleted
 from understudy.lazy import load
 from understudy.methods import registry
 from understudy.runs.exported import Exported
@@ -21,7 +22,11 @@ def inner_run(method: str, request: RunRequest, *, name: str) -> Exported:
         method: its name.
         request: what its flow is asked.
         name: of the flow run, public: it tells it from its siblings in Prefect's UI.
+
+    Raises:
+        UnderstudyError: it was deleted on the Prefect server.
     """
     flow: Flow[[RunRequest], Exported] = load(registry.get(method).flow)
     # A function, for Prefect would take a string for a template.
-    return flow.with_options(persist_result=False, flow_run_name=lambda: name)(request)
+    with told_if_deleted(name):
+        return flow.with_options(persist_result=False, flow_run_name=lambda: name)(request)

@@ -9,6 +9,7 @@ from prefect.exceptions import CancelledRun
 from prefect.utilities.names import generate_slug
 
 from understudy.errors import UnderstudyError
+from understudy.flows.deleted_run import told_if_deleted
 
 Q = TypeVar("Q")
 R = TypeVar("R")
@@ -22,13 +23,14 @@ def run_named(flow: Flow[[Q], R], request: Q) -> R:
         request: its one parameter.
 
     Raises:
-        UnderstudyError: the run was cancelled on the Prefect server.
+        UnderstudyError: the run was cancelled on the Prefect server, or deleted there.
     """
     source = getattr(getattr(request, "run", request), "source", None)
     name = "-".join(filter(None, (flow.name, source, generate_slug(2))))
     # A function, for Prefect would take a string for a template.
     try:
-        return flow.with_options(flow_run_name=lambda: name)(request)
+        with told_if_deleted(name):
+            return flow.with_options(flow_run_name=lambda: name)(request)
     except CancelledRun:
         pass
     # Outside the handler: its text says nothing more.

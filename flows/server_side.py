@@ -29,6 +29,7 @@ from understudy.artifacts.access import ArtifactRef, exchange_store
 from understudy.artifacts.manifest import canonical_json
 from understudy.artifacts.zone_keys import own_key, public_key
 from understudy.errors import InputError, UnderstudyError, ZoneError
+from understudy.flows.deleted_run import is_of_flow_run
 from understudy.flows.worker_places import check_places
 from understudy.privacy import labels
 from understudy.settings import settings
@@ -156,7 +157,9 @@ class ServerSide(Generic[S]):
                     poll_interval=1,
                 )
                 ended = when_ended(ended)
-        except ObjectNotFound:
+        except ObjectNotFound as error:
+            if is_of_flow_run(error):
+                raise _incomplete(name, "it deleted on the Prefect server") from None
             raise InputError(
                 f"UNDERSTUDY_ZONE=client: expected the deployment {self.deployment} on the Prefect server, found none; "
                 "make it and its work pool (`understudy deploy`) and start a worker with UNDERSTUDY_ZONE=server, or "
@@ -175,10 +178,14 @@ def message_of(ended: FlowRun, step: str) -> str:
     if state is not None and state.is_completed() and state.message:
         return state.message
     found = "no state" if state is None else f"{state.name}: {(state.message or '').removesuffix(RETRY)}"
-    raise UnderstudyError(
-        f"{step}: expected flow run {ended.id} of the server zone to complete, found {found}; fix it there and run the "
-        "same command here again, which starts the step anew and goes on without a further charge; to retry the flow "
-        "run of the server zone would not reach this run"
+    raise _incomplete(step, found, run=f"flow run {ended.id}")
+
+
+def _incomplete(step: str, found: str, *, run: str = "the flow run") -> UnderstudyError:
+    return UnderstudyError(
+        f"{step}: expected {run} of the server zone to complete, found {found}; fix it there and run the same command "
+        "here again, which starts the step anew and goes on without a further charge; to retry the flow run of the "
+        "server zone would not reach this run"
     )
 
 

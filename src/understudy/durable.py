@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -86,25 +87,30 @@ def write_atomically(path: Path, content: bytes, *, once: bool = False) -> None:
 def write_new(path: Path, write: Callable[[IO[bytes]], None]) -> None:
     """Write a file that is not there yet: a reader, or a kill, finds all of it or none, and no part beside it.
 
-    Where a file system knows no files without a name, a kill leaves a part that `remove_parts` removes.
+    Where a file system knows no files without a name, or gives them none afterwards, a kill leaves a part that
+    `remove_parts` removes. Where it knows no second names of a file either, nobody else may write meanwhile.
 
     Args:
         path: the file; its folder exists.
         write: writes all of it.
+
+    Raises:
+        FileExistsError: there is a file of this name by now; it stays as it is.
     """
     part = path.with_name(f".{path.name}{_PART}")
-    descriptor = _open_without_name(path.parent)
+    descriptor, done = _open_without_name(path.parent), False
     try:
-        with naming(path), open(part if descriptor is None else descriptor, "wb") as file:
+        with naming(path), open(part if descriptor is None else descriptor, "w+b") as file:
             write(file)
-            file.flush()
-            os.fsync(file.fileno())
+            _bring(file)
             if descriptor is not None:
-                _give_name(descriptor, path)
-        if descriptor is None:
-            part.replace(path)
+                done = _give_name(descriptor, path)
+                if not done:
+                    _copy(file, part)
+        if not done:
+            _rename(part, path)
     finally:
-        if descriptor is None:
+        if not done:
             part.unlink(missing_ok=True)
     sync(path.parent)
 
@@ -114,18 +120,54 @@ def _open_without_name(folder: Path) -> int | None:
     if not hasattr(os, "O_TMPFILE") or not _DESCRIPTORS.is_dir():
         return None
     try:
-        return os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o666)
+        return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666)
     except OSError:
         return None
 
 
-def _give_name(descriptor: int, path: Path) -> None:
+def _give_name(descriptor: int, path: Path) -> bool:
+    """Give a file without a name its own; whether that can be done here.
+
+    Raises:
+        FileExistsError: another file has the name.
+    """
     # With the descriptor of a folder Python follows the link, and so names the file itself.
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.link(_DESCRIPTORS / str(descriptor), path.name, dst_dir_fd=folder)
+    except FileExistsError:
+        raise
+    except OSError as error:
+        if is_of_disk(error):
+            raise
+        return False
     finally:
         os.close(folder)
+    return True
+
+
+def _copy(file: IO[bytes], part: Path) -> None:
+    file.seek(0)
+    with open(part, "wb") as copy:
+        shutil.copyfileobj(file, copy)
+        _bring(copy)
+
+
+def _rename(part: Path, path: Path) -> None:
+    """Give a part the name of the whole, but no name that another file has."""
+    try:
+        os.link(part, path)
+    except FileExistsError:
+        raise
+    except OSError:
+        if os.path.lexists(path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
+        part.rename(path)
+
+
+def _bring(file: IO[bytes]) -> None:
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def remove_parts(folder: Path, *, ending: str) -> None:

@@ -31,7 +31,7 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId, TaskR
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.context import FlowRunContext
 from prefect.events import emit_event
-from prefect.exceptions import Pause, PrefectException
+from prefect.exceptions import ObjectNotFound, Pause, PrefectException
 from prefect.settings import PREFECT_API_URL, PREFECT_HOME
 from prefect.states import Cancelled, Crashed, Running
 
@@ -119,7 +119,14 @@ def _beat(
     with asked_once():
         while True:
             _tell(EVENT, run)
-            state = _state_of(run)
+            try:
+                state = _state_of(run)
+            except ObjectNotFound:
+                return _log.warning(
+                    "flow run %s was deleted on the Prefect server: its process goes on, and what it makes is kept; "
+                    "call the same again when it has ended, under the same charge if there is one",
+                    run.name,
+                )
             if state is not None and state.is_cancelling():
                 asked_at = time.monotonic() if asked_at is None else asked_at
                 left = LEFT_TO_WORKER_S if run.deployment_id else 0.0
@@ -177,10 +184,16 @@ def _interruption(ended: threading.Event, cancelled: threading.Event) -> Callabl
 
 
 def _state_of(run: FlowRun) -> State[Any] | None:
-    """The state that the server knows; None where it does not answer."""
+    """The state that the server knows; None where it does not answer.
+
+    Raises:
+        ObjectNotFound: the run was deleted there.
+    """
     try:
         with get_client(sync_client=True) as client:
             return client.read_flow_run(run.id).state
+    except ObjectNotFound:
+        raise
     except (httpx.HTTPError, PrefectException) as error:
         _log.debug("the state of flow run %s was not read: %s", run.id, type(error).__name__)
         return None
@@ -199,13 +212,15 @@ def _say_cancelled(run: FlowRun) -> None:
     """End a run as Cancelled, unless somebody has retried it since."""
     # Prefect's engine has the same object. A run that has ended for it is not made Crashed.
     state = run.state = Cancelled(message="its process noticed, and stopped")
-    found = _state_of(run)
-    if found is not None and found.is_cancelling():
-        try:
+    try:
+        found = _state_of(run)
+        if found is not None and found.is_cancelling():
             with get_client(sync_client=True) as client:
                 client.set_flow_run_state(run.id, state)
-        except (httpx.HTTPError, PrefectException) as error:
-            _log.warning("flow run %s may still stand as Cancelling: %s", run.id, type(error).__name__)
+    except ObjectNotFound:
+        return
+    except (httpx.HTTPError, PrefectException) as error:
+        _log.warning("flow run %s may still stand as Cancelling: %s", run.id, type(error).__name__)
 
 
 def _tell(event: str, run: FlowRun) -> None:

@@ -24,6 +24,7 @@ SOURCES, LABELS, CACHED = "understudy.sources", "understudy.labels", "understudy
 CHARGE, RELEASED, SYNTHETIC, OUT = "understudy.charge", "understudy.released", "understudy.synthetic", "understudy.out"
 # What a charge's epsilon is a bound for: without them it is a number that promises nobody anything.
 UNIT, RELATION, ACCOUNTANT = "understudy.unit", "understudy.relation", "understudy.accountant"
+EVALUATED = "understudy.evaluated"  # id of the artifact that an evaluated file names
 PURGED = "understudy.purged"  # ids that a run names and that were removed since
 FLOW_RUN, FLOW_URL, PARENT = "prefect.flow_run_id", "prefect.flow_run_url", "mlflow.parentRunId"
 CONTEXT, FULL_ID = "mlflow.data.context", "understudy.id"

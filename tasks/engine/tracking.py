@@ -51,7 +51,7 @@ from understudy.tasks.engine.tracking_database import check_database, whole_data
 from understudy.tasks.engine.turns import Turns
 
 if TYPE_CHECKING:
-    from mlflow.entities import DatasetInput, Run
+    from mlflow.entities import DatasetInput, Experiment, Run
     from mlflow.tracking import MlflowClient
 
 T = TypeVar("T")
@@ -64,6 +64,7 @@ os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
 
 EXPERIMENT = "understudy"
+OWN = "understudy.runs"  # tag of that experiment, which keeps it under another name
 _DIGEST = 36  # characters that MLflow keeps of a data set's digest
 _BATCH = 100  # parameters that MLflow takes at once
 _PAGE = 1000  # runs that MLflow answers with at once
@@ -99,7 +100,7 @@ def parent_run(run_key: str, flow_name: str, *, parameters: Mapping[str, Any], z
             link_from_prefect(log.uri, log.experiment, run_id)
 
         def end(state: State) -> None:
-            log.persist("the end of the flow run", lambda: log.client.set_terminated(run_id, state))
+            log.persist("the end of the flow run", lambda: log.client.set_terminated(run_id, state), run=run_id)
             ended.set()
 
         try:
@@ -132,14 +133,34 @@ def _shown_as_living(log: "Log", run_key: str) -> Iterator[threading.Event]:
         lock.release(ended=ended.is_set())
 
 
-def add_to_parent(run_id: str, *, tags: Mapping[str, str], metrics: Mapping[str, float], zone: str = "client") -> None:
+def add_to_parent(
+    run_id: str,
+    *,
+    tags: Mapping[str, str],
+    metrics: Mapping[str, float],
+    read: Mapping[str, str] | None = None,
+    zone: str = "client",
+) -> None:
     """Write what is known of a flow run only after it began: public values and ids that may be named.
+
+    Args:
+        run_id: of its MLflow run.
+        tags: over those of the same names.
+        metrics: over those of the same names.
+        read: id -> kind of artifacts that it was given by no task.
+        zone: the zone whose tracking store is used.
 
     Raises:
         TrackingFailed: when the tracking store cannot be written.
     """
     log = _open(zone)
-    log.persist("the flow run", lambda: log.add(run_id, tags=tags, metrics=metrics))
+
+    def add() -> None:
+        log.add(run_id, tags=tags, metrics=metrics)
+        if read:
+            log.client.log_inputs(run_id, datasets=[*_datasets(read, "input")])
+
+    log.persist("the flow run", add, run=run_id)
 
 
 def log_task(record: TaskRecord) -> str:
@@ -214,14 +235,49 @@ class Log:
         self._turns = Turns(lock)
         self._parents: dict[str, str] = {}
 
-    def persist(self, what: str, write: Callable[[], T]) -> T:
-        """Write one whole record; writers of one SQLite file take turns instead of running into its timeout."""
+    def persist(self, what: str, write: Callable[[], T], *, run: str | None = None) -> T:
+        """Write one whole record; writers of one SQLite file take turns instead of running into its timeout.
+
+        Args:
+            what: for a message.
+            write: writes it.
+            run: the run that it belongs to, if there is one already.
+
+        Raises:
+            TrackingFailed: it cannot be written; saying so where the experiment or the run was deleted.
+        """
 
         def in_turn() -> T:
             with self._turns.turn():
                 return write()
 
-        return _persist(what, in_turn)
+        try:
+            return _persist(what, in_turn)
+        except TrackingFailed as error:
+            failed = error
+        if deleted := self._deleted(run):
+            # What is there now is looked for anew.
+            _connect.cache_clear()
+            failed = TrackingFailed(
+                f"tracking: {what} could not be recorded: {deleted}, and run the same command again: what is done is "
+                "stored and is not computed again"
+            )
+        raise failed
+
+    def _deleted(self, run: str | None) -> str:
+        """Which of the two was deleted, and what to do about it; empty where none was, or nobody answers."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            if (stage := _stage(lambda: self.client.get_experiment(self.experiment))) != "active":
+                return _deleted_experiment(self.uri, self.experiment, for_good=stage is None)
+            if run and (stage := _stage(lambda: self.client.get_run(run).info)) != "active":
+                what = f"expected the MLflow run {run}, found it deleted"
+                restore = f"restore it with `{_mlflow(self.uri)} runs restore --run-id {run}`"
+                return f"{what} for good: another one takes its place" if stage is None else f"{what}: {restore}"
+        except MlflowException:
+            pass
+        return ""
 
     def open_parent(
         self,
@@ -414,16 +470,51 @@ def _with_experiment(uri: str, lock: Path | None) -> Log:
 
     client = MlflowClient(tracking_uri=uri)
     found = client.get_experiment_by_name(EXPERIMENT)
+    if found is None:
+        found = _renamed(client)
     if found is not None and found.lifecycle_stage == "deleted":
-        raise InputError(
-            f"tracking: expected the MLflow experiment {EXPERIMENT!r}, found it deleted: restore it with `mlflow "
-            f"experiments restore --experiment-id {found.experiment_id}`, or set another UNDERSTUDY_MLFLOW_URI"
-        )
+        raise InputError(f"tracking: {_deleted_experiment(uri, found.experiment_id)}")
     if found is not None:
+        if OWN not in found.tags:
+            client.set_experiment_tag(found.experiment_id, OWN, "true")
         return Log(uri, client, found.experiment_id, lock)
     # Nothing is ever stored there; without it MLflow would name a folder of the working directory.
     files = lock.with_name("mlflow-files").as_uri() if lock else None
-    return Log(uri, client, client.create_experiment(EXPERIMENT, files), lock)
+    return Log(uri, client, client.create_experiment(EXPERIMENT, files, {OWN: "true"}), lock)
+
+
+def _renamed(client: "MlflowClient") -> "Experiment | None":
+    """The experiment of runs under another name that somebody gave it; of several, one that was not deleted."""
+    from mlflow.entities import ViewType
+
+    found = client.search_experiments(view_type=ViewType.ALL, filter_string=f"tags.`{OWN}` = 'true'")
+    return min(found, key=lambda experiment: experiment.lifecycle_stage == "deleted", default=None)
+
+
+def _deleted_experiment(uri: str, experiment: str, *, for_good: bool = False) -> str:
+    if for_good:
+        return f"expected the MLflow experiment {experiment}, found it deleted for good: another one takes its place"
+    return (
+        f"expected the MLflow experiment {EXPERIMENT!r}, found it deleted: restore it with `{_mlflow(uri)} experiments "
+        f"restore --experiment-id {experiment}`, or set another UNDERSTUDY_MLFLOW_URI"
+    )
+
+
+def _mlflow(uri: str) -> str:
+    """MLflow's command, which looks into the working directory unless it is told of a store."""
+    return f"MLFLOW_TRACKING_URI={without_login(uri)} mlflow"
+
+
+def _stage(find: Callable[[], Any]) -> str | None:
+    """Of a run or an experiment: "active", "deleted", or None where it was deleted for good."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return str(find().lifecycle_stage)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+        return None
 
 
 def _persist(what: str, write: Callable[[], T]) -> T:

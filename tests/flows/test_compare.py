@@ -277,6 +277,32 @@ def test_a_failed_run_hides_no_other_and_the_same_command_goes_on(
     assert not (out / "bag-of-words-epsinf-seed0/export").exists()
 
 
+def test_a_run_of_it_that_is_deleted_on_the_server_is_told_and_found_again(
+    methods, words, call, tmp_path, prefect_server, monkeypatch
+):
+    import bag_of_words.flow as plugin
+    from prefect import get_client
+    from prefect.context import FlowRunContext
+
+    drawn, plain = [], plugin.draw_texts
+
+    def deleting(*given, **named):
+        if not drawn:
+            with get_client(sync_client=True) as client:
+                client.delete_flow_run(FlowRunContext.get().flow_run.id)
+        drawn.append(plain(*given, **named))
+        return drawn[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(plugin, "draw_texts", deleting)
+        code, said = call(*words("bag-of-words", epsilon="1,inf", budget="8,1e-2"))
+    assert code == 1, said
+    assert "bag-of-words-eps1-seed0: expected to run to its end, found it deleted on the Prefect server" in said
+    code, said = call(*words("bag-of-words", epsilon="1,inf"))
+    assert code == 0, said
+    assert len(drawn) == 4, "its results were there"
+
+
 def test_a_retry_by_prefect_computes_what_is_missing_and_nothing_else(
     methods, data, tmp_path, prefect_server, monkeypatch
 ):

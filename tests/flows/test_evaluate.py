@@ -12,12 +12,17 @@ import forked
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from guarantees import GUARANTEE
 from needles import found_in
 
 import understudy
+from understudy.artifacts.access import write_json, write_table
 from understudy.data.digests import row_digests
 from understudy.errors import InputError, TaskFailed, UnderstudyError
+from understudy.privacy.labels import private, released
 from understudy.runs.evaluations.request import EvaluateRequest
+from understudy.runs.folders import ARTIFACT, RELEASED
+from understudy.tasks.engine.run_record import OUT
 
 TABLES = ("synthetic", "real", "test")
 KINDS = ("zibbygood", "zibbybad")
@@ -136,6 +141,50 @@ def test_an_evaluation_is_one_run_in_mlflow_that_holds_no_figure(tables, files, 
     (child,) = children
     assert (child.info.status, child.data.tags["understudy.task"]) == ("FINISHED", "report-evaluation")
     assert run.data.metrics == child.data.metrics == {}
+
+
+def write_with_metadata(files, **metadata):
+    pq.write_table(pq.read_table(files["synthetic"]).replace_schema_metadata(metadata), files["synthetic"])
+
+
+@pytest.mark.parametrize("name", [ARTIFACT, RELEASED])
+def test_mlflow_leads_from_an_evaluation_to_the_run_that_made_the_table(
+    files, request_of, home, tmp_path, prefect_server, name
+):
+    """A file of `run` names its table, and one of `generate` the model."""
+    from understudy.flows.evaluate import evaluate
+    from understudy.tasks.engine import tracking
+    from understudy.tasks.engine.run_record import TaskRecord
+
+    ids = {}
+    for text in ("one", "two"):
+        made = write_json({"text": text}, kind="synthetic", label=released(GUARANTEE), parents=["source:reviews@c1"])
+        started = {"zone": "client", "state": "FINISHED", "started_ms": 1}
+        ids[made.id] = tracking.log_task(TaskRecord(key=text, name="generate", result=made, **started))
+    for made, maker in ids.items():
+        write_with_metadata(files, **{name: made})
+        evaluate(request_of())
+        log = tracking._open("client")
+        evaluations = {run.data.tags["understudy.evaluated"]: run for run in log.search({OUT: str(tmp_path / "out")})}
+        assert evaluations[made].info.status == "FINISHED"
+        assert [entry.dataset.digest for entry in evaluations[made].inputs.dataset_inputs] == [made[:36]]
+        assert {run.info.run_id for run in log.runs_with(made)} == {maker, evaluations[made].info.run_id}
+        assert tracking.lineage(made).run_id == maker
+    assert set(evaluations) == set(ids), "another table under the same path is another run"
+    assert tracking.mark_purged(list(ids)) == 4
+
+
+def test_a_private_artifact_that_a_file_names_is_not_told(files, request_of, home, tmp_path, prefect_server):
+    from understudy.flows.evaluate import evaluate
+
+    named = write_table(pq.read_table(files["synthetic"]), kind="distilled", label=private("ward")).id
+    write_with_metadata(files, **{ARTIFACT: named})
+    evaluate(request_of())
+    run, _ = recorded(tmp_path / "out")
+    assert "understudy.evaluated" not in run.data.tags
+    assert not run.inputs.dataset_inputs
+    kept = b"".join(path.read_bytes() for path in home.glob("mlflow.db*"))
+    assert found_in(kept, [named.encode(), str(tmp_path / "out").encode()]) == [str(tmp_path / "out").encode()]
 
 
 def test_neither_prefect_nor_mlflow_nor_a_log_is_told_of_rows_labels_or_figures(

@@ -171,6 +171,21 @@ def test_a_server_run_that_stands_as_dead_for_a_moment_is_not_taken_for_ended(ro
     assert asking(ordered(step), step) == "signed"
 
 
+def test_a_server_run_that_was_deleted_is_told_as_such(round_, prefect_server, monkeypatch):
+    """The deployment is there."""
+    _, _, step = round_
+
+    def deleted_meanwhile(*_, **__):
+        with get_client(sync_client=True) as client:
+            run = client.create_flow_run(asking, parameters={})
+            client.delete_flow_run(run.id)
+            return client.read_flow_run(run.id)
+
+    monkeypatch.setattr("understudy.flows.server_side.run_deployment", deleted_meanwhile)
+    with pytest.raises(UnderstudyError, match=r"prefer-0: .*deleted on the Prefect server.*same command"):
+        asking(ordered(step), step)
+
+
 def test_an_order_that_the_client_zone_did_not_sign_is_not_read(round_):
     _, _, step = round_
     order = ordered(step)

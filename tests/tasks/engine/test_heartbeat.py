@@ -4,6 +4,7 @@ import signal
 import socket
 import threading
 import time
+import traceback
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -11,11 +12,12 @@ import pytest
 from prefect import flow, get_client, task
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.context import FlowRunContext
-from prefect.exceptions import TerminationSignal
+from prefect.exceptions import ObjectNotFound, TerminationSignal
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelled, Cancelling, Completed, Crashed, Running
 
 from understudy.errors import UnderstudyError
+from understudy.flows.interruption import signals_unwind
 from understudy.flows.run_name import run_named
 from understudy.settings import settings
 from understudy.tasks.engine import heartbeat
@@ -63,6 +65,65 @@ def test_a_cancelled_run_stops_and_says_how_to_go_on(state):
         run_named(computing, state)
     assert len(ran) == 1, "it did not compute on"
     assert stands() == "Cancelled"
+
+
+@task
+def deletes_its_run(seconds: float) -> None:
+    run = FlowRunContext.get().flow_run
+    with get_client(sync_client=True) as client:
+        client.delete_flow_run(run.id)
+    time.sleep(seconds)
+    ran.append("to its end")
+
+
+@flow(persist_result=False)
+def deleted(seconds: float) -> None:
+    with beating():
+        deletes_its_run(seconds)
+
+
+@flow(persist_result=False)
+def deleted_and_failed(seconds: float) -> None:
+    with beating():
+        deletes_its_run(seconds)
+        raise ValueError("the rows")
+
+
+@flow(persist_result=False)
+def deleted_and_interrupted(seconds: float) -> None:
+    with beating():
+        deletes_its_run(seconds)
+        signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("computing", [deleted, deleted_and_failed])
+def test_a_run_that_is_deleted_says_so_and_how_to_go_on(computing):
+    with pytest.raises(UnderstudyError, match=r"flow run deleted-.*deleted on the Prefect server.*same again") as told:
+        run_named(computing, 0)
+    assert ran == ["to its end"]
+    assert "prefect.exceptions" not in "".join(traceback.format_exception(told.value))
+
+
+def test_a_run_that_is_deleted_is_told_once_while_it_computes(caplog):
+    with pytest.raises(UnderstudyError):
+        run_named(deleted, 3.5)
+    (said,) = [record.getMessage() for record in caplog.records if record.name == heartbeat.__name__]
+    assert "was deleted on the Prefect server: its process goes on" in said
+
+
+def test_ctrl_c_in_a_run_that_is_deleted_is_still_ctrl_c():
+    with pytest.raises(KeyboardInterrupt), signals_unwind():
+        run_named(deleted_and_interrupted, 0)
+
+
+def test_what_else_the_server_does_not_have_is_not_taken_for_a_deleted_run():
+    @flow(name="asks")
+    def asks(nothing: None) -> None:
+        with get_client(sync_client=True) as client:
+            client.read_deployment_by_name("no/such")
+
+    with pytest.raises(ObjectNotFound):
+        run_named(asks, None)
 
 
 def test_where_ctrl_c_is_ignored_it_stops_as_at_sigterm(monkeypatch):

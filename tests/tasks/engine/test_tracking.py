@@ -265,7 +265,7 @@ def test_the_flows_own_error_is_not_hidden_by_a_tracking_store_that_fails(tracke
             monkeypatch.setattr(tracking.Log, "persist", tracking_fails)
             raise InputError("the cause")
 
-    def tracking_fails(self, what, write):
+    def tracking_fails(self, what, write, **_):
         raise TrackingFailed(f"tracking: {what}")
 
     with pytest.raises(InputError, match="the cause") as caught:
@@ -408,6 +408,69 @@ def test_a_deleted_experiment_is_told_with_how_to_restore_it(tracked):
         method("key-1")
     log.client.restore_experiment(log.experiment)
     method("key-1")
+
+
+def test_an_experiment_that_was_renamed_is_gone_on_with_under_its_new_name(tracked):
+    ref = method("key-1")
+    log = tracking._open("client")
+    log.client.delete_experiment_tag(log.experiment, tracking.OWN)  # as an earlier version has made it
+    for renamed in ("mine", "ours"):
+        tracking._connect.cache_clear()  # as in another process
+        tracking._open("client")
+        log.client.rename_experiment(log.experiment, renamed)
+        tracking._connect.cache_clear()
+        method("key-1")
+        assert {name: len(same) for name, same in runs().items()} == dict.fromkeys(runs(), 1)
+        assert tracking.lineage(ref.id).task == "generate"
+    assert [found.name for found in log.client.search_experiments() if tracking.OWN in found.tags] == ["ours"]
+    log.client.delete_experiment(log.experiment)
+    tracking._connect.cache_clear()
+    with pytest.raises(InputError, match=rf"deleted.*restore --experiment-id {log.experiment}"):
+        method("key-1")
+
+
+@pytest.mark.parametrize("for_good", [False, True])
+@pytest.mark.parametrize("gone", ["experiment", "run"])
+def test_what_is_deleted_while_a_run_writes_to_it_is_told_and_the_same_run_goes_on(
+    tracked, monkeypatch, gone, for_good
+):
+    monkeypatch.setattr(tracking, "_RETRY_AFTER_S", ())
+    log = tracking._open("client")
+    store = log.client._tracking_client.store
+
+    def deleting(run_id: str) -> str:
+        if gone == "run":
+            log.client.delete_run(run_id)
+            if for_good:
+                store._hard_delete_run(run_id)
+            return run_id
+        log.client.delete_experiment(log.experiment)
+        if for_good:
+            store._hard_delete_run(run_id)
+            store._hard_delete_experiment(log.experiment)
+        return log.experiment
+
+    @flow(name="deleting", persist_result=False)
+    def deleting_flow(delete: bool) -> None:
+        with tracking.parent_run("key", "deleting", parameters={}) as run_id:
+            if delete:
+                deleted.append(deleting(run_id))
+            tracking.add_to_parent(run_id, tags={"made": "true"}, metrics={})
+
+    deleted: list[str] = []
+    with pytest.raises(TrackingFailed) as failed:
+        deleting_flow(True)
+    told = str(failed.value)
+    assert deleted[0] in told
+    assert "same command again" in told
+    restores = f"mlflow {gone}s restore --{gone}-id {deleted[0]}"
+    assert (restores in told, "for good: another one takes its place" in told) == (not for_good, for_good)
+    if not for_good:
+        getattr(log.client, f"restore_{gone}")(deleted[0])
+    deleting_flow(False)
+    (run,) = runs()["deleting"]
+    assert (run.info.status, run.data.tags["made"]) == ("FINISHED", "true")
+    assert (run.info.run_id == deleted[0]) is (gone == "run" and not for_good)
 
 
 def test_a_database_may_be_named_by_a_relative_path(tmp_path, monkeypatch):

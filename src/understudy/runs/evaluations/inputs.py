@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
+from understudy.artifacts.manifest import CONTENT_ID
 from understudy.data.readers import check_source
 from understudy.errors import ZoneError
 from understudy.evaluation.tables import ComparedTables, read_tables
 from understudy.runs import checks
 from understudy.runs.evaluations.report import check_evaluated_folder
 from understudy.runs.evaluations.request import EvaluateRequest
+from understudy.runs.folders import ARTIFACT, RELEASED, named_in
 from understudy.settings import settings
 
 # What the caller of a flow in this process has read, by the request.
@@ -35,6 +38,17 @@ def check_evaluation(request: EvaluateRequest) -> None:
         check_source(spec)
     for look in (checks.tracking, checks.prefect_server, checks.gpu):
         look()
+
+
+def artifact_evaluated(request: EvaluateRequest) -> str | None:
+    """The id of the released table that the evaluated file says it is, or of the model that it was drawn from.
+
+    None of any other file, and of one that names a private artifact: nobody knows whose rows are in it, so neither a
+    digest of it nor its id may be told.
+    """
+    file = Path(request.synthetic).expanduser()
+    named = named_in(file, ARTIFACT) or named_in(file, RELEASED)
+    return named if named is not None and CONTENT_ID.fullmatch(named) else None
 
 
 @contextmanager
