@@ -242,6 +242,34 @@ def test_a_query_released_once_is_read_back_and_another_in_its_place_refused(kin
     assert not torch.equal(released(0.25, "other"), first)
 
 
+def test_clients_that_send_the_same_draw_noise_of_their_own():
+    """Who takes no part sends zeros like all others who do not: one share, drawn for each, would be far too much."""
+    n, d = 8, 4000
+    asked = Query(kind="masked_sum", name="scores", units=n, sensitivity=1.0, noise_multiplier=2.0)
+    settings = SecureSettings(bits=12, noise_multiplier=2.0, smallest_surviving=n)
+    vectors, nobody = torch.zeros(n, d, dtype=torch.float64), torch.zeros(n, dtype=torch.bool)
+    mechanisms = Mechanisms.live(material(asked))
+    found = mechanisms.masked_sum(vectors, settings, participating=nobody, step=0, purpose="scores")
+    assert 0.9 < float(found.double().square().mean()) / 2.0**2 < 1.1
+
+
+def test_a_masked_sum_of_more_or_fewer_clients_than_charged_is_refused():
+    asked = Query(kind="masked_sum", name="scores", units=5, sensitivity=1.0, noise_multiplier=1.0)
+    settings = SecureSettings(bits=12, noise_multiplier=1.0, smallest_surviving=4)
+
+    def released(n):
+        everyone = torch.ones(n, dtype=torch.bool)
+        vectors = torch.zeros(n, 3, dtype=torch.float64)
+        return Mechanisms.live(material(asked)).masked_sum(
+            vectors, settings, participating=everyone, step=0, purpose="scores"
+        )
+
+    assert released(5).shape == (3,)
+    for n in (4, 6):
+        with pytest.raises(UnderstudyError, match=rf"units={n} is not what charge charge-1 paid for .*5 units"):
+            released(n)
+
+
 def test_a_masked_sum_of_the_same_vectors_and_other_clients_is_another_query(tmp_path):
     settings = SecureSettings(bits=20, noise_multiplier=1.0, smallest_surviving=4)
     asked = Query(kind="masked_sum", name="scores", units=4, steps=3, sensitivity=1.0, noise_multiplier=1.0)

@@ -116,6 +116,9 @@ def test_only_masked_sums_take_something_off_delta():
     assert event_delta((once(), SIZES), epsilon=3.0, delta=1e-5) == 1e-5
     left = event_delta((masked,), epsilon=3.0, delta=1e-5)
     assert 1e-5 * (1 - 1e-10) < left < 1e-5
+    # Each of the twenty rounds takes its own distance off.
+    off = 1e-5 - event_delta((masked,), epsilon=20.0, delta=1e-5)
+    assert off == pytest.approx(20 * (1 + math.exp(20)) * 1e-20, rel=1e-6, abs=0)
     # At an epsilon where e^epsilon times the distance eats all of delta, nothing may be charged.
     with pytest.raises(UnderstudyError):
         check_epsilon_of((masked,), epsilon=40.0, delta=1e-9)

@@ -10,8 +10,11 @@ import pytest
 from understudy.artifacts.access import read_table
 from understudy.errors import InputError
 from understudy.methods.preference_optimization.pool import build_pool, load_pool, save_pool
-from understudy.methods.preference_optimization.release import scores_without_noise
+from understudy.methods.preference_optimization.queries import QuerySchedule
+from understudy.methods.preference_optimization.release import release_scores, scores_without_noise
 from understudy.models.loading import load_model
+from understudy.privacy.ledger.records import KeyMaterial
+from understudy.privacy.mechanisms import Mechanisms
 from understudy.privacy.sampling import poisson_mask_of
 from understudy.runs.registration import registered
 from understudy.runs.request import Budget, RunRequest
@@ -119,6 +122,39 @@ def test_participation_by_slot_would_move_others(ask):
     mask = takes_part(pool.unit_ids, 0)
     moved = sum(by_id[bytes(row)] != taken for row, taken in zip(other.unit_ids, mask, strict=True) if row.any())
     assert moved > 20
+
+
+class Drawn:
+    """Keeps the masks that a mechanism interface draws."""
+
+    def __init__(self) -> None:
+        self.masks: list[np.ndarray] = []
+
+    def observe(self, mechanism, query, draw):
+        made = draw()
+        if mechanism.kind == "poisson":
+            self.masks.append(made["mask"].numpy())
+        return made
+
+
+def test_a_release_lets_a_client_take_part_wherever_it_stands(ask):
+    """Who takes part is drawn by the release itself: the same clients, whoever leaves."""
+    run, pool = pool_of(ask(documents(), units=CLIENTS))
+    gone = int(read_table(run.train)["client_id"][0].as_py().removeprefix("client-"))
+    _, other = pool_of(ask(documents(gone), units=CLIENTS))
+    schedule = QuerySchedule(n=CLIENTS, rounds=1, sampling_probability=0.5, noise_multiplier=1.0)
+    candidates, taken = encode([f"candidate {number}" for number in range(8)]), []
+    config = run.config.model_copy(update={"candidates": run.config.candidates.model_copy(update={"per_prompt": 4})})
+    for found in (pool, other):
+        drawn = Drawn()
+        mechanisms = Mechanisms(KeyMaterial(b"s" * 32, "charge", b"salt" * 4, schedule.queries), recorder=drawn)
+        asked = {"labels": None, "config": config, "schedule": schedule, "mechanisms": mechanisms, "round": 0}
+        release_scores(found, candidates, **asked)
+        (mask,) = drawn.masks
+        taken.append({bytes(row): part for row, part in zip(found.unit_ids, mask, strict=True) if row.any()})
+    assert len(taken[0]) == len(taken[1]) + 1 > 20
+    assert taken[1].items() <= taken[0].items()
+    assert len(set(taken[1].values())) == 2
 
 
 def test_the_ids_are_stored_with_the_pool(ask, tmp_path):
