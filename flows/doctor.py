@@ -139,9 +139,9 @@ def _before_a_charge() -> dict[str, Callable[[], str]]:
 
 
 def _tracking(can_be_written: Callable[[], str]) -> str:
-    """Also whether a database of MLflow is whole: a run finds that out when it opens it, before its charge."""
+    """Also whether MLflow's record is whole: a run finds that out when it opens it, before its charge."""
     found = can_be_written()
-    from understudy.tasks.engine.tracking import check_databases
+    from understudy.tasks.engine.tracking import check_stores
 
-    check_databases()
+    check_stores()
     return found

@@ -212,16 +212,19 @@ def tracking_uri(zone: str) -> str:
     return now.mlflow_uri
 
 
-def check_databases() -> None:
-    """Look at the SQLite files in which this process's zones are recorded; each that was made is whole.
+def check_stores() -> None:
+    """Look at the stores in which this process's zones are recorded; nothing is made.
 
     Raises:
-        InputError: naming the first that is not, what was found in it, and how to go on.
+        InputError: a SQLite file that was made is not whole, or the experiment was deleted; with how to go on.
     """
+    from mlflow.tracking import MlflowClient
+
     zone = settings().zone
     for uri in {tracking_uri(name) for name in (("client", "server") if zone == "both" else (zone,))}:
-        if uri.startswith(SQLITE):
-            check_database(Path(uri.removeprefix(SQLITE)))
+        if uri.startswith(SQLITE) and not check_database(Path(uri.removeprefix(SQLITE))):
+            continue  # MLflow would make one
+        _persist("the experiment", functools.partial(_experiment, uri, MlflowClient(tracking_uri=uri)))
 
 
 class Log:
@@ -469,18 +472,25 @@ def _with_experiment(uri: str, lock: Path | None) -> Log:
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient(tracking_uri=uri)
-    found = client.get_experiment_by_name(EXPERIMENT)
-    if found is None:
-        found = _renamed(client)
-    if found is not None and found.lifecycle_stage == "deleted":
-        raise InputError(f"tracking: {_deleted_experiment(uri, found.experiment_id)}")
-    if found is not None:
+    if (found := _experiment(uri, client)) is not None:
         if OWN not in found.tags:
             client.set_experiment_tag(found.experiment_id, OWN, "true")
         return Log(uri, client, found.experiment_id, lock)
     # Nothing is ever stored there; without it MLflow would name a folder of the working directory.
     files = lock.with_name("mlflow-files").as_uri() if lock else None
     return Log(uri, client, client.create_experiment(EXPERIMENT, files, {OWN: "true"}), lock)
+
+
+def _experiment(uri: str, client: "MlflowClient") -> "Experiment | None":
+    """The experiment of runs, if it was made.
+
+    Raises:
+        InputError: it was deleted.
+    """
+    found = client.get_experiment_by_name(EXPERIMENT) or _renamed(client)
+    if found is not None and found.lifecycle_stage == "deleted":
+        raise InputError(f"tracking: {_deleted_experiment(uri, found.experiment_id)}")
+    return found
 
 
 def _renamed(client: "MlflowClient") -> "Experiment | None":

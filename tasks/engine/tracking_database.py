@@ -47,14 +47,17 @@ def whole_database(database: Path) -> Iterator[Path]:
         raise failed
 
 
-def check_database(database: Path) -> None:
-    """Whether a database is as the installed MLflow expects it; one that is not there yet, or is empty, is no fault.
+def check_database(database: Path) -> bool:
+    """Look whether a database is as the installed MLflow expects it.
+
+    Returns:
+        Whether there is one; one that is not there yet, or is empty, is no fault.
 
     Raises:
         InputError: saying what is missing, and how to go on.
     """
     if not _is_begun(database):
-        return
+        return False
     try:
         with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=rw", uri=True)) as connection:
             fault = _damage(connection) or _difference(connection, database)
@@ -62,6 +65,7 @@ def check_database(database: Path) -> None:
         fault = f"{error}; {_anew(database)}"
     if fault:
         raise InputError(f"{SQLITE}{database}: expected a whole database of MLflow, found {fault}")
+    return True
 
 
 def _is_begun(database: Path) -> bool:

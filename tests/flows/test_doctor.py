@@ -62,3 +62,18 @@ def test_half_a_database_of_mlflow_is_no_good_one(call, home, empty_tracking_sto
     failed = [check for check in json.loads(said[: said.rindex("]") + 1]) if not check["ok"]]
     assert [check["name"] for check in failed] == ["tracking"]
     assert f"mv {home / 'mlflow.db'} " in failed[0]["found"]
+
+
+def test_a_deleted_experiment_of_mlflow_is_told_before_a_run_is_refused_over_it(call, home, empty_tracking_store):
+    from mlflow.tracking import MlflowClient
+
+    home.mkdir(mode=0o700)
+    shutil.copy(empty_tracking_store, home / "mlflow.db")
+    client = MlflowClient(tracking_uri=f"sqlite:///{home / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("understudy").experiment_id
+    client.delete_experiment(experiment)
+    code, said = call("doctor", "--json")
+    assert code == 1
+    failed = [check for check in json.loads(said[: said.rindex("]") + 1]) if not check["ok"]]
+    assert [check["name"] for check in failed] == ["tracking"]
+    assert f"mlflow experiments restore --experiment-id {experiment}" in failed[0]["found"]
