@@ -48,10 +48,11 @@ from understudy.tasks.engine.run_record import (
     tracked_name,
 )
 from understudy.tasks.engine.tracking_database import check_database, whole_database
+from understudy.tasks.engine.tracking_experiment import found_experiment, made_experiment, what_was_deleted
 from understudy.tasks.engine.turns import Turns
 
 if TYPE_CHECKING:
-    from mlflow.entities import DatasetInput, Experiment, Run
+    from mlflow.entities import DatasetInput, Run
     from mlflow.tracking import MlflowClient
 
 T = TypeVar("T")
@@ -63,8 +64,6 @@ os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
 # Writes are tried again here; with MLflow's own seven times each, a server that is away was waited for minutes.
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
 
-EXPERIMENT = "understudy"
-OWN = "understudy.runs"  # tag of that experiment, which keeps it under another name
 _DIGEST = 36  # characters that MLflow keeps of a data set's digest
 _BATCH = 100  # parameters that MLflow takes at once
 _PAGE = 1000  # runs that MLflow answers with at once
@@ -224,7 +223,7 @@ def check_stores() -> None:
     for uri in {tracking_uri(name) for name in (("client", "server") if zone == "both" else (zone,))}:
         if uri.startswith(SQLITE) and not check_database(Path(uri.removeprefix(SQLITE))):
             continue  # MLflow would make one
-        _persist("the experiment", functools.partial(_experiment, uri, MlflowClient(tracking_uri=uri)))
+        _persist("the experiment", functools.partial(found_experiment, MlflowClient(tracking_uri=uri), uri))
 
 
 class Log:
@@ -258,7 +257,7 @@ class Log:
             return _persist(what, in_turn)
         except TrackingFailed as error:
             failed = error
-        if deleted := self._deleted(run):
+        if deleted := what_was_deleted(self.client, self.uri, experiment=self.experiment, run=run):
             # What is there now is looked for anew.
             _connect.cache_clear()
             failed = TrackingFailed(
@@ -266,21 +265,6 @@ class Log:
                 "stored and is not computed again"
             )
         raise failed
-
-    def _deleted(self, run: str | None) -> str:
-        """Which of the two was deleted, and what to do about it; empty where none was, or nobody answers."""
-        from mlflow.exceptions import MlflowException
-
-        try:
-            if (stage := _stage(lambda: self.client.get_experiment(self.experiment))) != "active":
-                return _deleted_experiment(self.uri, self.experiment, for_good=stage is None)
-            if run and (stage := _stage(lambda: self.client.get_run(run).info)) != "active":
-                what = f"expected the MLflow run {run}, found it deleted"
-                restore = f"restore it with `{_mlflow(self.uri)} runs restore --run-id {run}`"
-                return f"{what} for good: another one takes its place" if stage is None else f"{what}: {restore}"
-        except MlflowException:
-            pass
-        return ""
 
     def open_parent(
         self,
@@ -472,59 +456,9 @@ def _with_experiment(uri: str, lock: Path | None) -> Log:
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient(tracking_uri=uri)
-    if (found := _experiment(uri, client)) is not None:
-        if OWN not in found.tags:
-            client.set_experiment_tag(found.experiment_id, OWN, "true")
-        return Log(uri, client, found.experiment_id, lock)
     # Nothing is ever stored there; without it MLflow would name a folder of the working directory.
     files = lock.with_name("mlflow-files").as_uri() if lock else None
-    return Log(uri, client, client.create_experiment(EXPERIMENT, files, {OWN: "true"}), lock)
-
-
-def _experiment(uri: str, client: "MlflowClient") -> "Experiment | None":
-    """The experiment of runs, if it was made.
-
-    Raises:
-        InputError: it was deleted.
-    """
-    found = client.get_experiment_by_name(EXPERIMENT) or _renamed(client)
-    if found is not None and found.lifecycle_stage == "deleted":
-        raise InputError(f"tracking: {_deleted_experiment(uri, found.experiment_id)}")
-    return found
-
-
-def _renamed(client: "MlflowClient") -> "Experiment | None":
-    """The experiment of runs under another name that somebody gave it; of several, one that was not deleted."""
-    from mlflow.entities import ViewType
-
-    found = client.search_experiments(view_type=ViewType.ALL, filter_string=f"tags.`{OWN}` = 'true'")
-    return min(found, key=lambda experiment: experiment.lifecycle_stage == "deleted", default=None)
-
-
-def _deleted_experiment(uri: str, experiment: str, *, for_good: bool = False) -> str:
-    if for_good:
-        return f"expected the MLflow experiment {experiment}, found it deleted for good: another one takes its place"
-    return (
-        f"expected the MLflow experiment {EXPERIMENT!r}, found it deleted: restore it with `{_mlflow(uri)} experiments "
-        f"restore --experiment-id {experiment}`, or set another UNDERSTUDY_MLFLOW_URI"
-    )
-
-
-def _mlflow(uri: str) -> str:
-    """MLflow's command, which looks into the working directory unless it is told of a store."""
-    return f"MLFLOW_TRACKING_URI={without_login(uri)} mlflow"
-
-
-def _stage(find: Callable[[], Any]) -> str | None:
-    """Of a run or an experiment: "active", "deleted", or None where it was deleted for good."""
-    from mlflow.exceptions import MlflowException
-
-    try:
-        return str(find().lifecycle_stage)
-    except MlflowException as error:
-        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-            raise
-        return None
+    return Log(uri, client, made_experiment(client, uri, files=files), lock)
 
 
 def _persist(what: str, write: Callable[[], T]) -> T:

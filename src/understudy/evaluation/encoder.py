@@ -21,7 +21,7 @@ import os
 import secrets
 import tempfile
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -138,18 +138,16 @@ def each_alone(texts: Sequence[str], encoder: Encoder, *, cache: Path | None = N
         cache: directory where they are left for `embed`, in groups as they come; nothing is read from it. None leaves
             nothing.
     """
-    vectors = _each_alone(texts, encoder)
-    if cache is None:
-        yield from vectors
-        return
     some = dict[str, FloatArray]()
-    for done, (text, vector) in enumerate(zip(texts, vectors, strict=True), start=1):
-        some[text] = vector
-        # Before the last one is given: a caller who knows how many there are asks for no more.
-        if done % _KEPT_AT_ONCE == 0 or done == len(texts):
-            _leave(_entry_names(list(some), encoder, cache), np.stack(list(some.values())), cache)
-            some.clear()
-        yield vector
+    with closing(_each_alone(texts, encoder)) as vectors:
+        for done, (text, vector) in enumerate(zip(texts, vectors, strict=True), start=1):
+            some[text] = vector
+            # Before the last one is given: a caller who knows how many there are asks for no more.
+            if done % _KEPT_AT_ONCE == 0 or done == len(texts):
+                if cache is not None:
+                    _leave(_entry_names(list(some), encoder, cache), np.stack(list(some.values())), cache)
+                some.clear()
+            yield vector
 
 
 def _each_alone(texts: Sequence[str], encoder: Encoder) -> Generator[FloatArray]:

@@ -25,7 +25,7 @@ from sqlalchemy.exc import OperationalError
 from understudy.artifacts.access import ArtifactRef, write_json, write_table
 from understudy.errors import InputError, TrackingFailed
 from understudy.privacy.labels import private, public, released
-from understudy.tasks.engine import failures, tracking
+from understudy.tasks.engine import failures, tracking, tracking_experiment
 from understudy.tasks.engine.lineage import LineageNode
 from understudy.tasks.engine.prefect_links import link_from_prefect, without_login
 from understudy.tasks.engine.run_record import TaskRecord, flatten, source_names
@@ -413,7 +413,7 @@ def test_a_deleted_experiment_is_told_with_how_to_restore_it(tracked):
 def test_an_experiment_that_was_renamed_is_gone_on_with_under_its_new_name(tracked):
     ref = method("key-1")
     log = tracking._open("client")
-    log.client.delete_experiment_tag(log.experiment, tracking.OWN)  # as an earlier version has made it
+    log.client.delete_experiment_tag(log.experiment, tracking_experiment.OWN)  # as an earlier version has made it
     for renamed in ("mine", "ours"):
         tracking._connect.cache_clear()  # as in another process
         tracking._open("client")
@@ -422,7 +422,9 @@ def test_an_experiment_that_was_renamed_is_gone_on_with_under_its_new_name(track
         method("key-1")
         assert {name: len(same) for name, same in runs().items()} == dict.fromkeys(runs(), 1)
         assert tracking.lineage(ref.id).task == "generate"
-    assert [found.name for found in log.client.search_experiments() if tracking.OWN in found.tags] == ["ours"]
+    assert [found.name for found in log.client.search_experiments() if tracking_experiment.OWN in found.tags] == [
+        "ours"
+    ]
     log.client.delete_experiment(log.experiment)
     tracking._connect.cache_clear()
     with pytest.raises(InputError, match=rf"deleted.*restore --experiment-id {log.experiment}"):
@@ -479,7 +481,7 @@ def test_a_database_may_be_named_by_a_relative_path(tmp_path, monkeypatch):
         pass
     assert (tmp_path / "mlflow.db").exists()
     monkeypatch.setattr(tracking.Log, "persist", lambda *_: pytest.fail("another database"))
-    assert tracking._open("client").client.get_experiment_by_name(tracking.EXPERIMENT) is not None
+    assert tracking._open("client").client.get_experiment_by_name(tracking_experiment.EXPERIMENT) is not None
 
 
 def test_the_text_of_an_error_that_cannot_be_kept_costs_only_the_text(monkeypatch):
