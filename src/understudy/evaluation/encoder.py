@@ -21,7 +21,7 @@ import os
 import secrets
 import tempfile
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -38,7 +38,6 @@ FloatArray = npt.NDArray[np.float32]
 DEFAULT_ENCODER = "all-MiniLM-L6-v2"
 
 _ENTRIES = ".entries"  # files of names and vectors, each of one call
-_KEPT_AT_ONCE = 4096  # vectors of texts that are computed alone
 
 
 @dataclass(frozen=True)
@@ -127,7 +126,7 @@ def embed(texts: Sequence[str], encoder: Encoder, *, cache: Path | None = None) 
     return vectors[[place[text] for text in texts]]
 
 
-def each_alone(texts: Sequence[str], encoder: Encoder, *, cache: Path | None = None) -> Generator[FloatArray]:
+def each_alone(texts: Sequence[str], encoder: Encoder) -> Generator[FloatArray]:
     """Embeddings of texts, in order, each computed by itself and with one thread.
 
     So its bytes depend on no other text, and not on how many threads there are: on the CPU each of them takes a text.
@@ -135,22 +134,7 @@ def each_alone(texts: Sequence[str], encoder: Encoder, *, cache: Path | None = N
     Args:
         texts: strings; private, public or released.
         encoder: from `load_encoder`.
-        cache: directory where they are left for `embed`, in groups as they come; nothing is read from it. None leaves
-            nothing.
     """
-    some = dict[str, FloatArray]()
-    with closing(_each_alone(texts, encoder)) as vectors:
-        for done, (text, vector) in enumerate(zip(texts, vectors, strict=True), start=1):
-            some[text] = vector
-            # Before the last one is given: a caller who knows how many there are asks for no more.
-            if done % _KEPT_AT_ONCE == 0 or done == len(texts):
-                if cache is not None:
-                    _leave(_entry_names(list(some), encoder, cache), np.stack(list(some.values())), cache)
-                some.clear()
-            yield vector
-
-
-def _each_alone(texts: Sequence[str], encoder: Encoder) -> Generator[FloatArray]:
     import torch
 
     def alone(text: str) -> FloatArray:
@@ -166,6 +150,18 @@ def _each_alone(texts: Sequence[str], encoder: Encoder) -> Generator[FloatArray]
         yield from pool.map(alone, texts[:1])
         for start in range(1, len(texts), threads):
             yield from pool.map(alone, texts[start : start + threads])
+
+
+def leave(vectors: Mapping[str, FloatArray], encoder: Encoder, cache: Path) -> None:
+    """Keep embeddings of texts, such as `each_alone` gave, where `embed` finds them.
+
+    Args:
+        vectors: text -> (encoder.dimension,).
+        encoder: that made them.
+        cache: directory, as for `embed`.
+    """
+    if vectors:
+        _leave(_entry_names(list(vectors), encoder, cache), np.stack(list(vectors.values())), cache)
 
 
 def embed_sets(

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from understudy.errors import InputError
-from understudy.evaluation import encoder as module
-from understudy.evaluation.encoder import Encoder, each_alone, embed, embed_sets, load_encoder
+from understudy.evaluation.encoder import Encoder, each_alone, embed, embed_sets, leave, load_encoder
 
 
 def test_minilm_gives_unit_vectors_in_order(encoder):
@@ -99,36 +98,16 @@ def test_texts_are_computed_alone_to_the_same_bytes_with_any_number_of_threads(e
     assert found[0] == found[1] == found[2]
 
 
-def test_what_is_computed_alone_is_left_for_later_calls(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_KEPT_AT_ONCE", 2)
+def test_what_is_computed_alone_is_left_for_later_calls(tmp_path):
     encoder, calls = counting_encoder()
-    texts = ["bb", "a", "bb", "bb", "cccc"]
-    vectors = each_alone(texts, encoder, cache=tmp_path)
-    alone = [next(vectors).copy() for _ in texts]  # and asks for no more
-    assert [len(text) for text in texts] == [vector[0] for vector in alone]
-    assert embed(texts, encoder, cache=tmp_path).tolist() == [vector.tolist() for vector in alone]
+    texts = ["bb", "a", "cccc"]
+    alone = dict(zip(texts, each_alone(texts, encoder), strict=True))
+    leave(alone, encoder, tmp_path)
+    leave({}, encoder, tmp_path)
+    assert embed(texts, encoder, cache=tmp_path).tolist() == [alone[text].tolist() for text in texts]
     assert calls == [[text] for text in texts], "nothing is computed again"
     assert embed(["a", "dd"], encoder, cache=tmp_path)[:, 0].tolist() == [1, 2]
     assert calls[len(texts) :] == [["dd"]]
-
-
-def test_an_interrupted_pass_leaves_whole_groups(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_KEPT_AT_ONCE", 2)
-    encoder, calls = counting_encoder()
-    vectors = each_alone(["bb", "a", "ccc"], encoder, cache=tmp_path)
-    next(vectors)
-    assert not list(tmp_path.glob("*.entries"))
-    next(vectors)
-    vectors.close()
-    calls.clear()
-    embed(["bb", "a", "ccc"], encoder, cache=tmp_path)
-    assert calls == [["ccc"]]
-
-
-def test_nothing_is_read_from_where_vectors_are_left(tmp_path):
-    lying, _ = counting_encoder()
-    embed(["a"], dataclasses.replace(lying, encode=lambda texts: np.zeros((len(texts), 2), np.float32)), cache=tmp_path)
-    assert next(each_alone(["a"], lying, cache=tmp_path)).tolist() == [1, 1]
 
 
 def test_an_error_of_one_text_leaves_the_threads_as_they_were():

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from understudy.data.private_rows import PrivateRows
 from understudy.errors import InputError
-from understudy.evaluation.encoder import Encoder, each_alone
+from understudy.evaluation.encoder import Encoder, each_alone, leave
 from understudy.methods.conditional_generation.queries import CLASS_MEANS, Asked
 from understudy.privacy.grid import charged_sensitivity
 from understudy.privacy.grid_sum import GridSum
@@ -37,6 +37,7 @@ Vectors = npt.NDArray[np.float32]
 _COUNT = 0.5
 _SCALE = (1 + _COUNT**2) ** -0.5
 _ROWS_IN_FLOATS = 1 << 15
+_LEFT_AT_ONCE = 4096  # embeddings, for the evaluation
 
 
 @dataclass(frozen=True)
@@ -105,20 +106,34 @@ def _exact_sums(private: PrivateRows, sentences: Encoder, course: Course, embedd
         },
     )
     texts, labels, rows = private.valid_texts, private.label_indices, len(private)
-    left = [text for text in texts[done:] if text is not None]
-    with closing(each_alone(left, sentences, cache=embeddings)) as vectors:
+    fresh = dict[str, Vectors]()
+
+    def leave_fresh() -> None:
+        if embeddings is not None:
+            leave(fresh, sentences, embeddings)
+        fresh.clear()
+
+    def kept() -> dict[str, Tensor]:
+        # First, for a row that is done is not embedded again: the evaluation finds the same of a run that was killed.
+        leave_fresh()
+        return state
+
+    with closing(each_alone([text for text in texts[done:] if text is not None], sentences)) as vectors:
         for row in range(done, rows):
             text, label = texts[row], labels[row]
             if text is not None:
-                state["sums"][label] += torch.from_numpy(_SCALE * _unit(next(vectors)))
+                fresh[text] = vector = next(vectors)
+                state["sums"][label] += torch.from_numpy(_SCALE * _unit(vector))
                 state["counts"][label] += _SCALE * _COUNT
+            if len(fresh) == _LEFT_AT_ONCE or row + 1 == rows:
+                leave_fresh()
             if (row + 1) % _ROWS_IN_FLOATS == 0 or row + 1 == rows:
                 exact = GridSum(sensitivity=1.0)
                 exact.add({name: state[name] for name in shapes}, units=_ROWS_IN_FLOATS)
                 for name, steps in exact.steps().items():
                     state[f"{name}.steps"] += steps
                     state[name].zero_()
-            course.stepped(row + 1, rows, lambda: state)
+            course.stepped(row + 1, rows, kept)
     return {name: state[f"{name}.steps"] for name in shapes}
 
 

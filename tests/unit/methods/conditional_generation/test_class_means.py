@@ -125,8 +125,9 @@ def test_the_evaluation_finds_the_embeddings(asked, tmp_path):
 
 @pytest.mark.parametrize("at_once", [8, 1 << 15])
 def test_a_killed_pass_over_the_rows_goes_on_where_it_was(asked, tmp_path, monkeypatch, at_once):
-    """To the same bits, and no row that was embedded is embedded again."""
+    """To the same bits, and no row that was embedded is embedded again, by the evaluation neither."""
     monkeypatch.setattr(class_means, "_ROWS_IN_FLOATS", at_once)
+    given = {"embeddings": tmp_path / "embeddings"}
     calm, seen, private = Listening(), [], rows()
     release_class_means(private, asked(30, recorder=calm), sentences())
 
@@ -139,10 +140,12 @@ def test_a_killed_pass_over_the_rows_goes_on_where_it_was(asked, tmp_path, monke
 
     resumed = Listening()
     for attempt in range(2):
-        course = Course(TrainingCheckpoint(tmp_path, every=1))
+        course = Course(TrainingCheckpoint(tmp_path / "state", every=1))
         with pytest.raises(KeyboardInterrupt) if not attempt else nullcontext():
-            release_class_means(private, asked(30, recorder=resumed), sentences(watched), course=course)
+            release_class_means(private, asked(30, recorder=resumed), sentences(watched), course=course, **given)
     assert seen == [*[t for t in private.valid_texts if t][:17], "killed", *[t for t in private.valid_texts if t][17:]]
+    texts = [text for text in private.valid_texts if text is not None]
+    assert np.array_equal(embed(texts, sentences(None), cache=given["embeddings"]), spread(texts))
     (expected,), (found,) = calm.queries, resumed.queries
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
