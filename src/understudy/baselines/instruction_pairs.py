@@ -21,6 +21,7 @@ from understudy.generation.prompts import row_seeds
 from understudy.models.loading import LoadedModel
 from understudy.privacy import labels
 from understudy.privacy.labels import Label
+from understudy.quantities import Size
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Making(Frozen):
         requests: how requests, or whole pairs, are drawn.
         answers: how answers are drawn in the second step.
         public_seed: of all choices and draws.
-        batch_size: rows in flight; speed only.
+        batch_size: rows in flight; speed only. auto: 32, and more on a GPU.
     """
 
     count: int
@@ -69,7 +70,7 @@ class Making(Frozen):
     )
     answers: SamplingConfig = Field(default_factory=lambda: SamplingConfig(max_new_tokens=64, temperature=0.7))
     public_seed: int = 0
-    batch_size: int = 32
+    batch_size: Size | Literal["auto"] = "auto"
 
 
 def label_of(way: Way, generator: Label, *, source: str) -> Label:

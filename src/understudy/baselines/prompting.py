@@ -34,6 +34,7 @@ from understudy.generation.prompts import (
     special_token_ids,
     uses_chat,
 )
+from understudy.generation.rows import rows_in_flight
 from understudy.generation.sampling import sample
 from understudy.models.loading import LoadedModel
 from understudy.progress import Progress
@@ -159,11 +160,12 @@ def _write(
     progress: Progress | None,
 ) -> pa.Table:
     """Continue each prompt by one line, again where the line is empty."""
-    texts = [""] * len(prompts)
+    texts, longest = [""] * len(prompts), max(map(len, prompts), default=1)
+    together = rows_in_flight(loaded.model, "auto", on_cpu=_BATCH, prompt=longest, new=sampling.max_new_tokens)
     for attempt in range(_REDRAWS + 1):
         waiting = [row for row, text in enumerate(texts) if not text]
-        for start in range(0, len(waiting), _BATCH):
-            batch = waiting[start : start + _BATCH]
+        for start in range(0, len(waiting), together):
+            batch = waiting[start : start + together]
             drawn = sample(
                 loaded.model,
                 _padded(loaded, [prompts[row] for row in batch]),

@@ -24,6 +24,7 @@ from understudy.evaluation.next_token import descend
 from understudy.frozen import Profile, Profiled, Profiles
 from understudy.generation.config import SamplingConfig
 from understudy.generation.prompts import padded_left, row_seeds, special_ids, special_token_ids
+from understudy.generation.rows import rows_in_flight
 from understudy.generation.sampling import sample
 from understudy.models.loading import LoadedModel
 from understudy.models.lora import attach, trainable_parameters
@@ -136,8 +137,10 @@ def draw_texts(
         _check_context(loaded, max(map(len, encoded)) + sampling.max_new_tokens, "prompt and text")
     device, wanted = next(loaded.model.parameters()).device, len(prompts) * per_prompt
     texts: list[str] = []
-    for start in range(0, wanted, _BATCH):
-        rows = range(start, min(start + _BATCH, wanted))
+    longest = max(map(len, encoded), default=1)
+    together = rows_in_flight(loaded.model, "auto", on_cpu=_BATCH, prompt=longest, new=sampling.max_new_tokens)
+    for start in range(0, wanted, together):
+        rows = range(start, min(start + together, wanted))
         own = [encoded[row // per_prompt] for row in rows]
         drawn = sample(
             loaded.model,

@@ -13,6 +13,7 @@ import torch
 from understudy.errors import InputError
 from understudy.generation.config import PromptFormat, SamplingConfig
 from understudy.generation.prompts import build_prompts, row_seeds, special_token_ids
+from understudy.generation.rows import rows_in_flight
 from understudy.generation.sampling import sample
 from understudy.models.loading import LoadedModel
 
@@ -63,7 +64,7 @@ def write_own_texts(
         seeds=row_seeds(public_seed, range(len(labels)), purpose="own-text"),
         eos=prompts.end,
         forbidden=special_token_ids(base.tokenizer),
-        batch_size=_BATCH,
+        batch_size=rows_in_flight(base.model, "auto", on_cpu=_BATCH, prompt=prompts.width, new=tokens),
     )
     decode = base.tokenizer.decode
     return [decode(row, skip_special_tokens=True, clean_up_tokenization_spaces=False).strip() for row in rows], labels

@@ -18,11 +18,14 @@ from understudy.errors import InputError
 from understudy.generation.config import SamplingConfig
 from understudy.generation.instructions import Pair, PairEncoder
 from understudy.generation.prompts import row_seeds, special_ids, special_token_ids
+from understudy.generation.rows import rows_in_flight
 from understudy.generation.sampling import sample
 from understudy.models.loading import LoadedModel
+from understudy.models.passes import Rows
 from understudy.progress import Progress
 
 _REQUEST, _ANSWER = "Request:", "Answer:"
+_ROWS = 32  # in flight on a CPU
 
 
 @dataclass(frozen=True)
@@ -130,7 +133,7 @@ def continue_prompts(
     sampling: SamplingConfig,
     public_seed: int,
     purpose: str,
-    batch_size: int,
+    batch_size: Rows,
     progress: Progress | None = None,
 ) -> list[str]:
     """One continuation per prompt.
@@ -141,7 +144,7 @@ def continue_prompts(
         sampling: how.
         public_seed: a continuation is a function of it, the purpose, its prompt and its number.
         purpose: names the stream of seeds.
-        batch_size: rows in flight; speed only.
+        batch_size: rows in flight; speed only. auto: 32, and more on a GPU.
         progress: called with (continuations, prompts).
     """
     encoder = PairEncoder(model.tokenizer, "plain")
@@ -158,7 +161,7 @@ def write_answers(
     *,
     sampling: SamplingConfig,
     seeds: Sequence[int],
-    batch_size: int,
+    batch_size: Rows,
     progress: Progress | None = None,
 ) -> list[str]:
     """One answer per instruction; an empty one is an answer.
@@ -169,7 +172,7 @@ def write_answers(
         prompts: ids and mask that the encoder made of the instructions.
         sampling: how.
         seeds: public, one for each instruction.
-        batch_size: rows in flight; speed only.
+        batch_size: rows in flight; speed only. auto: 32, and more on a GPU.
         progress: called with (answers, instructions).
     """
     if not seeds:
@@ -184,7 +187,7 @@ def _draw(
     sampling: SamplingConfig,
     seeds: Sequence[int],
     end: int,
-    batch_size: int,
+    batch_size: Rows,
     progress: Progress | None,
 ) -> list[list[int]]:
     ids, mask = (part.to(model.model.device) for part in prompts)
@@ -195,7 +198,9 @@ def _draw(
         seeds=seeds,
         eos=end,
         forbidden=special_token_ids(model.tokenizer),
-        batch_size=batch_size,
+        batch_size=rows_in_flight(
+            model.model, batch_size, on_cpu=_ROWS, prompt=ids.shape[1], new=sampling.max_new_tokens
+        ),
         progress=progress,
     )
 

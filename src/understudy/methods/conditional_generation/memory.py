@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import Final
 
 from understudy.errors import InputError
+from understudy.generation.rows import doubled
 from understudy.hardware import device_memory
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
 from understudy.models.passes import rows_on_a_gpu
@@ -103,10 +104,12 @@ def _has_room(config: ConditionalGenerationConfig, shape: ModelShape, rows: int)
 
 
 def rows_at_a_time(config: ConditionalGenerationConfig, shape: ModelShape | None) -> int:
-    """The generation batch: as given, or a power of two."""
+    """The generation batch: as given, or a power of two; more on a GPU, which mostly starts operations."""
     if config.generate.batch_size != "auto":
         return config.generate.batch_size
     rows = _MOST_GENERATED
+    if shape is not None and settings().device_type == "cuda":
+        return doubled(1, bytes_of_a_row=generation_bytes(config, shape, 1))
     while shape is not None and rows > 1 and generation_bytes(config, shape, rows) > min(_AMPLE, device_memory() // 2):
         rows //= 2
     return rows

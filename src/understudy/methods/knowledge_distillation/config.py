@@ -73,7 +73,9 @@ class InstructionConfig(Frozen):
         default_factory=lambda: SamplingConfig(max_new_tokens=32, temperature=0.7, top_p=1.0),
         description="How they are drawn; paper temperature 0.7.",
     )
-    batch_size: Size = setting(32, "Rows generated or scored at a time; speed only.")
+    batch_size: Size | Literal["auto"] = setting(
+        "auto", "Rows generated or scored at a time; speed only. auto: 32, and where a GPU generates as many as fit."
+    )
 
 
 class FilterConfig(Frozen):

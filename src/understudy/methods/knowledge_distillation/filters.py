@@ -29,6 +29,7 @@ from understudy.models.loading import LoadedModel
 _YES = ("yes", "Yes", "YES", " yes", " Yes", " YES")
 _NO = ("no", "No", "NO", " no", " No", " NO")
 NEUTRAL = "N/A"
+_ROWS = 32  # questions read at a time
 
 
 def drop_near_copies(texts: Sequence[str], *, most: float, public: Sequence[str] = ()) -> list[int]:
@@ -91,7 +92,9 @@ def judged(texts: Sequence[str], judge: LoadedModel, config: KnowledgeDistillati
     write = partial(question, about=config.about)
     asked = [fitted_question(write, [text], encoder, max_length=context) for text in (*texts, NEUTRAL)]
     ids, mask, _ = encoder.prompts([Pair(text) for text, _ in asked], max_length=context)
-    found = preferences(judge.model, (ids, mask), first=yes, second=no, batch_size=config.instructions.batch_size)
+    at_once = config.instructions.batch_size
+    rows = _ROWS if at_once == "auto" else at_once
+    found = preferences(judge.model, (ids, mask), first=yes, second=no, batch_size=rows)
     return Judgement(found[:-1], float(found[-1]), sum(shortened for _, shortened in asked))
 
 

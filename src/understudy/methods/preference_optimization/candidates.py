@@ -18,6 +18,7 @@ from torch import Tensor
 from understudy.generation.answers import Asking, asked_once
 from understudy.generation.endpoints import Endpoint
 from understudy.generation.prompts import end_token, padded_left, special_ids, special_token_ids
+from understudy.generation.rows import rows_in_flight
 from understudy.generation.sampling import Step, StepHook, sample
 from understudy.methods.preference_optimization.config import CandidateConfig
 from understudy.methods.preference_optimization.prompts import RoundSeed, prompt_tokens
@@ -54,7 +55,11 @@ def continue_prompts(
     encoded = [prompt_tokens(loaded, prompt) for prompt in prompts]
     texts: list[str] = []
     per_prompt = config.per_prompt
-    together = max(1, _ROWS // per_prompt)
+    longest = max(map(len, encoded), default=1)
+    rows_together = rows_in_flight(
+        loaded.model, "auto", on_cpu=_ROWS, prompt=longest, new=config.sampling.max_new_tokens
+    )
+    together = max(1, rows_together // per_prompt)
     for start in range(0, len(prompts), together):
         batch = encoded[start : start + together]
         rows = range(start * per_prompt, (start + len(batch)) * per_prompt)

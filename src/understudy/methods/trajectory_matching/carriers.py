@@ -21,6 +21,7 @@ from understudy.data.readers import read_source
 from understudy.errors import InputError
 from understudy.generation.config import SamplingConfig
 from understudy.generation.instructions import LEAST_ROOM, Pair, PairEncoder
+from understudy.generation.rows import rows_in_flight
 from understudy.generation.sampling import sample
 from understudy.methods.trajectory_matching.config import TrajectoryMatchingConfig
 from understudy.methods.trajectory_matching.less import less_scores
@@ -102,7 +103,8 @@ def _batches(lengths: Tensor, base: LoadedModel, config: TrajectoryMatchingConfi
     room = torch.full_like(lengths, config.max_length) if context is None else context - lengths
     limits = room.clamp(max=config.max_length)
     for limit in limits.unique().tolist():
-        for rows in torch.split((limits == limit).nonzero()[:, 0], _BATCH):
+        together = rows_in_flight(base.model, "auto", on_cpu=_BATCH, prompt=int(lengths.max()), new=limit)
+        for rows in torch.split((limits == limit).nonzero()[:, 0], together):
             yield rows.tolist(), limit
 
 

@@ -15,10 +15,12 @@ from understudy.methods.conditional_generation import memory
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig as Config
 from understudy.methods.conditional_generation.memory import (
     check_fits,
+    generation_bytes,
     padded_length,
     recomputes,
     resolve,
     resolve_for,
+    rows_at_a_time,
     rows_per_pass,
     training_bytes,
 )
@@ -101,6 +103,16 @@ def test_a_pass_on_a_gpu_has_as_many_rows_as_make_it_faster(machine, monkeypatch
     assert rows == 8 or not recomputes(config, BIG, rows)
     assert rows_per_pass(Config(train={"micro_batch": 7}), n, BIG, device="cuda") == 7
     assert rows_per_pass(config, n, None, device="cuda") == rows_per_pass(config, n, None)
+
+
+@pytest.mark.parametrize(("gib", "rows"), [(139.8, 2048), (79.6, 1024), (24, 512), (2, 32)])
+def test_a_gpu_draws_as_many_rows_as_have_room_in_half_of_it(machine, monkeypatch, gib, rows):
+    machine(gib)
+    monkeypatch.setenv("UNDERSTUDY_DEVICE", "cuda")
+    assert rows_at_a_time(Config(), BIG) == rows
+    assert generation_bytes(Config(), BIG, rows) <= gib * 2**30 / 2
+    assert rows_at_a_time(Config(generate={"batch_size": 7}), BIG) == 7
+    assert rows_at_a_time(Config(), None) == 128
 
 
 @pytest.mark.usefixtures("machine")
