@@ -105,7 +105,7 @@ def test_a_pass_on_a_gpu_has_as_many_rows_as_make_it_faster(machine, monkeypatch
     assert rows_per_pass(config, n, None, device="cuda") == rows_per_pass(config, n, None)
 
 
-@pytest.mark.parametrize(("gib", "rows"), [(139.8, 2048), (79.6, 1024), (24, 512), (2, 32)])
+@pytest.mark.parametrize(("gib", "rows"), [(139.8, 2048), (79.6, 2048), (24, 1024), (2, 64)])
 def test_a_gpu_draws_as_many_rows_as_have_room_in_half_of_it(machine, monkeypatch, gib, rows):
     machine(gib)
     monkeypatch.setenv("UNDERSTUDY_DEVICE", "cuda")
@@ -120,7 +120,7 @@ def test_given_numbers_stay_and_need_no_model():
     given = Config(model="no/such-model", train={"micro_batch": 7}, generate={"batch_size": 3})
     assert resolve(given) is given
     half = resolve_for(Config(train={"micro_batch": 7}), BIG)
-    assert (half.train.micro_batch, half.generate.batch_size) == (7, 64)
+    assert (half.train.micro_batch, half.generate.batch_size) == (7, 128)
     for value in (0, 65_537, "automatic", 2.5):
         with pytest.raises(ValueError, match="micro_batch"):
             Config(train={"micro_batch": value})
