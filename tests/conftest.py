@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from confinement import Confinement, files_of, told_of
-from homes import bare_environment, home_environment
+from homes import bare_environment, fix_root_key, home_environment
 
 # Before anything imports Prefect, MLflow, torch or datasets.
 for _name, _value in {
@@ -125,6 +125,12 @@ def home(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
 
         without_drawing(monkeypatch)
     return root
+
+
+@pytest.fixture
+def fixed_root_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is held out, and how an audit's coins fall, is no matter of chance: see `fix_root_key`."""
+    fix_root_key(monkeypatch)
 
 
 @pytest.fixture(autouse=True)

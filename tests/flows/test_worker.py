@@ -511,8 +511,9 @@ def test_a_worker_evaluates_any_table_and_the_report_goes_with_its_source(server
 # Six flow runs, each in a process of its own, one after the other.
 @pytest.mark.timeout(1800)
 def test_two_zones_make_the_artifacts_of_one_and_the_server_sees_no_private_text(
-    server, request_of, tmp_path, empty_tracking_store
+    server, request_of, tmp_path, empty_tracking_store, fixed_root_key
 ):
+    Ledger.open()  # founds it here, where its root key is fixed
     rows = generate("clients")
     given = {"data": "sample:clients", "label_names": None, "samples": 8}
     given |= {"delta": 1e-3, "budget": Budget(epsilon=8, delta=0.02)}
