@@ -32,7 +32,7 @@ from prefect import Flow, flow, get_client
 from prefect.context import FlowRunContext
 from prefect.exceptions import Pause
 from prefect.states import Paused
-from prefect_servers import flows_told_to, free_port, wait_for
+from prefect_servers import flows_told_to, held_port, wait_for
 from tests_support import SMALL, SMALL_ROUND
 
 from understudy.data.digests import row_digests
@@ -65,10 +65,8 @@ def deployed(tmp_path_factory, empty_prefect_database):
     """
     home = tmp_path_factory.mktemp("prefect")
     shutil.copy(empty_prefect_database, home)
-    port = free_port()
     environment = bare_environment() | {
         "PREFECT_HOME": str(home),
-        "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "2",
         # How often it looks for runs that have fallen silent.
@@ -85,9 +83,10 @@ def deployed(tmp_path_factory, empty_prefect_database):
         "UNDERSTUDY_HEARTBEAT_S": "2",
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
-    command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
-    with (home / "server.log").open("w") as log:
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+    command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port"]
+    with held_port() as port, (home / "server.log").open("w") as log:
+        environment["PREFECT_API_URL"] = f"http://127.0.0.1:{port}/api"
+        process = subprocess.Popen([*command, str(port)], env=environment, stdout=log, stderr=log)
         try:
             wait_for(environment["PREFECT_API_URL"], process.poll, home / "server.log")
             tool("understudy.flows.cli", environment | home_environment(home / "operator"), "deploy")
