@@ -52,6 +52,14 @@ _server = pytest.StashKey["_Server"]()
 _UNIT = Path(__file__).with_name("unit")
 
 
+def pytest_configure() -> None:
+    """Hypothesis finds a property broken by an example, not by how long a busy machine takes for it."""
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("tests")
+
+
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Remember what the checkout holds; with xdist once, in the process that starts the others."""
     if not hasattr(session.config, "workerinput"):
