@@ -53,10 +53,15 @@ _UNIT = Path(__file__).with_name("unit")
 
 
 def pytest_configure() -> None:
-    """Hypothesis finds a property broken by an example, not by how long a busy machine takes for it."""
+    """Hypothesis finds a property broken by an example, not by how long a busy machine takes for it.
+
+    Its examples are the same in every run; those of the profile `exploring`, which `make prove` takes, are new ones.
+    """
     from hypothesis import HealthCheck, settings
 
-    settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    timeless = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile("tests", timeless, derandomize=True)
+    settings.register_profile("exploring", timeless, derandomize=False)
     settings.load_profile("tests")
 
 
