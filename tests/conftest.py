@@ -23,6 +23,8 @@ for _name, _value in {
     "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
     "PREFECT_LOGGING_LEVEL": "WARNING",
     "PREFECT_LOGGING_TO_API_ENABLED": "false",
+    # As the package gives it: Prefect gives a temporary server 20 seconds, and on a busy machine it imports for longer.
+    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
     # Servers that tests start and ask nothing about schedules, late runs or events.
     **{
         f"PREFECT_SERVER_SERVICES_{service}_ENABLED": "false"
