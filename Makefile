@@ -72,7 +72,8 @@ prove: install prove-instruction-sets
 	$(BIN)/python -m pytest -m slow
 
 # What the unit tests say may not hang on how a processor rounds: as this one does, with AVX2 alone, and without.
-UNIT := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/unit
+# Properties are tried with new examples each time.
+UNIT := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --hypothesis-profile=exploring tests/unit
 prove-instruction-sets: install
 	$(UNIT)
 	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 $(UNIT)

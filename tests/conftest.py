@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from confinement import Confinement, files_of, told_of
-from homes import bare_environment, home_environment
+from homes import bare_environment, fix_root_key, home_environment
 
 # Before anything imports Prefect, MLflow, torch or datasets.
 for _name, _value in {
@@ -23,6 +23,8 @@ for _name, _value in {
     "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
     "PREFECT_LOGGING_LEVEL": "WARNING",
     "PREFECT_LOGGING_TO_API_ENABLED": "false",
+    # As the package gives it: Prefect gives a temporary server 20 seconds, and on a busy machine it imports for longer.
+    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
     # Servers that tests start and ask nothing about schedules, late runs or events.
     **{
         f"PREFECT_SERVER_SERVICES_{service}_ENABLED": "false"
@@ -50,6 +52,19 @@ _confinement = Confinement()
 _before = pytest.StashKey[frozenset[str]]()
 _server = pytest.StashKey["_Server"]()
 _UNIT = Path(__file__).with_name("unit")
+
+
+def pytest_configure() -> None:
+    """Hypothesis finds a property broken by an example, not by how long a busy machine takes for it.
+
+    Its examples are the same in every run; those of the profile `exploring`, which `make prove` takes, are new ones.
+    """
+    from hypothesis import HealthCheck, settings
+
+    timeless = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile("tests", timeless, derandomize=True)
+    settings.register_profile("exploring", timeless, derandomize=False)
+    settings.load_profile("tests")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -125,6 +140,12 @@ def home(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
 
         without_drawing(monkeypatch)
     return root
+
+
+@pytest.fixture
+def fixed_root_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is held out, and how an audit's coins fall, is no matter of chance: see `fix_root_key`."""
+    fix_root_key(monkeypatch)
 
 
 @pytest.fixture(autouse=True)

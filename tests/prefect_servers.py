@@ -22,11 +22,17 @@ TOGETHER = {
 }
 
 
-def free_port() -> int:
-    """One that nobody listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+@contextlib.contextmanager
+def held_port() -> Iterator[int]:
+    """A free port of this machine, for a server that is told its number; nobody else is given it meanwhile.
+
+    It is bound here and not listened on. A server that asks for this very port may have it beside us, for both allow
+    the address to be used again; to whoever asks for any port, the kernel gives one that is not bound.
+    """
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
 
 
 def wait_for(api: str, poll: Callable[[], int | None], log: Path) -> None:
@@ -61,7 +67,7 @@ def temporary_server(folder: Path, database: Path) -> Iterator[None]:
         database: an empty one with its tables, to be copied.
     """
     shutil.copy(database, folder / "prefect.db")
-    port, log = free_port(), folder / "server.log"
+    log = folder / "server.log"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("UNDERSTUDY_")} | {
         "PREFECT_HOME": str(folder),
         "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{folder / 'prefect.db'}",
@@ -72,20 +78,13 @@ def temporary_server(folder: Path, database: Path) -> Iterator[None]:
         "PREFECT__SERVER_FINAL": "1",
         **TOGETHER,
     }
-    command = [
-        sys.executable,
-        *SERVER,
-        "--log-level",
-        "error",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        "--lifespan",
-        "on",
-    ]
-    api = f"http://127.0.0.1:{port}/api"
-    with log.open("w") as said, subprocess.Popen(command, env=environment, stdout=said, stderr=said) as process:
+    command = [sys.executable, *SERVER, "--log-level", "error", "--host", "127.0.0.1", "--lifespan", "on", "--port"]
+    with (
+        held_port() as port,
+        log.open("w") as said,
+        subprocess.Popen([*command, str(port)], env=environment, stdout=said, stderr=said) as process,
+    ):
+        api = f"http://127.0.0.1:{port}/api"
         try:
             wait_for(api, process.poll, log)
             with flows_told_to(api, folder / "prefect.db"):

@@ -25,7 +25,11 @@ from understudy.privacy.queries import Query
 from understudy.privacy.secure_aggregation.round import SecureSettings
 from understudy.privacy.testing.replay import Recording
 
-RELEASES, PLANTED = 200, 20
+PLANTED = 20
+# Another processor rounds a model's gradients differently, and a query of other last digits gets other noise, so the
+# guesses are others there. With 200 releases at 0.01 each kind would fail on one processor in a hundred; these find as
+# small an advantage.
+RELEASES, SIGNIFICANCE = 800, 1e-6
 LABELS = ("negative", "positive")
 TARGETS = ("head", "label_rows", "sketch")
 KINDS = (*TARGETS, "length", "scores", "training", "counts", "masked")
@@ -70,8 +74,10 @@ def candidates_of(kind, model):
     """The list entry of a released query and its exact values on two neighbouring data sets."""
     texts = [f"a film that is {word} in every way and {word}" for word in ("dull", "bright", "long", "odd")] * 3
     if kind in (*TARGETS, "length"):
-        query, first = exact_target(model, kind, texts)
-        return query, first, exact_target(model, kind, [None, *texts[1:]])[1]
+        (query, first), (_, other) = (exact_target(model, kind, rows) for rows in (texts, [None, *texts[1:]]))
+        if kind == "head":  # of 131,072 numbers as many as an attack needs
+            first, other = ({name: values.flatten()[:2048] for name, values in one.items()} for one in (first, other))
+        return query, first, other
     noise = analytic_gaussian_sigma(epsilon=0.1, delta=1e-4, sensitivity=1.0)
     series = {"units": 40, "sensitivity": 1.0, "noise_multiplier": noise}
     if kind == "scores":
@@ -84,8 +90,8 @@ def candidates_of(kind, model):
         )
     random = torch.Generator().manual_seed(1)
     if kind == "masked":
-        vectors = torch.randn(5, 24, generator=random, dtype=torch.float64)
-        vectors /= vectors.norm(dim=1, keepdim=True)
+        # Of norms below 1, and the same bits on every processor.
+        vectors = torch.randint(-(2**29), 2**29, (5, 24), generator=random) / torch.tensor(2.0**32, dtype=torch.float64)
         fewer = vectors.clone()
         fewer[0] = 0.0
         query = Query(kind="masked_sum", name="scores", **{**series, "units": 5})
@@ -180,9 +186,16 @@ def test_the_attack_decides_no_better_than_chance(kind, model):
             kept[charge] = release(query, exact[0 if one is candidates[0] else 1], charge)
         return kept[charge]
 
+    # Masked sums take long, and theirs are the same on every processor.
+    releases, significance = (RELEASES // 4, 0.01) if kind == "masked" else (RELEASES, SIGNIFICANCE)
     for attack in attacks:
-        right = right_guesses(query, candidates, once, attack, RELEASES)
-        assert stats.binomtest(right, RELEASES).pvalue > 0.01, f"{right} of {RELEASES}"
+        right = right_guesses(query, candidates, once, attack, releases)
+        assert stats.binomtest(right, releases).pvalue > significance, f"{right} of {releases}"
+
+
+def test_so_many_releases_tell_an_attack_that_is_right_in_59_of_100_from_chance():
+    assert stats.binomtest(RELEASES * 59 // 100, RELEASES).pvalue < SIGNIFICANCE
+    assert stats.binomtest(118, 200).pvalue > 0.01, "200 releases at 0.01 would not"
 
 
 @pytest.mark.parametrize("kind", [*TARGETS, "scores", "training"])

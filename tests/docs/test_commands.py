@@ -113,7 +113,7 @@ def test_the_pages_hold_commands():
 
 
 @pytest.mark.usefixtures("prefect_server")
-def test_every_understudy_command_runs(tmp_path, monkeypatch, capsys, shallow_models):
+def test_every_understudy_command_runs(tmp_path, monkeypatch, capsys, shallow_models, fixed_root_key):
     monkeypatch.chdir(tmp_path)
     smaller(monkeypatch)
     n = 120_000  # 1e-5 must be below 1/n: the budget of the README fits tables up to that size

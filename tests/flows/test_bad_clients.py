@@ -9,6 +9,8 @@ from tests_support import SMALL
 from understudy.data.tables import client_digests, row_digests
 from understudy.privacy.ledger.ledger import Ledger, SourceRecord
 
+pytestmark = pytest.mark.usefixtures("fixed_root_key")
+
 SECRET = "a walk to the old mill with Zibby"
 SETTINGS = (
     "rounds=1",
@@ -23,7 +25,7 @@ SETTINGS = (
 
 
 def clients(*more: tuple[object, object]) -> dict[str, list]:
-    """Texts of sixteen clients, and further rows: of so many, a secret coin each, hardly ever all are held out."""
+    """Texts of sixteen clients, and further rows; some clients are held out, and some are not."""
     rows = [(f"c{i % 16}", f"{SECRET}, day {i}") for i in range(24)] + list(more)
     return {"client_id": [who for who, _ in rows], "text": [text for _, text in rows]}
 

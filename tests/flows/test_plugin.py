@@ -26,7 +26,7 @@ RUNS = {
 
 @pytest.mark.parametrize("method", RUNS)
 def test_an_installed_method_is_run_charged_stated_reported_and_traced(
-    method, on_path, prefect_server, in_home, call, tmp_path
+    method, on_path, prefect_server, in_home, call, tmp_path, fixed_root_key
 ):
     from understudy.privacy.ledger.ledger import Ledger
 

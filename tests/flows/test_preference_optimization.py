@@ -1,7 +1,6 @@
 """Preference optimisation from the command line to the export, with the real Prefect engine, on a random base model."""
 
 import functools
-import itertools
 import json
 import math
 import re
@@ -16,6 +15,7 @@ import pytest
 import torch
 from completions_server import Completions
 from ended_runs import Ended, everything_logged
+from homes import fix_root_key
 from kill_and_resume import digests, kill_once, reserve
 from safetensors.torch import load_file
 from tests_support import SMALL_ROUND
@@ -32,6 +32,8 @@ from understudy.runs.split import client_is_held_out
 from understudy.runs.validation import validate
 from understudy.settings import prepare_environment
 from understudy.tasks.engine.cache_key import references
+
+pytestmark = pytest.mark.usefixtures("fixed_root_key")
 
 METHOD = "preference-optimization"
 SETTINGS = ("rounds=2", *SMALL_ROUND, "clients.sampling_probability=0.5")
@@ -118,19 +120,12 @@ def held_out() -> set[str]:
     return {client for client in clients if client_is_held_out(client, units=40, keyed_hash=keyed_hash)}
 
 
-def home_that_measures(folder: Path, in_home) -> Path:
-    """A new home whose key holds out 4 clients or more: once in 34 homes there are fewer, and no distance of rounds."""
-    for number in itertools.count():
-        with in_home(folder / f"home{number}") as home:
-            if len(held_out()) >= 4:
-                return home
-    raise AssertionError
-
-
 @pytest.fixture(scope="module")
 def ended(prefect_server, small_downstream, tmp_path_factory, in_home, call, random_model_folder):
     folder = tmp_path_factory.mktemp("diaries")
-    with in_home(home_that_measures(folder, in_home)) as home, watched() as (tasks, lines):
+    with pytest.MonkeyPatch.context() as patch, in_home(folder / "home") as home, watched() as (tasks, lines):
+        fix_root_key(patch)
+        assert len(held_out()) >= 4, "of fewer there is no distance of rounds"
         prepare_environment()
         code, said = call(*words(folder / "out", random_model_folder), "--json")
     assert code == 0, said

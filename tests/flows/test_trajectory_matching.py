@@ -152,7 +152,9 @@ def test_private_rows_are_refused_where_a_public_table_is_named(method, settings
         ("preference-optimization", "seeds", "text", "topic"),
     ],
 )
-def test_a_copy_of_private_rows_is_no_public_table(method, setting, asked, answered, plain, pairs, tmp_path):
+def test_a_copy_of_private_rows_is_no_public_table(
+    method, setting, asked, answered, plain, pairs, tmp_path, fixed_root_key
+):
     """It would be published under another name, in another format and with another column beside it."""
     private, copied = pq.read_table(pairs), tmp_path / "carried.jsonl"
     rows = zip(*(private[name].to_pylist() for name in ("instruction", "response")), strict=True)

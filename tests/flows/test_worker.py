@@ -32,7 +32,7 @@ from prefect import Flow, flow, get_client
 from prefect.context import FlowRunContext
 from prefect.exceptions import Pause
 from prefect.states import Paused
-from prefect_servers import flows_told_to, free_port, wait_for
+from prefect_servers import flows_told_to, held_port, wait_for
 from tests_support import SMALL, SMALL_ROUND
 
 from understudy.data.digests import row_digests
@@ -65,10 +65,8 @@ def deployed(tmp_path_factory, empty_prefect_database):
     """
     home = tmp_path_factory.mktemp("prefect")
     shutil.copy(empty_prefect_database, home)
-    port = free_port()
     environment = bare_environment() | {
         "PREFECT_HOME": str(home),
-        "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "2",
         # How often it looks for runs that have fallen silent.
@@ -85,9 +83,10 @@ def deployed(tmp_path_factory, empty_prefect_database):
         "UNDERSTUDY_HEARTBEAT_S": "2",
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
-    command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
-    with (home / "server.log").open("w") as log:
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+    command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port"]
+    with held_port() as port, (home / "server.log").open("w") as log:
+        environment["PREFECT_API_URL"] = f"http://127.0.0.1:{port}/api"
+        process = subprocess.Popen([*command, str(port)], env=environment, stdout=log, stderr=log)
         try:
             wait_for(environment["PREFECT_API_URL"], process.poll, home / "server.log")
             tool("understudy.flows.cli", environment | home_environment(home / "operator"), "deploy")
@@ -511,8 +510,9 @@ def test_a_worker_evaluates_any_table_and_the_report_goes_with_its_source(server
 # Six flow runs, each in a process of its own, one after the other.
 @pytest.mark.timeout(1800)
 def test_two_zones_make_the_artifacts_of_one_and_the_server_sees_no_private_text(
-    server, request_of, tmp_path, empty_tracking_store
+    server, request_of, tmp_path, empty_tracking_store, fixed_root_key
 ):
+    Ledger.open()  # founds it here, where its root key is fixed
     rows = generate("clients")
     given = {"data": "sample:clients", "label_names": None, "samples": 8}
     given |= {"delta": 1e-3, "budget": Budget(epsilon=8, delta=0.02)}

@@ -57,11 +57,17 @@ def test_the_loser_waits_and_then_gets_the_checkpoints(root):
         leases.acquire(root, KEY, timeout_s=0.15)
     got = []
     told: list[float] = []
-    waiter = threading.Thread(target=lambda: got.append(leases.acquire(root, KEY, waiting=told.append)))
+    looked_twice = threading.Event()
+
+    def waiting(seconds: float) -> None:
+        told.append(seconds)
+        if len(told) == 2:
+            looked_twice.set()
+
+    waiter = threading.Thread(target=lambda: got.append(leases.acquire(root, KEY, waiting=waiting)))
     waiter.start()
-    time.sleep(0.3)
+    assert looked_twice.wait(60)
     assert not got
-    assert told
     assert told == sorted(told)
     first.release()
     waiter.join(timeout=60)

@@ -435,14 +435,26 @@ def test_with_a_server_the_gpu_is_held_by_the_limit_of_that_server(tracked, monk
     url = str(PREFECT_API_URL.value())
     monkeypatch.setenv("PREFECT_API_URL", url)
     inside, most = [], []
+    entered, told, say_waiting = threading.Event(), threading.Event(), machine.say_waiting
 
     def work():
         with machine.gpu_slot("cuda") as index:
             assert index is None
             inside.append(1)
             most.append(len(inside))
-            time.sleep(4 if len(most) == 1 else 0.1)
+            entered.set()
+            told.wait(100)
             inside.pop()
+
+    def telling(words):
+        say = say_waiting(words)
+
+        def tell(waited_s):
+            say(waited_s)
+            if inside and waited_s >= 2:
+                told.set()
+
+        return tell
 
     with machine.gpu_slot("cpu"):
         pass
@@ -456,8 +468,11 @@ def test_with_a_server_the_gpu_is_held_by_the_limit_of_that_server(tracked, monk
         try:
             assert checks._gpu_limit(url).endswith(": 1")
             threads = [threading.Thread(target=work) for _ in range(2)]
-            for thread in threads:
-                thread.start()
+            threads[0].start()
+            assert entered.wait(100)
+            capsys.readouterr()  # where its server answers late, the first one waits for a slot too
+            monkeypatch.setattr(machine, "say_waiting", telling)
+            threads[1].start()
             for thread in threads:
                 thread.join()
             client.update_global_concurrency_limit("gpu", GlobalConcurrencyLimitUpdate(active=False))
@@ -467,7 +482,7 @@ def test_with_a_server_the_gpu_is_held_by_the_limit_of_that_server(tracked, monk
             client.delete_global_concurrency_limit_by_name("gpu")
     assert most == [1, 1]
     (said,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("waiting for")]
-    assert said.endswith(f"for a slot of the concurrency limit 'gpu' of {url}"), "said by the second alone, once"
+    assert said.endswith(f"for a slot of the concurrency limit 'gpu' of {url}"), "said by the second, once"
     assert not list(settings().locks_root.iterdir()), "the limit alone counts"
 
 

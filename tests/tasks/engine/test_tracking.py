@@ -18,7 +18,7 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRun
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_UI_URL, temporary_settings
 from prefect.task_runners import ProcessPoolTaskRunner
-from prefect_servers import free_port, wait_for
+from prefect_servers import held_port, wait_for
 from pydantic import BaseModel
 from sqlalchemy.exc import OperationalError
 
@@ -333,19 +333,19 @@ def test_many_tasks_at_once_are_all_recorded(tracked):
 def tracking_server(empty_tracking_store, tmp_path):
     """The port of a real MLflow server on this machine."""
     shutil.copy(empty_tracking_store, tmp_path / "served.db")
-    port, log = free_port(), tmp_path / "mlflow.log"
-    words = f"--host 127.0.0.1 --port {port} --workers 1 --backend-store-uri sqlite:///{tmp_path / 'served.db'}"
-    command = [sys.executable, "-m", "mlflow", "server", *words.split()]
-    with log.open("w") as said:
+    log = tmp_path / "mlflow.log"
+    with held_port() as port, log.open("w") as said:
+        words = f"--host 127.0.0.1 --port {port} --workers 1 --backend-store-uri sqlite:///{tmp_path / 'served.db'}"
+        command = [sys.executable, "-m", "mlflow", "server", *words.split()]
         process = subprocess.Popen(
             command, env=bare_environment(), stdout=said, stderr=said, cwd=tmp_path, start_new_session=True
         )
-    try:
-        wait_for(f"http://127.0.0.1:{port}", process.poll, log)
-        yield port
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        try:
+            wait_for(f"http://127.0.0.1:{port}", process.poll, log)
+            yield port
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def test_a_run_on_a_server_of_mlflow_prints_no_address_with_its_password(tracking_server, monkeypatch, capfd):

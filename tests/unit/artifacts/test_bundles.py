@@ -65,7 +65,7 @@ def test_one_flipped_byte_is_refused(name, sealed):
 
 
 @given(st.binary(max_size=40), st.integers(0, 2**16))
-@hypothesis_settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@hypothesis_settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_any_other_payload_is_refused(tmp_path_factory, extra, place):
     folder = tmp_path_factory.mktemp("bundle")
     options = {"sender": CLIENT, "receiver": SERVER.public, "exchange": "charge/adapter", "label": labels.public()}

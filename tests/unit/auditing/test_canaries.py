@@ -15,6 +15,8 @@ from understudy.runs.audits.request import audit_of
 from understudy.runs.audits.runs import ARMS, check_power, prepared
 from understudy.runs.request import Budget, RunRequest
 
+pytestmark = pytest.mark.usefixtures("fixed_root_key")
+
 WORDS = [f"{first}{last}" for first in "bcdfgh" for last in ("ank", "ell", "ind", "ock", "ust")]
 
 

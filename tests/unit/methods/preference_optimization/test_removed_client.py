@@ -21,6 +21,8 @@ from understudy.runs.request import Budget, RunRequest
 from understudy.runs.run_plan import dry_run_of
 from understudy.runs.validation import validate
 
+pytestmark = pytest.mark.usefixtures("fixed_root_key")
+
 CLIENTS = 120
 DIMENSION = 16
 METHOD = "preference-optimization"

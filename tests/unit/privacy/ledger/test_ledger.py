@@ -296,7 +296,7 @@ def test_charge_ids_are_random(ledger):
         ledger.charge("nothing")
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(asked=st.lists(st.tuples(st.floats(0.01, 4), st.floats(1e-6, 5e-5), st.booleans()), min_size=1, max_size=8))
 def test_no_sequence_of_requests_overspends(tmp_path_factory, asked):
     ledger = Ledger(f"sqlite:///{tmp_path_factory.mktemp('l') / 'ledger.db'}", secret=SECRET)
