@@ -392,6 +392,22 @@ def test_the_first_row_of_a_file_without_a_header_is_not_shown(call, words, tmp_
     assert state_of(home) == ([], [])
 
 
+@pytest.mark.parametrize(("suffix", "hint"), [("csv", "CSV"), ("jsonl", "JSONL"), ("parquet", None)])
+def test_a_wrong_column_name_is_answered_for_the_format_of_the_file(suffix, hint, call, words, tmp_path, home):
+    path = tmp_path / f"rows.{suffix}"
+    if suffix == "csv":
+        path.write_text("text,label\nfine,good\n")
+    elif suffix == "jsonl":
+        path.write_text('{"text": "fine", "label": "good"}\n')
+    else:
+        pq.write_table(pa.table({"text": ["fine"], "label": ["good"]}), path)
+    code, said = call(*words(data=path, text_column="words"))
+    assert (code, said.count("\n")) == (2, 1), said
+    assert "--text-column" in said
+    assert re.findall("CSV|JSONL", said) == ([hint] if hint else []), said
+    assert state_of(home) == ([], [])
+
+
 @pytest.mark.parametrize(("epsilon", "wanted"), [(3, True), (9, False)])
 def test_a_default_delta_that_does_not_fit_is_named_with_the_way_out(epsilon, wanted, call, words, home):
     code, said = call(*words(epsilon=epsilon, budget="8,1e-5" if wanted else "8,0.015"))
