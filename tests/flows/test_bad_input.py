@@ -459,6 +459,35 @@ def test_a_charged_run_is_not_refused_for_the_budget_that_it_used_up(request_of,
         validate(request.model_copy(update={"accept_new_charge": True, "epsilon": 2.0}), method)
 
 
+@pytest.mark.parametrize("is_registered", [False, True])
+@pytest.mark.parametrize("moment", ["source_record", "check_budget", "before_charge"])
+def test_a_run_that_another_process_charges_meanwhile_is_not_refused_for_its_own_charge(
+    request_of, home, monkeypatch, moment, is_registered
+):
+    """Two deployment runs of one request: the second was refused the budget that the first had just taken for both."""
+    from understudy.privacy.ledger.ledger import Ledger
+    from understudy.runs import validation
+    from understudy.runs.registration import registered
+    from understudy.runs.request import Budget
+    from understudy.tasks.charging import charge
+
+    request, method = request_of(budget=Budget(epsilon=3, delta=0.01)), "conditional-generation"
+    if is_registered:
+        registered(request, method)
+    plain = getattr(validation, moment)
+
+    def meanwhile(*given, **named):
+        monkeypatch.setattr(validation, moment, plain)
+        charge.fn(registered(request, method), environment={"code": "0" * 64}, accept_new=False)
+        return plain(*given, **named)
+
+    monkeypatch.setattr(validation, moment, meanwhile)
+    other = request.model_copy(update={"out": f"{request.out}-other"})
+    receipt = charge.fn(registered(other, method), environment={"code": "0" * 64}, accept_new=False)
+    (only,) = Ledger.open().charges(request.source)
+    assert only.id == receipt.charge_id
+
+
 def test_rows_of_another_source_are_refused(call, words, home, data, tmp_path):
     from understudy.runs.registration import registered
     from understudy.runs.request import Budget, RunRequest
