@@ -43,14 +43,15 @@ def pairs_of(base: LoadedModel, count: int) -> Pairs:
 def step(options: argparse.Namespace) -> Callable[[], object]:
     """One step, whole or in parts."""
     base = base_of(options.case)
-    pairs, config = pairs_of(base, options.pairs), PreferenceConfig(batch_size=options.pairs, epochs=1)
+    rows = encode_pairs(base, pairs_of(base, options.pairs))
+    config = PreferenceConfig(batch_size=options.pairs, epochs=1)
     trainer_class()  # trl is slow to load
     if options.whole:
         dpo_pairs.AMPLE = sys.maxsize  # type: ignore[misc]
 
     def work() -> object:
         with TemporaryDirectory() as folder:
-            return train_round(base, None, pairs=pairs, config=config, public_seed=0, round=0, folder=Path(folder))
+            return train_round(base, None, rows=rows, config=config, public_seed=0, round=0, folder=Path(folder))
 
     return work
 

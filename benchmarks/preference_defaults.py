@@ -35,7 +35,7 @@ from understudy.methods.preference_optimization.config import (
     PreferenceOptimizationConfig,
 )
 from understudy.methods.preference_optimization.dpo import train_round
-from understudy.methods.preference_optimization.dpo_pairs import Pairs
+from understudy.methods.preference_optimization.dpo_pairs import Pairs, encode_pairs
 from understudy.methods.preference_optimization.prompts import RoundSeed, round_prompts
 from understudy.methods.preference_optimization.queries import queries_of, schedule_of
 from understudy.methods.preference_optimization.scoring import exact_sum
@@ -200,10 +200,10 @@ def moved(settings: Settings, cell: Cell) -> Value:
         scores = (embed(texts, encoder()) @ target).reshape(PROMPTS, PER_PROMPT)
         cosines.append(float(scores.mean()))
         if number < ROUNDS:
-            pairs = pairs_of(prompts, texts, scores, rank=config.rejected_rank)
+            rows = encode_pairs(base, pairs_of(prompts, texts, scores, rank=config.rejected_rank))
             with tempfile.TemporaryDirectory() as folder:
                 adapter = train_round(
-                    base, adapter, pairs=pairs, config=config, public_seed=cell.seed, round=number, folder=Path(folder)
+                    base, adapter, rows=rows, config=config, public_seed=cell.seed, round=number, folder=Path(folder)
                 )
     own = float((wanted @ target).mean())
     return {"cosines": cosines, "distinct": len(set(texts)), "cosine_of_a_response": own}

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from understudy.flows.commands.run import ended, named
-from understudy.flows.commands.terminal import show
+from understudy.flows.commands.terminal import say, show
 
 
 def evaluate(*, fields: Mapping[str, Any], label_names: str | None, as_json: bool) -> None:
@@ -19,10 +19,12 @@ def evaluate(*, fields: Mapping[str, Any], label_names: str | None, as_json: boo
     request = checked_request(EvaluateRequest, {**fields, "label_names": named(label_names)})
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
     prepare_environment()
-    from understudy.runs.evaluations.inputs import check_evaluation, handed_tables
+    from understudy.runs.evaluations.inputs import change_evaluated, check_evaluation, handed_tables
     from understudy.runs.python_requests import metrics_in
 
     check_evaluation(request)
+    if told := change_evaluated(request):
+        say(f"note: {told}")
     with handed_tables(request):
         from understudy.flows.evaluate import evaluate as flow
 

@@ -110,7 +110,8 @@ def _left(total: float, used: float) -> float:
     >>> _left(8.0, 7.1), _left(0.01, 0.001), _left(1.0, 2.0)
     (0.9, 0.009, 0.0)
     """
-    return max(float(_DOWN.subtract(Decimal(repr(total)), Decimal(repr(used)))), 0.0)
+    # 0.0 comes first: rounded down, the difference of equal numbers is -0.0, and of equal ones `max` takes the first.
+    return max(0.0, float(_DOWN.subtract(Decimal(repr(total)), Decimal(repr(used)))))
 
 
 def ledger_accept_loss(*, as_json: bool) -> None:

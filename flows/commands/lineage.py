@@ -12,6 +12,7 @@ from understudy.artifacts.access import ArtifactRef
 from understudy.artifacts.manifest import PRIVATE_ID
 from understudy.errors import InputError
 from understudy.flows.commands.terminal import console, say
+from understudy.runs.file_origin import change_of
 from understudy.runs.folders import RUN_FILE, RunRecord, artifact_in, read_record
 from understudy.runs.placement import INTERNAL
 from understudy.tasks.engine.lineage import LineageNode
@@ -82,6 +83,8 @@ def _of_place(place: Path) -> LineageNode:
         InputError: it names no artifact, or one of which nothing is recorded.
     """
     name = artifact_in(place)
+    if place.is_file() and (told := change_of(place)):
+        say(f"note: {told}; what follows made the rows that were written")
     try:
         return _of_id(name)
     except InputError as error:

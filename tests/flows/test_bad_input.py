@@ -392,6 +392,22 @@ def test_the_first_row_of_a_file_without_a_header_is_not_shown(call, words, tmp_
     assert state_of(home) == ([], [])
 
 
+@pytest.mark.parametrize(("suffix", "hint"), [("csv", "CSV"), ("jsonl", "JSONL"), ("parquet", None)])
+def test_a_wrong_column_name_is_answered_for_the_format_of_the_file(suffix, hint, call, words, tmp_path, home):
+    path = tmp_path / f"rows.{suffix}"
+    if suffix == "csv":
+        path.write_text("text,label\nfine,good\n")
+    elif suffix == "jsonl":
+        path.write_text('{"text": "fine", "label": "good"}\n')
+    else:
+        pq.write_table(pa.table({"text": ["fine"], "label": ["good"]}), path)
+    code, said = call(*words(data=path, text_column="words"))
+    assert (code, said.count("\n")) == (2, 1), said
+    assert "--text-column" in said
+    assert re.findall("CSV|JSONL", said) == ([hint] if hint else []), said
+    assert state_of(home) == ([], [])
+
+
 @pytest.mark.parametrize(("epsilon", "wanted"), [(3, True), (9, False)])
 def test_a_default_delta_that_does_not_fit_is_named_with_the_way_out(epsilon, wanted, call, words, home):
     code, said = call(*words(epsilon=epsilon, budget="8,1e-5" if wanted else "8,0.015"))
@@ -441,6 +457,35 @@ def test_a_charged_run_is_not_refused_for_the_budget_that_it_used_up(request_of,
         charge.fn(plan, environment={"code": "1" * 64}, accept_new=True)
     with pytest.raises(BudgetRefused, match="left epsilon=0"):
         validate(request.model_copy(update={"accept_new_charge": True, "epsilon": 2.0}), method)
+
+
+@pytest.mark.parametrize("is_registered", [False, True])
+@pytest.mark.parametrize("moment", ["source_record", "check_budget", "before_charge"])
+def test_a_run_that_another_process_charges_meanwhile_is_not_refused_for_its_own_charge(
+    request_of, home, monkeypatch, moment, is_registered
+):
+    """Two deployment runs of one request: the second was refused the budget that the first had just taken for both."""
+    from understudy.privacy.ledger.ledger import Ledger
+    from understudy.runs import validation
+    from understudy.runs.registration import registered
+    from understudy.runs.request import Budget
+    from understudy.tasks.charging import charge
+
+    request, method = request_of(budget=Budget(epsilon=3, delta=0.01)), "conditional-generation"
+    if is_registered:
+        registered(request, method)
+    plain = getattr(validation, moment)
+
+    def meanwhile(*given, **named):
+        monkeypatch.setattr(validation, moment, plain)
+        charge.fn(registered(request, method), environment={"code": "0" * 64}, accept_new=False)
+        return plain(*given, **named)
+
+    monkeypatch.setattr(validation, moment, meanwhile)
+    other = request.model_copy(update={"out": f"{request.out}-other"})
+    receipt = charge.fn(registered(other, method), environment={"code": "0" * 64}, accept_new=False)
+    (only,) = Ledger.open().charges(request.source)
+    assert only.id == receipt.charge_id
 
 
 def test_rows_of_another_source_are_refused(call, words, home, data, tmp_path):

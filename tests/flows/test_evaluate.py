@@ -21,7 +21,7 @@ from understudy.data.digests import row_digests
 from understudy.errors import InputError, TaskFailed, UnderstudyError
 from understudy.privacy.labels import private, released
 from understudy.runs.evaluations.request import EvaluateRequest
-from understudy.runs.folders import ARTIFACT, RELEASED
+from understudy.runs.file_origin import ARTIFACT, RELEASED, with_origin
 from understudy.tasks.engine.run_record import OUT
 
 TABLES = ("synthetic", "real", "test")
@@ -143,8 +143,8 @@ def test_an_evaluation_is_one_run_in_mlflow_that_holds_no_figure(tables, files, 
     assert run.data.metrics == child.data.metrics == {}
 
 
-def write_with_metadata(files, **metadata):
-    pq.write_table(pq.read_table(files["synthetic"]).replace_schema_metadata(metadata), files["synthetic"])
+def write_with_origin(files, **ids):
+    pq.write_table(with_origin(pq.read_table(files["synthetic"]), ids), files["synthetic"])
 
 
 @pytest.mark.parametrize("name", [ARTIFACT, RELEASED])
@@ -162,7 +162,7 @@ def test_mlflow_leads_from_an_evaluation_to_the_run_that_made_the_table(
         started = {"zone": "client", "state": "FINISHED", "started_ms": 1}
         ids[made.id] = tracking.log_task(TaskRecord(key=text, name="generate", result=made, **started))
     for made, maker in ids.items():
-        write_with_metadata(files, **{name: made})
+        write_with_origin(files, **{name: made})
         evaluate(request_of())
         log = tracking._open("client")
         evaluations = {run.data.tags["understudy.evaluated"]: run for run in log.search({OUT: str(tmp_path / "out")})}
@@ -174,11 +174,30 @@ def test_mlflow_leads_from_an_evaluation_to_the_run_that_made_the_table(
     assert tracking.mark_purged(list(ids)) == 4
 
 
+@pytest.mark.parametrize("name", [ARTIFACT, RELEASED])
+@pytest.mark.parametrize("change", ["filtered", "rewritten"])
+def test_a_table_that_was_changed_is_not_recorded_as_the_one_that_the_run_released(
+    files, words, home, call, tmp_path, told_prefect, name, change
+):
+    made = write_json({"text": "one"}, kind="synthetic", label=released(GUARANTEE), parents=["source:reviews@c1"]).id
+    write_with_origin(files, **{name: made})
+    table = pq.read_table(files["synthetic"])
+    changed = table.slice(2) if change == "filtered" else table.set_column(0, "text", pa.array(["a b"] * len(table)))
+    pq.write_table(changed.replace_schema_metadata(table.schema.metadata), files["synthetic"])
+    code, said = call(*words)
+    assert code == 0, said
+    notes = [line for line in said.splitlines() if line.startswith("note: ")]
+    assert [made in note and files["synthetic"] in note for note in notes] == [True], said
+    run, _ = recorded(tmp_path / "out")
+    assert "understudy.evaluated" not in run.data.tags
+    assert not run.inputs.dataset_inputs
+
+
 def test_a_private_artifact_that_a_file_names_is_not_told(files, request_of, home, tmp_path, prefect_server):
     from understudy.flows.evaluate import evaluate
 
     named = write_table(pq.read_table(files["synthetic"]), kind="distilled", label=private("ward")).id
-    write_with_metadata(files, **{ARTIFACT: named})
+    write_with_origin(files, **{ARTIFACT: named})
     evaluate(request_of())
     run, _ = recorded(tmp_path / "out")
     assert "understudy.evaluated" not in run.data.tags

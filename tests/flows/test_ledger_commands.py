@@ -34,6 +34,15 @@ def test_what_is_left_is_a_difference_of_decimals(call, charged):
     assert json.loads(said)["left_epsilon"] == 0.9
 
 
+def test_of_a_budget_that_is_used_up_nothing_is_left_and_no_sign(call, home):
+    ledger = Ledger.open()
+    ledger.register(REVIEWS)
+    ledger.reserve(**asked(epsilon=3.0, delta=REVIEWS.delta))
+    code, said = call("ledger", "budget", "reviews", "--json")
+    assert code == 0
+    assert str(json.loads(said)["left_delta"]) == "0.0"
+
+
 @given(st.floats(1e-4, 7.9))
 def test_what_is_shown_as_left_can_be_asked_for_and_no_more(used):
     left = _left(8.0, used)

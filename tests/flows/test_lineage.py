@@ -3,6 +3,7 @@
 import json
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from guarantees import GUARANTEE
 
@@ -83,6 +84,16 @@ def test_where_the_tracking_store_is_another_the_record_of_the_run_tells_source_
         assert "source:reviews@c1" in said
         assert record.synthetic.id in said
         assert "UNDERSTUDY_MLFLOW_URI" in said
+
+
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_of_a_file_that_was_changed_it_is_said_that_the_run_did_not_release_it(is_changed, released_out, call):
+    file = released_out[0] / "export/synthetic.parquet"
+    table = pq.read_table(file)
+    pq.write_table(table.slice(1) if is_changed else table, file)
+    code, said = call("lineage", file)
+    assert (code, "source:reviews@c1" in said) == (0, True), said
+    assert (f"note: {file} names artifact" in said) == is_changed
 
 
 def test_an_exported_file_away_from_its_run_names_the_store_that_does_not_know_it(released_out, call, tmp_path):

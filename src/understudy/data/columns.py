@@ -6,6 +6,9 @@ import pyarrow as pa
 
 from understudy.errors import InputError, RowError
 
+# Beside a table as it was read: where in its file the names of columns stand, in words. Not for Parquet.
+NAMES_STAND = b"understudy.names-stand"
+
 
 def text_columns(table: pa.Table) -> list[str]:
     """The columns that hold what a person wrote; a row that lacks the first of them is the null record."""
@@ -92,7 +95,9 @@ def require(table: pa.Table, name: str, *, option: str | None = None) -> None:
                 + (f"give its name with {option} as the file has it" if option else "rename it")
             )
         remedy = f"name another with {option}" if option else "rename one"
+        place = (table.schema.metadata or {}).get(NAMES_STAND, b"").decode()
+        hint = f"; {place}" if place else ""
         raise InputError(
             f"expected one column {name!r}, found {found or 'none'} of that name among "
-            f"{count} column{'' if count == 1 else 's'}; {remedy}; the first line of a CSV file holds the names"
+            f"{count} column{'' if count == 1 else 's'}; {remedy}{hint}"
         )

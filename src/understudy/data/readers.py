@@ -20,6 +20,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from understudy.data.columns import NAMES_STAND
 from understudy.data.hub import DEFAULT_SPLIT, HUB, read_hub
 from understudy.errors import InputError, RowError
 from understudy.shipped import SAMPLES
@@ -189,7 +190,8 @@ def _read_csv(path: Path) -> pa.Table:
             index, line = index + bool(row), rows.line_num + 1
     except csv.Error as error:
         raise RowError(f"{path}: row {index} (line {line}): {error}; check the quotes") from None
-    return pa.table({name: pa.array(column, pa.string()) for name, column in zip(header, columns, strict=True)})
+    table = pa.table({name: pa.array(column, pa.string()) for name, column in zip(header, columns, strict=True)})
+    return table.replace_schema_metadata({NAMES_STAND: "the first line of a CSV file holds the names"})
 
 
 class _NamedTwice(ValueError):
@@ -221,7 +223,8 @@ def _read_jsonl(path: Path) -> pa.Table:
             raise RowError(f"{here}, found {_JSON_KINDS[type(row)]}; {_LINES}")
         rows.append(row)
     names = list(dict.fromkeys(name for row in rows for name in row))
-    return pa.table({name: _column(path, name, [row.get(name) for row in rows]) for name in names})
+    table = pa.table({name: _column(path, name, [row.get(name) for row in rows]) for name in names})
+    return table.replace_schema_metadata({NAMES_STAND: "each line of a JSONL file holds the names beside its values"})
 
 
 def _column(path: Path, name: str, values: Sequence[Any]) -> pa.Array:

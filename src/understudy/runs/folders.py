@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -25,15 +24,13 @@ from understudy.data.tables import named_labels
 from understudy.errors import InputError, UnderstudyError
 from understudy.locks import locked_folder
 from understudy.reporting.kinds import told_of_another_kind
+from understudy.runs.file_origin import ARTIFACT, RELEASED, named_in, with_origin
 from understudy.runs.finished_folders import remember
 from understudy.runs.placement import EXPORT, INTERNAL, check_no_export, leftovers, put_in_place
 
 RUN_FILE = "run.json"
 STATEMENT = "statement.json"
 SYNTHETIC = "synthetic.parquet"
-# In the metadata of an exported Parquet file: the id of what it holds, and of what its run released.
-ARTIFACT = "understudy.artifact"
-RELEASED = "understudy.released"
 
 PROBE = ".understudy-probe-"
 
@@ -224,7 +221,7 @@ def _fill_export(folder: Path, *, out: Path, record: RunRecord, statement: State
     # So that the file says what it is wherever it is taken.
     table = named_labels(read_table(record.synthetic), record.label_names)
     ids = {ARTIFACT: record.synthetic.id, RELEASED: record.released.id}
-    pq.write_table(table.replace_schema_metadata(ids), folder / SYNTHETIC)
+    pq.write_table(with_origin(table, ids), folder / SYNTHETIC)
     (folder / STATEMENT).write_text(json.dumps(statement.facts, indent=2) + "\n")
     (folder / "statement.md").write_text(statement.words)
     _copy_folder(path_of(record.released), folder / record.released.kind)
@@ -301,12 +298,3 @@ def artifact_in(place: Path) -> str:
             f"{told_of_another_kind(place)}"
         )
     return named
-
-
-def named_in(file: Path, name: str) -> str | None:
-    """The id that an exported Parquet file has under a name in its metadata; None of any other file."""
-    try:
-        found = (pq.read_schema(file).metadata or {}).get(name.encode())
-    except (OSError, pa.ArrowException):
-        return None
-    return None if found is None else str(found, "ascii", "replace")

@@ -23,7 +23,8 @@ from understudy.methods.further import FurtherDraw
 from understudy.progress import Progress
 from understudy.quantities import Count, CountOrZero
 from understudy.reporting.kinds import told_of_another_kind
-from understudy.runs.folders import RELEASED, RUN_FILE, STATEMENT, SYNTHETIC, named_in
+from understudy.runs.file_origin import RELEASED, named_in, with_origin
+from understudy.runs.folders import RUN_FILE, STATEMENT, SYNTHETIC
 from understudy.runs.placement import EXPORT, INTERNAL
 
 # Streams of the run's own draw are named by its public seed; further draws start at a seed of their own.
@@ -155,7 +156,7 @@ def _released_by(folder: Path, record: dict[str, Any] | None) -> str | None:
 
 def _write(path: Path, table: pa.Table, *, drawn_from: str | None) -> None:
     """Write further texts, whole or not at all."""
-    named = table.replace_schema_metadata({RELEASED: drawn_from} if drawn_from else None)
+    named = with_origin(table, {RELEASED: drawn_from}) if drawn_from else table.replace_schema_metadata(None)
     write_new(path, lambda file: pq.write_table(named, file))
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from pydantic import ValidationError
 
-from understudy.errors import InputError
+from understudy.errors import BudgetRefused, InputError
 from understudy.methods.method import Protected
 from understudy.privacy.ledger.budget import Cost, admit
 from understudy.privacy.ledger.ledger import Ledger, SourceRecord
@@ -99,6 +100,25 @@ def check_budget(
     known = any(source.name == record.name for source in ledger.sources())
     spent = [Cost(*ledger.spent(record.name))] if known else []
     admit(record, spent, Cost(epsilon, delta), is_default_delta=is_default_delta)
+
+
+def unless_charged(look: Callable[[], None], is_charged: Callable[[], bool]) -> None:
+    """Look at the budget; a refusal does not count where this very run may be what used it up.
+
+    The look comes first: a run that another process charges meanwhile is then found by the second question.
+
+    Args:
+        look: `check_budget`.
+        is_charged: whether a charge may be this run's.
+
+    Raises:
+        BudgetRefused: by the look, and nothing is charged that may be this run.
+    """
+    try:
+        look()
+    except BudgetRefused:
+        if not is_charged():
+            raise
 
 
 def may_be_charged(ledger: Ledger, source: str, *, epsilon: float, delta: float) -> bool:

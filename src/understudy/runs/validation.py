@@ -26,6 +26,7 @@ from understudy.methods.method import Method, Promise, Protected
 from understudy.models.folders import folder_digest, model_folder, parameter_count
 from understudy.privacy.accounting import default_delta
 from understudy.privacy.ledger.ledger import Ledger, SourceRecord
+from understudy.privacy.ledger.records import Charge
 from understudy.privacy.queries import check_epsilon_of
 from understudy.runs import finished_plans, public_tables
 from understudy.runs.checks import before_charge
@@ -33,7 +34,7 @@ from understudy.runs.folders import check_folder, read_record
 from understudy.runs.overrides import apply_overrides
 from understudy.runs.request import Budget, RunRequest, check_delta, check_epsilon, words_about
 from understudy.runs.run_plan import RunPlan, match_of, request_key, run_key
-from understudy.runs.sources import check_budget, check_unit, may_be_charged, source_record
+from understudy.runs.sources import check_budget, check_unit, may_be_charged, source_record, unless_charged
 from understudy.runs.split import SplitRows, load_and_split
 
 
@@ -147,16 +148,16 @@ def validate(request: RunRequest, method: str, *, is_part: bool = False) -> Vali
     record, budget_note = source_record(request, known, rows, guarded, epsilon=epsilon, delta=delta, is_part=is_part)
     row_digests, client_digests = tables.row_digests(rows.whole), tables.client_digests(rows.whole)
     ledger.check_rows(request.source, row_digests, client_digests)
-    if not may_be_charged(ledger, request.source, epsilon=epsilon, delta=delta):
-        # Before the model is loaded and its learning rate is looked for, which takes minutes.
-        check_budget(ledger, record, epsilon=epsilon, delta=delta, is_default_delta=is_default_delta)
+    look = partial(check_budget, ledger, record, epsilon=epsilon, delta=delta, is_default_delta=is_default_delta)
+    # Before the model is loaded and its learning rate is looked for, which takes minutes.
+    unless_charged(look, lambda: may_be_charged(ledger, request.source, epsilon=epsilon, delta=delta))
     promised = (epsilon, delta, rows.units, rows.label_names)
     asked = _asked(chosen, config, ledger, promised, known, request, rows)
     plan = _plan(chosen, asked, guarded, record, rows, notes=(*rows.notes, *asked.notes, *budget_note))
     is_charged = bool(asked.charges)
     if not is_charged:
         # Of a run that is charged, only its flow sees whether --accept-new-charge charges it anew; the ledger checks.
-        check_budget(ledger, record, epsilon=epsilon, delta=delta, is_default_delta=is_default_delta)
+        unless_charged(look, lambda: bool(_charges_under(ledger, request.source, asked.key)))
     finished = _is_finished(asked, ledger, request, rows)
     if asked.finished is not None and not finished:
         # Its results are still to be written and recorded, here or in another folder.
@@ -176,6 +177,7 @@ class _Asked:
     description: Any
     notes: tuple[str, ...]
     charges: tuple[str, ...]
+    key: str
     finished: finished_plans.FinishedPlan | None = None
 
 
@@ -197,12 +199,8 @@ def _asked(
     config = method.preparation.resolve(config, n, label_names, epsilon)
     named = config.model_copy(update={"model_digest": folder_digest(model_folder(config.model))})
     charged = method.charge.settings(named)
-    key = (
-        request_key(ledger, rows.train, method=method.name, source=request.source, promised=promised, charged=charged)
-        if known
-        else ""
-    )
-    paid = [charge for charge in ledger.charges(request.source) if charge.request_key == key] if known else []
+    key = request_key(ledger, rows.train, method=method.name, source=request.source, promised=promised, charged=charged)
+    paid = _charges_under(ledger, request.source, key) if known else []
     charges = tuple(charge.id for charge in paid)
     if paid and not request.accept_new_charge and all(charge.status == "released" for charge in paid):
         earlier = finished_plans.recall(key, named)
@@ -214,6 +212,7 @@ def _asked(
                 earlier.description,
                 earlier.notes,
                 charges,
+                key,
                 finished=earlier,
             )
     base = method.preparation.check_model(config.model_copy(update={"model_digest": ""}), label_names)
@@ -221,7 +220,12 @@ def _asked(
     queries = method.charge.queries(named, n=n, epsilon=epsilon, delta=delta)
     check_epsilon_of(queries, epsilon=epsilon, delta=delta)
     promise = Promise(queries, n, epsilon, delta, label_names)
-    return _Asked(named, charged, promise, method.preparation.describe(named, promise), base.notes, charges)
+    return _Asked(named, charged, promise, method.preparation.describe(named, promise), base.notes, charges, key)
+
+
+def _charges_under(ledger: Ledger, source: str, key: str) -> list[Charge]:
+    """The charges of this very run."""
+    return [charge for charge in ledger.charges(source) if charge.request_key == key]
 
 
 def _plan(

@@ -9,7 +9,8 @@ import pytest
 from understudy.errors import InputError
 from understudy.runs import folders
 from understudy.runs.evaluations.report import check_evaluated_folder, check_report_folder
-from understudy.runs.folders import ARTIFACT, artifact_in, check_folder
+from understudy.runs.file_origin import ARTIFACT
+from understudy.runs.folders import artifact_in, check_folder
 
 
 def test_a_folder_with_anything_else_is_refused(tmp_path):

@@ -11,7 +11,7 @@ from full_disk import files_of_at_most
 from understudy.errors import InputError
 from understudy.methods.further import FurtherDraw
 from understudy.runs import further_texts
-from understudy.runs.folders import RELEASED
+from understudy.runs.file_origin import RELEASED
 from understudy.runs.further_texts import generate_more
 
 

@@ -27,6 +27,9 @@ from understudy.models.loading import LoadedModel, load_base
 from understudy.privacy.dpsgd.trial import check_gradients
 from understudy.progress import Course, Progress
 
+# Digest of a model, labels and settings that this process has taken gradients with.
+_GAVE_GRADIENTS: set[tuple[str, tuple[str, ...], str]] = set()
+
 
 def train_on_table(
     private: PrivateRows,
@@ -86,11 +89,19 @@ def check_model(config: ConditionalGenerationConfig, label_names: Sequence[str])
 def _check_gradients(
     base: LoadedModel, model: MultitaskModel, label_names: Sequence[str], config: ConditionalGenerationConfig
 ) -> None:
-    """Take the clipped gradients of two made-up rows in every stream of the run.
+    """Take the clipped gradients of two made-up rows in every stream of the run, once per process and model.
+
+    A first run looks before it chooses clip norm and learning rates, and again with those that it has chosen: whether
+    a layer gives gradients does not depend on them.
 
     Raises:
         InputError: a layer raises on them, or mixes them.
     """
+    chosen = {"l2_clip_norm", "learning_rate", "discriminator_learning_rate"}
+    settings = config.model_dump_json(exclude={"train": chosen, "model_digest": True})
+    key = (base.digest, tuple(label_names), settings)
+    if key in _GAVE_GRADIENTS:
+        return
     rows = encode(PrivateRows(["a", "b"], [0, 1], label_names), tokenizer=base.tokenizer, config=config)
     batch = {name: getattr(rows, name) for name in ("input_ids", "attention_mask", "loss_mask", "label", "valid")}
     batch |= {"slot": torch.arange(2, device="cpu"), "step": torch.tensor(0, device="cpu")}
@@ -107,3 +118,4 @@ def _check_gradients(
                 name=base.name,
                 advice="train adapters (lora.rank above 0), name other lora.targets, or choose another model",
             )
+    _GAVE_GRADIENTS.add(key)

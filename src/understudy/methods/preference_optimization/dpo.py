@@ -27,7 +27,7 @@ from torch import Tensor
 
 from understudy.generation.prompts import row_seeds
 from understudy.methods.preference_optimization.config import PreferenceConfig
-from understudy.methods.preference_optimization.dpo_pairs import NothingLearnt, Pairs, encode_pairs, pairs_in_a_pass
+from understudy.methods.preference_optimization.dpo_pairs import NothingLearnt, pairs_in_a_pass
 from understudy.models.adapters import Adapter, put_adapter, same_weights, take_adapter, wrap
 from understudy.models.loading import LoadedModel
 from understudy.progress import CheckpointSink
@@ -43,7 +43,7 @@ def train_round(  # noqa: PLR0913 - what is trained on, how, and where its state
     base: LoadedModel,
     previous: Mapping[str, Tensor] | None,
     *,
-    pairs: Pairs,
+    rows: Mapping[str, list[list[int]]],
     config: PreferenceConfig,
     public_seed: int,
     round: int,
@@ -56,7 +56,7 @@ def train_round(  # noqa: PLR0913 - what is trained on, how, and where its state
     Args:
         base: public base model, the fixed reference; its weights are shared, not copied, and not changed.
         previous: the last round's adapter; None in the first.
-        pairs: at least one.
+        rows: the round's pairs, of `encode_pairs`.
         config: loss, beta, LoRA, learning rate, epochs and batch.
         public_seed: start values (the same in every round) and, with the round, the order of the pairs.
         round: number of the round.
@@ -68,11 +68,10 @@ def train_round(  # noqa: PLR0913 - what is trained on, how, and where its state
         The adapter's float32 tensors on the CPU; the same bytes for the same arguments, machine and threads.
 
     Raises:
-        InputError: `encode_pairs`; or an adapter of another model.
+        InputError: an adapter of another model.
         NotFinite: the adapter ended in numbers that are not finite.
-        NothingLearnt: `encode_pairs`; or the adapter ended where it began.
+        NothingLearnt: the adapter ended where it began.
     """
-    rows = encode_pairs(base, pairs)
     with _as_found(base.model):
         trainer = build_trainer(
             base, previous, rows, config=config, seeds=_seeds(public_seed, round), folder=folder, progress=progress

@@ -216,7 +216,7 @@ def estimate(config: PreferenceOptimizationConfig, promise: Promise) -> dict[str
     from understudy.hardware import chosen
     from understudy.methods.preference_optimization.candidates import continue_prompts
     from understudy.methods.preference_optimization.dpo import train_round, trainer_class
-    from understudy.methods.preference_optimization.dpo_pairs import pass_of
+    from understudy.methods.preference_optimization.dpo_pairs import encode_pairs, pass_of
     from understudy.methods.preference_optimization.prompts import RoundSeed, round_prompts
     from understudy.methods.preference_optimization.seeds import read_seeds
     from understudy.models.loading import load_base
@@ -249,7 +249,7 @@ def estimate(config: PreferenceOptimizationConfig, promise: Promise) -> dict[str
         train_round(
             loaded,
             None,
-            pairs=pairs,
+            rows=encode_pairs(loaded, pairs),
             config=config.preferences.model_copy(update={"epochs": 1}),
             public_seed=config.public_seed,
             round=0,

@@ -20,7 +20,7 @@ import torch
 from understudy.methods.preference_optimization.candidates import continue_prompts
 from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
 from understudy.methods.preference_optimization.dpo import NotFinite, train_round
-from understudy.methods.preference_optimization.dpo_pairs import Pairs, text_writer
+from understudy.methods.preference_optimization.dpo_pairs import Pairs, encode_pairs, text_writer
 from understudy.methods.preference_optimization.prompts import RoundSeed, prompt_tokens, round_prompts
 from understudy.methods.preference_optimization.seeds import seeds_digest
 from understudy.models.adapters import with_adapter
@@ -113,7 +113,7 @@ def damage(base: LoadedModel, own: OwnTexts, config: PreferenceOptimizationConfi
             adapter = train_round(
                 base,
                 None,
-                pairs=own.pairs,
+                rows=encode_pairs(base, own.pairs),
                 config=preferences,
                 public_seed=config.public_seed,
                 round=0,

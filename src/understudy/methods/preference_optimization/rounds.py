@@ -115,11 +115,12 @@ def prefer(
     try:
         if not pairs.prompts:
             raise NothingLearnt("every prompt's texts are the same")
-        fitting = len(encode_pairs(base, pairs)["prompt_ids"])
+        rows = encode_pairs(base, pairs)
+        fitting = len(rows["prompt_ids"])
         adapter = train_round(
             base,
             previous,
-            pairs=pairs,
+            rows=rows,
             config=config.preferences,
             public_seed=config.public_seed,
             round=round,

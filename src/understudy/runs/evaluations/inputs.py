@@ -13,7 +13,7 @@ from understudy.evaluation.tables import ComparedTables, read_tables
 from understudy.runs import checks
 from understudy.runs.evaluations.report import check_evaluated_folder
 from understudy.runs.evaluations.request import EvaluateRequest
-from understudy.runs.folders import ARTIFACT, RELEASED, named_in
+from understudy.runs.file_origin import ARTIFACT, RELEASED, change_of, named_in
 from understudy.settings import settings
 
 # What the caller of a flow in this process has read, by the request.
@@ -43,12 +43,20 @@ def check_evaluation(request: EvaluateRequest) -> None:
 def artifact_evaluated(request: EvaluateRequest) -> str | None:
     """The id of the released table that the evaluated file says it is, or of the model that it was drawn from.
 
-    None of any other file, and of one that names a private artifact: nobody knows whose rows are in it, so neither a
-    digest of it nor its id may be told.
+    None of any other file, of one whose rows are not those that were written there (`change_of`), and of one that names
+    a private artifact: nobody knows whose rows are in it, so neither a digest of it nor its id may be told.
     """
     file = Path(request.synthetic).expanduser()
+    if change_of(file):
+        return None
     named = named_in(file, ARTIFACT) or named_in(file, RELEASED)
     return named if named is not None and CONTENT_ID.fullmatch(named) else None
+
+
+def change_evaluated(request: EvaluateRequest) -> str:
+    """What is to be said where the evaluated file is not the released table that it says it is, or nothing."""
+    told = change_of(Path(request.synthetic).expanduser())
+    return f"{told}; the evaluation is recorded under the file's path alone" if told else ""
 
 
 @contextmanager

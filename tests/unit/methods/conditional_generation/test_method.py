@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from transformers import FalconConfig, FalconForCausalLM
+from transformers import FalconConfig, FalconForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from understudy.data.private_rows import PrivateRows
 from understudy.errors import InputError
+from understudy.methods.conditional_generation import fitting
 from understudy.methods.conditional_generation.class_sizes import count_labels, public_sizes, released_sizes
 from understudy.methods.conditional_generation.encode import encode
 from understudy.methods.conditional_generation.fitting import check_model
@@ -64,6 +65,29 @@ def test_every_variant_gives_the_same_table_twice(synthetic, label_names, name):
     _, again = synthetic(name)
     assert again.table.equals(table)
     assert again.report() == synthesis.report()
+
+
+def test_gradients_are_tried_once_for_the_same_files_and_settings(
+    make_config, tokenizer, label_names, tmp_path, monkeypatch
+):
+    """What is chosen between the two looks, clip norm and learning rate, decides nothing about them."""
+    tried, plain = [], fitting.check_gradients
+    monkeypatch.setattr(fitting, "check_gradients", lambda *given, **named: tried.append(1) or plain(*given, **named))
+    sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 64}
+
+    def look(seed, **train):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            export_model(GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), **sizes)), tokenizer, tmp_path / "own")
+        before = len(tried)
+        check_model(make_config(model=str(tmp_path / "own"), train=train), label_names)
+        return len(tried) > before
+
+    chosen = {"l2_clip_norm": 0.05, "learning_rate": 4e-3}
+    assert look(0, l2_clip_norm="auto", learning_rate="auto")
+    assert not look(0, **chosen)
+    assert look(1, **chosen), "other files"
+    assert look(1, **chosen, max_length=9), "other settings"
 
 
 def test_a_model_whose_weights_give_no_row_a_gradient_is_refused_before_the_charge(

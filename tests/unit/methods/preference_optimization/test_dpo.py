@@ -116,7 +116,11 @@ def loss_by_hand(model, base: LoadedModel, pairs: Pairs, config: PreferenceConfi
 
 def run(base, previous, folder, *, pairs=PAIRS, config=ALL_AT_ONCE, round=0, **more):
     return train_round(
-        base, previous, pairs=pairs, config=config, **{"public_seed": 7, "round": round, "folder": folder, **more}
+        base,
+        previous,
+        rows=encode_pairs(base, pairs),
+        config=config,
+        **{"public_seed": 7, "round": round, "folder": folder, **more},
     )
 
 

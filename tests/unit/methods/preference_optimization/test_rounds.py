@@ -11,7 +11,7 @@ from completions_server import Completions
 from understudy.errors import InputError
 from understudy.generation.prompts import row_seeds
 from understudy.methods.further import FurtherDraw
-from understudy.methods.preference_optimization import more, rounds
+from understudy.methods.preference_optimization import dpo_pairs, more, rounds
 from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
 from understudy.methods.preference_optimization.evaluation import _not_learnt
 from understudy.methods.preference_optimization.stored import CANDIDATE_SCHEMA, Candidates
@@ -188,6 +188,15 @@ def test_a_round_says_how_many_pairs_it_was_trained_on(llama, tmp_path, caplog):
     assert facts == {"pairs": 2, "identical": 0, "trained": 1}
     assert all(torch.isfinite(tensor).all() for tensor in adapter.values())
     assert not caplog.records
+
+
+def test_a_round_reads_its_pairs_once(llama, tmp_path, monkeypatch):
+    begun, plain = [], dpo_pairs.text_writer
+    monkeypatch.setattr(dpo_pairs, "text_writer", lambda *given, **named: begun.append(1) or plain(*given, **named))
+    config = made(preferences={"rejected_rank": 2, "learning_rate": 1e-3, "lora_rank": 2, "epochs": 1})
+    pairs = two_prompts("one", "other", "two", "second")
+    _, facts = rounds.prefer(llama, None, pairs, torch.arange(4.0), config=config, folder=tmp_path, round=0)
+    assert (facts["trained"], begun) == (2, [1])
 
 
 @pytest.mark.parametrize(
