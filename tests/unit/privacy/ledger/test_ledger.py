@@ -584,7 +584,7 @@ def test_purged_rows_are_overwritten(sqlite_ledger, sqlite_path):
     sqlite_ledger.register_rows("reviews", digests(2000))
     charge = sqlite_ledger.reserve(**fields())
     salt = sqlite_ledger.material(charge.id).salt
-    with sqlite3.connect(sqlite_path) as connection:
+    with closing(sqlite3.connect(sqlite_path)) as connection, connection:
         hashes = [row[0] for row in connection.execute("SELECT keyed_hash FROM ledger_rows")]
     connection.close()
     before = sqlite_path.read_bytes()
@@ -604,7 +604,7 @@ def test_purged_rows_are_overwritten(sqlite_ledger, sqlite_path):
 def test_the_ledger_of_another_version_is_refused_in_words(sqlite_ledger, sqlite_path, change, differing):
     sqlite_ledger.register(record())
     sqlite_ledger.reserve(**fields())
-    with sqlite3.connect(sqlite_path) as connection:
+    with closing(sqlite3.connect(sqlite_path)) as connection, connection:
         connection.execute(change)
     before = sqlite_path.read_bytes()
     with pytest.raises(UnderstudyError, match=f"its table {differing}"):
@@ -709,7 +709,7 @@ def test_a_ledger_that_cannot_be_used_is_said(tmp_path):
 
 
 def test_a_ledger_of_another_schema_is_refused(sqlite_ledger, sqlite_path):
-    with sqlite3.connect(sqlite_path) as connection:
+    with closing(sqlite3.connect(sqlite_path)) as connection, connection:
         connection.execute("UPDATE ledger_meta SET value = x'39' WHERE name = 'schema'")
     connection.close()
     with pytest.raises(UnderstudyError, match="schema 2, found 9"):
@@ -724,7 +724,7 @@ def test_entries_carry_the_time_of_the_clock(sqlite_path):
 
 
 def test_stored_records_are_plain_json(sqlite_ledger, sqlite_path):
-    with sqlite3.connect(sqlite_path) as connection:
+    with closing(sqlite3.connect(sqlite_path)) as connection, connection:
         (text,) = connection.execute("SELECT record FROM ledger_sources").fetchone()
     connection.close()
     assert json.loads(text)["epsilon"] == 8.0
