@@ -203,7 +203,8 @@ def empty_prefect_database(shared: Path) -> Path:
         url = f"sqlite+aiosqlite:///{folder / 'prefect.db'}"
         environment = bare_environment() | {"PREFECT_API_DATABASE_CONNECTION_URL": url, "PREFECT_HOME": str(folder)}
         command = [sys.executable, "-m", "prefect", "server", "database", "upgrade", "-y"]
-        subprocess.run(command, env=environment, check=True, capture_output=True, timeout=300)
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
 
     return _made_once(folder, make) / "prefect.db"
 
