@@ -136,7 +136,7 @@ class GenerateConfig(Frozen):
     """How the synthetic rows are drawn."""
 
     batch_size: Size | Literal["auto"] = setting(
-        "auto", "Rows generated at a time, at least 1; speed only. auto: as memory allows, up to 128."
+        "auto", "Rows generated at a time, at least 1; speed only. auto: as memory allows, up to 128, on a GPU 2,048."
     )
     redraws: int = setting(3, "How often an empty text is drawn again, 0 to 100.", le=100, ge=0)
     sampling: SamplingConfig = section(SamplingConfig, "How a token is drawn.")
