@@ -2,8 +2,9 @@
 
 Nothing here depends on rows, on how many of them were drawn, or on what memory is free at the moment. A micro-batch
 that is given is part of the charge; `auto` is charged as `auto`, and stands for one number on every processor and for
-more rows on a GPU, to whose kind a charge is bound. The generation batch and whether layers are computed twice change
-no number, and follow the machine's memory.
+more rows on a GPU, to whose kind a charge is bound. Whether layers are computed twice changes no number, and the
+generation batch none on a CPU: both follow the machine's memory. A GPU may round differently with another batch, which
+follows the memory in whole GiB there, as the kind of a GPU does.
 
 The counts are of float32 numbers that autograd keeps, per token and layer; what an allocator wastes between them was
 measured (benchmarks/memory.py).
