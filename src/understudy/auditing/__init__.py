@@ -1,1 +1,1 @@
-"""What the synthetic text gives away: memorisation, membership, personal data."""
+"""Attacks: what a run gives away about whoever took part, beside controls that must be caught."""

@@ -1,1 +1,1 @@
-"""How useful the synthetic text is: utility, fidelity, diversity."""
+"""What is measured of synthetic text beside real one: utility, fidelity, diversity, memorisation."""

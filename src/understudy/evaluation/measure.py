@@ -17,9 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from understudy.auditing import memorization
 from understudy.errors import InputError, RowError
-from understudy.evaluation import diversity, fidelity, utility, words
+from understudy.evaluation import diversity, fidelity, memorization, utility, words
 from understudy.evaluation.config import EvaluationConfig
 from understudy.evaluation.encoder import FloatArray, embed_sets
 from understudy.evaluation.metrics import Metrics, merge

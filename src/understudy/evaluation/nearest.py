@@ -4,7 +4,7 @@ Paper: GRADMM, Figures 2(b) and 10 (histogram of the L2 distance from each synth
 nearest real training text), Tables 1 and 4 (log-perplexity).
 *Deviation*: of more than 2,000 synthetic or 2,000 holdout texts a random 2,000 are compared, each with all real
 training texts, so that time is linear in the number of rows. Median and share keep their meaning; the least distance is
-that of the texts compared, and a copy among the others is not seen here (`auditing.memorization` looks at every text).
+that of the texts compared, and a copy among the others is not seen here (`memorization` looks at every text).
 How many were compared is reported.
 Beside the paper: the same histogram for a holdout that the method never saw. Short texts of one task lie close to each
 other whether or not anything was copied, so a distance says something only next to that. The paper does not name its

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from understudy.auditing.memorization import longest_verbatim_match
+from understudy.evaluation.memorization import longest_verbatim_match
 from understudy.evaluation.words import join, number_ngrams, tokenize, tokenized, words
 
 texts = st.lists(st.lists(st.sampled_from("abc"), max_size=9).map(" ".join), max_size=6)

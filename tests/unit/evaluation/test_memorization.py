@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy.auditing import memorization
+from understudy.evaluation import memorization
 from understudy.evaluation.words import words
 
 
