@@ -13,7 +13,7 @@ from prefect import flow, get_run_logger
 
 from understudy.flows.paid_run import check_ledger
 from understudy.flows.worker_places import check_places
-from understudy.runs.evaluations.inputs import artifact_evaluated, change_evaluated, check_evaluation
+from understudy.runs.evaluations.inputs import artifact_evaluated, check_evaluation
 from understudy.runs.evaluations.request import EvaluateRequest
 from understudy.tasks.engine.failures import closed_up
 from understudy.tasks.engine.heartbeat import beating
@@ -32,8 +32,8 @@ def evaluate(request: EvaluateRequest) -> Evaluated:
         closed_up("validate", lambda: check_evaluation(request))
         out = str(request.folder.absolute())
         # Another run's table under the same path is another evaluation.
-        made = artifact_evaluated(request)
-        if told := change_evaluated(request):
+        made, told = artifact_evaluated(request)
+        if told:
             get_run_logger().warning(told)
         key = hashlib.sha256(f"evaluate {out} {request.model_dump_json()} {made}".encode()).hexdigest()
         with parent_run(key, "evaluate", parameters={"request": request}) as tracked:

@@ -19,11 +19,12 @@ def evaluate(*, fields: Mapping[str, Any], label_names: str | None, as_json: boo
     request = checked_request(EvaluateRequest, {**fields, "label_names": named(label_names)})
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
     prepare_environment()
-    from understudy.runs.evaluations.inputs import change_evaluated, check_evaluation, handed_tables
+    from understudy.runs.evaluations.inputs import artifact_evaluated, check_evaluation, handed_tables
     from understudy.runs.python_requests import metrics_in
 
     check_evaluation(request)
-    if told := change_evaluated(request):
+    _, told = artifact_evaluated(request)
+    if told:
         say(f"note: {told}")
     with handed_tables(request):
         from understudy.flows.evaluate import evaluate as flow

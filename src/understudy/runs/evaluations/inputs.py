@@ -40,23 +40,20 @@ def check_evaluation(request: EvaluateRequest) -> None:
         look()
 
 
-def artifact_evaluated(request: EvaluateRequest) -> str | None:
-    """The id of the released table that the evaluated file says it is, or of the model that it was drawn from.
+def artifact_evaluated(request: EvaluateRequest) -> tuple[str | None, str]:
+    """What the evaluated file is known to be, by its rows, which are read once for that.
 
-    None of any other file, of one whose rows are not those that were written there (`change_of`), and of one that names
-    a private artifact: nobody knows whose rows are in it, so neither a digest of it nor its id may be told.
+    Returns:
+        The id of the released table that it says it is, or of the model that it was drawn from; and what is to be said
+        where it is not that table (`change_of`), or nothing. The id is None then, as it is of any other file and of one
+        that names a private artifact: nobody knows whose rows are in it, so neither a digest of it nor its id may be
+        told.
     """
     file = Path(request.synthetic).expanduser()
-    if change_of(file):
-        return None
+    if told := change_of(file):
+        return None, f"{told}; the evaluation is recorded under the file's path alone"
     named = named_in(file, ARTIFACT) or named_in(file, RELEASED)
-    return named if named is not None and CONTENT_ID.fullmatch(named) else None
-
-
-def change_evaluated(request: EvaluateRequest) -> str:
-    """What is to be said where the evaluated file is not the released table that it says it is, or nothing."""
-    told = change_of(Path(request.synthetic).expanduser())
-    return f"{told}; the evaluation is recorded under the file's path alone" if told else ""
+    return (named if named is not None and CONTENT_ID.fullmatch(named) else None), ""
 
 
 @contextmanager
