@@ -36,8 +36,8 @@ NOT_CANCELLED = "understudy: a run that nobody is left to cancel is cancelled"
 POOLS = ("client", "server")
 QUEUES = ("cpu", "gpu")
 LIMIT = "gpu"
-# Of runs at once in a pool. Each is a process with a model in it, and more than ten that begin together keep a Prefect
-# server on SQLite from answering any of them.
+# Of runs at once in a pool. Each is a process with a model in it, and sixteen that began together kept a Prefect
+# server on SQLite from answering.
 RUNS_AT_ONCE = 4
 FURTHER = ("understudy.flows.audit:audit", "understudy.flows.compare:compare", "understudy.flows.evaluate:evaluate")
 # After these, a run sends no further heartbeat; the other name of Failed is that of a run that took too long.
