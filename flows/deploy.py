@@ -36,6 +36,9 @@ NOT_CANCELLED = "understudy: a run that nobody is left to cancel is cancelled"
 POOLS = ("client", "server")
 QUEUES = ("cpu", "gpu")
 LIMIT = "gpu"
+# Of runs at once in a pool. Each is a process with a model in it, and sixteen that began together kept a Prefect
+# server on SQLite from answering.
+RUNS_AT_ONCE = 4
 FURTHER = ("understudy.flows.audit:audit", "understudy.flows.compare:compare", "understudy.flows.evaluate:evaluate")
 # After these, a run sends no further heartbeat; the other name of Failed is that of a run that took too long.
 _ENDS = (
@@ -95,10 +98,11 @@ def _flows() -> Iterator[tuple[Flow[..., object], str]]:
 
 def _pool(client: SyncPrefectClient, name: str) -> str:
     try:
-        client.create_work_pool(WorkPoolCreate(name=name, type="process"))
+        client.create_work_pool(WorkPoolCreate(name=name, type="process", concurrency_limit=RUNS_AT_ONCE))
     except ObjectAlreadyExists:
-        return "was there"
-    return "made"
+        limit = client.read_work_pool(name).concurrency_limit
+        return "was there, without a limit" if limit is None else f"was there, {limit} runs at a time"
+    return f"made, {RUNS_AT_ONCE} runs at a time"
 
 
 def _queue(client: SyncPrefectClient, pool: str, name: str) -> str:

@@ -174,11 +174,13 @@ def test_deploying_again_makes_nothing_twice_and_leaves_what_an_operator_has_set
     place = f"{api}/deployments/name/gradient-matching/default"
     schedule = {"schedule": {"interval": 86400, "anchor_date": "2040-01-01T00:00:00Z"}, "active": False}
     ask(f"{api}/deployments/{ask(place)['id']}/schedules", [schedule])
+    ask(f"{api}/work_pools/server", {"concurrency_limit": 2}, method="PATCH")
     done = json.loads(tool("understudy.flows.cli", deployed | home_environment(home / "operator"), "deploy", "--json"))
     assert {said.split()[0] for name, said in done.items() if not name.startswith(("deployment", "auto"))} == {"was"}
     assert len(ask(place)["schedules"]) == 1
     assert len(ask(f"{api}/automations/filter", {})) == 3
-    assert {pool["name"] for pool in ask(f"{api}/work_pools/filter", {})} == {"client", "server"}
+    pools = {pool["name"]: pool["concurrency_limit"] for pool in ask(f"{api}/work_pools/filter", {})}
+    assert pools == {"client": 4, "server": 2}, "one as it was made, and one as an operator has set it"
     queues = {(queue["work_pool_name"], queue["name"]) for queue in ask(f"{api}/work_queues/filter", {})}
     assert {(pool, queue) for pool in ("client", "server") for queue in ("cpu", "gpu")} <= queues
     assert ask(f"{api}/v2/concurrency_limits/gpu")["limit"] == 1

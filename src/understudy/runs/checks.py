@@ -2,7 +2,8 @@
 
 Each check is a plain function that does the thing on a small scale - writes a file, asks a server, draws two texts -
 and returns in words what it found, or raises an `InputError` that says what was expected and how to fix it. Nothing
-private is written, and what a check makes it takes away again. No check waits longer than `PATIENCE_S` for an answer.
+private is written, and what a check makes it takes away again. No check waits longer than `PATIENCE_S` for an answer,
+but that of a Prefect server.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ R = TypeVar("R")
 Check = Callable[[], str]
 
 PATIENCE_S = 15.0
+# A Prefect server that many runs ask at once is slow to answer; its own client waits as long.
+BUSY_S = 60.0
 NEW_TOKENS = 4
 # What MLflow keeps its records in, besides SQLite and its own server.
 _DATABASES = ("postgresql", "mysql", "mssql", "sqlite")
@@ -256,8 +259,15 @@ def _ask_prefect(url: str, path: str) -> httpx.Response:
     key, auth = prefect_setting("PREFECT_API_KEY"), prefect_setting("PREFECT_API_AUTH_STRING")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     login = httpx.BasicAuth(*auth.split(":", 1)) if auth and ":" in auth else None
+    timeout = httpx.Timeout(PATIENCE_S / 3, read=BUSY_S)
     try:
-        return httpx.get(f"{url.rstrip('/')}/{path}", headers=headers, auth=login, timeout=PATIENCE_S / 3)
+        return httpx.get(f"{url.rstrip('/')}/{path}", headers=headers, auth=login, timeout=timeout)
+    except httpx.ReadTimeout:
+        raise InputError(
+            f"PREFECT_API_URL={_public(url)}: expected a Prefect server that answers, found none within {BUSY_S:g} s "
+            "(timed out); let fewer runs start at once (prefect work-pool set-concurrency-limit client 2), or start "
+            "the server anew, and run again"
+        ) from None
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise InputError(
             f"PREFECT_API_URL={_public(url)}: expected a Prefect server that answers, found {_said(error)}; start it "
