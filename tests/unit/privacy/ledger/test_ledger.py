@@ -132,10 +132,19 @@ def test_the_same_request_is_charged_once(ledger):
 
 def test_accepting_a_new_charge_pays_again(ledger):
     first = ledger.reserve(**fields())
-    second = ledger.reserve(accept_new=True, **fields())
+    second = ledger.reserve(instead_of=first.id, **fields())
     assert (second.attempt, second.new, second.id != first.id) == (2, True, True)
     assert ledger.reserve(**fields()).id == second.id
     assert ledger.spent("reviews")[0] == 4.0
+
+
+def test_of_two_that_pay_again_for_one_charge_the_second_shares_what_the_first_made(ledger):
+    first = ledger.reserve(**fields())
+    second = ledger.reserve(instead_of=first.id, **fields())
+    shared = ledger.reserve(instead_of=first.id, **fields())
+    assert (shared.id, shared.new) == (second.id, False)
+    assert ledger.spent("reviews")[0] == 4.0
+    assert ledger.reserve(instead_of=second.id, **fields()).attempt == 3
 
 
 def test_the_budget_is_kept_to_the_last_bit_and_no_further(ledger):
