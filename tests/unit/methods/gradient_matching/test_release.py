@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from understudy.data.private_rows import PrivateRows
-from understudy.errors import ArtifactDamaged, InputError
+from understudy.errors import ArtifactDamaged, InputError, UnderstudyError
 from understudy.generation.prompts import encode_text
 from understudy.methods.gradient_matching.config import GradientMatchingConfig
 from understudy.methods.gradient_matching.optimise import match_shard
@@ -193,6 +193,27 @@ def test_the_mean_length_is_one_query_of_two_numbers(make_base, make_mechanisms,
     release(base, label_names, make_mechanisms, config, data=(texts, labels), recorder=neighbour)
     moved = [length.query[name] - neighbour.calls[1].query[name] for name in ("length", "count")]
     assert math.hypot(*(float(part) for part in moved)) == pytest.approx(math.sqrt(2), rel=1e-5)
+
+
+def test_target_and_length_are_released_once(make_base, make_mechanisms, label_names, tmp_path):
+    """With other rows, or other last digits, neither gets noise of its own under the same charge."""
+    base, config = make_base("llama"), make_config("label_rows", length="as_in_data")
+    texts, labels = rows()
+    planned = schedule_of(queries_of(config, n=len(texts), epsilon=3.0, delta=1e-5))
+
+    def released(texts):
+        mechanisms = make_mechanisms(planned, None)
+        mechanisms.release_log = tmp_path
+        return release_target(PrivateRows(texts, labels, label_names), Asked(config, planned, mechanisms), base=base)
+
+    first, again = released(texts), released(texts)
+    assert torch.equal(first.stacked, again.stacked)
+    assert first.length == again.length
+    with pytest.raises(UnderstudyError, match=r"purpose='target'.* a second release"):
+        released(["film", *texts[1:]])
+    (tmp_path / "gaussian_sum.0.target.safetensors").unlink()
+    with pytest.raises(UnderstudyError, match=r"purpose='length'.* a second release"):
+        released(["film plot the slowly", *texts[1:]])
 
 
 @pytest.mark.parametrize(("noise", "expected"), [((-1e6, 0.0), 1), ((1e6, 0.0), MAX_LENGTH), ((0.0, -1e6), MAX_LENGTH)])

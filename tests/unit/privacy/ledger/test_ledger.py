@@ -402,8 +402,9 @@ def test_an_environment_is_bound_once(ledger):
     charge = ledger.reserve(**fields())
     ledger.bind_environment(charge.id, "cpu/2 threads")
     ledger.bind_environment(charge.id, "cpu/2 threads")
-    with pytest.raises(UnderstudyError, match=r"'cpu/2 threads'.*'cuda'"):
-        ledger.bind_environment(charge.id, "cuda")
+    for other in ("cuda", "cpu/4 threads", "cpu/2 threads "):
+        with pytest.raises(UnderstudyError, match=f"'cpu/2 threads', found '{other}'"):
+            ledger.bind_environment(charge.id, other)
     with pytest.raises(InputError):
         ledger.bind_environment("nothing", "cpu")
 
