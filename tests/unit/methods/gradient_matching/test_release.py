@@ -117,6 +117,19 @@ def test_the_sum_does_not_depend_on_the_micro_batch(make_base, make_mechanisms, 
     assert float((one - other).norm() / one.norm()) < 1e-5
 
 
+@pytest.mark.parametrize("kind", ["head", "sketch", "full"])
+@pytest.mark.parametrize("micro_batch", [1, 3])
+def test_rows_that_were_rounded_to_the_grid_are_not_added_again(
+    make_base, make_mechanisms, label_names, monkeypatch, kind, micro_batch
+):
+    """Whoever was in an earlier part of the sum would count twice, at twice the sensitivity."""
+    base, config = make_base("gpt2"), make_config(kind, micro_batch=micro_batch)
+    whole = release(base, label_names, make_mechanisms, config).stacked
+    monkeypatch.setattr("understudy.methods.gradient_matching.release._ROWS_IN_FLOATS", 4)
+    in_parts = release(base, label_names, make_mechanisms, config).stacked
+    assert float((whole - in_parts).norm() / whole.norm()) < 1e-5
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_null_rows_add_nothing_whatever_they_hold(make_base, make_mechanisms, label_names, kind):
     base, config = make_base("llama"), make_config(kind)
