@@ -69,8 +69,8 @@ def charge(plan: RunPlan, *, environment: dict[str, str], accept_new: bool) -> C
     )
     found = ledger.reserve(**asked)
     here = {**environment, PROCESSOR: kind()}
-    changed = None if found.new else _changed(found, plan.releases, here)
-    if changed is not None:
+    # More than once only where another process charges this run meanwhile, for an environment of its own.
+    while not found.new and (changed := _changed(found, plan.releases, here)) is not None:
         if not accept_new:
             keep = "keep what it exported, which stays as good as it was, " if found.status == "released" else ""
             raise UnderstudyError(
@@ -78,7 +78,7 @@ def charge(plan: RunPlan, *, environment: dict[str, str], accept_new: bool) -> C
                 f"would be a new release: {keep}pay epsilon={found.epsilon:g} once more with --accept-new-charge, or "
                 "restore what was there"
             )
-        found = ledger.reserve(accept_new=True, **asked)
+        found = ledger.reserve(instead_of=found.id, **asked)
     if found.status == "reserved":
         ledger.bind_environment(found.id, _stored(here))
     return ChargeReceipt(

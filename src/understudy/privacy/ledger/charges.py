@@ -18,11 +18,13 @@ from understudy.privacy.ledger.records import Charge, ChargeRequest, KeyMaterial
 from understudy.privacy.ledger.sealed import SealedTables
 
 
-def reserve(connection: sa.Connection, tables: SealedTables, request: ChargeRequest, *, accept_new: bool) -> Charge:
+def reserve(
+    connection: sa.Connection, tables: SealedTables, request: ChargeRequest, *, instead_of: str | None
+) -> Charge:
     """The charge of a request: the one it has already, or a new one if the budget allows it."""
     source = queries.get_source(connection, request.source)
     known = queries.latest(connection, request.request_key)
-    if known is not None and not accept_new:
+    if known is not None and known.id != instead_of:
         queries.check_same_request(known, request)
         return queries.to_charge(known, new=False)
     queries.check_fits_source(source, request)

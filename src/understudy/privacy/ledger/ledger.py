@@ -247,13 +247,14 @@ class Ledger:
 
     # Charges
 
-    def reserve(self, *, accept_new: bool = False, **fields: Unpack[ChargeFields]) -> Charge:
+    def reserve(self, *, instead_of: str | None = None, **fields: Unpack[ChargeFields]) -> Charge:
         """The charge of a request: the one it has already, or a new one if the budget allows it.
 
         When it returns, the charge is on the disk. It counts from now on, whatever becomes of the run.
 
         Args:
-            accept_new: charge again although the request has a charge (its attempt is one higher).
+            instead_of: id of the request's charge that cannot be used any more: it is charged again (its attempt is
+                one higher), unless another process has done so by now.
             fields: `ChargeFields`; epsilon is infinite for a run whose output stays private, which is
                 recorded but not counted, as a simulation is.
 
@@ -269,7 +270,7 @@ class Ledger:
 
         return self._tables.run(
             "reserve",
-            lambda connection: charges.reserve(connection, self._tables, request, accept_new=accept_new),
+            lambda connection: charges.reserve(connection, self._tables, request, instead_of=instead_of),
         )
 
     def charge(self, charge_id: str) -> Charge:

@@ -77,6 +77,22 @@ def test_without_noise_they_are_the_means_of_unit_vectors(asked, monkeypatch, at
     assert not found.noise.any()
 
 
+def test_an_empty_text_is_a_row_and_leaves_the_others_with_their_own_embeddings(asked):
+    private = rows()
+    texts = ["" if i == 2 else text for i, text in enumerate(private.texts)]
+    listening = Listening()
+
+    def encode(texts):
+        return spread([text or "-" for text in texts])
+
+    release_class_means(PrivateRows(texts, private.labels, NAMES), asked(30, recorder=listening), sentences(encode))
+    for label in range(2):
+        own = [text for text, y in zip(texts, private.labels, strict=True) if text is not None and y == label]
+        units = [vector / np.linalg.norm(vector) for vector in encode(own).astype(np.float64)]
+        assert np.allclose(listening.queries[0]["sums"][label], sum(units) / math.sqrt(1.25), atol=1e-5)
+        assert float(listening.queries[0]["counts"][label]) == pytest.approx(len(own) * 0.5 / math.sqrt(1.25), abs=1e-5)
+
+
 @pytest.mark.parametrize("value", [0.0, 1e-30, 3e38, math.inf, math.nan])
 def test_one_row_moves_the_whole_query_by_one_at_most(asked, value):
     """Whatever the encoder makes of it; the other rows' part stays as it is, to the last bit."""

@@ -74,6 +74,26 @@ def test_the_signal_alone_moves_every_trained_tensor(run, make_base, make_config
     assert len(trained) >= 8
 
 
+def test_how_many_rows_pass_at_a_time_hangs_on_slots_alone(
+    make_base, make_mechanisms, make_config, make_rows, tokenizer, label_names
+):
+    """Of few rows among many null ones a pass would have fewer: how many there are is private."""
+    config = make_config(variant="naive", train={"epochs": 1, "batch_size": 40, "micro_batch": "auto"})
+    texts, labels = make_rows()
+    found = []
+    for kept in (len(texts), 9):
+        some = [text if slot < kept else None for slot, text in enumerate(texts)]
+        rows = encode(PrivateRows(some, labels, label_names), tokenizer=tokenizer, config=config)
+        planned = schedule_of(queries_of(config, n=len(texts), epsilon=math.inf, delta=1e-3))
+        base, passes = make_base("llama"), []
+        embeddings = base.model.get_input_embeddings()
+        embeddings.register_forward_pre_hook(lambda _, read, passes=passes: passes.append(len(read[0])))
+        fit(base, rows, Asked(config, planned, make_mechanisms(planned)), checkpoints=None, progress=None)
+        found.append(sorted(passes))
+    assert found[0] == found[1]
+    assert found[0][0] > 1
+
+
 def test_full_fine_tuning_as_in_the_paper(run, make_base, make_config):
     config = make_config(lora={"rank": 0}, train={"frozen_layers": 2}, variant="naive")
     end = {name.removeprefix("lm."): value for name, value in weights(run(config, base="gpt2")).items()}

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from understudy.data.private_rows import PrivateRows
-from understudy.errors import ArtifactDamaged, InputError
+from understudy.errors import ArtifactDamaged, InputError, UnderstudyError
 from understudy.generation.prompts import encode_text
 from understudy.methods.gradient_matching.config import GradientMatchingConfig
 from understudy.methods.gradient_matching.optimise import match_shard
@@ -117,6 +117,19 @@ def test_the_sum_does_not_depend_on_the_micro_batch(make_base, make_mechanisms, 
     assert float((one - other).norm() / one.norm()) < 1e-5
 
 
+@pytest.mark.parametrize("kind", ["head", "sketch", "full"])
+@pytest.mark.parametrize("micro_batch", [1, 3])
+def test_rows_that_were_rounded_to_the_grid_are_not_added_again(
+    make_base, make_mechanisms, label_names, monkeypatch, kind, micro_batch
+):
+    """Whoever was in an earlier part of the sum would count twice, at twice the sensitivity."""
+    base, config = make_base("gpt2"), make_config(kind, micro_batch=micro_batch)
+    whole = release(base, label_names, make_mechanisms, config).stacked
+    monkeypatch.setattr("understudy.methods.gradient_matching.release._ROWS_IN_FLOATS", 4)
+    in_parts = release(base, label_names, make_mechanisms, config).stacked
+    assert float((whole - in_parts).norm() / whole.norm()) < 1e-5
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_null_rows_add_nothing_whatever_they_hold(make_base, make_mechanisms, label_names, kind):
     base, config = make_base("llama"), make_config(kind)
@@ -193,6 +206,27 @@ def test_the_mean_length_is_one_query_of_two_numbers(make_base, make_mechanisms,
     release(base, label_names, make_mechanisms, config, data=(texts, labels), recorder=neighbour)
     moved = [length.query[name] - neighbour.calls[1].query[name] for name in ("length", "count")]
     assert math.hypot(*(float(part) for part in moved)) == pytest.approx(math.sqrt(2), rel=1e-5)
+
+
+def test_target_and_length_are_released_once(make_base, make_mechanisms, label_names, tmp_path):
+    """With other rows, or other last digits, neither gets noise of its own under the same charge."""
+    base, config = make_base("llama"), make_config("label_rows", length="as_in_data")
+    texts, labels = rows()
+    planned = schedule_of(queries_of(config, n=len(texts), epsilon=3.0, delta=1e-5))
+
+    def released(texts):
+        mechanisms = make_mechanisms(planned, None)
+        mechanisms.release_log = tmp_path
+        return release_target(PrivateRows(texts, labels, label_names), Asked(config, planned, mechanisms), base=base)
+
+    first, again = released(texts), released(texts)
+    assert torch.equal(first.stacked, again.stacked)
+    assert first.length == again.length
+    with pytest.raises(UnderstudyError, match=r"purpose='target'.* a second release"):
+        released(["film", *texts[1:]])
+    (tmp_path / "gaussian_sum.0.target.safetensors").unlink()
+    with pytest.raises(UnderstudyError, match=r"purpose='length'.* a second release"):
+        released(["film plot the slowly", *texts[1:]])
 
 
 @pytest.mark.parametrize(("noise", "expected"), [((-1e6, 0.0), 1), ((1e6, 0.0), MAX_LENGTH), ((0.0, -1e6), MAX_LENGTH)])

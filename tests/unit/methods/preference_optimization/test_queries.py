@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tests_support import scheduled_by
 
-from understudy.errors import InputError
+from understudy.errors import InputError, UnderstudyError
 from understudy.methods.method import Promise
 from understudy.methods.preference_optimization import queries
 from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
@@ -136,3 +136,24 @@ def test_masked_settings_that_scoring_would_refuse_are_refused_before_the_charge
         METHOD.preparation.describe(config, promise)
     with pytest.raises(InputError):
         scored()
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_round_that_was_scored_is_asked_nothing_else(tmp_path, masked):
+    """Candidates may come out differently when a run goes on; the same ones get the same scores, others none."""
+    config = make_config(masked=masked, rounds=2)
+    schedule = QuerySchedule(n=40, rounds=2, sampling_probability=1.0, noise_multiplier=2.0, masked=masked)
+    random = np.random.default_rng(0)
+    pool = ClientPool(random.normal(size=(40, 5)), np.zeros((0, 5), np.float32), np.zeros(0, np.int64), None)
+    candidates = random.normal(size=(config.candidates.prompts * config.candidates.per_prompt, 5))
+
+    def scored(candidates, *, round=0):
+        material = KeyMaterial(b"s" * 32, "charge", b"t" * 32, schedule.queries)
+        asked = {"config": config, "schedule": schedule, "mechanisms": Mechanisms.live(material, tmp_path)}
+        return release_scores(pool, candidates, labels=None, round=round, **asked)
+
+    first = scored(candidates)
+    assert first.equal(scored(candidates))
+    with pytest.raises(UnderstudyError, match="a second release that nobody paid for"):
+        scored(candidates[::-1])
+    assert not first.equal(scored(candidates, round=1))

@@ -427,6 +427,13 @@ def test_query_has_sensitivity_one_even_where_all_clients_agree(n):
         assert np.linalg.norm(on_the_grid(one) - on_the_grid(other)) <= charged_sensitivity(1.0)
 
 
+@pytest.mark.parametrize("n", [1, 10**6])
+def test_query_is_shrunk_by_more_than_float64_may_have_rounded(n):
+    """By what docs and docstring say: a share for each slot, and one for the vectors of most candidates."""
+    shrunk = float(as_query(np.ones(1), slots=n)[0])
+    assert 1 / shrunk == pytest.approx(1 + n * 2.0**-30 + 2.0**-18, rel=2.0**-40)
+
+
 @pytest.mark.parametrize("way", [*WAYS, "histogram"])
 @pytest.mark.parametrize("per_label", [6, 60])
 def test_a_text_moves_the_columns_of_its_own_label_alone(way, per_label):

@@ -294,6 +294,17 @@ def test_each_call_of_a_charge_has_the_query_that_it_was_first_made_with(ledger)
     assert ledger.note_query(other.id, "scores.0", b"third") == b"third"
 
 
+@pytest.mark.parametrize(("end", "said"), [("release", "was released"), ("purge", "its source was purged")])
+def test_a_charge_that_is_closed_or_purged_takes_no_query(ledger, end, said):
+    """Nor does it tell the tag of an earlier one: a process that has its keys still draws nothing more."""
+    charge = next(charge for charge in ledger.charges("reviews") if charge.request_key == "running")
+    ledger.note_query(charge.id, "scores.0", b"first")
+    ledger.release(charge.id) if end == "release" else ledger.purge("reviews")
+    for call in ("scores.0", "scores.1"):
+        with pytest.raises(UnderstudyError, match=said):
+            ledger.note_query(charge.id, call, b"first")
+
+
 def test_a_purge_erases_the_salts_of_its_source_alone(ledger, url, head):
     ledger.purge("clinic")
     again = Ledger(url, secret=SECRET, head=head)

@@ -132,10 +132,19 @@ def test_the_same_request_is_charged_once(ledger):
 
 def test_accepting_a_new_charge_pays_again(ledger):
     first = ledger.reserve(**fields())
-    second = ledger.reserve(accept_new=True, **fields())
+    second = ledger.reserve(instead_of=first.id, **fields())
     assert (second.attempt, second.new, second.id != first.id) == (2, True, True)
     assert ledger.reserve(**fields()).id == second.id
     assert ledger.spent("reviews")[0] == 4.0
+
+
+def test_of_two_that_pay_again_for_one_charge_the_second_shares_what_the_first_made(ledger):
+    first = ledger.reserve(**fields())
+    second = ledger.reserve(instead_of=first.id, **fields())
+    shared = ledger.reserve(instead_of=first.id, **fields())
+    assert (shared.id, shared.new) == (second.id, False)
+    assert ledger.spent("reviews")[0] == 4.0
+    assert ledger.reserve(instead_of=second.id, **fields()).attempt == 3
 
 
 def test_the_budget_is_kept_to_the_last_bit_and_no_further(ledger):
@@ -393,8 +402,9 @@ def test_an_environment_is_bound_once(ledger):
     charge = ledger.reserve(**fields())
     ledger.bind_environment(charge.id, "cpu/2 threads")
     ledger.bind_environment(charge.id, "cpu/2 threads")
-    with pytest.raises(UnderstudyError, match=r"'cpu/2 threads'.*'cuda'"):
-        ledger.bind_environment(charge.id, "cuda")
+    for other in ("cuda", "cpu/4 threads", "cpu/2 threads "):
+        with pytest.raises(UnderstudyError, match=f"'cpu/2 threads', found '{other}'"):
+            ledger.bind_environment(charge.id, other)
     with pytest.raises(InputError):
         ledger.bind_environment("nothing", "cpu")
 

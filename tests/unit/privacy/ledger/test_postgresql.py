@@ -203,12 +203,12 @@ def _passed_on(client: socket.socket, server: socket.socket, questions: list[byt
 
 
 def test_a_commit_whose_answer_is_lost_is_said_and_not_repeated(postgresql_url):
-    """Repeated, this one would be a second charge."""
+    """Whether it stands is told by the next look alone."""
     with losing_an_answer(postgresql_url) as (url, questions):
         ledger = registered(Ledger(url, secret=SECRET))
         questions.append(b"COMMIT")
         with pytest.raises(UnderstudyError, match="may stand or not"):
-            ledger.reserve(accept_new=True, **asked())
+            ledger.reserve(**asked())
         (made,) = ledger.charges()
         found = ledger.reserve(**asked())
         assert (found.id, found.new) == (made.id, False)

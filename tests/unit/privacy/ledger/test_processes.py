@@ -30,7 +30,7 @@ pipe.recv()
 results = []
 for request_key in job["request_keys"]:
     try:
-        charge = ledger.reserve(**job["asked"] | {"request_key": request_key})
+        charge = ledger.reserve(instead_of=job.get("instead_of"), **job["asked"] | {"request_key": request_key})
         results.append((charge.id, charge.new))
         if job.get("release"):
             ledger.release(charge.id)
@@ -96,6 +96,14 @@ def test_identical_requests_at_once_share_one_charge(ledger, url):
     assert len(set(ids)) == 1
     assert sorted(found[0][1] for found in results) == [False, False, True]
     assert len(ledger.charges()) == 1
+
+
+def test_identical_requests_that_pay_again_at_once_share_one_charge(ledger, url):
+    first = ledger.reserve(**asked())
+    results = run_together([start(url, instead_of=first.id) for _ in range(3)])
+    assert sorted(found[0][1] for found in results) == [False, False, True]
+    assert {charge.id for charge in ledger.charges()} == {first.id, *(found[0][0] for found in results)}
+    assert len(ledger.charges()) == 2
 
 
 def kill_at(url, step, **job):
