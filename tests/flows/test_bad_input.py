@@ -459,6 +459,35 @@ def test_a_charged_run_is_not_refused_for_the_budget_that_it_used_up(request_of,
         validate(request.model_copy(update={"accept_new_charge": True, "epsilon": 2.0}), method)
 
 
+@pytest.mark.parametrize(("theirs", "charges"), [("1" * 64, 2), ("2" * 64, 3)], ids=["same code", "other code"])
+def test_who_pays_again_while_another_process_does_shares_a_charge_for_the_same_code_only(
+    request_of, home, monkeypatch, theirs, charges
+):
+    """Each paid; and one that was handed the charge of other code ended in an error."""
+    from understudy.privacy.ledger.ledger import Ledger
+    from understudy.runs.registration import registered
+    from understudy.runs.request import Budget
+    from understudy.tasks.charging import charge
+
+    request, method = request_of(delta=0.002, budget=Budget(epsilon=12, delta=0.01)), "conditional-generation"
+    plan = registered(request, method)
+    first = charge.fn(plan, environment={"code": "0" * 64}, accept_new=False)
+    # Of another home: in this one the two would take turns.
+    elsewhere, reserve, other = charge.fn.__wrapped__, Ledger.reserve, []
+
+    def overtaken(ledger, *, instead_of=None, **fields):
+        if instead_of == first.charge_id and not other:
+            other.append(None)
+            other[0] = elsewhere(plan, environment={"code": theirs}, accept_new=True)
+        return reserve(ledger, instead_of=instead_of, **fields)
+
+    monkeypatch.setattr(Ledger, "reserve", overtaken)
+    ours = charge.fn(plan, environment={"code": "1" * 64}, accept_new=True)
+    assert (ours == other[0]) == (charges == 2)
+    assert len({each.charge_id for each in (first, other[0], ours)}) == charges
+    assert len(Ledger.open().charges()) == charges
+
+
 @pytest.mark.parametrize("is_registered", [False, True])
 @pytest.mark.parametrize("moment", ["source_record", "check_budget", "before_charge"])
 def test_a_run_that_another_process_charges_meanwhile_is_not_refused_for_its_own_charge(
