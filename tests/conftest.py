@@ -335,9 +335,9 @@ def empty_tracking_store(shared: Path) -> Path:
     path = shared / "empty-mlflow" / "mlflow.db"
 
     def make() -> None:
-        from understudy.tasks.engine import tracking
+        from understudy.tasks.engine import tracking_log
 
-        tracking._connect(f"sqlite:///{path}").client._tracking_client.store.engine.dispose()
+        tracking_log.connect(f"sqlite:///{path}").client._tracking_client.store.engine.dispose()
         with closing(sqlite3.connect(path)) as connection:
             assert connection.execute("pragma journal_mode = wal").fetchone() == ("wal",)
 

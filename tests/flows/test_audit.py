@@ -88,7 +88,7 @@ def test_an_audit_charges_one_run_and_reports_it_beside_its_controls(
     words, on_path, prefect_server, in_home, call, tmp_path
 ):
     from understudy.privacy.ledger.ledger import Ledger
-    from understudy.tasks.engine import tracking
+    from understudy.tasks.engine import tracking_log
 
     out = tmp_path / "audit"
     with in_home(tmp_path / "home") as home:
@@ -131,7 +131,7 @@ def test_an_audit_charges_one_run_and_reports_it_beside_its_controls(
         assert not (out / "claim/export").exists(), "made with canaries among the rows"
         assert [path.stat().st_mode & 0o077 for path in (out, out / "report.json")] == [0, 0]
         tells_no_canary(said, out, home)
-        (run,) = tracking._open("client").search({"understudy.out": str(out)})
+        (run,) = tracking_log.open_log("client").search({"understudy.out": str(out)})
         (charge,) = [charge for charge in Ledger.open().charges() if charge.kind == "counted"]
         assert json.loads(run.data.tags["understudy.sources"]) == [f"source:films@{charge.id}"]
         # Again: the same canaries, coins and charge.
@@ -179,7 +179,7 @@ def test_an_audit_whose_attack_is_too_weak_charges_nothing(
     # An attacker who knows the other rows would need no text; neither has this method one.
     from bag_of_words import method
 
-    from understudy.tasks.engine import tracking
+    from understudy.tasks.engine import tracking_log
 
     monkeypatch.setattr(method, "METHOD", dataclasses.replace(method.METHOD, left_over=""))
     # Two texts, and coins that fall in turn, so that the outcome hangs on no chance.
@@ -198,7 +198,7 @@ def test_an_audit_whose_attack_is_too_weak_charges_nothing(
         assert code == 0
         assert json.loads(said[said.index("{") :])["caught"] == []
         assert charged() == [(4.0, "released")]
-        runs = tracking._open("client").search({"understudy.out": str(tmp_path / "audit")})
+        runs = tracking_log.open_log("client").search({"understudy.out": str(tmp_path / "audit")})
         told = {run.data.params["request.insist"]: "understudy.sources" in run.data.tags for run in runs}
         assert told == {"False": False, "True": True}, "the record of the charge says that it was insisted on"
         assert "audit.one_run.data.auc" in figures_in(tmp_path / "audit")

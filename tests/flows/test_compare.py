@@ -170,9 +170,9 @@ def _is_closed(out: Path) -> None:
 
 
 def _are_children_of_one_run(out: Path, charges: set[str]) -> None:
-    from understudy.tasks.engine import tracking
+    from understudy.tasks.engine import tracking_log
 
-    log = tracking._open("client")
+    log = tracking_log.open_log("client")
     (parent,) = log.search({"understudy.out": str(out)})
     assert parent.info.run_name == "compare"
     assert set(json.loads(parent.data.tags["understudy.sources"])) == {f"source:ward@{charge}" for charge in charges}
@@ -336,12 +336,12 @@ def test_a_retry_by_prefect_computes_what_is_missing_and_nothing_else(
 
 def test_two_methods_that_are_asked_the_same_are_two_runs_in_mlflow(methods, data, tmp_path, prefect_server):
     """The second took over the run of the first, with its name and its settings."""
-    from understudy.tasks.engine import tracking
+    from understudy.tasks.engine import tracking_log
 
     asked = request(data, tmp_path / "out", run={"epsilon": 1.0, "budget": {"epsilon": 8, "delta": 1e-2}}).run
     for method in ("bag-of-words", "letters"):
         load(registry.get(method).flow)(asked)
-    runs = tracking._open("client").search({"understudy.out": asked.out})
+    runs = tracking_log.open_log("client").search({"understudy.out": asked.out})
     assert {run.info.run_name: run.data.params["config.method"] for run in runs} == {
         "bag-of-words": "bag-of-words",
         "letters": "letters",

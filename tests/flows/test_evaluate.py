@@ -69,9 +69,9 @@ def figures_in(folder) -> dict[str, float]:
 
 def recorded(out):
     """The MLflow run of an evaluation, and those of its tasks."""
-    from understudy.tasks.engine import tracking
+    from understudy.tasks.engine import tracking_log
 
-    log = tracking._open("client")
+    log = tracking_log.open_log("client")
     (run,) = log.search({"understudy.out": str(out)})
     return run, log.search({"mlflow.parentRunId": run.info.run_id})
 
@@ -153,7 +153,7 @@ def test_mlflow_leads_from_an_evaluation_to_the_run_that_made_the_table(
 ):
     """A file of `run` names its table, and one of `generate` the model."""
     from understudy.flows.evaluate import evaluate
-    from understudy.tasks.engine import tracking
+    from understudy.tasks.engine import tracking, tracking_log
     from understudy.tasks.engine.run_record import TaskRecord
 
     ids = {}
@@ -164,7 +164,7 @@ def test_mlflow_leads_from_an_evaluation_to_the_run_that_made_the_table(
     for made, maker in ids.items():
         write_with_origin(files, **{name: made})
         evaluate(request_of())
-        log = tracking._open("client")
+        log = tracking_log.open_log("client")
         evaluations = {run.data.tags["understudy.evaluated"]: run for run in log.search({OUT: str(tmp_path / "out")})}
         assert evaluations[made].info.status == "FINISHED"
         assert [entry.dataset.digest for entry in evaluations[made].inputs.dataset_inputs] == [made[:36]]

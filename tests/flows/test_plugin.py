@@ -94,9 +94,9 @@ def test_an_entry_point_that_names_no_method_is_refused_by_name(on_path, monkeyp
 def _is_found_in_mlflow(method, charge, out):
     """The run of the flow, by what it made: with its epsilon, its source and its charge."""
     from understudy.runs.folders import artifact_in
-    from understudy.tasks.engine import tracking
+    from understudy.tasks.engine import tracking_log
 
-    log = tracking._open("client")
+    log = tracking_log.open_log("client")
     made = artifact_in(out)
     (run,) = log.search({"understudy.synthetic": made})
     assert run.info.run_name == method

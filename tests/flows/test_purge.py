@@ -20,7 +20,7 @@ from understudy.runs.folders import read_record
 from understudy.runs.placement import INTERNAL
 from understudy.settings import prepare_environment, settings
 from understudy.tasks import housekeeping
-from understudy.tasks.engine import leases, tracking
+from understudy.tasks.engine import leases, tracking_attempts, tracking_log
 from understudy.tasks.housekeeping import purge_source
 
 
@@ -79,8 +79,8 @@ def test_nothing_dangles_after_a_purge(finished, home, tmp_path, call, monkeypat
 
     # MLflow is away at the end: everything else is done, and the next purge finishes it.
     with monkeypatch.context() as away:
-        away.setattr(tracking, "_RETRY_AFTER_S", ())
-        away.setattr(tracking.Log, "mark_purged", lambda *_: (_ for _ in ()).throw(OSError("away")))
+        away.setattr(tracking_attempts, "_RETRY_AFTER_S", ())
+        away.setattr(tracking_log.Log, "mark_purged", lambda *_: (_ for _ in ()).throw(OSError("away")))
         with pytest.raises(TrackingFailed):
             purge_source("ward")
     gone = finished - stored()

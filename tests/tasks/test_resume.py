@@ -10,7 +10,7 @@ import fork_server
 from prefect.settings import PREFECT_API_URL
 
 from understudy.settings import settings
-from understudy.tasks.engine import tracking
+from understudy.tasks.engine import tracking_log
 
 FLOW = Path(__file__).with_name("killed_flow.py")
 
@@ -35,7 +35,7 @@ def run(home: Path, steps_run: Path, kill_at: str = "") -> tuple[int, str, str]:
 
 
 def child_runs() -> list[tuple[str, str]]:
-    log = tracking._open("client")
+    log = tracking_log.open_log("client")
     runs = log.client.search_runs([log.experiment])
     return sorted((run.info.run_name, run.info.status) for run in runs)
 

@@ -94,7 +94,7 @@ def tracking() -> str:
     now = settings()
     server = {now.server_mlflow_uri: "UNDERSTUDY_SERVER_MLFLOW_URI"} if now.server_mlflow_uri else {}
     client = {now.mlflow_uri: "UNDERSTUDY_MLFLOW_URI"}
-    # As tasks/engine/tracking.py chooses: the server zone takes the client's place where it has none of its own.
+    # As tasks/engine/tracking_log.py chooses: the server zone takes the client's place where it has none of its own.
     places = {"client": client, "server": server or client, "both": client | server}[now.zone]
     for uri, name in places.items():
         _within(PATIENCE_S, partial(_tracking_at, uri, name), f"{name}={_public(uri)}: MLflow")

@@ -25,7 +25,7 @@ from sqlalchemy.exc import OperationalError
 from understudy.artifacts.access import ArtifactRef, write_json, write_table
 from understudy.errors import InputError, TrackingFailed
 from understudy.privacy.labels import private, public, released
-from understudy.tasks.engine import failures, tracking, tracking_experiment
+from understudy.tasks.engine import failures, tracking, tracking_attempts, tracking_experiment, tracking_log
 from understudy.tasks.engine.lineage import LineageNode
 from understudy.tasks.engine.prefect_links import link_from_prefect, without_login
 from understudy.tasks.engine.run_record import TaskRecord, flatten, source_names
@@ -72,7 +72,7 @@ def method(run_key: str, count: int = 1) -> ArtifactRef:
 
 
 def runs() -> dict[str, list]:
-    log = tracking._open("client")
+    log = tracking_log.open_log("client")
     found: dict[str, list] = {}
     for run in log.client.search_runs([log.experiment]):
         found.setdefault(run.info.run_name, []).append(run)
@@ -123,9 +123,9 @@ def test_the_same_run_again_adds_nothing_and_another_run_notes_its_hits(tracked)
 
 
 def test_runs_beyond_one_page_of_answers_are_found(tracked, monkeypatch):
-    monkeypatch.setattr(tracking, "_PAGE", 2)
+    monkeypatch.setattr(tracking_log, "_PAGE", 2)
     method("key-1")
-    assert len(tracking._open("client")._found("")) == 5
+    assert len(tracking_log.open_log("client")._found("")) == 5
 
 
 def test_neither_ids_nor_counts_of_private_artifacts_are_written(tracked):
@@ -177,7 +177,7 @@ def test_lineage_prefers_the_run_that_computed_to_a_hit(tracked):
 
 def test_lineage_goes_back_to_the_charge_when_the_runs_that_computed_were_deleted(tracked):
     ref = method("key-1")
-    log = tracking._open("client")
+    log = tracking_log.open_log("client")
     for run in (run for same in runs().values() for run in same):
         log.client.delete_run(run.info.run_id)
     method("key-1")
@@ -189,7 +189,7 @@ def test_lineage_goes_back_to_the_charge_when_the_runs_that_computed_were_delete
 
 def test_lineage_does_without_a_parent_that_was_deleted_for_good(tracked):
     ref = method("key-1")
-    client, (parent,) = tracking._open("client").client, runs()["method"]
+    client, (parent,) = tracking_log.open_log("client").client, runs()["method"]
     client.delete_run(parent.info.run_id)
     client._tracking_client.store._hard_delete_run(parent.info.run_id)
     node = tracking.lineage(ref.id)
@@ -225,9 +225,9 @@ def test_a_failed_run_is_marked_and_then_mended(tracked):
 
 
 def test_a_tracking_store_that_fails_fails_the_task_and_keeps_its_work(tracked, monkeypatch):
-    monkeypatch.setattr(tracking, "_RETRY_AFTER_S", (0.0, 0.0))
+    monkeypatch.setattr(tracking_attempts, "_RETRY_AFTER_S", (0.0, 0.0))
     attempts = []
-    write = tracking.Log.write_child
+    write = tracking_log.Log.write_child
 
     def refuse(self, record):
         attempts.append(record.name)
@@ -238,7 +238,7 @@ def test_a_tracking_store_that_fails_fails_the_task_and_keeps_its_work(tracked, 
         return base("kept")
 
     with monkeypatch.context() as patch:
-        patch.setattr(tracking.Log, "write_child", refuse)
+        patch.setattr(tracking_log.Log, "write_child", refuse)
         with pytest.raises(TrackingFailed, match=r"'base'.*OSError.*UNDERSTUDY_MLFLOW_URI.*same command") as failed:
             tracked_flow()
     (kept,) = (tracked / "private" / "failures").iterdir()
@@ -250,7 +250,7 @@ def test_a_tracking_store_that_fails_fails_the_task_and_keeps_its_work(tracked, 
     assert "no space" not in said, "which Prefect does not get"
     assert attempts == ["base"] * 3
     assert calls == ["base"]
-    assert write is tracking.Log.write_child
+    assert write is tracking_log.Log.write_child
     ref = tracked_flow()
     assert calls == ["base"], "the result of the first attempt was kept"
     assert tracking.lineage(ref.id).task == "base"
@@ -258,11 +258,11 @@ def test_a_tracking_store_that_fails_fails_the_task_and_keeps_its_work(tracked, 
 
 
 def test_the_flows_own_error_is_not_hidden_by_a_tracking_store_that_fails(tracked, monkeypatch):
-    monkeypatch.setattr(tracking, "_RETRY_AFTER_S", ())
+    monkeypatch.setattr(tracking_attempts, "_RETRY_AFTER_S", ())
 
     def failing():
         with tracking.parent_run("key", "script", parameters={}):
-            monkeypatch.setattr(tracking.Log, "persist", tracking_fails)
+            monkeypatch.setattr(tracking_log.Log, "persist", tracking_fails)
             raise InputError("the cause")
 
     def tracking_fails(self, what, write, **_):
@@ -277,15 +277,15 @@ def test_large_and_strangely_named_configs_are_recorded(tracked):
     sizes = {f"class {number} é/?'": number for number in range(230)}
     with tracking.parent_run("key", "script", parameters={"sizes": sizes}) as run_id:
         pass
-    params = tracking._open("client").client.get_run(run_id).data.params
+    params = tracking_log.open_log("client").client.get_run(run_id).data.params
     assert len(params) == 230
     assert params["sizes.class 7 é___"] == "7"
 
 
 def test_a_tracking_fault_that_passes_is_not_seen(tracked, monkeypatch):
-    monkeypatch.setattr(tracking, "_RETRY_AFTER_S", (0.0,))
+    monkeypatch.setattr(tracking_attempts, "_RETRY_AFTER_S", (0.0,))
     attempts = []
-    write = tracking.Log.write_child
+    write = tracking_log.Log.write_child
 
     def locked_once(self, record):
         attempts.append(record.name)
@@ -293,7 +293,7 @@ def test_a_tracking_fault_that_passes_is_not_seen(tracked, monkeypatch):
             raise OperationalError("INSERT", {}, sqlite3.OperationalError("database is locked"))
         return write(self, record)
 
-    monkeypatch.setattr(tracking.Log, "write_child", locked_once)
+    monkeypatch.setattr(tracking_log.Log, "write_child", locked_once)
     run_id = tracking.log_task(TaskRecord(key="k", name="t", zone="client", state="FINISHED", started_ms=1))
     assert attempts == ["t", "t"]
     assert runs()["t"][0].info.run_id == run_id
@@ -353,7 +353,7 @@ def test_a_run_on_a_server_of_mlflow_prints_no_address_with_its_password(trackin
     monkeypatch.setenv("UNDERSTUDY_MLFLOW_URI", f"http://me:swordfish@127.0.0.1:{tracking_server}")
     with tracking.parent_run("key-1", "method", parameters={}) as run_id:
         pass
-    assert tracking._open("client").client.get_run(run_id).info.status == "FINISHED"
+    assert tracking_log.open_log("client").client.get_run(run_id).info.status == "FINISHED"
     said = capfd.readouterr()
     assert said.out + said.err == ""
 
@@ -401,9 +401,9 @@ def test_a_flow_inside_a_flow_is_a_child(tracked):
 
 
 def test_a_deleted_experiment_is_told_with_how_to_restore_it(tracked):
-    log = tracking._open("client")
+    log = tracking_log.open_log("client")
     log.client.delete_experiment(log.experiment)
-    tracking._connect.cache_clear()
+    tracking_log.connect.cache_clear()
     with pytest.raises(InputError, match=rf"deleted.*restore --experiment-id {log.experiment}"):
         method("key-1")
     log.client.restore_experiment(log.experiment)
@@ -412,13 +412,13 @@ def test_a_deleted_experiment_is_told_with_how_to_restore_it(tracked):
 
 def test_an_experiment_that_was_renamed_is_gone_on_with_under_its_new_name(tracked):
     ref = method("key-1")
-    log = tracking._open("client")
+    log = tracking_log.open_log("client")
     log.client.delete_experiment_tag(log.experiment, tracking_experiment.OWN)  # as an earlier version has made it
     for renamed in ("mine", "ours"):
-        tracking._connect.cache_clear()  # as in another process
-        tracking._open("client")
+        tracking_log.connect.cache_clear()  # as in another process
+        tracking_log.open_log("client")
         log.client.rename_experiment(log.experiment, renamed)
-        tracking._connect.cache_clear()
+        tracking_log.connect.cache_clear()
         method("key-1")
         assert {name: len(same) for name, same in runs().items()} == dict.fromkeys(runs(), 1)
         assert tracking.lineage(ref.id).task == "generate"
@@ -426,7 +426,7 @@ def test_an_experiment_that_was_renamed_is_gone_on_with_under_its_new_name(track
         "ours"
     ]
     log.client.delete_experiment(log.experiment)
-    tracking._connect.cache_clear()
+    tracking_log.connect.cache_clear()
     with pytest.raises(InputError, match=rf"deleted.*restore --experiment-id {log.experiment}"):
         method("key-1")
 
@@ -436,8 +436,8 @@ def test_an_experiment_that_was_renamed_is_gone_on_with_under_its_new_name(track
 def test_what_is_deleted_while_a_run_writes_to_it_is_told_and_the_same_run_goes_on(
     tracked, monkeypatch, gone, for_good
 ):
-    monkeypatch.setattr(tracking, "_RETRY_AFTER_S", ())
-    log = tracking._open("client")
+    monkeypatch.setattr(tracking_attempts, "_RETRY_AFTER_S", ())
+    log = tracking_log.open_log("client")
     store = log.client._tracking_client.store
 
     def deleting(run_id: str) -> str:
@@ -480,24 +480,24 @@ def test_a_database_may_be_named_by_a_relative_path(tmp_path, monkeypatch):
     with tracking.parent_run("key", "script", parameters={}):
         pass
     assert (tmp_path / "mlflow.db").exists()
-    monkeypatch.setattr(tracking.Log, "persist", lambda *_: pytest.fail("another database"))
-    assert tracking._open("client").client.get_experiment_by_name(tracking_experiment.EXPERIMENT) is not None
+    monkeypatch.setattr(tracking_log.Log, "persist", lambda *_: pytest.fail("another database"))
+    assert tracking_log.open_log("client").client.get_experiment_by_name(tracking_experiment.EXPERIMENT) is not None
 
 
 def test_the_text_of_an_error_that_cannot_be_kept_costs_only_the_text(monkeypatch):
-    monkeypatch.setattr(tracking, "_RETRY_AFTER_S", ())
+    monkeypatch.setattr(tracking_attempts, "_RETRY_AFTER_S", ())
     monkeypatch.setattr(failures, "write_atomically", lambda *_: (_ for _ in ()).throw(OSError("no space")))
     with pytest.raises(TrackingFailed, match=r"the run could not be recorded \(OSError\); what is done"):
-        tracking._persist("the run", lambda: (_ for _ in ()).throw(OSError("no space")))
+        tracking_attempts.persisted("the run", lambda: (_ for _ in ()).throw(OSError("no space")))
 
 
 def test_the_server_zone_has_its_own_store(monkeypatch):
-    assert tracking.tracking_uri("server") == os.environ["UNDERSTUDY_MLFLOW_URI"]
+    assert tracking_log.tracking_uri("server") == os.environ["UNDERSTUDY_MLFLOW_URI"]
     monkeypatch.setenv("UNDERSTUDY_SERVER_MLFLOW_URI", "http://server:5000")
-    assert tracking.tracking_uri("server") == "http://server:5000"
-    assert tracking.tracking_uri("client") == os.environ["UNDERSTUDY_MLFLOW_URI"]
+    assert tracking_log.tracking_uri("server") == "http://server:5000"
+    assert tracking_log.tracking_uri("client") == os.environ["UNDERSTUDY_MLFLOW_URI"]
     monkeypatch.setenv("UNDERSTUDY_ZONE", "server")
-    assert tracking.tracking_uri("client") == "http://server:5000"
+    assert tracking_log.tracking_uri("client") == "http://server:5000"
 
 
 def test_a_parent_without_prefect(tracked):

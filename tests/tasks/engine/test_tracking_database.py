@@ -12,7 +12,7 @@ import fork_server
 import pytest
 
 from understudy.errors import InputError
-from understudy.tasks.engine import tracking
+from understudy.tasks.engine import tracking, tracking_log
 from understudy.tasks.engine.tracking_database import check_database, whole_database
 
 HALF = 200_000  # bytes; a whole one has four times as many
@@ -36,8 +36,8 @@ def entries(database: Path) -> list[str]:
 
 def opened(database: Path) -> str:
     """As the first command does; gives the id of the experiment."""
-    tracking._connect.cache_clear()
-    return tracking._connect(f"sqlite:///{database}").experiment
+    tracking_log.connect.cache_clear()
+    return tracking_log.connect(f"sqlite:///{database}").experiment
 
 
 def change(database: Path, *statements: str) -> None:
@@ -51,23 +51,23 @@ def change(database: Path, *statements: str) -> None:
 ON_A_FULL_DISK = f"""
 import os, resource, signal, sys
 from understudy.errors import TrackingFailed
-from understudy.tasks.engine import tracking
+from understudy.tasks.engine import tracking, tracking_attempts, tracking_log
 
 uri, place = sys.argv[1:]
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
 resource.setrlimit(resource.RLIMIT_FSIZE, ({HALF}, most))
 try:
-    tracking._connect(uri)
+    tracking_log.connect(uri)
 except TrackingFailed as failed:
     assert "UNDERSTUDY_MLFLOW_URI" in str(failed)
     assert os.listdir(place) == ["mlflow.db.lock"]
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
-    assert tracking._connect(uri).experiment
+    assert tracking_log.connect(uri).experiment
 else:
     raise AssertionError("expected no room")
 """
-OPENED = "import sys; from understudy.tasks.engine import tracking; tracking._connect(sys.argv[1])"
+OPENED = "import sys; from understudy.tasks.engine import tracking_log; tracking_log.connect(sys.argv[1])"
 
 
 @pytest.fixture

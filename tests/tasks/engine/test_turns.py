@@ -4,7 +4,7 @@ import shutil
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from understudy.tasks.engine import tracking
+from understudy.tasks.engine import tracking_attempts, tracking_log
 from understudy.tasks.engine.run_record import TaskRecord
 from understudy.tasks.engine.turns import Turns
 
@@ -14,7 +14,7 @@ def log(home, empty_tracking_store):
     """A flow run's record, made by this process; and how often runs are searched for from here on."""
     home.mkdir(mode=0o700)
     shutil.copy(empty_tracking_store, home / "mlflow.db")
-    found = tracking._open("client")
+    found = tracking_log.open_log("client")
     parent = found.persist("a", lambda: found.open_parent("key", "flow", {}, {"prefect.flow_run_id": "f"}, None))
     assert found.parent_of("f") == parent
     return found
@@ -43,7 +43,7 @@ def write(log, key: str, **changes) -> str:
 
 def other_writer(log):
     """As another process has it: a client and turns of its own."""
-    return tracking._with_experiment(log.uri, log.lock)
+    return tracking_log._with_experiment(log.uri, log.lock)
 
 
 def names(log) -> list[str]:
@@ -74,7 +74,7 @@ def test_what_another_process_wrote_is_found(log, searches):
 
 
 def test_what_a_failed_attempt_left_is_found(log, searches, monkeypatch):
-    monkeypatch.setattr(tracking, "_RETRY_AFTER_S", (0.0,))
+    monkeypatch.setattr(tracking_attempts, "_RETRY_AFTER_S", (0.0,))
     batch, failed = log.client.log_batch, []
 
     def fails_once(*args, **kwargs):
