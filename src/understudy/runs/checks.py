@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from importlib.metadata import entry_points
@@ -37,6 +38,7 @@ Check = Callable[[], str]
 PATIENCE_S = 15.0
 # A Prefect server that many runs ask at once is slow to answer; its own client waits as long.
 BUSY_S = 60.0
+_BUSY = (429, 502, 503)  # what it answers then, and its client asks again after
 NEW_TOKENS = 4
 # What MLflow keeps its records in, besides SQLite and its own server.
 _DATABASES = ("postgresql", "mysql", "mssql", "sqlite")
@@ -259,9 +261,13 @@ def _ask_prefect(url: str, path: str) -> httpx.Response:
     key, auth = prefect_setting("PREFECT_API_KEY"), prefect_setting("PREFECT_API_AUTH_STRING")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     login = httpx.BasicAuth(*auth.split(":", 1)) if auth and ":" in auth else None
-    timeout = httpx.Timeout(PATIENCE_S / 3, read=BUSY_S)
+    timeout, until = httpx.Timeout(PATIENCE_S / 3, read=BUSY_S), time.monotonic() + BUSY_S
     try:
-        return httpx.get(f"{url.rstrip('/')}/{path}", headers=headers, auth=login, timeout=timeout)
+        while True:
+            answer = httpx.get(f"{url.rstrip('/')}/{path}", headers=headers, auth=login, timeout=timeout)
+            if answer.status_code not in _BUSY or time.monotonic() > until:
+                return answer
+            time.sleep(1.0)
     except httpx.ReadTimeout:
         raise InputError(
             f"PREFECT_API_URL={_public(url)}: expected a Prefect server that answers, found none within {BUSY_S:g} s "
@@ -277,12 +283,17 @@ def _ask_prefect(url: str, path: str) -> httpx.Response:
 
 def _gpu_limit(url: str) -> str:
     answer = _ask_prefect(url, "v2/concurrency_limits/gpu")
+    if answer.status_code not in (200, 404):
+        raise InputError(
+            f"expected the Prefect server {_public(url)} to tell of its concurrency limit 'gpu', found status "
+            f"{answer.status_code}; see to the server and to PREFECT_API_KEY, and run again"
+        )
     limit = answer.json() if answer.status_code == 200 else {}
     if limit.get("limit", 0) < 1 or not limit.get("active", False):
         command = "gcl create gpu --limit 1" if answer.status_code == 404 else "gcl update gpu --limit 1 --enable"
         raise InputError(
             f"expected the concurrency limit 'gpu' on the Prefect server {_public(url)}, found "
-            f"{'none' if answer.status_code == 404 else limit or answer.status_code}; make it there: "
+            f"{limit or 'none'}; make it there: "
             f"PREFECT_API_URL={_public(url)} prefect {command}"
         )
     return f"concurrency limit gpu of {_public(url)}: {limit['limit']}"

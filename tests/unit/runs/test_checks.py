@@ -25,15 +25,16 @@ from understudy.settings import settings
 
 
 @contextlib.contextmanager
-def answering(statuses: dict[str, int], delay_s: float = 0.0):
-    """An HTTP server of this test: path -> status, 404 for others; gives its address."""
+def answering(statuses: dict[str, int], delay_s: float = 0.0, first: tuple[int, ...] = ()):
+    """An HTTP server of this test: path -> status, 404 for others, but `first` of all these; gives its address."""
     seen: list[tuple[str, str | None]] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
             seen.append((self.path, self.headers.get("Authorization")))
             time.sleep(delay_s)
-            self.send_response(statuses.get(self.path, 404))
+            status = first[len(seen) - 1] if len(seen) <= len(first) else statuses.get(self.path, 404)
+            self.send_response(status)
             self.end_headers()
 
         def log_message(self, *_):
@@ -280,7 +281,7 @@ def test_no_prefect_server_is_no_fault():
     assert "temporary" in checks.prefect_server()
 
 
-@pytest.mark.parametrize("status", [200, 401, 503])
+@pytest.mark.parametrize("status", [200, 401, 500])
 def test_a_prefect_server_lets_us_in(status, monkeypatch):
     with answering({"/api/health": status}) as (address, seen):
         monkeypatch.setenv("PREFECT_API_URL", f"{address}/api")
@@ -311,6 +312,22 @@ def test_a_prefect_server_that_is_busy_is_waited_for_longer_than_others(monkeypa
     with answering({"/api/health": 200}, delay_s=1.5) as (address, _):
         monkeypatch.setenv("PREFECT_API_URL", f"{address}/api")
         assert checks.prefect_server() == f"server {address}/api"
+
+
+@pytest.mark.parametrize("status", [429, 502, 503])
+def test_a_prefect_server_that_says_it_is_busy_is_asked_again(monkeypatch, status):
+    with answering({"/api/health": 200}, first=(status, status)) as (address, seen):
+        monkeypatch.setenv("PREFECT_API_URL", f"{address}/api")
+        assert checks.prefect_server() == f"server {address}/api"
+        assert [path for path, _ in seen] == ["/api/health"] * 3
+
+
+def test_a_limit_that_the_server_does_not_tell_of_is_not_said_to_be_missing(monkeypatch):
+    monkeypatch.setattr(checks, "BUSY_S", 0.5)
+    with answering({"/api/v2/concurrency_limits/gpu": 503}) as (url, _), pytest.raises(InputError) as refused:
+        checks._gpu_limit(f"{url}/api")
+    assert "503" in str(refused.value)
+    assert "prefect gcl" not in str(refused.value)
 
 
 def test_a_server_that_does_not_end_its_answer_is_not_waited_for_for_ever(monkeypatch):

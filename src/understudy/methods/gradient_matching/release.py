@@ -207,11 +207,12 @@ def _class_sums(
 ) -> Tensor:
     """Sums `(K, *shape)` over all rows in int64 steps of the clip norm's grid, some rows at a time: private."""
     clip, device = config.target.l2_clip_norm, space.token_ids.device
-    exact, some = GridSum(sensitivity=clip), None
+    exact, some, held = GridSum(sensitivity=clip), None, 0
     for start in range(0, len(labels), config.target.micro_batch):
         batch = slice(start, start + config.target.micro_batch)
         ids, last = rows.input_ids[batch], rows.last[batch]
         y, counted = copied_to(labels[batch], device), copied_to(valid[batch], device)
+        held += len(y)
         if config.matching.gradient == FULL:
             some = full_clipped_sum(base.model, space, ids, last, y, counted, clip, into=some)
         else:
@@ -219,8 +220,8 @@ def _class_sums(
             some = clipped_sum(space, left, right, y, counted, clip, into=some)
         if batch.stop >= len(labels) or batch.stop % _ROWS_IN_FLOATS < config.target.micro_batch:
             # The sum may be large: it is rounded to the grid when many rows are in it, not after every few.
-            exact.add({"sums": some}, units=_ROWS_IN_FLOATS)
-            some = None
+            exact.add({"sums": some}, units=held)
+            some, held = None, 0
         if progress is not None:
             progress(min(batch.stop, len(labels)), len(labels))
     return exact.steps()["sums"]

@@ -18,6 +18,7 @@ from understudy.methods.gradient_matching.release import load_target, release_ta
 from understudy.methods.gradient_matching.targets import target_space
 from understudy.methods.gradient_matching.verbalizer import build_verbalizer
 from understudy.privacy.grid import charged_sensitivity
+from understudy.privacy.grid_sum import GridSum
 from understudy.privacy.testing.replay import Recording
 
 KINDS = ["head", "label_rows", "sketch", "full"]
@@ -128,6 +129,20 @@ def test_rows_that_were_rounded_to_the_grid_are_not_added_again(
     monkeypatch.setattr("understudy.methods.gradient_matching.release._ROWS_IN_FLOATS", 4)
     in_parts = release(base, label_names, make_mechanisms, config).stacked
     assert float((whole - in_parts).norm() / whole.norm()) < 1e-5
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2, 3, 5, 64])
+def test_the_grid_is_told_of_every_slot_that_a_sum_was_held_over_in_floats(
+    make_base, make_mechanisms, label_names, monkeypatch, micro_batch
+):
+    """Null ones count: how many rows are there is private. Of large passes fewer were told of than were in them."""
+    told, add = [], GridSum.add
+    monkeypatch.setattr("understudy.methods.gradient_matching.release._ROWS_IN_FLOATS", 4)
+    monkeypatch.setattr(GridSum, "add", lambda grid, sums, *, units: (told.append(units), add(grid, sums, units=units)))
+    release(make_base("gpt2"), label_names, make_mechanisms, make_config("sketch", micro_batch=micro_batch))
+    assert sum(told) == len(rows()[0])
+    assert max(told) < 4 + micro_batch
+    assert len(told) == 1 if micro_batch == 64 else len(told) > 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
