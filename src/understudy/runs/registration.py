@@ -15,6 +15,7 @@ from understudy.artifacts.access import ArtifactRef, private_store, write_table
 from understudy.privacy import labels
 from understudy.privacy.ledger.ledger import Ledger
 from understudy.runs.evaluations.unregistered import take_over
+from understudy.runs.handing_over import waiting
 from understudy.runs.request import RunRequest
 from understudy.runs.run_plan import RunPlan, match_of, run_key
 from understudy.runs.validation import Validated, validate
@@ -46,11 +47,8 @@ def register(validated: Validated) -> RunPlan:
 def handed_over(request: RunRequest, plan: RunPlan) -> Iterator[None]:
     """Within it, a flow of this process with the same request takes this registered run plan, once."""
     key = plan.method, request.model_dump_json()
-    _HANDED_OVER[key] = plan
-    try:
+    with waiting(_HANDED_OVER, key, plan):
         yield
-    finally:
-        _HANDED_OVER.pop(key, None)
 
 
 def registered(request: RunRequest, method: str) -> RunPlan:

@@ -32,6 +32,7 @@ from understudy.reporting.audit import is_audit
 from understudy.runs.audits.request import AuditRequest, number_of_canaries
 from understudy.runs.evaluations.report import check_report_folder
 from understudy.runs.handed_tables import as_files
+from understudy.runs.handing_over import waiting
 from understudy.runs.registration import handed_over, register
 from understudy.runs.request import RunRequest, words_about
 from understudy.runs.run_plan import RunPlan, match_of
@@ -156,11 +157,8 @@ def planned(request: AuditRequest) -> Iterator[Planned]:
         notes = tuple(dict.fromkeys((*drafts.notes, *claim.plan.notes)))
         stored = _stored(request.run.source, drafts.canaries)
         found = Planned(drafts.requests, plans, stored, count, claim.is_charged, notes)
-        _HANDED_OVER[key] = found
-        try:
+        with waiting(_HANDED_OVER, key, found):
             yield found
-        finally:
-            del _HANDED_OVER[key]
 
 
 def attackers(method: str) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from understudy.runs.comparisons.cells import cells_of
 from understudy.runs.comparisons.request import Cell, CompareRequest
 from understudy.runs.comparisons.total import check_total, cost_of, new_source, pld_total, sum_of
 from understudy.runs.evaluations.report import check_report_folder
+from understudy.runs.handing_over import waiting
 from understudy.runs.registration import register
 from understudy.runs.request import Budget
 from understudy.runs.run_plan import RunPlan, key_of
@@ -164,12 +165,8 @@ def register_comparison(checked: ValidatedComparison) -> Comparison:
 @contextmanager
 def handed_comparison(comparison: Comparison) -> Iterator[None]:
     """Within it, a flow of this process with the same request takes this registered comparison, once."""
-    key = comparison.request.model_dump_json()
-    _HANDED_OVER[key] = comparison
-    try:
+    with waiting(_HANDED_OVER, comparison.request.model_dump_json(), comparison):
         yield
-    finally:
-        _HANDED_OVER.pop(key, None)
 
 
 def registered_comparison(request: CompareRequest) -> Comparison:

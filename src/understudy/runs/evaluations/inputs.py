@@ -14,6 +14,7 @@ from understudy.runs import checks
 from understudy.runs.evaluations.report import check_evaluated_folder
 from understudy.runs.evaluations.request import EvaluateRequest
 from understudy.runs.file_origin import ARTIFACT, RELEASED, change_of, named_in
+from understudy.runs.handing_over import waiting
 from understudy.settings import settings
 
 # What the caller of a flow in this process has read, by the request.
@@ -65,12 +66,8 @@ def handed_tables(request: EvaluateRequest) -> Iterator[None]:
     Raises:
         InputError: a table is not what is expected; a `RowError` where that tells of its rows.
     """
-    key = request.model_dump_json()
-    _HANDED_OVER[key] = tables_of(request)
-    try:
+    with waiting(_HANDED_OVER, request.model_dump_json(), tables_of(request)):
         yield
-    finally:
-        _HANDED_OVER.pop(key, None)
 
 
 def tables_of(request: EvaluateRequest) -> ComparedTables:
