@@ -25,7 +25,7 @@ from prefect.utilities.callables import parameter_schema
 from understudy.errors import InputError
 from understudy.lazy import load
 from understudy.methods import registry
-from understudy.runs import checks
+from understudy.runs.checks.prefect_server import prefect_server
 from understudy.settings import prefect_setting
 from understudy.tasks.engine import heartbeat
 
@@ -69,7 +69,7 @@ def deploy() -> dict[str, str]:
             "PREFECT_API_URL: expected a Prefect server of your own, found none; start it (prefect server start) and "
             "set PREFECT_API_URL=http://127.0.0.1:4200/api"
         )
-    checks.prefect_server()
+    prefect_server()
     with get_client(sync_client=True) as client:
         done = {f"work pool {pool}": _pool(client, pool) for pool in POOLS}
         done |= {f"work queue {pool}/{queue}": _queue(client, pool, queue) for pool in POOLS for queue in QUEUES}

@@ -127,7 +127,7 @@ def _encoder() -> str:
 
 
 def _before_a_charge() -> dict[str, Callable[[], str]]:
-    from understudy.runs.checks import checks
+    from understudy.runs.checks.before_charge import checks
 
     def base() -> LoadedModel:
         from understudy.models.loading import load_model

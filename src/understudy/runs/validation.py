@@ -29,7 +29,7 @@ from understudy.privacy.ledger.ledger import Ledger, SourceRecord
 from understudy.privacy.ledger.records import Charge
 from understudy.privacy.queries import check_epsilon_of
 from understudy.runs import finished_plans, public_tables
-from understudy.runs.checks import before_charge
+from understudy.runs.checks.before_charge import before_charge
 from understudy.runs.folders import check_folder, read_record
 from understudy.runs.overrides import apply_overrides
 from understudy.runs.request import Budget, RunRequest, check_delta, check_epsilon, words_about

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from understudy.artifacts.access import ArtifactRef, path_of, read_table, write_json, write_table
 from understudy.errors import InputError, TaskFailed, UnderstudyError, ZoneError
 from understudy.privacy.labels import private, public, released
-from understudy.runs import checks
+from understudy.runs.checks.prefect_server import gpu_limit
 from understudy.settings import settings
 from understudy.tasks.engine import machine, runtime
 from understudy.tasks.engine.runtime import checkpoint_directory, progress, report_metrics, task
@@ -462,11 +462,11 @@ def test_with_a_server_the_gpu_is_held_by_the_limit_of_that_server(tracked, monk
     with pytest.raises(UnderstudyError, match=command):
         work()
     with pytest.raises(InputError, match=command):
-        checks._gpu_limit(url)
+        gpu_limit(url)
     with get_client(sync_client=True) as client:
         client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name="gpu", limit=1))
         try:
-            assert checks._gpu_limit(url).endswith(": 1")
+            assert gpu_limit(url).endswith(": 1")
             threads = [threading.Thread(target=work) for _ in range(2)]
             threads[0].start()
             assert entered.wait(100)
@@ -477,7 +477,7 @@ def test_with_a_server_the_gpu_is_held_by_the_limit_of_that_server(tracked, monk
                 thread.join()
             client.update_global_concurrency_limit("gpu", GlobalConcurrencyLimitUpdate(active=False))
             with pytest.raises(InputError, match="prefect gcl update gpu --limit 1 --enable"):
-                checks._gpu_limit(url)
+                gpu_limit(url)
         finally:
             client.delete_global_concurrency_limit_by_name("gpu")
     assert most == [1, 1]

@@ -17,7 +17,7 @@ from understudy.models.folders import model_folder, parameter_count
 from understudy.models.loading import load_model
 from understudy.models.passes import rows_of_adapters
 from understudy.models.shape import ModelShape
-from understudy.runs import checks
+from understudy.runs.checks.devices import gpu
 from understudy.tasks import charging
 from understudy.tasks.charging import digest_of, environment_of
 from understudy.tasks.engine import machine
@@ -199,7 +199,7 @@ def test_the_kind_is_the_same_before_and_after_tasks_set_the_workspace(monkeypat
 def test_an_environment_that_shortens_products_is_refused_before_the_charge_and_by_tasks(
     name, wrong, right, monkeypatch
 ):
-    for look in (checks.gpu, lambda: machine.prepare_torch(1, "cpu")):
+    for look in (gpu, lambda: machine.prepare_torch(1, "cpu")):
         monkeypatch.setenv(name, wrong)
         with pytest.raises(InputError, match=f"{name}={wrong}"):
             look()

@@ -19,7 +19,15 @@ from tests_support import write_random_model
 
 from understudy.errors import InputError
 from understudy.models.loading import load_model
-from understudy.runs import checks
+from understudy.runs.checks import generation as drawing
+from understudy.runs.checks import prefect_server as prefect
+from understudy.runs.checks import stores
+from understudy.runs.checks.before_charge import before_charge, checks
+from understudy.runs.checks.devices import gpu
+from understudy.runs.checks.generation import generation
+from understudy.runs.checks.prefect_server import gpu_limit, prefect_server
+from understudy.runs.checks.stores import exchange_store, private_store
+from understudy.runs.checks.tracking import tracking
 from understudy.runs.folders import probe_folder, try_folder
 from understudy.settings import settings
 
@@ -60,7 +68,7 @@ def model_folder(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def nothing_remembered(monkeypatch):
-    monkeypatch.setattr(checks, "_GENERATED", set())
+    monkeypatch.setattr(drawing, "_GENERATED", set())
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     monkeypatch.setenv("PREFECT_HOME", "no-such-prefect-home")
 
@@ -96,8 +104,8 @@ def test_a_file_system_that_closes_nothing_is_refused(tmp_path, monkeypatch):
 
 
 def test_stores_are_written_and_left_as_they_were(home):
-    assert checks.private_store() == "writable, mode 0700"
-    assert checks.exchange_store() == str(home / "exchange")
+    assert private_store() == "writable, mode 0700"
+    assert exchange_store() == str(home / "exchange")
     assert list((home / "exchange").iterdir()) == []
     assert list((home / "private/artifacts").iterdir()) == []
 
@@ -124,23 +132,23 @@ def test_an_exchange_store_behind_a_url_takes_an_object(kind, expected, monkeypa
     fsspec.register_implementation(kind.protocol, kind, clobber=True)
     monkeypatch.setenv("UNDERSTUDY_EXCHANGE", f"{kind.protocol}://bucket-{kind.protocol}/store")
     if kind is Hanging:
-        monkeypatch.setattr(checks, "PATIENCE_S", 0.5)
+        monkeypatch.setattr(stores, "PATIENCE_S", 0.5)
     if expected is None:
-        assert checks.exchange_store() == "lasting://bucket-lasting/store"
+        assert exchange_store() == "lasting://bucket-lasting/store"
         assert LastingFileSystem().find("/bucket-lasting") == [], "what was written is removed"
     else:
         with pytest.raises(InputError, match=expected):
-            checks.exchange_store()
+            exchange_store()
 
 
 def test_an_exchange_store_that_cannot_be_written_is_refused(monkeypatch):
     monkeypatch.setenv("UNDERSTUDY_EXCHANGE", "/proc/self")
     with pytest.raises(InputError, match="UNDERSTUDY_EXCHANGE"):
-        checks.exchange_store()
+        exchange_store()
 
 
 def test_a_tracking_file_that_is_not_there_yet_is_not_made(home):
-    assert checks.tracking().startswith("sqlite:///")
+    assert tracking().startswith("sqlite:///")
     assert not (home / "mlflow.db").exists()
 
 
@@ -149,7 +157,7 @@ def test_a_tracking_file_takes_a_write_and_keeps_none(home):
     with contextlib.closing(sqlite3.connect(home / "mlflow.db")) as connection:
         connection.execute("create table runs (id integer)")
     before = (home / "mlflow.db").read_bytes()
-    checks.tracking()
+    tracking()
     assert (home / "mlflow.db").read_bytes() == before
 
 
@@ -157,7 +165,7 @@ def refused_for(place: str) -> None:
     """In a process that the mode of a file binds."""
     be_bound_by_modes()
     with pytest.raises(InputError, match=rf"UNDERSTUDY_MLFLOW_URI=sqlite.*that MLflow can write, found.*{place}"):
-        checks.tracking()
+        tracking()
 
 
 @pytest.mark.parametrize(
@@ -169,7 +177,7 @@ def test_a_tracking_file_of_another_user_is_refused(closed, told, home):
     with contextlib.closing(sqlite3.connect(home / "mlflow.db")) as connection:
         connection.execute("create table runs (id integer)")
     (home / "mlflow.db.lock").touch()
-    checks.tracking()
+    tracking()
     (home / closed).chmod(0o400)
     assert called(refused_for, told) == 0
 
@@ -178,7 +186,7 @@ def test_a_tracking_file_that_is_none_is_refused(home):
     settings()
     (home / "mlflow.db").write_text("not a database, " * 100)
     with pytest.raises(InputError, match=r"UNDERSTUDY_MLFLOW_URI=sqlite.*not a database"):
-        checks.tracking()
+        tracking()
 
 
 @pytest.mark.parametrize(
@@ -195,7 +203,7 @@ def test_a_tracking_file_that_is_none_is_refused(home):
 def test_a_tracking_place_that_does_not_answer_is_refused_without_its_password(uri, expected, monkeypatch):
     monkeypatch.setenv("UNDERSTUDY_MLFLOW_URI", uri)
     with pytest.raises(InputError, match=expected) as refused:
-        checks.tracking()
+        tracking()
     assert "hidden" not in str(refused.value)
     assert "UNDERSTUDY_MLFLOW_URI" in str(refused.value)
 
@@ -205,11 +213,11 @@ def test_an_mlflow_server_is_asked_for_its_health(status, fine, monkeypatch):
     with answering({"/health": status}) as (address, seen):
         monkeypatch.setenv("UNDERSTUDY_MLFLOW_URI", address)
         if fine:
-            assert checks.tracking() == address
+            assert tracking() == address
         else:
             monkeypatch.setenv("UNDERSTUDY_MLFLOW_URI", address.replace("://", "://me:swordfish@"))
             with pytest.raises(InputError, match="500") as refused:
-                checks.tracking()
+                tracking()
             assert "swordfish" not in str(refused.value)
         assert [path for path, _ in seen] == ["/health"]
 
@@ -228,7 +236,7 @@ def test_an_mlflow_server_gets_the_credentials_that_mlflow_would_send(credential
         monkeypatch.setenv(f"MLFLOW_TRACKING_{part}", value)
     with answering({"/health": 200}) as (address, seen):
         monkeypatch.setenv("UNDERSTUDY_MLFLOW_URI", address)
-        assert checks.tracking() == address
+        assert tracking() == address
         assert seen == [("/health", expected)]
 
 
@@ -236,10 +244,10 @@ def test_an_mlflow_server_gets_the_credentials_that_mlflow_would_send(credential
 def test_a_refusal_is_a_fault_only_of_credentials_that_were_given(status, monkeypatch):
     with answering({"/health": status}) as (address, _):
         monkeypatch.setenv("UNDERSTUDY_MLFLOW_URI", address)
-        assert checks.tracking() == address, "MLflow's client may find some elsewhere"
+        assert tracking() == address, "MLflow's client may find some elsewhere"
         monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "swordfish")
         with pytest.raises(InputError, match=str(status)) as refused:
-            checks.tracking()
+            tracking()
     assert "swordfish" not in str(refused.value)
 
 
@@ -250,7 +258,7 @@ def test_a_refusal_is_a_fault_only_of_credentials_that_were_given(status, monkey
 def test_a_tracking_place_of_another_kind_is_told_the_kinds_there_are(uri, found, monkeypatch):
     monkeypatch.setenv("UNDERSTUDY_MLFLOW_URI", uri)
     with pytest.raises(InputError, match=rf"UNDERSTUDY_MLFLOW_URI=.*sqlite:///.*postgresql.*found {found}") as refused:
-        checks.tracking()
+        tracking()
     assert "hidden" not in str(refused.value)
 
 
@@ -260,25 +268,25 @@ def test_each_zone_looks_at_the_places_it_writes(home, monkeypatch):
     for zone in ("both", "server"):
         monkeypatch.setenv("UNDERSTUDY_ZONE", zone)
         with pytest.raises(InputError, match="UNDERSTUDY_SERVER_MLFLOW_URI"):
-            checks.tracking()
+            tracking()
     monkeypatch.setenv("UNDERSTUDY_ZONE", "client")
-    assert checks.tracking() == client
+    assert tracking() == client
     monkeypatch.setenv("UNDERSTUDY_MLFLOW_URI", "sqlite:////proc/self/mlflow.db")
     monkeypatch.setenv("UNDERSTUDY_SERVER_MLFLOW_URI", client)
     monkeypatch.setenv("UNDERSTUDY_ZONE", "server")
-    assert checks.tracking() == client
+    assert tracking() == client
     monkeypatch.delenv("UNDERSTUDY_SERVER_MLFLOW_URI")
     with pytest.raises(InputError, match="UNDERSTUDY_MLFLOW_URI"):
-        checks.tracking()
+        tracking()
 
 
 def test_the_server_zone_has_no_private_store_to_look_at(monkeypatch):
     monkeypatch.setenv("UNDERSTUDY_ZONE", "server")
-    assert "private store" not in checks.checks(out=None, base=lambda: pytest.fail("not asked for"))
+    assert "private store" not in checks(out=None, base=lambda: pytest.fail("not asked for"))
 
 
 def test_no_prefect_server_is_no_fault():
-    assert "temporary" in checks.prefect_server()
+    assert "temporary" in prefect_server()
 
 
 @pytest.mark.parametrize("status", [200, 401, 500])
@@ -287,10 +295,10 @@ def test_a_prefect_server_lets_us_in(status, monkeypatch):
         monkeypatch.setenv("PREFECT_API_URL", f"{address}/api")
         monkeypatch.setenv("PREFECT_API_KEY", "a key")
         if status == 200:
-            assert checks.prefect_server() == f"server {address}/api"
+            assert prefect_server() == f"server {address}/api"
         else:
             with pytest.raises(InputError, match=str(status)):
-                checks.prefect_server()
+                prefect_server()
         assert seen == [("/api/health", "Bearer a key")]
 
 
@@ -301,59 +309,59 @@ def test_a_prefect_server_of_the_active_profile_that_does_not_answer_is_refused(
     )
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
     with pytest.raises(InputError, match=rf"PREFECT_API_URL={NOBODY}/api: .*unset PREFECT_API_URL"):
-        checks.prefect_server()
+        prefect_server()
     monkeypatch.setenv("PREFECT_PROFILE", "other")
-    assert "temporary" in checks.prefect_server()
+    assert "temporary" in prefect_server()
 
 
 def test_a_prefect_server_that_is_busy_is_waited_for_longer_than_others(monkeypatch):
     """As where many runs of a worker begin at once: the server is there, and its own client waits for it, too."""
-    monkeypatch.setattr(checks, "PATIENCE_S", 0.6)
+    monkeypatch.setattr(prefect, "PATIENCE_S", 0.6)
     with answering({"/api/health": 200}, delay_s=1.5) as (address, _):
         monkeypatch.setenv("PREFECT_API_URL", f"{address}/api")
-        assert checks.prefect_server() == f"server {address}/api"
+        assert prefect_server() == f"server {address}/api"
 
 
 @pytest.mark.parametrize("status", [429, 502, 503])
 def test_a_prefect_server_that_says_it_is_busy_is_asked_again(monkeypatch, status):
     with answering({"/api/health": 200}, first=(status, status)) as (address, seen):
         monkeypatch.setenv("PREFECT_API_URL", f"{address}/api")
-        assert checks.prefect_server() == f"server {address}/api"
+        assert prefect_server() == f"server {address}/api"
         assert [path for path, _ in seen] == ["/api/health"] * 3
 
 
 def test_a_limit_that_the_server_does_not_tell_of_is_not_said_to_be_missing(monkeypatch):
-    monkeypatch.setattr(checks, "BUSY_S", 0.5)
+    monkeypatch.setattr(prefect, "BUSY_S", 0.5)
     with answering({"/api/v2/concurrency_limits/gpu": 503}) as (url, _), pytest.raises(InputError) as refused:
-        checks._gpu_limit(f"{url}/api")
+        gpu_limit(f"{url}/api")
     assert "503" in str(refused.value)
     assert "prefect gcl" not in str(refused.value)
 
 
 def test_a_server_that_does_not_end_its_answer_is_not_waited_for_for_ever(monkeypatch):
-    monkeypatch.setattr(checks, "BUSY_S", 0.2)
+    monkeypatch.setattr(prefect, "BUSY_S", 0.2)
     with answering({"/api/health": 200}, delay_s=60) as (address, _):
         monkeypatch.setenv("PREFECT_API_URL", f"{address}/api")
         began = time.monotonic()
         with pytest.raises(InputError, match=r"timed out.*set-concurrency-limit"):
-            checks.prefect_server()
+            prefect_server()
         assert time.monotonic() - began < 30
 
 
 def test_cuda_that_is_not_there_is_refused(monkeypatch):
-    assert "CPU" in checks.gpu()
+    assert "CPU" in gpu()
     monkeypatch.setenv("UNDERSTUDY_DEVICE", "cuda")
     monkeypatch.setenv("UNDERSTUDY_DEVICES", "0,99")
     with pytest.raises(InputError, match=r"device 99, torch finds \d+"):
-        checks.gpu()
+        gpu()
 
 
 def test_a_base_model_draws_two_texts_once_per_process(model_folder, monkeypatch):
     base = load_model(model_folder)
-    assert checks.generation(base) == "random draws texts"
+    assert generation(base) == "random draws texts"
     monkeypatch.setattr(base.model, "forward", None)
     monkeypatch.setattr(base.model.base_model, "forward", None)
-    assert checks.generation(base) == "random draws texts", "looked at again"
+    assert generation(base) == "random draws texts", "looked at again"
 
 
 def test_scores_that_are_not_finite_are_refused(model_folder):
@@ -362,7 +370,7 @@ def test_scores_that_are_not_finite_are_refused(model_folder):
         base.model.transformer.ln_f.weight.fill_(3e38)
         base.model.transformer.ln_f.bias.fill_(3e38)
     with pytest.raises(InputError, match="finite scores"):
-        checks.generation(base)
+        generation(base)
 
 
 def test_a_model_that_loads_and_cannot_compute_is_refused(model_folder, tmp_path):
@@ -370,15 +378,15 @@ def test_a_model_that_loads_and_cannot_compute_is_refused(model_folder, tmp_path
     text = (folder / "config.json").read_text()
     (folder / "config.json").write_text(text.replace('"n_head": 2', '"n_head": 3'))
     with pytest.raises(InputError, match=r"model='heads'"):
-        checks.generation(load_model(folder))
+        generation(load_model(folder))
 
 
 def test_the_first_check_that_fails_is_told_and_all_pass_on_a_sound_machine(model_folder, tmp_path, monkeypatch):
     base = load_model(model_folder)
-    checks.before_charge(tmp_path / "out", base)
-    names = list(checks.checks(out=None, base=lambda: base))
+    before_charge(tmp_path / "out", base)
+    names = list(checks(out=None, base=lambda: base))
     assert names == ["private store", "exchange store", "tracking", "prefect", "gpu", "generation"]
     monkeypatch.setenv("PREFECT_API_URL", NOBODY)
     with pytest.raises(InputError, match="PREFECT_API_URL"):
-        checks.before_charge(tmp_path / "out", base)
+        before_charge(tmp_path / "out", base)
     assert not (tmp_path / "out").exists()

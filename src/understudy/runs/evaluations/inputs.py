@@ -10,7 +10,9 @@ from understudy.artifacts.manifest import CONTENT_ID
 from understudy.data.readers import check_source
 from understudy.errors import ZoneError
 from understudy.evaluation.tables import ComparedTables, read_tables
-from understudy.runs import checks
+from understudy.runs.checks.devices import gpu
+from understudy.runs.checks.prefect_server import prefect_server
+from understudy.runs.checks.tracking import tracking
 from understudy.runs.evaluations.report import check_evaluated_folder
 from understudy.runs.evaluations.request import EvaluateRequest
 from understudy.runs.file_origin import ARTIFACT, RELEASED, change_of, named_in
@@ -37,7 +39,7 @@ def check_evaluation(request: EvaluateRequest) -> None:
     check_evaluated_folder(request.folder)
     for spec in (request.synthetic, request.real, request.test):
         check_source(spec)
-    for look in (checks.tracking, checks.prefect_server, checks.gpu):
+    for look in (tracking, prefect_server, gpu):
         look()
 
 

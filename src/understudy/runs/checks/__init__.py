@@ -1,0 +1,1 @@
+"""What a run needs around it, one module for each kind of thing."""
