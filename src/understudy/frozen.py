@@ -6,6 +6,7 @@ No model inherits a method of its own from another, and no field but those that 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -22,6 +23,36 @@ class Frozen(BaseModel):
     """A value: it cannot be changed, and a field that it does not know is refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+@dataclass(frozen=True)
+class DigestOf:
+    """Marks a field that holds the sha256 of the files or rows that another field names.
+
+    Once it is set, it says what they are, and the other field only where they lie.
+    """
+
+    field: str
+
+
+def places(value: BaseModel) -> dict[str, Any]:
+    """Fields that only say where something lies, for its digest stands beside them; as pydantic's `exclude`.
+
+    >>> class Base(Frozen):
+    ...     model: str
+    ...     model_digest: Annotated[str, DigestOf("model")] = ""
+    >>> places(Base(model="models/one")), places(Base(model="models/one", model_digest="4f2a"))
+    ({}, {'model': True})
+    """
+    marks = {
+        name: mark.field
+        for name, field in type(value).model_fields.items()
+        for mark in field.metadata
+        if isinstance(mark, DigestOf)
+    }
+    found: dict[str, Any] = {field: True for name, field in marks.items() if getattr(value, name)}
+    inner = {name: places(part) for name, part in value if isinstance(part, BaseModel)}
+    return found | {name: part for name, part in inner.items() if part}
 
 
 def of_kind(config: BaseModel, kind: type[B]) -> B:
@@ -63,7 +94,7 @@ class MethodSettings(Profiled):
 
     profile: Profile = "tiny"
     model: NonEmpty = setting("tiny-llama", "Base model: shipped model, folder or hub id.")
-    model_digest: str = setting("", "sha256 of the files of `model`; set by the run.")
+    model_digest: Annotated[str, DigestOf("model")] = setting("", "sha256 of the files of `model`; set by the run.")
     about: Words = setting(
         "",
         "Public words that say what the rows are, such as one-sentence film reviews, for prompts; one line, at most "

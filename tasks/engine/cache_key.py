@@ -19,6 +19,7 @@ from pydantic import BaseModel
 
 from understudy.artifacts.access import ArtifactRef
 from understudy.errors import InputError, ZoneError
+from understudy.frozen import places
 from understudy.settings import settings
 from understudy.tasks.engine.code_digest import reached_code
 from understudy.tasks.engine.machine import compute
@@ -90,6 +91,8 @@ def _version(library: str) -> str:
 def describe(value: Any, *, where: str) -> Any:
     """A JSON value that is equal for equal arguments: references by id, configs field by field.
 
+    Of what a config names and gives the digest of, the digest alone.
+
     Raises:
         InputError: naming the argument whose type is not allowed.
     """
@@ -99,7 +102,8 @@ def describe(value: Any, *, where: str) -> Any:
         return ["artifact", value.id]
     if isinstance(value, BaseModel):
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
-        return ["model", kind, {k: describe(v, where=f"{where}.{k}") for k, v in value}]
+        hidden = [k for k, whole in places(value).items() if whole is True]
+        return ["model", kind, {k: describe(v, where=f"{where}.{k}") for k, v in value if k not in hidden}]
     if isinstance(value, list | tuple):
         return ["list", [describe(item, where=f"{where}[{index}]") for index, item in enumerate(value)]]
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):

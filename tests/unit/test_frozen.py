@@ -1,11 +1,11 @@
 """Values cannot be changed, and a profile fills what is not given."""
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import pytest
 from pydantic import Field, ValidationError
 
-from understudy.frozen import Frozen, Profile, Profiled, Profiles
+from understudy.frozen import DigestOf, Frozen, Profile, Profiled, Profiles, places
 
 
 class Step(Frozen):
@@ -26,6 +26,23 @@ def test_a_value_is_neither_changed_nor_extended():
         Step().size = 2.0
     with pytest.raises(ValidationError, match="width"):
         Step(width=3)
+
+
+class Read(Frozen):
+    table: str = "rows.csv"
+    table_digest: Annotated[str, DigestOf("table")] = ""
+
+
+class Whole(Frozen):
+    read: Read = Field(default_factory=Read)
+    step: Step = Field(default_factory=Step)
+
+
+def test_a_place_is_left_out_once_its_digest_is_known():
+    here, there = (Whole(read=Read(table=name, table_digest="4f2a")) for name in ("a.csv", "b.csv"))
+    assert places(here) == {"read": {"table": True}}
+    assert here.model_dump_json(exclude=places(here)) == there.model_dump_json(exclude=places(there))
+    assert places(Whole()) == {}, "nobody knows what is there"
 
 
 def test_a_profile_fills_what_is_not_given_section_by_section():

@@ -7,9 +7,9 @@ shipped tiny models.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from understudy.frozen import Frozen
+from understudy.frozen import DigestOf, Frozen
 from understudy.quantities import Count, CountOrZero, NonEmpty, Probability, setting
 
 
@@ -55,7 +55,7 @@ class Reading(Frozen):
     """
 
     model: str
-    model_digest: str
+    model_digest: Annotated[str, DigestOf("model")]
     tokens: int
     prompt: PromptFormat | None = None
 

@@ -18,7 +18,7 @@ from understudy.artifacts.access import ArtifactRef
 from understudy.data import tables
 from understudy.data.tables import RowKind
 from understudy.errors import UnderstudyError
-from understudy.frozen import of_kind
+from understudy.frozen import of_kind, places
 from understudy.methods.method import Description, Promise
 from understudy.privacy.accounting import epsilon_pld, epsilon_rdp
 from understudy.privacy.labels import Relation, Unit
@@ -106,8 +106,8 @@ class RunPlan(BaseModel):
 
 
 def config_digest(plan: RunPlan) -> str:
-    """Of all settings of a run, as its statement gives it."""
-    return hashlib.sha256(plan.config.model_dump_json().encode()).hexdigest()
+    """Of all settings of a run, as its statement gives it; models and public tables by their content."""
+    return hashlib.sha256(plan.config.model_dump_json(exclude=places(plan.config)).encode()).hexdigest()
 
 
 def run_key(request: BaseModel, charged: BaseModel, *inputs: ArtifactRef) -> str:
@@ -145,6 +145,9 @@ def request_key(
 ) -> str:
     """What makes two runs one charge (ADR 0005), as a keyed digest: it says nothing without the ledger's key.
 
+    A model or a public table counts by its content, wherever it lies. A charge that was made when its path still
+    counted keeps its key.
+
     Args:
         ledger: gives the key.
         train: the checked rows that are trained on, private.
@@ -153,7 +156,11 @@ def request_key(
         promised: epsilon, delta, n and the label names.
         charged: the settings that private rows meet.
     """
-    return ledger.request_key(method, source, tables.canonical_digest(train), repr(promised), charged.model_dump_json())
+    rest = (method, source, tables.canonical_digest(train), repr(promised))
+    key = ledger.request_key(*rest, charged.model_dump_json(exclude=places(charged)))
+    by_path = ledger.request_key(*rest, charged.model_dump_json())
+    known = {charge.request_key for charge in ledger.charges(source)}
+    return by_path if by_path in known and key not in known else key
 
 
 def key_of(ledger: Ledger, plan: RunPlan, train: pa.Table) -> str:

@@ -9,6 +9,7 @@ from pydantic import BaseModel, SecretStr
 
 from understudy.artifacts.access import write_table
 from understudy.errors import InputError, ZoneError
+from understudy.methods.gradient_matching.config import GradientMatchingConfig
 from understudy.privacy.labels import private, public
 from understudy.tasks.engine import cache_key
 from understudy.tasks.engine.cache_key import check_zone, describe, references, task_key
@@ -100,6 +101,15 @@ def test_everything_that_decides_the_result_is_in_the_key(monkeypatch):
     keys.append(key(x=1))
     assert len(set(keys)) == len(keys)
     assert {len(k) for k in keys} == {64}
+
+
+def test_a_model_counts_by_its_files_wherever_they_lie():
+    """A model that was moved, or named by a path from another folder, was trained and charged anew."""
+    settings = GradientMatchingConfig(model="models/one", model_digest="4f2a")
+    assert key(config=settings) == key(config=settings.model_copy(update={"model": "/elsewhere/one"}))
+    assert key(config=settings) != key(config=settings.model_copy(update={"model_digest": "77"}))
+    unknown = settings.model_copy(update={"model_digest": ""})
+    assert key(config=unknown) != key(config=unknown.model_copy(update={"model": "/elsewhere/one"}))
 
 
 def test_ignored_arguments_are_not_in_the_key_but_are_checked():

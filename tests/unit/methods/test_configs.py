@@ -7,6 +7,7 @@ import pytest
 from pydantic import BaseModel
 
 from understudy.errors import InputError
+from understudy.frozen import DigestOf, places
 from understudy.methods import registry
 from understudy.runs.overrides import apply_overrides
 
@@ -41,6 +42,21 @@ def test_every_plain_field_is_described_and_nothing_extra_is_taken(method):
         for name, field in model.model_fields.items():
             nested = isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
             assert nested or field.description, f"{model.__name__}.{name}"
+
+
+@pytest.mark.parametrize("method", CONFIGS)
+def test_what_has_a_digest_counts_by_it(method):
+    """Else a run on a table or a model in another place would be another run, with a charge of its own."""
+    for model in every_model(CONFIGS[method]):
+        for name, field in model.model_fields.items():
+            if not name.endswith("digest"):
+                continue
+            (mark,) = [mark for mark in field.metadata if isinstance(mark, DigestOf)]
+            assert mark.field in model.model_fields, f"{model.__name__}.{name}"
+            plain = model()
+            assert plain.model_copy(update={name: "4f2a"}) != plain
+            assert places(plain.model_copy(update={name: ""})).get(mark.field) is None
+            assert places(plain.model_copy(update={name: "4f2a"}))[mark.field] is True
 
 
 @pytest.mark.parametrize("profile", ["tiny", "paper"])

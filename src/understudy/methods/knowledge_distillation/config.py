@@ -7,11 +7,11 @@ the clip norm), the values were chosen on public text.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from understudy.frozen import Frozen, MethodSettings, Profiles
+from understudy.frozen import DigestOf, Frozen, MethodSettings, Profiles
 from understudy.generation.config import SamplingConfig
 from understudy.quantities import Count, CountOrZero, LearningRate, NonEmpty, Positive, Size, section, setting
 
@@ -54,7 +54,7 @@ class SeedConfig(Frozen):
     """
 
     pairs: str = setting("", "Public table with columns instruction and response; empty: the base model as it is.")
-    digest: str = setting("", "sha256 of the pairs; set by the run.")
+    digest: Annotated[str, DigestOf("pairs")] = setting("", "sha256 of the pairs; set by the run.")
     epochs: Count = setting(1, "Passes over them, at least 1.")
     learning_rate: LearningRate = setting(2e-4, "AdamW step, above 0.")
 
@@ -65,7 +65,7 @@ class InstructionConfig(Frozen):
     examples: NonEmpty = setting(
         "builtin", "Public instructions that prompts show: builtin, or a table with a column instruction."
     )
-    examples_digest: str = setting("", "sha256 of the examples; set by the run.")
+    examples_digest: Annotated[str, DigestOf("examples")] = setting("", "sha256 of the examples; set by the run.")
     shots: int = setting(3, "Examples in a prompt, 1 to 16, fewer where the context is short.", ge=1, le=16)
     draws: float = setting(2.0, "Instructions drawn per wanted pair, 1 to 20; paper 2.", ge=1, le=20)
     least_words: Count = setting(2, "Shorter instructions are dropped; paper 2.")
@@ -88,7 +88,9 @@ class FilterConfig(Frozen):
         le=100,
     )
     against: str = setting("", "Public table with a column instruction to compare with too; empty: none.")
-    against_digest: str = setting("", "sha256 of what is compared with; set by the run.")
+    against_digest: Annotated[str, DigestOf("against")] = setting(
+        "", "sha256 of what is compared with; set by the run."
+    )
     judge: Literal["professional", "none"] = setting(
         "professional", "Who says whether an instruction is of the domain; none: nobody."
     )
@@ -116,7 +118,9 @@ class ProfessionalConfig(Frozen):
     """The professional model: in the server zone, or served; it sees released text only."""
 
     model: NonEmpty = setting("tiny-llama", "Named model, folder or hub id; it answers and judges.")
-    model_digest: str = setting("", "sha256 of its files; set by the run where both zones are here.")
+    model_digest: Annotated[str, DigestOf("model")] = setting(
+        "", "sha256 of its files; set by the run where both zones are here."
+    )
     url: str | None = setting(
         None, "Base of an OpenAI-compatible completions endpoint, which answers instead; none: in process."
     )

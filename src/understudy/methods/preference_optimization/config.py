@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from understudy.frozen import Frozen, MethodSettings, Profiles
+from understudy.frozen import DigestOf, Frozen, MethodSettings, Profiles
 from understudy.generation.config import SamplingConfig
 from understudy.quantities import (
     Count,
@@ -208,7 +208,7 @@ class PreferenceOptimizationConfig(MethodSettings):
     seeds: NonEmpty = setting(
         PUBLIC_SAMPLE, "Public texts that prompts show as examples: file with a column text, or sample:public."
     )
-    seeds_digest: str = setting("", "sha256 of the texts of `seeds`; set by the run.")
+    seeds_digest: Annotated[str, DigestOf("seeds")] = setting("", "sha256 of the texts of `seeds`; set by the run.")
     clients: ClientConfig = section(
         ClientConfig, "Whose documents a client has, how they become samples, and how many clients a round asks."
     )

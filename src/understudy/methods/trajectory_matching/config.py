@@ -6,11 +6,11 @@ optimisers, first step size) has measured defaults. `tiny` shrinks sizes so that
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from understudy.frozen import Frozen, MethodSettings, Profiles
+from understudy.frozen import DigestOf, Frozen, MethodSettings, Profiles
 from understudy.quantities import Count, LearningRate, NonEmpty, Positive, Probability, Size, section, setting
 
 Template = Literal["auto", "plain", "chat"]
@@ -104,7 +104,9 @@ class TuningConfig(Frozen):
     batch_size: Size = setting(8, "Rows per step. paper 8.")
     learning_rate: LearningRate = setting(2e-3, "Adam. tiny 2e-3, paper 2e-4.")
     transfer: str | None = setting(None, "Another base model that is tuned on the decoded text; none: left out.")
-    transfer_digest: str = setting("", "sha256 of the files of `transfer`; set by the run.")
+    transfer_digest: Annotated[str, DigestOf("transfer")] = setting(
+        "", "sha256 of the files of `transfer`; set by the run."
+    )
     questions: Count = setting(
         100, "Held-out rows that are measured on, at most; drawn by the public seed where there are more."
     )
