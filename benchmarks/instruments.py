@@ -22,7 +22,7 @@ from sklearn.linear_model import LogisticRegression
 from tables import interval_text, print_table
 
 from understudy.data.readers import read_source
-from understudy.evaluation import utility
+from understudy.evaluation import intervals
 from understudy.evaluation.config import EvaluationConfig
 from understudy.evaluation.encoder import embed, load_encoder
 from understudy.evaluation.measure import LabelledTexts, evaluate_synthetic
@@ -64,7 +64,7 @@ def main() -> None:
         lines.append(line)
     correct = {arm: right_by_words(rows.texts, rows.labels, test.texts, test.labels) for arm, rows in sets.items()}
     line = {"classifier of": "word frequencies", **{arm: f"{right.mean():.3f}" for arm, right in correct.items()}}
-    gain = utility.paired_bootstrap(correct["synthetic"], correct["prompt_only"], seed=0, replicates=2000, level=0.95)
+    gain = intervals.paired_bootstrap(correct["synthetic"], correct["prompt_only"], seed=0, replicates=2000, level=0.95)
     line["synthetic - prompt-only"] = interval_text((gain.value, gain.low, gain.high))
     name = "utility.synthetic_minus_prompt_only.accuracy"
     lines[1]["synthetic - prompt-only"] = interval_text((found.values[name], *found.intervals[name]))

@@ -302,7 +302,7 @@ def baseline_of(arm: str) -> str:
 
 def gain(values: Mapping[int, Value], others: Mapping[int, Value]) -> str:
     """Accuracy minus that of the others, paired by test row, over the seeds that both have; 95 % bootstrap."""
-    from understudy.evaluation.utility import paired_bootstrap
+    from understudy.evaluation.intervals import paired_bootstrap
 
     both = sorted(values.keys() & others.keys())
     if not both:

@@ -24,7 +24,7 @@ from tables import interval_text, print_table, write_figures
 from torch import nn
 from warm_head import rows_of
 
-from understudy.evaluation import utility
+from understudy.evaluation import intervals, utility
 from understudy.evaluation.encoder import embed, load_encoder
 from understudy.generation.own_texts import write_own_texts
 from understudy.generation.prompts import build_prompts
@@ -57,10 +57,10 @@ def main() -> None:
     lines, figures = [], []
     for budget, found in correct.items():
         right = np.array(found)
-        own = utility.accuracy_interval(right, seed=0)
+        own = intervals.accuracy_interval(right, seed=0)
         line = {"accuracy": (own.value, own.low, own.high)}
         if budget:
-            more = utility.paired_bootstrap(right, np.array(correct[0.0]), seed=0)
+            more = intervals.paired_bootstrap(right, np.array(correct[0.0]), seed=0)
             line["minus unsteered"] = (more.value, more.low, more.high)
         figures.append({"budget": budget, **line})
         lines.append({"budget, nats": f"{budget:g}", **{name: interval_text(value) for name, value in line.items()}})

@@ -21,6 +21,15 @@ from understudy.errors import InputError, RowError
 from understudy.evaluation import diversity, fidelity, memorization, utility, words
 from understudy.evaluation.config import EvaluationConfig
 from understudy.evaluation.encoder import FloatArray, embed_sets
+from understudy.evaluation.intervals import (
+    FEWEST_OF_A_LABEL,
+    Correct,
+    Interval,
+    accuracy_interval,
+    mean_recall,
+    paired_bootstrap,
+    paired_recall_difference,
+)
 from understudy.evaluation.metrics import Metrics, merge
 from understudy.evaluation.rows import Conditions, LabelledTexts
 from understudy.evaluation.words import Texts, TokenizedTexts
@@ -113,7 +122,7 @@ def measure_utility(
     }
     counts = np.bincount(np.asarray(test.labels, dtype=np.int64))
     values["utility.majority.accuracy"] = float(counts.max() / counts.sum())
-    enough = bool(counts[counts > 0].min() >= utility.FEWEST_OF_A_LABEL)
+    enough = bool(counts[counts > 0].min() >= FEWEST_OF_A_LABEL)
     intervals: dict[str, tuple[float, float]] = {}
     bootstrap: dict[str, Any] = {
         "seed": config.public_seed,
@@ -122,24 +131,24 @@ def measure_utility(
     }
     for instrument, by_arm in correct.items():
         for arm, table in by_arm.items():
-            found = utility.accuracy_interval(table, **bootstrap)
+            found = accuracy_interval(table, **bootstrap)
             _put(values, intervals, f"utility.{instrument}.{arm}.accuracy", found)
             if instrument == config.headline:
                 _put(values, intervals, f"utility.{arm}.accuracy", found)
-                recall = utility.mean_recall(table, test.labels, **bootstrap)
+                recall = mean_recall(table, test.labels, **bootstrap)
                 _put(values, intervals, f"utility.{arm}.mean_recall", recall)
     headline = correct[config.headline]
     for other in ("real", "prompt_only"):
         if other in headline:
-            found = utility.paired_bootstrap(headline["synthetic"], headline[other], **bootstrap)
+            found = paired_bootstrap(headline["synthetic"], headline[other], **bootstrap)
             _put(values, intervals, f"utility.synthetic_minus_{other}.accuracy", found)
-            found = utility.paired_recall_difference(headline["synthetic"], headline[other], test.labels, **bootstrap)
+            found = paired_recall_difference(headline["synthetic"], headline[other], test.labels, **bootstrap)
             _put(values, intervals if enough else {}, f"utility.synthetic_minus_{other}.mean_recall", found)
     missing = [] if conditions.prompt_only else ["prompt-only accuracy: no prompt-only text was given"]
     if not enough:
         missing.append(
             f"interval of the difference of mean recalls: a label has {counts[counts > 0].min()} test rows, "
-            f"{utility.FEWEST_OF_A_LABEL} are the least"
+            f"{FEWEST_OF_A_LABEL} are the least"
         )
     return Metrics(values=values, intervals=intervals, missing=tuple(missing))
 
@@ -265,7 +274,7 @@ def _check_sets(conditions: Conditions, test: LabelledTexts) -> None:
 
 def _probe_correct(
     conditions: Conditions, test: LabelledTexts, embedded: Mapping[str, FloatArray], test_embedded: FloatArray
-) -> dict[str, utility.Correct]:
+) -> dict[str, Correct]:
     return {
         arm: utility.score(utility.fit_probe(embedded[arm], rows.labels)(test_embedded), test.labels).correct[None]
         for arm, rows in conditions.named().items()
@@ -274,7 +283,7 @@ def _probe_correct(
 
 def _transformer_correct(
     conditions: Conditions, test: LabelledTexts, config: EvaluationConfig, device: str
-) -> dict[str, utility.Correct]:
+) -> dict[str, Correct]:
     return {
         arm: np.stack(
             [
@@ -286,8 +295,6 @@ def _transformer_correct(
     }
 
 
-def _put(
-    values: dict[str, float], intervals: dict[str, tuple[float, float]], name: str, found: utility.Interval
-) -> None:
+def _put(values: dict[str, float], intervals: dict[str, tuple[float, float]], name: str, found: Interval) -> None:
     values[name] = found.value
     intervals[name] = (found.low, found.high)

@@ -24,8 +24,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from understudy.errors import InputError, RowError
+from understudy.evaluation.intervals import FEWEST_RESAMPLED, Interval
 from understudy.evaluation.language_model import encode_texts, pad, pad_token_of
-from understudy.evaluation.utility import FEWEST_RESAMPLED, Interval
 from understudy.frozen import Profile, Profiled, Profiles
 from understudy.models.loading import LoadedModel, load_model
 from understudy.quantities import CountOrZero, LearningRate, NonEmpty, Size, setting

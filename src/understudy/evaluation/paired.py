@@ -13,7 +13,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from understudy.evaluation.utility import FEWEST_RESAMPLED, Interval
+from understudy.evaluation.intervals import FEWEST_RESAMPLED, Interval
 
 Floats = npt.NDArray[np.float64]
 

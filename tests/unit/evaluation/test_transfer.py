@@ -10,10 +10,11 @@ from torch.nn import functional
 
 from understudy.errors import InputError
 from understudy.evaluation import transfer
+from understudy.evaluation.intervals import paired_bootstrap
 from understudy.evaluation.label_model import LabelModel, encode_rows, label_losses, predict
 from understudy.evaluation.rows import LabelledTexts
 from understudy.evaluation.transfer import TransferConfig, fine_tune, load_label_model
-from understudy.evaluation.utility import paired_bootstrap, score
+from understudy.evaluation.utility import score
 from understudy.methods.gradient_matching.config import VerbalizerConfig
 from understudy.methods.gradient_matching.verbalizer import build_verbalizer
 
