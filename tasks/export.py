@@ -30,7 +30,8 @@ from understudy.runs.audits.on_public_rows import kept
 from understudy.runs.exported import Exported, exported
 from understudy.runs.folders import RunRecord, StatementFiles, write_results
 from understudy.runs.run_plan import RunPlan, config_digest
-from understudy.runs.split import LABELS_DISCLOSED, hold_out_note
+from understudy.runs.split import LABELS_DISCLOSED
+from understudy.runs.units import hold_out_note
 from understudy.tasks.charge_receipt import ChargeReceipt
 from understudy.tasks.engine.runtime import task
 

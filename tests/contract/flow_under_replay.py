@@ -45,7 +45,7 @@ from understudy.privacy.ledger.ledger import Ledger
 from understudy.privacy.mechanisms import Mechanism, Mechanisms
 from understudy.privacy.queries import Query, queries_from_json
 from understudy.privacy.testing.replay import MechanismsFactory, Observation, ReplayReport, recording, replay_check
-from understudy.runs import split
+from understudy.runs import units
 from understudy.runs.request import RunRequest
 from understudy.tasks import export as export_task
 from understudy.tasks.engine.progress import Reporter
@@ -132,7 +132,7 @@ class FlowRun:
     def trained_slot(self, number: int) -> int:
         """A slot of `private_files` that the pinned key does not hold out."""
         keyed_hash = self._keyed_hash
-        slots = [slot for slot in range(ROWS) if not split.row_is_held_out(slot, keyed_hash)]
+        slots = [slot for slot in range(ROWS) if not units.row_is_held_out(slot, keyed_hash)]
         return slots[number % len(slots)]
 
     def trained_client(self, number: int) -> int:
@@ -141,7 +141,7 @@ class FlowRun:
         found = [
             client
             for client in range(CLIENTS)
-            if not split.client_is_held_out(f"client {client}", units=CLIENTS, keyed_hash=keyed_hash)
+            if not units.client_is_held_out(f"client {client}", units=CLIENTS, keyed_hash=keyed_hash)
         ]
         return found[number % len(found)]
 
@@ -149,7 +149,7 @@ class FlowRun:
         """The trained client that is first in the order of keyed hashes: without it every other one moves up."""
         keyed_hash = self._keyed_hash
         trained = {self.trained_client(number) for number in range(CLIENTS)}
-        return min(trained, key=lambda client: split.unit_id(f"client {client}", keyed_hash))
+        return min(trained, key=lambda client: units.unit_id(f"client {client}", keyed_hash))
 
     @functools.cached_property
     def _keyed_hash(self) -> Callable[[str, bytes], bytes]:

@@ -331,7 +331,7 @@ def clients_held_out_by_their_place(patch: Patch) -> None:
         out = set(identifiers[1::2])
         return pa.array([client in out for client in whole["client_id"].to_pylist()])
 
-    patch.setattr(split, "_held_out", by_place)
+    patch.setattr(split, "held_out", by_place)
 
 
 def count_of_participants_used(patch: Patch) -> None:

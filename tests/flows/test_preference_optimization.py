@@ -28,7 +28,7 @@ from understudy.methods.preference_optimization.config import PreferenceOptimiza
 from understudy.privacy.ledger.ledger import Ledger
 from understudy.runs.folders import read_record
 from understudy.runs.request import Budget, RunRequest
-from understudy.runs.split import client_is_held_out
+from understudy.runs.units import client_is_held_out
 from understudy.runs.validation import validate
 from understudy.settings import prepare_environment
 from understudy.tasks.engine.cache_key import references

@@ -156,7 +156,7 @@ def test_the_three_runs_differ_in_epsilon_and_place_alone(request_for):
 
 def test_every_canary_is_trained_on_if_its_coin_says_so(request_for):
     from understudy.privacy.ledger.ledger import Ledger
-    from understudy.runs.split import row_is_held_out
+    from understudy.runs.units import row_is_held_out
 
     drafts, _ = tables_of(request_for(labelled(60), "conditional-generation", canaries=20, **LABELLED))
     ledger = Ledger.open()

@@ -12,7 +12,7 @@ from understudy.errors import InputError, RowError, TaskFailed
 from understudy.privacy.ledger.ledger import SourceRecord
 from understudy.runs import split
 from understudy.runs.request import RunRequest
-from understudy.runs.split import client_is_held_out, row_is_held_out, unit_id
+from understudy.runs.units import client_is_held_out, row_is_held_out, unit_id
 from understudy.tasks.engine.failures import closed_up
 
 

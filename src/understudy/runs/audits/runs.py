@@ -36,7 +36,8 @@ from understudy.runs.handing_over import waiting
 from understudy.runs.registration import handed_over, register
 from understudy.runs.request import RunRequest, words_about
 from understudy.runs.run_plan import RunPlan, match_of
-from understudy.runs.split import NOUNS, SplitRows, client_is_held_out, load_and_split, row_is_held_out
+from understudy.runs.split import SplitRows, load_and_split
+from understudy.runs.units import NOUNS, client_is_held_out, row_is_held_out
 from understudy.runs.validation import configure, validate
 
 Arm = Literal["claim", "positive_control", "null_control"]
