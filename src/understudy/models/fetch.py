@@ -25,6 +25,7 @@ from understudy.models.named import NAMED_MODELS, HubOrigin, NamedModel, Origin,
 from understudy.models.stored import (
     MANIFEST,
     WANTED,
+    WANTED_BESIDE,
     WANTED_TOKENIZER,
     check_files,
     find_named,
@@ -93,7 +94,7 @@ def _fetch(model: NamedModel, origin: Origin) -> None:
         elif isinstance(origin, HubOrigin):
             _download(origin.repository, revision=origin.revision, names=sorted(origin.files), into=folder)
         check_files(folder, origin.files, model)
-        written = {path.name: file_digest(path) for path in wanted_files(folder)}
+        written = {path.relative_to(folder).as_posix(): file_digest(path) for path in wanted_files(folder)}
         manifest = {"name": model.name, "origin": origin.kind, "files": written}
         (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
 
@@ -214,7 +215,7 @@ def _download(
             repository,
             revision=revision,
             local_dir=into,
-            allow_patterns=names or [*WANTED, *WANTED_TOKENIZER],
+            allow_patterns=names or [*WANTED, *WANTED_TOKENIZER, *WANTED_BESIDE],
             ignore_patterns=["*/*"],
         )
     except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, httpx.HTTPError, OSError, ValueError) as error:

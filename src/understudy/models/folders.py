@@ -9,11 +9,14 @@ import hashlib
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 from understudy.errors import InputError
 from understudy.models.digests import file_digest
 from understudy.models.named import NAMED_MODELS
 from understudy.models.stored import find_named, hub_cached, wanted_files
+
+ADAPTER = "adapter_config.json"
 
 
 def model_folder(name_or_path: str | Path) -> Path:
@@ -23,6 +26,12 @@ def model_folder(name_or_path: str | Path) -> Path:
         InputError: when there is no such model on this machine, or its files are not the ones that were fetched.
     """
     name = str(name_or_path)
+    folder = _folder_of(name, name_or_path)
+    _check_is_whole_model(folder, name)
+    return folder
+
+
+def _folder_of(name: str, name_or_path: str | Path) -> Path:
     if name in NAMED_MODELS:
         found = find_named(NAMED_MODELS[name])
         if found is None:
@@ -30,13 +39,45 @@ def model_folder(name_or_path: str | Path) -> Path:
         return found[0]
     path = Path(name_or_path).expanduser()
     if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise InputError(f"model={name!r}: the folder has no config.json; expected a saved transformers model")
         return path
     known = f"expected one of {', '.join(sorted(NAMED_MODELS))}, a folder, or a Hugging Face id"
     if isinstance(name_or_path, Path) or name.startswith((".", "/", "~")):
         raise InputError(f"unknown model={name!r}: no such folder; {known}")
     return _of_hub_cache(name, known)
+
+
+def _check_is_whole_model(folder: Path, name: str) -> None:
+    """Refuse a folder without a model, and one of which transformers would read what no digest covers."""
+    if (folder / ADAPTER).is_file():
+        raise InputError(
+            f"model={name!r}: expected a whole model, found an adapter ({ADAPTER}); merge it into its base model "
+            "(peft: merge_and_unload, then save_pretrained) and give that folder"
+        )
+    if not (folder / "config.json").is_file():
+        raise InputError(f"model={name!r}: the folder has no config.json; expected a saved transformers model")
+    below = sorted(file for file in _named_weights(folder) if Path(file).name != file)
+    if below:
+        raise InputError(
+            f"model={name!r}: expected all weights beside config.json, found {below[0]!r} among them; save the model "
+            "again with save_pretrained"
+        )
+
+
+def _named_weights(folder: Path) -> set[str]:
+    """Files of weights that the folder names itself."""
+    named = _json(folder / "config.json").get("transformers_weights")
+    shards = [_json(index).get("weight_map") for index in folder.glob("*.safetensors.index.json")]
+    listed = {file for shard in shards if isinstance(shard, dict) for file in shard.values()}
+    return {file for file in (named, *listed) if isinstance(file, str)}
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """A JSON object of a file, empty where there is none: loading the model says what is wrong with it."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _of_hub_cache(name: str, known: str) -> Path:
@@ -67,18 +108,15 @@ def has_chat_template(folder: Path) -> bool:
     """Whether a model's tokenizer brings a chat template, by its files alone: then it was tuned to follow requests."""
     if (folder / "chat_template.jinja").is_file():
         return True
-    try:
-        config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(config, dict) and bool(config.get("chat_template"))
+    return bool(_json(folder / "tokenizer_config.json").get("chat_template"))
 
 
 def folder_digest(folder: Path) -> str:
     """Sha256 (hex) over the names and bytes of the model files in a folder."""
     whole = hashlib.sha256()
     for path in wanted_files(folder):
-        whole.update(hashlib.sha256(path.name.encode()).digest() + bytes.fromhex(file_digest(path)))
+        name = path.relative_to(folder).as_posix()
+        whole.update(hashlib.sha256(name.encode()).digest() + bytes.fromhex(file_digest(path)))
     return whole.hexdigest()
 
 

@@ -18,14 +18,16 @@ from understudy.shipped import MODELS
 
 MANIFEST = "origin.json"
 
-# What a model folder may hold for us; everything else in it is neither read nor hashed.
+# What a model folder may hold for us; everything else in it is neither read nor hashed. These are the files that
+# transformers looks for, but `adapter_config.json` and weights in folders below, with which a folder is refused.
 WANTED = ("config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json", "chat_template.jinja")
 WANTED_TOKENIZER = ("tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt", "*.model")
+WANTED_BESIDE = ("added_tokens.json", "additional_chat_templates/*.jinja")
 
 
 def wanted_files(folder: Path) -> list[Path]:
     """The files of a model folder that are read, in alphabetical order."""
-    patterns = (*WANTED, *WANTED_TOKENIZER)
+    patterns = (*WANTED, *WANTED_TOKENIZER, *WANTED_BESIDE)
     return sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()})
 
 
@@ -69,7 +71,7 @@ def check_stored(folder: Path, model: NamedModel) -> Origin:
     if origin is None:
         raise _damaged(folder, model, f"{MANIFEST} names the origin {kind!r}, which this version does not know")
     check_files(folder, {**written, **origin.files}, model)
-    beyond = sorted({path.name for path in wanted_files(folder)} - set(written))
+    beyond = sorted({path.relative_to(folder).as_posix() for path in wanted_files(folder)} - set(written))
     if beyond:
         raise _damaged(folder, model, f"{beyond[0]} is not one of its files")
     return origin

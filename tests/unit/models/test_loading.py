@@ -1,7 +1,9 @@
 """Loading: shipped names, folders, refusals, tokenizers that lack tokens, nothing random."""
 
 import json
+import os
 import shutil
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -11,8 +13,9 @@ from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, RobertaConf
 
 from understudy.errors import InputError
 from understudy.generation.prompts import encode_text
-from understudy.models.folders import folder_digest
+from understudy.models.folders import ADAPTER, folder_digest, model_folder
 from understudy.models.loading import load_model
+from understudy.models.stored import WANTED, WANTED_BESIDE, WANTED_TOKENIZER
 from understudy.shipped import MODELS
 
 
@@ -61,6 +64,65 @@ def test_digest_follows_content_not_place(folder):
     assert folder_digest(folder) != digest
     (folder / "README.md").write_text("not part of the model")
     edit(folder / "config.json", layer_norm_epsilon=1e-05)
+
+
+def test_every_file_that_transformers_looks_for_is_hashed(folder, monkeypatch):
+    """An adapter or a table of further tokens made another model of a folder whose digest stayed the same."""
+    looked_for: set[str] = set()
+    for name in ("isfile", "isdir", "exists"):
+        monkeypatch.setattr(os.path, name, noting(getattr(os.path, name), folder, looked_for))
+    load_model(folder)
+    assert {"config.json", "adapter_config.json", "added_tokens.json"} <= looked_for
+    patterns = (*WANTED, *WANTED_TOKENIZER, *(pattern.split("/")[0] for pattern in WANTED_BESIDE), ADAPTER)
+    assert not [name for name in looked_for if not any(fnmatch(name, pattern) for pattern in patterns)]
+
+
+def noting(exact, folder: Path, found: set[str]):
+    """The function, which also notes the files of a folder that it is asked about."""
+
+    def look(path):
+        place = Path(os.fsdecode(path)) if isinstance(path, str | bytes | os.PathLike) else Path()
+        if place.is_relative_to(folder) and place != folder:
+            found.add(place.relative_to(folder).as_posix())
+        return exact(path)
+
+    return look
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("added_tokens.json", '{"<visit>": 8192}'), ("additional_chat_templates/tool_use.jinja", "{{ messages }}")],
+)
+def test_files_that_change_what_a_tokenizer_does_change_the_digest(folder, name, content):
+    before = load_model(folder)
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text(content)
+    assert load_model(folder).digest != before.digest
+
+
+def test_a_folder_with_an_adapter_is_no_whole_model(folder):
+    """transformers puts the adapter on, which belongs to weights that may lie elsewhere."""
+    (folder / ADAPTER).write_text("{}")
+    with pytest.raises(InputError, match=r"model='.*own-model': .*adapter_config\.json.*merge_and_unload"):
+        load_model(folder)
+    (folder / "config.json").unlink()
+    with pytest.raises(InputError, match="merge_and_unload"):
+        folder_digest(model_folder(folder))
+
+
+@pytest.mark.parametrize("way", ["index", "config"])
+def test_weights_in_a_folder_below_are_refused(folder, way):
+    """No digest would cover them."""
+    (folder / "part").mkdir()
+    (folder / "model.safetensors").rename(folder / "part/model.safetensors")
+    if way == "config":
+        edit(folder / "config.json", transformers_weights="part/model.safetensors")
+    else:
+        shards = dict.fromkeys(load_file(folder / "part/model.safetensors"), "part/model.safetensors")
+        index = {"metadata": {}, "weight_map": shards}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(InputError, match=r"beside config\.json, found 'part/model\.safetensors'"):
+        load_model(folder)
 
 
 def test_another_content_than_the_one_meant_is_refused(folder):
