@@ -23,6 +23,14 @@ from understudy.tasks.engine.machine import prepare_torch
 from understudy.tasks.engine.runtime import code_digest, compute, task
 
 CODE, PROCESSOR, ASKED = "code", "processor", "asked"
+_PAID = (
+    "paid for what this run asks for, but settings that the request leaves to Understudy are not what they were then: "
+    "this version has others, or found others on this machine. Computing it would be a new release"
+)
+_MAY_HAVE_PAID = (
+    "asked the same of its rows under an earlier version, which did not note for which request. If it was this one, "
+    "computing it would be a new release"
+)
 
 
 def environment_of(*code: str) -> dict[str, str]:
@@ -69,7 +77,7 @@ def charge(plan: RunPlan, *, environment: dict[str, str], accept_new: bool) -> C
     )
     here, by_name = {**environment, PROCESSOR: kind()}, asked_key_of(ledger, plan, train)
     if not accept_new:
-        _check_settings(ledger, plan.source, by_name, asked["request_key"])
+        _check_settings(ledger, asked, by_name)
     found = ledger.reserve(**asked)
     # More than once only where another process charges this run meanwhile, for an environment of its own.
     while not found.new and (changed := _changed(found, plan.releases, here)) is not None:
@@ -106,28 +114,35 @@ def finalize(receipt: ChargeReceipt, released: ArtifactRef) -> ArtifactRef:
     return released
 
 
-def _check_settings(ledger: Ledger, source: str, asked: str, key: str) -> None:
+def _check_settings(ledger: Ledger, asked: ChargeFields, by_name: str) -> None:
     """Refuse to pay for what was paid for already, where only what a version adds to the request has changed since.
 
     Args:
         ledger: of the charges.
-        source: whose rows are asked.
-        asked: `asked_key_of` the run.
-        key: `key_of` the run.
+        asked: of the run.
+        by_name: `asked_key_of` the run.
 
     Raises:
-        UnderstudyError: another charge paid for what is asked for, and none for this run.
+        UnderstudyError: none of the charges is this run's, but one paid for what is asked for. Or one may have: it
+            asked the same of its rows, under a version that did not note for which request.
     """
-    charges = ledger.charges(source)
-    paid = [charge for charge in charges if _parts(charge.environment).get(ASKED) == asked]
-    if paid and not any(charge.request_key == key for charge in charges):
-        last = paid[-1]
-        raise UnderstudyError(
-            f"charge {last.id} of source {source!r} paid for what this run asks for, but settings that the request "
-            "leaves to Understudy are not what they were then: this version has others, or found others on this "
-            "machine. Computing it would be a new release: keep what that charge exported, pay "
-            f"epsilon={last.epsilon:g} once more with --accept-new-charge, or go back to the version that made it"
-        )
+    charges = ledger.charges(asked["source"])
+    if any(charge.request_key == asked["request_key"] for charge in charges):
+        return
+    noted = {charge.id: _parts(charge.environment).get(ASKED) for charge in charges if charge.environment}
+    again = [charge for charge in charges if noted.get(charge.id) == by_name]
+    price = (asked["queries"], asked["epsilon"], asked["delta"])
+    alike = [one for one in charges if one.id in noted and (one.queries, one.epsilon, one.delta) == price]
+    if again:
+        last, why = again[-1], _PAID
+    elif alike and not any(noted[one.id] for one in alike):
+        last, why = alike[-1], _MAY_HAVE_PAID
+    else:
+        return
+    raise UnderstudyError(
+        f"charge {last.id} of source {last.source!r} {why}: keep what that charge exported, pay "
+        f"epsilon={last.epsilon:g} with --accept-new-charge, or go back to the version that made it"
+    )
 
 
 def _stored(environment: Mapping[str, str], asked: str) -> str:

@@ -50,6 +50,34 @@ def test_an_update_with_a_further_setting_never_pays_again_by_itself(request_of)
     assert Ledger.open().spent("ward")[0] == 6
 
 
+def test_a_charge_of_a_version_that_noted_no_request_is_asked_about_once(request_of, monkeypatch):
+    """Whether it paid for this run nobody can say: the key that it has is of another version's settings."""
+    plan = registered(request_of(delta=0.001, epsilon=2.0), "conditional-generation")
+    bind = Ledger.bind_environment
+
+    def bound(ledger: Ledger, charge_id: str, environment: str) -> None:
+        parts = {name: value for name, value in json.loads(environment).items() if name != "asked"}
+        bind(ledger, charge_id, json.dumps(parts, sort_keys=True))
+
+    with monkeypatch.context() as earlier:
+        earlier.setattr(Ledger, "bind_environment", bound)
+        first = charge.fn(plan, environment={"code": "0" * 64}, accept_new=False)
+    kept = Ledger.open().charge(first.charge_id).environment
+    assert kept is not None
+    assert "asked" not in kept
+    assert charge.fn(plan, environment={"code": "0" * 64}, accept_new=False) == first
+    later = as_a_later_version_has_it(plan)
+    ask = functools.partial(charge.fn, environment={"code": "1" * 64})
+    with pytest.raises(UnderstudyError, match=rf"charge {first.charge_id} .* did not note for which request"):
+        ask(later, accept_new=False)
+    assert ask(later, accept_new=True) != first
+    # From now on requests of these queries are noted, and another one is a choice of the user's.
+    asked = request_of(delta=0.001, epsilon=2.0)
+    seeded = asked.model_copy(update={"overrides": (*asked.overrides, "public_seed=1")})
+    ask(registered(seeded, "conditional-generation"), accept_new=False)
+    assert Ledger.open().spent("ward")[0] == 6
+
+
 def test_another_request_is_charged_without_a_question(request_of, data):
     """Another setting, or other rows, is what the user changed: the price is said, and nothing else is asked."""
     ask = functools.partial(charge.fn, environment={"code": "0" * 64}, accept_new=False)
