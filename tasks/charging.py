@@ -15,14 +15,22 @@ from understudy.hardware import kind
 from understudy.privacy.accounting import epsilon_rdp
 from understudy.privacy.ledger.ledger import Charge, ChargeFields, Ledger
 from understudy.privacy.queries import event_delta, event_of, queries_to_json
-from understudy.runs.run_plan import RunPlan, key_of
+from understudy.runs.run_plan import RunPlan, asked_key_of, key_of
 from understudy.settings import settings
 from understudy.tasks.charge_receipt import ChargeReceipt, drop_release_log
 from understudy.tasks.engine.cache_key import versions
 from understudy.tasks.engine.machine import prepare_torch
 from understudy.tasks.engine.runtime import code_digest, compute, task
 
-CODE, PROCESSOR = "code", "processor"
+CODE, PROCESSOR, ASKED = "code", "processor", "asked"
+_PAID = (
+    "paid for what this run asks for, but settings that the request leaves to Understudy are not what they were then: "
+    "this version has others, or found others on this machine. Computing it would be a new release"
+)
+_MAY_HAVE_PAID = (
+    "asked the same of its rows under an earlier version, which did not note for which request. If it was this one, "
+    "computing it would be a new release"
+)
 
 
 def environment_of(*code: str) -> dict[str, str]:
@@ -54,11 +62,11 @@ def charge(plan: RunPlan, *, environment: dict[str, str], accept_new: bool) -> C
         environment: `environment_of` the code that will draw noise.
         accept_new: pay again where an earlier charge of this run cannot be used any more.
     """
-    ledger, queries = Ledger.open(), plan.queries
+    ledger, queries, train = Ledger.open(), plan.queries, read_table(plan.stored_rows[0])
     left = event_delta(queries, epsilon=plan.epsilon, delta=plan.delta)
     asked = ChargeFields(
         source=plan.source,
-        request_key=key_of(ledger, plan, read_table(plan.stored_rows[0])),
+        request_key=key_of(ledger, plan, train),
         queries=queries_to_json(queries),
         epsilon=plan.epsilon,
         delta=plan.delta,
@@ -67,8 +75,10 @@ def charge(plan: RunPlan, *, environment: dict[str, str], accept_new: bool) -> C
         relation=plan.relation,
         code_digest=digest_of(environment),
     )
+    here, by_name = {**environment, PROCESSOR: kind()}, asked_key_of(ledger, plan, train)
+    if not accept_new:
+        _check_settings(ledger, asked, by_name)
     found = ledger.reserve(**asked)
-    here = {**environment, PROCESSOR: kind()}
     # More than once only where another process charges this run meanwhile, for an environment of its own.
     while not found.new and (changed := _changed(found, plan.releases, here)) is not None:
         if not accept_new:
@@ -80,7 +90,8 @@ def charge(plan: RunPlan, *, environment: dict[str, str], accept_new: bool) -> C
             )
         found = ledger.reserve(instead_of=found.id, **asked)
     if found.status == "reserved":
-        ledger.bind_environment(found.id, _stored(here))
+        # A charge that is bound stays so: it is known by what was asked for when it was made.
+        ledger.bind_environment(found.id, found.environment or _stored(here, by_name))
     return ChargeReceipt(
         charge_id=found.id, source=found.source, label=found.label(), queries=queries, label_names=plan.label_names
     )
@@ -103,10 +114,54 @@ def finalize(receipt: ChargeReceipt, released: ArtifactRef) -> ArtifactRef:
     return released
 
 
-def _stored(environment: Mapping[str, str]) -> str:
+def _check_settings(ledger: Ledger, asked: ChargeFields, by_name: str) -> None:
+    """Refuse to pay for what was paid for already, where only what a version adds to the request has changed since.
+
+    Args:
+        ledger: of the charges.
+        asked: of the run.
+        by_name: `asked_key_of` the run.
+
+    Raises:
+        UnderstudyError: none of the charges is this run's, but one paid for what is asked for. Or one may have: it
+            asked the same of its rows, under a version that did not note for which request.
+    """
+    charges = ledger.charges(asked["source"])
+    if any(charge.request_key == asked["request_key"] for charge in charges):
+        return
+    noted = {charge.id: _parts(charge.environment).get(ASKED) for charge in charges if charge.environment}
+    again = [charge for charge in charges if noted.get(charge.id) == by_name]
+    price = (asked["queries"], asked["epsilon"], asked["delta"])
+    alike = [one for one in charges if one.id in noted and (one.queries, one.epsilon, one.delta) == price]
+    if again:
+        last, why = again[-1], _PAID
+    elif alike and not any(noted[one.id] for one in alike):
+        last, why = alike[-1], _MAY_HAVE_PAID
+    else:
+        return
+    raise UnderstudyError(
+        f"charge {last.id} of source {last.source!r} {why}: keep what that charge exported, pay "
+        f"epsilon={last.epsilon:g} with --accept-new-charge, or go back to the version that made it"
+    )
+
+
+def _stored(environment: Mapping[str, str], asked: str) -> str:
     """As the ledger keeps it: code and processor are long, and nobody reads more of them than whether they differ."""
     short = {name: hashlib.sha256(environment[name].encode()).hexdigest()[:16] for name in (CODE, PROCESSOR)}
-    return json.dumps({**environment, **short}, sort_keys=True)
+    return json.dumps({**environment, **short, ASKED: asked}, sort_keys=True)
+
+
+def _parts(stored: str | None) -> dict[str, str]:
+    """What the ledger keeps of an environment, by name; empty for a charge of before parts were named."""
+    try:
+        return dict(json.loads(stored or "{}"))
+    except ValueError:
+        return {}
+
+
+def _without_asked(stored: str | None) -> dict[str, str]:
+    """What the bytes of a charge depend on: what was asked for names it only."""
+    return {name: value for name, value in _parts(stored).items() if name != ASKED}
 
 
 def _changed(found: Charge, releases: str, here: Mapping[str, str]) -> str | None:
@@ -121,7 +176,8 @@ def _changed(found: Charge, releases: str, here: Mapping[str, str]) -> str | Non
     if found.status == "reserved":
         if not found.resumable:
             return "its noise was erased when its source was purged"
-        return None if found.environment in (None, _stored(here)) else "it began on another kind of processor or GPU"
+        as_here = found.environment is None or _without_asked(found.environment) == _without_asked(_stored(here, ""))
+        return None if as_here else "it began on another kind of processor or GPU"
     store = exchange_store() if found.exportable else private_store()
     stored = {ref.id: ref for ref in store.refs()}
     if not any(ref.kind == releases and found.id in _charges(ref, stored) for ref in stored.values()):
@@ -141,11 +197,7 @@ def _results(charge_id: str) -> Iterator[Path]:
 
 def _differences(before: str | None, here: Mapping[str, str]) -> str:
     """What is not as it was when a charge began, in words."""
-    now = json.loads(_stored(here))
-    try:
-        then = dict(json.loads(before or "{}"))
-    except ValueError:  # charges of before parts were named
-        then = {}
+    now, then = _without_asked(_stored(here, "")), _without_asked(before)
     if not then:
         return "other code, library versions, threads (UNDERSTUDY_THREADS), device or precision"
     said = ["other code of Understudy"] if then.get(CODE) != now[CODE] else []

@@ -36,7 +36,7 @@ def change_of(file: Path) -> str:
     if named is None or not CONTENT_ID.fullmatch(named):
         return ""
     try:
-        is_as_written = named_in(file, CONTENT) == canonical_digest(pq.read_table(file)).hex()
+        is_as_written = named_in(file, CONTENT) == canonical_digest(_as_written(pq.read_table(file))).hex()
     except (OSError, pa.ArrowException):  # damaged: whoever reads it refuses it
         is_as_written = False
     if is_as_written:
@@ -45,6 +45,16 @@ def change_of(file: Path) -> str:
         f"{file} names artifact {named}, but its rows are not those that were written there: it was filtered "
         "or rewritten since, or an earlier version wrote it"
     )
+
+
+def _as_written(table: pa.Table) -> pa.Table:
+    """The same rows with their texts as plain strings: programs keep them as dictionaries or long strings too."""
+    schema = table.schema
+    for place, field in enumerate(schema):
+        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+        if pa.types.is_large_string(kind) or pa.types.is_string_view(kind) or pa.types.is_string(kind):
+            schema = schema.set(place, field.with_type(pa.string()))
+    return table.cast(schema)
 
 
 def named_in(file: Path, name: str) -> str | None:

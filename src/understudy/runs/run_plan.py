@@ -50,6 +50,7 @@ class RunPlan(BaseModel):
     delta: float
     config: SerializeAsAny[BaseModel] = Field(description="The method's settings, with the base model's digest.")
     charged: SerializeAsAny[BaseModel] = Field(description="Those of them that private rows meet (ADR 0005).")
+    given: str = Field(default="", description="What the request itself says of them: see `given_settings`.")
     queries: Queries = Field(description="Everything that private rows are asked.")
     description: Description
     report_facts: dict[str, str]
@@ -167,6 +168,13 @@ def key_of(ledger: Ledger, plan: RunPlan, train: pa.Table) -> str:
     """`request_key` of a run plan."""
     promised = (plan.epsilon, plan.delta, plan.n, plan.label_names)
     return request_key(ledger, train, method=plan.method, source=plan.source, promised=promised, charged=plan.charged)
+
+
+def asked_key_of(ledger: Ledger, plan: RunPlan, train: pa.Table) -> str:
+    """What was asked of which rows, as a keyed digest: the same where a version adds settings or has other defaults."""
+    promised = (plan.epsilon, plan.delta, plan.n, plan.label_names)
+    parts = (plan.method, plan.source, tables.canonical_digest(train), repr(promised), plan.given)
+    return ledger.request_key("asked", *parts)
 
 
 def dry_run_of(plan: RunPlan) -> Mapping[str, Any]:

@@ -31,6 +31,7 @@ from understudy.privacy.queries import check_epsilon_of
 from understudy.runs import finished_plans, public_tables
 from understudy.runs.checks.before_charge import before_charge
 from understudy.runs.folders import check_folder, read_record
+from understudy.runs.given_settings import given_settings
 from understudy.runs.overrides import apply_overrides
 from understudy.runs.request import Budget, RunRequest, check_delta, check_epsilon, words_about
 from understudy.runs.run_plan import RunPlan, match_of, request_key, run_key
@@ -178,6 +179,7 @@ class _Asked:
     notes: tuple[str, ...]
     charges: tuple[str, ...]
     key: str
+    given: str
     finished: finished_plans.FinishedPlan | None = None
 
 
@@ -196,9 +198,11 @@ def _asked(
     the run is looked at by `validate`, which knows whether there is anything left to do.
     """
     epsilon, delta, n, label_names = promised
+    unresolved = config
     config = method.preparation.resolve(config, n, label_names, epsilon)
     named = config.model_copy(update={"model_digest": folder_digest(model_folder(config.model))})
     charged = method.charge.settings(named)
+    given = given_settings(method, unresolved, charged)
     key = request_key(ledger, rows.train, method=method.name, source=request.source, promised=promised, charged=charged)
     paid = _charges_under(ledger, request.source, key) if known else []
     charges = tuple(charge.id for charge in paid)
@@ -213,6 +217,7 @@ def _asked(
                 earlier.notes,
                 charges,
                 key,
+                given,
                 finished=earlier,
             )
     base = method.preparation.check_model(config.model_copy(update={"model_digest": ""}), label_names)
@@ -220,7 +225,8 @@ def _asked(
     queries = method.charge.queries(named, n=n, epsilon=epsilon, delta=delta)
     check_epsilon_of(queries, epsilon=epsilon, delta=delta)
     promise = Promise(queries, n, epsilon, delta, label_names)
-    return _Asked(named, charged, promise, method.preparation.describe(named, promise), base.notes, charges, key)
+    described = method.preparation.describe(named, promise)
+    return _Asked(named, charged, promise, described, base.notes, charges, key, given)
 
 
 def _charges_under(ledger: Ledger, source: str, key: str) -> list[Charge]:
@@ -247,6 +253,7 @@ def _plan(
         budget=Budget(epsilon=record.epsilon, delta=record.delta),
         config=asked.config,
         charged=asked.charged,
+        given=asked.given,
         description=asked.description,
         report_facts=chosen.report.facts(asked.config),
         releases=chosen.charge.releases,

@@ -15,12 +15,24 @@ def file(tmp_path):
     return tmp_path / "rows.parquet"
 
 
+def recoded(table: pa.Table, *types: pa.DataType) -> pa.Table:
+    """The same rows in other types, as other programs keep them."""
+    fields = [field.with_type(kind) for field, kind in zip(table.schema, types, strict=True)]
+    return pa.table(
+        [column.combine_chunks().cast(kind) for column, kind in zip(table.columns, types, strict=True)],
+        schema=pa.schema(fields, metadata=table.schema.metadata),
+    )
+
+
 @pytest.mark.parametrize("name", [ARTIFACT, RELEASED])
 @pytest.mark.parametrize(
     ("change", "is_told"),
     [
         (lambda table: table, False),
         (lambda table: pa.concat_tables([table.slice(0, 1), table.slice(1)]), False),
+        (lambda table: recoded(table, pa.large_string(), pa.dictionary(pa.int32(), pa.string())), False),
+        (lambda table: recoded(table, pa.string_view(), pa.dictionary(pa.int8(), pa.large_string())), False),
+        (lambda table: recoded(table.slice(1), pa.large_string(), pa.large_string()), True),
         (lambda table: table.slice(1), True),
         (lambda table: table.take([1, 0, 2]), True),
         (lambda table: table.select(["text"]), True),

@@ -1,0 +1,102 @@
+"""The same request after an update that has further charged settings: it asks before it pays once more."""
+
+import functools
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pydantic import ConfigDict
+
+from understudy.errors import UnderstudyError
+from understudy.methods import registry
+from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
+from understudy.privacy.ledger.ledger import Ledger
+from understudy.runs.given_settings import given_settings
+from understudy.runs.registration import registered
+from understudy.runs.run_plan import RunPlan
+from understudy.runs.validation import configure
+from understudy.tasks.charging import charge
+
+
+def as_a_later_version_has_it(plan: RunPlan) -> RunPlan:
+    """Its charged settings have one more, which no private row meets, and which nobody gave."""
+
+    class Later(type(plan.charged)):  # type: ignore[misc]
+        model_config = ConfigDict(frozen=True, extra="forbid")
+        further: float = 0.25
+
+    return plan.model_copy(update={"charged": Later.model_validate(plan.charged.model_dump())})
+
+
+def test_an_update_with_a_further_setting_never_pays_again_by_itself(request_of):
+    """A schedule charged a second time for the same request on the same rows, and nobody was asked."""
+    plan = registered(request_of(), "conditional-generation")
+    ask = functools.partial(charge.fn, environment={"code": "0" * 64})
+    first = ask(plan, accept_new=False)
+    later = as_a_later_version_has_it(plan)
+    for code in ("0", "1"):
+        with pytest.raises(UnderstudyError, match=rf"charge {first.charge_id} .* paid for what this run asks for"):
+            charge.fn(later, environment={"code": code * 64}, accept_new=False)
+    assert [paid.id for paid in Ledger.open().charges()] == [first.charge_id]
+    # What was begun goes on under its charge, also where post-processing is asked for otherwise.
+    assert ask(plan, accept_new=False) == first
+    other_samples = registered(request_of(samples=9), "conditional-generation")
+    assert ask(other_samples, accept_new=False) == first
+
+    second = ask(later, accept_new=True)
+    assert second.charge_id != first.charge_id
+    assert ask(later, accept_new=False) == ask(later, accept_new=True) == second
+    assert Ledger.open().spent("ward")[0] == 6
+
+
+def test_a_charge_of_a_version_that_noted_no_request_is_asked_about_once(request_of, monkeypatch):
+    """Whether it paid for this run nobody can say: the key that it has is of another version's settings."""
+    plan = registered(request_of(delta=0.001, epsilon=2.0), "conditional-generation")
+    bind = Ledger.bind_environment
+
+    def bound(ledger: Ledger, charge_id: str, environment: str) -> None:
+        parts = {name: value for name, value in json.loads(environment).items() if name != "asked"}
+        bind(ledger, charge_id, json.dumps(parts, sort_keys=True))
+
+    with monkeypatch.context() as earlier:
+        earlier.setattr(Ledger, "bind_environment", bound)
+        first = charge.fn(plan, environment={"code": "0" * 64}, accept_new=False)
+    kept = Ledger.open().charge(first.charge_id).environment
+    assert kept is not None
+    assert "asked" not in kept
+    assert charge.fn(plan, environment={"code": "0" * 64}, accept_new=False) == first
+    later = as_a_later_version_has_it(plan)
+    ask = functools.partial(charge.fn, environment={"code": "1" * 64})
+    with pytest.raises(UnderstudyError, match=rf"charge {first.charge_id} .* did not note for which request"):
+        ask(later, accept_new=False)
+    assert ask(later, accept_new=True) != first
+    # From now on requests of these queries are noted, and another one is a choice of the user's.
+    asked = request_of(delta=0.001, epsilon=2.0)
+    seeded = asked.model_copy(update={"overrides": (*asked.overrides, "public_seed=1")})
+    ask(registered(seeded, "conditional-generation"), accept_new=False)
+    assert Ledger.open().spent("ward")[0] == 6
+
+
+def test_another_request_is_charged_without_a_question(request_of, data):
+    """Another setting, or other rows, is what the user changed: the price is said, and nothing else is asked."""
+    ask = functools.partial(charge.fn, environment={"code": "0" * 64}, accept_new=False)
+    first = ask(registered(request_of(), "conditional-generation"))
+    asked = request_of(epsilon=2.0, delta=0.001)
+    seeded = asked.model_copy(update={"overrides": (*asked.overrides, "public_seed=1")})
+    charges = [first.charge_id, ask(registered(seeded, "conditional-generation")).charge_id]
+    rows = pq.read_table(data).to_pylist()
+    pq.write_table(pa.Table.from_pylist([*rows[:-1], rows[-1] | {"text": "another text"}]), data)
+    charges.append(ask(registered(asked, "conditional-generation")).charge_id)
+    assert [paid.id for paid in Ledger.open().charges()] == charges
+
+
+def test_a_request_gives_what_its_profile_has_not(request_of):
+    method = registry.get("conditional-generation")
+    config = configure(request_of(), method.name)
+    charged = method.charge.settings(config.model_copy(update={"model_digest": "of its files"}))
+    given = json.loads(given_settings(method, config, charged))
+    assert (given["profile"], given["lora.rank"], given["model_digest"]) == ("tiny", 2, "of its files")
+    assert not {"samples", "generate.sampling.max_new_tokens", "public_seed"} & given.keys()
+    paper = ConditionalGenerationConfig(profile="paper")
+    assert json.loads(given_settings(method, paper, method.charge.settings(paper))) == {"profile": "paper"}
