@@ -52,7 +52,8 @@ def closed_up(name: str, body: Callable[[], R]) -> R:
     """
     try:
         return body()
-    except _SIGNALS:
+    except _SIGNALS as signal:
+        _leave_behind(signal)
         raise
     except BaseException as error:
         found = error
@@ -61,6 +62,16 @@ def closed_up(name: str, body: Callable[[], R]) -> R:
     failure = found if told or can_pass(found) else _instead_of(found, name)
     failure.__cause__ = failure.__context__ = None
     raise failure
+
+
+def _leave_behind(signal: BaseException) -> None:
+    """Take off a signal the failure that was being handled when it came: Prefect logs that too, where it debugs.
+
+    Signals behind it stay: of which one the process ends is told by them.
+    """
+    while isinstance(behind := signal.__cause__ or signal.__context__, _SIGNALS):
+        signal = behind
+    signal.__cause__ = signal.__context__ = None
 
 
 def _instead_of(error: BaseException, name: str) -> TaskFailed:

@@ -103,6 +103,27 @@ def test_what_ends_a_computation_from_outside_goes_on(signal, home):
     assert not (home / "private" / "failures").exists()
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_a_signal_leaves_the_failure_behind_that_it_came_into_and_keeps_the_signals(named):
+    """Prefect logs a crash with all that is behind it, at level DEBUG."""
+
+    def body():
+        try:
+            try:
+                raise ValueError(SECRET)
+            except ValueError as failure:
+                if named:
+                    raise TerminationSignal(15) from failure
+                raise TerminationSignal(15)  # noqa: B904 -- as one that comes while a failure is handled
+        except TerminationSignal:
+            raise KeyboardInterrupt  # noqa: B904
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        closed_up("train", body)
+    assert "Zibby" not in "".join(traceback.format_exception(caught.value))
+    assert isinstance(caught.value.__context__, TerminationSignal)
+
+
 @pytest.mark.parametrize("error", [ValueError("cannot parse 'secret'"), RowError("row 3: 'secret'")])
 def test_where_the_text_cannot_be_kept_it_is_not_told_either(error, home, monkeypatch):
     """Prefect logs an error with those behind it."""
