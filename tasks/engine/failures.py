@@ -43,7 +43,7 @@ def can_pass(error: BaseException) -> bool:
 def closed_up(name: str, body: Callable[[], R]) -> R:
     """Run `body`; a foreign error leaves as a `TaskFailed` that tells nothing of its text.
 
-    An error that goes on has no error behind it any more: Prefect would log the text of that one too.
+    An error that goes on has no error behind it any more, and no notes: Prefect would log their text too.
 
     Raises:
         UnderstudyError: as `body` raised it, unless it names a row.
@@ -52,16 +52,22 @@ def closed_up(name: str, body: Callable[[], R]) -> R:
     """
     try:
         return body()
-    except _SIGNALS as signal:
-        _leave_behind(signal)
-        raise
     except BaseException as error:
+        if _is_signal(error):
+            _leave_behind(error)
+            raise
         found = error
     # From here on outside the handler, so that no new error carries a reference to the old one.
     told = isinstance(found, UnderstudyError) and not isinstance(found, RowError)
     failure = found if told or can_pass(found) else _instead_of(found, name)
     failure.__cause__ = failure.__context__ = None
+    vars(failure).pop("__notes__", None)
     raise failure
+
+
+def _is_signal(error: BaseException) -> bool:
+    """Whether an error says no more than that the computation is to end."""
+    return isinstance(error, _SIGNALS) and isinstance(getattr(error, "code", None), int | None)
 
 
 def _leave_behind(signal: BaseException) -> None:

@@ -76,6 +76,7 @@ FOREIGN = [
     OSError(errno.ENAMETOOLONG, "File name too long", SECRET),
     PanicException(f"byte index 5 is not a char boundary; it is inside 'é' (bytes 4..6) of `{SECRET}`"),
     BaseExceptionGroup("several", [PanicException(SECRET)]),
+    SystemExit(SECRET),
 ]
 
 
@@ -96,7 +97,17 @@ def test_other_errors_keep_their_text_inside_the_private_root(error, home):
     assert SECRET in path.read_text()
 
 
-@pytest.mark.parametrize("signal", [KeyboardInterrupt, SystemExit, CancelledError, TerminationSignal(15)])
+@pytest.mark.parametrize("error", [InputError("told"), OSError("told")])
+def test_an_error_that_goes_on_takes_no_note_along(error):
+    error.add_note(SECRET)
+    with pytest.raises(type(error), match="told") as caught:
+        closed_up("train", raiser(error))
+    assert "Zibby" not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize(
+    "signal", [KeyboardInterrupt, SystemExit, SystemExit(3), CancelledError, TerminationSignal(15)]
+)
 def test_what_ends_a_computation_from_outside_goes_on(signal, home):
     with pytest.raises(signal if isinstance(signal, type) else type(signal)):
         closed_up("train", raiser(signal))
