@@ -437,6 +437,16 @@ def test_one_row_of_a_large_micro_batch_moves_the_sum_by_no_more_than_its_norm()
     assert 0.999 < moved < 1 + ALLOWANCE / 4
 
 
+def test_one_row_of_many_whose_gradients_stay_factored_moves_the_sum_by_no_more_than_its_norm():
+    """Each run of rows is added up in floats, and the runs in float64: an embedding's gradients are never made."""
+    layer, rows, scale = nn.Embedding(2, 3), 1 << 14, torch.tensor([0.3, 0.7, 0.11])
+    batch = {"ids": torch.zeros(rows, 2, dtype=torch.long)}
+    moved = moved_by_one(
+        layer, lambda m, b: (m(b["ids"]) * scale).sum((1, 2)), batch, clip=0.1, rows=[0, 5432, rows - 1]
+    )
+    assert 0.999 < moved < 1 + ALLOWANCE / 4
+
+
 def test_gradients_whose_squares_are_no_floats_count():
     layer, clip = nn.Linear(64, 2, bias=False), 1e-23
     batch = {"x": torch.full((1, 2, 64), 1e-23)}
