@@ -495,5 +495,5 @@ def test_any_history_of_two_processes_is_as_the_model_says(tmp_path):
 
 @pytest.mark.slow
 def test_many_long_histories_of_two_processes_are_as_the_model_says(tmp_path):
-    exploring = settings(max_examples=100, stateful_step_count=60, derandomize=False)
+    exploring = settings(max_examples=60, stateful_step_count=60, derandomize=False)
     run_state_machine_as_test(partial(Histories, tmp_path), settings=exploring)
