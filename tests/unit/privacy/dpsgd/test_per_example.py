@@ -502,6 +502,18 @@ def test_the_norm_that_a_bound_is_made_of_is_never_below_the_true_one(size):
     assert bool((_frobenius(values) >= exact).all())
 
 
+def test_a_bound_on_a_product_counts_what_cancels_in_either_kernel():
+    made, unit = torch.Generator().manual_seed(0), torch.finfo(torch.float32).eps / 2
+    left, further, right, other = torch.randn(4, 2, 5, 8, generator=made).unbind()
+    left[:, :, 4:] = further[:, :, :4] = 0.0
+    sizes = left.double().flatten(1).norm(dim=1) * further.double().flatten(1).norm(dim=1)
+    whole = (right.double() @ other.double().transpose(1, 2)).flatten(1).norm(dim=1)
+    for one, two in ((Factors(left, right), Factors(further, other)), (Factors(right, left), Factors(other, further))):
+        value, off = inner_product(one, two)
+        assert not value.any()
+        assert bool((off >= 8 * unit * sizes * whole).all())
+
+
 def test_what_two_kernels_are_off_counts_together(monkeypatch):
     """Where nothing is left of either but what it may be off."""
     made = torch.Generator().manual_seed(0)
