@@ -341,22 +341,27 @@ def test_an_error_that_stays_is_not_retried(tracked, error):
     assert calls == ["fails"]
 
 
-def test_prefect_keeps_no_text_of_a_foreign_error(tracked):
+class PanicException(BaseException):
+    """As a tokenizer written in Rust raises it: no `Exception`, and it quotes what it was given."""
+
+
+@pytest.mark.parametrize("kind", [KeyError, PanicException])
+def test_prefect_keeps_no_text_of_a_foreign_error(tracked, kind):
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.filters import FlowFilter, FlowFilterName
 
     @task(name="leaks", retries=0)
     def leaks(rows: ArtifactRef) -> int:
-        raise KeyError(read_table(rows)["text"][0].as_py())
+        raise kind(read_table(rows)["text"][0].as_py())
 
-    @flow(name="leaks-flow")
+    @flow(name=f"leaks-flow-{kind.__name__}")
     def leaks_flow() -> int:
         return leaks(load(SECRET))
 
-    with pytest.raises(TaskFailed, match=r"'leaks'.*KeyError.*test_runtime\.py"):
+    with pytest.raises(TaskFailed, match=rf"'leaks'.*{kind.__name__}.*test_runtime\.py"):
         leaks_flow()
     with get_client(sync_client=True) as client:
-        runs = client.read_flow_runs(flow_filter=FlowFilter(name=FlowFilterName(any_=["leaks-flow"])))
+        runs = client.read_flow_runs(flow_filter=FlowFilter(name=FlowFilterName(any_=[leaks_flow.name])))
     assert [run.state.is_failed() and "leaks" in run.state.message for run in runs] == [True]
     assert not [run for run in runs if "Zibby" in run.model_dump_json()]
     results = "".join(path.read_text() for path in settings().results_root.iterdir())

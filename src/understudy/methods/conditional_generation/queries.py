@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -21,6 +22,16 @@ from understudy.privacy.queries import Queries, Query, event_of
 
 LM, DISCRIMINATOR, FILTER, JOINT = "lm", "discriminator", "filter", "joint"
 FINE_TUNING, HEAD, CLASS_SIZES, CLASS_MEANS = "fine-tuning", "head", "class-sizes", "class-means"
+
+# Names of the trainings of every variant, with those of their streams.
+_TRAINED: Final = (
+    (),
+    ((FINE_TUNING, (LM,)),),
+    ((FINE_TUNING, (LM,)), (HEAD, (DISCRIMINATOR,))),
+    ((FINE_TUNING, (LM, DISCRIMINATOR)),),
+    ((FINE_TUNING, (LM, FILTER)),),
+    ((FINE_TUNING, (JOINT,)),),
+)
 
 
 class QuerySchedule(BaseModel):
@@ -61,7 +72,9 @@ def schedule_of(queries: Queries) -> QuerySchedule:
     trainings = plans_in(queries)
     sigma, means = noise.get(CLASS_SIZES), noise.get(CLASS_MEANS)
     n = queries[0].units if queries else 0
-    if (not trainings and means is None) or _queries(n, trainings, sigma, means) != queries:
+    named = tuple((training.name, tuple(stream.name for stream in training.streams)) for training in trainings)
+    is_own = named in _TRAINED and (trainings or means is not None)
+    if not is_own or _queries(n, trainings, sigma, means) != queries:
         raise UnderstudyError(
             "expected the queries of a training, of class means or of both, and at most a class histogram beside them; "
             "found others"

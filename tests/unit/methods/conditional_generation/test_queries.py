@@ -9,7 +9,7 @@ from understudy.methods.conditional_generation import queries
 from understudy.methods.conditional_generation.queries import QuerySchedule
 from understudy.privacy.accounting import combined_noise_multiplier, epsilon_pld, event_from_json, event_to_json
 from understudy.privacy.calibration import analytic_gaussian_sigma
-from understudy.privacy.queries import event_of, queries_from_json, queries_to_json
+from understudy.privacy.queries import Query, event_of, queries_from_json, queries_to_json
 
 scheduled = scheduled_by(queries)
 CASES = {
@@ -161,3 +161,31 @@ def test_a_list_without_training_and_class_means_is_no_schedule(make_config, cac
     left = tuple(query for query in planned.queries if taken and query.name not in taken)
     with pytest.raises(UnderstudyError, match="found others"):
         queries.schedule_of(left)
+
+
+FOREIGN = {
+    "of knowledge distillation": [("fine-tuning/responses", "fine-tuning")],
+    "of an expert": [("expert-0/experts", "expert-0")],
+    "another stream": [("fine-tuning/lm", "fine-tuning"), ("fine-tuning/other", "fine-tuning")],
+    "streams that no variant has together": [("fine-tuning/lm", "fine-tuning"), ("fine-tuning/joint", "fine-tuning")],
+    "a head alone": [("head/discriminator", "head")],
+    "another training beside": [("fine-tuning/lm", "fine-tuning"), ("more/lm", "more")],
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_list_of_trainings_that_no_variant_has_is_no_schedule(name):
+    """It would be charged, and the method ask what is on another list."""
+    asked = tuple(
+        Query(kind="gaussian_sum", name=query, units=400, sensitivity=1.0, noise_multiplier=2.0, batch=batch,
+              sampling_probability=0.1, steps=3)
+        for query, batch in FOREIGN[name]
+    )  # fmt: skip
+    with pytest.raises(UnderstudyError, match="found others"):
+        queries.schedule_of(asked)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_schedule_is_found_in_its_own_list(make_config, name):
+    planned = scheduled(make_config(**CASES[name]), n=400, epsilon=math.inf, delta=DELTA)
+    assert queries.schedule_of(planned.queries) == planned

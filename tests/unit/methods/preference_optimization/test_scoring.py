@@ -12,7 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from understudy.methods.preference_optimization import client_vectors as client_vectors_module
+from understudy.methods.preference_optimization import scoring as scoring_module
 from understudy.methods.preference_optimization.client_vectors import (
+    CandidateSpace,
+    Part,
     candidate_space,
     client_vectors,
     mean_rows,
@@ -24,6 +27,7 @@ from understudy.methods.preference_optimization.histogram import histogram_sum, 
 from understudy.methods.preference_optimization.scoring import as_query, exact_sum, unclipped_mean
 from understudy.privacy.grid import charged_sensitivity, grid_of
 from understudy.privacy.grid_sum import to_steps
+from understudy.privacy.secure_aggregation.fixed_point import encode, integer_sensitivity, squared_norm
 
 WAYS = [{"normalise": n, "over": o} for n, o in itertools.product(("standardise", "none"), ("within", "prompt", "all"))]
 
@@ -631,3 +635,80 @@ def test_one_client_moves_the_histogram_sum_by_at_most_one(data, way):
     one = histogram_sum(space, nearest, owner, mask)
     other = histogram_sum(space, nearest[without], owner[without], mask)
     assert np.linalg.norm(one - other) <= 1 + 1e-9
+
+
+def made_space(*squares, floor=0.0, standardised=True):
+    """Parts of two rows in two dimensions, whose Gram matrices are diagonal: of these two squares each."""
+    parts = tuple(Part(0, np.arange(2), 2, 2, np.diag(np.sqrt(pair)), np.full(1, floor)) for pair in squares)
+    return CandidateSpace(parts, 2 * len(parts), standardised)
+
+
+def doubted(space, *means):
+    """Norms of the first part, and who is doubted, by means that all parts share."""
+    rows = np.array(means, dtype=np.float64)
+    norms, found = scoring_module._gram_norms(space, scoring_module._gram(space), [rows] * len(space.parts))
+    return norms[0][:, 0].tolist(), found[:, 0].tolist()
+
+
+ACROSS = (0.0, 1.0)  # along the smaller of the two squares
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.99e-5, True), (1.01e-5, False)])
+def test_a_norm_is_doubted_that_float64_may_hold_to_less_than_the_query_is_shrunk_by(share, expected):
+    """A Gram matrix of 10^5 candidates is off by 10^5 * 2^-53 of the largest norm's square."""
+    assert 1e5 * 2.0**-53 / 1e-5 / 2 < 2.0**-18
+    norms, found = doubted(made_space((1.0 - share, share)), ACROSS, (1.0, 0.0), (0.0, 0.5), (0.0, 0.0))
+    assert found == [expected, False, expected, False]
+    assert norms == pytest.approx([math.sqrt(share), math.sqrt(1 - share), math.sqrt(share) / 2, 0])
+
+
+@pytest.mark.parametrize(("times", "expected"), [(0.5, True), (1.0, True), (1.99, True), (2.01, False)])
+def test_a_norm_at_the_border_of_variance_is_doubted_on_either_side(times, expected):
+    """Also where nothing cancels: its last bit decides between no vector and one of norm 1."""
+    floor = 0.1
+    space = made_space((1.0, times * floor**2), floor=floor)
+    for mean in (ACROSS, (0.0, 0.25)):
+        assert doubted(space, mean)[1] == [expected]
+    assert doubted(space, (1.0, 0.0))[1] == [False]
+
+
+def test_a_group_that_has_no_variance_for_anybody_is_not_doubted():
+    floor = 0.1
+    norms, found = doubted(made_space((0.9 * floor**2, 0.0), floor=floor), ACROSS, (1.0, 0.0))
+    assert (norms, found) == ([0.0, 0.0], [False, False])
+    # Where another group is at the border, the client is: whichever label it is of.
+    both = ((0.9 * floor**2, 0.0), (1.0, 1.5 * floor**2))
+    for pairs in (both, both[::-1]):
+        assert doubted(made_space(*pairs, floor=floor), ACROSS)[1] == [True]
+
+
+def test_without_normalisation_one_norm_of_all_parts_is_doubted_where_it_may_exceed_the_clip():
+    def without(*squares):
+        return doubted(made_space(*squares, standardised=False), ACROSS)[1]
+
+    cancels, counts = (1.01, 1e-7), (1.0, 0.01)
+    assert without(cancels) == [True]
+    assert without((0.99, 1e-7)) == [False], "it is clipped by nothing, whatever is lost"
+    assert without(cancels, cancels) == [True]
+    assert without((0.6, 1e-7), (0.6, 1e-7)) == [True], "together they may exceed it"
+    for parts in ((cancels, counts), (counts, cancels)):
+        assert without(*parts) == [False], "what one part lost is little beside the other"
+    assert without((1.01, 1.03e-5)) == [False]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_vector_that_rounding_left_longer_than_one_is_shortened_before_it_is_sent(way, monkeypatch):
+    """A masked sum refuses a longer one, which would end a run because of what a client holds."""
+    candidates, means = embeddings(40, 8, seed=7), means_of(population(30, 8, seed=2), 8)
+    space, plain = candidate_space(candidates, per_prompt=10, **way), client_vectors_module.product_weights
+
+    def longer(*given):
+        return [weight * (1 + 1e-6) for weight in plain(*given)]
+
+    expected = client_vectors(space, means)
+    monkeypatch.setattr(client_vectors_module, "product_weights", longer)
+    found = client_vectors(space, means)
+    assert np.linalg.norm(found, axis=1).max() <= 1 + 1e-15
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    for vector in found:
+        assert squared_norm(encode(vector, bits=12)) <= integer_sensitivity(len(vector), 12) ** 2

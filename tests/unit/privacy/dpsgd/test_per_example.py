@@ -14,7 +14,7 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 from understudy.errors import InputError
 from understudy.models import lora
 from understudy.privacy.dpsgd import layers
-from understudy.privacy.dpsgd.layers import Factors, inner_product, rules_of
+from understudy.privacy.dpsgd.layers import Factors, _frobenius, inner_product, rounding_of_sums, rules_of
 from understudy.privacy.dpsgd.per_example import _squares, _Uses, clipped_gradient_sum
 from understudy.privacy.dpsgd.token_losses import HeadFactors
 from understudy.privacy.dpsgd.trial import told_of_model
@@ -437,6 +437,16 @@ def test_one_row_of_a_large_micro_batch_moves_the_sum_by_no_more_than_its_norm()
     assert 0.999 < moved < 1 + ALLOWANCE / 4
 
 
+def test_one_row_of_many_whose_gradients_stay_factored_moves_the_sum_by_no_more_than_its_norm():
+    """Each run of rows is added up in floats, and the runs in float64: an embedding's gradients are never made."""
+    layer, rows, scale = nn.Embedding(2, 3), 1 << 14, torch.tensor([0.3, 0.7, 0.11])
+    batch = {"ids": torch.zeros(rows, 2, dtype=torch.long)}
+    moved = moved_by_one(
+        layer, lambda m, b: (m(b["ids"]) * scale).sum((1, 2)), batch, clip=0.1, rows=[0, 5432, rows - 1]
+    )
+    assert 0.999 < moved < 1 + ALLOWANCE / 4
+
+
 def test_gradients_whose_squares_are_no_floats_count():
     layer, clip = nn.Linear(64, 2, bias=False), 1e-23
     batch = {"x": torch.full((1, 2, 64), 1e-23)}
@@ -465,6 +475,62 @@ def test_a_norm_covers_the_roundings_of_squares_and_of_their_sum():
     unit, size = torch.finfo(torch.float32).eps / 2, 6 * 12.0  # norms of both kernels
     assert float(value) == 72
     assert float(off) >= (2 + 8 + 8) * unit * size
+
+
+def test_a_bound_on_rounding_counts_the_positions_of_all_uses():
+    left, right = torch.rand(2, 2, 3, 40, 4, generator=torch.Generator().manual_seed(0)).unbind()
+    uses, unit = [Factors(*pair) for pair in zip(left, right, strict=True)], torch.finfo(torch.float32).eps / 2
+    sizes = sum(use.left.double().flatten(1).norm(dim=1) * use.right.double().flatten(1).norm(dim=1) for use in uses)
+    assert bool((rounding_of_sums(uses) >= 80 * unit * sizes).all())
+    # One-hot rows have the norm of their number's root.
+    table = Factors(torch.zeros(3, 40, dtype=torch.long), right[0])
+    assert bool((rounding_of_sums([table]) >= 40 * unit * 40**0.5 * right[0].flatten(1).norm(dim=1)).all())
+
+
+def test_a_bound_on_rounding_counts_products_that_are_no_floats():
+    """Some processors add them up as zeros."""
+    use = Factors(torch.full((1, 3, 2), 1e-19), torch.full((1, 3, 2), 1e-19))
+    exact = torch.bmm(use.left.double().transpose(1, 2), use.right.double()).norm()
+    assert float(rounding_of_sums([use])) >= float(exact) > 0
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-25])
+def test_the_norm_that_a_bound_is_made_of_is_never_below_the_true_one(size):
+    """However float32 rounds the squares and adds them up, and where it has no floats for them."""
+    values = size * torch.rand(200, 3, 1000, generator=torch.Generator().manual_seed(0))
+    exact = values.double().flatten(1).norm(dim=1)
+    assert bool((_frobenius(values) >= exact).all())
+
+
+def test_a_bound_on_a_product_counts_what_cancels_in_either_kernel():
+    made, unit = torch.Generator().manual_seed(0), torch.finfo(torch.float32).eps / 2
+    left, further, right, other = torch.randn(4, 2, 5, 8, generator=made).unbind()
+    left[:, :, 4:] = further[:, :, :4] = 0.0
+    sizes = left.double().flatten(1).norm(dim=1) * further.double().flatten(1).norm(dim=1)
+    whole = (right.double() @ other.double().transpose(1, 2)).flatten(1).norm(dim=1)
+    for one, two in ((Factors(left, right), Factors(further, other)), (Factors(right, left), Factors(other, further))):
+        value, off = inner_product(one, two)
+        assert not value.any()
+        assert bool((off >= 8 * unit * sizes * whole).all())
+
+
+def test_what_two_kernels_are_off_counts_together(monkeypatch):
+    """Where nothing is left of either but what it may be off."""
+    made = torch.Generator().manual_seed(0)
+    hidden, weight = torch.randn(2, 5, 8, generator=made), torch.randn(30, 8, generator=made)
+    others = torch.randn(2, 5, 8, generator=made)
+    hidden[:, :, 4:] = others[:, :, :4] = 0.0
+    targets, tokens = torch.randint(0, 30, (2, 2, 5), generator=made)
+    head = HeadFactors(
+        hidden, targets, torch.rand(2, 5, generator=made), (hidden @ weight.T).logsumexp(2), None, weight, None
+    )
+    embedded, nothing = Factors(tokens, others), torch.zeros(2, 5, 5)
+    monkeypatch.setattr(HeadFactors, "errors_at", lambda *_: (nothing, torch.full_like(nothing, 0.2)))
+    value, off = inner_product(head, embedded)
+    sizes = hidden.double().flatten(1).norm(dim=1) * others.double().flatten(1).norm(dim=1)
+    assert not value.any()
+    # The norm of five rows of five times 0.2 is 1; the columns are sums of eight products.
+    assert bool((off >= 8 * torch.finfo(torch.float32).eps / 2 * sizes).all())
 
 
 def test_a_row_whose_factor_is_no_normal_float_counts_as_nothing():
