@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from understudy.frozen import places
 from understudy.methods.method import Method
 
 DIGEST = "digest"
@@ -27,7 +28,9 @@ def given_settings(method: Method[Any], config: BaseModel, charged: BaseModel) -
     """
     profile = {name: value for name, value in config if name == "profile"}
     plain = type(config).model_validate(profile)
-    asked, usual = (dict(_leaves(method.charge.settings(each).model_dump(mode="json"))) for each in (config, plain))
+    known = places(charged)  # by their digests, which are added below
+    dumped = (method.charge.settings(each).model_dump(mode="json", exclude=known) for each in (config, plain))
+    asked, usual = (dict(_leaves(each)) for each in dumped)
     given = {name: value for name, value in asked.items() if name not in usual or usual[name] != value}
     files = {name: value for name, value in _leaves(charged.model_dump(mode="json")) if name.endswith(DIGEST) and value}
     return json.dumps({**profile, **given, **files}, sort_keys=True)

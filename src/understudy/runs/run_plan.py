@@ -146,8 +146,7 @@ def request_key(
 ) -> str:
     """What makes two runs one charge (ADR 0005), as a keyed digest: it says nothing without the ledger's key.
 
-    A model or a public table counts by its content, wherever it lies. A charge that was made when its path still
-    counted keeps its key.
+    A model or a public table counts by its content, wherever it lies.
 
     Args:
         ledger: gives the key.
@@ -157,11 +156,8 @@ def request_key(
         promised: epsilon, delta, n and the label names.
         charged: the settings that private rows meet.
     """
-    rest = (method, source, tables.canonical_digest(train), repr(promised))
-    key = ledger.request_key(*rest, charged.model_dump_json(exclude=places(charged)))
-    by_path = ledger.request_key(*rest, charged.model_dump_json())
-    known = {charge.request_key for charge in ledger.charges(source)}
-    return by_path if by_path in known and key not in known else key
+    by_content = charged.model_dump_json(exclude=places(charged))
+    return ledger.request_key(method, source, tables.canonical_digest(train), repr(promised), by_content)
 
 
 def key_of(ledger: Ledger, plan: RunPlan, train: pa.Table) -> str:
