@@ -15,6 +15,7 @@ from understudy.hardware import kind
 from understudy.privacy.accounting import epsilon_rdp
 from understudy.privacy.ledger.ledger import Charge, ChargeFields, Ledger
 from understudy.privacy.queries import event_delta, event_of, queries_to_json
+from understudy.runs.earlier_charges import ASKED, paid_before, parts_of, refuse_paid
 from understudy.runs.run_plan import RunPlan, asked_key_of, key_of
 from understudy.settings import settings
 from understudy.tasks.charge_receipt import ChargeReceipt, drop_release_log
@@ -22,15 +23,7 @@ from understudy.tasks.engine.cache_key import versions
 from understudy.tasks.engine.machine import prepare_torch
 from understudy.tasks.engine.runtime import code_digest, compute, task
 
-CODE, PROCESSOR, ASKED = "code", "processor", "asked"
-_PAID = (
-    "paid for what this run asks for, but settings that the request leaves to Understudy are not what they were then: "
-    "this version has others, or found others on this machine. Computing it would be a new release"
-)
-_MAY_HAVE_PAID = (
-    "asked the same of its rows under an earlier version, which did not note for which request. If it was this one, "
-    "computing it would be a new release"
-)
+CODE, PROCESSOR = "code", "processor"
 
 
 def environment_of(*code: str) -> dict[str, str]:
@@ -76,8 +69,9 @@ def charge(plan: RunPlan, *, environment: dict[str, str], accept_new: bool) -> C
         code_digest=digest_of(environment),
     )
     here, by_name = {**environment, PROCESSOR: kind()}, asked_key_of(ledger, plan, train)
-    if not accept_new:
-        _check_settings(ledger, asked, by_name)
+    price = (asked["queries"], plan.epsilon, plan.delta)
+    paid = paid_before(ledger.charges(plan.source), key=asked["request_key"], asked=by_name, price=price)
+    refuse_paid(paid, accepts_new=accept_new)
     found = ledger.reserve(**asked)
     # More than once only where another process charges this run meanwhile, for an environment of its own.
     while not found.new and (changed := _changed(found, plan.releases, here)) is not None:
@@ -114,54 +108,15 @@ def finalize(receipt: ChargeReceipt, released: ArtifactRef) -> ArtifactRef:
     return released
 
 
-def _check_settings(ledger: Ledger, asked: ChargeFields, by_name: str) -> None:
-    """Refuse to pay for what was paid for already, where only what a version adds to the request has changed since.
-
-    Args:
-        ledger: of the charges.
-        asked: of the run.
-        by_name: `asked_key_of` the run.
-
-    Raises:
-        UnderstudyError: none of the charges is this run's, but one paid for what is asked for. Or one may have: it
-            asked the same of its rows, under a version that did not note for which request.
-    """
-    charges = ledger.charges(asked["source"])
-    if any(charge.request_key == asked["request_key"] for charge in charges):
-        return
-    noted = {charge.id: _parts(charge.environment).get(ASKED) for charge in charges if charge.environment}
-    again = [charge for charge in charges if noted.get(charge.id) == by_name]
-    price = (asked["queries"], asked["epsilon"], asked["delta"])
-    alike = [one for one in charges if one.id in noted and (one.queries, one.epsilon, one.delta) == price]
-    if again:
-        last, why = again[-1], _PAID
-    elif alike and not any(noted[one.id] for one in alike):
-        last, why = alike[-1], _MAY_HAVE_PAID
-    else:
-        return
-    raise UnderstudyError(
-        f"charge {last.id} of source {last.source!r} {why}: keep what that charge exported, pay "
-        f"epsilon={last.epsilon:g} with --accept-new-charge, or go back to the version that made it"
-    )
-
-
 def _stored(environment: Mapping[str, str], asked: str) -> str:
     """As the ledger keeps it: code and processor are long, and nobody reads more of them than whether they differ."""
     short = {name: hashlib.sha256(environment[name].encode()).hexdigest()[:16] for name in (CODE, PROCESSOR)}
     return json.dumps({**environment, **short, ASKED: asked}, sort_keys=True)
 
 
-def _parts(stored: str | None) -> dict[str, str]:
-    """What the ledger keeps of an environment, by name; empty for a charge of before parts were named."""
-    try:
-        return dict(json.loads(stored or "{}"))
-    except ValueError:
-        return {}
-
-
 def _without_asked(stored: str | None) -> dict[str, str]:
     """What the bytes of a charge depend on: what was asked for names it only."""
-    return {name: value for name, value in _parts(stored).items() if name != ASKED}
+    return {name: value for name, value in parts_of(stored).items() if name != ASKED}
 
 
 def _changed(found: Charge, releases: str, here: Mapping[str, str]) -> str | None:

@@ -52,7 +52,10 @@ def compare(
         _show_plan(comparison, as_json=as_json)
         return
     from understudy.reporting.comparison_content import LOOK
+    from understudy.runs.earlier_charges import refuse_paid
 
+    for run in comparison.runs:
+        refuse_paid(run.paid_before, accepts_new=request.run.accept_new_charge)
     say(_price(comparison))
     for sentence in LOOK:
         say(sentence, style="bold")

@@ -35,6 +35,7 @@ def run(*, method: str, options: Mapping[str, Any], dry_run: bool, as_json: bool
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
     prepare_environment()
     from understudy.methods import registry
+    from understudy.runs.earlier_charges import refuse_paid
     from understudy.runs.registration import handed_over, register
     from understudy.runs.run_plan import dry_run_of
     from understudy.runs.validation import validate
@@ -43,7 +44,11 @@ def run(*, method: str, options: Mapping[str, Any], dry_run: bool, as_json: bool
         validated = validate(request, method)
     chosen = registry.get(method)
     plan = validated.plan
-    for note in (*plan.notes, *plan.description.warnings, *filter(None, [validated.replaces])):
+    for note in (
+        *plan.notes,
+        *plan.description.warnings,
+        *filter(None, [validated.replaces, validated.paid_before if dry_run else ""]),
+    ):
         say(f"note: {note}")
     if dry_run:
         from understudy.tasks.engine.machine import timed
@@ -60,6 +65,7 @@ def run(*, method: str, options: Mapping[str, Any], dry_run: bool, as_json: bool
             "finished before, nothing was computed",
         )
     else:
+        refuse_paid(validated.paid_before, accepts_new=request.accept_new_charge)
         say(price(plan, is_charged=validated.is_charged, accepts_new=request.accept_new_charge))
         with handed_over(request, register(validated)):
             result, outcome = ended(load(chosen.flow), request), "done"

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pydantic import ConfigDict
+from tests_support import SMALL
 
 from understudy.errors import UnderstudyError
 from understudy.methods import registry
@@ -100,3 +101,21 @@ def test_a_request_gives_what_its_profile_has_not(request_of):
     assert not {"samples", "generate.sampling.max_new_tokens", "public_seed"} & given.keys()
     paper = ConditionalGenerationConfig(profile="paper")
     assert json.loads(given_settings(method, paper, method.charge.settings(paper))) == {"profile": "paper"}
+
+
+@pytest.mark.parametrize("command", ["run", "compare"])
+def test_the_question_comes_before_the_price(call, command, data, random_model_folder, request_of, tmp_path):
+    """The price of a charge was said that was refused then."""
+    plan = registered(request_of(), "conditional-generation")
+    paid = charge.fn(as_a_later_version_has_it(plan), environment={"code": "0" * 64}, accept_new=False)
+    words = [command, "conditional-generation", "--data", data, "--source", "ward", "--epsilon", "3"]
+    words += ["--label-names", "bad=bad,good=good", "--model", random_model_folder, "--samples", 12]
+    words += [word for setting in SMALL for word in ("--set", setting)]
+    words += ["--seeds", "0"] if command == "compare" else []
+    words += ["--out", tmp_path / command]
+    code, said = call(*words)
+    assert (code, f"charge {paid.charge_id}" in said, "charges source" in said) == (1, True, False), said
+    assert not (tmp_path / command / "export").exists()
+    code, said = call(*words, "--dry-run")
+    assert code == 0, said
+    assert [one.id for one in Ledger.open().charges()] == [paid.charge_id]

@@ -27,14 +27,15 @@ from understudy.models.folders import folder_digest, model_folder, parameter_cou
 from understudy.privacy.accounting import default_delta
 from understudy.privacy.ledger.ledger import Ledger, SourceRecord
 from understudy.privacy.ledger.records import Charge
-from understudy.privacy.queries import check_epsilon_of
+from understudy.privacy.queries import check_epsilon_of, queries_to_json
 from understudy.runs import finished_plans, public_tables
 from understudy.runs.checks.before_charge import before_charge
+from understudy.runs.earlier_charges import paid_before
 from understudy.runs.folders import check_folder, read_record
 from understudy.runs.given_settings import given_settings
 from understudy.runs.overrides import apply_overrides
 from understudy.runs.request import Budget, RunRequest, check_delta, check_epsilon, words_about
-from understudy.runs.run_plan import RunPlan, match_of, request_key, run_key
+from understudy.runs.run_plan import RunPlan, asked_key_of, key_of, match_of, request_key, run_key
 from understudy.runs.sources import check_budget, check_unit, may_be_charged, source_record, unless_charged
 from understudy.runs.split import SplitRows, load_and_split
 
@@ -52,6 +53,7 @@ class Validated:
     is_charged: bool = False
     is_finished: bool = False
     replaces: str = ""
+    paid_before: str = ""
 
 
 def configure(request: RunRequest, method: str) -> Any:
@@ -163,9 +165,8 @@ def validate(request: RunRequest, method: str, *, is_part: bool = False) -> Vali
     if asked.finished is not None and not finished:
         # Its results are still to be written and recorded, here or in another folder.
         before_charge(out, None)
-    return Validated(
-        request, plan, record, rows, row_digests, client_digests, is_charged, finished, _replaced(out, asked.charges)
-    )
+    replaced, paid = _replaced(out, asked.charges), _paid_before(ledger, plan, rows)
+    return Validated(request, plan, record, rows, row_digests, client_digests, is_charged, finished, replaced, paid)
 
 
 @dataclass(frozen=True)
@@ -232,6 +233,16 @@ def _asked(
 def _charges_under(ledger: Ledger, source: str, key: str) -> list[Charge]:
     """The charges of this very run."""
     return [charge for charge in ledger.charges(source) if charge.request_key == key]
+
+
+def _paid_before(ledger: Ledger, plan: RunPlan, rows: SplitRows) -> str:
+    """What is to be said where another version's charge paid for this run already, or nothing."""
+    return paid_before(
+        ledger.charges(plan.source),
+        key=key_of(ledger, plan, rows.train),
+        asked=asked_key_of(ledger, plan, rows.train),
+        price=(queries_to_json(plan.queries), plan.epsilon, plan.delta),
+    )
 
 
 def _plan(

@@ -30,6 +30,7 @@ from understudy.privacy import labels
 from understudy.privacy.ledger.ledger import Ledger
 from understudy.reporting.audit import is_audit
 from understudy.runs.audits.request import AuditRequest, number_of_canaries
+from understudy.runs.earlier_charges import refuse_paid
 from understudy.runs.evaluations.report import check_report_folder
 from understudy.runs.handed_tables import as_files
 from understudy.runs.handing_over import waiting
@@ -147,6 +148,7 @@ def planned(request: AuditRequest) -> Iterator[Planned]:
         count = len(drafts.canaries.included)
         claim = validate(drafts.requests["claim"], request.method)
         check_power(claim.plan, count)
+        refuse_paid(claim.paid_before, accepts_new=request.run.accept_new_charge)
         # On a source's first use the claim's epsilon and delta become its budget, whatever run is the first.
         controls = {arm: validate(drafts.requests[arm], request.method, is_part=True) for arm in CONTROLS}
         Path(request.run.out).expanduser().mkdir(mode=0o700, parents=True, exist_ok=True)

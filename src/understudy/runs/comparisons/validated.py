@@ -41,6 +41,7 @@ class PlannedRun:
         is_charged: it was charged before.
         is_finished: its results lie in its folder.
         replaces: what is to be said where it replaces the results of another charge.
+        paid_before: what is to be said where another version's charge paid for it.
     """
 
     cell: Cell
@@ -49,6 +50,7 @@ class PlannedRun:
     is_charged: bool
     is_finished: bool
     replaces: str = ""
+    paid_before: str = ""
 
 
 @dataclass(frozen=True)
@@ -246,6 +248,7 @@ def _planned(ledger: Ledger, cell: Cell, one: Validated) -> PlannedRun:
         is_charged=one.is_charged,
         is_finished=one.is_finished,
         replaces=one.replaces,
+        paid_before=one.paid_before,
     )
 
 
