@@ -33,6 +33,14 @@ RUNS = {
         "--data", "sample:clients", "--source", "golden-clients", "--epsilon", "8", "--budget", "16,2e-2",
         "--samples", "10", "--set", "rounds=2", "--set", "candidates.prompts=4", "--set", "preferences.epochs=1",
     ],
+    "knowledge-distillation": [
+        "--data", "sample:instructions", "--source", "golden-pairs", "--epsilon", "8", "--budget", "64,2e-2",
+        "--samples", "6", "--about", "everyday questions", "--set", "train.epochs=1",
+    ],
+    "trajectory-matching": [
+        "--data", "sample:instructions", "--source", "golden-pairs", "--epsilon", "8", "--samples", "4",
+        "--set", "experts.count=1", "--set", "distil.steps=4", "--set", "distil.inner_steps=2",
+    ],
 }  # fmt: skip
 # Of the statement, what names the time and the code that ran.
 _ASIDE = {"time", "config_digest", "code_digest", "version"}

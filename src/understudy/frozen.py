@@ -35,23 +35,30 @@ class DigestOf:
     field: str
 
 
-def places(value: BaseModel) -> dict[str, Any]:
-    """Fields that only say where something lies, for its digest stands beside them; as pydantic's `exclude`.
+@dataclass(frozen=True)
+class Aside:
+    """Marks a field that changes nothing of what is computed, such as how long an answer is waited for."""
+
+
+def aside(value: BaseModel) -> dict[str, Any]:
+    """Fields that do not matter for what is computed, as pydantic's `exclude`.
+
+    They are those marked `Aside`, and those that only say where something lies, for its digest stands beside them.
 
     >>> class Base(Frozen):
     ...     model: str
     ...     model_digest: Annotated[str, DigestOf("model")] = ""
-    >>> places(Base(model="models/one")), places(Base(model="models/one", model_digest="4f2a"))
+    >>> aside(Base(model="models/one")), aside(Base(model="models/one", model_digest="4f2a"))
     ({}, {'model': True})
     """
-    marks = {
-        name: mark.field
-        for name, field in type(value).model_fields.items()
-        for mark in field.metadata
-        if isinstance(mark, DigestOf)
-    }
-    found: dict[str, Any] = {field: True for name, field in marks.items() if getattr(value, name)}
-    inner = {name: places(part) for name, part in value if isinstance(part, BaseModel)}
+    found: dict[str, Any] = {}
+    for name, field in type(value).model_fields.items():
+        for mark in field.metadata:
+            if isinstance(mark, Aside):
+                found[name] = True
+            elif isinstance(mark, DigestOf) and getattr(value, name):
+                found[mark.field] = True
+    inner = {name: aside(part) for name, part in value if isinstance(part, BaseModel)}
     return found | {name: part for name, part in inner.items() if part}
 
 

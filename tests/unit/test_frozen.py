@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar
 import pytest
 from pydantic import Field, ValidationError
 
-from understudy.frozen import DigestOf, Frozen, Profile, Profiled, Profiles, places
+from understudy.frozen import Aside, DigestOf, Frozen, Profile, Profiled, Profiles, aside
 
 
 class Step(Frozen):
@@ -31,6 +31,7 @@ def test_a_value_is_neither_changed_nor_extended():
 class Read(Frozen):
     table: str = "rows.csv"
     table_digest: Annotated[str, DigestOf("table")] = ""
+    patience_s: Annotated[float, Aside()] = 60.0
 
 
 class Whole(Frozen):
@@ -38,11 +39,14 @@ class Whole(Frozen):
     step: Step = Field(default_factory=Step)
 
 
-def test_a_place_is_left_out_once_its_digest_is_known():
-    here, there = (Whole(read=Read(table=name, table_digest="4f2a")) for name in ("a.csv", "b.csv"))
-    assert places(here) == {"read": {"table": True}}
-    assert here.model_dump_json(exclude=places(here)) == there.model_dump_json(exclude=places(there))
-    assert places(Whole()) == {}, "nobody knows what is there"
+def test_a_place_whose_digest_is_known_does_not_matter_nor_does_patience():
+    here, there = (
+        Whole(read=Read(table=name, table_digest="4f2a", patience_s=wait))
+        for name, wait in (("a.csv", 1), ("b.csv", 2))
+    )
+    assert aside(here) == {"read": {"table": True, "patience_s": True}}
+    assert here.model_dump_json(exclude=aside(here)) == there.model_dump_json(exclude=aside(there))
+    assert aside(Whole()) == {"read": {"patience_s": True}}, "nobody knows what is there"
 
 
 def test_a_profile_fills_what_is_not_given_section_by_section():

@@ -18,7 +18,7 @@ from understudy.artifacts.access import ArtifactRef
 from understudy.data import tables
 from understudy.data.tables import RowKind
 from understudy.errors import UnderstudyError
-from understudy.frozen import of_kind, places
+from understudy.frozen import aside, of_kind
 from understudy.methods.method import Description, Promise
 from understudy.privacy.accounting import epsilon_pld, epsilon_rdp
 from understudy.privacy.labels import Relation, Unit
@@ -108,7 +108,7 @@ class RunPlan(BaseModel):
 
 def config_digest(plan: RunPlan) -> str:
     """Of all settings of a run, as its statement gives it; models and public tables by their content."""
-    return hashlib.sha256(plan.config.model_dump_json(exclude=places(plan.config)).encode()).hexdigest()
+    return hashlib.sha256(plan.config.model_dump_json(exclude=aside(plan.config)).encode()).hexdigest()
 
 
 def run_key(request: BaseModel, charged: BaseModel, *inputs: ArtifactRef) -> str:
@@ -146,7 +146,7 @@ def request_key(
 ) -> str:
     """What makes two runs one charge (ADR 0005), as a keyed digest: it says nothing without the ledger's key.
 
-    A model or a public table counts by its content, wherever it lies.
+    A model or a public table counts by its content, wherever it lies, and how long is waited for an answer not at all.
 
     Args:
         ledger: gives the key.
@@ -156,7 +156,7 @@ def request_key(
         promised: epsilon, delta, n and the label names.
         charged: the settings that private rows meet.
     """
-    by_content = charged.model_dump_json(exclude=places(charged))
+    by_content = charged.model_dump_json(exclude=aside(charged))
     return ledger.request_key(method, source, tables.canonical_digest(train), repr(promised), by_content)
 
 
