@@ -34,7 +34,7 @@ RUNS = {
         "--samples", "10", "--set", "rounds=2", "--set", "candidates.prompts=4", "--set", "preferences.epochs=1",
     ],
     "knowledge-distillation": [
-        "--data", "sample:instructions", "--source", "golden-pairs", "--epsilon", "8", "--budget", "64,2e-2",
+        "--data", "sample:instructions", "--source", "golden-pairs", "--epsilon", "8", "--budget", "64,4e-3",
         "--samples", "6", "--about", "everyday questions", "--set", "train.epochs=1",
     ],
     "trajectory-matching": [
