@@ -39,7 +39,8 @@ RUNS = {
     ],
     "trajectory-matching": [
         "--data", "sample:instructions", "--source", "golden-pairs", "--epsilon", "8", "--samples", "4",
-        "--set", "experts.count=1", "--set", "distil.steps=4", "--set", "distil.inner_steps=2",
+        "--set", "carrier=written", "--set", "experts.count=1", "--set", "distil.steps=4",
+        "--set", "distil.inner_steps=2",
     ],
 }  # fmt: skip
 # Of the statement, what names the time and the code that ran.
@@ -83,7 +84,7 @@ def main(out: str) -> None:
                 if stop.code:
                     raise
             found[method] = digests(place / method / "export")
-    Path(out).write_text(json.dumps(found, indent=2, sort_keys=True) + "\n")
+            Path(out).write_text(json.dumps(found, indent=2, sort_keys=True) + "\n")
 
 
 if __name__ == "__main__":
