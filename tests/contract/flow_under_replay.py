@@ -41,17 +41,19 @@ from understudy.methods.gradient_matching import evaluation as matching_evaluati
 from understudy.methods.knowledge_distillation import evaluation as distillation_evaluation
 from understudy.methods.preference_optimization import evaluation
 from understudy.privacy.ledger import charges, sources, stored_secrets
-from understudy.privacy.ledger.ledger import Ledger
+from understudy.privacy.ledger.ledger import Charge, Ledger
 from understudy.privacy.mechanisms import Mechanism, Mechanisms
 from understudy.privacy.queries import Query, queries_from_json
 from understudy.privacy.testing.replay import MechanismsFactory, Observation, ReplayReport, recording, replay_check
 from understudy.runs import units
+from understudy.runs.earlier_charges import ASKED
 from understudy.runs.request import RunRequest
 from understudy.tasks import export as export_task
 from understudy.tasks.engine.progress import Reporter
 
 _TIME = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00")
-# What of a charge says nothing about rows: it is random, or a keyed hash of them that only the ledger holds.
+# What of a charge says nothing about rows: it is random, or a keyed hash of them that only the ledger holds. So is what
+# its environment says of the request.
 HIDDEN = {"id", "request_key", "created_at", "released_at", "key_id", "new"}
 
 
@@ -119,7 +121,7 @@ class FlowRun:
         self.seen += [f"says where a public file lies: {name}" for name in self._telling_of_places(found)]
         # Out of the way: to remove its files takes longer than to make them.
         root.rename(self._tracking().with_suffix(".run"))
-        return Observation(visible=found, charges=tuple(str(charge.model_dump(exclude=HIDDEN)) for charge in charges))
+        return Observation(visible=found, charges=tuple(map(_comparable, charges)))
 
     def faults(self, data: pa.Table, neighbour: pa.Table, **options) -> tuple[str, ...]:
         """All that a replay on two files finds; a run that is refused half-way is a finding too."""
@@ -321,6 +323,13 @@ def unasked(calls: list[Mechanism], queries: tuple[Query, ...]) -> list[str]:
         for kind, name, step in sorted(made.keys() | paid.keys())
         if made[kind, name, step] != paid[kind, name, step] and not (kind == "poisson" and (name, step) not in sampled)
     ]
+
+
+def _comparable(charge: Charge) -> str:
+    """A charge without what differs between runs and says nothing of rows."""
+    parts = json.loads(charge.environment or "{}")
+    assert len(parts.pop(ASKED, "0" * 64)) == 64, "a keyed hash"
+    return str({**charge.model_dump(exclude=HIDDEN), "environment": parts})
 
 
 def files_that_leave(root: Path) -> dict[str, bytes]:

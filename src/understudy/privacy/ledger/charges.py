@@ -57,9 +57,8 @@ def bind(connection: sa.Connection, tables: SealedTables, charge_id: str, finger
         tables.append(connection, "environment", charge_id, environment=fingerprint)
     elif bound != fingerprint:
         raise UnderstudyError(
-            f"charge {charge_id} began in the environment {bound!r}, found {fingerprint!r}: finish "
-            "it there (same device type, library versions, threads, micro-batch), or pay for a new "
-            "run with --accept-new-charge"
+            f"charge {charge_id} began in another environment than this one: finish it there (same device type, "
+            "library versions, threads, micro-batch), or pay for a new run with --accept-new-charge"
         )
 
 

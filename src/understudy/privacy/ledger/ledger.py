@@ -299,7 +299,8 @@ class Ledger:
 
         Args:
             charge_id: the charge.
-            fingerprint: device type, library versions, thread count, micro-batch; public.
+            fingerprint: device type, library versions, thread count, micro-batch, which are public; beside them may
+                stand a keyed hash of rows, so it is never told.
 
         Raises:
             InputError: when there is no such charge.

@@ -403,8 +403,9 @@ def test_an_environment_is_bound_once(ledger):
     ledger.bind_environment(charge.id, "cpu/2 threads")
     ledger.bind_environment(charge.id, "cpu/2 threads")
     for other in ("cuda", "cpu/4 threads", "cpu/2 threads "):
-        with pytest.raises(UnderstudyError, match=f"'cpu/2 threads', found '{other}'"):
+        with pytest.raises(UnderstudyError, match="another environment than this one") as refused:
             ledger.bind_environment(charge.id, other)
+        assert "cpu" not in str(refused.value), "beside it may stand a keyed hash of rows"
     with pytest.raises(InputError):
         ledger.bind_environment("nothing", "cpu")
 
