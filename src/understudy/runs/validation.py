@@ -35,7 +35,7 @@ from understudy.runs.folders import check_folder, read_record
 from understudy.runs.given_settings import given_settings
 from understudy.runs.overrides import apply_overrides
 from understudy.runs.request import Budget, RunRequest, check_delta, check_epsilon, words_about
-from understudy.runs.run_plan import RunPlan, asked_key_of, key_of, match_of, request_key, run_key
+from understudy.runs.run_plan import RunPlan, asked_key_of, match_of, request_key, run_key
 from understudy.runs.sources import check_budget, check_unit, may_be_charged, source_record, unless_charged
 from understudy.runs.split import SplitRows, load_and_split
 
@@ -165,7 +165,7 @@ def validate(request: RunRequest, method: str, *, is_part: bool = False) -> Vali
     if asked.finished is not None and not finished:
         # Its results are still to be written and recorded, here or in another folder.
         before_charge(out, None)
-    replaced, paid = _replaced(out, asked.charges), _paid_before(ledger, plan, rows)
+    replaced, paid = _replaced(out, asked.charges), _paid_before(ledger, plan, rows, key=asked.key)
     return Validated(request, plan, record, rows, row_digests, client_digests, is_charged, finished, replaced, paid)
 
 
@@ -235,11 +235,11 @@ def _charges_under(ledger: Ledger, source: str, key: str) -> list[Charge]:
     return [charge for charge in ledger.charges(source) if charge.request_key == key]
 
 
-def _paid_before(ledger: Ledger, plan: RunPlan, rows: SplitRows) -> str:
+def _paid_before(ledger: Ledger, plan: RunPlan, rows: SplitRows, *, key: str) -> str:
     """What is to be said where another version's charge paid for this run already, or nothing."""
     return paid_before(
         ledger.charges(plan.source),
-        key=key_of(ledger, plan, rows.train),
+        key=key,
         asked=asked_key_of(ledger, plan, rows.train),
         price=(queries_to_json(plan.queries), plan.epsilon, plan.delta),
     )
