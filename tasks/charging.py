@@ -84,8 +84,7 @@ def charge(plan: RunPlan, *, environment: dict[str, str], accept_new: bool) -> C
             )
         found = ledger.reserve(instead_of=found.id, **asked)
     if found.status == "reserved":
-        # A charge that is bound stays so: it is known by what was asked for when it was made.
-        ledger.bind_environment(found.id, found.environment or _stored(here, by_name))
+        _bind(ledger, found, _stored(here, by_name))
     return ChargeReceipt(
         charge_id=found.id, source=found.source, label=found.label(), queries=queries, label_names=plan.label_names
     )
@@ -106,6 +105,19 @@ def finalize(receipt: ChargeReceipt, released: ArtifactRef) -> ArtifactRef:
     Ledger.open().release(receipt.charge_id)
     drop_release_log(receipt.charge_id)
     return released
+
+
+def _bind(ledger: Ledger, found: Charge, here: str) -> None:
+    """Tie a charge to what its bytes depend on here, if nothing ties it yet.
+
+    A charge that is bound stays so: it is known by what was asked for when it was made. Another process may have bound
+    it since it was found, with other words for the same request.
+    """
+    try:
+        ledger.bind_environment(found.id, found.environment or here)
+    except UnderstudyError:
+        if _without_asked(ledger.charge(found.id).environment) != _without_asked(here):
+            raise
 
 
 def _stored(environment: Mapping[str, str], asked: str) -> str:

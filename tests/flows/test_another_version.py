@@ -2,6 +2,7 @@
 
 import functools
 import json
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -10,14 +11,17 @@ from pydantic import ConfigDict
 from tests_support import SMALL
 
 from understudy.errors import UnderstudyError
+from understudy.hardware import kind
 from understudy.methods import registry
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
-from understudy.privacy.ledger.ledger import Ledger
+from understudy.privacy.ledger.ledger import Charge, Ledger
+from understudy.runs.earlier_charges import parts_of
 from understudy.runs.given_settings import given_settings
 from understudy.runs.registration import registered
 from understudy.runs.run_plan import RunPlan
 from understudy.runs.validation import configure
-from understudy.tasks.charging import charge
+from understudy.tasks import charging
+from understudy.tasks.charging import PROCESSOR, charge
 
 
 def as_a_later_version_has_it(plan: RunPlan) -> RunPlan:
@@ -77,6 +81,28 @@ def test_a_charge_of_a_version_that_noted_no_request_is_asked_about_once(request
     seeded = asked.model_copy(update={"overrides": (*asked.overrides, "public_seed=1")})
     ask(registered(seeded, "conditional-generation"), accept_new=False)
     assert Ledger.open().spent("ward")[0] == 6
+
+
+@pytest.mark.parametrize(("code", "is_bound"), [("0", True), ("1", False)])
+def test_two_processes_may_begin_one_charge_in_other_words(request_of, monkeypatch, code, is_bound):
+    """The second was told of another environment: only what it gave in words differed from what the first left out."""
+    plan = registered(request_of(), "conditional-generation")
+    reserve = Ledger.reserve
+
+    def meanwhile(ledger: Ledger, **asked: Any) -> Charge:
+        found = reserve(ledger, **asked)
+        environment = {"code": code * 64, PROCESSOR: kind()}
+        ledger.bind_environment(found.id, charging._stored(environment, "f" * 64))
+        return found
+
+    monkeypatch.setattr(Ledger, "reserve", meanwhile)
+    begin = functools.partial(charge.fn, plan, environment={"code": "0" * 64}, accept_new=False)
+    if not is_bound:
+        with pytest.raises(UnderstudyError, match="another environment"):
+            begin()
+    else:
+        assert begin() == begin()
+        assert parts_of(Ledger.open().charges()[-1].environment)["asked"] == "f" * 64
 
 
 def test_another_request_is_charged_without_a_question(request_of, data):
