@@ -300,7 +300,7 @@ def main() -> None:
     except OSError as error:  # a full disk, a file that went away
         goes_on = ", it goes on from here" if sys.argv[1:2] in GOING_ON else ""
         told = system_error_in_words(error)
-        sys.stderr.write(f"understudy: {told}; mend it and run the same command again{goes_on}\n")
+        sys.stderr.write(f"understudy: {told}; fix it and run the same command again{goes_on}\n")
         sys.exit(1)
 
 

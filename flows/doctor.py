@@ -53,7 +53,7 @@ def _look(name: str, look: Callable[[], str]) -> Check:
     try:
         return Check(name=name, ok=True, found=look())
     except OSError as error:
-        return Check(name=name, ok=False, found=f"{system_error_in_words(error)}; mend it")
+        return Check(name=name, ok=False, found=f"{system_error_in_words(error)}; fix it")
     except (UnderstudyError, ImportError) as error:
         return Check(name=name, ok=False, found=str(error))
 

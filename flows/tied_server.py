@@ -56,7 +56,7 @@ class TiedServer(SubprocessASGIServer):  # type: ignore[misc]
         errors = [line.strip() for line in self._said if _ERROR.match(line)]
         return UnderstudyError(
             f"Prefect's temporary server: expected it to start on its database in {PREFECT_HOME.value()}, found: "
-            f"{errors[-1] if errors else told}; mend that and run the same command again"
+            f"{errors[-1] if errors else told}; fix that and run the same command again"
         )
 
     def _relay(self, end: int) -> None:

@@ -36,29 +36,29 @@ class DigestOf:
 
 
 @dataclass(frozen=True)
-class Aside:
+class NotInKeys:
     """Marks a field that changes nothing of what is computed, such as how long an answer is waited for."""
 
 
-def aside(value: BaseModel) -> dict[str, Any]:
+def not_in_keys(value: BaseModel) -> dict[str, Any]:
     """Fields that do not matter for what is computed, as pydantic's `exclude`.
 
-    They are those marked `Aside`, and those that only say where something lies, for its digest stands beside them.
+    They are those marked `NotInKeys`, and those that only say where something lies, for its digest stands beside them.
 
     >>> class Base(Frozen):
     ...     model: str
     ...     model_digest: Annotated[str, DigestOf("model")] = ""
-    >>> aside(Base(model="models/one")), aside(Base(model="models/one", model_digest="4f2a"))
+    >>> not_in_keys(Base(model="models/one")), not_in_keys(Base(model="models/one", model_digest="4f2a"))
     ({}, {'model': True})
     """
     found: dict[str, Any] = {}
     for name, field in type(value).model_fields.items():
         for mark in field.metadata:
-            if isinstance(mark, Aside):
+            if isinstance(mark, NotInKeys):
                 found[name] = True
             elif isinstance(mark, DigestOf) and getattr(value, name):
                 found[mark.field] = True
-    inner = {name: aside(part) for name, part in value if isinstance(part, BaseModel)}
+    inner = {name: not_in_keys(part) for name, part in value if isinstance(part, BaseModel)}
     return found | {name: part for name, part in inner.items() if part}
 
 

@@ -1,4 +1,4 @@
-"""Tensors on disk: safetensors only, written aside, synced and renamed, so that no half file is ever seen."""
+"""Tensors on disk: safetensors only. A temporary file is written, synced and renamed, so no half file is ever seen."""
 
 from __future__ import annotations
 

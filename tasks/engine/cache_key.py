@@ -19,7 +19,7 @@ from pydantic import BaseModel
 
 from understudy.artifacts.access import ArtifactRef
 from understudy.errors import InputError, ZoneError
-from understudy.frozen import aside
+from understudy.frozen import not_in_keys
 from understudy.settings import settings
 from understudy.tasks.engine.code_digest import reached_code
 from understudy.tasks.engine.machine import compute
@@ -102,7 +102,7 @@ def describe(value: Any, *, where: str) -> Any:
         return ["artifact", value.id]
     if isinstance(value, BaseModel):
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
-        hidden = [k for k, whole in aside(value).items() if whole is True]
+        hidden = [k for k, whole in not_in_keys(value).items() if whole is True]
         return ["model", kind, {k: describe(v, where=f"{where}.{k}") for k, v in value if k not in hidden}]
     if isinstance(value, list | tuple):
         return ["list", [describe(item, where=f"{where}[{index}]") for index, item in enumerate(value)]]

@@ -93,7 +93,7 @@ def _kept(error: BaseException, name: str) -> str:
     except (OSError, InputError) as also:
         told = also.strerror if isinstance(also, OSError) else None
         why = told or "the folder for it cannot be written"
-        return f"the error text, maybe private, could not be kept ({why}): make room or mend it, and run again"
+        return f"the error text, maybe private, could not be kept ({why}): make room or fix it, and run again"
 
 
 def keep_text(error: BaseException, name: str) -> Path:

@@ -274,7 +274,7 @@ def _read_lease(place: Path) -> dict[str, Any] | None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write aside and rename, so that a reader sees the old content or the new."""
+    """Write a temporary file and rename it, so that a reader sees the old content or the new."""
     temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:

@@ -38,7 +38,7 @@ def test_a_place_that_may_not_be_read_is_one_failed_check(call, home, monkeypatc
     code, said = call("doctor", "--json")
     assert code == 1
     assert "/models/python: expected" in said
-    assert "Permission denied; mend it" in said
+    assert "Permission denied; fix it" in said
 
 
 def test_gc_removes_no_folder_of_others(call, tmp_path, monkeypatch):

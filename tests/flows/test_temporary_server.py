@@ -77,7 +77,7 @@ def test_a_server_that_cannot_start_is_told_in_one_line_and_not_started_for_minu
     monkeypatch.setattr(SubprocessASGIServer, "_instances", {})
     (tmp_path / "prefect.db").write_text("no database, as on a disk that was full")
     database = {PREFECT_SERVER_DATABASE_CONNECTION_URL: f"sqlite+aiosqlite:///{tmp_path}/prefect.db"}
-    told = rf"{tmp_path}, found: .*file is not a database; mend that"
+    told = rf"{tmp_path}, found: .*file is not a database; fix that"
     given = temporary_settings({PREFECT_HOME: tmp_path, **database}, restore_defaults={PREFECT_API_URL})
     with given, pytest.raises(UnderstudyError, match=told):
         start_in_turn()

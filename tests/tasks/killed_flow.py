@@ -35,7 +35,7 @@ def seed(value: str) -> ArtifactRef:
 
 @task(name="chain")
 def chain(start: ArtifactRef, config: Config) -> ArtifactRef:
-    """Every step depends on the one before, and is written aside and renamed."""
+    """Every step depends on the one before, and is written to a temporary file and renamed."""
     directory = checkpoint_directory()
     done = sorted(directory.glob("step-*"))
     value = done[-1].read_text() if done else read_json(start)["value"]

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar
 import pytest
 from pydantic import Field, ValidationError
 
-from understudy.frozen import Aside, DigestOf, Frozen, Profile, Profiled, Profiles, aside
+from understudy.frozen import DigestOf, Frozen, NotInKeys, Profile, Profiled, Profiles, not_in_keys
 
 
 class Step(Frozen):
@@ -31,7 +31,7 @@ def test_a_value_is_neither_changed_nor_extended():
 class Read(Frozen):
     table: str = "rows.csv"
     table_digest: Annotated[str, DigestOf("table")] = ""
-    patience_s: Annotated[float, Aside()] = 60.0
+    patience_s: Annotated[float, NotInKeys()] = 60.0
 
 
 class Whole(Frozen):
@@ -44,9 +44,9 @@ def test_a_place_whose_digest_is_known_does_not_matter_nor_does_patience():
         Whole(read=Read(table=name, table_digest="4f2a", patience_s=wait))
         for name, wait in (("a.csv", 1), ("b.csv", 2))
     )
-    assert aside(here) == {"read": {"table": True, "patience_s": True}}
-    assert here.model_dump_json(exclude=aside(here)) == there.model_dump_json(exclude=aside(there))
-    assert aside(Whole()) == {"read": {"patience_s": True}}, "nobody knows what is there"
+    assert not_in_keys(here) == {"read": {"table": True, "patience_s": True}}
+    assert here.model_dump_json(exclude=not_in_keys(here)) == there.model_dump_json(exclude=not_in_keys(there))
+    assert not_in_keys(Whole()) == {"read": {"patience_s": True}}, "nobody knows what is there"
 
 
 def test_a_profile_fills_what_is_not_given_section_by_section():

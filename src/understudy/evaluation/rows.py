@@ -52,6 +52,6 @@ class Conditions:
     prompt_only: LabelledTexts | None = None
 
     def named(self) -> dict[str, LabelledTexts]:
-        """Name of the arm -> rows, in the order of the report; absent arms are left out."""
+        """Name of the baseline -> rows, in the order of the report; absent ones are left out."""
         found = {"prompt_only": self.prompt_only, "synthetic": self.synthetic, "real": self.real}
         return {name: rows for name, rows in found.items() if rows is not None}

@@ -1,6 +1,6 @@
 """`understudy models get`: brings the files of a base model to this machine, which nothing else does.
 
-A folder appears whole or not at all: it is written aside, checked against the pinned digests, and renamed.
+A folder appears whole or not at all: a temporary folder is written, checked against the pinned digests, and renamed.
 """
 
 from __future__ import annotations
@@ -107,19 +107,19 @@ def _replacing(target: Path) -> Iterator[Path]:
         with locked(target.parent / f".{target.name}.lock"):
             for left in target.parent.glob(f".fetching-{target.name}-*"):
                 shutil.rmtree(left, ignore_errors=True)  # of a process that was killed
-            aside = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".fetching-{target.name}-"))
+            temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".fetching-{target.name}-"))
             try:
-                folder = aside / "new"
+                folder = temporary / "new"
                 folder.mkdir()
                 yield folder
                 for path in folder.iterdir():
                     sync(path)
                 if target.exists():
-                    target.rename(aside / "old")
+                    target.rename(temporary / "old")
                 folder.rename(target)
                 sync(target.parent)
             finally:
-                shutil.rmtree(aside, ignore_errors=True)
+                shutil.rmtree(temporary, ignore_errors=True)
     except OSError as error:
         raise InputError(
             f"{target.parent}: {error.strerror or type(error).__name__}; set UNDERSTUDY_MODELS to a folder that you "

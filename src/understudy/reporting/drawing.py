@@ -228,9 +228,9 @@ def _fit_for_page(document: str, key: str, title: str, alt: str) -> str:
         "style": "stroke-linejoin: round; stroke-linecap: butt",
     }
     for tag, text in (("desc", alt), ("title", title)):
-        spoken = ElementTree.Element(tag, {"id": f"{key}-{'title' if tag == 'title' else 'alt'}"})
-        spoken.text = text
-        root.insert(0, spoken)
+        described = ElementTree.Element(tag, {"id": f"{key}-{'title' if tag == 'title' else 'alt'}"})
+        described.text = text
+        root.insert(0, described)
     return ElementTree.tostring(root, encoding="unicode")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from understudy.frozen import aside
+from understudy.frozen import not_in_keys
 from understudy.methods.method import Method
 
 DIGEST = "digest"
@@ -28,7 +28,7 @@ def given_settings(method: Method[Any], config: BaseModel, charged: BaseModel) -
     """
     profile = {name: value for name, value in config if name == "profile"}
     plain = type(config).model_validate(profile)
-    known = aside(charged)  # by digests, which are added below, or without effect
+    known = not_in_keys(charged)  # by digests, which are added below, or without effect
     dumped = (method.charge.settings(each).model_dump(mode="json", exclude=known) for each in (config, plain))
     asked, usual = (dict(_leaves(each)) for each in dumped)
     given = {name: value for name, value in asked.items() if name not in usual or usual[name] != value}

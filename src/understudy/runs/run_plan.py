@@ -18,7 +18,7 @@ from understudy.artifacts.access import ArtifactRef
 from understudy.data import tables
 from understudy.data.tables import RowKind
 from understudy.errors import UnderstudyError
-from understudy.frozen import aside, of_kind
+from understudy.frozen import not_in_keys, of_kind
 from understudy.methods.method import Description, Promise
 from understudy.privacy.accounting import epsilon_pld, epsilon_rdp
 from understudy.privacy.labels import Relation, Unit
@@ -108,7 +108,7 @@ class RunPlan(BaseModel):
 
 def config_digest(plan: RunPlan) -> str:
     """Of all settings of a run, as its statement gives it; models and public tables by their content."""
-    return hashlib.sha256(plan.config.model_dump_json(exclude=aside(plan.config)).encode()).hexdigest()
+    return hashlib.sha256(plan.config.model_dump_json(exclude=not_in_keys(plan.config)).encode()).hexdigest()
 
 
 def run_key(request: BaseModel, charged: BaseModel, *inputs: ArtifactRef) -> str:
@@ -156,7 +156,7 @@ def request_key(
         promised: epsilon, delta, n and the label names.
         charged: the settings that private rows meet.
     """
-    by_content = charged.model_dump_json(exclude=aside(charged))
+    by_content = charged.model_dump_json(exclude=not_in_keys(charged))
     return ledger.request_key(method, source, tables.canonical_digest(train), repr(promised), by_content)
 
 

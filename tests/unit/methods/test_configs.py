@@ -7,7 +7,7 @@ import pytest
 from pydantic import BaseModel
 
 from understudy.errors import InputError
-from understudy.frozen import Aside, DigestOf, aside
+from understudy.frozen import DigestOf, NotInKeys, not_in_keys
 from understudy.methods import registry
 from understudy.runs.overrides import apply_overrides
 
@@ -55,8 +55,8 @@ def test_what_has_a_digest_counts_by_it(method):
             assert mark.field in model.model_fields, f"{model.__name__}.{name}"
             plain = model()
             assert plain.model_copy(update={name: "4f2a"}) != plain
-            assert aside(plain.model_copy(update={name: ""})).get(mark.field) is None
-            assert aside(plain.model_copy(update={name: "4f2a"}))[mark.field] is True
+            assert not_in_keys(plain.model_copy(update={name: ""})).get(mark.field) is None
+            assert not_in_keys(plain.model_copy(update={name: "4f2a"}))[mark.field] is True
 
 
 PATIENCE = {"checkpoint_every": 7, "timeout_seconds": 5.0, "requests_per_minute": 3}
@@ -67,13 +67,13 @@ def test_what_changes_no_byte_changes_no_charge(method):
     """An endpoint that did not answer said to wait longer for it; the run that did was charged a second time."""
     for model in every_model(CONFIGS[method]):
         marked = {
-            name for name, field in model.model_fields.items() if any(isinstance(m, Aside) for m in field.metadata)
+            name for name, field in model.model_fields.items() if any(isinstance(m, NotInKeys) for m in field.metadata)
         }
         assert marked == PATIENCE.keys() & model.model_fields.keys()
         plain = model()
         other = plain.model_copy(update={name: PATIENCE[name] for name in marked})
         assert (plain == other) is (not marked)
-        assert plain.model_dump_json(exclude=aside(plain)) == other.model_dump_json(exclude=aside(other))
+        assert plain.model_dump_json(exclude=not_in_keys(plain)) == other.model_dump_json(exclude=not_in_keys(other))
 
 
 @pytest.mark.parametrize("profile", ["tiny", "paper"])

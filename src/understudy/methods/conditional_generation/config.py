@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from understudy.frozen import Aside, Frozen, MethodSettings, Profile, Profiles
+from understudy.frozen import Frozen, MethodSettings, NotInKeys, Profile, Profiles
 from understudy.generation.config import PromptFormat, Reading, SamplingConfig, SteeringConfig
 from understudy.quantities import Count, CountOrZero, LearningRate, Part, Positive, Size, section, setting
 
@@ -89,7 +89,7 @@ class TrainConfig(Frozen):
         "Rows per forward pass, at least 1: memory and rounding only. auto: by model, length and expected batch, the "
         "same on every processor; more on a GPU, by its memory.",
     )
-    checkpoint_every: Annotated[Count, Aside()] = setting(
+    checkpoint_every: Annotated[Count, NotInKeys()] = setting(
         20, "Steps between checkpoints, at least 1; slow steps are saved within 30 s."
     )
 

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from understudy.frozen import Aside, DigestOf, Frozen, MethodSettings, Profiles
+from understudy.frozen import DigestOf, Frozen, MethodSettings, NotInKeys, Profiles
 from understudy.generation.config import SamplingConfig
 from understudy.quantities import Count, CountOrZero, LearningRate, NonEmpty, Positive, Size, section, setting
 
@@ -44,7 +44,7 @@ class TrainConfig(Frozen):
         "Pairs per forward pass, at least 1: memory and rounding only. auto: 8, more on a GPU, by model, length, "
         "expected batch and the GPU's memory.",
     )
-    checkpoint_every: Annotated[Count, Aside()] = setting(20, "Steps between checkpoints, at least 1.")
+    checkpoint_every: Annotated[Count, NotInKeys()] = setting(20, "Steps between checkpoints, at least 1.")
 
 
 class SeedConfig(Frozen):
@@ -125,10 +125,10 @@ class ProfessionalConfig(Frozen):
         None, "Base of an OpenAI-compatible completions endpoint, which answers instead; none: in process."
     )
     served_name: NonEmpty = setting("professional", "Name of the model at the endpoint.")
-    timeout_seconds: Annotated[float, Aside()] = setting(
+    timeout_seconds: Annotated[float, NotInKeys()] = setting(
         60.0, "Longest wait for one answer, above 0, at most 3600.", le=3600, gt=0
     )
-    requests_per_minute: Annotated[CountOrZero, Aside()] = setting(0, "Most requests a minute; 0: no limit.")
+    requests_per_minute: Annotated[CountOrZero, NotInKeys()] = setting(0, "Most requests a minute; 0: no limit.")
     template: Template = setting("auto", "auto: its chat template, or the plain one where it has none.")
     sampling: SamplingConfig = Field(
         default_factory=lambda: SamplingConfig(max_new_tokens=48, temperature=0.7, top_p=0.9),
@@ -144,7 +144,7 @@ class TuneConfig(Frozen):
     learning_rate: LearningRate = setting(5e-4, "AdamW, first step. tiny 5e-4, paper 5e-5.")
     final_learning_rate: LearningRate = setting(1e-5, "At the last step, by a cosine. tiny 1e-5, paper 1e-6.")
     max_length: int = setting(128, "Tokens of a pair, 16 to 8192. tiny 128, paper 512.", ge=16, le=8192)
-    checkpoint_every: Annotated[Count, Aside()] = setting(50, "Steps between checkpoints, at least 1.")
+    checkpoint_every: Annotated[Count, NotInKeys()] = setting(50, "Steps between checkpoints, at least 1.")
 
 
 class MeasureConfig(Frozen):

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from understudy.frozen import Aside, DigestOf, Frozen, MethodSettings, Profiles
+from understudy.frozen import DigestOf, Frozen, MethodSettings, NotInKeys, Profiles
 from understudy.generation.config import SamplingConfig
 from understudy.quantities import (
     Count,
@@ -147,7 +147,7 @@ class EndpointConfig(Frozen):
         "Name of the model at the endpoint. With a url it must hold {round}, which is replaced by the round's number: "
         "each round's adapter has a name of its own, such as policy-{round}.",
     )
-    timeout_seconds: Annotated[float, Aside()] = setting(60.0, "Of one request.", le=3600, gt=0)
+    timeout_seconds: Annotated[float, NotInKeys()] = setting(60.0, "Of one request.", le=3600, gt=0)
 
 
 _PROFILES: Profiles = {

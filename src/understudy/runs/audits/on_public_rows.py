@@ -62,16 +62,16 @@ class PublicAudit(Frozen):
             config_digest: of the run that the statement is about.
             code_digest: of that run.
         """
-        arms = {"claim": "with this noise", "positive_control": "without noise", "null_control": "without a canary"}
+        named = {"claim": "with this noise", "positive_control": "without noise", "null_control": "without a canary"}
         found = "; ".join(
             f"by {THREATS[threat]}, "
-            + ", ".join(f"{words} {at_least(self.bounds[threat][arm])}" for arm, words in arms.items())
+            + ", ".join(f"{words} {at_least(self.bounds[threat][condition])}" for condition, words in named.items())
             for threat in THREATS
             if threat in self.bounds
         )
         alike = {"settings": config_digest == self.config_digest, "code and versions": code_digest == self.code_digest}
         told = " and ".join(f"{'the same' if is_same else 'other'} {what}" for what, is_same in alike.items())
-        refuted = any(arms.get("claim", 0.0) > self.epsilon for arms in self.bounds.values())
+        refuted = any(of.get("claim", 0.0) > self.epsilon for of in self.bounds.values())
         promise = f"epsilon {round_up(self.epsilon):g}, delta {round_up(self.delta):g} for each {self.unit}"
         return (
             f"{'REFUTED the promise: ' if refuted else ''}{self.method} with {self.model} at {promise}, on the public "
@@ -83,7 +83,7 @@ class PublicAudit(Frozen):
     @property
     def caught(self) -> bool:
         """Whether any attacker tells the same run without noise from guessing: else finding nothing says nothing."""
-        return any(arms.get("positive_control", 0.0) > 0 for arms in self.bounds.values())
+        return any(of.get("positive_control", 0.0) > 0 for of in self.bounds.values())
 
 
 def public_audit(

@@ -109,7 +109,7 @@ def validate_comparison(request: CompareRequest) -> ValidatedComparison:
     """Check all runs of a comparison and their total; stores, registers and charges nothing.
 
     Raises:
-        InputError: the user's input is wrong; the message says what was expected and how to mend it.
+        InputError: the user's input is wrong; the message says what was expected and how to fix it.
         BudgetRefused: the source's budget does not allow all that the runs charge together.
     """
     cells = cells_of(request)
