@@ -98,7 +98,7 @@ def figures(settings: Settings, cell: Cell) -> Value:
 
 def table_rows(values: Sequence[Value]) -> list[dict[str, Any]]:
     """One row per arm and epsilon, in numbers."""
-    from understudy.evaluation.intervals import accuracy_interval
+    from understudy.evaluation.statistics.intervals import accuracy_interval
 
     found: dict[tuple[str, str], list[Value]] = {}
     for value in sorted(values, key=lambda value: value["seed"]):
@@ -131,7 +131,7 @@ def minus(
     found: Mapping[tuple[str, str], Sequence[Value]], arm: str, epsilon: str, other: str, other_epsilon: str
 ) -> dict[str, list[float]]:
     """The paired difference to another arm over the seeds of the first, where the other has them all."""
-    from understudy.evaluation.intervals import paired_bootstrap
+    from understudy.evaluation.statistics.intervals import paired_bootstrap
 
     own = found[arm, epsilon]
     by_seed = {value["seed"]: value for value in found.get((other, other_epsilon), [])}

@@ -19,10 +19,11 @@ from instruments import right_by_words
 from simulation import charge, noise_facts, register
 
 from understudy.data.private_rows import PrivateRows
-from understudy.evaluation import fidelity, utility
 from understudy.evaluation.config import ClassifierConfig
-from understudy.evaluation.encoder import embed, load_encoder
 from understudy.evaluation.rows import LabelledTexts
+from understudy.evaluation.texts import fidelity
+from understudy.evaluation.texts.encoder import embed, load_encoder
+from understudy.evaluation.utility import accuracy
 from understudy.methods.conditional_generation.class_sizes import sizes_of
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
 from understudy.methods.conditional_generation.encode import encode
@@ -146,16 +147,16 @@ def measure(settings: Settings, cell: Cell, made: Made) -> dict[str, Any]:
     test_texts, test_labels = read(settings, "test")
     real, test = embedded(settings, "train"), embedded(settings, "test")
     mine = real if cell.arm == "real" else embed(texts, load_encoder())
-    correct = utility.score(utility.fit_probe(mine, labels)(test), test_labels).correct
+    correct = accuracy.score(accuracy.fit_probe(mine, labels)(test), test_labels).correct
     result: dict[str, Any] = facts | {"correct": correct.astype(int).tolist(), "rows": len(texts)}
     result["words_accuracy"] = float(right_by_words(texts, labels, test_texts, test_labels).mean())
     if cell.arm != "real":
-        judge = utility.fit_probe(real, read(settings, "train")[1])
-        result["label_fidelity"] = float(utility.label_fidelity(mine, labels, judge).share)
+        judge = accuracy.fit_probe(real, read(settings, "train")[1])
+        result["label_fidelity"] = float(accuracy.label_fidelity(mine, labels, judge).share)
         result["mauve"] = float(fidelity.mauve(mine[: len(test)], test, seed=0))
         result["texts"] = [[label, text] for text, label in zip(texts, labels, strict=True)]
     if settings.transformer and cell.seed == 0:
         rows, tested = (LabelledTexts(*pair, LABELS) for pair in ((texts, labels), (test_texts, test_labels)))
-        scored = utility.transformer_accuracy(rows, tested, config=ClassifierConfig(profile="tiny"), seed=0)
+        scored = accuracy.transformer_accuracy(rows, tested, config=ClassifierConfig(profile="tiny"), seed=0)
         result["transformer_accuracy"] = float(scored.accuracy)
     return result

@@ -19,8 +19,8 @@ import numpy as np
 import pyarrow.parquet as pq
 from tables import print_table, write_figures
 
-from understudy.evaluation import utility
-from understudy.evaluation.encoder import embed, load_encoder
+from understudy.evaluation.texts.encoder import embed, load_encoder
+from understudy.evaluation.utility.accuracy import fit_probe, score
 
 ROWS, DRAWS = 1000, 5
 COLUMNS = ("rows", "label fidelity", "as labelled", "labelled by the judge", "real texts, as many labels wrong")
@@ -36,10 +36,10 @@ def main() -> None:
     labels, truth = (
         np.array(pq.read_table(options.data / f"{split}.parquet")["label"].to_pylist()) for split in ("train", "test")
     )
-    judge = utility.fit_probe(real, labels.tolist())
+    judge = fit_probe(real, labels.tolist())
 
     def accuracy(rows: np.ndarray[Any, Any], given: np.ndarray[Any, Any]) -> float:
-        return float(utility.score(utility.fit_probe(rows, given.tolist())(test), truth.tolist()).correct.mean())
+        return float(score(fit_probe(rows, given.tolist())(test), truth.tolist()).correct.mean())
 
     chosen = [np.random.default_rng(draw).permutation(len(real))[:ROWS] for draw in range(DRAWS)]
     own = np.mean([accuracy(real[rows], labels[rows]) for rows in chosen])

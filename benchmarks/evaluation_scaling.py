@@ -27,11 +27,12 @@ import torch
 from measuring import write_result
 from tables import print_table
 
-from understudy.evaluation import fidelity, measure, words
+from understudy.evaluation import measure
 from understudy.evaluation.config import EvaluationConfig
-from understudy.evaluation.encoder import FloatArray, embed, embed_sets, load_encoder
-from understudy.evaluation.nearest import nearest_real
 from understudy.evaluation.rows import Conditions, LabelledTexts
+from understudy.evaluation.texts import fidelity, words
+from understudy.evaluation.texts.encoder import FloatArray, embed, embed_sets, load_encoder
+from understudy.evaluation.texts.nearest import nearest_real
 from understudy.shipped import SAMPLES
 
 TARGET = 1.1

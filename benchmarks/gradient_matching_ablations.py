@@ -109,7 +109,7 @@ def figures(settings: Settings, cell: Cell) -> Value:
     """What a variant's texts are worth and how they read; of the method's own settings also what each filter leaves."""
     from simulation import model_of
 
-    from understudy.evaluation.nearest import log_perplexities
+    from understudy.evaluation.texts.nearest import log_perplexities
 
     settings = of_variant(settings, cell)
     began = time.process_time()

@@ -19,9 +19,9 @@ from cells import short_digest, temporary
 from simulation import model_of
 from torch import Tensor
 
-from understudy.evaluation.label_model import LabelModel, encode_rows, last_states
 from understudy.evaluation.rows import LabelledTexts
-from understudy.evaluation.transfer import TransferConfig, WordsOf
+from understudy.evaluation.utility.label_model import LabelModel, encode_rows, last_states
+from understudy.evaluation.utility.transfer import TransferConfig, WordsOf
 from understudy.methods.gradient_matching.calibration import resolve_for
 from understudy.methods.gradient_matching.config import GradientMatchingConfig, VerbalizerConfig
 from understudy.methods.gradient_matching.targets import TargetSpace, target_space
@@ -220,7 +220,7 @@ def words_key(settings: Settings, cell: Cell) -> str:
 
 def embeddings(settings: Settings, dataset: str, split: str) -> np.ndarray[Any, np.dtype[np.float32]]:
     """Sentence embeddings of a split, from the cache or now."""
-    from understudy.evaluation.encoder import embed, load_encoder
+    from understudy.evaluation.texts.encoder import embed, load_encoder
 
     path = settings.cache / f"{dataset}-{split}-embedded.npy"
     if not path.exists():

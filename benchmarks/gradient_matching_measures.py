@@ -30,10 +30,10 @@ from simulation import model_of
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from understudy.evaluation.label_model import LabelModel, encode_rows, padded
 from understudy.evaluation.rows import LabelledTexts
-from understudy.evaluation.transfer import WordsOf, fine_tune, load_label_model
-from understudy.evaluation.utility import Predictions, score
+from understudy.evaluation.utility.accuracy import Predictions, score
+from understudy.evaluation.utility.label_model import LabelModel, encode_rows, padded
+from understudy.evaluation.utility.transfer import WordsOf, fine_tune, load_label_model
 from understudy.methods.gradient_matching.evaluation import losses_of
 from understudy.methods.gradient_matching.release import Target
 from understudy.models.upper_layers import entering_states, last_state
@@ -105,9 +105,9 @@ def by_length(sequences: list[list[int]]) -> Tensor:
 
 def full_reports(settings: Settings, cell: Cell, rows: LabelledTexts, tuned: LabelModel) -> dict[str, Any]:
     """What the paper's figures show: likelihood, distances to real rows, membership, gradient error; internal."""
-    from understudy.evaluation.encoder import embed, load_encoder
-    from understudy.evaluation.fidelity import FRECHET, compare
-    from understudy.evaluation.nearest import log_perplexities, nearest_real
+    from understudy.evaluation.texts.encoder import embed, load_encoder
+    from understudy.evaluation.texts.fidelity import FRECHET, compare
+    from understudy.evaluation.texts.nearest import log_perplexities, nearest_real
 
     mine = embed(list(rows.texts), load_encoder())
     real, holdout = (embeddings(settings, cell.dataset, split) for split in ("train", "test"))

@@ -104,7 +104,7 @@ def target_rows(found: Found, *, models: Sequence[str]) -> list[Row]:
 
 def difference(values: Seeds, others: Seeds, model: str) -> str:
     """Accuracy minus that of the others, paired, over the seeds that both have."""
-    from understudy.evaluation.intervals import paired_bootstrap
+    from understudy.evaluation.statistics.intervals import paired_bootstrap
 
     both = {cell.seed for cell, _ in values} & {cell.seed for cell, _ in others}
     tables = [correct_table([pair for pair in side if pair[0].seed in both], model) for side in (values, others)]
@@ -177,7 +177,7 @@ def accuracy_columns(
     values: list[tuple[Cell, dict[str, Any]]], baseline: list[tuple[Cell, dict[str, Any]]], models: Sequence[str]
 ) -> Row:
     """Accuracy per target model, and of the first one the difference to zero-shot over as many seeds."""
-    from understudy.evaluation.intervals import accuracy_interval, paired_bootstrap
+    from understudy.evaluation.statistics.intervals import accuracy_interval, paired_bootstrap
 
     row: Row = {}
     for model in models:

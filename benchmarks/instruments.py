@@ -22,10 +22,10 @@ from sklearn.linear_model import LogisticRegression
 from tables import interval_text, print_table
 
 from understudy.data.readers import read_source
-from understudy.evaluation import intervals
 from understudy.evaluation.config import EvaluationConfig
-from understudy.evaluation.encoder import embed, load_encoder
 from understudy.evaluation.measure import LabelledTexts, evaluate_synthetic
+from understudy.evaluation.statistics import intervals
+from understudy.evaluation.texts.encoder import embed, load_encoder
 from understudy.methods.conditional_generation.storage import load_trained
 from understudy.methods.conditional_generation.synthesis import synthesize_untrained
 

@@ -191,8 +191,8 @@ def pairs_by(settings: Settings, cell: Cell, config: Any, start: Any) -> tuple[l
 
 def nearness(settings: Settings, cell: Cell, pairs: list[Any]) -> dict[str, Any]:
     """MAUVE of an arm's pairs to pairs that nothing was trained on, with that of real pairs, and the pairs."""
-    from understudy.evaluation import fidelity
-    from understudy.evaluation.encoder import embed, load_encoder
+    from understudy.evaluation.texts import fidelity
+    from understudy.evaluation.texts.encoder import embed, load_encoder
 
     encoder = load_encoder()
     mine, real = ([f"{one.instruction}\n{one.response}" for one in side] for side in (pairs, unread(settings, cell)))
@@ -224,8 +224,8 @@ def figures(settings: Settings, cell: Cell) -> cells.Value:
 
 def judged_on(test: list[Any], model: Any, *, settings: Settings, config: Any, data: str) -> cells.Value:
     """What a model makes of some pairs."""
-    from understudy.evaluation.answer_set import score_answers
-    from understudy.evaluation.paired import mean_interval
+    from understudy.evaluation.answers.answer_set import score_answers
+    from understudy.evaluation.statistics.paired import mean_interval
     from understudy.generation.instructions import PairEncoder
     from understudy.generation.scoring import mean_response_losses
     from understudy.methods.knowledge_distillation.responses import write_responses

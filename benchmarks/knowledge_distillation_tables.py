@@ -9,9 +9,9 @@ import numpy as np
 from knowledge_distillation_data import Cell
 from tables import Row, interval_text
 
-from understudy.evaluation.answer_set import macro_f1
-from understudy.evaluation.intervals import Interval
-from understudy.evaluation.paired import mean_difference, mean_interval
+from understudy.evaluation.answers.answer_set import macro_f1
+from understudy.evaluation.statistics.intervals import Interval
+from understudy.evaluation.statistics.paired import mean_difference, mean_interval
 
 ARMS = ("base", "professional", "dp_only", "distilled", "dp_instruct", "dp_gene", "non_private", "self_instruct", "icl")
 ALL_ARMS = (*ARMS, "public_only", "together", "unranked", "self_instruct_icl", "dp_instruct_icl")

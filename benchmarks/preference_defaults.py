@@ -25,7 +25,7 @@ from cells import Benchmark, Call, Value, arguments, complete, parse, settings_f
 from simulation import model_of
 from tables import Row, print_table, write_figures
 
-from understudy.evaluation.encoder import embed, load_encoder
+from understudy.evaluation.texts.encoder import embed, load_encoder
 from understudy.generation.config import SamplingConfig
 from understudy.methods.preference_optimization.candidates import continue_prompts
 from understudy.methods.preference_optimization.client_vectors import FloatArray, Rows, unit_rows

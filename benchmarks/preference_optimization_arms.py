@@ -34,7 +34,7 @@ from preference_optimization_measures import distance, final_texts, next_token
 from preference_optimization_recovery import recovery
 from simulation import model_of, noise_facts
 
-from understudy.evaluation.medoid import median_distance_to_medoid
+from understudy.evaluation.texts.medoid import median_distance_to_medoid
 from understudy.methods.preference_optimization import rounds
 from understudy.methods.preference_optimization.pool import ClientPool
 from understudy.methods.preference_optimization.preferences import preference_pairs, recovery_rate

@@ -22,7 +22,7 @@ from simulation import charge, model_of, register
 
 from understudy.baselines.private_evolution import EvolutionConfig
 from understudy.baselines.supervised import SupervisedConfig
-from understudy.evaluation.next_token import NextTokenConfig
+from understudy.evaluation.utility.next_token import NextTokenConfig
 from understudy.methods.preference_optimization.clients import Clients, build_clients
 from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
 from understudy.methods.preference_optimization.method import queries as queries_of
@@ -151,7 +151,7 @@ def digest_of(settings: Settings, cell: Cell) -> str:
 @lru_cache(maxsize=1)
 def encoder() -> Any:
     """The sentence encoder that scores and distances use."""
-    from understudy.evaluation.encoder import load_encoder
+    from understudy.evaluation.texts.encoder import load_encoder
 
     return load_encoder()
 

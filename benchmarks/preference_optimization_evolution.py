@@ -29,7 +29,7 @@ from simulation import model_of, noise_facts
 
 from understudy.baselines import private_evolution, supervised
 from understudy.baselines.votes import Samples
-from understudy.evaluation.medoid import median_distance_to_medoid
+from understudy.evaluation.texts.medoid import median_distance_to_medoid
 from understudy.methods.preference_optimization.candidates import continue_prompts
 from understudy.methods.preference_optimization.prompts import RoundSeed, round_prompts
 from understudy.models.loading import load_model

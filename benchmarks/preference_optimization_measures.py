@@ -17,8 +17,8 @@ from preference_optimization_data import (
     unseen,
 )
 
-from understudy.evaluation import fidelity
-from understudy.evaluation.next_token import fine_tune, score_clients
+from understudy.evaluation.texts import fidelity
+from understudy.evaluation.utility.next_token import fine_tune, score_clients
 from understudy.methods.preference_optimization import rounds
 from understudy.models.loading import LoadedModel
 

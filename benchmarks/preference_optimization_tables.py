@@ -136,7 +136,7 @@ def recovery_rows(lines: Mapping[Cell, list[Value]]) -> list[Row]:
 
 def token_rows(lines: Mapping[Cell, list[Value]]) -> list[Row]:
     """One row per arm: accuracy, its difference to Private Evolution at the same epsilon, share of the gap closed."""
-    from understudy.evaluation.next_token import share_of_gap_closed
+    from understudy.evaluation.utility.next_token import share_of_gap_closed
 
     tuned = {line: values for line, values in lines.items() if "tokens" in values[0]}
     untuned = tuned.get(Cell("epsilon-0", 0.0, next(iter(tuned)).population, -1)) if tuned else None
@@ -210,7 +210,7 @@ def frechet_text(values: Sequence[Value]) -> str:
 
 def pooled(values: Sequence[Value]) -> Any:
     """Scores of several seeds as one: each client's tokens are counted once per seed."""
-    from understudy.evaluation.next_token import ClientScores
+    from understudy.evaluation.utility.next_token import ClientScores
 
     return ClientScores(
         tokens=np.sum([value["tokens"] for value in values], axis=0),

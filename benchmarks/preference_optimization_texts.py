@@ -22,8 +22,8 @@ from preference_optimization_data import Cell, Settings, clients_of, downstream_
 from simulation import model_of
 from tables import Row, print_table, write_figures
 
-from understudy.evaluation.diversity import distinct_n, lengths
-from understudy.evaluation.nearest import log_perplexities
+from understudy.evaluation.texts.diversity import distinct_n, lengths
+from understudy.evaluation.texts.nearest import log_perplexities
 
 ARMS = ("prompt-only", "popri", "popri-shuffled", "pe", "pe+sft")
 ROWS = 300

@@ -24,7 +24,7 @@ from steering_budget import arguments, draw, fitted_head, public_sentences, text
 from tables import print_table, write_figures
 
 from understudy.compute import Compute
-from understudy.evaluation.encoder import embed, load_encoder
+from understudy.evaluation.texts.encoder import embed, load_encoder
 from understudy.models.loading import load_model
 
 Floats = npt.NDArray[np.float64]

@@ -21,8 +21,8 @@ import torch
 from measuring import arguments, chosen, spread, write_result
 
 from understudy.data.samples import generate
-from understudy.evaluation import encoder as module
-from understudy.evaluation.encoder import Encoder, each_alone, load_encoder
+from understudy.evaluation.texts import encoder as module
+from understudy.evaluation.texts.encoder import Encoder, each_alone, load_encoder
 
 SETTINGS = ("texts", "threads", "repeats")
 

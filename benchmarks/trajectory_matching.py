@@ -34,7 +34,7 @@ from tables import Row, interval_text, print_table, write_figures
 from trajectory_matching_private import ARMS as PRIVATE_ARMS
 from trajectory_matching_private import conditional, noise_of, private_expert, written
 
-from understudy.evaluation.multiple_choice import questions_of, rightly_answered
+from understudy.evaluation.answers.multiple_choice import questions_of, rightly_answered
 from understudy.generation.instructions import Pair, PairEncoder
 from understudy.methods.trajectory_matching.carriers import choose, encoded
 from understudy.methods.trajectory_matching.config import TrajectoryMatchingConfig
@@ -302,7 +302,7 @@ def baseline_of(arm: str) -> str:
 
 def gain(values: Mapping[int, Value], others: Mapping[int, Value]) -> str:
     """Accuracy minus that of the others, paired by test row, over the seeds that both have; 95 % bootstrap."""
-    from understudy.evaluation.intervals import paired_bootstrap
+    from understudy.evaluation.statistics.intervals import paired_bootstrap
 
     both = sorted(values.keys() & others.keys())
     if not both:

@@ -24,8 +24,9 @@ from tables import interval_text, print_table, write_figures
 from torch import nn
 from warm_head import rows_of
 
-from understudy.evaluation import intervals, utility
-from understudy.evaluation.encoder import embed, load_encoder
+from understudy.evaluation.statistics import intervals
+from understudy.evaluation.texts.encoder import embed, load_encoder
+from understudy.evaluation.utility import accuracy
 from understudy.generation.own_texts import write_own_texts
 from understudy.generation.prompts import build_prompts
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
@@ -51,8 +52,8 @@ def main() -> None:
     for seed in options.seeds:
         for budget in (0.0, *options.budgets):
             texts = drawn(base, label_names, labels, head if budget else None, config, seed=seed, budget=budget)
-            probe = utility.fit_probe(embed(texts, encoder), labels)
-            correct.setdefault(budget, []).append(utility.score(probe(asked), test.labels).correct)
+            probe = accuracy.fit_probe(embed(texts, encoder), labels)
+            correct.setdefault(budget, []).append(accuracy.score(probe(asked), test.labels).correct)
             print(f"seed {seed}, budget {budget:g}: {correct[budget][-1].mean():.3f}; {texts[0]!r}", flush=True)
     lines, figures = [], []
     for budget, found in correct.items():

@@ -39,8 +39,8 @@ def evaluate(
     With `reading`, how many private texts were cut is among them. Of a run that kept no row they say so: the charge is
     paid by then, and what was released is worth having.
     """
-    from understudy.evaluation.cut_texts import measure_cut
     from understudy.evaluation.measure import evaluate_synthetic
+    from understudy.evaluation.texts.cut_texts import measure_cut
 
     rows = partial(labelled_rows, label_names=label_names)
     refs = [synthetic, train, test, *([prompt_only] if prompt_only is not None else [])]
@@ -85,7 +85,7 @@ def write_metrics(metrics: Metrics, made_from: Sequence[ArtifactRef]) -> Artifac
 
 def sentence_embedder() -> Embedder:
     """The sentence encoder on this run's device; what it made of a text is kept in the client zone."""
-    from understudy.evaluation.encoder import embed, load_encoder
+    from understudy.evaluation.texts.encoder import embed, load_encoder
 
     return partial(embed, encoder=load_encoder(device=compute().device), cache=private_embeddings())
 

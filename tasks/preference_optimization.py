@@ -46,7 +46,7 @@ def embed_clients(
         label_names: every label, public; empty without.
         n: declared number of units, as validated.
     """
-    from understudy.evaluation.encoder import load_encoder
+    from understudy.evaluation.texts.encoder import load_encoder
     from understudy.methods.preference_optimization.pool import build_pool, save_pool
     from understudy.models.loading import load_base
 
@@ -77,7 +77,7 @@ def propose(
         label_names: every label, public; empty without.
         number: of the round.
     """
-    from understudy.evaluation.encoder import load_encoder
+    from understudy.evaluation.texts.encoder import load_encoder
     from understudy.methods.preference_optimization import rounds, stored
     from understudy.methods.preference_optimization.seeds import read_seeds
 

@@ -20,12 +20,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from understudy.compute import Compute
 from understudy.data.private_rows import PrivateRows
-from understudy.evaluation.classifier import fit_classifier, predict
 from understudy.evaluation.config import ClassifierConfig
-from understudy.evaluation.encoder import load_encoder
-from understudy.evaluation.language_model import language_model_loss_of_texts
 from understudy.evaluation.rows import LabelledTexts
-from understudy.evaluation.transfer import TransferConfig, fine_tune
+from understudy.evaluation.texts.encoder import load_encoder
+from understudy.evaluation.texts.language_model import language_model_loss_of_texts
+from understudy.evaluation.utility.classifier import fit_classifier, predict
+from understudy.evaluation.utility.transfer import TransferConfig, fine_tune
 from understudy.generation.config import SamplingConfig
 from understudy.generation.instructions import Pair
 from understudy.generation.prompts import build_prompts

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from sentence_transformers import SentenceTransformer
 
-from understudy.evaluation import encoder
+from understudy.evaluation.texts import encoder
 
 
 def read_once(patch: pytest.MonkeyPatch) -> None:

@@ -177,7 +177,7 @@ def _show_plan(comparison: Comparison, *, as_json: bool) -> None:
 
 def _show_report(place: Path, *, title: str, as_json: bool) -> None:
     """The headline figures and where all of them are."""
-    from understudy.evaluation.comparison import headline_of
+    from understudy.evaluation.statistics.comparison import headline_of
     from understudy.reporting.comparison import SPREAD, lines_of, read_comparison
 
     content = read_comparison(place)

@@ -35,8 +35,9 @@ from transformers.utils import logging as transformers_logging
 
 from understudy.artifacts import store
 from understudy.errors import UnderstudyError
-from understudy.evaluation import encoder, measure
+from understudy.evaluation import measure
 from understudy.evaluation.metrics import Metrics
+from understudy.evaluation.texts import encoder
 from understudy.methods.gradient_matching import evaluation as matching_evaluation
 from understudy.methods.knowledge_distillation import evaluation as distillation_evaluation
 from understudy.methods.preference_optimization import evaluation

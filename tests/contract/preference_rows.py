@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from understudy.evaluation.encoder import Encoder
+from understudy.evaluation.texts.encoder import Encoder
 
 DIMENSION = 16
 _WORDS = [

@@ -16,7 +16,7 @@ from tests_support import SMALL
 
 from understudy.artifacts.access import exchange_store, private_store, read_table
 from understudy.errors import InputError, UnderstudyError
-from understudy.evaluation.encoder import DEFAULT_ENCODER, encoder_digest
+from understudy.evaluation.texts.encoder import DEFAULT_ENCODER, encoder_digest
 from understudy.privacy.ledger.ledger import Ledger
 from understudy.runs.folders import artifact_in
 from understudy.runs.further_texts import generate_more

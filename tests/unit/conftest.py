@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from understudy.evaluation import diversity
-from understudy.evaluation.encoder import Encoder, load_encoder
 from understudy.evaluation.metrics import Metrics
 from understudy.evaluation.rows import LabelledTexts
+from understudy.evaluation.texts import diversity
+from understudy.evaluation.texts.encoder import Encoder, load_encoder
 from understudy.privacy.ledger.records import Charge, KeyMaterial, SourceRecord
 from understudy.privacy.mechanisms import Mechanisms
 from understudy.privacy.queries import Query, queries_to_json

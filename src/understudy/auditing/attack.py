@@ -10,7 +10,7 @@ import numpy.typing as npt
 from understudy.auditing.membership import MembershipScores, loss_attack
 from understudy.auditing.one_run import Bools, Floats, bound
 from understudy.auditing.reconstruction import clopper_pearson
-from understudy.evaluation.intervals import Interval
+from understudy.evaluation.statistics.intervals import Interval
 from understudy.frozen import Frozen
 
 RATES = (0.001, 0.01)

@@ -15,7 +15,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from understudy.evaluation.words import words
+from understudy.evaluation.texts.words import words
 
 Floats = npt.NDArray[np.float64]
 

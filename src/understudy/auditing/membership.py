@@ -24,10 +24,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from understudy.evaluation.intervals import Interval
-from understudy.evaluation.label_model import LabelModel, label_losses
 from understudy.evaluation.rows import LabelledTexts
-from understudy.evaluation.transfer import TransferConfig, WordsOf, fine_tune
+from understudy.evaluation.statistics.intervals import Interval
+from understudy.evaluation.utility.label_model import LabelModel, label_losses
+from understudy.evaluation.utility.transfer import TransferConfig, WordsOf, fine_tune
 
 Losses = npt.NDArray[np.float64]
 Weights = npt.NDArray[np.int64]  # (replicates, rows): how often each row was drawn

@@ -19,8 +19,8 @@ import pyarrow as pa
 import torch
 
 from understudy.errors import InputError
-from understudy.evaluation.classifier import check_labels
 from understudy.evaluation.rows import LabelledTexts
+from understudy.evaluation.utility.classifier import check_labels
 from understudy.generation.config import SamplingConfig
 from understudy.generation.prompts import (
     Instruction,

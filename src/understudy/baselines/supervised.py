@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from understudy.errors import InputError
-from understudy.evaluation.language_model import pad
-from understudy.evaluation.next_token import descend
+from understudy.evaluation.texts.language_model import pad
+from understudy.evaluation.utility.next_token import descend
 from understudy.frozen import Profile, Profiled, Profiles
 from understudy.generation.config import SamplingConfig
 from understudy.generation.prompts import padded_left, row_seeds, special_ids, special_token_ids

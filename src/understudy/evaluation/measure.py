@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from understudy.errors import InputError, RowError
-from understudy.evaluation import diversity, fidelity, memorization, utility, words
 from understudy.evaluation.config import EvaluationConfig
-from understudy.evaluation.encoder import FloatArray, embed_sets
-from understudy.evaluation.intervals import (
+from understudy.evaluation.metrics import Metrics, merge
+from understudy.evaluation.rows import Conditions, LabelledTexts
+from understudy.evaluation.statistics.intervals import (
     FEWEST_OF_A_LABEL,
     Correct,
     Interval,
@@ -30,9 +30,10 @@ from understudy.evaluation.intervals import (
     paired_bootstrap,
     paired_recall_difference,
 )
-from understudy.evaluation.metrics import Metrics, merge
-from understudy.evaluation.rows import Conditions, LabelledTexts
-from understudy.evaluation.words import Texts, TokenizedTexts
+from understudy.evaluation.texts import diversity, fidelity, memorization, words
+from understudy.evaluation.texts.encoder import FloatArray, embed_sets
+from understudy.evaluation.texts.words import Texts, TokenizedTexts
+from understudy.evaluation.utility import accuracy
 
 __all__ = [
     "Conditions",
@@ -157,12 +158,12 @@ def measure_label_fidelity(
     conditions: Conditions, test: LabelledTexts, embedded: Mapping[str, FloatArray], test_embedded: FloatArray
 ) -> Metrics:
     """Agreement of the declared labels with a probe trained on real rows, which is not the steering head."""
-    probe = utility.fit_probe(embedded["real"], conditions.real.labels)
-    values = {"label_fidelity.real": utility.score(probe(test_embedded), test.labels).accuracy}
+    probe = accuracy.fit_probe(embedded["real"], conditions.real.labels)
+    values = {"label_fidelity.real": accuracy.score(probe(test_embedded), test.labels).accuracy}
     for arm, rows in conditions.named().items():
         if arm == "real":
             continue
-        found = utility.label_fidelity(embedded[arm], rows.labels, probe)
+        found = accuracy.label_fidelity(embedded[arm], rows.labels, probe)
         values[f"label_fidelity.{arm}"] = found.share
         if arm == "synthetic":
             values |= {f"label_fidelity.synthetic.label_{i}": share for i, share in found.by_label.items()}
@@ -276,7 +277,7 @@ def _probe_correct(
     conditions: Conditions, test: LabelledTexts, embedded: Mapping[str, FloatArray], test_embedded: FloatArray
 ) -> dict[str, Correct]:
     return {
-        arm: utility.score(utility.fit_probe(embedded[arm], rows.labels)(test_embedded), test.labels).correct[None]
+        arm: accuracy.score(accuracy.fit_probe(embedded[arm], rows.labels)(test_embedded), test.labels).correct[None]
         for arm, rows in conditions.named().items()
     }
 
@@ -287,7 +288,7 @@ def _transformer_correct(
     return {
         arm: np.stack(
             [
-                utility.transformer_accuracy(rows, test, config=config.classifier, seed=seed, device=device).correct
+                accuracy.transformer_accuracy(rows, test, config=config.classifier, seed=seed, device=device).correct
                 for seed in config.seeds
             ]
         )

@@ -11,8 +11,8 @@ import math
 from pydantic import Field, model_validator
 
 from understudy.evaluation import names
-from understudy.evaluation.diversity import LengthHistogram
 from understudy.evaluation.names import MetricName
+from understudy.evaluation.texts.diversity import LengthHistogram
 from understudy.frozen import Frozen
 
 

@@ -118,8 +118,8 @@ def measure_tables(compared: ComparedTables, *, device: str = "cpu") -> Metrics:
         compared: from `read_tables`.
         device: torch device of the sentence encoder and the classifier.
     """
-    from understudy.evaluation.encoder import embed, load_encoder
     from understudy.evaluation.measure import LabelledTexts, evaluate_synthetic
+    from understudy.evaluation.texts.encoder import embed, load_encoder
 
     synthetic, train, test = (
         LabelledTexts(rows.table["text"].to_pylist(), rows.table["label"].to_pylist(), rows.label_names)

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from understudy.evaluation.comparison import (
+from understudy.evaluation.names import MetricName
+from understudy.evaluation.statistics.comparison import (
     baselines_of,
     count_name,
     headline_of,
@@ -19,7 +20,6 @@ from understudy.evaluation.comparison import (
     seed_name,
     spread_name,
 )
-from understudy.evaluation.names import MetricName
 from understudy.reporting import view
 from understudy.reporting.comparison_content import FORMAT, ComparisonContent, said_epsilon
 from understudy.reporting.differences import DIFFERENCES, differences_table

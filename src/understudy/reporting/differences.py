@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Sequence
 from typing import Final
 
-from understudy.evaluation.comparison import seed_name
-from understudy.evaluation.differences import difference_name
 from understudy.evaluation.names import MetricName
+from understudy.evaluation.statistics.comparison import seed_name
+from understudy.evaluation.statistics.differences import difference_name
 from understudy.reporting import view
 from understudy.reporting.comparison_content import ComparisonContent, Group
 from understudy.reporting.text_formatting import number, points

@@ -16,9 +16,9 @@ from typing import Any, Final, Literal
 
 from pydantic import Field
 
-from understudy.evaluation.diversity import LengthHistogram
 from understudy.evaluation.metrics import Histogram, Metrics
 from understudy.evaluation.names import MetricName
+from understudy.evaluation.texts.diversity import LengthHistogram
 from understudy.frozen import Frozen
 from understudy.reporting import text_formatting, view
 from understudy.reporting.budget import BudgetUse, budget_bar, budget_of

@@ -49,7 +49,7 @@ def vote(rows: ArtifactRef, receipt: ChargeReceipt, config: VotedTextsConfig) ->
     """The noised votes: everything that the charge pays for."""
     import torch
 
-    from understudy.evaluation.encoder import load_encoder
+    from understudy.evaluation.texts.encoder import load_encoder
     from understudy.tensor_files import save_tensors
 
     table, encode = read_table(rows), load_encoder().encode

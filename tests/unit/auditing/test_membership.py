@@ -16,10 +16,10 @@ from understudy.auditing.membership import (
     membership_audit,
     membership_scores,
 )
-from understudy.evaluation.intervals import Interval
-from understudy.evaluation.label_model import label_losses
 from understudy.evaluation.rows import LabelledTexts
-from understudy.evaluation.transfer import TransferConfig, load_label_model
+from understudy.evaluation.statistics.intervals import Interval
+from understudy.evaluation.utility.label_model import label_losses
+from understudy.evaluation.utility.transfer import TransferConfig, load_label_model
 
 
 def make_rows(n: int, *, seed: int) -> LabelledTexts:

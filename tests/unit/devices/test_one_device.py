@@ -32,10 +32,10 @@ PLACES = {
     "distil": f"{METHODS}.trajectory_matching.distil:nearest_tokens",
     "pseudo-text": f"{METHODS}.trajectory_matching.emission:nearest_tokens",
     "less": f"{METHODS}.trajectory_matching.student:widened",
-    "classifier": "understudy.evaluation.classifier:_logits",
+    "classifier": "understudy.evaluation.utility.classifier:_logits",
     "encoder": "transformers.models.bert.modeling_bert:BertIntermediate.forward",
-    "transfer": "understudy.evaluation.transfer:last_state",
-    "perplexity": "understudy.evaluation.language_model:token_losses",
+    "transfer": "understudy.evaluation.utility.transfer:last_state",
+    "perplexity": "understudy.evaluation.texts.language_model:token_losses",
 }
 
 pytestmark = [

@@ -5,10 +5,11 @@ import numpy as np
 import pytest
 
 from understudy.errors import InputError
-from understudy.evaluation import fidelity, measure, names, words
+from understudy.evaluation import measure, names
 from understudy.evaluation.config import EvaluationConfig
-from understudy.evaluation.encoder import embed
 from understudy.evaluation.rows import Conditions, LabelledTexts
+from understudy.evaluation.texts import fidelity, words
+from understudy.evaluation.texts.encoder import embed
 
 CONFIG = EvaluationConfig(profile="tiny", replicates=200, floor_splits=1)
 

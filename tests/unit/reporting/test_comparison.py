@@ -8,10 +8,10 @@ import pytest
 from report_pages import Outline
 
 from understudy.errors import InputError
-from understudy.evaluation.comparison import MeasuredRun, compared, figures_of, seed_name
-from understudy.evaluation.differences import difference_name
 from understudy.evaluation.metrics import Metrics
 from understudy.evaluation.names import MetricName, describe
+from understudy.evaluation.statistics.comparison import MeasuredRun, compared, figures_of, seed_name
+from understudy.evaluation.statistics.differences import difference_name
 from understudy.reporting.comparison import (
     build_comparison,
     figure_rows,

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from understudy.data.private_rows import PrivateRows
 from understudy.errors import InputError
-from understudy.evaluation.encoder import Encoder, each_alone, leave
+from understudy.evaluation.texts.encoder import Encoder, each_alone, leave
 from understudy.methods.conditional_generation.queries import CLASS_MEANS, Asked
 from understudy.privacy.grid import charged_sensitivity
 from understudy.privacy.grid_sum import GridSum

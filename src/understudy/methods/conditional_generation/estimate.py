@@ -13,8 +13,8 @@ from typing import Any
 from understudy.cores import resident_memory
 from understudy.data.private_rows import PrivateRows
 from understudy.evaluation.config import EvaluationConfig
-from understudy.evaluation.encoder import embed, load_encoder
 from understudy.evaluation.measure import LabelledTexts, evaluate_synthetic
+from understudy.evaluation.texts.encoder import embed, load_encoder
 from understudy.hardware import chosen
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
 from understudy.methods.conditional_generation.fitting import train_on_table

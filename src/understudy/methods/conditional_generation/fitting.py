@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from understudy.data.private_rows import PrivateRows
-from understudy.evaluation import encoder
+from understudy.evaluation.texts import encoder
 from understudy.generation.prompts import build_prompts
 from understudy.methods.conditional_generation.class_means import release_class_means
 from understudy.methods.conditional_generation.class_sizes import count_labels

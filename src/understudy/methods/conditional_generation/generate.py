@@ -18,7 +18,7 @@ import pyarrow as pa
 import torch
 
 from understudy.errors import InputError
-from understudy.evaluation import encoder
+from understudy.evaluation.texts import encoder
 from understudy.generation.prompts import row_seeds, special_token_ids
 from understudy.generation.sampling import sample
 from understudy.generation.steering import steer_towards

@@ -11,8 +11,8 @@ import torch
 
 from understudy.auditing.known_rows import LeftOver, seen_from
 from understudy.data.private_rows import private_rows
-from understudy.evaluation import encoder
-from understudy.evaluation.encoder import Encoder, each_alone
+from understudy.evaluation.texts import encoder
+from understudy.evaluation.texts.encoder import Encoder, each_alone
 from understudy.methods.conditional_generation.class_means import check_encoder
 from understudy.methods.conditional_generation.storage import released_means
 from understudy.methods.reading import SumsToRead

@@ -129,7 +129,7 @@ def describe(config: ConditionalGenerationConfig, promise: Promise) -> Descripti
 
 def _encoder() -> tuple[PretrainedModel, ...]:
     """In whose space the class means lie."""
-    from understudy.evaluation.encoder import DEFAULT_ENCODER, encoder_digest
+    from understudy.evaluation.texts.encoder import DEFAULT_ENCODER, encoder_digest
 
     return (PretrainedModel(role="sentence encoder", name=DEFAULT_ENCODER, digest=encoder_digest()),)
 

@@ -23,12 +23,12 @@ import numpy.typing as npt
 import torch
 from scipy.stats import binomtest
 
-from understudy.evaluation.encoder import FloatArray, embed_sets
-from understudy.evaluation.fidelity import fit_gaussian, gaussian_distance
 from understudy.evaluation.metrics import Histogram, Metrics, merge
-from understudy.evaluation.nearest import log_perplexities, nearest_real
 from understudy.evaluation.rows import Conditions, LabelledTexts
-from understudy.evaluation.transfer import WordsOf
+from understudy.evaluation.texts.encoder import FloatArray, embed_sets
+from understudy.evaluation.texts.fidelity import fit_gaussian, gaussian_distance
+from understudy.evaluation.texts.nearest import log_perplexities, nearest_real
+from understudy.evaluation.utility.transfer import WordsOf
 from understudy.methods.gradient_matching.evaluation_config import MatchingEvaluationConfig
 from understudy.methods.gradient_matching.loss import text_losses
 from understudy.methods.gradient_matching.metric_names import METRIC_NAMES

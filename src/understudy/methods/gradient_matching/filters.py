@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from understudy.errors import InputError
-from understudy.evaluation.label_model import LabelModel, encode_row, predict_encoded
+from understudy.evaluation.utility.label_model import LabelModel, encode_row, predict_encoded
 from understudy.methods.gradient_matching.config import FilterConfig
 from understudy.methods.gradient_matching.verbalizer import Verbalizer
 from understudy.models.loading import LoadedModel

@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from understudy.evaluation.classifier import check_labels
-from understudy.evaluation.label_model import LabelModel, encode_rows, label_loss, last_states
 from understudy.evaluation.rows import LabelledTexts
-from understudy.evaluation.transfer import Callback
+from understudy.evaluation.utility.classifier import check_labels
+from understudy.evaluation.utility.label_model import LabelModel, encode_rows, label_loss, last_states
+from understudy.evaluation.utility.transfer import Callback
 
 _CHUNK = 32
 

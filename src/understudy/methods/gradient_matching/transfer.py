@@ -21,13 +21,13 @@ from transformers import AutoConfig
 
 from understudy.auditing.membership import Attack, loss_attack, membership_scores
 from understudy.errors import InputError
-from understudy.evaluation.intervals import Interval, accuracy_interval
-from understudy.evaluation.label_model import LabelModel, predict
 from understudy.evaluation.metrics import Metrics, merge
 from understudy.evaluation.names import MIA_ARMS, short_name
 from understudy.evaluation.rows import Conditions, LabelledTexts
-from understudy.evaluation.transfer import Callback, TransferConfig, WordsOf, fine_tune, load_label_model
-from understudy.evaluation.utility import score
+from understudy.evaluation.statistics.intervals import Interval, accuracy_interval
+from understudy.evaluation.utility.accuracy import score
+from understudy.evaluation.utility.label_model import LabelModel, predict
+from understudy.evaluation.utility.transfer import Callback, TransferConfig, WordsOf, fine_tune, load_label_model
 from understudy.methods.gradient_matching.evaluation_config import MatchingEvaluationConfig
 from understudy.methods.gradient_matching.gradients import all_gradients, head_gradient, relative_distance
 from understudy.methods.gradient_matching.metric_names import METRIC_NAMES

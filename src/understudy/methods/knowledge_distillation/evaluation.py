@@ -17,14 +17,14 @@ import numpy as np
 
 from understudy.compute import ON_CPU, Compute
 from understudy.errors import InputError
+from understudy.evaluation.answers.pairwise import compare_answers, count_shortened, preference_judge
 from understudy.evaluation.config import EvaluationConfig
-from understudy.evaluation.encoder import FloatArray
-from understudy.evaluation.language_model import mean_hidden_states
 from understudy.evaluation.measure import Embedder, measure_diversity, measure_fidelity, measure_memorization
 from understudy.evaluation.metrics import Metrics, merge
-from understudy.evaluation.paired import mean_difference, mean_interval
-from understudy.evaluation.pairwise import compare_answers, count_shortened, preference_judge
-from understudy.evaluation.term_vectors import term_vectors
+from understudy.evaluation.statistics.paired import mean_difference, mean_interval
+from understudy.evaluation.texts.encoder import FloatArray
+from understudy.evaluation.texts.language_model import mean_hidden_states
+from understudy.evaluation.texts.term_vectors import term_vectors
 from understudy.frozen import Profile
 from understudy.generation.instructions import EncodedPairs, Pair, PairEncoder
 from understudy.generation.prompts import row_seeds

@@ -16,13 +16,14 @@ import numpy as np
 import pyarrow as pa
 from torch import Tensor
 
-from understudy.evaluation import fidelity
 from understudy.evaluation.config import EvaluationConfig
-from understudy.evaluation.encoder import FloatArray, embed_sets
 from understudy.evaluation.measure import Embedder, measure_diversity, measure_fidelity, measure_memorization
-from understudy.evaluation.medoid import median_distance_to_medoid
 from understudy.evaluation.metrics import Metrics, merge
-from understudy.evaluation.next_token import (
+from understudy.evaluation.texts import fidelity
+from understudy.evaluation.texts.encoder import FloatArray, embed_sets
+from understudy.evaluation.texts.medoid import median_distance_to_medoid
+from understudy.evaluation.texts.words import tokenize
+from understudy.evaluation.utility.next_token import (
     NextTokenConfig,
     accuracy_difference,
     accuracy_interval,
@@ -30,7 +31,6 @@ from understudy.evaluation.next_token import (
     score_clients,
     share_of_gap_closed,
 )
-from understudy.evaluation.words import tokenize
 from understudy.methods.preference_optimization.clients import Clients, build_clients, build_texts
 from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
 from understudy.methods.preference_optimization.metric_names import METRIC_NAMES

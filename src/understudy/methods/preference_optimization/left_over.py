@@ -8,8 +8,8 @@ import pyarrow as pa
 import torch
 
 from understudy.auditing.known_rows import LeftOver, seen_from
-from understudy.evaluation import encoder
-from understudy.evaluation.encoder import Encoder
+from understudy.evaluation.texts import encoder
+from understudy.evaluation.texts.encoder import Encoder
 from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
 from understudy.methods.preference_optimization.pool import ClientPool, build_pool
 from understudy.methods.preference_optimization.queries import schedule_of

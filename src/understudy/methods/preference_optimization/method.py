@@ -116,7 +116,7 @@ def describe(config: PreferenceOptimizationConfig, promise: Promise) -> Descript
     Raises:
         InputError: no masked round can be planned with these settings, which the noise and the labels decide.
     """
-    from understudy.evaluation.encoder import DEFAULT_ENCODER, encoder_digest
+    from understudy.evaluation.texts.encoder import DEFAULT_ENCODER, encoder_digest
 
     schedule, n = schedule_of(promise.queries), promise.n
     candidates = config.candidates.prompts * config.candidates.per_prompt * max(len(promise.label_names), 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from understudy.auditing.row_losses import RowLosses
-from understudy.evaluation.language_model import text_losses
+from understudy.evaluation.texts.language_model import text_losses
 from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
 from understudy.methods.reading import RowsToRead
 from understudy.models.loading import load_base, load_model

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
+from understudy.evaluation.answers.multiple_choice import Question, accuracy, likelihoods, questions_of
 from understudy.evaluation.metrics import Metrics
-from understudy.evaluation.multiple_choice import Question, accuracy, likelihoods, questions_of
 from understudy.generation.instructions import Pair, PairEncoder
 from understudy.methods.trajectory_matching.carriers import encoded
 from understudy.methods.trajectory_matching.config import TrajectoryMatchingConfig

@@ -6,7 +6,7 @@
   smoothing, and the rows with the largest Gumbel-perturbed log ratios: importance resampling without replacement.
 - `less`: in `less.py`.
 
-Words are those of `understudy.evaluation.words`, in which a script without spaces gives a word for each character.
+Words are those of `evaluation.texts.words`, in which a script without spaces gives a word for each character.
 
 The chosen rows are as private as the rows they were chosen from.
 """
@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from understudy.errors import RowError
-from understudy.evaluation.words import words as words_of
+from understudy.evaluation.texts.words import words as words_of
 from understudy.methods.trajectory_matching.config import SelectionConfig
 
 Scores = npt.NDArray[np.floating]

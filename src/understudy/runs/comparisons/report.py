@@ -9,10 +9,10 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from understudy.errors import InputError, UnderstudyError
-from understudy.evaluation.comparison import MeasuredRun, compared, figures_of, headline_of
-from understudy.evaluation.differences import differences
 from understudy.evaluation.metrics import Metrics, merge
 from understudy.evaluation.names import MetricName
+from understudy.evaluation.statistics.comparison import MeasuredRun, compared, figures_of, headline_of
+from understudy.evaluation.statistics.differences import differences
 from understudy.locks import locked_folder
 from understudy.privacy.ledger.budget import Cost, spent
 from understudy.privacy.ledger.ledger import Ledger

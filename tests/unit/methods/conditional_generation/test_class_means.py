@@ -10,8 +10,8 @@ import torch
 
 from understudy.data.private_rows import PrivateRows
 from understudy.errors import InputError, UnderstudyError
-from understudy.evaluation import encoder as encoder_module
-from understudy.evaluation.encoder import Encoder, embed
+from understudy.evaluation.texts import encoder as encoder_module
+from understudy.evaluation.texts.encoder import Encoder, embed
 from understudy.methods.conditional_generation import class_means
 from understudy.methods.conditional_generation.class_means import ClassMeans, margins, nearest, release_class_means
 from understudy.methods.conditional_generation.generate import synthesize

@@ -3,7 +3,7 @@
 import pytest
 from tests_support import write_random_model
 
-from understudy.evaluation.encoder import load_encoder
+from understudy.evaluation.texts.encoder import load_encoder
 from understudy.methods.conditional_generation import estimate
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
 from understudy.methods.conditional_generation.memory import resolve

@@ -12,7 +12,7 @@ from understudy.compute import ON_CPU
 from understudy.data.private_rows import private_rows
 from understudy.data.tables import LABELLED_SCHEMA
 from understudy.errors import InputError
-from understudy.evaluation.encoder import Encoder
+from understudy.evaluation.texts.encoder import Encoder
 from understudy.methods.conditional_generation import left_over as module
 from understudy.methods.conditional_generation.class_means import release_class_means
 from understudy.methods.conditional_generation.left_over import left_over

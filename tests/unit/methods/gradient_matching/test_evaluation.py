@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import beta
 
-from understudy.evaluation.language_model import language_model_loss_of_texts
 from understudy.evaluation.rows import Conditions, LabelledTexts
+from understudy.evaluation.texts.language_model import language_model_loss_of_texts
 from understudy.methods.gradient_matching import evaluation
 from understudy.methods.gradient_matching.evaluation import (
     MatchedLosses,

@@ -11,9 +11,9 @@ from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from understudy.errors import InputError
-from understudy.evaluation.label_model import LabelModel, encode_rows
 from understudy.evaluation.rows import LabelledTexts
-from understudy.evaluation.transfer import TransferConfig, fine_tune
+from understudy.evaluation.utility.label_model import LabelModel, encode_rows
+from understudy.evaluation.utility.transfer import TransferConfig, fine_tune
 from understudy.methods.gradient_matching import gradients
 from understudy.methods.gradient_matching.config import VerbalizerConfig
 from understudy.methods.gradient_matching.gradients import (

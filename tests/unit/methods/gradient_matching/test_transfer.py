@@ -11,12 +11,12 @@ from tests_support import SENTIMENT_WORDS, SENTIMENTS, write_random_model
 
 from understudy.auditing.membership import MembershipScores, membership_audit
 from understudy.evaluation.config import EvaluationConfig
-from understudy.evaluation.intervals import Interval
-from understudy.evaluation.label_model import predict
 from understudy.evaluation.measure import evaluate_synthetic, merge
 from understudy.evaluation.rows import Conditions, LabelledTexts
-from understudy.evaluation.transfer import TransferConfig, fine_tune, load_label_model
-from understudy.evaluation.utility import score
+from understudy.evaluation.statistics.intervals import Interval
+from understudy.evaluation.utility.accuracy import score
+from understudy.evaluation.utility.label_model import predict
+from understudy.evaluation.utility.transfer import TransferConfig, fine_tune, load_label_model
 from understudy.methods.gradient_matching import transfer
 from understudy.methods.gradient_matching.config import VerbalizerConfig
 from understudy.methods.gradient_matching.evaluation import EvaluationModels, MatchedLosses, measure_matching

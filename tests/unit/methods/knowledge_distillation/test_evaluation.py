@@ -5,7 +5,7 @@ import pytest
 from tests_support import write_random_model
 
 from understudy.compute import ON_CPU
-from understudy.evaluation import pairwise
+from understudy.evaluation.answers import pairwise
 from understudy.generation.instructions import Pair, PairEncoder
 from understudy.methods.knowledge_distillation.config import KnowledgeDistillationConfig
 from understudy.methods.knowledge_distillation.evaluation import chosen_pairs, measure_cut, measure_wins

@@ -8,7 +8,7 @@ import pytest
 
 from understudy.auditing.known_rows import coin_scores
 from understudy.compute import ON_CPU
-from understudy.evaluation.encoder import Encoder
+from understudy.evaluation.texts.encoder import Encoder
 from understudy.methods.preference_optimization import left_over as module
 from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
 from understudy.methods.preference_optimization.left_over import left_over

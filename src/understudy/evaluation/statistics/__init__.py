@@ -1,0 +1,1 @@
+"""How sure a figure is, and how figures of several runs compare."""

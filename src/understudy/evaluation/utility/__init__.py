@@ -1,0 +1,1 @@
+"""How useful text is: a model is trained on it and tested on real rows."""
