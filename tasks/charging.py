@@ -15,7 +15,7 @@ from understudy.hardware import kind
 from understudy.privacy.accounting import epsilon_rdp
 from understudy.privacy.ledger.ledger import Charge, ChargeFields, Ledger
 from understudy.privacy.queries import event_delta, event_of, queries_to_json
-from understudy.runs.earlier_charges import ASKED, paid_before, parts_of, refuse_paid
+from understudy.runs.earlier_charges import ASKED, paid_again, paid_before, parts_of, refuse_paid
 from understudy.runs.run_plan import RunPlan, asked_key_of, key_of
 from understudy.settings import settings
 from understudy.tasks.charge_receipt import ChargeReceipt, drop_release_log
@@ -79,8 +79,8 @@ def charge(plan: RunPlan, *, environment: dict[str, str], accept_new: bool) -> C
             keep = "keep what it exported, which stays as good as it was, " if found.status == "released" else ""
             raise UnderstudyError(
                 f"charge {found.id} of source {found.source!r} paid for this run, but {changed}, so computing it again "
-                f"would be a new release: {keep}pay epsilon={found.epsilon:g} once more with --accept-new-charge, or "
-                "restore what was there"
+                f"would be a new release: {keep}{paid_again(found.epsilon)} with --accept-new-charge, or restore what "
+                "was there"
             )
         found = ledger.reserve(instead_of=found.id, **asked)
     if found.status == "reserved":

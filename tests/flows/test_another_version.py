@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -10,6 +11,7 @@ from pydantic import ConfigDict
 from tests_support import SMALL
 
 from understudy.errors import UnderstudyError
+from understudy.flows.commands.run import price
 from understudy.methods import registry
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
 from understudy.privacy.ledger.ledger import Ledger
@@ -77,6 +79,19 @@ def test_a_charge_of_a_version_that_noted_no_request_is_asked_about_once(request
     seeded = asked.model_copy(update={"overrides": (*asked.overrides, "public_seed=1")})
     ask(registered(seeded, "conditional-generation"), accept_new=False)
     assert Ledger.open().spent("ward")[0] == 6
+
+
+def test_where_nothing_is_paid_no_price_is_named(request_of):
+    """The question was whether to "pay epsilon=inf", and the announcement that epsilon=inf is charged to a budget."""
+    plan = registered(request_of(epsilon=math.inf), "conditional-generation")
+    assert "nothing is charged" in price(plan, is_charged=False, accepts_new=False)
+    first = charge.fn(plan, environment={"code": "0" * 64}, accept_new=False)
+    for one, code in ((as_a_later_version_has_it(plan), "0"), (plan, "1")):
+        with pytest.raises(UnderstudyError, match=r"spends nothing of the budget.*--accept-new-charge") as asked:
+            charge.fn(one, environment={"code": code * 64}, accept_new=False)
+        assert "epsilon=inf" not in str(asked.value)
+    assert charge.fn(plan, environment={"code": "1" * 64}, accept_new=True) != first
+    assert Ledger.open().spent("ward") == (0.0, 0.0)
 
 
 def test_another_request_is_charged_without_a_question(request_of, data):
