@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from understudy.durable import naming
 from understudy.errors import LeaseLost, UnderstudyError
 from understudy.locks import try_lock
 from understudy.settings import private_directory
@@ -278,7 +279,7 @@ def _write(path: Path, content: bytes) -> None:
     temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with naming(path), os.fdopen(descriptor, "wb") as file:
             file.write(content)
         temporary.rename(path)
     except BaseException:
