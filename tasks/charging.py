@@ -20,6 +20,7 @@ from understudy.runs.run_plan import RunPlan, asked_key_of, key_of
 from understudy.settings import settings
 from understudy.tasks.charge_receipt import ChargeReceipt, drop_release_log
 from understudy.tasks.engine.cache_key import versions
+from understudy.tasks.engine.leases import kept_results
 from understudy.tasks.engine.machine import prepare_torch
 from understudy.tasks.engine.runtime import code_digest, compute, task
 
@@ -96,13 +97,14 @@ def finalize(receipt: ChargeReceipt, released: ArtifactRef) -> ArtifactRef:
     """Close the charge after its last draw is stored: the salt of its noise is erased, then its release log.
 
     Prefect does not wait until the disk has a result. One that a loss of power took could not be made again afterwards.
+    Nor does it end a task whose result a full disk refused: that one stays beside the checkpoints.
     """
     if released.label != receipt.label:
         raise UnderstudyError(f"expected an artifact labelled {receipt.label}, found {released.label}")
-    for path in _results(receipt.charge_id):
+    stored = list(_results(receipt.charge_id))
+    for path in (*stored, settings().results_root, *{path.parent for path in stored}):
         with suppress(FileNotFoundError):
             sync(path)
-    sync(settings().results_root)
     Ledger.open().release(receipt.charge_id)
     drop_release_log(receipt.charge_id)
     return released
@@ -144,7 +146,7 @@ def _changed(found: Charge, releases: str, here: Mapping[str, str]) -> str | Non
 
 def _results(charge_id: str) -> Iterator[Path]:
     """What tasks of this home kept that drew noise under a charge: without it, they would draw again."""
-    for path in settings().results_root.iterdir():
+    for path in (*settings().results_root.iterdir(), *kept_results(settings().checkpoints_root)):
         with suppress(FileNotFoundError, IsADirectoryError):  # `understudy gc` may be removing it
             if charge_id in path.read_text(errors="replace"):
                 yield path

@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -191,6 +191,11 @@ def forget(root: Path, key: str) -> None:
     if descriptor is not None:
         shutil.rmtree(root / key, ignore_errors=True)
         os.close(descriptor)
+
+
+def kept_results(root: Path) -> Iterator[Path]:
+    """Finished results that were not committed yet; they may be gone by the time that they are read."""
+    return root.glob(f"*/{_RESULT}")
 
 
 def sweep(root: Path, *, source: str | None = None, older_than_s: float = 0.0) -> list[str]:
