@@ -15,11 +15,12 @@ from understudy.hardware import kind
 from understudy.privacy.accounting import epsilon_rdp
 from understudy.privacy.ledger.ledger import Charge, ChargeFields, Ledger
 from understudy.privacy.queries import event_delta, event_of, queries_to_json
-from understudy.runs.earlier_charges import ASKED, paid_before, parts_of, refuse_paid
+from understudy.runs.earlier_charges import ASKED, paid_again, paid_before, parts_of, refuse_paid
 from understudy.runs.run_plan import RunPlan, asked_key_of, key_of
 from understudy.settings import settings
 from understudy.tasks.charge_receipt import ChargeReceipt, drop_release_log
 from understudy.tasks.engine.cache_key import versions
+from understudy.tasks.engine.leases import kept_results
 from understudy.tasks.engine.machine import prepare_torch
 from understudy.tasks.engine.runtime import code_digest, compute, task
 
@@ -79,8 +80,8 @@ def charge(plan: RunPlan, *, environment: dict[str, str], accept_new: bool) -> C
             keep = "keep what it exported, which stays as good as it was, " if found.status == "released" else ""
             raise UnderstudyError(
                 f"charge {found.id} of source {found.source!r} paid for this run, but {changed}, so computing it again "
-                f"would be a new release: {keep}pay epsilon={found.epsilon:g} once more with --accept-new-charge, or "
-                "restore what was there"
+                f"would be a new release: {keep}{paid_again(found.epsilon)} with --accept-new-charge, or restore what "
+                "was there"
             )
         found = ledger.reserve(instead_of=found.id, **asked)
     if found.status == "reserved":
@@ -95,13 +96,14 @@ def finalize(receipt: ChargeReceipt, released: ArtifactRef) -> ArtifactRef:
     """Close the charge after its last draw is stored: the salt of its noise is erased, then its release log.
 
     Prefect does not wait until the disk has a result. One that a loss of power took could not be made again afterwards.
+    Nor does it end a task whose result a full disk refused: that one stays beside the checkpoints.
     """
     if released.label != receipt.label:
         raise UnderstudyError(f"expected an artifact labelled {receipt.label}, found {released.label}")
-    for path in _results(receipt.charge_id):
+    stored = list(_results(receipt.charge_id))
+    for path in (*stored, settings().results_root, *{path.parent for path in stored}):
         with suppress(FileNotFoundError):
             sync(path)
-    sync(settings().results_root)
     Ledger.open().release(receipt.charge_id)
     drop_release_log(receipt.charge_id)
     return released
@@ -156,7 +158,7 @@ def _changed(found: Charge, releases: str, here: Mapping[str, str]) -> str | Non
 
 def _results(charge_id: str) -> Iterator[Path]:
     """What tasks of this home kept that drew noise under a charge: without it, they would draw again."""
-    for path in settings().results_root.iterdir():
+    for path in (*settings().results_root.iterdir(), *kept_results(settings().checkpoints_root)):
         with suppress(FileNotFoundError, IsADirectoryError):  # `understudy gc` may be removing it
             if charge_id in path.read_text(errors="replace"):
                 yield path

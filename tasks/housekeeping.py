@@ -126,7 +126,7 @@ def _unfinished(now: Settings, source: str, charges: set[str]) -> tuple[Path, se
 def _referenced(now: Settings) -> set[str]:
     """Ids of all artifacts that a result names, committed or not yet."""
     found: set[str] = set()
-    for path in (*now.results_root.iterdir(), *now.checkpoints_root.glob("*/result.json")):
+    for path in (*now.results_root.iterdir(), *leases.kept_results(now.checkpoints_root)):
         if path.is_file():
             found |= _named_in(path) or set()
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -123,7 +124,7 @@ def price(plan: RunPlan, *, is_charged: bool, accepts_new: bool) -> str:
     """What a run charges, in words."""
     from understudy.privacy.statement import cost_in_words
 
-    if not plan.queries:
+    if math.isinf(plan.epsilon):
         return (
             f"reads source {plan.source} without noise: nothing is charged and nothing promised, the result is as "
             "private as the rows"

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from understudy.durable import naming
+
 
 def try_lock(path: Path) -> int | None:
     """Lock `path` (made with mode 0600 if need be) and return its descriptor, or None when it is held.
@@ -57,7 +59,8 @@ def locked_one(paths: Sequence[Path], waiting: Callable[[float], None], *, every
             if descriptor is not None:
                 try:
                     os.truncate(descriptor, 0)
-                    os.write(descriptor, str(os.getpid()).encode())
+                    with naming(path):
+                        os.write(descriptor, str(os.getpid()).encode())
                     yield index
                 finally:
                     os.close(descriptor)

@@ -15,12 +15,13 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from understudy.durable import naming
 from understudy.errors import LeaseLost, UnderstudyError
 from understudy.locks import try_lock
 from understudy.settings import private_directory
@@ -192,6 +193,11 @@ def forget(root: Path, key: str) -> None:
         os.close(descriptor)
 
 
+def kept_results(root: Path) -> Iterator[Path]:
+    """Finished results that were not committed yet; they may be gone by the time that they are read."""
+    return root.glob(f"*/{_RESULT}")
+
+
 def sweep(root: Path, *, source: str | None = None, older_than_s: float = 0.0) -> list[str]:
     """Remove checkpoints that nobody works on: all of them, or those that may hold rows of `source`.
 
@@ -278,7 +284,7 @@ def _write(path: Path, content: bytes) -> None:
     temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with naming(path), os.fdopen(descriptor, "wb") as file:
             file.write(content)
         temporary.rename(path)
     except BaseException:

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from understudy.durable import naming
 from understudy.errors import TrackingFailed
 from understudy.locks import locked_folder, try_lock
 from understudy.settings import private_directory
@@ -50,7 +51,8 @@ def hold(folder: Path, run_key: str, end_dead: Callable[[set[str]], None]) -> Ru
         path = folder / f"{run_key}.{uuid.uuid4().hex}"
         descriptor = try_lock(path)
         assert descriptor is not None, "nobody else knows the name"
-        os.write(descriptor, "\n".join(_here()).encode())
+        with naming(path):
+            os.write(descriptor, "\n".join(_here()).encode())
     return RunLock(path, descriptor)
 
 

@@ -14,6 +14,7 @@ tracking and retries.
 
 import functools
 import inspect
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -309,8 +310,17 @@ def _after_commit(spec: _Spec, task_run: TaskRun, state: State[Any]) -> None:
             )
         )
     now = settings()
-    if (now.results_root / key).exists():
+    if _is_whole(now.results_root / key):
         leases.forget(now.checkpoints_root, key)
+
+
+def _is_whole(stored: Path) -> bool:
+    """Whether a result is committed: on a full disk Prefect writes a part of it, or nothing, and goes on."""
+    try:
+        json.loads(stored.read_bytes())
+    except (FileNotFoundError, ValueError):
+        return False
+    return True
 
 
 def _record_failure(record: TaskRecord, error: Exception) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from understudy.durable import naming
 from understudy.locks import locked
 
 
@@ -35,7 +36,8 @@ class Turns:
             # A process that forked has the memory of the one before it, and is another writer.
             if self._process != os.getpid() or self._lock.read_bytes() != self._name:
                 self._forget()
-                self._lock.write_bytes(self._name)
+                with naming(self._lock):
+                    self._lock.write_bytes(self._name)
             yield
 
     def made(self, parent: str) -> None:

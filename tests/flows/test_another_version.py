@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 from typing import Any
 
 import pyarrow as pa
@@ -11,6 +12,7 @@ from pydantic import ConfigDict
 from tests_support import SMALL
 
 from understudy.errors import UnderstudyError
+from understudy.flows.commands.run import price
 from understudy.hardware import kind
 from understudy.methods import registry
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
@@ -103,6 +105,19 @@ def test_two_processes_may_begin_one_charge_in_other_words(request_of, monkeypat
     else:
         assert begin() == begin()
         assert parts_of(Ledger.open().charges()[-1].environment)["asked"] == "f" * 64
+
+
+def test_where_nothing_is_paid_no_price_is_named(request_of):
+    """The question was whether to "pay epsilon=inf", and the announcement that epsilon=inf is charged to a budget."""
+    plan = registered(request_of(epsilon=math.inf), "conditional-generation")
+    assert "nothing is charged" in price(plan, is_charged=False, accepts_new=False)
+    first = charge.fn(plan, environment={"code": "0" * 64}, accept_new=False)
+    for one, code in ((as_a_later_version_has_it(plan), "0"), (plan, "1")):
+        with pytest.raises(UnderstudyError, match=r"spends nothing of the budget.*--accept-new-charge") as asked:
+            charge.fn(one, environment={"code": code * 64}, accept_new=False)
+        assert "epsilon=inf" not in str(asked.value)
+    assert charge.fn(plan, environment={"code": "1" * 64}, accept_new=True) != first
+    assert Ledger.open().spent("ward") == (0.0, 0.0)
 
 
 def test_another_request_is_charged_without_a_question(request_of, data):

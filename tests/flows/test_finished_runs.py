@@ -22,6 +22,7 @@ from understudy.runs.validation import validate
 from understudy.settings import settings
 from understudy.tasks.charge_receipt import open_mechanisms, write_released
 from understudy.tasks.charging import charge, finalize
+from understudy.tasks.engine import leases
 
 
 @pytest.fixture
@@ -229,6 +230,21 @@ def test_a_result_that_another_home_kept_can_be_paid_for_again_here(request_of):
         (draft.path / "model.safetensors").write_bytes(b"released")
     finalize.fn(first, draft.ref)
     assert ask(accept_new=True).charge_id != first.charge_id
+
+
+def test_a_result_that_the_disk_refused_is_found_beside_the_checkpoints(request_of):
+    """Of a run that had released, the next attempt was asked to pay once more."""
+    plan = registered(request_of(), "conditional-generation")
+    ask = functools.partial(charge.fn, plan, environment={"code": "0" * 64}, accept_new=False)
+    receipt = ask()
+    with write_released(receipt, kind="model") as draft:
+        (draft.path / "model.safetensors").write_bytes(b"released")
+    lease = leases.acquire(settings().checkpoints_root, "k" * 64)
+    lease.save_result(draft.ref.model_dump_json().encode())
+    lease.release()
+    finalize.fn(receipt, draft.ref)
+    assert Ledger.open().charge(receipt.charge_id).status == "released"
+    assert ask() == receipt
 
 
 def test_no_run_takes_a_folder_over_while_its_page_is_made_anew(call, tmp_path, monkeypatch):

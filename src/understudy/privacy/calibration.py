@@ -17,6 +17,7 @@ import dp_accounting as dp
 from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
+from understudy.durable import naming
 from understudy.errors import InputError
 from understudy.privacy.accounting import RELATION, check_delta, epsilon_pld, epsilon_rdp
 from understudy.privacy.events import event_to_json
@@ -139,7 +140,7 @@ def _write_cache(entry: Path, content: Mapping[str, object]) -> None:
     entry.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=entry.parent, prefix=".calibration-", suffix=".tmp")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+        with naming(entry), os.fdopen(handle, "w", encoding="utf-8") as file:
             json.dump(content, file, sort_keys=True)
             file.flush()
             os.fsync(file.fileno())

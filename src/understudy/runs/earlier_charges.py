@@ -6,6 +6,7 @@ The environment that a charge is bound to also says what was asked for (`run_pla
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -52,9 +53,20 @@ def paid_before(charges: Sequence[Charge], *, key: str, asked: str, price: tuple
     else:
         return ""
     return (
-        f"charge {last.id} of source {last.source!r} {why}: keep what that charge exported, pay "
-        f"epsilon={last.epsilon:g} with --accept-new-charge, or go back to the version that made it"
+        f"charge {last.id} of source {last.source!r} {why}: keep what that charge exported, "
+        f"{paid_again(last.epsilon)} with --accept-new-charge, or go back to the version that made it"
     )
+
+
+def paid_again(epsilon: float) -> str:
+    """What another charge of the same run costs, as an imperative.
+
+    >>> paid_again(3.0), paid_again(math.inf)
+    ('pay epsilon=3 once more', 'compute it anew, which spends nothing of the budget,')
+    """
+    if math.isinf(epsilon):
+        return "compute it anew, which spends nothing of the budget,"
+    return f"pay epsilon={epsilon:g} once more"
 
 
 def refuse_paid(said: str, *, accepts_new: bool) -> None:

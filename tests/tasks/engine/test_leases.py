@@ -1,3 +1,4 @@
+import contextlib
 import errno
 import itertools
 import json
@@ -9,10 +10,14 @@ import threading
 import time
 
 import pytest
+from full_disk import files_of_at_most
 
 from understudy.errors import LeaseLost, UnderstudyError
+from understudy.locks import locked_one
+from understudy.privacy import calibration
 from understudy.settings import settings
-from understudy.tasks.engine import leases
+from understudy.tasks.engine import leases, run_locks
+from understudy.tasks.engine.turns import Turns
 
 KEY = "k" * 64
 
@@ -214,6 +219,24 @@ def test_a_full_disk_keeps_no_lock(root, monkeypatch):
         again.finish()
     monkeypatch.undo()
     leases.acquire(root, KEY, timeout_s=0).release()
+
+
+@pytest.mark.parametrize(
+    ("write", "named"),
+    [
+        (lambda folder: leases.acquire(folder, KEY), f"{KEY}/lease.json"),
+        (lambda folder: run_locks.hold(folder / "runs", KEY, lambda _: None), f"runs/{KEY}"),
+        (lambda folder: contextlib.ExitStack().enter_context(Turns(folder / "turns").turn()), "turns"),
+        (lambda folder: calibration._write_cache(folder / "calibration.json", {"noise_multiplier": 1}), "calibration"),
+        (lambda folder: contextlib.ExitStack().enter_context(locked_one([folder / "gpu"], lambda _: None)), "gpu"),
+    ],
+    ids=["lease", "run", "turn", "calibration", "device"],
+)
+def test_a_full_disk_is_named(root, write, named):
+    """Of four disks that a run writes to, "No space left on device" did not tell which."""
+    with files_of_at_most(0), pytest.raises(OSError, match="File too large") as told:
+        write(root)
+    assert str(told.value.filename).startswith(str(root / named))
 
 
 def test_what_was_not_written_whole_is_not_left_behind(root, monkeypatch):

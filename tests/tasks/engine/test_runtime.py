@@ -1,4 +1,6 @@
+import errno
 import json
+import os
 import stat
 import subprocess
 import sys
@@ -11,6 +13,7 @@ import pyarrow as pa
 import pytest
 from guarantees import GUARANTEE
 from prefect import flow
+from prefect.filesystems import LocalFileSystem
 from pydantic import BaseModel
 
 from understudy.artifacts.access import ArtifactRef, path_of, read_table, write_json, write_table
@@ -112,6 +115,23 @@ def test_the_second_run_is_all_cache_hits(tracked):
     third, _ = run_states(pipeline, "a", suffix="?")
     assert calls == ["load", "train", "both", "train", "both"]
     assert third["last"] != first["last"]
+
+
+@pytest.mark.parametrize("part", [0, 100])
+def test_a_result_that_a_full_disk_refused_is_kept_and_taken_by_the_next_run(tracked, part, monkeypatch):
+    """Prefect left a part of it and went on; a task that had drawn noise could not be repeated when it was charged."""
+
+    def full(_, path, content, **_options):
+        (settings().results_root / Path(path).name).write_bytes(content[:part])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as disk:
+        disk.setattr(LocalFileSystem, "write_path", full)
+        first = pipeline("a")
+    assert calls == ["load", "train", "both"]
+    assert pipeline("a") == first
+    assert calls == ["load", "train", "both"]
+    assert list(settings().checkpoints_root.glob("*/result.json")) == []
 
 
 @pytest.mark.parametrize("damage", ["changed", "gone"])

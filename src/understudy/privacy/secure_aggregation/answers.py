@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
-from understudy.durable import sync
+from understudy.durable import naming, sync
 from understudy.errors import UnderstudyError
 
 Sent = Literal["vector", "keys", "shares", "masked", "unmask"]
@@ -90,7 +90,7 @@ def _write_first(path: Path, content: bytes) -> bytes:
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with naming(path), os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
