@@ -10,7 +10,7 @@ import json
 from contextlib import ExitStack
 from pathlib import Path
 
-from prefect import flow
+from prefect import flow, get_run_logger
 
 from understudy.artifacts.access import ArtifactRef
 from understudy.flows.inner_run import inner_run
@@ -62,6 +62,7 @@ def audit(request: AuditRequest) -> Audited:
         least = check_power(claim, plan.count)
         out = request.run.out
         ended = report_audit(found, claim, plan.count, CONFIDENCE, least, out=out, of_public_rows=of_public_rows)
+        get_run_logger().info("the report, which is internal: %s", ended.report)
         return conclusive(ended)
 
 

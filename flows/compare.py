@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from prefect import flow
+from prefect import flow, get_run_logger
 
 from understudy.errors import BudgetRefused, UnderstudyError
 from understudy.flows.inner_run import inner_run
@@ -39,7 +39,9 @@ def compare(request: CompareRequest) -> Compared:
         missing = {name: why for name, why in told.items() if why}
         cells, charges = tuple(run.cell for run in comparison.runs), charges_of(comparison)
         _track(tracked, request, charges)
-        return complete_comparison(report_comparison(request, cells, missing, charges))
+        compared = report_comparison(request, cells, missing, charges)
+        get_run_logger().info("the report, which is internal: %s", compared.report)
+        return complete_comparison(compared)
 
 
 @contextmanager

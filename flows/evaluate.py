@@ -41,4 +41,6 @@ def evaluate(request: EvaluateRequest) -> Evaluated:
             add_to_parent(
                 tracked, tags={OUT: out, **named}, metrics={}, read=dict.fromkeys(named.values(), UNKNOWN_KIND)
             )
-            return report_evaluation(request)
+            evaluated = report_evaluation(request)
+            get_run_logger().info("the report, which is internal: %s", evaluated.report)
+            return evaluated

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from prefect import get_run_logger
 from prefect.runtime import deployment
 from pydantic import BaseModel
 
@@ -17,7 +18,9 @@ from understudy.artifacts.access import ArtifactRef
 from understudy.errors import InputError
 from understudy.flows.purged_source import is_purged, purged, unless_purged
 from understudy.flows.worker_places import check_places
+from understudy.privacy.statement import cost_in_words
 from understudy.runs.exported import Exported, complete
+from understudy.runs.folders import STATEMENT_IN_WORDS
 from understudy.runs.registration import registered
 from understudy.runs.request import RunRequest
 from understudy.runs.run_plan import RunPlan
@@ -26,6 +29,7 @@ from understudy.tasks.charge_receipt import ChargeReceipt
 from understudy.tasks.charging import charge, environment_of
 from understudy.tasks.engine.failures import closed_up
 from understudy.tasks.engine.heartbeat import beating
+from understudy.tasks.engine.prefect_links import show_statement
 from understudy.tasks.engine.run_record import ACCOUNTANT, CHARGE, OUT, RELATION, RELEASED, SOURCES, SYNTHETIC, UNIT
 from understudy.tasks.engine.runtime import Zone
 from understudy.tasks.engine.tracking import add_to_parent, parent_run
@@ -73,7 +77,17 @@ class PaidRun(Generic[C]):
         made = {RELEASED: released, SYNTHETIC: synthetic}
         named = {tag: ref.id for tag, ref in made.items() if not ref.is_private}
         add_to_parent(self.tracked, tags={**named, OUT: str(Path(out).expanduser().absolute())}, metrics={})
+        self._show(result)
         return complete(result)
+
+    def _show(self, result: Exported) -> None:
+        """Say on the page of the flow run where the results lie, and what is promised of what may be handed over."""
+        if result.export is None:
+            told = "nothing was exported, for what was made is as private as the rows"
+        else:
+            told = f"exported to {result.export}"
+            show_statement(Path(result.export) / STATEMENT_IN_WORDS, in_short=promise_in_words(self.receipt))
+        get_run_logger().info("%s; the report, which is internal: %s", told, result.report)
 
 
 @contextmanager
@@ -101,7 +115,22 @@ def paid_run(request: RunRequest, settings: type[C], *code: str) -> Iterator[Pai
                 origin |= {UNIT: promised.unit, RELATION: promised.relation, ACCOUNTANT: promised.accountant}
                 spent = {"epsilon": promised.epsilon, "delta": promised.delta}
             add_to_parent(tracked, tags=origin, metrics=spent)
+            get_run_logger().info(
+                "charge %s of source %r pays for this run: %s",
+                receipt.charge_id,
+                plan.source,
+                promise_in_words(receipt),
+            )
             yield PaidRun(request, plan, receipt, tracked, config, plan.charged_settings(settings))
+
+
+def promise_in_words(receipt: ChargeReceipt) -> str:
+    """What a charge promises, in a line."""
+    if not receipt.label.guarantees:
+        return "nothing is promised, and nothing of the budget is spent"
+    promised = receipt.label.guarantees[0]
+    cost = cost_in_words(promised.epsilon, promised.delta)
+    return f"{cost} for one {promised.unit} ({promised.relation}, {promised.accountant})"
 
 
 def check_ledger() -> None:

@@ -1,8 +1,9 @@
-"""Links from the Prefect UI to other places, and how a server is asked whose answer is not needed."""
+"""What the Prefect UI shows of a run beside its tasks, and how a server is asked whose answer is not needed."""
 
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from urllib.parse import urlsplit
 
 _log = logging.getLogger(__name__)
@@ -19,19 +20,40 @@ def asked_once() -> Iterator[None]:
 
 def link_from_prefect(uri: str, experiment: str, run_id: str) -> None:
     """Show the MLflow run on the page of the Prefect flow run; a server that does not answer costs only that."""
-    import httpx
     from prefect.artifacts import create_link_artifact, create_markdown_artifact
 
     uri = without_login(uri)
-    try:
+    with _shown(f"MLflow run {run_id}"):
         if uri.startswith("http"):
             url = f"{uri.rstrip('/')}/#/experiments/{experiment}/runs/{run_id}"
             create_link_artifact(link=url, link_text=f"MLflow run {run_id}", key="mlflow-run")
         else:
             text = f"MLflow run `{run_id}`; to look at it: `mlflow ui --backend-store-uri {uri}`"
             create_markdown_artifact(markdown=text, key="mlflow-run")
+
+
+def show_statement(file: Path, *, in_short: str) -> None:
+    """Show an exported privacy statement on the page of the Prefect flow run; a server that is away costs only that.
+
+    Args:
+        file: of the statement in words, which is public, as all that lies beside it.
+        in_short: what is promised, in a line.
+    """
+    from prefect.artifacts import create_markdown_artifact
+
+    with _shown(f"the statement {file}"):
+        text = f"Exported to `{file.parent}`, with this statement:\n\n{file.read_text(encoding='utf-8')}"
+        create_markdown_artifact(markdown=text, key="privacy-statement", description=in_short)
+
+
+@contextmanager
+def _shown(what: str) -> Iterator[None]:
+    import httpx
+
+    try:
+        yield
     except httpx.HTTPError as error:
-        _log.warning("MLflow run %s is not linked from Prefect: %s", run_id, type(error).__name__)
+        _log.warning("%s is not shown in Prefect: %s", what, type(error).__name__)
 
 
 def without_login(address: str) -> str:

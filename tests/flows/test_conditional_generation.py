@@ -2,6 +2,7 @@
 
 import functools
 import json
+import logging
 import math
 import shutil
 import stat
@@ -12,11 +13,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from homes import has_access_lists
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
+from prefect.client.schemas.sorting import ArtifactSort
 from tests_support import SMALL
 
 from understudy.artifacts.access import exchange_store, private_store, read_table
 from understudy.errors import InputError, UnderstudyError
 from understudy.evaluation.texts.encoder import DEFAULT_ENCODER, encoder_digest
+from understudy.flows import paid_run
 from understudy.privacy.ledger.ledger import Ledger
 from understudy.runs.folders import artifact_in
 from understudy.runs.further_texts import generate_more
@@ -153,6 +158,36 @@ def test_epsilon_infinity_exports_nothing_and_spends_nothing(run, request_of, tm
     assert (tmp_path / "out/internal/synthetic.parquet").exists()
     assert Ledger.open().spent("ward") == (0.0, 0.0)
     assert result.statement["verdict"] == "none"
+
+
+@pytest.mark.parametrize("epsilon", [3.0, math.inf])
+def test_the_page_of_a_flow_run_says_what_was_charged_and_where_the_results_lie(
+    run, request_of, tmp_path, caplog, monkeypatch, epsilon
+):
+    """In the Prefect UI a run that had ended told neither."""
+    log = logging.getLogger("page")  # Prefect's own is set up anew when the first flow of a process begins
+    caplog.set_level("INFO", logger=log.name)
+    monkeypatch.setattr(paid_run, "get_run_logger", lambda: log)
+    run(request_of(epsilon=epsilon))
+    (charge,) = Ledger.open().charges()
+    said = [record.getMessage() for record in caplog.records if record.name == log.name]
+    with get_client(sync_client=True) as client:
+        found = client.read_artifacts(
+            artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=["privacy-statement"])),
+            sort=ArtifactSort.CREATED_DESC,
+        )
+    shown = [artifact for artifact in found if charge.id in str(artifact.data)]
+    report = f"the report, which is internal: {tmp_path / 'out/internal/report.html'}"
+    if math.isinf(epsilon):
+        paid, at_end = "nothing is promised, and nothing of the budget is spent", "nothing was exported"
+        assert shown == []
+    else:
+        paid, at_end = "epsilon=3, delta=", f"exported to {tmp_path / 'out/export'}; {report}"
+        (statement,) = shown
+        assert statement.description.endswith(" for one example (replace_special, PLD)")
+        assert (tmp_path / "out/export/statement.md").read_text() in statement.data
+    assert any(f"charge {charge.id} of source 'ward' pays for this run: {paid}" in line for line in said)
+    assert any(line.startswith(at_end) and line.endswith(report) for line in said)
 
 
 def test_nothing_private_leaves(run, request_of, tmp_path, private_rows, home, find_leaks, caplog, capfd):

@@ -30,6 +30,7 @@ from understudy.runs.placement import EXPORT, INTERNAL, check_no_export, leftove
 
 RUN_FILE = "run.json"
 STATEMENT = "statement.json"
+STATEMENT_IN_WORDS = "statement.md"
 SYNTHETIC = "synthetic.parquet"
 
 PROBE = ".understudy-probe-"
@@ -223,7 +224,7 @@ def _fill_export(folder: Path, *, out: Path, record: RunRecord, statement: State
     ids = {ARTIFACT: record.synthetic.id, RELEASED: record.released.id}
     pq.write_table(with_origin(table, ids), folder / SYNTHETIC)
     (folder / STATEMENT).write_text(json.dumps(statement.facts, indent=2) + "\n")
-    (folder / "statement.md").write_text(statement.words)
+    (folder / STATEMENT_IN_WORDS).write_text(statement.words)
     _copy_folder(path_of(record.released), folder / record.released.kind)
 
 
