@@ -9,6 +9,10 @@ it was chosen, the best of many thresholds, it is above 0 for scores that know n
 swap roles, so that each row counts once per split; the mean is over `splits` random splits (the paper's 10 runs); the
 interval is a bootstrap over rows that resamples each half on its own, so that no row is ever on both sides.
 
+The interval of the area under the curve is the wider, at each end, of a bootstrap, which has no width where all members
+lie below all others, and of Wilson's interval with the rows of the smaller side: whatever the scores, the area's
+variance is at most that of a share of so many rows (van Dantzig 1951; Birnbaum & Klose 1957).
+
 Beside the paper, always: the same attack on a model fine-tuned on the members themselves. An attack that finds nothing
 there is too weak to say anything about the synthetic text (`MembershipReport.can_detect`).
 
@@ -20,17 +24,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from understudy.evaluation.rows import LabelledTexts
-from understudy.evaluation.statistics.intervals import Interval
+from understudy.evaluation.statistics.intervals import Interval, wilson
 from understudy.evaluation.utility.label_model import LabelModel, label_losses
 from understudy.evaluation.utility.transfer import TransferConfig, WordsOf, fine_tune
 
 Losses = npt.NDArray[np.float64]
 Weights = npt.NDArray[np.int64]  # (replicates, rows): how often each row was drawn
+
+# Rows of a side below which chance alone looks like an attack that works: of two, in one audit of ten.
+FEWEST_ROWS: Final = 4
 
 
 @dataclass(frozen=True)
@@ -95,9 +103,9 @@ def membership_audit(
 
     Args:
         synthetic: labelled synthetic rows.
-        members: rows that the synthetic ones were made from, at least 2; at most about steps * batch / 10 of them, or
+        members: rows that the synthetic ones were made from, at least 4; at most about steps * batch / 10 of them, or
             the control sees each too seldom to show anything.
-        others: rows of the same origin that no training has seen, at least 2, best as many.
+        others: rows of the same origin that no training has seen, at least 4, best as many.
         label_words: builds the verbaliser for the target model's tokenizer.
         config: target model and fine-tuning.
         seed: of the order of rows, the splits and the bootstrap; public.
@@ -105,8 +113,11 @@ def membership_audit(
 
     Raises:
         InputError: as `transfer.fine_tune`.
-        ValueError: when a side has fewer than 2 rows.
+        ValueError: when a side has fewer than 4 rows.
     """
+    rows_each = (len(members.texts), len(others.texts))
+    if min(rows_each) < FEWEST_ROWS:
+        raise ValueError(f"expected at least {FEWEST_ROWS} members and as many others, found {rows_each}")
     attacks = []
     for rows in (synthetic, members):
         tuned = fine_tune(rows, label_words=label_words, config=config, seed=seed, device=device)
@@ -148,10 +159,9 @@ def loss_attack(
     areas = _areas(scores, _drawn(scores, replicates, generator))
     tails = [(1 - level) / 2, (1 + level) / 2]
     low, high = np.quantile(np.concatenate(draws), tails)
-    area_low, area_high = np.quantile(areas, tails)
     return Attack(
         advantage=Interval(float(np.mean(values)), float(low), float(high)),
-        auc=Interval(area_under_curve(scores), float(area_low), float(area_high)),
+        auc=_area_interval(scores, np.quantile(areas, tails), level=level),
     )
 
 
@@ -171,6 +181,14 @@ def best_threshold(scores: MembershipScores) -> float:
 def area_under_curve(scores: MembershipScores) -> float:
     """Chance that a random member's loss is below a random non-member's, ties counting half."""
     return float(_areas(scores, _once(scores))[0])
+
+
+def _area_interval(scores: MembershipScores, drawn: Losses, *, level: float) -> Interval:
+    """The area under the curve, with the wider interval of a bootstrap's ends and of Wilson's."""
+    area = area_under_curve(scores)
+    below, above = wilson(area, min(scores.members.size, scores.others.size), level)
+    low, high = min(float(drawn[0]), below), max(float(drawn[1]), above)
+    return Interval(area, max(0.0, low), min(1.0, high))
 
 
 def _halve(scores: MembershipScores, generator: np.random.Generator) -> tuple[MembershipScores, MembershipScores]:

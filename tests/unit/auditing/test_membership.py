@@ -2,10 +2,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import binom, norm
 from sklearn.metrics import roc_auc_score
 from tests_support import SENTIMENT_WORDS, SENTIMENTS
 
 from understudy.auditing.membership import (
+    FEWEST_ROWS,
     Attack,
     MembershipReport,
     MembershipScores,
@@ -84,8 +86,6 @@ def test_a_threshold_measured_where_it_was_chosen_is_biased_upwards():
 @pytest.mark.parametrize("gap", [0.5, 1.0, 2.0])
 def test_the_advantage_of_two_normals_is_found(gap):
     """Best threshold in the middle: 2 Phi(gap / 2) - 1; area Phi(gap / sqrt 2)."""
-    from scipy.stats import norm
-
     generator = np.random.default_rng(3)
     scores = MembershipScores(generator.normal(0, 1, 1000), generator.normal(gap, 1, 1000))
     found = loss_attack(scores, seed=0)
@@ -95,13 +95,32 @@ def test_the_advantage_of_two_normals_is_found(gap):
     assert found.advantage.high - found.advantage.low < 0.15
 
 
+@pytest.mark.parametrize("rows", [4, 10, 25])
+@pytest.mark.parametrize("gap", [0.0, 2.0, 3.0])
+def test_the_interval_of_the_area_covers_it_with_few_rows_too(rows, gap):
+    """Where nearly all members lie below all others a bootstrap alone misses it far too often."""
+    generator = np.random.default_rng(6)
+    true, audits = norm.cdf(gap / np.sqrt(2)), 300
+    found = [
+        loss_attack(
+            MembershipScores(generator.normal(0, 1, rows), generator.normal(gap, 1, rows)), seed=seed, replicates=50
+        ).auc
+        for seed in range(audits)
+    ]
+    covered = sum(area.low <= true <= area.high for area in found)
+    # Were it 95 in a hundred, fewer would be a matter of one in a million.
+    assert covered >= binom.ppf(1e-6, audits, 0.95)
+    assert all(0 <= area.low < area.high <= 1 for area in found)
+
+
 def test_separated_scores_approach_one_and_the_wrong_way_round_is_no_member():
     generator = np.random.default_rng(4)
     low, high = generator.uniform(0, 1, 100), generator.uniform(2, 3, 100)
     found = loss_attack(MembershipScores(low, high), seed=0)
     assert found.advantage.value > 0.99
     assert found.advantage.low > 0.95
-    assert (found.auc.value, found.auc.low) == (1.0, 1.0)
+    assert found.auc.value == 1.0
+    assert found.auc.low == pytest.approx(0.963, abs=5e-4), "as Wilson's of a hundred of a hundred"
     swapped = loss_attack(MembershipScores(high, low), seed=0)
     assert swapped.advantage.value == 0.0  # the best threshold calls nobody a member
     assert swapped.auc.value == 0.0
@@ -126,6 +145,16 @@ def test_the_seed_fixes_the_attack():
 def test_too_few_or_broken_losses_are_refused(scores):
     with pytest.raises(ValueError, match="at least 2 finite losses"):
         loss_attack(scores, seed=0)
+
+
+def test_an_audit_of_so_few_rows_that_chance_looks_like_power_is_refused():
+    """Of two rows a side, one in six orders puts all members below all others, and the bootstrap sees no other."""
+    rows = make_rows(3, seed=0)
+    with pytest.raises(ValueError, match="at least 4 members"):
+        membership_audit(rows, rows, rows, label_words=SENTIMENT_WORDS, config=TransferConfig(base="none"), seed=0)
+    drawn = np.random.default_rng(7).normal(size=(300, 2, FEWEST_ROWS))
+    attacks = [loss_attack(MembershipScores(*one), seed=seed, replicates=100) for seed, one in enumerate(drawn)]
+    assert sum(attack.advantage.low > 0 for attack in attacks) <= binom.ppf(1 - 1e-4, 300, 0.025)
 
 
 def test_the_report_needs_its_control_and_says_whether_it_works():

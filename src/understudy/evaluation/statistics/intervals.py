@@ -48,7 +48,7 @@ def accuracy_interval(correct: Correct, *, seed: int, replicates: int = 2000, le
     table = np.atleast_2d(correct)
     low, high = _quantiles(_resampled_means(table, None, seed=seed, replicates=replicates), level)
     share = float(table.mean())
-    below, above = _wilson(share, table.shape[1], level)
+    below, above = wilson(share, table.shape[1], level)
     return Interval(share, max(0.0, min(low, below)), min(1.0, max(high, above)))
 
 
@@ -72,7 +72,7 @@ def mean_recall(
     parts = [table[:, truth == label] for label in np.unique(truth)]
     shares = np.array([part.mean() for part in parts])
     low, high = _quantiles(_resampled_means(table, None, seed=seed, replicates=replicates, labels=truth), level)
-    ends = np.array([_wilson(share, part.shape[1], level) for share, part in zip(shares, parts, strict=True)])
+    ends = np.array([wilson(share, part.shape[1], level) for share, part in zip(shares, parts, strict=True)])
     below, above = np.sqrt(((ends - shares[:, None]) ** 2).sum(0)) / len(shares)
     share = float(shares.mean())
     return Interval(share, max(0.0, min(low, share - below)), min(1.0, max(high, share + above)))
@@ -146,13 +146,21 @@ def paired_bootstrap(
     return _widest(float(a.mean() - b.mean()), _quantiles(draws, level), _newcombe(a, b, level))
 
 
+def is_told_apart(advantage: tuple[float, float], auc: tuple[float, float]) -> bool:
+    """Whether an attack tells members from others, whichever of them look more like members, by its intervals.
+
+    Where members have the higher losses, the best threshold calls nobody a member, and the advantage is 0.
+    """
+    return not (advantage[0] <= 0 <= advantage[1] and auc[0] <= 0.5 <= auc[1])
+
+
 def _quantiles(draws: npt.NDArray[np.float64], level: float) -> tuple[float, float]:
     low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 
 
-def _wilson(share: float, rows: int, level: float) -> tuple[float, float]:
-    """Wilson's interval of a share of so many rows."""
+def wilson(share: float, rows: int, level: float) -> tuple[float, float]:
+    """Wilson's interval of a share of so many rows, which has a width even where all are right."""
     from scipy.stats import norm
 
     z = float(norm.ppf((1 + level) / 2))
@@ -168,7 +176,7 @@ def _newcombe(a: Correct, b: Correct, level: float) -> tuple[float, float]:
     """
     rows = a.shape[1]
     first, second = float(a.mean()), float(b.mean())
-    (low_a, high_a), (low_b, high_b) = _wilson(first, rows, level), _wilson(second, rows, level)
+    (low_a, high_a), (low_b, high_b) = wilson(first, rows, level), wilson(second, rows, level)
     correlation = _correlation(a, b)
 
     def together(x: float, y: float) -> float:

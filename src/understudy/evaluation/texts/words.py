@@ -2,8 +2,8 @@
 
 A word is a maximal run of letters, digits, underscores or inner apostrophes; every other visible character is
 a token of its own, and so is each character of a script that puts no spaces between words. Words are compared
-case-folded after Unicode NFKC normalisation, with one kind of quotation marks and of dashes, so a copy that only
-changes case, spacing or typographic variants still counts as a copy.
+case-folded after Unicode NFKC normalisation, with one kind of quotation marks and of dashes and without invisible
+characters, so a copy that only changes case, spacing or typographic variants still counts as a copy.
 
 Texts that are compared are tokenised once, together: each word becomes a number, and every run of n words a number
 made of that of its first n - 1 words and its last word. Equal runs have equal numbers and different ones different
@@ -32,6 +32,8 @@ _VARIANTS = str.maketrans(
     dict.fromkeys("\u2018\u2019\u201a\u201b\u2032\u02bc\u0060\u00b4", "'")
     | dict.fromkeys("\u201c\u201d\u201e\u201f\u2033\u00ab\u00bb", '"')
     | dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212", "-")
+    # What nobody sees: soft hyphens, spaces and joiners without a width, byte order marks.
+    | dict.fromkeys("\u00ad\u200b\u200c\u200d\u2060\ufeff")
 )
 
 Ints = npt.NDArray[np.int64]

@@ -7,6 +7,7 @@ from typing import Any
 
 from understudy.evaluation import names
 from understudy.evaluation.metrics import Metrics
+from understudy.evaluation.statistics.intervals import is_told_apart
 from understudy.methods.gradient_matching import figures
 from understudy.methods.gradient_matching.metric_names import DROP_REASONS
 from understudy.reporting.text_formatting import number, percent
@@ -182,9 +183,11 @@ def membership_section(metrics: Metrics) -> Section | None:
             f"It does not even catch the positive control ({_signed(metrics, control)}), so it says nothing about the "
             "synthetic text."
         )
-    if null in intervals and not intervals[null][0] <= 0 <= intervals[null][1]:
+    apart = "audit.mia.null_control.auc"
+    if null in intervals and apart in intervals and is_told_apart(intervals[null], intervals[apart]):
         lead.append(
-            f"The null control never met the members and is told apart all the same ({_signed(metrics, null)}): "
+            f"The null control never met the members and is told apart all the same ({_signed(metrics, null)}, with an "
+            f"AUC of {values[apart]:.2f}): "
             "members and the other rows differ by where they come from, so none of these figures says anything about "
             "membership."
         )

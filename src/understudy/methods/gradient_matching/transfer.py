@@ -19,12 +19,12 @@ from itertools import pairwise
 import numpy as np
 from transformers import AutoConfig
 
-from understudy.auditing.membership import Attack, loss_attack, membership_scores
+from understudy.auditing.membership import FEWEST_ROWS, Attack, loss_attack, membership_scores
 from understudy.errors import InputError
 from understudy.evaluation.metrics import Metrics, merge
 from understudy.evaluation.names import MIA_ARMS, short_name
 from understudy.evaluation.rows import Conditions, LabelledTexts
-from understudy.evaluation.statistics.intervals import Interval, accuracy_interval
+from understudy.evaluation.statistics.intervals import Interval, accuracy_interval, is_told_apart
 from understudy.evaluation.utility.accuracy import score
 from understudy.evaluation.utility.label_model import LabelModel, predict
 from understudy.evaluation.utility.transfer import Callback, TransferConfig, WordsOf, fine_tune, load_label_model
@@ -104,15 +104,25 @@ def disjoint_rows(rows: LabelledTexts, *sizes: int, seed: int) -> list[LabelledT
     return [LabelledTexts([rows.texts[i] for i in part], labels[part], rows.label_names) for part in parts]
 
 
-def detectable_epsilon(null: Interval) -> float | None:
+def detectable_epsilon(null: Interval, *, rows: int, level: float = 0.95) -> float | None:
     """Least epsilon whose largest possible advantage, (e^epsilon - 1) / (e^epsilon + 1), could be told from guessing.
 
-    What guessing reaches by chance is half the width of the null control's interval. None where that is 1 or more.
+    What guessing reaches by chance is half the width of the null control's interval, and no less than that of coins
+    tossed for all rows: the interval has no width where the best threshold calls nobody a member. None where it is 1
+    or more.
 
-    >>> round(detectable_epsilon(Interval(0.1, -0.1, 0.3)), 4)  # ln(1.2 / 0.8)
+    Args:
+        null: advantage of the null control.
+        rows: members, and as many others.
+        level: confidence.
+
+    >>> round(detectable_epsilon(Interval(0.1, -0.1, 0.3), rows=100), 4)  # ln(1.2 / 0.8)
     0.4055
     """
-    half = (null.high - null.low) / 2
+    from scipy.stats import norm
+
+    tossed = float(norm.ppf((1 + level) / 2)) / math.sqrt(2 * rows)
+    half = max((null.high - null.low) / 2, tossed)
     return math.log((1 + half) / (1 - half)) if half < 1 else None
 
 
@@ -214,8 +224,8 @@ def _membership(
     """The attack on the synthetic arm between its controls."""
     others = sample_rows(test, len(members.texts), seed=config.public_seed)
     rows = min(len(members.texts), len(others.texts))
-    if rows < 2:
-        return Metrics(missing=(f"membership inference: {rows} rows per side; 2 are the least",))
+    if rows < FEWEST_ROWS:
+        return Metrics(missing=(f"membership inference: {rows} rows per side; {FEWEST_ROWS} are the least",))
     members = sample_rows(members, rows, seed=config.public_seed)
     attacked = {"": tuned["synthetic"], "positive_control.": tuned["real"]}
     attacked["null_control."] = tuned.get("prompt_only", untuned)
@@ -235,9 +245,9 @@ def _membership(
         _put(values, intervals, f"audit.mia.{arm}auc", attack.auc)
     null = found["null_control."].advantage
     # Where the null control is told apart, members and others differ by more than membership.
-    least = detectable_epsilon(null) if null.low <= 0 <= null.high else None
-    if least is not None:
-        values["audit.mia.detectable_epsilon"] = least
+    if not is_told_apart(*(intervals[f"audit.mia.null_control.{name}"] for name in ("advantage", "auc"))):
+        least = detectable_epsilon(null, rows=rows, level=config.level)
+        values |= {} if least is None else {"audit.mia.detectable_epsilon": least}
     return Metrics(values=values, intervals=intervals)
 
 

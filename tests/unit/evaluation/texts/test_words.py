@@ -14,6 +14,14 @@ def test_case_spacing_and_typographic_variants_are_one_word():
     assert words("“No” – it’s O’Neil’s") == words("\"No\" - it's O'Neil's")
 
 
+def test_invisible_characters_split_no_word():
+    """A model writes none of the soft hyphens of a web page, and its copy of the text is a copy all the same."""
+    row = "the co\u00adoper\u200bation of\u2060 patients is\ufeff re\u200cgu\u200dlar"
+    assert words(row) == ("the", "cooperation", "of", "patients", "is", "regular")
+    made, private = tokenize(["The cooperation of patients is regular"], [row])
+    assert longest_verbatim_match(made, private).words == 6
+
+
 def test_underscores_digits_and_other_scripts_are_words():
     assert words("a_b 3,5 größe 단어") == ("a_b", "3", ",", "5", "grösse", "단어")
 

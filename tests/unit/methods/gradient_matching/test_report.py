@@ -193,9 +193,14 @@ def test_an_attack_that_misses_its_control_says_nothing(matching_metrics):
     assert "It catches" not in lead
 
 
-def test_a_null_control_that_is_told_apart_confounds_the_attack(matching_metrics):
+@pytest.mark.parametrize(
+    "interval",
+    [{"audit.mia.null_control.advantage": (0.25, 0.55)}, {"audit.mia.null_control.auc": (0.0, 0.12)}],
+    ids=["members look more like it", "members look less like it"],
+)
+def test_a_null_control_that_is_told_apart_confounds_the_attack(matching_metrics, interval):
     assert "null control" not in plain(" ".join(membership_section(matching_metrics).lead))
-    apart = dict(matching_metrics.intervals) | {"audit.mia.null_control.advantage": (0.25, 0.55)}
+    apart = dict(matching_metrics.intervals) | interval
     confounded = matching_metrics.model_copy(update={"intervals": apart})
     assert "none of these figures says anything about membership" in plain(
         " ".join(membership_section(confounded).lead)

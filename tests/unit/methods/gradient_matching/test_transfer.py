@@ -78,12 +78,21 @@ def test_the_own_model_comes_first_and_none_twice():
 
 @pytest.mark.parametrize("half", [0.05, 0.3, 0.9])
 def test_the_detectable_epsilon_has_that_advantage(half):
-    epsilon = detectable_epsilon(Interval(0.2, 0.1 - half, 0.1 + half))
+    epsilon = detectable_epsilon(Interval(0.2, 0.1 - half, 0.1 + half), rows=10_000)
     assert (math.exp(epsilon) - 1) / (math.exp(epsilon) + 1) == pytest.approx(half)
 
 
 def test_an_interval_as_wide_as_everything_detects_nothing():
-    assert detectable_epsilon(Interval(0.0, -1.0, 1.0)) is None
+    assert detectable_epsilon(Interval(0.0, -1.0, 1.0), rows=10_000) is None
+
+
+@pytest.mark.parametrize(("rows", "half"), [(10, 0.4383), (40, 0.2191)])
+def test_an_interval_without_width_detects_no_less_than_tossed_coins_leave_to_chance(rows, half):
+    """The best threshold calls nobody a member where members look less like it: [0, 0] is no sign of power."""
+    epsilon = detectable_epsilon(Interval(0.0, 0.0, 0.0), rows=rows)
+    assert (math.exp(epsilon) - 1) / (math.exp(epsilon) + 1) == pytest.approx(half, rel=1e-3)
+    tossed = np.random.default_rng(0).binomial(rows, 0.5, size=(20_000, 2)) / rows
+    assert np.mean(abs(tossed[:, 0] - tossed[:, 1]) > half) < 0.06
 
 
 def test_accuracies_are_those_of_fine_tuning_each_arm_alone(found, folder, sets):
@@ -160,7 +169,7 @@ def test_the_attack_and_its_positive_control_are_those_of_the_audit(found, folde
     assert sorted(control.texts) == sorted(members.texts)
     assert found.values["audit.mia.rows"] == 10
     null = found.intervals["audit.mia.null_control.advantage"]
-    half = (null[1] - null[0]) / 2
+    half = max((null[1] - null[0]) / 2, 1.959964 / math.sqrt(2 * 10))
     assert found.values["audit.mia.detectable_epsilon"] == pytest.approx(math.log((1 + half) / (1 - half)))
 
 
@@ -173,6 +182,8 @@ def test_each_control_is_the_attack_on_its_own_model(folder, sets, monkeypatch):
         size = len(members.texts)
         low = np.arange(size) < known[tuned] * size
         spread = np.linspace(1, 2, size)
+        if known[tuned] < 0:
+            return MembershipScores(spread + 9, spread)
         return MembershipScores(np.where(low, 0.0, spread), spread)
 
     monkeypatch.setattr(transfer, "fine_tune", lambda rows, **_: len(rows.texts))
@@ -185,6 +196,10 @@ def test_each_control_is_the_attack_on_its_own_model(folder, sets, monkeypatch):
     assert found.values["audit.mia.null_control.auc"] == pytest.approx(0.5)
     assert found.values["audit.mia.positive_control.advantage"] == 1
     assert "audit.mia.detectable_epsilon" in found.values
+    known[6] = -1.0
+    reversed_ = measure_transfer(conditions, test, own=folder, label_words=SENTIMENT_WORDS, config=CONFIG)
+    assert reversed_.values["audit.mia.null_control.advantage"] == 0
+    assert "audit.mia.detectable_epsilon" not in reversed_.values, "members have the higher losses: told apart too"
     known[6] = 1.0
     confounded = measure_transfer(conditions, test, own=folder, label_words=SENTIMENT_WORDS, config=CONFIG)
     assert "audit.mia.detectable_epsilon" not in confounded.values, "the null control is told apart"

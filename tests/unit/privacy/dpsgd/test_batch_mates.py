@@ -107,11 +107,12 @@ def test_a_batch_that_is_filled_up_reads_no_row_that_was_not_drawn():
         assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_a_mixture_of_experts_is_refused():
+@pytest.mark.parametrize("experts", [2, 4])
+def test_a_mixture_of_experts_is_refused(experts):
     """An expert multiplies the tokens of all rows that are sent to it together."""
     sizes = {"vocab_size": 60, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
-    mixture = MixtralForCausalLM(MixtralConfig(**sizes, **heads, num_local_experts=4))
-    with pytest.raises(InputError, match="mixture of 4 experts"):
+    mixture = MixtralForCausalLM(MixtralConfig(**sizes, **heads, num_local_experts=experts))
+    with pytest.raises(InputError, match=f"mixture of {experts} experts"):
         check_layers(mixture)
     check_layers(random_model("llama", vocabulary=60, width=16, positions=8))

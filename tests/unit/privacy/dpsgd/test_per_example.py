@@ -14,6 +14,7 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 from understudy.errors import InputError
 from understudy.models import lora
 from understudy.privacy.dpsgd import layers
+from understudy.privacy.dpsgd.chunks import ROWS_IN_FLOATS
 from understudy.privacy.dpsgd.layers import Factors, _frobenius, inner_product, rounding_of_sums, rules_of
 from understudy.privacy.dpsgd.per_example import _squares, _Uses, clipped_gradient_sum
 from understudy.privacy.dpsgd.token_losses import HeadFactors
@@ -417,6 +418,39 @@ def test_dust_in_a_large_gradient_counts_in_its_norm(first):
     assert norm < clip * (1 + ALLOWANCE / 16)
 
 
+@pytest.mark.parametrize("numbers", [4095, 4097, 3 * 4096 + 1])
+def test_the_norm_of_a_gradient_counts_what_fills_no_whole_block(numbers):
+    gradients = torch.zeros(2, numbers)
+    gradients[:, -1], gradients[1, 0] = 3.0, 4.0
+    assert _squares([gradients]).tolist() == pytest.approx([9.0, 25.0], rel=1e-12)
+
+
+def test_squares_of_blocks_are_added_up_in_float64():
+    gradient = torch.zeros(1, 300 << 12)
+    gradient[0, :: 1 << 12] = 2.0**-12
+    gradient[0, 0] = 1.0
+    assert float(_squares([gradient])) == pytest.approx(1 + 299 * 2.0**-24, rel=1e-12)
+
+
+@pytest.mark.parametrize("width", [8, 512])
+def test_sums_of_16_bit_gradients_are_made_in_float32(width):
+    """Of a small matrix, whose gradients are made, and of a large one, whose factors stay: both by definition."""
+    made, clip = torch.Generator().manual_seed(0), 0.3
+    layer = nn.Linear(width, 64, bias=False, dtype=torch.bfloat16)
+    x, slope = (torch.randn(20, 12, size, generator=made).bfloat16() for size in (width, 64))
+    found = clipped_gradient_sum(
+        layer, dict(layer.named_parameters()), lambda m, b: (m(b["x"]) * b["slope"]).sum((1, 2)),
+        {"x": x, "slope": slope}, l2_clip_norm=clip, valid=torch.arange(20) != 3,
+    )["weight"]  # fmt: skip
+    gradients = torch.bmm(slope.double().transpose(1, 2), x.double())
+    shares = clip / gradients.flatten(1).norm(dim=1)
+    assert bool((shares < 1).all())
+    shares[3] = 0.0
+    exact = (gradients * shares[:, None, None]).sum(0)
+    assert found.dtype == torch.float32
+    assert float((found.double() - exact).norm()) < 1e-4 * float(exact.norm())
+
+
 def moved_by_one(layer, loss, batch, *, clip, rows):
     """How far a sum moves when one row becomes null, as a share of the clip norm: of some rows, the largest."""
     parameters, size = dict(layer.named_parameters()), len(next(iter(batch.values())))
@@ -477,6 +511,21 @@ def test_a_norm_covers_the_roundings_of_squares_and_of_their_sum():
     assert float(off) >= (2 + 8 + 8) * unit * size
 
 
+def test_the_terms_of_an_inner_product_are_added_up_in_float64():
+    right = torch.full((1, 301, 1), 2.0**-8)
+    right[0, 0] = 4096.0
+    use = Factors(torch.zeros(1, 301, dtype=torch.long), right)
+    assert float(inner_product(use, use)[0]) == (4096 + 300 / 256) ** 2
+
+
+def test_gradients_of_one_row_too_many_for_a_sum_in_floats_are_added_up_in_float64():
+    gradients = torch.ones(ROWS_IN_FLOATS + 1, 2)
+    gradients[-1] = 2.0**30
+    found = layers.weighted_dense(gradients, torch.ones(len(gradients)), None)
+    assert found.dtype == torch.float64
+    assert found.tolist() == [2.0**30 + ROWS_IN_FLOATS] * 2
+
+
 def test_a_bound_on_rounding_counts_the_positions_of_all_uses():
     left, right = torch.rand(2, 2, 3, 40, 4, generator=torch.Generator().manual_seed(0)).unbind()
     uses, unit = [Factors(*pair) for pair in zip(left, right, strict=True)], torch.finfo(torch.float32).eps / 2
@@ -504,14 +553,14 @@ def test_the_norm_that_a_bound_is_made_of_is_never_below_the_true_one(size):
 
 def test_a_bound_on_a_product_counts_what_cancels_in_either_kernel():
     made, unit = torch.Generator().manual_seed(0), torch.finfo(torch.float32).eps / 2
-    left, further, right, other = torch.randn(4, 2, 5, 8, generator=made).unbind()
-    left[:, :, 4:] = further[:, :, :4] = 0.0
+    left, further, right, other = torch.randn(4, 2, 5, 64, generator=made).unbind()
+    left[:, :, 32:] = further[:, :, :32] = 0.0
     sizes = left.double().flatten(1).norm(dim=1) * further.double().flatten(1).norm(dim=1)
     whole = (right.double() @ other.double().transpose(1, 2)).flatten(1).norm(dim=1)
     for one, two in ((Factors(left, right), Factors(further, other)), (Factors(right, left), Factors(other, further))):
         value, off = inner_product(one, two)
         assert not value.any()
-        assert bool((off >= 8 * unit * sizes * whole).all())
+        assert bool((off >= 64 * unit * sizes * whole).all())
 
 
 def test_what_two_kernels_are_off_counts_together(monkeypatch):
@@ -593,6 +642,22 @@ def test_activation_checkpointing_gives_the_same_sum():
     model.train()
     again = clipped_gradient_sum(model, parameters, lm_loss, batch, l2_clip_norm=0.5, valid=valid)
     assert_close(again, {key: value.double() for key, value in plain.items()})
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Embedding(5, 4, max_norm=1.0),
+        nn.Embedding(5, 4, scale_grad_by_freq=True),
+        nn.Embedding(5, 4, sparse=True),
+        nn.LayerNorm((3, 4)),
+    ],
+    ids=["max_norm", "scale_grad_by_freq", "sparse", "two dimensions"],
+)
+def test_a_layer_whose_gradients_follow_another_rule_is_refused(layer):
+    """Two of them mix examples: one divides by how often the batch holds a token, one changes the weights it reads."""
+    with pytest.raises(InputError, match=f"layer 'it' .{type(layer).__name__}.* cannot give per-example gradients"):
+        rules_of("it", layer)
 
 
 def test_unsupported_layer_is_named():

@@ -1,6 +1,7 @@
 """Losses through the head in chunks, and their per-example gradients, against plain logits in double precision."""
 
 import copy
+import dataclasses
 from functools import cache
 
 import pytest
@@ -12,7 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from understudy.models import lora
 from understudy.privacy.dpsgd import token_losses as module
 from understudy.privacy.dpsgd.per_example import clipped_gradient_sum
-from understudy.privacy.dpsgd.token_losses import token_losses
+from understudy.privacy.dpsgd.token_losses import TERMS_AT_ONCE, HeadFactors, products_of, token_losses
 
 VOCABULARY, WIDTH, LENGTH, ROWS = 37, 12, 9, 5
 
@@ -168,6 +169,33 @@ def test_each_contribution_is_clipped_to_the_norm(name, dtype):
         assert clip * (1 - 5e-5) < norm < clip * (1 + 2.0**-23)
 
 
+def in_two_passes(loss):
+    """A text and its reverse, half as heavy, in one call of the model of 2 * batch rows."""
+
+    def both(model, batch):
+        ids, weights = batch["input_ids"], batch["weights"]
+        rows = {"input_ids": torch.cat([ids, ids.flip(1)]), "weights": torch.cat([weights, 0.5 * weights])}
+        return loss(model, rows).view(2, -1).sum(0)
+
+    return both
+
+
+@pytest.mark.usefixtures("chunks")
+@pytest.mark.parametrize("name", ["gpt2-tied", "llama-untied", "llama-tied-bias"])
+def test_all_passes_of_an_example_reach_the_gradient_of_the_head(name):
+    kind, tied = MODELS[name]
+    model, batch = model_of(kind, tied=tied), rows()
+    parameters = lora.trainable_parameters(model)
+    expected, clip = clipped_by_definition(name, plain_twice)
+    everyone = torch.ones(ROWS, dtype=torch.bool)
+    found = clipped_gradient_sum(
+        model, parameters, in_two_passes(chunked), batch, l2_clip_norm=clip, valid=everyone, passes=2
+    )
+    whole = torch.cat([value.flatten() for value in expected.values()]).norm()
+    for key, value in expected.items():
+        assert (found[key] - value).norm() <= 2e-6 * max(value.norm(), 1e-2 * whole), key
+
+
 def longest_contribution(model, loss, batch, *, clip: float) -> float:
     """The largest norm that the head's clipped sum has of one example alone."""
     rows = torch.arange(len(batch["ids"]))
@@ -235,6 +263,58 @@ def test_a_probability_that_is_read_again_is_at_most_one(width, size):
         assert longest_contribution(model, loss, batch, clip=clip) <= clip * (1 + 2.0**-23)
 
 
+@pytest.mark.parametrize("place", [0, TERMS_AT_ONCE - 1])
+def test_long_products_count_every_term_and_are_added_up_in_float64(place):
+    """A clip norm is held against such sums: at 2^24 a float32 sum no longer feels a 1."""
+    row = torch.zeros(1, 1, 41 * TERMS_AT_ONCE + 3)
+    row[0, 0, 0] = 4096.0
+    row[0, 0, torch.arange(1, 41) * TERMS_AT_ONCE + place] = 1.0
+    assert float(products_of(row, row)) == 2.0**24 + 40
+
+
+@pytest.mark.parametrize("size", [0.25, 3.0])
+def test_the_norm_of_error_rows_is_that_of_the_rows_themselves(size):
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = torch.randn(3, 5, 8, generator=generator), torch.randn(30, 8, generator=generator)
+    targets = torch.randint(0, 30, (3, 5), generator=generator)
+    _, mass, _, products = module._read(hidden, targets, weight, None, slopes=False, products=True)
+    head = HeadFactors(hidden, targets, torch.full((3, 5), size), mass, products, weight, None)
+    probabilities = (hidden.double() @ weight.double().T).softmax(-1)
+    exact = size * (probabilities - functional.one_hot(targets, 30)).flatten(1).norm(dim=1)
+    torch.testing.assert_close(head.error_norm(), exact, rtol=1e-5, atol=0.0)
+
+
+def head_of_cancelling_products(dtype, *, exponent: float) -> tuple[HeadFactors, torch.Tensor]:
+    """All logits are 0, and their rounding errors may be as large as the exponent: sums of d products are 2 d u off."""
+    words, width, unit = 40, 512, torch.finfo(dtype).eps / 2
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = torch.randn(1, 3, width, generator=generator), torch.randn(words, width, generator=generator)
+    hidden[:, :, width // 2 :] = weight[:, : width // 2] = 0.0
+    sides = hidden.norm(dim=2, keepdim=True), weight.norm(dim=1, keepdim=True)
+    hidden *= exponent / (2 * width * unit) / sides[0]
+    targets, mass = torch.full((1, 3), words - 1), torch.full((1, 3), words).log()
+    factors = hidden.to(dtype), targets, torch.full((1, 3), 3.0), mass, None, (weight / sides[1]).to(dtype), None
+    return HeadFactors(*factors), torch.arange(words - 1)[None]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_bound_on_entries_that_are_made_once_more_is_that_of_their_exponents(dtype):
+    """By Higham's bound on the two products, and by what the exponential makes of it."""
+    head, tokens = head_of_cancelling_products(dtype, exponent=1.5)
+    entries, off = head.errors_at(tokens)
+    torch.testing.assert_close(entries, torch.full_like(entries, 3.0 / 40))
+    assert bool((off >= 3.0 / 40 * torch.tensor(1.48).expm1()).all())
+    assert bool((off <= 3.0).all()), "a probability is at most 1 off"
+
+
+def test_an_entry_that_is_no_float_may_be_a_whole_probability_where_logits_are_that_large():
+    head, tokens = head_of_cancelling_products(torch.float32, exponent=300.0)
+    below = dataclasses.replace(head, log_mass=torch.full((1, 3), 200.0))
+    entries, off = below.errors_at(tokens)
+    assert not entries.any()
+    assert bool((off == 3.0).all())
+
+
 @pytest.mark.usefixtures("chunks")
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
 def test_rows_that_do_not_count_leave_no_trace(poison):
@@ -272,6 +352,18 @@ def test_without_gradients_only_losses_are_computed():
         found = chunked(model, batch)
     assert not found.requires_grad
     assert torch.allclose(found, plain(model, batch), atol=1e-10)
+
+
+def test_losses_of_16_bit_logits_are_computed_in_float32():
+    generator = torch.Generator().manual_seed(0)
+    head = nn.Linear(8, 300, bias=False, dtype=torch.bfloat16)
+    hidden = torch.randn(2, 5, 8, generator=generator).bfloat16()
+    targets = torch.randint(0, 300, (2, 5), generator=generator)
+    found = token_losses(head, hidden, targets)
+    logits = head(hidden).double()
+    exact = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(2, 5)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=0.0)
 
 
 def test_a_head_of_another_kind_is_read_in_one_piece():

@@ -228,11 +228,20 @@ def test_a_sum_goes_on_in_place_and_takes_no_more_rows_than_floats_may_add_up():
 
 
 @pytest.mark.parametrize("before", [False, True])
-def test_deterministic_mode_is_put_back(before):
-    outside = torch.are_deterministic_algorithms_enabled()
+def test_training_is_in_deterministic_mode_and_puts_back_what_was(before):
+    outside, within = torch.are_deterministic_algorithms_enabled(), []
     torch.use_deterministic_algorithms(before)
+
+    def loss(model, batch):
+        within.append(torch.are_deterministic_algorithms_enabled())
+        return lm_loss(model, batch)
+
+    model = Model()
+    plan = make_plan(steps=1, streams=make_plan().streams[:1])
     try:
-        run(make_plan(steps=1))
+        run_with(model, plan, {"lm": Objective(loss, objectives(model)["lm"].parameters, 0.01)})
+        assert within
+        assert all(within)
         assert torch.are_deterministic_algorithms_enabled() == before
         assert torch.utils.deterministic.fill_uninitialized_memory
     finally:
@@ -381,19 +390,20 @@ def test_empty_batches_are_steps_of_noise():
 
 
 def test_the_loss_sees_fixed_shapes_slot_and_step():
-    seen = []
+    seen, steps = [], []
 
     def loss(model, batch):
         seen.append({name: tuple(value.shape) for name, value in batch.items()})
         rows = data()["input_ids"]
         assert torch.equal(batch["input_ids"], rows[batch["slot"]])
-        assert int(batch["step"]) in (0, 1, 2)
+        steps.append(int(batch["step"]))
         return lm_loss(model, batch)
 
     model, plan = Model(), make_plan(steps=3, streams=make_plan().streams[:1])
     objective = Objective(loss, objectives(model)["lm"].parameters, 0.01)
     run_with(model, plan, {"lm": objective}, micro_batch=5)
-    assert seen
+    assert steps == sorted(steps)
+    assert set(steps) == {0, 1, 2}
     shapes = {"input_ids": (5, LENGTH), "label": (5,), "valid": (5,), "slot": (5,), "step": ()}
     assert all(found == shapes for found in seen)
 
@@ -419,6 +429,15 @@ def test_gradients_of_all_streams_are_taken_at_the_same_weights():
     assert equal(seen[0], seen[1])
     assert equal(seen[2], seen[3])
     assert not equal(seen[0], seen[2])
+
+
+@pytest.mark.parametrize(
+    ("epochs", "batch_size", "probability", "steps"), [(3, 10, 0.4, 8), (2, 100, 1.0, 2), (0.1, 10, 0.4, 1)]
+)
+def test_a_training_of_epochs_sees_every_row_at_least_so_often(epochs, batch_size, probability, steps):
+    streams = make_plan().streams
+    plan = DpSgdPlan.of_epochs(epochs, batch_size, n=25, name="train", streams=streams)
+    assert (plan.sampling_probability, plan.steps, plan.streams) == (probability, steps, streams)
 
 
 def test_event_is_one_sampled_gaussian_of_the_combined_noise():
