@@ -73,7 +73,8 @@ def charge(plan: RunPlan, *, environment: dict[str, str], accept_new: bool) -> C
     price = (asked["queries"], plan.epsilon, plan.delta)
     paid = paid_before(ledger.charges(plan.source), key=asked["request_key"], asked=by_name, price=price)
     refuse_paid(paid, accepts_new=accept_new)
-    found = ledger.reserve(**asked)
+    bound = _stored(here, by_name)
+    found = ledger.reserve(environment=bound, **asked)
     # More than once only where another process charges this run meanwhile, for an environment of its own.
     while not found.new and (changed := _changed(found, plan.releases, here)) is not None:
         if not accept_new:
@@ -83,9 +84,10 @@ def charge(plan: RunPlan, *, environment: dict[str, str], accept_new: bool) -> C
                 f"would be a new release: {keep}{paid_again(found.epsilon)} with --accept-new-charge, or restore what "
                 "was there"
             )
-        found = ledger.reserve(instead_of=found.id, **asked)
+        found = ledger.reserve(instead_of=found.id, environment=bound, **asked)
     if found.status == "reserved":
-        _bind(ledger, found, _stored(here, by_name))
+        # A charge that is bound stays so: it is known by what was asked for when it was made.
+        ledger.bind_environment(found.id, found.environment or bound)
     return ChargeReceipt(
         charge_id=found.id, source=found.source, label=found.label(), queries=queries, label_names=plan.label_names
     )
@@ -107,19 +109,6 @@ def finalize(receipt: ChargeReceipt, released: ArtifactRef) -> ArtifactRef:
     Ledger.open().release(receipt.charge_id)
     drop_release_log(receipt.charge_id)
     return released
-
-
-def _bind(ledger: Ledger, found: Charge, here: str) -> None:
-    """Tie a charge to what its bytes depend on here, if nothing ties it yet.
-
-    A charge that is bound stays so: it is known by what was asked for when it was made. Another process may have bound
-    it since it was found, with other words for the same request.
-    """
-    try:
-        ledger.bind_environment(found.id, found.environment or here)
-    except UnderstudyError:
-        if _without_asked(ledger.charge(found.id).environment) != _without_asked(here):
-            raise
 
 
 def _stored(environment: Mapping[str, str], asked: str) -> str:

@@ -13,7 +13,6 @@ from tests_support import SMALL
 
 from understudy.errors import UnderstudyError
 from understudy.flows.commands.run import price
-from understudy.hardware import kind
 from understudy.methods import registry
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
 from understudy.privacy.ledger.ledger import Charge, Ledger
@@ -22,8 +21,7 @@ from understudy.runs.given_settings import given_settings
 from understudy.runs.registration import registered
 from understudy.runs.run_plan import RunPlan
 from understudy.runs.validation import configure
-from understudy.tasks import charging
-from understudy.tasks.charging import PROCESSOR, charge
+from understudy.tasks.charging import charge
 
 
 def as_a_later_version_has_it(plan: RunPlan) -> RunPlan:
@@ -60,14 +58,14 @@ def test_an_update_with_a_further_setting_never_pays_again_by_itself(request_of)
 def test_a_charge_of_a_version_that_noted_no_request_is_asked_about_once(request_of, monkeypatch):
     """Whether it paid for this run nobody can say: the key that it has is of another version's settings."""
     plan = registered(request_of(delta=0.001, epsilon=2.0), "conditional-generation")
-    bind = Ledger.bind_environment
+    reserve = Ledger.reserve
 
-    def bound(ledger: Ledger, charge_id: str, environment: str) -> None:
+    def reserved(ledger: Ledger, *, environment: str, **asked: Any) -> Charge:
         parts = {name: value for name, value in json.loads(environment).items() if name != "asked"}
-        bind(ledger, charge_id, json.dumps(parts, sort_keys=True))
+        return reserve(ledger, environment=json.dumps(parts, sort_keys=True), **asked)
 
     with monkeypatch.context() as earlier:
-        earlier.setattr(Ledger, "bind_environment", bound)
+        earlier.setattr(Ledger, "reserve", reserved)
         first = charge.fn(plan, environment={"code": "0" * 64}, accept_new=False)
     kept = Ledger.open().charge(first.charge_id).environment
     assert kept is not None
@@ -85,26 +83,39 @@ def test_a_charge_of_a_version_that_noted_no_request_is_asked_about_once(request
     assert Ledger.open().spent("ward")[0] == 6
 
 
-@pytest.mark.parametrize(("code", "is_bound"), [("0", True), ("1", False)])
-def test_two_processes_may_begin_one_charge_in_other_words(request_of, monkeypatch, code, is_bound):
+def test_a_run_that_was_killed_right_after_it_was_charged_has_noted_its_request(request_of, monkeypatch):
+    """The charge was tied to nothing yet, and after an update the same request was charged without a question."""
+    plan = registered(request_of(), "conditional-generation")
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as at_once:
+        at_once.setattr(Ledger, "bind_environment", killed)
+        with pytest.raises(KeyboardInterrupt):
+            charge.fn(plan, environment={"code": "0" * 64}, accept_new=False)
+    (paid,) = Ledger.open().charges()
+    with pytest.raises(UnderstudyError, match=rf"charge {paid.id} .* paid for what this run asks for"):
+        charge.fn(as_a_later_version_has_it(plan), environment={"code": "1" * 64}, accept_new=False)
+    assert charge.fn(plan, environment={"code": "0" * 64}, accept_new=False).charge_id == paid.id
+
+
+def test_two_processes_may_begin_one_charge_in_other_words(request_of, monkeypatch):
     """The second was told of another environment: only what it gave in words differed from what the first left out."""
     plan = registered(request_of(), "conditional-generation")
     reserve = Ledger.reserve
 
-    def meanwhile(ledger: Ledger, **asked: Any) -> Charge:
-        found = reserve(ledger, **asked)
-        environment = {"code": code * 64, PROCESSOR: kind()}
-        ledger.bind_environment(found.id, charging._stored(environment, "f" * 64))
+    def meanwhile(ledger: Ledger, *, environment: str, **asked: Any) -> Charge:
+        in_other_words = json.dumps(json.loads(environment) | {"asked": "f" * 64}, sort_keys=True)
+        first = reserve(ledger, environment=in_other_words, **asked)
+        found = reserve(ledger, environment=environment, **asked)
+        assert found.id == first.id
         return found
 
     monkeypatch.setattr(Ledger, "reserve", meanwhile)
     begin = functools.partial(charge.fn, plan, environment={"code": "0" * 64}, accept_new=False)
-    if not is_bound:
-        with pytest.raises(UnderstudyError, match="another environment"):
-            begin()
-    else:
-        assert begin() == begin()
-        assert parts_of(Ledger.open().charges()[-1].environment)["asked"] == "f" * 64
+    assert begin() == begin()
+    assert parts_of(Ledger.open().charges()[-1].environment)["asked"] == "f" * 64
 
 
 def test_where_nothing_is_paid_no_price_is_named(request_of):

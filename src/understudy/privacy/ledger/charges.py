@@ -19,9 +19,14 @@ from understudy.privacy.ledger.sealed import SealedTables
 
 
 def reserve(
-    connection: sa.Connection, tables: SealedTables, request: ChargeRequest, *, instead_of: str | None
+    connection: sa.Connection,
+    tables: SealedTables,
+    request: ChargeRequest,
+    *,
+    instead_of: str | None,
+    environment: str | None,
 ) -> Charge:
-    """The charge of a request: the one it has already, or a new one if the budget allows it."""
+    """The charge of a request: the one it has already, or a new one, tied to `environment`, if the budget allows it."""
     source = queries.get_source(connection, request.source)
     known = queries.latest(connection, request.request_key)
     if known is not None and known.id != instead_of:
@@ -45,7 +50,9 @@ def reserve(
     private = {"salt": secrets.token_bytes(32), "renyi_curve": json.dumps(cost.curve)}
     connection.execute(sa.insert(CHARGES).values(charge.model_dump(exclude={"new", "resumable"}) | private))
     tables.append(connection, "reserve", charge.id)
-    return charge
+    if environment is not None:
+        bind(connection, tables, charge.id, environment)
+    return charge.model_copy(update={"environment": environment})
 
 
 def bind(connection: sa.Connection, tables: SealedTables, charge_id: str, fingerprint: str) -> None:

@@ -247,7 +247,9 @@ class Ledger:
 
     # Charges
 
-    def reserve(self, *, instead_of: str | None = None, **fields: Unpack[ChargeFields]) -> Charge:
+    def reserve(
+        self, *, instead_of: str | None = None, environment: str | None = None, **fields: Unpack[ChargeFields]
+    ) -> Charge:
         """The charge of a request: the one it has already, or a new one if the budget allows it.
 
         When it returns, the charge is on the disk. It counts from now on, whatever becomes of the run.
@@ -255,6 +257,8 @@ class Ledger:
         Args:
             instead_of: id of the request's charge that cannot be used any more: it is charged again (its attempt is
                 one higher), unless another process has done so by now.
+            environment: that a new charge is tied to at once, as by `bind_environment`; one that is found stays as it
+                is.
             fields: `ChargeFields`; epsilon is infinite for a run whose output stays private, which is
                 recorded but not counted, as a simulation is.
 
@@ -270,7 +274,9 @@ class Ledger:
 
         return self._tables.run(
             "reserve",
-            lambda connection: charges.reserve(connection, self._tables, request, instead_of=instead_of),
+            lambda connection: charges.reserve(
+                connection, self._tables, request, instead_of=instead_of, environment=environment
+            ),
         )
 
     def charge(self, charge_id: str) -> Charge:

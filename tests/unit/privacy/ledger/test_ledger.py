@@ -398,6 +398,14 @@ def test_material_does_not_show_itself(ledger):
     assert str(material.salt) not in shown
 
 
+def test_a_new_charge_is_bound_as_it_is_made(ledger):
+    first = ledger.reserve(environment="cpu/2 threads", **fields())
+    again = ledger.reserve(environment="cuda", **fields())
+    assert first.environment == again.environment == ledger.charge(first.id).environment == "cpu/2 threads"
+    assert ledger.reserve(instead_of=first.id, environment="cuda", **fields()).environment == "cuda"
+    ledger.verify()
+
+
 def test_an_environment_is_bound_once(ledger):
     charge = ledger.reserve(**fields())
     ledger.bind_environment(charge.id, "cpu/2 threads")
