@@ -197,13 +197,15 @@ class Histories(RuleBasedStateMachine):
         simulation=st.sampled_from([False, False, False, True]),
         instead_of=st.one_of(st.none(), st.sampled_from(["latest", "earlier", "another's", "nobody's"])),
         killed=st.sampled_from([None, None, None, "begun", "written", "committed"]),
-        meanwhile=st.one_of(st.none(), st.none(), keys),
+        meanwhile=st.one_of(st.none(), st.none(), keys), bound=st.sampled_from([None, "cpu", "cuda"]),
     )  # fmt: skip
-    def reserve(self, process, key, source, noise, more, delta, simulation, instead_of, killed, meanwhile) -> None:
+    def reserve(
+        self, process, key, source, noise, more, delta, simulation, instead_of, killed, meanwhile, bound
+    ) -> None:
         """A request is given its charge or a new one; `meanwhile` the other process asks for a charge of its own."""
         one, other = self.ready(process), self.ready(1 - process)
         epsilon = round(NOISE[noise] + more, 9)
-        new = Charged("", source, key, 1, noise, epsilon, delta, simulation, self.secrets[-1])
+        new = Charged("", source, key, 1, noise, epsilon, delta, simulation, self.secrets[-1], environment=bound)
         known, replaced = self.latest(key), self.replaced(key, instead_of)
         fields = asked(
             source=source, request_key=key, queries=one_sum(noise), epsilon=epsilon, delta=delta, simulation=simulation
@@ -214,7 +216,7 @@ class Histories(RuleBasedStateMachine):
         elif meanwhile:
             given = asked(source="reviews", request_key=meanwhile, queries=one_sum(100.0), epsilon=0.1, delta=1e-6)
             one.at["committed"] = lambda: others.append(_tried(lambda: other.ledger.reserve(**given)))
-        outcome = _tried(lambda: one.ledger.reserve(instead_of=replaced, **fields))
+        outcome = _tried(lambda: one.ledger.reserve(instead_of=replaced, environment=bound, **fields))
         one.at.clear()
         if known is not None and known.id != replaced:
             same = (known.source, known.noise, known.delta, known.simulation) == (source, noise, delta, simulation)
@@ -240,7 +242,7 @@ class Histories(RuleBasedStateMachine):
     )  # fmt: skip
     def ask(self, process, key, source, noise, more, delta) -> None:
         """The plainest request there is."""
-        self.reserve(process, key, source, noise, more, delta, False, None, None, None)
+        self.reserve(process, key, source, noise, more, delta, False, None, None, None, None)
 
     @precondition(lambda self: self.charges)
     @rule(process=processes, number=any_charge, times=st.integers(1, 3))
