@@ -54,7 +54,7 @@ def comparison_of(request: CompareRequest) -> Iterator[tuple[Comparison, str]]:
         comparison = closed_up("validate", lambda: registered_comparison(request))
         runs = comparison.runs
         key = hashlib.sha256(f"{request.model_dump_json()} {[run.plan.key for run in runs]}".encode()).hexdigest()
-        with parent_run(key, "compare", parameters={"request": request}) as tracked:
+        with parent_run(key, f"compare {request.run.source}", parameters={"request": request}) as tracked:
             yield comparison, tracked
 
 

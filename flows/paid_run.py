@@ -17,8 +17,8 @@ from pydantic import BaseModel
 from understudy.artifacts.access import ArtifactRef
 from understudy.errors import InputError
 from understudy.flows.purged_source import is_purged, purged, unless_purged
+from understudy.flows.run_in_words import charge_in_words, promise_in_words, where_in_words
 from understudy.flows.worker_places import check_places
-from understudy.privacy.statement import cost_in_words
 from understudy.runs.exported import Exported, complete
 from understudy.runs.folders import STATEMENT_IN_WORDS
 from understudy.runs.registration import registered
@@ -30,7 +30,17 @@ from understudy.tasks.charging import charge, environment_of
 from understudy.tasks.engine.failures import closed_up
 from understudy.tasks.engine.heartbeat import beating
 from understudy.tasks.engine.prefect_links import show_statement
-from understudy.tasks.engine.run_record import ACCOUNTANT, CHARGE, OUT, RELATION, RELEASED, SOURCES, SYNTHETIC, UNIT
+from understudy.tasks.engine.run_record import (
+    ACCOUNTANT,
+    CHARGE,
+    NOTE,
+    OUT,
+    RELATION,
+    RELEASED,
+    SOURCES,
+    SYNTHETIC,
+    UNIT,
+)
 from understudy.tasks.engine.runtime import Zone
 from understudy.tasks.engine.tracking import add_to_parent, parent_run
 from understudy.tasks.export import export
@@ -76,18 +86,14 @@ class PaidRun(Generic[C]):
         result = export(self.plan, self.receipt, released, synthetic, metrics, out=out, shares_real_rows=shared)
         made = {RELEASED: released, SYNTHETIC: synthetic}
         named = {tag: ref.id for tag, ref in made.items() if not ref.is_private}
-        add_to_parent(self.tracked, tags={**named, OUT: str(Path(out).expanduser().absolute())}, metrics={})
-        self._show(result)
-        return complete(result)
-
-    def _show(self, result: Exported) -> None:
-        """Say on the page of the flow run where the results lie, and what is promised of what may be handed over."""
-        if result.export is None:
-            told = "nothing was exported, for what was made is as private as the rows"
-        else:
-            told = f"exported to {result.export}"
+        where = where_in_words(result)
+        note = f"{charge_in_words(self.receipt)}\n\n{where}"
+        tags = {**named, OUT: str(Path(out).expanduser().absolute()), NOTE: note}
+        add_to_parent(self.tracked, tags=tags, metrics={})
+        get_run_logger().info(where)
+        if result.export is not None:
             show_statement(Path(result.export) / STATEMENT_IN_WORDS, in_short=promise_in_words(self.receipt))
-        get_run_logger().info("%s; the report, which is internal: %s", told, result.report)
+        return complete(result)
 
 
 @contextmanager
@@ -106,7 +112,7 @@ def paid_run(request: RunRequest, settings: type[C], *code: str) -> Iterator[Pai
         # What is wrong with a row is for the client's terminal: Prefect keeps the text of every error.
         plan = closed_up("validate", lambda: registered(request, method))
         config = plan.settings(settings)
-        tracking = parent_run(plan.key, method, parameters={"request": request, "config": config})
+        tracking = parent_run(plan.key, f"{method} {plan.source}", parameters={"request": request, "config": config})
         with unless_purged(plan), tracking as tracked:
             receipt = charge(plan, environment=environment_of(*code), accept_new=request.accept_new_charge)
             origin = {SOURCES: json.dumps([f"source:{plan.source}@{receipt.charge_id}"]), CHARGE: receipt.charge_id}
@@ -114,23 +120,10 @@ def paid_run(request: RunRequest, settings: type[C], *code: str) -> Iterator[Pai
             for promised in receipt.label.guarantees:  # the charge's own; none of a private output
                 origin |= {UNIT: promised.unit, RELATION: promised.relation, ACCOUNTANT: promised.accountant}
                 spent = {"epsilon": promised.epsilon, "delta": promised.delta}
-            add_to_parent(tracked, tags=origin, metrics=spent)
-            get_run_logger().info(
-                "charge %s of source %r pays for this run: %s",
-                receipt.charge_id,
-                plan.source,
-                promise_in_words(receipt),
-            )
+            paid = charge_in_words(receipt)
+            add_to_parent(tracked, tags=origin | {NOTE: paid}, metrics=spent)
+            get_run_logger().info(paid)
             yield PaidRun(request, plan, receipt, tracked, config, plan.charged_settings(settings))
-
-
-def promise_in_words(receipt: ChargeReceipt) -> str:
-    """What a charge promises, in a line."""
-    if not receipt.label.guarantees:
-        return "nothing is promised, and nothing of the budget is spent"
-    promised = receipt.label.guarantees[0]
-    cost = cost_in_words(promised.epsilon, promised.delta)
-    return f"{cost} for one {promised.unit} ({promised.relation}, {promised.accountant})"
 
 
 def check_ledger() -> None:

@@ -21,6 +21,7 @@ State = Literal["FINISHED", "FAILED", "KILLED"]
 # Tags of runs, and of a run's data sets.
 KEY, RUN_KEY, TASK = "understudy.key", "understudy.run_key", "understudy.task"
 SOURCES, LABELS, CACHED = "understudy.sources", "understudy.labels", "understudy.cached"
+NOTE = "mlflow.note.content"  # what MLflow shows as the description of a run
 CHARGE, RELEASED, SYNTHETIC, OUT = "understudy.charge", "understudy.released", "understudy.synthetic", "understudy.out"
 # What a charge's epsilon is a bound for: without them it is a number that promises nobody anything.
 UNIT, RELATION, ACCOUNTANT = "understudy.unit", "understudy.relation", "understudy.accountant"

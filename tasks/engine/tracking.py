@@ -30,12 +30,12 @@ from understudy.tasks.engine.tracking_log import Log, dataset_inputs, open_log, 
 
 
 @contextmanager
-def parent_run(run_key: str, flow_name: str, *, parameters: Mapping[str, Any], zone: str = "client") -> Iterator[str]:
+def parent_run(run_key: str, name: str, *, parameters: Mapping[str, Any], zone: str = "client") -> Iterator[str]:
     """Keep the MLflow run of one flow run: found again by `run_key`, RUNNING in the block, ended after it.
 
     Args:
         run_key: what makes a later flow run the same run, resumed: a digest of the request.
-        flow_name: the flow's name.
+        name: of the run: the flow's, and of what source, where it has one.
         parameters: public parameters, configs included.
         zone: the zone whose tracking store is used.
 
@@ -53,7 +53,7 @@ def parent_run(run_key: str, flow_name: str, *, parameters: Mapping[str, Any], z
     outer = flow_run.parent_flow_run_id if flow_run.id else None
     log = open_log(zone)
     with _shown_as_living(log, run_key) as ended:
-        run_id = log.persist("the flow run", lambda: log.open_parent(run_key, flow_name, parameters, here, outer))
+        run_id = log.persist("the flow run", lambda: log.open_parent(run_key, name, parameters, here, outer))
         if flow_run.id:
             link_from_prefect(log.uri, log.experiment, run_id)
 

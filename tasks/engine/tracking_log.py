@@ -139,7 +139,7 @@ class Log:
     def open_parent(
         self,
         run_key: str,
-        flow_name: str,
+        name: str,
         parameters: Mapping[str, Any],
         flow_run: Mapping[str, str | None],
         outer: str | None,
@@ -150,7 +150,7 @@ class Log:
         run_id = self._write(
             identity,
             found,
-            name=flow_name,
+            name=name,
             tags={**flow_run, PARENT: self.parent_of(outer)},
             parameters=flatten(parameters),
         )

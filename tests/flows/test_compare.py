@@ -174,12 +174,12 @@ def _are_children_of_one_run(out: Path, charges: set[str]) -> None:
 
     log = tracking_log.open_log("client")
     (parent,) = log.search({"understudy.out": str(out)})
-    assert parent.info.run_name == "compare"
+    assert parent.info.run_name == "compare ward"
     assert set(json.loads(parent.data.tags["understudy.sources"])) == {f"source:ward@{charge}" for charge in charges}
     children = log.search({"mlflow.parentRunId": parent.info.run_id})
     assert sorted(child.info.run_name for child in children) == [
-        *["bag-of-words"] * 2,
-        *["letters"] * 2,
+        *["bag-of-words ward"] * 2,
+        *["letters ward"] * 2,
         "report-comparison",
     ]
     assert {child.info.status for child in (parent, *children)} == {"FINISHED"}
@@ -343,8 +343,8 @@ def test_two_methods_that_are_asked_the_same_are_two_runs_in_mlflow(methods, dat
         load(registry.get(method).flow)(asked)
     runs = tracking_log.open_log("client").search({"understudy.out": asked.out})
     assert {run.info.run_name: run.data.params["config.method"] for run in runs} == {
-        "bag-of-words": "bag-of-words",
-        "letters": "letters",
+        "bag-of-words ward": "bag-of-words",
+        "letters ward": "letters",
     }
     charged = {charge.id for charge in Ledger.open().charges("ward")}
     assert {run.data.tags["understudy.charge"] for run in runs} == charged

@@ -29,6 +29,8 @@ from understudy.runs.request import Budget
 from understudy.runs.split import LABELS_DISCLOSED
 from understudy.runs.validation import validate
 from understudy.settings import prepare_environment, settings
+from understudy.tasks.engine.run_record import CHARGE, NOTE
+from understudy.tasks.engine.tracking_log import open_log
 
 COMPUTED = {"train", "generate", "prompt-only", "evaluate"}
 
@@ -186,8 +188,13 @@ def test_the_page_of_a_flow_run_says_what_was_charged_and_where_the_results_lie(
         (statement,) = shown
         assert statement.description.endswith(" for one example (replace_special, PLD)")
         assert (tmp_path / "out/export/statement.md").read_text() in statement.data
-    assert any(f"charge {charge.id} of source 'ward' pays for this run: {paid}" in line for line in said)
-    assert any(line.startswith(at_end) and line.endswith(report) for line in said)
+    began, ended = said
+    assert began.startswith(f"charge {charge.id} of source 'ward' pays for this run: {paid}")
+    assert ended.startswith(at_end)
+    assert ended.endswith(report)
+    (tracked,) = open_log("client").search({CHARGE: charge.id})
+    assert tracked.info.run_name == "conditional-generation ward"
+    assert tracked.data.tags[NOTE] == f"{began}\n\n{ended}", "MLflow's page of the run says the same"
 
 
 def test_nothing_private_leaves(run, request_of, tmp_path, private_rows, home, find_leaks, caplog, capfd):

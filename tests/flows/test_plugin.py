@@ -99,7 +99,7 @@ def _is_found_in_mlflow(method, charge, out):
     log = tracking_log.open_log("client")
     made = artifact_in(out)
     (run,) = log.search({"understudy.synthetic": made})
-    assert run.info.run_name == method
+    assert run.info.run_name == f"{method} {charge.source}"
     assert run.data.metrics == {"epsilon": charge.epsilon, "delta": charge.delta}
     promised = {name: run.data.tags.get(f"understudy.{name}") for name in ("unit", "relation", "accountant")}
     assert promised == {"unit": charge.unit, "relation": charge.relation, "accountant": "PLD"}, "what epsilon bounds"

@@ -1,0 +1,32 @@
+"""What a run tells in a line each: the charge that pays for it, what that promises, and where the results lie.
+
+Prefect's page of the flow run and MLflow's page of the run show it, so nothing here is private.
+"""
+
+from __future__ import annotations
+
+from understudy.privacy.statement import cost_in_words
+from understudy.runs.exported import Exported
+from understudy.tasks.charge_receipt import ChargeReceipt
+
+
+def charge_in_words(receipt: ChargeReceipt) -> str:
+    """Which charge pays for a run, and what it promises, in a line."""
+    return f"charge {receipt.charge_id} of source {receipt.source!r} pays for this run: {promise_in_words(receipt)}"
+
+
+def promise_in_words(receipt: ChargeReceipt) -> str:
+    """What a charge promises, in a line."""
+    if not receipt.label.guarantees:
+        return "nothing is promised, and nothing of the budget is spent"
+    promised = receipt.label.guarantees[0]
+    cost = cost_in_words(promised.epsilon, promised.delta)
+    return f"{cost} for one {promised.unit} ({promised.relation}, {promised.accountant})"
+
+
+def where_in_words(result: Exported) -> str:
+    """Where the results of a run lie, in a line."""
+    exported = "nothing was exported, for what was made is as private as the rows"
+    if result.export is not None:
+        exported = f"exported to {result.export}"
+    return f"{exported}; the report, which is internal: {result.report}"
