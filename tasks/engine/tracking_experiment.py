@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 EXPERIMENT: Final = "understudy"
 OWN: Final = "understudy.runs"  # tag of that experiment, which keeps it under another name
-# MLflow's page of an experiment begins with its runs, and not with traces of calls of language models.
-_KIND: Final = {"mlflow.experimentKind": "custom_model_development"}
 
 
 def made_experiment(client: MlflowClient, uri: str, *, files: str | None) -> str:
@@ -31,7 +29,7 @@ def made_experiment(client: MlflowClient, uri: str, *, files: str | None) -> str
     """
     experiment = found_experiment(client, uri)
     if experiment is None:
-        return str(client.create_experiment(EXPERIMENT, files, {OWN: "true", **_KIND}))
+        return str(client.create_experiment(EXPERIMENT, files, {OWN: "true"}))
     if OWN not in experiment.tags:
         client.set_experiment_tag(experiment.experiment_id, OWN, "true")
     return str(experiment.experiment_id)
