@@ -143,7 +143,7 @@ class Charge(Frozen):
     code_digest: str
     created_at: str
     released_at: str | None
-    environment: str | None = Field(default=None, description="What its bytes depend on; set when it begins.")
+    environment: str | None = Field(default=None, description="What its bytes depend on; set once, as it is made.")
     new: bool = Field(description="True if this very call made it.")
     resumable: bool = Field(default=True, description="False once its salt is erased: no noise can be drawn any more.")
 
