@@ -10,6 +10,7 @@ from prefect.utilities.names import generate_slug
 
 from understudy.errors import UnderstudyError
 from understudy.flows.deleted_run import told_if_deleted
+from understudy.flows.lost_server import told_if_lost
 
 Q = TypeVar("Q")
 R = TypeVar("R")
@@ -23,13 +24,13 @@ def run_named(flow: Flow[[Q], R], request: Q) -> R:
         request: its one parameter.
 
     Raises:
-        UnderstudyError: the run was cancelled on the Prefect server, or deleted there.
+        UnderstudyError: the run was cancelled on the Prefect server, or deleted there, or the server was lost.
     """
     source = getattr(getattr(request, "run", request), "source", None)
     name = "-".join(filter(None, (flow.name, source, generate_slug(2))))
     # A function, for Prefect would take a string for a template.
     try:
-        with told_if_deleted(name):
+        with told_if_lost(), told_if_deleted(name):
             return flow.with_options(flow_run_name=lambda: name)(request)
     except CancelledRun:
         pass

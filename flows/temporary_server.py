@@ -29,7 +29,7 @@ from understudy.locks import locked_folder
 from understudy.tasks.engine.heartbeat import end_dead_runs
 
 # What Prefect says of events that it cannot send: of no use to whoever has ended the server.
-_COMPLAINTS = ("prefect.events.clients", "prefect._internal.concurrency")
+_COMPLAINTS = ("prefect.events.clients", "prefect._internal.concurrency", "EventsWorker")
 
 
 def start_in_turn() -> None:
@@ -73,4 +73,5 @@ def _watch(process: Popen[Any], settings: Settings, left: threading.Event) -> No
     settings.logging.to_api.enabled = False
     logging.raiseExceptions = False  # else Prefect writes to the terminal that it cannot send its log
     for name in _COMPLAINTS:
-        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+        # Not by its level: of those that Prefect uses inside, another setting decides.
+        logging.getLogger(name).disabled = True

@@ -13,6 +13,8 @@ from typing import IO, Final
 
 # What a disk says of itself, and not of one file: it is full, a quota or a limit is reached, it fails or is read-only.
 OF_A_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+# What SQLite and PostgreSQL call a disk that takes no more; to SQLite a quota is an error of writing.
+_OF_A_FULL_DISK: Final = {"SQLITE_FULL", "SQLITE_IOERR_WRITE", "53100"}
 _PART: Final = ".part"
 _DESCRIPTORS: Final = Path("/proc/self/fd")
 
@@ -20,6 +22,11 @@ _DESCRIPTORS: Final = Path("/proc/self/fd")
 def is_of_disk(error: OSError) -> bool:
     """Whether the disk is full or fails, as opposed to one file that is not there or not allowed."""
     return error.errno in OF_A_DISK
+
+
+def is_of_full_database(error: BaseException | None) -> bool:
+    """Whether a database's driver says that the disk of the database takes no more."""
+    return (getattr(error, "sqlite_errorname", None) or getattr(error, "sqlstate", None)) in _OF_A_FULL_DISK
 
 
 @contextmanager

@@ -174,4 +174,4 @@ def check_stores() -> None:
     for uri in {tracking_uri(name) for name in (("client", "server") if zone == "both" else (zone,))}:
         if uri.startswith(SQLITE) and not check_database(Path(uri.removeprefix(SQLITE))):
             continue  # MLflow would make one
-        persisted("the experiment", functools.partial(found_experiment, MlflowClient(tracking_uri=uri), uri))
+        persisted("the experiment", uri, functools.partial(found_experiment, MlflowClient(tracking_uri=uri), uri))

@@ -6,19 +6,22 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from understudy.durable import is_of_disk, is_of_full_database
 from understudy.errors import InputError, TrackingFailed
 from understudy.tasks.engine.failures import keep_text
+from understudy.tasks.engine.prefect_links import without_login
 
 T = TypeVar("T")
 
 _RETRY_AFTER_S = (0.2, 1.0, 3.0)
 
 
-def persisted(what: str, write: Callable[[], T]) -> T:
+def persisted(what: str, uri: str, write: Callable[[], T]) -> T:
     """Write, with a few attempts: a busy database or a lost connection passes.
 
     Args:
         what: for a message.
+        uri: of the store.
         write: writes it; the same again changes nothing.
 
     Raises:
@@ -34,12 +37,21 @@ def persisted(what: str, write: Callable[[], T]) -> T:
             if delay is None:
                 failure = TrackingFailed(
                     f"tracking: {what} could not be recorded ({type(error).__name__}{_kept(error)}); what is done is "
-                    "stored and is not computed again: check UNDERSTUDY_MLFLOW_URI and run the same command again"
+                    f"stored and is not computed again. {_remedy(error, uri)} and run the same command again"
                 )
                 break
             time.sleep(delay)
     # Outside the handler: Prefect would log the text of the error behind it.
     raise failure
+
+
+def _remedy(error: Exception, uri: str) -> str:
+    behind: BaseException | None = error  # MLflow's error, that of SQLAlchemy, and that of the driver
+    while behind is not None:
+        if is_of_full_database(behind) or (isinstance(behind, OSError) and is_of_disk(behind)):
+            return f"The disk of {without_login(uri)} takes no more: make room there"
+        behind = behind.__cause__
+    return "Check UNDERSTUDY_MLFLOW_URI"
 
 
 def _kept(error: Exception) -> str:

@@ -72,7 +72,8 @@ def open_log(zone: str) -> Log:
         InputError: the experiment was deleted.
         TrackingFailed: the tracking store cannot be written.
     """
-    return persisted("the experiment", lambda: connect(tracking_uri(zone)))
+    uri = tracking_uri(zone)
+    return persisted("the experiment", uri, lambda: connect(uri))
 
 
 @functools.lru_cache(maxsize=16)
@@ -81,6 +82,8 @@ def connect(uri: str) -> Log:
     # Its notes on making the tables are not for the user.
     for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    # It writes each error of a database to the terminal, by the page, before it raises it.
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     if not uri.startswith(SQLITE):
         return _with_experiment(uri, None)
     with whole_database(Path(uri.removeprefix(SQLITE))) as lock:
@@ -124,7 +127,7 @@ class Log:
                 return write()
 
         try:
-            return persisted(what, in_turn)
+            return persisted(what, self.uri, in_turn)
         except TrackingFailed as error:
             failed = error
         if deleted := what_was_deleted(self.client, self.uri, experiment=self.experiment, run=run):

@@ -20,7 +20,7 @@ from prefect.settings import (
 )
 from prefect_servers import flow_run_names
 
-from understudy.errors import UnderstudyError
+from understudy.errors import BudgetRefused, UnderstudyError
 from understudy.flows import tied_server
 from understudy.flows.commands import run as commands
 from understudy.flows.temporary_server import start_in_turn
@@ -171,3 +171,60 @@ def test_a_killed_process_takes_its_server_along_and_the_next_one_finds_its_run_
 def test_an_interrupt_of_the_process_group_leaves_the_server_to_be_told(database):
     """As Ctrl-C in a terminal: the run ends as Crashed in the database."""
     assert told_by(INTERRUPTED, database) == ["Crashed"]
+
+
+LOST = """
+import time
+from pathlib import Path
+from prefect import flow, task
+from prefect.events.worker import EventsWorker
+from prefect.server.api.server import SubprocessASGIServer
+from prefect.settings import PREFECT_API_URL, PREFECT_HOME, PREFECT_LOGGING_LEVEL, temporary_settings
+from understudy.errors import BudgetRefused, UnderstudyError
+from understudy.flows.run_name import run_named
+from understudy.flows.temporary_server import given_up_with_it, start_in_turn
+
+@task
+def step(number):
+    return number
+
+@flow
+def computes(refusal):
+    step(-1)
+    EventsWorker.instance().wait_until_empty()
+    server = SubprocessASGIServer().server_process
+    server.kill()
+    server.wait()
+    time.sleep(0.5)  # until the end of the server is seen
+    for number in range(6):
+        step(number)
+    if refusal:
+        raise BudgetRefused(refusal)
+
+given = {PREFECT_HOME: Path(home), PREFECT_LOGGING_LEVEL: "WARNING"}
+with temporary_settings(given, restore_defaults={PREFECT_API_URL}):
+    start_in_turn()
+    try:
+        with given_up_with_it():
+            run_named(computes, refusal)
+    except UnderstudyError as error:
+        began = time.monotonic()
+        EventsWorker.drain_all()  # as Prefect does when an interpreter ends
+        pipe.send((type(error), str(error), time.monotonic() - began))
+"""
+
+
+@pytest.mark.parametrize("refusal", ["", "nothing is left"])
+def test_a_server_that_is_killed_is_told_with_what_to_do_and_holds_nobody_up(database, refusal, capfd, monkeypatch):
+    """As where memory is short. Each of the run's events was tried for seven seconds, with a page of errors."""
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    process, pipe = forked.start(LOST, home=database, refusal=refusal)
+    kind, told, seconds = pipe.recv()
+    process.wait()
+    assert seconds < 25
+    if refusal:
+        assert (kind, told) == (BudgetRefused, refusal), "what the run itself failed with goes first"
+    else:
+        assert kind is UnderstudyError
+        assert all(words in told for words in ("temporary server", "Connection refused", "the same again"))
+    assert "EventsWorker" not in capfd.readouterr().err

@@ -488,7 +488,7 @@ def test_the_text_of_an_error_that_cannot_be_kept_costs_only_the_text(monkeypatc
     monkeypatch.setattr(tracking_attempts, "_RETRY_AFTER_S", ())
     monkeypatch.setattr(failures, "write_atomically", lambda *_: (_ for _ in ()).throw(OSError("no space")))
     with pytest.raises(TrackingFailed, match=r"the run could not be recorded \(OSError\); what is done"):
-        tracking_attempts.persisted("the run", lambda: (_ for _ in ()).throw(OSError("no space")))
+        tracking_attempts.persisted("the run", "http://mlflow", lambda: (_ for _ in ()).throw(OSError("no space")))
 
 
 def test_the_server_zone_has_its_own_store(monkeypatch):

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import fork_server
 import pytest
+from full_disk import files_of_at_most
 
-from understudy.errors import InputError
-from understudy.tasks.engine import tracking, tracking_log
+from understudy.errors import InputError, TrackingFailed
+from understudy.tasks.engine import tracking, tracking_attempts, tracking_log
 from understudy.tasks.engine.tracking_database import check_database, whole_database
 
 HALF = 200_000  # bytes; a whole one has four times as many
@@ -89,6 +90,22 @@ def start(tmp_path, database):
 def test_a_full_disk_leaves_nothing_of_a_database(database, start, tmp_path):
     assert start(ON_A_FULL_DISK).wait() == 0, (tmp_path / "error").read_text()
     check_database(database)
+
+
+def test_a_disk_that_gets_full_later_is_told_and_not_by_pages(made, monkeypatch, capfd):
+    """MLflow says of each attempt what it failed with, in fifty lines, before it raises that."""
+    monkeypatch.setattr(tracking_attempts, "_RETRY_AFTER_S", (0.0,))
+    log = tracking_log.connect(f"sqlite:///{made}")
+
+    def write() -> None:
+        for number in range(60):
+            log.client.create_run(log.experiment, tags={str(number): "public " * 1000})
+
+    told = f"The disk of sqlite:///{made} takes no more: make room"
+    with files_of_at_most(made.stat().st_size), pytest.raises(TrackingFailed, match=told):
+        log.persist("the run", write)
+    assert capfd.readouterr() == ("", "")
+    log.persist("the run", write)
 
 
 def test_a_kill_leaves_no_half_database(database, start):

@@ -19,17 +19,18 @@ import hashlib
 import hmac
 import os
 import secrets
-import tempfile
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import numpy.typing as npt
 
 from understudy.compute import side_threads
+from understudy.durable import naming, write_atomically
 from understudy.errors import InputError, RowError
 from understudy.models.packed import pack_for_good
 
@@ -243,7 +244,7 @@ def _through_cache(texts: Sequence[str], encoder: Encoder, cache: Path) -> Float
 def _leave(names: Sequence[bytes], vectors: FloatArray, cache: Path) -> None:
     """Keep vectors under distinct names."""
     named = np.array(names, dtype=np.bytes_)
-    _write_atomically(cache / f"{hashlib.sha256(named.tobytes()).hexdigest()}{_ENTRIES}", named, vectors)
+    _write_entries(cache / f"{hashlib.sha256(named.tobytes()).hexdigest()}{_ENTRIES}", named, vectors)
 
 
 def _entry_names(texts: Sequence[str], encoder: Encoder, cache: Path) -> list[bytes]:
@@ -266,26 +267,25 @@ def _read_entries(path: Path, wanted: Collection[bytes]) -> Iterator[tuple[bytes
 
 def _directory_key(cache: Path) -> bytes:
     """The directory's own random key; of two processes that make it at once, the first wins."""
-    cache.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = cache / "key"
     if not path.exists():
-        with tempfile.NamedTemporaryFile(dir=cache, delete=True) as draft:  # created 0600
-            draft.write(secrets.token_bytes(32))
-            draft.flush()
-            os.fsync(draft.fileno())
-            try:
-                os.link(draft.name, path)
-            except FileExistsError:
-                return path.read_bytes()
+        write_atomically(path, secrets.token_bytes(32), once=True)
     return path.read_bytes()
 
 
-def _write_atomically(path: Path, names: npt.NDArray[np.bytes_], vectors: FloatArray) -> None:
+def _write_entries(path: Path, names: npt.NDArray[np.bytes_], vectors: FloatArray) -> None:
+    """Write a file of the cache, which is there whole or not at all.
+
+    Raises:
+        OSError: the disk is full or fails; it names the file.
+    """
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        with draft.open("wb") as file:
-            np.save(file, names, allow_pickle=False)
-            np.save(file, vectors, allow_pickle=False)
+        with naming(path), draft.open("wb") as file:
+            # Into a file itself numpy writes past Python, and of a disk that is full it tells neither that nor where.
+            plain = SimpleNamespace(write=file.write)
+            np.save(plain, names, allow_pickle=False)
+            np.save(plain, vectors, allow_pickle=False)
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, path)

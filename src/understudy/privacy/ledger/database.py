@@ -21,6 +21,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
+from understudy.durable import is_of_full_database
 from understudy.errors import InputError, UnderstudyError
 from understudy.owner_only import remedy
 from understudy.privacy.ledger import postgresql
@@ -127,8 +128,6 @@ _COLUMNS: Final = {
     "postgresql": "select table_name, column_name from information_schema.columns "
     "where table_schema = current_schema()",
 }
-# What SQLite and PostgreSQL call a disk that takes no more.
-_FULL: Final = {"SQLITE_FULL", "SQLITE_IOERR_WRITE", "53100"}
 # Flushes what a commit wrote, and that the release log is gone.
 _SYNCHRONOUS: Final = "EXTRA"
 
@@ -313,18 +312,12 @@ def _unusable(engine: sa.Engine, error: SQLAlchemyError) -> UnderstudyError:
     words = _words(error)
     if engine.dialect.name == "postgresql" and postgresql.waited_in_vain(error):
         words += f": another session has held its tables for {postgresql.LOCK_SECONDS} s (pg_stat_activity shows which)"
-    remedy = "The disk that it lies on takes no more: make room there" if _is_full(error) else "Fix it"
+    is_full = isinstance(error, DBAPIError) and is_of_full_database(error.orig)
+    remedy = "The disk that it lies on takes no more: make room there" if is_full else "Fix it"
     return UnderstudyError(
         f"the ledger {_shown(engine)} cannot be used: {words}. {remedy} and run again: the same request is never "
         "charged twice"
     )
-
-
-def _is_full(error: SQLAlchemyError) -> bool:
-    """Whether the disk of the database takes no more; to SQLite a quota is an error of writing."""
-    origin = error.orig if isinstance(error, DBAPIError) else None
-    found = getattr(origin, "sqlite_errorname", None) or getattr(origin, "sqlstate", None)
-    return found in _FULL
 
 
 def _words(error: SQLAlchemyError) -> str:

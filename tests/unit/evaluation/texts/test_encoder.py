@@ -3,11 +3,14 @@ import io
 import os
 import stat
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from full_disk import files_of_at_most
 
+from understudy.durable import is_of_disk
 from understudy.errors import InputError
 from understudy.evaluation.texts.encoder import Encoder, each_alone, embed, embed_sets, leave, load_encoder
 
@@ -189,3 +192,26 @@ def test_nothing_is_written_without_a_cache(tmp_path, monkeypatch):
     encoder, _ = counting_encoder()
     embed(["a"], encoder)
     assert list(tmp_path.rglob("*")) == []
+
+
+def test_a_full_disk_is_told_with_the_file_that_could_not_be_written(tmp_path):
+    """numpy says that so many bytes were requested and fewer written, of which file and why it does not."""
+    encoder, _ = counting_encoder()
+    cache = tmp_path / "cache"
+    embed(["in time"], encoder, cache=cache)
+    texts = ["a" * length for length in range(1, 1000)]
+    with files_of_at_most(4096), pytest.raises(OSError, match="File too large") as found:
+        embed(texts, encoder, cache=cache)
+    assert is_of_disk(found.value)
+    assert Path(found.value.filename).parent == cache
+    assert len(list(cache.iterdir())) == 2, "the key and what was kept in time"
+    assert np.array_equal(embed(texts, encoder, cache=cache), embed(texts, encoder))
+
+
+def test_a_full_disk_that_takes_no_key_is_told_with_its_place(tmp_path):
+    encoder, _ = counting_encoder()
+    with files_of_at_most(0), pytest.raises(OSError, match="File too large") as found:
+        embed(["a"], encoder, cache=tmp_path / "cache")
+    assert is_of_disk(found.value)
+    assert found.value.filename == str(tmp_path / "cache" / "key")
+    assert not list((tmp_path / "cache").iterdir())
