@@ -16,6 +16,7 @@ from understudy.artifacts.access import ArtifactRef
 from understudy.flows.inner_run import inner_run
 from understudy.flows.paid_run import check_ledger
 from understudy.flows.purged_source import unless_purged
+from understudy.flows.run_in_words import report_in_words
 from understudy.flows.worker_places import check_places
 from understudy.lazy import load
 from understudy.methods import registry
@@ -62,7 +63,7 @@ def audit(request: AuditRequest) -> Audited:
         least = check_power(claim, plan.count)
         out = request.run.out
         ended = report_audit(found, claim, plan.count, CONFIDENCE, least, out=out, of_public_rows=of_public_rows)
-        get_run_logger().info("the report, which is internal: %s", ended.report)
+        get_run_logger().info(report_in_words(ended.report))
         return conclusive(ended)
 
 

@@ -34,11 +34,11 @@ def told_if_lost() -> Iterator[None]:
 
 def _drop_events() -> None:
     """Drop the events that wait for the server: a process that ends would try each of them for seven seconds."""
-    # Those of all services of Prefect's; they are kept by no public name.
+    # Among all services of Prefect's, which are kept by no public name.
     services = list(EventsWorker._instances.values())  # type: ignore[misc]
-    for worker in services:
+    for worker in (service for service in services if isinstance(service, EventsWorker)):
         with suppress(Empty):
-            while isinstance(worker, EventsWorker):
+            while True:
                 event = worker._queue.get_nowait()
                 if event is not None:
                     worker._on_item_dropped(event)

@@ -29,4 +29,9 @@ def where_in_words(result: Exported) -> str:
     exported = "nothing was exported, for what was made is as private as the rows"
     if result.export is not None:
         exported = f"exported to {result.export}"
-    return f"{exported}; the report, which is internal: {result.report}"
+    return f"{exported}; {report_in_words(result.report)}"
+
+
+def report_in_words(report: str) -> str:
+    """Where a report lies, which nobody may hand over."""
+    return f"the report, which is internal: {report}"

@@ -208,9 +208,8 @@ with temporary_settings(given, restore_defaults={PREFECT_API_URL}):
         with given_up_with_it():
             run_named(computes, refusal)
     except UnderstudyError as error:
-        began = time.monotonic()
-        EventsWorker.drain_all()  # as Prefect does when an interpreter ends
-        pipe.send((type(error), str(error), time.monotonic() - began))
+        # What Prefect would try to send when the interpreter ends, each event for seven seconds.
+        pipe.send((type(error), str(error), EventsWorker.instance()._queue.qsize()))
 """
 
 
@@ -219,9 +218,9 @@ def test_a_server_that_is_killed_is_told_with_what_to_do_and_holds_nobody_up(dat
     """As where memory is short. Each of the run's events was tried for seven seconds, with a page of errors."""
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     process, pipe = forked.start(LOST, home=database, refusal=refusal)
-    kind, told, seconds = pipe.recv()
+    kind, told, waiting = pipe.recv()
     process.wait()
-    assert seconds < 25
+    assert waiting == 0
     if refusal:
         assert (kind, told) == (BudgetRefused, refusal), "what the run itself failed with goes first"
     else:

@@ -103,7 +103,10 @@ def test_the_interval_of_the_area_covers_it_with_few_rows_too(rows, gap):
     true, audits = norm.cdf(gap / np.sqrt(2)), 300
     found = [
         loss_attack(
-            MembershipScores(generator.normal(0, 1, rows), generator.normal(gap, 1, rows)), seed=seed, replicates=50
+            MembershipScores(generator.normal(0, 1, rows), generator.normal(gap, 1, rows)),
+            seed=seed,
+            splits=1,
+            replicates=50,
         ).auc
         for seed in range(audits)
     ]

@@ -71,7 +71,7 @@ class PublicAudit(Frozen):
         )
         alike = {"settings": config_digest == self.config_digest, "code and versions": code_digest == self.code_digest}
         told = " and ".join(f"{'the same' if is_same else 'other'} {what}" for what, is_same in alike.items())
-        refuted = any(of.get("claim", 0.0) > self.epsilon for of in self.bounds.values())
+        refuted = any(bound.get("claim", 0.0) > self.epsilon for bound in self.bounds.values())
         promise = f"epsilon {round_up(self.epsilon):g}, delta {round_up(self.delta):g} for each {self.unit}"
         return (
             f"{'REFUTED the promise: ' if refuted else ''}{self.method} with {self.model} at {promise}, on the public "
@@ -83,7 +83,7 @@ class PublicAudit(Frozen):
     @property
     def caught(self) -> bool:
         """Whether any attacker tells the same run without noise from guessing: else finding nothing says nothing."""
-        return any(of.get("positive_control", 0.0) > 0 for of in self.bounds.values())
+        return any(bound.get("positive_control", 0.0) > 0 for bound in self.bounds.values())
 
 
 def public_audit(
