@@ -9,9 +9,11 @@ it was chosen, the best of many thresholds, it is above 0 for scores that know n
 swap roles, so that each row counts once per split; the mean is over `splits` random splits (the paper's 10 runs); the
 interval is a bootstrap over rows that resamples each half on its own, so that no row is ever on both sides.
 
-The interval of the area under the curve is the wider, at each end, of a bootstrap, which has no width where all members
-lie below all others, and of Wilson's interval with the rows of the smaller side: whatever the scores, the area's
-variance is at most that of a share of so many rows (van Dantzig 1951; Birnbaum & Klose 1957).
+Each interval is the wider, at each end, of a bootstrap, which has no width where all members lie below all others or
+all above them, and of a closed form. That of the advantage is Newcombe's of the difference of two shares (1998, Stat.
+Med. 17:873, method 10). That of the area under the curve is Wilson's with the rows of the smaller side:
+whatever the scores, the area's variance is at most that of a share of so many rows (van Dantzig 1951; Birnbaum & Klose
+1957).
 
 Beside the paper, always: the same attack on a model fine-tuned on the members themselves. An attack that finds nothing
 there is too weak to say anything about the synthetic text (`MembershipReport.can_detect`).
@@ -30,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from understudy.evaluation.rows import LabelledTexts
-from understudy.evaluation.statistics.intervals import Interval, wilson
+from understudy.evaluation.statistics.intervals import Interval, difference_of_shares, wilson
 from understudy.evaluation.utility.label_model import LabelModel, label_losses
 from understudy.evaluation.utility.transfer import TransferConfig, WordsOf, fine_tune
 
@@ -134,7 +136,7 @@ def membership_scores(tuned: LabelModel, members: LabelledTexts, others: Labelle
 def loss_attack(
     scores: MembershipScores, *, seed: int, splits: int = 10, replicates: int = 1000, level: float = 0.95
 ) -> Attack:
-    """Advantage and AUC of the loss threshold, with percentile intervals.
+    """Advantage and AUC of the loss threshold, with intervals.
 
     Args:
         scores: losses of members and non-members, finite, at least 2 of each.
@@ -151,23 +153,24 @@ def loss_attack(
             raise ValueError(f"expected at least 2 finite losses per side, found {side.size}")
     generator = np.random.default_rng(seed)
     per_split = -(-replicates // splits)
-    values, draws = [], []
+    rates, draws = [], []
     for _ in range(splits):
         halves = _halve(scores, generator)
-        values.append(_swapped(halves, [_once(half) for half in halves]))
-        draws.append(_swapped(halves, [_drawn(half, per_split, generator) for half in halves]))
+        rates.append(_swapped(halves, [_once(half) for half in halves])[:, 0])
+        draws.append(np.subtract(*_swapped(halves, [_drawn(half, per_split, generator) for half in halves])))
     areas = _areas(scores, _drawn(scores, replicates, generator))
     tails = [(1 - level) / 2, (1 + level) / 2]
-    low, high = np.quantile(np.concatenate(draws), tails)
+    drawn = np.quantile(np.concatenate(draws), tails)
     return Attack(
-        advantage=Interval(float(np.mean(values)), float(low), float(high)),
+        advantage=_advantage_interval(scores, np.mean(rates, 0), drawn, level=level),
         auc=_area_interval(scores, np.quantile(areas, tails), level=level),
     )
 
 
 def advantage(scores: MembershipScores, threshold: float) -> float:
     """TPR - FPR of calling every row of loss <= threshold a member."""
-    return float(_advantages(scores, _once(scores), np.array([threshold]))[0])
+    true, false = _rates(scores, _once(scores), np.array([threshold]))
+    return float(true[0] - false[0])
 
 
 def best_threshold(scores: MembershipScores) -> float:
@@ -181,6 +184,13 @@ def best_threshold(scores: MembershipScores) -> float:
 def area_under_curve(scores: MembershipScores) -> float:
     """Chance that a random member's loss is below a random non-member's, ties counting half."""
     return float(_areas(scores, _once(scores))[0])
+
+
+def _advantage_interval(scores: MembershipScores, rates: Losses, drawn: Losses, *, level: float) -> Interval:
+    """The difference of two rates, with the wider interval of a bootstrap's ends and of Newcombe's."""
+    true, false = (float(rate) for rate in rates)
+    below, above = difference_of_shares((true, scores.members.size), (false, scores.others.size), level)
+    return Interval(true - false, min(float(drawn[0]), below), max(float(drawn[1]), above))
 
 
 def _area_interval(scores: MembershipScores, drawn: Losses, *, level: float) -> Interval:
@@ -211,11 +221,10 @@ def _drawn(scores: MembershipScores, replicates: int, generator: np.random.Gener
 
 
 def _swapped(halves: Sequence[MembershipScores], weights: Sequence[tuple[Weights, Weights]]) -> Losses:
-    """Advantage on each half at the other half's best threshold, mean of both; (replicates,)."""
+    """Rates on each half at the other half's best threshold, mean of both; (2, replicates)."""
     thresholds = [_best_thresholds(half, drawn) for half, drawn in zip(halves, weights, strict=True)]
     first, second = (
-        _advantages(half, drawn, chosen)
-        for half, drawn, chosen in zip(halves, weights, reversed(thresholds), strict=True)
+        _rates(half, drawn, chosen) for half, drawn, chosen in zip(halves, weights, reversed(thresholds), strict=True)
     )
     mean: Losses = (first + second) / 2
     return mean
@@ -235,15 +244,11 @@ def _best_thresholds(scores: MembershipScores, weights: tuple[Weights, Weights])
     return np.where(best == 0, -np.inf, (candidates[best] + candidates[above]) / 2)
 
 
-def _advantages(scores: MembershipScores, weights: tuple[Weights, Weights], thresholds: Losses) -> Losses:
-    """TPR - FPR of each replicate at its own threshold; (replicates,)."""
+def _rates(scores: MembershipScores, weights: tuple[Weights, Weights], thresholds: Losses) -> Losses:
+    """TPR and FPR of each replicate at its own threshold; (2, replicates)."""
     column = thresholds[:, None]
-    rates = [
-        _share_at_most(losses, drawn, column)[:, 0]
-        for losses, drawn in zip((scores.members, scores.others), weights, strict=True)
-    ]
-    difference: Losses = rates[0] - rates[1]
-    return difference
+    sides = zip((scores.members, scores.others), weights, strict=True)
+    return np.stack([_share_at_most(losses, drawn, column)[:, 0] for losses, drawn in sides])
 
 
 def _areas(scores: MembershipScores, weights: tuple[Weights, Weights]) -> Losses:

@@ -169,6 +169,20 @@ def wilson(share: float, rows: int, level: float) -> tuple[float, float]:
     return centre - half, centre + half
 
 
+def difference_of_shares(first: tuple[float, int], second: tuple[float, int], level: float) -> tuple[float, float]:
+    """Interval of the difference of two shares of other rows (Newcombe 1998, Stat. Med. 17:873, method 10).
+
+    Args:
+        first: a share, and of how many rows.
+        second: the share that is taken off, and of how many rows.
+        level: confidence.
+    """
+    (low_a, high_a), (low_b, high_b) = wilson(*first, level), wilson(*second, level)
+    value = first[0] - second[0]
+    below, above = math.hypot(first[0] - low_a, high_b - second[0]), math.hypot(high_a - first[0], second[0] - low_b)
+    return value - below, value + above
+
+
 def _newcombe(a: Correct, b: Correct, level: float) -> tuple[float, float]:
     """Interval of the difference of two paired shares (Newcombe 1998, Stat. Med. 17:2635, method 10).
 

@@ -17,6 +17,17 @@ def test_a_set_differs_from_itself_by_little():
 
 
 @pytest.mark.parametrize(
+    ("first", "second", "low", "high"),
+    # Newcombe 1998, Stat. Med. 17:873, Table II, method 10.
+    [((56, 70), (48, 80), 0.0524, 0.3339), ((9, 10), (3, 10), 0.1705, 0.8090), ((10, 10), (0, 10), 0.6075, 1.0)],
+)
+def test_the_difference_of_two_shares_is_newcombes(first, second, low, high):
+    (a, n), (b, m) = first, second
+    assert intervals.difference_of_shares((a / n, n), (b / m, m), 0.95) == pytest.approx((low, high), abs=5e-5)
+    assert intervals.difference_of_shares((b / m, m), (a / n, n), 0.95) == pytest.approx((-high, -low), abs=5e-5)
+
+
+@pytest.mark.parametrize(
     ("table", "low", "high"),
     # Newcombe 1998, Stat. Med. 17:2635, Table II, method 10.
     [((36, 12, 2, 0), 0.0569, 0.3404), ((20, 12, 2, 16), 0.0562, 0.3292)],
