@@ -237,11 +237,14 @@ def _fill_internal(folder: Path, out: Path, record: RunRecord) -> None:
 
 
 def _copy_folder(source: Path, target: Path) -> None:
-    """Copy an artifact without its manifest; of many files that a full disk refuses, the first is told."""
-    try:
-        shutil.copytree(source, target, ignore=shutil.ignore_patterns("manifest.json"))
-    except shutil.Error as error:
-        raise OSError(error.args[0][0][2]) from None
+    """Copy an artifact without its manifest; the first error ends it, as `copytree`'s own error has no number."""
+    target.mkdir()
+    for path in sorted(source.rglob("*")):
+        copy = target / path.relative_to(source)
+        if path.is_dir():
+            copy.mkdir()
+        elif path != source / "manifest.json":
+            shutil.copy2(path, copy)
 
 
 def _further_draws(out: Path, record: RunRecord) -> list[Path]:

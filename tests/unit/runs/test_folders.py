@@ -1,11 +1,13 @@
 """Which folders a run takes, and what the one it has filled says of itself."""
 
+import resource
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from understudy.durable import is_of_disk
 from understudy.errors import InputError
 from understudy.runs import folders
 from understudy.runs.evaluations.report import check_evaluated_folder, check_report_folder
@@ -147,3 +149,27 @@ def test_a_report_of_an_evaluation_replaces_its_like_alone(tmp_path, there, take
         with pytest.raises(InputError, match=r"an earlier evaluation, found .*choose another folder"):
             check_evaluated_folder(tmp_path)
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == there
+
+
+def test_a_released_model_that_no_longer_fits_on_the_disk_is_told_as_such(tmp_path):
+    source, target = tmp_path / "release", tmp_path / "export"
+    (source / "tokenizer").mkdir(parents=True)
+    (source / "tokenizer" / "vocabulary").write_bytes(bytes(100_000))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
+    try:
+        with pytest.raises(OSError, match="vocabulary") as full:
+            folders._copy_folder(source, target)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert is_of_disk(full.value)
+
+
+def test_a_released_folder_is_exported_without_its_manifest(tmp_path):
+    source, target = tmp_path / "release", tmp_path / "export"
+    (source / "tokenizer").mkdir(parents=True)
+    for name in ("manifest.json", "weights", "tokenizer/manifest.json"):
+        (source / name).write_text(name)
+    folders._copy_folder(source, target)
+    found = {str(path.relative_to(target)): path.read_text() for path in target.rglob("*") if path.is_file()}
+    assert found == {name: name for name in ("weights", "tokenizer/manifest.json")}

@@ -97,7 +97,7 @@ def keep_and_die(out: Path, source: str, renames: int | None) -> None:
 
 def share_and_die(out: Path, source: str, renames: int | None) -> None:
     if renames is None:
-        shutil.copytree = die
+        shutil.copy2 = die
     else:
         die_after_renames(out, renames)
     share(out, source)
