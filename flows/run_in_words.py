@@ -20,8 +20,13 @@ def promise_in_words(receipt: ChargeReceipt) -> str:
     if not receipt.label.guarantees:
         return "nothing is promised, and nothing of the budget is spent"
     promised = receipt.label.guarantees[0]
-    cost = cost_in_words(promised.epsilon, promised.delta)
-    return f"{cost} for one {promised.unit} ({promised.relation}, {promised.accountant})"
+    return cost_in_words(
+        promised.epsilon,
+        promised.delta,
+        unit=promised.unit,
+        relation=promised.relation,
+        accountant=promised.accountant,
+    )
 
 
 def where_in_words(result: Exported) -> str:

@@ -114,9 +114,11 @@ def _price(comparison: Comparison) -> str:
     if not comparison.charges:
         return f"{runs}: charges source {source} nothing more, for each was charged before or adds no noise"
     most = "at most, because of --accept-new-charge" if request.run.accept_new_charge else "in all"
+    plan = comparison.runs[0].plan
+    cost = cost_in_words(comparison.epsilon, comparison.delta, unit=plan.unit, relation=plan.relation)
     said = [
-        f"{runs}: charges source {source} {cost_in_words(comparison.epsilon, comparison.delta)} {most}, the sum "
-        f"of {_count(comparison.charges, 'charge')} ({_budget(comparison)}); a repeated comparison is not charged again"
+        f"{runs}: charges source {source} {cost} {most}, the sum of {_count(comparison.charges, 'charge')} "
+        f"({_budget(comparison)}); a repeated comparison is not charged again"
     ]
     if comparison.epsilon_pld is not None:
         said.append(
@@ -148,6 +150,7 @@ def _up(epsilon: float) -> float:
 def _show_plan(comparison: Comparison, *, as_json: bool) -> None:
     """What a comparison will charge, and what one run of each method needs; public values only."""
     from understudy.methods import registry
+    from understudy.privacy.labels import ACCOUNTANT
     from understudy.reporting.pages import plain
     from understudy.tasks.engine.machine import timed
 
@@ -161,10 +164,13 @@ def _show_plan(comparison: Comparison, *, as_json: bool) -> None:
             with timed():
                 estimate = registry.get(run.cell.method).preparation.estimate(run.plan.config, run.plan.promise)
             estimates[run.cell.method] = estimate
-    pld = comparison.epsilon_pld
+    pld, plan = comparison.epsilon_pld, comparison.runs[0].plan
     told = {
         "source": comparison.request.run.source,
         "runs": states,
+        "unit": plan.unit,
+        "relation": plan.relation,
+        "accountant": ACCOUNTANT,
         "charges": comparison.charges,
         "epsilon_sum": comparison.epsilon,
         "delta_sum": comparison.delta,

@@ -64,7 +64,9 @@ def ledger_show(*, source: str | None, as_json: bool) -> None:
     if as_json:
         console.print_json(json.dumps([charge.model_dump(mode="json", exclude={"new"}) for charge in charges]))
         return
-    folded = [Column(name, overflow="fold") for name in ("epsilon", "delta", "status", "source")]
+    folded = [
+        Column(name, overflow="fold") for name in ("epsilon", "delta", "unit", "relation", "by", "status", "source")
+    ]
     table = Table(Column("charge", no_wrap=True), Column("made", no_wrap=True), *folded, box=None, padding=(0, 1, 0, 0))
     for charge in charges:
         # What stays private is not counted.
@@ -72,7 +74,8 @@ def ledger_show(*, source: str | None, as_json: bool) -> None:
         made = charge.created_at[:16].replace("T", " ")
         # As they were announced: never less than they are.
         epsilon, delta = round_up(charge.epsilon, digits=6), round_up(charge.delta, digits=3)
-        table.add_row(charge.id, made, f"{epsilon:g}", f"{delta:g}", status, charge.source)
+        cost, promise = (f"{epsilon:g}", f"{delta:g}"), (charge.unit, charge.relation, charge.accountant)
+        table.add_row(charge.id, made, *cost, *promise, status, charge.source)
     console.print(table)
     for loss in ledger.losses():
         known = "an unknown number of" if loss["entries"] is None else f"{loss['entries']}"
@@ -84,6 +87,7 @@ def ledger_show(*, source: str | None, as_json: bool) -> None:
 
 def ledger_budget(*, source: str, as_json: bool) -> None:
     """`understudy ledger budget`."""
+    from understudy.privacy.labels import ACCOUNTANT
     from understudy.privacy.ledger.ledger import Ledger
 
     ledger = Ledger.open()
@@ -93,6 +97,7 @@ def ledger_budget(*, source: str, as_json: bool) -> None:
         "source": record.name,
         "unit": record.unit,
         "relation": record.relation,
+        "accountant": ACCOUNTANT if record.composition == "sum" else "RDP",
         "composition": record.composition,
         "budget_epsilon": record.epsilon,
         "budget_delta": record.delta,

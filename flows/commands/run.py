@@ -129,7 +129,7 @@ def price(plan: RunPlan, *, is_charged: bool, accepts_new: bool) -> str:
             f"reads source {plan.source} without noise: nothing is charged and nothing promised, the result is as "
             "private as the rows"
         )
-    cost = cost_in_words(plan.epsilon, plan.delta)
+    cost = cost_in_words(plan.epsilon, plan.delta, unit=plan.unit, relation=plan.relation)
     if is_charged and accepts_new:
         return (
             f"source {plan.source} was charged {cost} for this run before; it is charged as much once more only if "
@@ -141,8 +141,8 @@ def price(plan: RunPlan, *, is_charged: bool, accepts_new: bool) -> str:
             "changed since, or what was released is gone, the run stops and asks for --accept-new-charge"
         )
     return (
-        f"charges source {plan.source}: {cost} (budget {plan.budget.epsilon:g}, {plan.budget.delta:g}); a repeated "
-        "run is not charged again"
+        f"charges source {plan.source}: {cost}, of a budget of {plan.budget.epsilon:g}, {plan.budget.delta:g}; a "
+        "repeated run is not charged again"
     )
 
 

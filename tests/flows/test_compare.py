@@ -84,7 +84,8 @@ def test_runs_are_charged_announced_reported_repeated_and_purged(
     assert Ledger.open().sources() == ()
     code, said = call(*words())
     assert code == 0, said
-    for told in ("epsilon=24, delta=0.0003", "3 charges", "becomes its budget", "no epsilon covers", "4 runs"):
+    cost = "epsilon=24, delta=0.0003 for one example (replace_special, PLD) in all"
+    for told in (cost, "3 charges", "becomes its budget", "no epsilon covers", "4 runs"):
         assert told in said, said
     ledger = Ledger.open()
     assert ledger.spent("ward") == (24.0, 3e-4)

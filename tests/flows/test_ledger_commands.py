@@ -25,13 +25,16 @@ def charged(home):
 def test_the_list_of_charges_rounds_up(call, charged):
     code, said = call("ledger", "show")
     assert code == 0
-    assert said.splitlines()[-1].split()[3:5] == ["7.1", "0.000101"]
+    told = ["7.1", "0.000101", "example", "replace_special", "PLD"]
+    assert said.splitlines()[-1].split()[3:8] == told, "no epsilon without what it is of"
 
 
 def test_what_is_left_is_a_difference_of_decimals(call, charged):
     code, said = call("ledger", "budget", "reviews", "--json")
     assert code == 0
-    assert json.loads(said)["left_epsilon"] == 0.9
+    found = json.loads(said)
+    assert found["left_epsilon"] == 0.9
+    assert [found[name] for name in ("unit", "relation", "accountant")] == ["example", "replace_special", "PLD"]
 
 
 def test_of_a_budget_that_is_used_up_nothing_is_left_and_no_sign(call, home):

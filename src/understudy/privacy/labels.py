@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Literal, Self
+from typing import Final, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -18,6 +18,7 @@ from understudy.frozen import Frozen
 
 Unit = Literal["example", "client"]
 Relation = Literal["replace_special", "add_or_remove_one"]
+ACCOUNTANT: Final = "PLD"  # By which the epsilon of a charge is met: privacy loss distributions.
 
 
 class Guarantee(Frozen):

@@ -16,6 +16,7 @@ from pydantic import Field, field_validator
 
 from understudy.frozen import Frozen
 from understudy.privacy.grid import charged_sensitivity, grid_of
+from understudy.privacy.labels import ACCOUNTANT, Relation, Unit
 from understudy.privacy.ledger.records import Charge, SourceRecord
 from understudy.privacy.naming import without_place
 from understudy.privacy.queries import Query, check_epsilon_of, queries_from_json
@@ -168,13 +169,14 @@ def round_up(value: float, *, digits: int = 4) -> float:
     return float(Context(prec=digits, rounding=ROUND_CEILING).plus(Decimal(repr(float(value)))))
 
 
-def cost_in_words(epsilon: float, delta: float) -> str:
-    """What is charged, as it is announced: never less than it is.
+def cost_in_words(epsilon: float, delta: float, *, unit: Unit, relation: Relation, accountant: str = ACCOUNTANT) -> str:
+    """What is charged, and for what, as it is announced: never less than it is.
 
-    >>> cost_in_words(24.0, 3.001e-4), cost_in_words(0.1 + 0.2, 1e-5)
-    ('epsilon=24, delta=0.000301', 'epsilon=0.300001, delta=1e-05')
+    >>> cost_in_words(0.1 + 0.2, 3.001e-4, unit="client", relation="add_or_remove_one")
+    'epsilon=0.300001, delta=0.000301 for one client (add_or_remove_one, PLD)'
     """
-    return f"epsilon={round_up(epsilon, digits=6):g}, delta={round_up(delta, digits=3):g}"
+    cost = f"epsilon={round_up(epsilon, digits=6):g}, delta={round_up(delta, digits=3):g}"
+    return f"{cost} for one {unit} ({relation}, {accountant})"
 
 
 def build_statement(

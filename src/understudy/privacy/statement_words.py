@@ -11,7 +11,7 @@ def render_markdown(statement: Mapping[str, Any]) -> str:
     """The statement in words, as Markdown that also reads well as plain text."""
     parts = [
         f"# Privacy statement for the source `{statement['source']}`",
-        f"**Verdict: {statement['verdict']}.** {statement['promise']}",
+        f"**Status of the guarantee: {statement['verdict']}.** {statement['promise']}",
         *(f"**Note:** {warning}" for warning in statement["warnings"]),
         *_guarantee_section(statement),
         "## What leaves, and who could learn from it",

@@ -29,7 +29,7 @@ class Exported(BaseModel):
     lacking: tuple[str, ...] = ()
 
 
-_TOLD = ("epsilon", "epsilon_rdp", "delta", "unit", "relation", "verdict")
+_TOLD = ("epsilon", "delta", "unit", "relation", "accountant", "epsilon_rdp", "verdict")
 
 
 def exported(

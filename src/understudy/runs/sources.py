@@ -62,7 +62,8 @@ def source_record(
             )
         budget = Budget(epsilon=epsilon, delta=delta)
         notes = [
-            f"first use of {request.source!r}: this run's epsilon={epsilon:g}, delta={delta:.3g} become its budget"
+            f"first use of {request.source!r}: this run's epsilon={epsilon:g}, delta={delta:.3g} become its budget, "
+            f"for each {guarded.unit} ({guarded.relation})"
         ]
     try:
         record = SourceRecord(

@@ -213,7 +213,7 @@ def test_words_say_what_is_promised():
     words = render_markdown(statement())
     for part in (
         "# Privacy statement for the source `reviews`",
-        "**Verdict: proven under assumptions.**",
+        "**Status of the guarantee: proven under assumptions.**",
         "one example is replaced by an empty one",
         "at most a factor e^3 (about 20.1)",
         "extra probability of at most 1.235e-05",
@@ -239,7 +239,7 @@ def test_words_of_a_client_level_run_and_of_no_guarantee():
     assert "one client is added or removed" in client
     assert "epsilon 40.02" in client
     internal = render_markdown(statement(kind="internal", epsilon=math.inf, epsilon_rdp=math.inf))
-    assert "**Verdict: none.**" in internal
+    assert "**Status of the guarantee: none.**" in internal
     simulation = render_markdown(statement(kind="internal", simulation=True))
     assert "the noise came from a seed that the user knows" in simulation
 

@@ -13,6 +13,7 @@ def audit():
         model_digest="m",
         source="twin",
         unit="example",
+        relation="replace_special",
         units=600,
         epsilon=2.0,
         delta=1e-4,
@@ -38,7 +39,7 @@ def test_no_bound_is_told_that_was_not_proven(audit):
 
 def test_the_promise_is_never_rounded_down(audit):
     said = audit.model_copy(update={"epsilon": 2.00001, "delta": 1.00004e-4}).in_words("c", "d")
-    assert "at epsilon 2.001, delta 0.0001001 for each example" in said
+    assert "at epsilon=2.00001, delta=0.000101 for one example (replace_special, PLD)" in said
 
 
 def test_a_refuted_promise_is_called_so(audit):

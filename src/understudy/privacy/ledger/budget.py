@@ -28,6 +28,7 @@ from functools import reduce
 from typing import Final, NamedTuple
 
 from understudy.errors import BudgetRefused
+from understudy.privacy.labels import ACCOUNTANT
 from understudy.privacy.ledger.records import SourceRecord
 
 # More digits than any sum of floats has; it would raise rather than round.
@@ -76,11 +77,12 @@ def admit(source: SourceRecord, costs: Sequence[Cost], new: Cost, *, is_default_
         return
     used = _spent(source, costs)
     left = [_shown_down(_EXACT.subtract(b, u)) for b, u in zip(budget, used, strict=True)]
-    rule = "" if source.composition == "sum" else ", by a Renyi filter that has one delta for all runs"
+    rule = f"a sum of {ACCOUNTANT}" if source.composition == "sum" else "a Renyi filter that has one delta for all runs"
     raise BudgetRefused(
-        f"source={source.name!r}: budget epsilon={source.epsilon:.6g}, delta={source.delta:.6g}{rule}; "
-        f"spent epsilon={_up(used[0]):.6g}, delta={_up(used[1]):.6g}; left epsilon={left[0]}, delta={left[1]}; "
-        f"asked epsilon={new.epsilon:.6g}, delta={new.delta:.6g}. Ask for no more than is left"
+        f"source={source.name!r}: budget epsilon={source.epsilon:.6g}, delta={source.delta:.6g} for each "
+        f"{source.unit} ({source.relation}, by {rule}); spent epsilon={_up(used[0]):.6g}, "
+        f"delta={_up(used[1]):.6g}; left epsilon={left[0]}, delta={left[1]}; asked epsilon={new.epsilon:.6g}, "
+        f"delta={new.delta:.6g}. Ask for no more than is left"
         f"{_default_delta_note(left[1]) if is_default_delta and after[1] > budget[1] else ''}"
     )
 

@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from understudy.errors import InputError, UnderstudyError
 from understudy.frozen import Frozen
-from understudy.privacy.labels import Guarantee, Label, Relation, Unit, private, released
+from understudy.privacy.labels import ACCOUNTANT, Guarantee, Label, Relation, Unit, private, released
 
 if TYPE_CHECKING:
     # Only for its name: the accountants behind it take a second to import.
@@ -91,7 +91,7 @@ class ChargeRequest(Frozen):
     unit: Unit
     relation: Relation
     code_digest: str
-    accountant: str = Field(default="PLD", min_length=1)
+    accountant: str = Field(default=ACCOUNTANT, min_length=1)
     simulation: bool = Field(default=False, description="The user gave the noise seed: never exported.")
 
     @field_validator("queries")

@@ -16,7 +16,8 @@ from understudy.durable import write_atomically
 from understudy.evaluation.metrics import Metrics
 from understudy.evaluation.names import THREATS
 from understudy.frozen import Frozen
-from understudy.privacy.statement import round_up
+from understudy.privacy.labels import Relation, Unit
+from understudy.privacy.statement import cost_in_words
 from understudy.reporting.text_formatting import at_least
 from understudy.runs.run_plan import RunPlan, config_digest
 from understudy.settings import private_directory, settings
@@ -31,7 +32,7 @@ class PublicAudit(Frozen):
         method: that was audited.
         model: its base model, and `model_digest` of that model's files.
         source: name of the public rows.
-        unit: of the promise.
+        unit: of the promise, and `relation` of its neighbours.
         units: at most so many there are.
         epsilon: that was claimed, at `delta`.
         canaries: how many stood among the rows.
@@ -45,7 +46,8 @@ class PublicAudit(Frozen):
     model: str
     model_digest: str
     source: str
-    unit: str
+    unit: Unit
+    relation: Relation
     units: int
     epsilon: float
     delta: float
@@ -72,7 +74,7 @@ class PublicAudit(Frozen):
         alike = {"settings": config_digest == self.config_digest, "code and versions": code_digest == self.code_digest}
         told = " and ".join(f"{'the same' if is_same else 'other'} {what}" for what, is_same in alike.items())
         refuted = any(bound.get("claim", 0.0) > self.epsilon for bound in self.bounds.values())
-        promise = f"epsilon {round_up(self.epsilon):g}, delta {round_up(self.delta):g} for each {self.unit}"
+        promise = cost_in_words(self.epsilon, self.delta, unit=self.unit, relation=self.relation)
         return (
             f"{'REFUTED the promise: ' if refuted else ''}{self.method} with {self.model} at {promise}, on the public "
             f"source {self.source!r} of at most {self.units} units, {self.canaries} of them canaries; compared with "
@@ -97,7 +99,8 @@ def public_audit(
         bounds: of these, as `auditing.metrics.bounds_of` gives them.
         code_digest: of the claim's charge.
     """
-    promised = {name: getattr(plan, name) for name in ("method", "model_digest", "source", "unit", "epsilon", "delta")}
+    names = ("method", "model_digest", "source", "unit", "relation", "epsilon", "delta")
+    promised = {name: getattr(plan, name) for name in names}
     counted = {"units": plan.n, "canaries": int(metrics.values["audit.one_run.canaries"])}
     digests = {"config_digest": config_digest(plan), "code_digest": code_digest}
     confidence = metrics.values["audit.one_run.confidence_level"]

@@ -150,9 +150,10 @@ def _charged(source: str, ids: Sequence[str]) -> str:
         return f"Nothing of the budget of source {source} was charged: these runs add no noise, and stay private."
     record = ledger.source(source).model_copy(update={"composition": "sum"})
     epsilon, delta = spent(record, [Cost(charge.epsilon, charge.delta) for charge in counted])
+    cost = cost_in_words(epsilon, delta, unit=record.unit, relation=record.relation)
     return (
-        f"The runs below were charged to source {source}: {cost_in_words(epsilon, delta)} in all, the sum of "
-        f"{len(counted)} charge{'' if len(counted) == 1 else 's'}."
+        f"The runs below were charged to source {source}: {cost} in all, the sum of {len(counted)} "
+        f"charge{'' if len(counted) == 1 else 's'}."
     )
 
 

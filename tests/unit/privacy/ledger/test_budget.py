@@ -138,6 +138,7 @@ def test_what_was_spent_does_not_depend_on_the_order(asked, random):
 def test_refusal_says_what_was_spent_is_left_and_was_asked():
     with pytest.raises(BudgetRefused) as refused:
         admit(source(epsilon=3.0), [Cost(2.0, 1e-5)], Cost(1.5, 1e-5))
+    assert "for each example (replace_special, by a sum of PLD)" in str(refused.value)
     for word in ("spent epsilon=2,", "left epsilon=1,", "asked epsilon=1.5,", "delta=9e-05"):
         assert word in str(refused.value)
     assert refused.value.exit_code == 3
