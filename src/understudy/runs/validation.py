@@ -144,6 +144,7 @@ def validate(request: RunRequest, method: str, *, is_part: bool = False) -> Vali
     check_unit(known, guarded)
     public = chosen.preparation.public_tables(config)
     public_tables.check_names(public, request)
+    public_tables.check_labels(config, public, request)
     rows = load_and_split(request, guarded.rows, known, keyed_hash=partial(ledger.keyed_hash, request.source))
     public_tables.check_texts(public, rows)
     is_default_delta = request.delta is None
