@@ -15,7 +15,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from stored_state import state_of
 
+from understudy.data import tables
 from understudy.errors import BudgetRefused, InputError, UnderstudyError
+from understudy.privacy.ledger.ledger import Ledger, SourceRecord
 from understudy.runs.split import LABELS_DISCLOSED
 
 pytestmark = pytest.mark.usefixtures("one_encoder", "one_load_of_a_model")
@@ -540,6 +542,23 @@ def test_rows_of_another_source_are_refused(call, words, home, data, tmp_path):
     assert code == 2
     assert "'first'" in said
     assert "row 0" in said
+    assert state_of(home) == before
+
+
+def test_rows_to_measure_on_of_another_source_are_refused(call, words, home, data, tmp_path):
+    """They would be stored and measured as this source's, and a purge of their own would leave them there."""
+    texts = [f"visitor {i} asked the way to pier {i % 7} and the {'red' if i % 2 else 'blue'} boat" for i in range(60)]
+    own = tmp_path / "own.parquet"
+    pq.write_table(pa.table({"text": texts, "label": ["bad", "good"] * 30}), own)
+    rows = tables.check_labelled(
+        tables.read_source(str(data)), tables.LabelledColumns(label_names=("bad", "good")), null_records=True
+    ).table
+    record = SourceRecord(name="first", unit="example", relation="replace_special", epsilon=8, delta=0.01, n=60)
+    Ledger.open().register(record, tables.row_digests(rows))
+    before = state_of(home)
+    code, said = call(*words(source="second", data=own, test=data))
+    assert code == 2
+    assert re.search(r"--test: row 0 .* registered under 'first' already.*understudy evaluate", said)
     assert state_of(home) == before
 
 

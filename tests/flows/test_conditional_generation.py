@@ -18,12 +18,13 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from prefect.client.schemas.sorting import ArtifactSort
 from tests_support import SMALL
 
-from understudy.artifacts.access import exchange_store, private_store, read_table
+from understudy.artifacts.access import exchange_store, path_of, private_store, read_table
 from understudy.errors import InputError, UnderstudyError
 from understudy.evaluation.texts.encoder import DEFAULT_ENCODER, encoder_digest
 from understudy.flows import paid_run
 from understudy.privacy.ledger.ledger import Ledger
-from understudy.runs.folders import artifact_in
+from understudy.runs.file_origin import ARTIFACT, named_in
+from understudy.runs.folders import artifact_in, read_record
 from understudy.runs.further_texts import generate_more
 from understudy.runs.request import Budget
 from understudy.runs.split import LABELS_DISCLOSED
@@ -157,7 +158,11 @@ def test_epsilon_infinity_exports_nothing_and_spends_nothing(run, request_of, tm
     result, _ = run(request_of(epsilon=math.inf))
     assert result.export is None
     assert not (tmp_path / "out/export").exists()
-    assert (tmp_path / "out/internal/synthetic.parquet").exists()
+    left, table = read_record(tmp_path / "out"), tmp_path / "out/internal/synthetic.parquet"
+    assert named_in(table, ARTIFACT) == left.synthetic.id, "the file says that it is private"
+    for given in ({"model": str(path_of(left.released))}, {"data": str(table)}):
+        with pytest.raises(InputError, match="what a run without noise"):
+            validate(request_of(**given), "conditional-generation")
     assert Ledger.open().spent("ward") == (0.0, 0.0)
     assert result.statement["verdict"] == "none"
 

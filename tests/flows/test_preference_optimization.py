@@ -273,6 +273,15 @@ def few_clients(tmp_path_factory):
     return path
 
 
+def test_a_private_policy_is_not_served_elsewhere(random_model_folder, tmp_path):
+    """Without noise it is as private as the texts, and whoever serves it would have it."""
+    served = (*SETTINGS, "endpoint.url=http://host/v1", "endpoint.model=policy-{round}")
+    asked = request(tmp_path / "out", random_model_folder, overrides=served, epsilon=math.inf)
+    with pytest.raises(InputError, match=r"endpoint\.url=http://host/v1: expected a finite --epsilon"):
+        validate(asked, METHOD)
+    assert Ledger.open().sources() == ()
+
+
 @pytest.mark.parametrize(
     ("settings", "named"),
     [

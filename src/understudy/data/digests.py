@@ -9,7 +9,8 @@ import pyarrow as pa
 
 from understudy.data.columns import text_columns
 
-# Letters and digits below which a text is no one's in particular, such as "n/a" or "Yes!": unrelated sources share it.
+# Bytes of letters and digits below which a text is no one's in particular, such as "n/a" or "Yes!": unrelated sources
+# share it. Of bytes, for a Chinese character says as much as several Latin letters.
 FEWEST_LETTERS = 5
 _NEITHER_LETTER_NOR_DIGIT = re.compile(r"[\W_]+")
 
@@ -18,7 +19,7 @@ def row_digests(table: pa.Table) -> list[bytes]:
     """One sha256 per row of a checked table, over letters and digits of its texts: an oracle, so only HMACs may leave.
 
     Unicode form, case, accents, punctuation and white space make no difference, and labels and client identifiers are
-    left out: a copy with another label or under another name is still the same person's text. A row of fewer than
+    left out: a copy with another label or under another name is still the same person's text. A row of fewer bytes than
     `FEWEST_LETTERS` is no one's in particular, as the null record is, and gets b"", which matches nothing.
     """
     rows = zip(*(map(_letters, table[name].to_pylist()) for name in text_columns(table)), strict=True)

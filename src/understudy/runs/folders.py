@@ -219,10 +219,7 @@ def _fill_export(folder: Path, *, out: Path, record: RunRecord, statement: State
     remember(out, source=record.source)
     for path in _further_draws(out, record):
         shutil.copy2(path, folder)
-    # So that the file says what it is wherever it is taken.
-    table = named_labels(read_table(record.synthetic), record.label_names)
-    ids = {ARTIFACT: record.synthetic.id, RELEASED: record.released.id}
-    pq.write_table(with_origin(table, ids), folder / SYNTHETIC)
+    _write_synthetic(folder, record)
     (folder / STATEMENT).write_text(json.dumps(statement.facts, indent=2) + "\n")
     (folder / STATEMENT_IN_WORDS).write_text(statement.words)
     _copy_folder(path_of(record.released), folder / record.released.kind)
@@ -232,8 +229,14 @@ def _fill_internal(folder: Path, out: Path, record: RunRecord) -> None:
     remember(out, source=record.source)
     (folder / RUN_FILE).write_text(record.model_dump_json(indent=2) + "\n")
     if record.synthetic.label.kind == "private":
-        table = named_labels(read_table(record.synthetic), record.label_names)
-        pq.write_table(table, folder / SYNTHETIC)
+        _write_synthetic(folder, record)
+
+
+def _write_synthetic(folder: Path, record: RunRecord) -> None:
+    """The synthetic table, as a file that says what it is wherever it is taken."""
+    table = named_labels(read_table(record.synthetic), record.label_names)
+    ids = {ARTIFACT: record.synthetic.id, RELEASED: record.released.id}
+    pq.write_table(with_origin(table, ids), folder / SYNTHETIC)
 
 
 def _copy_folder(source: Path, target: Path) -> None:

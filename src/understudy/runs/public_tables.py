@@ -1,14 +1,21 @@
-"""Tables that the settings name as public: what is taken from them is published as it is, so none may hold the rows."""
+"""What the settings name as public, tables and models: what is taken from them is published, so none may be private."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Final
 
+from pydantic import BaseModel
+
+from understudy.artifacts.manifest import MANIFEST, PRIVATE_ID, read_manifest
 from understudy.data.columns import text_columns
 from understudy.data.digests import FEWEST_LETTERS, text_digests
 from understudy.data.readers import SAMPLE, read_source, same_source
-from understudy.errors import InputError, RowError
+from understudy.errors import ArtifactDamaged, InputError, RowError
+from understudy.frozen import DigestOf
+from understudy.runs.file_origin import ARTIFACT, named_in
 from understudy.runs.request import RunRequest
 from understudy.runs.split import SplitRows
 
@@ -35,6 +42,61 @@ def check_names(named: Mapping[str, str], request: RunRequest) -> None:
                     f"{setting}={table}: expected a public table, found the private rows of {option}, which would be "
                     f"published; name another with --set {setting}=TABLE"
                 )
+
+
+def check_labels(config: BaseModel, named: Mapping[str, str], request: RunRequest) -> None:
+    """Refuse what a run without noise left, for nothing that is made of it may leave or has a promise of its own.
+
+    It is known by the manifest of its artifact, and a table in the folder of a run by the id that the file names. A
+    copy without either is not recognised.
+
+    Args:
+        config: settings, which name models and tables.
+        named: name of a setting -> the public table that it names.
+        request: names the private rows.
+
+    Raises:
+        InputError: naming the setting or option, not the artifact.
+    """
+    for setting, place in {**dict(_with_digests(config)), **named}.items():
+        if _is_private(place):
+            raise InputError(
+                f"{setting}={place}: expected what is public, found what a run without noise left, which is as private "
+                "as its rows and would be published; name another, or what a run with a finite --epsilon exported"
+            )
+    if _is_private(request.data):
+        raise InputError(
+            f"--data {request.data}: expected private rows, found what a run without noise made of some, each of whose "
+            "rows may hold something of all of them, so that no promise would cover these; name the rows themselves"
+        )
+
+
+def _with_digests(config: BaseModel, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Name and value of each setting that names files, which are those with a digest beside them."""
+    for name, field in type(config).model_fields.items():
+        value = getattr(config, name)
+        if isinstance(value, BaseModel):
+            yield from _with_digests(value, f"{prefix}{name}.")
+        for mark in field.metadata:
+            if isinstance(mark, DigestOf) and isinstance(place := getattr(config, mark.field), str):
+                yield f"{prefix}{mark.field}", place
+
+
+def _is_private(place: str) -> bool:
+    """Whether a file or folder is of a private artifact, or a table that names one."""
+    path = Path(os.path.realpath(Path(place).expanduser()))
+    if not os.path.exists(path):  # a sample, a named model
+        return False
+    if path.is_file() and PRIVATE_ID.fullmatch(named_in(path, ARTIFACT) or ""):
+        return True
+    return any(_is_private_artifact(folder) for folder in (path, *path.parents) if os.path.isfile(folder / MANIFEST))
+
+
+def _is_private_artifact(folder: Path) -> bool:
+    try:
+        return read_manifest(folder).label.kind == "private"
+    except ArtifactDamaged:  # somebody else's file of that name
+        return False
 
 
 def check_texts(named: Mapping[str, str], rows: SplitRows) -> None:

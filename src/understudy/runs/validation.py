@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from understudy.artifacts.access import exchange_store, private_store
 from understudy.data import tables
-from understudy.errors import InputError, system_error_in_words
+from understudy.errors import InputError, RowError, system_error_in_words
 from understudy.hardware import chosen as chosen_compute
 from understudy.methods import registry
 from understudy.methods.method import Method, Promise, Protected
@@ -144,6 +144,7 @@ def validate(request: RunRequest, method: str, *, is_part: bool = False) -> Vali
     check_unit(known, guarded)
     public = chosen.preparation.public_tables(config)
     public_tables.check_names(public, request)
+    public_tables.check_labels(config, public, request)
     rows = load_and_split(request, guarded.rows, known, keyed_hash=partial(ledger.keyed_hash, request.source))
     public_tables.check_texts(public, rows)
     is_default_delta = request.delta is None
@@ -151,6 +152,7 @@ def validate(request: RunRequest, method: str, *, is_part: bool = False) -> Vali
     record, budget_note = source_record(request, known, rows, guarded, epsilon=epsilon, delta=delta, is_part=is_part)
     row_digests, client_digests = tables.row_digests(rows.whole), tables.client_digests(rows.whole)
     ledger.check_rows(request.source, row_digests, client_digests)
+    _check_measured(ledger, request, rows)
     look = partial(check_budget, ledger, record, epsilon=epsilon, delta=delta, is_default_delta=is_default_delta)
     # Before the model is loaded and its learning rate is looked for, which takes minutes.
     unless_charged(look, lambda: may_be_charged(ledger, request.source, epsilon=epsilon, delta=delta))
@@ -167,6 +169,18 @@ def validate(request: RunRequest, method: str, *, is_part: bool = False) -> Vali
         before_charge(out, None)
     replaced, paid = _replaced(out, asked.charges), _paid_before(ledger, plan, rows, key=asked.key)
     return Validated(request, plan, record, rows, row_digests, client_digests, is_charged, finished, replaced, paid)
+
+
+def _check_measured(ledger: Ledger, request: RunRequest, rows: SplitRows) -> None:
+    """Refuse rows of --test that another source has: what is measured on them would be this one's, also for `purge`."""
+    if request.test is None:
+        return
+    try:
+        ledger.check_rows(request.source, tables.row_digests(rows.test), tables.client_digests(rows.test))
+    except RowError as error:
+        raise RowError(
+            f"--test: {error}; `understudy evaluate` measures on rows of several sources, and its report is of each"
+        ) from None
 
 
 @dataclass(frozen=True)

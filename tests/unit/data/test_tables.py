@@ -354,7 +354,7 @@ def test_rows_that_are_no_ones_in_particular_get_no_digest():
     shared = ["", "!!!", " n/a ", "Yes.", "ok 4", "🙂🙂🙂🙂🙂"]
     assert row_digests(pa.table({"text": shared})) == [b""] * 6
     assert row_digests(pa.table({"instruction": ["ab", "abc"], "response": ["cd", "de"]}))[0] == b""
-    assert len(row_digests(pa.table({"text": ["Маша!", "東京都港区"]}))[1]) == 32
+    assert [len(digest) for digest in row_digests(pa.table({"text": ["да!", "Нет.", "東", "東京"]}))] == [0, 32, 0, 32]
 
 
 def test_client_digests_see_through_trivial_edits_but_not_through_names():

@@ -7,12 +7,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from understudy.artifacts.access import write_table
 from understudy.durable import is_of_disk
-from understudy.errors import InputError
+from understudy.errors import InputError, UnderstudyError
+from understudy.privacy.labels import private
 from understudy.runs import folders
 from understudy.runs.evaluations.report import check_evaluated_folder, check_report_folder
 from understudy.runs.file_origin import ARTIFACT
-from understudy.runs.folders import artifact_in, check_folder
+from understudy.runs.folders import RunRecord, StatementFiles, artifact_in, check_folder, write_results
 
 
 def test_a_folder_with_anything_else_is_refused(tmp_path):
@@ -52,6 +54,16 @@ def test_where_nothing_can_be_made_neither_a_run_nor_a_report_begins(tmp_path, p
         check_folder(tmp_path / place, exports=True)
     with pytest.raises(InputError, match=r"--out .*choose another place"):
         check_report_folder(tmp_path / place, noun="an earlier audit", is_run=set().__contains__, is_such=Path.is_dir)
+
+
+def test_a_private_table_is_not_exported_even_with_a_statement(tmp_path):
+    made = write_table(pa.table({"text": ["a row"]}), kind="texts", label=private("ward"))
+    record = RunRecord(
+        method="m", source="ward", charge_id="c", label_names=(), config={}, released=made, synthetic=made
+    )
+    with pytest.raises(UnderstudyError, match=r"private\(ward\): only public and released ones are exported"):
+        write_results(tmp_path / "out", record, lambda folder: None, statement=StatementFiles({}, "in words"))
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_folder_of_a_purged_run_is_known_by_the_export_that_is_left(tmp_path):

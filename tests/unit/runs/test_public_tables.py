@@ -8,9 +8,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from understudy.artifacts.access import path_of, write_table
+from understudy.artifacts.store import ArtifactStore
 from understudy.errors import InputError, RowError
-from understudy.runs.public_tables import check_texts
+from understudy.methods.knowledge_distillation.config import KnowledgeDistillationConfig
+from understudy.privacy import labels
+from understudy.runs.file_origin import ARTIFACT, with_origin
+from understudy.runs.overrides import apply_overrides
+from understudy.runs.public_tables import check_labels, check_texts
+from understudy.runs.request import RunRequest
 from understudy.runs.split import SplitRows
+from understudy.settings import settings
 
 STOCK = ["ok", "thank you", "good morning", "yes, please", "how are you?", "see you soon", "not at all"]
 TEXTS = [f"patient zq{i}x met doctor vw{i * 7}k on ward {i % 9}" for i in range(400)]
@@ -131,3 +139,58 @@ def test_a_shipped_sample_is_public_whatever_the_rows_are(tmp_path):
 def test_a_table_that_cannot_be_read_is_named_by_its_setting():
     with pytest.raises(InputError, match=r"seeds=nowhere\.csv: nowhere\.csv: .* no such file"):
         check_texts({"seeds": "nowhere.csv"}, split(TEXTS))
+
+
+@pytest.fixture
+def model_of():
+    """The folder of a model that a run left, under its label."""
+
+    def make(label):
+        kind = "private" if label.kind == "private" else "exchange"
+        store = ArtifactStore(settings().private_root / "artifacts" if kind == "private" else settings().exchange, kind)
+        with store.write(kind="model", label=label) as draft:
+            (draft.path / "filter").mkdir()
+            for folder in (draft.path, draft.path / "filter"):
+                (folder / "config.json").write_text("{}")
+        return path_of(draft.ref)
+
+    return make
+
+
+def look(*overrides, data="rows.parquet", named=None):
+    request = RunRequest(data=str(data), source="ward", out="out", epsilon=1)
+    check_labels(apply_overrides(KnowledgeDistillationConfig(), [*overrides]), named or {}, request)
+
+
+def test_a_model_without_noise_is_no_public_model(model_of, tmp_path):
+    """What is trained on it would be exported with a promise that does not cover what the model has learnt of rows."""
+    private, public = model_of(labels.private("ward")), model_of(labels.public())
+    (tmp_path / "link").symlink_to(private)
+    (tmp_path / "copy").mkdir()
+    for file in ("config.json", "manifest.json"):
+        (tmp_path / "copy" / file).write_bytes((private / file).read_bytes())
+    for folder in (private, private / "filter", tmp_path / "link", tmp_path / "copy"):
+        for setting in ("model", "professional.model"):
+            with pytest.raises(InputError, match=rf"^{setting}={re.escape(str(folder))}: .*without noise"):
+                look(f"{setting}={folder}")
+    look(f"model={public}", f"professional.model={public}")
+    (tmp_path / "copy" / "manifest.json").write_text('{"label": {"kind": "private"}, "of": "a user"}')
+    look("model=tiny-llama", f"professional.model={tmp_path / 'copy'}")
+
+
+def test_a_table_without_noise_is_neither_public_nor_the_rows_of_a_source(tmp_path):
+    """A copy of private rows is known by its texts; texts that a model without noise wrote are known by their file."""
+    ref = write_table(pa.table({"text": NOTES}), kind="synthetic", label=labels.private("ward"))
+    stored, left, exported = path_of(ref) / "table.parquet", tmp_path / "left.parquet", tmp_path / "exported.parquet"
+    for file, name in ((left, ref.id), (exported, "f" * 64)):
+        pq.write_table(with_origin(pa.table({"text": NOTES}), {ARTIFACT: name}), file)
+    for file in (stored, left):
+        with pytest.raises(InputError, match=r"^carriers=.*without noise"):
+            look(named={"carriers": str(file)})
+        with pytest.raises(InputError, match=r"^instructions\.examples=.*without noise"):
+            look(f"instructions.examples={file}")
+        with pytest.raises(InputError, match=r"^--data .*without noise"):
+            look(data=file)
+    look(
+        f"instructions.examples={exported}", data=exported, named={"carriers": "sample:public", "seeds": "nowhere.csv"}
+    )

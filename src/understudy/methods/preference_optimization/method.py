@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from understudy.errors import InputError
 from understudy.methods.method import (
     LABELLED_EXAMPLES,
     Charging,
@@ -106,7 +107,16 @@ def check_model(config: PreferenceOptimizationConfig, label_names: Sequence[str]
 
 
 def queries(config: PreferenceOptimizationConfig, *, n: int, epsilon: float, delta: float) -> Queries:
-    """`queries_of`, with earlier calibrations of the same public values reused."""
+    """`queries_of`, with earlier calibrations of the same public values reused.
+
+    Raises:
+        InputError: without noise, the policy is as private as the texts, and an endpoint would have to serve it.
+    """
+    if math.isinf(epsilon) and config.endpoint.url is not None:
+        raise InputError(
+            f"endpoint.url={config.endpoint.url}: expected a finite --epsilon, found inf, at which each round's policy "
+            "is as private as the texts and may not be served elsewhere; give a finite one, or leave endpoint.url out"
+        )
     return queries_of(config, n=n, epsilon=epsilon, delta=delta, cache=settings().home / "calibrations")
 
 
