@@ -30,6 +30,7 @@ from understudy.methods.trajectory_matching.selection import (
     random_rows as drawn_rows,
 )
 from understudy.methods.trajectory_matching.student import Rows
+from understudy.models import loading
 from understudy.models.checkpoints import export_model
 from understudy.models.loading import load_model
 from understudy.tasks.engine.failures import closed_up
@@ -156,14 +157,17 @@ def test_a_model_that_gives_no_row_a_gradient_of_its_own_is_refused_before_the_c
         assert check_model(config).name == "opt"
 
 
-def test_a_model_with_a_layer_that_no_loss_reaches_is_refused_before_the_charge(tmp_path):
-    """BERT's between its states and its head: experts are trained, and then it has no gradient to be matched."""
+def test_a_model_with_a_layer_that_no_loss_reaches_is_refused_before_the_charge(tmp_path, monkeypatch):
+    """BERT's between its states and its head: experts would be trained, and then it has no gradient to be matched."""
     sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = BertLMHeadModel(BertConfig(vocab_size=4096, max_position_embeddings=128, is_decoder=True, **sizes))
     export_model(model, load_model("tiny-gpt2").tokenizer, tmp_path / "bert")
     config = TrajectoryMatchingConfig(model=str(tmp_path / "bert"))
+    with pytest.raises(InputError, match=r"model='bert': expected logits that are the output head's"):
+        check_model(promised(config, has_epsilon=False))
+    monkeypatch.setattr(loading, "alters_logits", lambda _model: False)
     with pytest.raises(InputError, match=r"bert: .* not have been used .* choose another model"):
         check_model(promised(config, has_epsilon=True))
     assert check_model(promised(config, has_epsilon=False)).name == "bert"
