@@ -99,6 +99,42 @@ def test_less_prefers_rows_whose_gradients_resemble_the_target():
     assert (told[-1], {total for _, total in told}) == ((100, 100), {100})
 
 
+def test_less_sums_cosines_of_adams_directions_and_plain_gradients_over_all_states():
+    """By torch's own Adam, in so many places that hardly two coordinates share one."""
+    student, rows, target = random_student(), random_rows(6, seed=1), random_rows(3, seed=2)
+    selection = {"projection": 65_536, "warmup": 1.0, "warmup_epochs": 2}
+    config = TrajectoryMatchingConfig(selection=selection, experts={"batch_size": 6}, tuning={"learning_rate": 0.05})
+    weights = {name: value.clone().requires_grad_() for name, value in student.start.items()}
+    names = sorted(weights)
+    optimizer = torch.optim.Adam([weights[name] for name in names], lr=0.05)
+
+    def slopes(some):
+        return torch.autograd.grad(student.loss(weights, some, None), [weights[name] for name in names])
+
+    def direction(gradient, parameter):
+        state = optimizer.state[parameter]
+        step = float(state["step"]) + 1
+        first = (0.9 * state["exp_avg"] + 0.1 * gradient) / (1 - 0.9**step)
+        second = (0.999 * state["exp_avg_sq"] + 0.001 * gradient.square()) / (1 - 0.999**step)
+        return first / (second.sqrt() + 1e-8)
+
+    expected = torch.zeros(6, 3)
+    for _ in range(2):
+        for name, slope in zip(names, slopes(rows), strict=True):
+            weights[name].grad = slope
+        optimizer.step()
+        moves, plain = [], []
+        for row in range(6):
+            own = zip(slopes(rows[torch.tensor([row])]), (weights[name] for name in names), strict=True)
+            moves.append(torch.cat([direction(*pair).flatten() for pair in own]))
+        for row in range(3):
+            plain.append(torch.cat([slope.flatten() for slope in slopes(target[torch.tensor([row])])]))
+        of_rows, of_target = (torch.nn.functional.normalize(torch.stack(some), dim=1) for some in (moves, plain))
+        expected += (of_rows @ of_target.T).detach()
+    found = less_scores(student, rows, target, config)
+    torch.testing.assert_close(found, expected.max(1).values, atol=0.03, rtol=0)
+
+
 def test_a_selection_larger_than_the_set_is_refused():
     with pytest.raises(InputError, match=r"selection\.rows=11: expected at most the 10"):
         rows_wanted(SelectionConfig(rows=11), 10)
