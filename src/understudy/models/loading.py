@@ -30,6 +30,7 @@ from understudy.errors import InputError
 from understudy.models.attention import Attention, implementation
 from understudy.models.causality import reads_ahead
 from understudy.models.folders import folder_digest, model_folder, parameter_count
+from understudy.models.output_head import alters_logits
 from understudy.models.shape import ModelShape, shape_of
 from understudy.models.stored import WANTED_TOKENIZER
 
@@ -41,6 +42,8 @@ _FALLBACK_TOKEN = "<|endoftext|>"
 _FINITE: set[str] = set()
 # Digests of files whose model was found to be causal in this process.
 _CAUSAL: set[str] = set()
+# Digests of files whose model's logits were found to be its head's in this process.
+_OF_THE_HEAD: set[str] = set()
 # Digest of files -> one more than the greatest number of a token of their tokenizer, as it was found in this process.
 _NUMBERS: dict[str, int] = {}
 
@@ -107,7 +110,7 @@ def load_model(
 
     Raises:
         InputError: when the model is unknown, not on this machine, incomplete, not the one that is meant, needs
-            code of its own, or is an encoder or an encoder-decoder.
+            code of its own, is an encoder or an encoder-decoder, or has logits that are not its output head's.
     """
     folder, name, found = _meant(name_or_path, digest)
     try:
@@ -140,6 +143,7 @@ def load_model(
     check_weights(model, loading, name=name, digest=found)
     _check_positions(model, name)
     _check_causal(model, name=name, digest=found)
+    _check_logits(model, name=name, digest=found)
     notes = (*_fix_tokenizer(model, tokenizer), *_fix_embeddings(model, tokenizer, digest=found))
     model.eval().to(torch.device(compute.device))
     return LoadedModel(model=model, tokenizer=tokenizer, digest=found, name=name, notes=notes)
@@ -255,6 +259,23 @@ def _check_causal(model: PreTrainedModel, *, name: str, digest: str) -> None:
             "to predict a token, as encoders such as BERT do; choose a model that writes, such as GPT-2 or Llama"
         )
     _CAUSAL.add(digest)
+
+
+def _check_logits(model: PreTrainedModel, *, name: str, digest: str) -> None:
+    """Refuse a model whose distribution would be read wrongly; looked at once per process and digest.
+
+    Raises:
+        InputError: logits are not the output head's at the last hidden states.
+    """
+    if digest in _OF_THE_HEAD:
+        return
+    if alters_logits(model):
+        raise InputError(
+            f"model={name!r}: expected logits that are the output head's at the last hidden states, found "
+            f"{type(model).__name__} that scales, caps or transforms them, as Granite and Cohere do; choose "
+            "another model, such as GPT-2 or Llama"
+        )
+    _OF_THE_HEAD.add(digest)
 
 
 def _check_tokenizer_files(folder: Path) -> None:

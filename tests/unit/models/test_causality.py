@@ -77,13 +77,14 @@ def saved(model, folder: Path) -> Path:
     return folder
 
 
-def test_an_encoder_is_refused_on_loading_and_its_decoder_is_not(tmp_path):
+def test_an_encoder_is_refused_on_loading_and_its_decoder_for_its_head_alone(tmp_path):
     encoder = saved(a_model("bert", {**_SIZES, "vocab_size": 4096}), tmp_path / "bert")
     for _ in range(2):
         with pytest.raises(InputError, match=r"model='bert': expected a causal .* found BertLMHeadModel .* choose"):
             load_model(encoder)
     decoder = saved(a_model("bert", {**_SIZES, "vocab_size": 4096, "is_decoder": True}), tmp_path / "decoder")
-    assert load_model(decoder).name == "decoder"
+    with pytest.raises(InputError, match=r"model='decoder': expected logits that are the output head's"):
+        load_model(decoder)
 
 
 def test_an_encoder_decoder_is_refused_on_loading_and_its_decoder_alone_is_not(tmp_path):

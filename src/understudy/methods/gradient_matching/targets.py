@@ -29,9 +29,10 @@ from torch.nn import functional
 
 from understudy.errors import InputError
 from understudy.generation.prompts import row_seeds
-from understudy.generation.sampling import backbone, head
+from understudy.generation.sampling import head
 from understudy.methods.gradient_matching.config import TargetConfig
 from understudy.methods.gradient_matching.verbalizer import Verbalizer
+from understudy.models.output_head import logits_are_the_heads
 from understudy.privacy.dpsgd.layers import check_rows_apart
 
 Kind = Literal["head", "label_rows", "sketch"]
@@ -115,25 +116,7 @@ def check_head(model: Any) -> None:
     layer = head(model)
     if not isinstance(layer, torch.nn.Linear):
         raise InputError(f"model={type(model).__name__}: expected a linear output head, found {type(layer).__name__}")
-    ids = torch.arange(min(4, layer.out_features), device=layer.weight.device)[None]
-    read, made = [], torch.linspace(-1e4, 1e4, layer.out_features, dtype=layer.weight.dtype, device=ids.device)
-
-    def large(_module: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        read.append(inputs[0])
-        return made.expand_as(output)
-
-    hook = layer.register_forward_hook(large)
-    try:
-        with torch.no_grad():
-            logits = model(input_ids=ids, use_cache=False).logits
-            states = backbone(model)(input_ids=ids, use_cache=False).last_hidden_state
-    finally:
-        hook.remove()
-    # A cap is hardly seen on logits as small as an untrained model's, so the head is made to give large ones.
-    as_made = logits.shape[-1:] == made.shape and bool((logits == made.to(logits.dtype)).all())
-    # The same products twice: anything beyond rounding is a function of its own between last layer and head.
-    same = len(read) == 1 and read[0].shape == states.shape
-    if not (as_made and same and float((read[0] - states).abs().max()) <= 1e-5 * float(states.abs().max())):
+    if not logits_are_the_heads(model):
         raise InputError(
             f"model={type(model).__name__}: expected logits that are the output head's, found them scaled or capped; "
             "gradient matching has no closed form for this model, choose another"

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from torch import Tensor
 
@@ -33,6 +34,7 @@ from understudy.evaluation.utility.next_token import (
 )
 from understudy.methods.preference_optimization.clients import Clients, build_clients, build_texts
 from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
+from understudy.methods.preference_optimization.histogram import nearest_candidates
 from understudy.methods.preference_optimization.metric_names import METRIC_NAMES
 from understudy.methods.preference_optimization.pool import ClientPool
 from understudy.methods.preference_optimization.preferences import drop_identical, preference_pairs, recovery_rate
@@ -165,7 +167,6 @@ def measure_rounds(
     """Per round: how near the candidates come, how far they spread, and how many preferences survive the noise."""
     values: dict[str, float] = {}
     missing: list[str] = []
-    everyone = np.ones(inputs.pool.slots, dtype=bool)
     rounds = zip(inputs.candidates, inputs.scores, inputs.trained, strict=True)
     for number, (candidates, scores, trained) in enumerate(rounds, start=1):
         pairs = preference_pairs(
@@ -173,7 +174,7 @@ def measure_rounds(
             per_prompt=config.candidates.per_prompt,
             rejected_rank=config.preferences.rejected_rank,
         )
-        noiseless = unclipped_mean(inputs.pool.means, candidates.embeddings, everyone, labels=candidates.labels)
+        noiseless = _unclipped_scores(inputs.pool, candidates, config)
         values[f"rounds.recovery.round_{number}"] = recovery_rate(pairs, noiseless)
         values[f"rounds.medoid_distance.round_{number}"] = median_distance_to_medoid(candidates.embeddings)
         differ = len(drop_identical(pairs, candidates.table["text"].to_pylist()).pairs)
@@ -183,6 +184,23 @@ def measure_rounds(
     else:
         values |= _frechet_of_rounds(inputs.candidates, unseen, measuring)
     return Metrics(values=values, missing=tuple(missing), declared=METRIC_NAMES)
+
+
+def _unclipped_scores(
+    pool: ClientPool, candidates: Candidates, config: PreferenceOptimizationConfig
+) -> npt.NDArray[np.float64]:
+    """What all units together say of each candidate, by the run's own scorer, neither standardised nor clipped."""
+    if config.scoring.scorer == "cosine":
+        everyone = np.ones(pool.slots, dtype=bool)
+        return unclipped_mean(pool.means, candidates.embeddings, everyone, labels=candidates.labels)
+    labels = None if pool.labels is None or candidates.labels is None else (pool.labels, candidates.labels)
+    nearest = nearest_candidates(pool.embeddings, candidates.embeddings, labels=labels)
+    cast, samples = nearest >= 0, np.bincount(pool.owner, minlength=pool.slots)
+    shares = 1.0 / samples[pool.owner[cast]]
+    mean: npt.NDArray[np.float64] = (
+        np.bincount(nearest[cast], weights=shares, minlength=len(candidates.embeddings)) / pool.slots
+    )
+    return mean
 
 
 def _not_learnt(number: int, *, differ: int, trained: int) -> list[str]:

@@ -82,7 +82,7 @@ def recovery_rate(pairs: IntArray, noiseless: Scores) -> float:
 
     Args:
         pairs: (p, 2) candidates, from noised scores.
-        noiseless: (K * J,) scores without noise (the paper's without clipping too: `scoring.unclipped_mean`), private.
+        noiseless: (K * J,) scores without noise of the same scorer (the paper's without clipping too), private.
 
     Returns:
         0 to 1; equal noiseless scores count as not recovered, no pairs as 0.

@@ -134,6 +134,22 @@ def test_the_label_check_asks_row_by_row_what_it_asks_in_a_batch(exemplars):
     assert set(by_hand) == {0, 1}
 
 
+def test_the_prior_over_words_is_taken_off_where_no_examples_are_shown():
+    base = load_model("tiny-gpt2")
+    verbalizer = build_verbalizer(base.tokenizer, NAMES, WORDS)
+
+    def said(*, exemplars=(), prior=()):
+        return few_shot_labels(
+            TEXTS, base=base, verbalizer=verbalizer, exemplars=exemplars, max_length=6, prior=prior
+        ).tolist()
+
+    # What a word is given for free counts against it.
+    assert (said(prior=(100.0, 0.0)), said(prior=(0.0, 100.0))) == ([1] * 4, [0] * 4)
+    # Examples bring a prior of their own, which the one of the bare question is not.
+    exemplars = [("a warm and clever story", 1), ("the plot is a mess", 0)]
+    assert said(exemplars=exemplars, prior=(100.0, 0.0)) == said(exemplars=exemplars)
+
+
 def test_examples_beyond_the_context_are_refused():
     base = load_model("tiny-gpt2")
     verbalizer = build_verbalizer(base.tokenizer, NAMES, WORDS)

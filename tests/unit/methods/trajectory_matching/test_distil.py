@@ -78,6 +78,23 @@ def test_beta_keeps_pseudo_tokens_near_tokens(setting, learnt):
     assert float(near.distances[-1]) < 0.5 * float(learnt.distances[11])
 
 
+def test_adam_counts_the_steps_of_each_row_alone(setting):
+    """A first step of Adam is as long as its learning rate, whenever a row is first used."""
+    student, rows, states = setting
+    sizes = {"inner_steps": 1, "batch_size": 4, "step_size_learning_rate": 1e-6}
+    states_after = [distil(student, rows, [states], config(steps=steps, **sizes)).prompts for steps in (1, 2, 3, 4)]
+    before, firsts = mean_prompts(student.vocabulary, 10, 2), 0
+    used = torch.zeros(10, dtype=torch.bool)
+    for after in states_after:
+        moved = (after - before).abs()
+        now = moved.flatten(1).amax(1) > 0
+        for row in (now & ~used).nonzero()[:, 0].tolist():
+            torch.testing.assert_close(moved[row].median(), torch.tensor(0.05), rtol=1e-2, atol=0)
+            firsts += 1
+        used, before = used | now, after
+    assert firsts > 4  # some rows begin later than others
+
+
 def test_a_killed_distillation_ends_in_the_same_bytes(setting, tmp_path):
     """Killed at its fourth step, of which the state was kept; the second attempt takes the fifth and the sixth."""
     student, rows, states = setting

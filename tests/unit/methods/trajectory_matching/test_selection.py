@@ -30,6 +30,7 @@ from understudy.methods.trajectory_matching.selection import (
     random_rows as drawn_rows,
 )
 from understudy.methods.trajectory_matching.student import Rows
+from understudy.models import loading
 from understudy.models.checkpoints import export_model
 from understudy.models.loading import load_model
 from understudy.tasks.engine.failures import closed_up
@@ -98,6 +99,42 @@ def test_less_prefers_rows_whose_gradients_resemble_the_target():
     assert (told[-1], {total for _, total in told}) == ((100, 100), {100})
 
 
+def test_less_sums_cosines_of_adams_directions_and_plain_gradients_over_all_states():
+    """By torch's own Adam, in so many places that hardly two coordinates share one."""
+    student, rows, target = random_student(), random_rows(6, seed=1), random_rows(3, seed=2)
+    selection = {"projection": 65_536, "warmup": 1.0, "warmup_epochs": 2}
+    config = TrajectoryMatchingConfig(selection=selection, experts={"batch_size": 6}, tuning={"learning_rate": 0.05})
+    weights = {name: value.clone().requires_grad_() for name, value in student.start.items()}
+    names = sorted(weights)
+    optimizer = torch.optim.Adam([weights[name] for name in names], lr=0.05)
+
+    def slopes(some):
+        return torch.autograd.grad(student.loss(weights, some, None), [weights[name] for name in names])
+
+    def direction(gradient, parameter):
+        state = optimizer.state[parameter]
+        step = float(state["step"]) + 1
+        first = (0.9 * state["exp_avg"] + 0.1 * gradient) / (1 - 0.9**step)
+        second = (0.999 * state["exp_avg_sq"] + 0.001 * gradient.square()) / (1 - 0.999**step)
+        return first / (second.sqrt() + 1e-8)
+
+    expected = torch.zeros(6, 3)
+    for _ in range(2):
+        for name, slope in zip(names, slopes(rows), strict=True):
+            weights[name].grad = slope
+        optimizer.step()
+        moves, plain = [], []
+        for row in range(6):
+            own = zip(slopes(rows[torch.tensor([row])]), (weights[name] for name in names), strict=True)
+            moves.append(torch.cat([direction(*pair).flatten() for pair in own]))
+        for row in range(3):
+            plain.append(torch.cat([slope.flatten() for slope in slopes(target[torch.tensor([row])])]))
+        of_rows, of_target = (torch.nn.functional.normalize(torch.stack(some), dim=1) for some in (moves, plain))
+        expected += (of_rows @ of_target.T).detach()
+    found = less_scores(student, rows, target, config)
+    torch.testing.assert_close(found, expected.max(1).values, atol=0.03, rtol=0)
+
+
 def test_a_selection_larger_than_the_set_is_refused():
     with pytest.raises(InputError, match=r"selection\.rows=11: expected at most the 10"):
         rows_wanted(SelectionConfig(rows=11), 10)
@@ -156,14 +193,17 @@ def test_a_model_that_gives_no_row_a_gradient_of_its_own_is_refused_before_the_c
         assert check_model(config).name == "opt"
 
 
-def test_a_model_with_a_layer_that_no_loss_reaches_is_refused_before_the_charge(tmp_path):
-    """BERT's between its states and its head: experts are trained, and then it has no gradient to be matched."""
+def test_a_model_with_a_layer_that_no_loss_reaches_is_refused_before_the_charge(tmp_path, monkeypatch):
+    """BERT's between its states and its head: experts would be trained, and then it has no gradient to be matched."""
     sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = BertLMHeadModel(BertConfig(vocab_size=4096, max_position_embeddings=128, is_decoder=True, **sizes))
     export_model(model, load_model("tiny-gpt2").tokenizer, tmp_path / "bert")
     config = TrajectoryMatchingConfig(model=str(tmp_path / "bert"))
+    with pytest.raises(InputError, match=r"model='bert': expected logits that are the output head's"):
+        check_model(promised(config, has_epsilon=False))
+    monkeypatch.setattr(loading, "alters_logits", lambda _model: False)
     with pytest.raises(InputError, match=r"bert: .* not have been used .* choose another model"):
         check_model(promised(config, has_epsilon=True))
     assert check_model(promised(config, has_epsilon=False)).name == "bert"
