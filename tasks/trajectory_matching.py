@@ -95,6 +95,7 @@ def select_rows(carriers: ArtifactRef, target: ArtifactRef | None, config: Traje
     """The rows that carry pseudo tokens, with the label of what they were chosen from."""
     from understudy.methods.trajectory_matching.carriers import choose, table_of
     from understudy.methods.trajectory_matching.experts import expert_student
+    from understudy.models.checkpoints import TrainingCheckpoint
     from understudy.models.loading import load_base
 
     pairs, like = _pairs(carriers), None if target is None else _pairs(target)
@@ -103,7 +104,8 @@ def select_rows(carriers: ArtifactRef, target: ArtifactRef | None, config: Traje
         base = load_base(config, compute())
         student, tokenizer = expert_student(base.model, config, 0), base.tokenizer
     told = progress_on(carriers)
-    rows = choose(pairs, like, config, student=student, tokenizer=tokenizer, progress=told)
+    kept = TrainingCheckpoint(checkpoint_directory(), every=None)
+    rows = choose(pairs, like, config, student=student, tokenizer=tokenizer, checkpoint=kept, progress=told)
     parents = [carriers, *([target] if target is not None else [])]
     label = labels.post_process(labels.join(*(ref.label for ref in parents)))
     return write_table(table_of([pairs[row] for row in rows]), kind="selected", label=label, parents=parents)

@@ -134,6 +134,7 @@ def continue_prompts(
     public_seed: int,
     purpose: str,
     batch_size: Rows,
+    first: int = 0,
     progress: Progress | None = None,
 ) -> list[str]:
     """One continuation per prompt.
@@ -145,10 +146,11 @@ def continue_prompts(
         public_seed: a continuation is a function of it, the purpose, its prompt and its number.
         purpose: names the stream of seeds.
         batch_size: rows in flight; speed only. auto: 32, and more on a GPU.
+        first: number of the first prompt.
         progress: called with (continuations, prompts).
     """
     encoder = PairEncoder(model.tokenizer, "plain")
-    seeds = row_seeds(public_seed, range(len(prompts)), purpose=purpose)
+    seeds = row_seeds(public_seed, range(first, first + len(prompts)), purpose=purpose)
     end = special_ids(model.tokenizer)[1]
     drawn = _draw(model, encoder.padded_left(prompts), sampling, seeds, end, batch_size, progress)
     return [str(model.tokenizer.decode(tokens, skip_special_tokens=True)) for tokens in drawn]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
@@ -119,6 +120,9 @@ def _root() -> Path:
 def _program() -> str:
     """Digest of the package's own files: another version may say something else of the same run."""
     whole = hashlib.sha256()
-    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
+    # In a checkout tasks and flows lie beside the rest of the package, in a wheel within it.
+    specs = [find_spec(f"understudy.{part}") for part in ("tasks", "flows")]
+    apart = [Path(place) for spec in specs if spec is not None for place in spec.submodule_search_locations or ()]
+    for path in sorted({path for place in (Path(__file__).parents[1], *apart) for path in place.rglob("*.py")}):
         whole.update(hashlib.sha256(path.read_bytes()).digest())
     return whole.hexdigest()

@@ -20,11 +20,11 @@ class Answered:
     """How free answers compare with the right ones.
 
     Attributes:
-        given: `(n,)` int64, the place of each answer; an unreadable one counts as the neutral one.
+        given: `(n,)` int64, the place of each answer; an unreadable one counts as the neutral one, -1 where none is.
         correct: `(n,)` bool.
         accuracy: share of right answers.
         macro_f1: mean over answers that are right for some text.
-        unparsed: how many texts named none of the answers, or several; they count as the neutral one.
+        unparsed: how many texts named none of the answers, or several.
     """
 
     given: npt.NDArray[np.int64]
@@ -37,27 +37,31 @@ class Answered:
 def read_answer(text: str, answers: Sequence[str]) -> int | None:
     """Which answer a text names, by whole words in any case; None where it names none, or several.
 
+    Where an answer is part of a longer one, the longer one is named.
+
+    >>> read_answer("Very positive", ["positive", "very positive"])
+    1
     >>> read_answer("It is Positive.", ["negative", "neutral", "positive"])
     2
     >>> read_answer("positive or negative", ["negative", "neutral", "positive"]) is None
     True
     """
-    named = {
-        place
-        for place, answer in enumerate(answers)
-        if re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", text, flags=re.IGNORECASE)
-    }
-    return named.pop() if len(named) == 1 else None
+    longest_first = "|".join(re.escape(answer.lower()) for answer in sorted(answers, key=len, reverse=True))
+    named = set(re.findall(rf"(?<!\w)(?:{longest_first})(?!\w)", text.lower()))
+    places = [place for place, answer in enumerate(answers) if answer.lower() in named]
+    return places[0] if len(places) == 1 else None
 
 
-def score_answers(texts: Sequence[str], right: Sequence[int], *, answers: Sequence[str], neutral: int) -> Answered:
+def score_answers(
+    texts: Sequence[str], right: Sequence[int], *, answers: Sequence[str], neutral: int | None = None
+) -> Answered:
     """Accuracy and macro F1 of free answers.
 
     Args:
         texts: what was answered, at least one.
         right: place of the right answer of each.
         answers: the fixed set.
-        neutral: place of the answer that an unreadable text counts as.
+        neutral: place of the answer that an unreadable text counts as; None: of none, so it is wrong.
 
     Raises:
         RowError: no text, or not one right answer for each.
@@ -65,7 +69,8 @@ def score_answers(texts: Sequence[str], right: Sequence[int], *, answers: Sequen
     if not texts or len(texts) != len(right):
         raise RowError(f"expected a right answer for each text, at least one, found {len(texts)} and {len(right)}")
     read = [read_answer(text, answers) for text in texts]
-    given = np.array([neutral if place is None else place for place in read], dtype=np.int64)
+    unread = -1 if neutral is None else neutral
+    given = np.array([unread if place is None else place for place in read], dtype=np.int64)
     wanted = np.asarray(right, dtype=np.int64)
     correct = given == wanted
     unparsed = sum(place is None for place in read)

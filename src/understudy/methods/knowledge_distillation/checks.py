@@ -16,7 +16,11 @@ from understudy.hardware import chosen
 from understudy.methods.knowledge_distillation.base import attach_adapter, seed_pairs, shared_base
 from understudy.methods.knowledge_distillation.config import KnowledgeDistillationConfig
 from understudy.methods.knowledge_distillation.filters import check_question
-from understudy.methods.knowledge_distillation.instructions import draw_instructions, few_shot_prompts
+from understudy.methods.knowledge_distillation.instructions import (
+    draw_instructions,
+    few_shot_prompts,
+    first_wave,
+)
 from understudy.methods.knowledge_distillation.memory import pairs_per_pass
 from understudy.methods.knowledge_distillation.public_texts import compared_with
 from understudy.methods.knowledge_distillation.responses import check_context, load_professional
@@ -63,12 +67,12 @@ def expected_cost(config: KnowledgeDistillationConfig, promise: Promise) -> dict
     pairs = pairs_per_pass(config, expected=expected, shape=shape, device=settings().device_type)
     training, passes = _seconds_of_a_pass(config, pairs), math.ceil(expected / pairs)
     sampling = config.instructions.sampling.model_copy(update={"max_new_tokens": _TIMED_TOKENS})
-    few = config.instructions.model_copy(update={"sampling": sampling, "draws": 1.0})
+    few = config.instructions.model_copy(update={"sampling": sampling})
+    small, count = config.model_copy(update={"instructions": few}), min(8, config.samples)
     began = time.perf_counter()
-    small = config.model_copy(update={"samples": min(8, config.samples), "instructions": few})
-    draw_instructions(shared_base(config, chosen()), small)
-    tokens = (time.perf_counter() - began) / (_TIMED_TOKENS * small.samples)
-    drawn = config.samples * config.instructions.draws * config.instructions.sampling.max_new_tokens
+    draw_instructions(shared_base(config, chosen()), small, count=count)
+    tokens = (time.perf_counter() - began) / (_TIMED_TOKENS * count)
+    drawn = first_wave(config) * config.instructions.sampling.max_new_tokens
     return {
         "expected_training_minutes": round(training * passes * query.steps / 60, 1),
         "expected_instruction_minutes": round(tokens * drawn / 60, 1),

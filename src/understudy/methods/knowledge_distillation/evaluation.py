@@ -1,10 +1,11 @@
 """What a finished run is worth: responses, pairs, answers; all of it internal.
 
 The figures are: the loss of held-out responses under the base, the DP and the distilled model, and under the control,
-which is distilled without the private half; MAUVE and Frechet distance of the pairs under three encoders that need no
-download (a sentence encoder, mean states of the base model, TF-IDF with SVD); the distribution of IFD scores; a
-pairwise comparison of answers by a judge that sees both orders; how many texts were cut. The held-out pairs that are
-scored are chosen by the public seed. No figure is used for a choice.
+which is distilled without the private half; where held-out responses are of a fixed set, such as labels, accuracy and
+F1 of each model's own answers; MAUVE and Frechet distance of the pairs under three encoders that need no download (a
+sentence encoder, mean states of the base model, TF-IDF with SVD); the distribution of IFD scores; a pairwise comparison
+of answers by a judge that sees both orders; how many texts were cut. The held-out pairs that are scored are chosen by
+the public seed. No figure is used for a choice.
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ import numpy as np
 
 from understudy.compute import ON_CPU, Compute
 from understudy.errors import InputError
+from understudy.evaluation.answers.answer_set import Answered, score_answers
+from understudy.evaluation.answers.multiple_choice import Question, questions_of
 from understudy.evaluation.answers.pairwise import compare_answers, count_shortened, preference_judge
 from understudy.evaluation.config import EvaluationConfig
 from understudy.evaluation.measure import Embedder, measure_diversity, measure_fidelity, measure_memorization
 from understudy.evaluation.metrics import Metrics, merge
+from understudy.evaluation.statistics.intervals import accuracy_interval, paired_bootstrap
 from understudy.evaluation.statistics.paired import mean_difference, mean_interval
 from understudy.evaluation.texts.encoder import FloatArray
 from understudy.evaluation.texts.language_model import mean_hidden_states
@@ -38,6 +42,8 @@ from understudy.models.loading import LoadedModel
 from understudy.progress import Progress
 
 _TERMS = 32
+# Of an answer of a fixed set: tokens beyond those of the longest one, and the nucleus, which is the likeliest token.
+_BESIDE, _LIKELIEST = 4, 0.01
 
 
 @dataclass(frozen=True)
@@ -85,6 +91,8 @@ def evaluate_run(
     # One model at a time: three copies of a large one would not fit.
     losses: dict[str, Floats] = {}
     answers: dict[str, list[str]] = {}
+    choices: dict[str, Answered] = {}
+    questions = fixed_questions(test, inputs.test)
     parts = [Metrics(values={"crossing.bytes": float(inputs.sent_bytes)}, declared=METRIC_NAMES)]
     asked = [pair.instruction for pair in test[: config.measure.win_pairs]]
     for done, (name, load) in enumerate(inputs.models.items()):
@@ -92,6 +100,8 @@ def evaluate_run(
         encoder = PairEncoder(model.tokenizer, config.template)
         rows = encoder.encode(test, max_length=config.tune.max_length)
         losses[name] = mean_response_losses(model.model, rows)
+        if questions:
+            choices[name] = answer_questions(questions, model, config)
         if name in ("dp_only", "target") and asked:
             answers[name] = write_responses(asked, model, _answering(config, model))
         if name == "dp_only":
@@ -102,6 +112,7 @@ def evaluate_run(
         if progress is not None:
             progress(done + 1, len(inputs.models) + 1)
     parts.append(measure_responses(losses, settings))
+    parts.append(measure_choices(choices, settings))
     if asked:
         parts.append(measure_wins(asked, answers, config, compute))
     texts = {name: [_text(pair) for pair in getattr(inputs, name)] for name in ("synthetic", "train", "test")}
@@ -154,11 +165,7 @@ def measure_cut(
 
 def measure_responses(losses: Mapping[str, Floats], settings: EvaluationConfig) -> Metrics:
     """Losses of held-out responses by each model, and the distilled model's beside the others', pair by pair."""
-    bootstrap: dict[str, Any] = {
-        "seed": settings.public_seed,
-        "replicates": settings.replicates,
-        "level": settings.level,
-    }
+    bootstrap = _bootstrap(settings)
     found = {f"responses.{name}.loss": mean_interval(values, **bootstrap) for name, values in losses.items()}
     for other in (name for name in losses if name != "target"):
         found[f"responses.target_minus_{other}.loss"] = mean_difference(losses["target"], losses[other], **bootstrap)
@@ -167,6 +174,45 @@ def measure_responses(losses: Mapping[str, Floats], settings: EvaluationConfig) 
         intervals={name: (one.low, one.high) for name, one in found.items()},
         declared=METRIC_NAMES,
     )
+
+
+def fixed_questions(pairs: Sequence[Pair], held_out: Sequence[Pair]) -> list[Question]:
+    """The pairs whose responses are of a fixed set, that of all held-out pairs; none where those do not repeat."""
+    candidates = next((question.candidates for question in questions_of(held_out)), ())
+    return questions_of(pairs, candidates=candidates)
+
+
+def answer_questions(
+    questions: Sequence[Question], model: LoadedModel, config: KnowledgeDistillationConfig
+) -> Answered:
+    """A model's answers in its own words, read against the fixed set; one that cannot be read is wrong."""
+    answers = questions[0].candidates
+    tokens = max(len(model.tokenizer.encode(answer, add_special_tokens=False)) for answer in answers)
+    settings = _answering(config, model)
+    professional = settings.professional
+    room = min(tokens + _BESIDE, professional.sampling.max_new_tokens)
+    sampling = professional.sampling.model_copy(update={"max_new_tokens": room, "top_p": _LIKELIEST})
+    settings = settings.model_copy(update={"professional": professional.model_copy(update={"sampling": sampling})})
+    texts = write_responses([question.instruction for question in questions], model, settings)
+    return score_answers(texts, [question.answer for question in questions], answers=answers)
+
+
+def measure_choices(choices: Mapping[str, Answered], settings: EvaluationConfig) -> Metrics:
+    """Accuracy and F1 of each model's answers of the fixed set, and the distilled model's beside the others'."""
+    if not choices:
+        return Metrics()
+    bootstrap = _bootstrap(settings)
+    ours = choices["target"].correct
+    found = {f"answers.{name}.accuracy": accuracy_interval(one.correct, **bootstrap) for name, one in choices.items()}
+    for name, one in choices.items():
+        if name != "target":
+            found[f"answers.target_minus_{name}.accuracy"] = paired_bootstrap(ours, one.correct, **bootstrap)
+    values = {name: one.value for name, one in found.items()} | {"answers.questions": float(len(ours))}
+    for name, one in choices.items():
+        values[f"answers.{name}.macro_f1"] = one.macro_f1
+        values[f"answers.{name}.unread"] = one.unparsed / len(one.correct)
+    intervals = {name: (one.low, one.high) for name, one in found.items()}
+    return Metrics(values=values, intervals=intervals, declared=METRIC_NAMES)
 
 
 def measure_ifd(inputs: EvaluationInputs, model: LoadedModel, config: KnowledgeDistillationConfig) -> Metrics:
@@ -243,6 +289,10 @@ def measure_wins(
         intervals={"wins.target_over_dp_only": compared.interval},
         declared=METRIC_NAMES,
     )
+
+
+def _bootstrap(settings: EvaluationConfig) -> dict[str, Any]:
+    return {"seed": settings.public_seed, "replicates": settings.replicates, "level": settings.level}
 
 
 def _answering(config: KnowledgeDistillationConfig, model: LoadedModel) -> KnowledgeDistillationConfig:

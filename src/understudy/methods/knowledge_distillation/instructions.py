@@ -48,21 +48,33 @@ class Drawn:
     short: int = field(repr=False)
 
 
+def first_wave(config: KnowledgeDistillationConfig) -> int:
+    """How many instructions are drawn before any is filtered: `draws` times as many as pairs are wanted."""
+    return round(config.samples * config.instructions.draws)
+
+
 def draw_instructions(
-    model: LoadedModel, config: KnowledgeDistillationConfig, *, progress: Progress | None = None
+    model: LoadedModel,
+    config: KnowledgeDistillationConfig,
+    *,
+    count: int,
+    first: int = 0,
+    progress: Progress | None = None,
 ) -> Drawn:
-    """Continue few-shot prompts until there are `draws` times as many instructions as pairs are wanted.
+    """Continue few-shot prompts.
 
     Args:
         model: the DP model, or the base to compare with.
-        config: examples, draws, sampling, public seed.
+        config: examples, sampling, public seed.
+        count: instructions to draw.
+        first: number of the first one: instructions of different numbers are independent draws.
         progress: called with (instructions drawn, instructions).
 
     Raises:
         InputError: the public examples cannot be read, or none fits the context.
     """
-    settings, count = config.instructions, round(config.samples * config.instructions.draws)
-    prompts = few_shot_prompts(model, config, count=count)
+    settings = config.instructions
+    prompts = few_shot_prompts(model, config, count=first + count)[first:]
     drawn = self_instruct.continue_prompts(
         model,
         [prompt.ids for prompt in prompts],
@@ -70,6 +82,7 @@ def draw_instructions(
         public_seed=config.public_seed,
         purpose="distillation/instructions",
         batch_size=settings.batch_size,
+        first=first,
         progress=progress,
     )
     both = zip(drawn, prompts, strict=True)

@@ -19,6 +19,12 @@ _MEASURES: tuple[tuple[str, str, Better], ...] = (
     ("frechet_floor", "Frechet distance of real pairs", "context"),
 )
 
+_ANSWERS: tuple[tuple[str, str, Better], ...] = (
+    ("accuracy", "Right answers of the fixed set, read from free text", "higher"),
+    ("macro_f1", "Mean F1 over the fixed answers, read from free text", "higher"),
+    ("unread", "Texts that name none of the fixed answers, or several, and count as wrong", "lower"),
+)
+
 METRIC_NAMES: tuple[MetricName, ...] = (
     MetricName("responses.pairs", "Held-out pairs whose responses were scored", "rows", "context"),
     *(
@@ -54,6 +60,24 @@ METRIC_NAMES: tuple[MetricName, ...] = (
         )
         for encoder, words in (("states", "mean states of the base model"), ("tfidf", "TF-IDF with SVD"))
         for measure, shown, better in _MEASURES
+    ),
+    MetricName("answers.questions", "Held-out instructions whose answers are of a fixed set", "rows", "context"),
+    *(
+        MetricName(
+            f"answers.{name}.{figure}", f"{meaning}, by {words}", "share", better if name == "target" else "context"
+        )
+        for name, words in MODELS.items()
+        for figure, meaning, better in _ANSWERS
+    ),
+    *(
+        MetricName(
+            f"answers.target_minus_{name}.accuracy",
+            f"Right answers of the fixed set: {MODELS['target']} minus {MODELS[name]}, on the same questions",
+            "share",
+            "higher",
+        )
+        for name in MODELS
+        if name != "target"
     ),
     MetricName("wins.pairs", "Held-out instructions on which answers were compared", "rows", "context"),
     MetricName(

@@ -13,7 +13,7 @@ from understudy.reporting.view import MethodSections, Section, Table, range_of
 
 def sections(metrics: Metrics, _statement: Mapping[str, Any]) -> MethodSections:
     """The sections of a run, in the place of the accuracy of a classifier."""
-    found = (response_section(metrics), difficulty_section(metrics))
+    found = (response_section(metrics), answer_section(metrics), difficulty_section(metrics))
     return MethodSections(first=tuple(section for section in found if section is not None))
 
 
@@ -56,6 +56,34 @@ def response_section(metrics: Metrics) -> Section | None:
         tuple(lead),
         table=Table(("model", "nats per token"), rows),
         note="The responses were written by people or systems that took no part in training. Intervals are over pairs.",
+    )
+
+
+def answer_section(metrics: Metrics) -> Section | None:
+    """How often each model gives the right one of a fixed set of answers."""
+    values = metrics.values
+    if "answers.target.accuracy" not in values:
+        return None
+    lead = (
+        f"The held-out responses are of a fixed set. The distilled model answers "
+        f"{percent(values['answers.target.accuracy'])} of {number(values['answers.questions'])} questions rightly, the "
+        f"DP model {percent(values['answers.dp_only.accuracy'])}.",
+        "An answer that names none of the set, or several, counts as wrong.",
+    )
+    rows = tuple(
+        (
+            capitalised(words),
+            *(percent(values[f"answers.{name}.{part}"]) for part in ("accuracy", "macro_f1", "unread")),
+        )
+        for name, words in MODELS.items()
+        if f"answers.{name}.accuracy" in values
+    )
+    return Section(
+        "answers",
+        "Answers of a fixed set",
+        lead,
+        table=Table(("model", "right", "macro F1", "unread"), rows),
+        note="Answers are the likeliest tokens of each model, read from free text.",
     )
 
 

@@ -35,7 +35,12 @@ def load_professional(config: ProfessionalConfig, compute: Compute = ON_CPU) -> 
 
 
 def write_responses(
-    requests: Sequence[str], model: LoadedModel, config: KnowledgeDistillationConfig, progress: Progress | None = None
+    requests: Sequence[str],
+    model: LoadedModel,
+    config: KnowledgeDistillationConfig,
+    progress: Progress | None = None,
+    *,
+    first: int = 0,
 ) -> list[str]:
     """One response per instruction, by a model of this process; an empty one is an answer.
 
@@ -44,6 +49,7 @@ def write_responses(
         model: the professional one, or any other to compare with.
         config: template, sampling, batch and public seed.
         progress: called with (responses, instructions).
+        first: number of the first instruction.
     """
     settings = config.professional
     encoder = PairEncoder(model.tokenizer, settings.template)
@@ -53,7 +59,7 @@ def write_responses(
         encoder,
         (ids, mask),
         sampling=settings.sampling,
-        seeds=_seeds(config, len(requests)),
+        seeds=_seeds(config, first, len(requests)),
         batch_size=config.instructions.batch_size,
         progress=progress,
     )
@@ -75,7 +81,12 @@ def _prompts(
 
 
 def request_responses(
-    instructions: Sequence[str], config: KnowledgeDistillationConfig, *, kept: Path, progress: Progress | None = None
+    instructions: Sequence[str],
+    config: KnowledgeDistillationConfig,
+    *,
+    kept: Path,
+    first: int = 0,
+    progress: Progress | None = None,
 ) -> list[str]:
     """One response per instruction from the endpoint.
 
@@ -83,6 +94,7 @@ def request_responses(
         instructions: released; the server sees them.
         config: endpoint, sampling and public seed.
         kept: folder of answers by prompt.
+        first: number of the first instruction.
         progress: called with (responses, instructions).
 
     Raises:
@@ -97,14 +109,13 @@ def request_responses(
         per_minute=settings.requests_per_minute,
     )
     prompts = [plain_text(text) for text in instructions]
-    found = asked_once(
-        prompts, _seeds(config, len(prompts)), asking=asking, sampling=settings.sampling, kept=kept, progress=progress
-    )
+    seeds = _seeds(config, first, len(prompts))
+    found = asked_once(prompts, seeds, asking=asking, sampling=settings.sampling, kept=kept, progress=progress)
     return [text.strip() for text in found]
 
 
-def _seeds(config: KnowledgeDistillationConfig, count: int) -> list[int]:
-    return row_seeds(config.public_seed, range(count), purpose="distillation/responses")
+def _seeds(config: KnowledgeDistillationConfig, first: int, count: int) -> list[int]:
+    return row_seeds(config.public_seed, range(first, first + count), purpose="distillation/responses")
 
 
 def check_context(model: LoadedModel, config: KnowledgeDistillationConfig) -> None:

@@ -35,7 +35,7 @@ from understudy.methods.trajectory_matching.selection import (
 )
 from understudy.methods.trajectory_matching.student import Rows, Student, generator_seed
 from understudy.models.loading import LoadedModel
-from understudy.progress import Progress
+from understudy.progress import CheckpointSink, Progress
 
 _BATCH = 16
 
@@ -115,6 +115,7 @@ def choose(
     *,
     student: Student | None = None,
     tokenizer: Any = None,
+    checkpoint: CheckpointSink | None = None,
     progress: Progress | None = None,
 ) -> list[int]:
     """Which pairs carry pseudo tokens, in ascending order.
@@ -125,6 +126,7 @@ def choose(
         config: strategy and number.
         student: needed by `less`.
         tokenizer: needed by `less`.
+        checkpoint: of `less`; the others take next to no time.
         progress: of `less`.
 
     Raises:
@@ -144,7 +146,7 @@ def choose(
     if settings.strategy == "less":
         assert student is not None
         rows, resembled = (encoded(some, tokenizer, config) for some in (free, like))
-        scores = less_scores(student, rows, resembled, config, progress=progress).numpy()
+        scores = less_scores(student, rows, resembled, config, checkpoint=checkpoint, progress=progress).numpy()
     elif settings.strategy == "bm25":
         scores = bm25_scores([_text(pair) for pair in free], [_text(pair) for pair in like])
     else:

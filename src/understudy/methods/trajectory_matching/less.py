@@ -12,6 +12,8 @@ Deviation: the projection is a sparse one, every coordinate added to one place w
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,14 +21,20 @@ from torch.nn import functional
 
 from understudy.methods.trajectory_matching.config import TrajectoryMatchingConfig
 from understudy.methods.trajectory_matching.optimizers import AdamState
-from understudy.methods.trajectory_matching.student import Rows, Student
+from understudy.methods.trajectory_matching.student import Rows, Student, generator_seed
 from understudy.methods.trajectory_matching.training import Schedule, gradient_of
 from understudy.methods.trajectory_matching.unroll import Weights
-from understudy.progress import Progress
+from understudy.progress import CheckpointSink, Course, Progress
 
 
 def less_scores(
-    student: Student, rows: Rows, target: Rows, config: TrajectoryMatchingConfig, *, progress: Progress | None = None
+    student: Student,
+    rows: Rows,
+    target: Rows,
+    config: TrajectoryMatchingConfig,
+    *,
+    checkpoint: CheckpointSink | None = None,
+    progress: Progress | None = None,
 ) -> Tensor:
     """The best cosine of each row with any target row, summed over the warm-up's states.
 
@@ -35,39 +43,75 @@ def less_scores(
         rows: to choose from.
         target: that they should resemble.
         config: sizes; the warm-up is an instruction tuning, in an expert's batches.
+        checkpoint: keeps what was computed; None keeps nothing. What is resumed ends in the same bytes.
         progress: called with (hundredths done, 100).
 
     Returns:
         `(n,)` float32.
     """
     settings = config.selection
-    chosen = torch.randperm(len(rows), generator=torch.Generator().manual_seed(config.public_seed))
+    chosen = torch.randperm(len(rows), generator=torch.Generator().manual_seed(generator_seed(config.public_seed)))
     part = rows[chosen[: max(1, math.ceil(settings.warmup * len(rows)))]]
     batch_size, learning_rate = config.experts.batch_size, config.tuning.learning_rate
     schedule = Schedule(settings.warmup_epochs, batch_size, learning_rate, config.public_seed)
-    state = AdamState.at(student.start)
     projection = _Projection(sum(value.numel() for value in student.start.values()), settings.projection)
-    total, done = settings.warmup_epochs * (len(rows) + len(target)), 0
-    cosines = torch.zeros(len(rows), len(target), device="cpu")
-    for _ in range(settings.warmup_epochs):
-        for _ in range(schedule.steps_per_epoch(len(part))):
-            gradient = gradient_of(student, part[schedule.batch(state.step, len(part))], state.weights)
-            state = state.updated(gradient, learning_rate=schedule.learning_rate)
-        features = [torch.zeros(len(some), settings.projection, device="cpu") for some in (rows, target)]
-        for some, kept in zip((rows, target), features, strict=True):
-            for row in range(len(some)):
-                gradient = gradient_of(student, some[torch.tensor([row], device="cpu")], state.weights)
-                kept[row] = projection(state.direction_after(gradient) if some is rows else gradient)
-                done += 1
-                if progress is not None:
-                    progress(100 * done // total, 100)
-        of_rows, of_target = (functional.normalize(kept, dim=1) for kept in features)
-        cosines += of_rows @ of_target.T
-    return cosines.max(1).values
+    warm, like = schedule.steps_per_epoch(len(part)), len(target)
+    each = warm + like + len(rows)  # at each state: steps to it, and a gradient of every target row and every row
+    course = Course(checkpoint, None if progress is None else lambda done, parts: progress(100 * done // parts, 100))
+    begun, found = 0, _Found.begin(student.start, rows, target, settings.projection)
+    if (kept := course.resumed()) is not None:
+        begun, (epoch, within) = kept[0], divmod(kept[0], each)
+        found = _Found.of(epoch * warm + min(within, warm), kept[1], student.vocabulary.device)
+    for done in range(begun, settings.warmup_epochs * each):
+        place = done % each
+        if place < warm:
+            batch = part[schedule.batch(found.state.step, len(part))]
+            gradient = gradient_of(student, batch, found.state.weights)
+            found.state = found.state.updated(gradient, learning_rate=schedule.learning_rate)
+        elif place < warm + like:
+            found.directions[place - warm] = projection(_of_row(student, target, place - warm, found.state))
+        else:
+            row = place - warm - like
+            direction = projection(found.state.direction_after(_of_row(student, rows, row, found.state)))
+            found.cosines[row] += found.directions @ direction
+        course.stepped(done + 1, settings.warmup_epochs * each, found.tensors)
+    return found.cosines.max(1).values
+
+
+def _of_row(student: Student, rows: Rows, row: int, state: AdamState) -> Weights:
+    return gradient_of(student, rows[torch.tensor([row], device="cpu")], state.weights)
+
+
+@dataclass
+class _Found:
+    """Everything that a checkpoint of the selection holds.
+
+    Attributes:
+        state: of the warm-up.
+        directions: of the target rows at this state, normalised, `(m, projection)`.
+        cosines: of rows and target rows, summed over the states so far, `(n, m)`.
+    """
+
+    state: AdamState
+    directions: Tensor
+    cosines: Tensor
+
+    @classmethod
+    def begin(cls, start: Weights, rows: Rows, target: Rows, dimension: int) -> _Found:
+        sizes = (len(target), dimension), (len(rows), len(target))
+        return cls(AdamState.at(start), *(torch.zeros(size, device="cpu") for size in sizes))
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {**self.state.tensors(), "directions": self.directions, "cosines": self.cosines}
+
+    @classmethod
+    def of(cls, step: int, tensors: Mapping[str, Tensor], device: torch.device) -> _Found:
+        of_state = {name: value for name, value in tensors.items() if "/" in name}
+        return cls(AdamState.of(step, of_state, device), tensors["directions"], tensors["cosines"])
 
 
 class _Projection:
-    """Adds every coordinate, with a random sign, to one of a few places."""
+    """Adds every coordinate, with a random sign, to one of a few places; the sum has length 1, or 0."""
 
     def __init__(self, size: int, dimension: int) -> None:
         generator = torch.Generator().manual_seed(size)
@@ -77,4 +121,6 @@ class _Projection:
 
     def __call__(self, gradient: Weights) -> Tensor:
         flat = torch.cat([gradient[name].flatten() for name in sorted(gradient)]).cpu()
-        return torch.zeros(self._dimension, device="cpu").index_add_(0, self._place, flat * self._sign)
+        return functional.normalize(
+            torch.zeros(self._dimension, device="cpu").index_add_(0, self._place, flat * self._sign), dim=0
+        )

@@ -32,6 +32,16 @@ def test_accuracy_and_f1_worked_out_by_hand():
     assert found.macro_f1 == pytest.approx((1 + 0.5 + 0) / 3)
 
 
+def test_an_answer_within_a_longer_one_is_not_named_and_without_a_neutral_one_the_unread_are_wrong():
+    answers = ("positive", "very positive", "C++", "no")
+    assert [read_answer(text, answers) for text in ("Very positive.", "positive", "C++!")] == [1, 0, 2]
+    assert read_answer("positive or very positive", answers) is None
+    found = score_answers(["who knows", "no"], [3, 3], answers=answers)
+    assert found.given.tolist() == [-1, 3]
+    assert (found.correct.tolist(), found.unparsed) == ([False, True], 1)
+    assert found.macro_f1 == pytest.approx(2 / 3)
+
+
 def test_a_text_without_a_right_answer_is_refused():
     with pytest.raises(InputError, match="right answer for each"):
         score_answers(["a"], [], answers=SET, neutral=1)

@@ -1,14 +1,20 @@
 """Which held-out pairs are measured, what is counted as cut, and the comparison of answers."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tests_support import write_random_model
 
 from understudy.compute import ON_CPU
 from understudy.evaluation.answers import pairwise
+from understudy.evaluation.config import EvaluationConfig
+from understudy.evaluation.metrics import Metrics
 from understudy.generation.instructions import Pair, PairEncoder
+from understudy.methods.knowledge_distillation import evaluation
 from understudy.methods.knowledge_distillation.config import KnowledgeDistillationConfig
 from understudy.methods.knowledge_distillation.evaluation import chosen_pairs, measure_cut, measure_wins
+from understudy.methods.knowledge_distillation.report import answer_section
 from understudy.models.loading import load_model
 from understudy.runs.overrides import apply_overrides
 
@@ -44,6 +50,39 @@ def test_private_texts_that_are_cut_are_counted():
         "cut.asked.instructions": 1.0,
     }
     assert "cut.asked.instructions" not in measure_cut(train, scored, [], model=base, config=config).values
+
+
+def test_answers_of_a_fixed_set_are_read_and_compared_question_by_question(monkeypatch):
+    asked, said = [], {"base": "Who knows?", "dp_only": "No.", "target": "yes, it is"}
+
+    def answered(texts, model, config):
+        asked.append((list(texts), config.professional.sampling.max_new_tokens))
+        return [said[model.name]] * len(texts)
+
+    monkeypatch.setattr(evaluation, "write_responses", answered)
+    base = load_model("tiny-llama")
+    held_out = [Pair(f"Question {row}", ("yes", "no")[row % 4 == 0]) for row in range(80)]
+    questions = evaluation.fixed_questions(held_out[:40], held_out)
+    config = KnowledgeDistillationConfig()
+    choices = {name: evaluation.answer_questions(questions, replace(base, name=name), config) for name in said}
+    assert asked[0][0] == [pair.instruction for pair in held_out[:40]]
+    assert max(most for _, most in asked) < config.professional.sampling.max_new_tokens
+    found = evaluation.measure_choices(choices, EvaluationConfig())
+    assert [found.values[f"answers.{name}.accuracy"] for name in said] == [0, 0.25, 0.75]
+    assert [found.values[f"answers.{name}.unread"] for name in said] == [1, 0, 0]
+    assert found.values["answers.target.macro_f1"] == pytest.approx(6 / 7 / 2)
+    assert found.values["answers.target_minus_dp_only.accuracy"] == 0.5
+    low, high = found.intervals["answers.target_minus_dp_only.accuracy"]
+    assert low < 0.5 < high
+    section = answer_section(found)
+    assert "75" in section.lead[0]
+    assert len(section.table.rows) == 3
+
+
+def test_responses_that_do_not_repeat_are_no_fixed_set():
+    held_out = [Pair(f"Question {row}", f"answer {row}") for row in range(20)]
+    assert evaluation.fixed_questions(held_out, held_out) == []
+    assert answer_section(Metrics()) is None
 
 
 @pytest.fixture

@@ -61,10 +61,11 @@ def test_prompts_show_as_many_public_examples_as_fit(folder, config):
 
 
 def test_as_many_instructions_are_drawn_as_asked_and_short_ones_counted(folder, config):
-    drawn = draw_instructions(load_model(folder), config)
+    drawn = draw_instructions(load_model(folder), config, count=8)
     assert drawn.drawn == 8
     assert len(drawn.texts) + drawn.short == 8
-    again = draw_instructions(load_model(folder), apply_overrides(config, ["instructions.batch_size=3"]))
+    few = apply_overrides(config, ["instructions.batch_size=3"])
+    again = draw_instructions(load_model(folder), few, count=8)
     assert again.texts == drawn.texts, "the batch is speed only"
 
 
@@ -76,7 +77,7 @@ def test_an_instruction_ends_at_the_next_number_of_its_own_list(folder, config, 
         return [f" The patient is 67. Is it so? 99) Or not? {number + 2}. Name a bird." for number in shown]
 
     monkeypatch.setattr(instructions.self_instruct, "continue_prompts", numbered)
-    drawn = draw_instructions(model, config)
+    drawn = draw_instructions(model, config, count=8)
     assert set(drawn.texts) == {"The patient is 67. Is it so? 99) Or not?"}
     assert len(drawn.texts) == 8
 
@@ -233,8 +234,42 @@ def test_what_leaves_no_pair_says_so_and_keeps_the_adapter(config, tmp_path):
     made = distil.synthesise(shared_base(strict), strict, answers=tmp_path)
     assert made.table.num_rows == 0
     dropped = made.facts["dropped"][""]
-    assert sum(dropped.values()) == made.facts["drawn"][""] == 8
+    assert sum(dropped.values()) == made.facts["drawn"][""] == 8 * 5, "as many as are drawn at most"
     assert made.facts["shortfall"][""] == 4
+
+
+def test_what_filters_drop_is_made_up_by_further_waves_that_repeat_nothing(config, tmp_path, monkeypatch):
+    """Of each wave the judge keeps a quarter, so the first eight instructions give two of the four pairs."""
+    plain, waves, asked = apply_overrides(config, ["filters.share=0.25", "filters.rank=none"]), [], []
+    words = ("ferns", "banks", "tides", "rooms", "pears", "loans", "birds", "roads")
+
+    def drawn(_model, _config, *, count, first, progress):
+        waves.append((first, count))
+        again = first // 3 * 3  # the second wave begins with instructions of the first
+        return Drawn(tuple(f"Name {words[row % 8]} {row // 8}" for row in range(again, again + count)), count, 0)
+
+    def answered(texts, _model, _config, _progress, *, first):
+        asked.append((first, len(texts)))
+        return [f"answer {first + place}" for place in range(len(texts))]
+
+    monkeypatch.setattr(distil, "draw_instructions", drawn)
+    monkeypatch.setattr(distil, "write_responses", answered)
+    made = distil.synthesise(shared_base(plain), plain, answers=tmp_path)
+    assert waves[:2] == [(0, 8), (8, 8)], "two of eight are kept and two are missing"
+    assert waves == [(sum(count for _, count in waves[:place]), count) for place, (_, count) in enumerate(waves)]
+    assert asked[:2] == [(0, 2), (2, 2)]
+    table = made.table.to_pylist()
+    assert [row["response"] for row in table] == [f"answer {number}" for number in range(4)]
+    assert len({row["instruction"] for row in table}) == 4
+    assert made.facts["shortfall"][""] == 0
+    assert made.facts["drawn"][""] == sum(count for _, count in waves)
+
+
+def test_an_instruction_is_the_same_in_whichever_wave_it_is_drawn(folder, config):
+    model, kept = load_model(folder), apply_overrides(config, ["instructions.least_words=1"])
+    whole = draw_instructions(model, kept, count=8).texts
+    parts = [draw_instructions(model, kept, count=count, first=first).texts for first, count in ((0, 5), (5, 3))]
+    assert (*parts[0], *parts[1]) == whole
 
 
 def test_drawing_and_answering_are_told_as_the_halves_of_one_work(config, tmp_path):
@@ -249,7 +284,7 @@ def test_drawing_and_answering_are_told_as_the_halves_of_one_work(config, tmp_pa
 
 
 def test_what_was_cut_of_synthetic_texts_is_counted(config, tmp_path, monkeypatch):
-    plain = apply_overrides(config, ["filters.share=1.0"])
+    plain = apply_overrides(config, ["filters.share=1.0", "samples=3"])
     texts = ("Name a colour.", "How do I water a fern? " * 8, "Why " * 400)
     monkeypatch.setattr(distil, "draw_instructions", lambda *_, **__: Drawn(texts, 3, 0))
     monkeypatch.setattr(distil, "write_responses", lambda asked, *_, **__: ["Red is one.", "Often.", "So " * 200])

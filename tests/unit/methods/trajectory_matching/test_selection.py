@@ -31,7 +31,7 @@ from understudy.methods.trajectory_matching.selection import (
 )
 from understudy.methods.trajectory_matching.student import Rows
 from understudy.models import loading
-from understudy.models.checkpoints import export_model
+from understudy.models.checkpoints import TrainingCheckpoint, export_model
 from understudy.models.loading import load_model
 from understudy.tasks.engine.failures import closed_up
 
@@ -133,6 +133,40 @@ def test_less_sums_cosines_of_adams_directions_and_plain_gradients_over_all_stat
         expected += (of_rows @ of_target.T).detach()
     found = less_scores(student, rows, target, config)
     torch.testing.assert_close(found, expected.max(1).values, atol=0.03, rtol=0)
+
+
+def scores_of_nine(checkpoint=None, **given):
+    """Scores of nine rows by LESS; each of two states takes two steps, three target rows and the nine rows."""
+    selection = {"projection": 64, "warmup": 0.5, "warmup_epochs": 2} | given.pop("selection", {})
+    config = TrajectoryMatchingConfig(selection=selection, experts={"batch_size": 3}, **given)
+    rows, target = random_rows(9, seed=1), random_rows(3, seed=2)
+    return less_scores(random_student(), rows, target, config, checkpoint=checkpoint)
+
+
+@pytest.mark.parametrize("killed_at", [1, 3, 8, 16, 20, 28])
+def test_less_goes_on_where_it_was_killed_and_ends_in_the_same_bytes(killed_at, tmp_path):
+    taken = []
+
+    class Sink(TrainingCheckpoint):
+        def save(self, step, tensors):
+            super().save(step, tensors)
+            taken.append(step)
+            if taken == list(range(1, killed_at + 1)):
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        scores_of_nine(Sink(tmp_path))
+    found = scores_of_nine(Sink(tmp_path))
+    assert taken == list(range(1, 29)), "nothing is computed twice"
+    assert torch.equal(found, scores_of_nine())
+
+
+def test_less_warms_up_on_rows_of_its_own_for_every_public_seed():
+    """torch reads 32 bits of a seed. The warm-up sees one row here, so the order of its rows makes no difference."""
+    one = {"warmup": 0.01}
+    found = [scores_of_nine(selection=one, public_seed=seed) for seed in (0, 2**32, 2**63 - 1)]
+    assert not torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
 
 
 def test_a_selection_larger_than_the_set_is_refused():
