@@ -299,14 +299,24 @@ def test_evaluate_refuses_the_same_rows_as_seen_and_never_seen(call, tmp_path, d
 
 def test_evaluate_refuses_a_place_for_its_report_before_it_reads_a_table(call, tmp_path):
     (tmp_path / "taken").write_text("a file")
-    for out, found in ((tmp_path / "taken", "Not a directory"), (tmp_path / ("x" * 300), "File name too long")):
+    for out, found in ((tmp_path / "taken", "Not a directory"), (tmp_path / ("x" * 300), "at most 255 bytes")):
         code, said = call(
             "evaluate", "--out", out, "--synthetic", "none.csv", "--real", "none.csv", "--test", "none.csv"
         )
         assert (code, said.count("\n")) == (2, 1), said
-        assert said.startswith("understudy: --out ")
+        assert said.startswith("understudy: --out")
         assert found in said
     assert (tmp_path / "taken").read_text() == "a file"
+
+
+@pytest.mark.parametrize("option", ["out", "synthetic", "text-column", "label-column"])
+def test_evaluate_takes_no_empty_text_for_the_working_folder_or_for_a_default(option, call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = {"out": "out", "synthetic": "none.csv", "real": "none.csv", "test": "none.csv"} | {option: ""}
+    code, said = call("evaluate", *(word for name, value in given.items() for word in (f"--{name}", value)))
+    assert (code, said.count("\n")) == (2, 1), said
+    assert f"--{option}: expected a path or a name" in said
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("what", ["a" * 300, "a/" * 3000])
@@ -323,7 +333,7 @@ def test_evaluate_refuses_a_path_that_no_file_can_have(option, call, tmp_path, d
     code, said = call("evaluate", "--out", tmp_path / "out", *(w for n, v in given.items() for w in (f"--{n}", v)))
     assert code == 2, said
     assert said.count("\n") == 1
-    assert "a text of 5000 characters" in said
+    assert f"--{option}: expected a path" in said
 
 
 @pytest.mark.parametrize("option", ["synthetic", "real", "test"])
