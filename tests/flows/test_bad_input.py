@@ -822,9 +822,15 @@ def test_a_path_is_shown_as_it_is_and_whole(capsys):
         ("models get x --from there", "--from there: expected one of any, package, hub; "),
         ("run conditional-generation --data d", "--out is missing (Folder of the results"),
         ("ledger budget", "SOURCE is missing (Name of the source)"),
+        ("runn conditional-generation", "No such command 'runn'. Did you mean 'run'?; "),
+        ("ledger registr s", "No such command 'registr'. Did you mean 'register'?; "),
+        ("run conditional-generation --dat d", "No such option: --dat (Possible options: --about, --data, --delta); "),
+        ("report out out", "Got unexpected extra argument(s) (out); "),
+        ("run conditional-generation --epsilon", "Option '--epsilon' requires an argument; "),
+        ("--jsn doctor", "No such option: --jsn; "),
     ],
 )
-def test_an_option_that_cannot_be_read_is_refused_in_one_line(words, said, call):
+def test_what_cannot_be_read_is_refused_in_one_line(words, said, call):
     code, found = call(*words.split())
     assert code == 2
     assert found.startswith(f"understudy: {said}"), found
