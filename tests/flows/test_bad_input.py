@@ -772,6 +772,8 @@ def test_what_may_not_be_read_is_told_as_wrong_input(option, words, call, home, 
         (["--rows", 60, "--label-names", "good,b\x01d"], "control character in name 2"),
         (["--rows", 0], "--rows 0: "),
         (["--rows", 60, "--composition", "max"], "--composition max: "),
+        (["--rows", 60, "--budget", "8,1e-12"], "--budget 8,1e-12: expected at least 0.0001,1e-09"),
+        (["--rows", 60, "--budget", "1e-9,0.01"], "--budget 1e-9,0.01: expected at least 0.0001,1e-09"),
     ],
 )
 def test_a_source_that_no_run_could_use_is_not_registered_for_ever(words, expected, call, home):
