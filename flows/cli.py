@@ -113,18 +113,18 @@ def generate(
 
 @app.command()
 def evaluate(
-    synthetic: Annotated[Path, typer.Option(help="Synthetic table with columns text and label.")],
+    synthetic: Annotated[str, typer.Option(help="Synthetic table with columns text and label.")],
     real: Annotated[str, typer.Option(help="Real training rows; the report is made from them, do not hand it over.")],
     test: Annotated[str, typer.Option(help="Real rows that nothing was trained on.")],
-    out: Annotated[Path, typer.Option(help="Folder for report.html and report.json.")],
+    out: Annotated[str, typer.Option(help="Folder for report.html and report.json.")],
     text_column: TextColumn = "text",
     label_column: LabelColumn = "label",
     label_names: LabelNames = None,
     as_json: Json = False,
 ) -> None:
     """Measure a synthetic table against real rows; reads private rows, charges nothing, exports nothing."""
-    fields = {"synthetic": str(synthetic), "real": real, "test": test, "out": str(out)}
-    fields |= {"text_column": text_column or "text", "label_column": label_column or "label"}
+    fields = {"synthetic": synthetic, "real": real, "test": test, "out": out}
+    fields |= {"text_column": text_column, "label_column": label_column}
     command("evaluate", "evaluate")(fields=fields, label_names=label_names, as_json=as_json)
 
 

@@ -12,7 +12,8 @@ from rich.table import Column, Table
 from understudy.errors import InputError
 from understudy.flows.commands.run import named
 from understudy.flows.commands.terminal import console, show
-from understudy.runs.request import Budget, parse_budget
+from understudy.quantities import LEAST_DELTA
+from understudy.runs.request import LEAST_EPSILON, Budget, parse_budget
 
 # A float prints every decimal of so many digits as it is.
 _DOWN: Final = Context(prec=15, rounding=ROUND_FLOOR)
@@ -30,6 +31,11 @@ def ledger_register(*, source: str, budget: str, declared: Mapping[str, Any], as
     if unit not in relations:
         raise InputError(f"--unit {unit}: expected one of {', '.join(relations)}")
     total: Budget = parse_budget(budget)
+    if total.epsilon < LEAST_EPSILON or total.delta < LEAST_DELTA:
+        raise InputError(
+            f"--budget {budget}: expected at least {LEAST_EPSILON:g},{LEAST_DELTA:g}, the least that a run spends; "
+            "name a larger one, for it cannot be changed later"
+        )
     try:
         record = SourceRecord.model_validate(
             {

@@ -1,7 +1,9 @@
-"""What the command line says of an option that it cannot read; imports nothing heavy."""
+"""What the command line says of words that it cannot read; imports nothing heavy."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import typer
@@ -14,10 +16,21 @@ _EXPECTED = {
     "float_parsing": "a number, such as 3 or 0.5",
     "int_parsing": "a whole number, such as 100",
 }
+# Of commands and options that there are not, too; Typer has no name for it.
+_UsageError: Any = typer.BadParameter.__base__
 
 
 class Commands(TyperGroup):
-    """All commands; an option that is wrong or missing is refused in one line, as everything else is."""
+    """All commands; a command or an option that is wrong or missing is refused in one line, as everything else is."""
+
+    def make_context(self, *given: Any, **options: Any) -> Any:
+        """Read the words up to the command.
+
+        Raises:
+            InputError: naming what was found.
+        """
+        with _refused_in_words():
+            return super().make_context(*given, **options)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command that was asked for.
@@ -25,12 +38,27 @@ class Commands(TyperGroup):
         Raises:
             InputError: naming the option, what was expected and what was found.
         """
-        try:
+        with _refused_in_words():
             return super().invoke(ctx)
-        except typer.BadParameter as error:
-            if (told := in_words(error)) is None:
-                raise
-        raise InputError(told)
+
+
+@contextmanager
+def _refused_in_words() -> Iterator[None]:
+    try:
+        yield
+        return
+    except _UsageError as error:
+        told = in_words(error) if isinstance(error, typer.BadParameter) else _as_typer_says(error)
+        if told is None:
+            raise
+    raise InputError(told)
+
+
+def _as_typer_says(error: Any) -> str | None:
+    """What Typer says, with where to read more; None of a whole help, for a group of commands without one."""
+    said: str = error.format_message()
+    called = error.ctx.command_path if error.ctx else "understudy COMMAND"
+    return None if "\n" in said else f"{said.rstrip('.')}; {called} --help tells what it takes"
 
 
 def in_words(error: typer.BadParameter) -> str | None:

@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -163,9 +163,8 @@ def request_from(options: Mapping[str, Any]) -> RunRequest:
     return request_of(given)
 
 
-def named(text: str | None) -> dict[str, str] | None:
-    """Value in the label column -> name, from `0=negative,1=positive`, or from names that are the values."""
+def named(text: str | None) -> Sequence[str] | Mapping[str, str] | None:
+    """Value in the label column -> name, from `0=negative,1=positive`, or names that are the values."""
     from understudy.data.tables import parse_label_names
 
-    found = parse_label_names(text) if text else None
-    return {name: name for name in found} if isinstance(found, tuple) else found
+    return parse_label_names(text) if text else None

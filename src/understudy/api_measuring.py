@@ -10,7 +10,7 @@ from typing import Any
 from understudy.evaluation.metrics import Metrics
 from understudy.lazy import load
 from understudy.runs.handed_tables import Table, as_files
-from understudy.runs.python_requests import metrics_in, requested
+from understudy.runs.python_requests import folder_given, metrics_in, requested
 from understudy.settings import prepare_environment
 
 # Core imports no flow: they are found by name when they are called.
@@ -126,18 +126,15 @@ def evaluate(
     """
     from understudy.runs.evaluations.inputs import check_evaluation, handed_tables
     from understudy.runs.evaluations.request import EvaluateRequest
-    from understudy.runs.folders import try_folder
     from understudy.runs.request import checked_request
 
     prepare_environment()
-    folder = Path(out).expanduser().absolute()
-    # Before the tables are written into files for the flow.
-    try_folder(folder)
     columns = {"text_column": text_column, "label_column": label_column, "label_names": label_names}
     with as_files({"synthetic": synthetic, "real": real, "test": test}) as files:
-        request = checked_request(EvaluateRequest, {**files, **columns, "out": str(folder)})
+        request = checked_request(EvaluateRequest, {**files, **columns, "out": folder_given(out)})
+        request = request.model_copy(update={"out": str(request.folder.absolute())})
         check_evaluation(request)
         with handed_tables(request):
             load(_SERVER)()
             load(_RUN)(load(_EVALUATE), request)
-    return metrics_in(folder)
+    return metrics_in(request.folder)

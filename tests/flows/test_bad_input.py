@@ -83,6 +83,7 @@ CASES = {
     "text that is not a string": ({}, bad_rows(text=list(range(60))), "text"),
     "one declared label": ({"label_names": "good=good"}, None, "two"),
     "label outside the declared list": ({"label_names": "good=good,sad=sad"}, None, "row 1"),
+    "label name that comes twice": ({"label_names": "good,good,bad"}, None, "--label-names: expected each value once"),
     "labels with the same tokens": ({"label_names": "good=good,bad=good "}, None, "two distinct names"),
     "label name that no figure can hold": (
         {"label_names": "good=good,bad=b\x01d"},
@@ -115,6 +116,7 @@ CASES = {
     "malformed budget": ({"budget": "8"}, None, "--budget 8"),
     "budget with a delta of 1/n": ({"budget": "8,0.02"}, None, "--budget: expected a delta below 1/n"),
     "unknown model": ({"model": "no-such/model-at-all"}, None, "understudy models get no-such/model-at-all"),
+    "digest of another model": ({"set": "model_digest=abc"}, None, "--set model_digest='abc': expected that of model="),
     "named model that was not fetched": (
         {"model": "smollm2-135m-instruct"},
         None,
@@ -301,14 +303,24 @@ def test_evaluate_refuses_the_same_rows_as_seen_and_never_seen(call, tmp_path, d
 
 def test_evaluate_refuses_a_place_for_its_report_before_it_reads_a_table(call, tmp_path):
     (tmp_path / "taken").write_text("a file")
-    for out, found in ((tmp_path / "taken", "Not a directory"), (tmp_path / ("x" * 300), "File name too long")):
+    for out, found in ((tmp_path / "taken", "Not a directory"), (tmp_path / ("x" * 300), "at most 255 bytes")):
         code, said = call(
             "evaluate", "--out", out, "--synthetic", "none.csv", "--real", "none.csv", "--test", "none.csv"
         )
         assert (code, said.count("\n")) == (2, 1), said
-        assert said.startswith("understudy: --out ")
+        assert said.startswith("understudy: --out")
         assert found in said
     assert (tmp_path / "taken").read_text() == "a file"
+
+
+@pytest.mark.parametrize("option", ["out", "synthetic", "text-column", "label-column"])
+def test_evaluate_takes_no_empty_text_for_the_working_folder_or_for_a_default(option, call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = {"out": "out", "synthetic": "none.csv", "real": "none.csv", "test": "none.csv"} | {option: ""}
+    code, said = call("evaluate", *(word for name, value in given.items() for word in (f"--{name}", value)))
+    assert (code, said.count("\n")) == (2, 1), said
+    assert f"--{option}: expected a path or a name" in said
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("what", ["a" * 300, "a/" * 3000])
@@ -325,7 +337,7 @@ def test_evaluate_refuses_a_path_that_no_file_can_have(option, call, tmp_path, d
     code, said = call("evaluate", "--out", tmp_path / "out", *(w for n, v in given.items() for w in (f"--{n}", v)))
     assert code == 2, said
     assert said.count("\n") == 1
-    assert "a text of 5000 characters" in said
+    assert f"--{option}: expected a path" in said
 
 
 @pytest.mark.parametrize("option", ["synthetic", "real", "test"])
@@ -774,10 +786,13 @@ def test_what_may_not_be_read_is_told_as_wrong_input(option, words, call, home, 
         (["--rows", 60, "--label-names", "bad"], "two distinct names"),
         (["--rows", 60, "--label-names", ","], "two distinct names"),
         (["--rows", 60, "--label-names", "bad,bad"], "two distinct names"),
+        (["--rows", 60, "--label-names", "good,good,bad"], "found 2 different among 3"),
         (["--rows", 60, "--label-names", "0=bad,good"], "VALUE=NAME for every label"),
         (["--rows", 60, "--label-names", "good,b\x01d"], "control character in name 2"),
         (["--rows", 0], "--rows 0: "),
         (["--rows", 60, "--composition", "max"], "--composition max: "),
+        (["--rows", 60, "--budget", "8,1e-12"], "--budget 8,1e-12: expected at least 0.0001,1e-09"),
+        (["--rows", 60, "--budget", "1e-9,0.01"], "--budget 1e-9,0.01: expected at least 0.0001,1e-09"),
     ],
 )
 def test_a_source_that_no_run_could_use_is_not_registered_for_ever(words, expected, call, home):
@@ -831,9 +846,15 @@ def test_a_path_is_shown_as_it_is_and_whole(capsys):
         ("models get x --from there", "--from there: expected one of any, package, hub; "),
         ("run conditional-generation --data d", "--out is missing (Folder of the results"),
         ("ledger budget", "SOURCE is missing (Name of the source)"),
+        ("runn conditional-generation", "No such command 'runn'. Did you mean 'run'?; "),
+        ("ledger registr s", "No such command 'registr'. Did you mean 'register'?; "),
+        ("run conditional-generation --dat d", "No such option: --dat (Possible options: --about, --data, --delta); "),
+        ("report out out", "Got unexpected extra argument(s) (out); "),
+        ("run conditional-generation --epsilon", "Option '--epsilon' requires an argument; "),
+        ("--jsn doctor", "No such option: --jsn; "),
     ],
 )
-def test_an_option_that_cannot_be_read_is_refused_in_one_line(words, said, call):
+def test_what_cannot_be_read_is_refused_in_one_line(words, said, call):
     code, found = call(*words.split())
     assert code == 2
     assert found.startswith(f"understudy: {said}"), found

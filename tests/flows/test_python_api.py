@@ -162,6 +162,27 @@ def test_anything_else_is_refused_and_not_shown(kind, place, private_rows, tmp_p
     assert not list(settings().temporary_root.glob("inbox-*"))
 
 
+@pytest.mark.parametrize("out", [None, 3, ""])
+def test_what_is_no_folder_is_not_taken_for_the_name_of_one(out, private_rows, tmp_path, monkeypatch):
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    calls = (
+        lambda: understudy.synthesize(private_rows, source="ward", epsilon=3, out=out),
+        lambda: understudy.evaluate(private_rows, real=private_rows, test=private_rows, out=out),
+    )
+    for call in calls:
+        with pytest.raises(InputError, match="--out: "):
+            call()
+    assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize("budget", [8.0, (8,), {"epsilon": 8, "delta": 0.01}, "8,0.01"])
+def test_a_budget_is_two_numbers(budget, private_rows, tmp_path):
+    with pytest.raises(InputError, match=r"--budget: expected two numbers.*\(epsilon, delta\)"):
+        understudy.synthesize(private_rows, source="ward", epsilon=3, out=tmp_path / "out", budget=budget)
+
+
 def test_a_refusal_names_the_type(private_rows, tmp_path):
     with pytest.raises(InputError, match=r"data: .*datasets\.Dataset.*builtins\.list"):
         understudy.synthesize(private_rows.to_pylist(), source="ward", epsilon=3, out=tmp_path / "out")

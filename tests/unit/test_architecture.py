@@ -172,6 +172,11 @@ LAYERS = (
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 
 
+def test_the_page_names_every_file_of_the_ground():
+    (row,) = (line for line in (ROOT / "docs" / "architecture.md").read_text().splitlines() if "| ground |" in line)
+    assert set(re.findall(r"`(\w+)\.py`", row)) == set(LAYERS[0]) - {"shipped"}
+
+
 def place_of(module: str) -> str:
     """The folder, or the file at the top, that a module of the package lies in."""
     parts = module.split(".")[1:]

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from understudy.durable import write_atomically
 from understudy.errors import InputError, ZoneError
-from understudy.privacy.ledger.secret import check_secret, create_secret, read_secret
+from understudy.privacy.ledger.secret import MINIMUM_BYTES, create_secret, read_secret
 from understudy.settings import settings
 
 Zone = Literal["client", "server"]
@@ -103,7 +103,13 @@ def own_key(zone: Zone) -> OwnKey:
             "there, or unset UNDERSTUDY_ZONE to run both zones here"
         )
     if now.zone_key is not None:
-        return OwnKey(zone, check_secret(now.zone_key.get_secret_value().encode()))
+        given = now.zone_key.get_secret_value().encode()
+        if len(given) < MINIMUM_BYTES:
+            raise InputError(
+                f"UNDERSTUDY_ZONE_KEY: expected a secret of at least {MINIMUM_BYTES} bytes, found {len(given)}; make "
+                "one with `openssl rand -hex 32`, or unset it to have one made"
+            )
+        return OwnKey(zone, given)
     path = now.home / _KEY_FILE
     return OwnKey(zone, read_secret(path) or create_secret(path))
 

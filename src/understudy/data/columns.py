@@ -50,6 +50,8 @@ def decoded(table: pa.Table, name: str, *, option: str | None = None) -> list[st
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     kind = column.type
+    if pa.types.is_null(kind):  # as a reader types a column without a value
+        return [None] * table.num_rows
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
         row = next((i for i, value in enumerate(column.to_pylist()) if value is not None), 0)
         found = str(kind).partition("<")[0]  # a nested type can be as long as the row

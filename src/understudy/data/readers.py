@@ -13,7 +13,7 @@ import json
 import re
 import sys
 from bisect import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -161,20 +161,7 @@ def _names_differ(path: Path) -> bool:
 def _read_csv(path: Path) -> pa.Table:
     csv.field_size_limit(sys.maxsize)
     rows = csv.reader(io.StringIO(_read_text(path), newline=""), strict=True)
-    header = next(rows, None)
-    if not header:
-        raise RowError(f"{path}: expected a header line with column names, found an empty file")
-    if len(set(header)) != len(header):
-        raise RowError(
-            f"{path}: expected distinct column names, found {len(set(header))} for {len(header)} columns; name each "
-            "column once in the header line, and write that line first if the file has none"
-        )
-    other = next((name for mark, name in _OTHER_MARKS.items() if len(header) == 1 and mark in header[0]), None)
-    if other is not None:
-        raise RowError(
-            f"{path}: expected commas between the columns, found {other} in the header line; write it with commas, for "
-            "example with pandas: read_csv(FILE, sep=None).to_csv(OTHER, index=False)"
-        )
+    header = _header_of(path, rows)
     columns: list[list[str | None]] = [[] for _ in header]
     index, line = 0, rows.line_num + 1
     try:
@@ -192,6 +179,28 @@ def _read_csv(path: Path) -> pa.Table:
         raise RowError(f"{path}: row {index} (line {line}): {error}; check the quotes") from None
     table = pa.table({name: pa.array(column, pa.string()) for name, column in zip(header, columns, strict=True)})
     return table.replace_schema_metadata({NAMES_STAND: "the first line of a CSV file holds the names"})
+
+
+def _header_of(path: Path, rows: Iterator[list[str]]) -> list[str]:
+    """The names of a CSV file's columns, on its first line that is not blank."""
+    try:
+        header = next(filter(None, rows), None)
+    except csv.Error as error:
+        raise RowError(f"{path}: header line: {error}; check the quotes") from None
+    if header is None:
+        raise RowError(f"{path}: expected a header line with column names, found an empty file")
+    if len(set(header)) != len(header):
+        raise RowError(
+            f"{path}: expected distinct column names, found {len(set(header))} for {len(header)} columns; name each "
+            "column once in the header line, and write that line first if the file has none"
+        )
+    other = next((name for mark, name in _OTHER_MARKS.items() if len(header) == 1 and mark in header[0]), None)
+    if other is not None:
+        raise RowError(
+            f"{path}: expected commas between the columns, found {other} in the header line; write it with commas, for "
+            "example with pandas: read_csv(FILE, sep=None).to_csv(OTHER, index=False)"
+        )
+    return header
 
 
 class _NamedTwice(ValueError):

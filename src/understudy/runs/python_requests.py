@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from understudy.data.readers import check_source
+from understudy.errors import InputError
 from understudy.evaluation.metrics import Metrics
 from understudy.runs.handed_tables import Table, as_files
 from understudy.runs.request import RunRequest, request_of
@@ -25,13 +26,28 @@ def requested(
 ) -> Iterator[RunRequest]:
     """Within it, the request of a run, whose tables are files."""
     with as_files({"data": data, "test": test}) as files:
-        given = {"epsilon": budget[0], "delta": budget[1]} if budget else None
-        request = request_of({**fields, **files, "out": str(out), "budget": given})
+        request = request_of({**fields, **files, "out": folder_given(out), "budget": _budget_of(budget)})
         # Whatever Prefect is handed, it keeps and shows.
         for spec in (request.data, request.test):
             if spec is not None:
                 check_source(spec)
         yield request.model_copy(update={"out": str(Path(request.out).expanduser().absolute())})
+
+
+def folder_given(out: str | Path) -> str:
+    """A folder as a request names it; what is no path stays what it is, for the request to refuse."""
+    return str(out) if isinstance(out, Path) else out
+
+
+def _budget_of(budget: tuple[float, float] | None) -> dict[str, float] | None:
+    if budget is None:
+        return None
+    if not isinstance(budget, (tuple, list)) or len(budget) != 2:
+        raise InputError(
+            f"--budget: expected two numbers, found {type(budget).__name__}; give it as (epsilon, delta), for example "
+            "(8, 1e-5)"
+        )
+    return {"epsilon": budget[0], "delta": budget[1]}
 
 
 def metrics_in(folder: Path) -> Metrics:

@@ -1,8 +1,8 @@
-"""What a purge removes from the folders that users gave their runs, and their evaluations of tables.
+"""What a purge removes from the folders that users gave their runs, evaluations, comparisons and audits.
 
 Whose a folder is, its own file says: run.json in internal/, statement.json in export/, sources.json beside the report
-of an evaluation. An export that was released stands for itself and stays; one with `--share-real-rows` was not, and
-goes like everything else made of the rows.
+of an evaluation, a comparison or an audit. An export that was released stands for itself and stays; one with
+`--share-real-rows` was not, and goes like everything else made of the rows.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Removed:
     Attributes:
         internal: the folders DIR/internal that are gone, and parts of such that killed runs left beside them.
         exports: the same of DIR/export; only private ones.
-        reports: the folders that reports of `understudy evaluate` are gone from.
+        reports: the folders that reports of evaluations, comparisons and audits are gone from.
         left: what may hold something of the source yet, each with the reason; the next purge looks there again.
     """
 
@@ -100,7 +100,7 @@ def _clear(out: Path, source: str, done: Removed) -> list[str]:
 
 
 def _clear_report(out: Path, source: str, done: Removed) -> list[str]:
-    """Remove the report of an evaluation of the source's rows; gives what could not be removed, with the reasons."""
+    """Remove a report that is made of the source's rows; gives what could not be removed, with the reasons."""
     files, told = report_files(out), sources_told(out)
     if told is None:
         return [f"{path}: no {SOURCES_FILE} beside it says whose it is; look at it and remove it" for path in files]

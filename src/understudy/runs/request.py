@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
     ValidationError,
     WithJsonSchema,
-    field_validator,
     model_validator,
 )
 
@@ -79,6 +79,33 @@ def _with_text_values(given: object) -> object:
 # Value in the label column -> its public name.
 LabelNames = Annotated[dict[str, str], BeforeValidator(_with_text_values)]
 
+
+def _check_line(value: str) -> str:
+    """One line with room for a path or a name, not for rows; the message does not repeat it."""
+    if not value.strip():
+        raise ValueError("expected a path or a name, found an empty text")
+    if len(value) > LONGEST_TEXT:
+        raise ValueError(f"expected a path or a name of at most {LONGEST_TEXT} characters, found {len(value)}")
+    if any(unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp") for letter in value):
+        raise ValueError("expected a path or a name in one line, found a line break or a control character")
+    return value
+
+
+def _check_place(value: str) -> str:
+    """One line that a path can be: so a table, a folder or a model is named."""
+    _check_line(value)
+    if any(len(part.encode()) > LONGEST_NAME for part in value.split("/")):
+        raise ValueError(f"expected names of at most {LONGEST_NAME} bytes between the slashes of a path")
+    try:
+        Path(value).expanduser()
+    except RuntimeError:
+        raise ValueError("expected the home folder of a user that there is behind '~'") from None
+    return value
+
+
+Name = Annotated[str, AfterValidator(_check_line)]
+Place = Annotated[str, AfterValidator(_check_place)]
+
 _AS_FIELDS: Final[Mapping[str, str]] = {}
 _PLAIN_COLUMNS: Final = frozenset({"text", "texts", "content", "document"})
 
@@ -124,12 +151,12 @@ class RunRequest(BaseModel):
     # Infinity has no JSON number; as a string it survives Prefect's parameters.
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings", hide_input_in_errors=True)
 
-    data: str = Field(
+    data: Place = Field(
         description="CSV, JSONL or Parquet file, hub:OWNER/NAME of the Hugging Face hub, or sample:NAME. Read in "
         "the client zone; an absolute path in the run of a deployment."
     )
-    source: str = Field(min_length=1, description="Name under which these rows keep their budget.")
-    out: str = Field(
+    source: Name = Field(min_length=1, description="Name under which these rows keep their budget.")
+    out: Place = Field(
         description="Folder for export/ (safe to hand over) and internal/ (not private); an absolute path in the run "
         "of a deployment."
     )
@@ -143,16 +170,16 @@ class RunRequest(BaseModel):
         default=None,
         description="Total budget, read on a source's first use; default this run's epsilon, delta.",
     )
-    text_column: str = Field(default="text", description="Column with the texts.")
-    label_column: str = Field(default="label", description="Column with the labels: text, whole numbers or booleans.")
-    client_column: str = Field(
+    text_column: Name = Field(default="text", description="Column with the texts.")
+    label_column: Name = Field(default="label", description="Column with the labels: text, whole numbers or booleans.")
+    client_column: Name = Field(
         default="client_id", description="Column that says whose text it is, for methods that protect clients."
     )
-    instruction_column: str = Field(
+    instruction_column: Name = Field(
         default="instruction", description="Column with the instructions, for methods that take pairs."
     )
-    response_column: str = Field(default="response", description="Column with the responses.")
-    system_column: str | None = Field(default=None, description="Column with a system text for each pair, if any.")
+    response_column: Name = Field(default="response", description="Column with the responses.")
+    system_column: Name | None = Field(default=None, description="Column with a system text for each pair, if any.")
     label_names: LabelNames | None = Field(
         default=None,
         max_length=1_000,
@@ -173,14 +200,14 @@ class RunRequest(BaseModel):
         description="Number of rows, or of clients, or an upper bound; becomes public. Default: as registered, else "
         "counted on first use.",
     )
-    test: str | None = Field(
+    test: Place | None = Field(
         default=None, description="Real rows for measuring only. Default: about one unit in ten is held out."
     )
     profile: Profile = Field(default="tiny", description="tiny: two cores, minutes. paper: the paper's sizes.")
     overrides: tuple[Annotated[str, Field(max_length=LONGEST_TEXT)], ...] = Field(
         default=(), max_length=200, description="section.key=value over the profile."
     )
-    model: str | None = Field(default=None, description="Base model: shipped name, folder or hub id.")
+    model: Place | None = Field(default=None, description="Base model: shipped name, folder or hub id.")
     samples: int | None = Field(default=None, description="Number of synthetic texts; >= 1.")
     share_real_rows: bool = Field(
         default=False,
@@ -189,44 +216,6 @@ class RunRequest(BaseModel):
     accept_new_charge: bool = Field(
         default=False, description="Pay again when the code or the environment changed since the charge."
     )
-
-    @field_validator("data", "out", "test", "model")
-    @classmethod
-    def _check_path(cls, value: str | None) -> str | None:
-        if value is None:
-            return None
-        _check_line(value)
-        if any(len(part.encode()) > LONGEST_NAME for part in value.split("/")):
-            raise ValueError(f"expected names of at most {LONGEST_NAME} bytes between the slashes of a path")
-        try:
-            Path(value).expanduser()
-        except RuntimeError:
-            raise ValueError("expected the home folder of a user that there is behind '~'") from None
-        return value
-
-    @field_validator(
-        "source",
-        "text_column",
-        "label_column",
-        "client_column",
-        "instruction_column",
-        "response_column",
-        "system_column",
-    )
-    @classmethod
-    def _check_name(cls, value: str | None) -> str | None:
-        return value if value is None else _check_line(value)
-
-
-def _check_line(value: str) -> str:
-    """One line with room for a path or a name, not for rows; the message does not repeat it."""
-    if not value.strip():
-        raise ValueError("expected a path or a name, found an empty text")
-    if len(value) > LONGEST_TEXT:
-        raise ValueError(f"expected a path or a name of at most {LONGEST_TEXT} characters, found {len(value)}")
-    if any(unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp") for letter in value):
-        raise ValueError("expected a path or a name in one line, found a line break or a control character")
-    return value
 
 
 def words_about(request: RunRequest) -> str:

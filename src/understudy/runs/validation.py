@@ -213,9 +213,14 @@ def _asked(
     the run is looked at by `validate`, which knows whether there is anything left to do.
     """
     epsilon, delta, n, label_names = promised
-    unresolved = config
+    unresolved, digest = config, folder_digest(model_folder(config.model))
+    if config.model_digest not in ("", digest):
+        raise InputError(
+            f"--set model_digest={config.model_digest!r}: expected that of model={config.model!r}, {digest}; leave it "
+            "out, or bring the model that has it"
+        )
     config = method.preparation.resolve(config, n, label_names, epsilon)
-    named = config.model_copy(update={"model_digest": folder_digest(model_folder(config.model))})
+    named = config.model_copy(update={"model_digest": digest})
     charged = method.charge.settings(named)
     given = given_settings(method, unresolved, charged)
     key = request_key(ledger, rows.train, method=method.name, source=request.source, promised=promised, charged=charged)

@@ -153,5 +153,5 @@ def test_a_secret_in_the_environment_is_taken_and_shown_nowhere(home, monkeypatc
     assert not (home / "zone-key").exists()
     assert "kkk" not in repr(key)
     monkeypatch.setenv("UNDERSTUDY_ZONE_KEY", "k" * 8)
-    with pytest.raises(InputError, match="32 bytes"):
+    with pytest.raises(InputError, match=r"UNDERSTUDY_ZONE_KEY: .*32 bytes"):
         own_key("client")

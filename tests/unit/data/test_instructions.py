@@ -20,6 +20,8 @@ def test_a_system_text_is_a_column_of_its_own_if_it_was_named():
     assert check_instructions(pairs()).table.column_names == ["instruction", "response"]
     rows = check_instructions(table, InstructionColumns(system="system"), null_records=True).table
     assert rows["system"].to_pylist() == ["be brief", "", None], "without one it is empty; a null record has none"
+    none = pairs(("a", "b"), ("c", "d"), system=pa.nulls(2))
+    assert check_instructions(none, InstructionColumns(system="system")).table["system"].to_pylist() == ["", ""]
 
 
 @pytest.mark.parametrize(
@@ -27,6 +29,10 @@ def test_a_system_text_is_a_column_of_its_own_if_it_was_named():
     [
         (pairs(("a", None), ("b", "c")), "column 'instruction', row 1: expected text, found null"),
         (pairs(("a", "b"), ("c", None)), "column 'response', row 1: expected text, found null"),
+        (
+            pairs(("a", "b"), (None, None)),
+            "column 'response', row 0: expected text, found null; fill or remove the row",
+        ),
         (pairs(("a", "b"), ("c", " \n")), "column 'response', row 1: expected text, found white space"),
         (pairs(("a", ""), ("c", "d")), "column 'instruction', row 1: expected text, found an empty text"),
         (pairs(("a", "b"), (1, 2)), "column 'response', row 0: expected text, found int64"),

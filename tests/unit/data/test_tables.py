@@ -65,7 +65,7 @@ def test_csv_columns_are_text_and_a_byte_order_mark_is_skipped(tmp_path):
 
 
 def test_a_blank_line_of_csv_is_no_row_and_one_of_empty_fields_is_a_row_of_nulls(tmp_path):
-    spec = write(tmp_path / "a.csv", b"text,label\none,0\n\n,\ntwo,1\n\n")
+    spec = write(tmp_path / "a.csv", b"\n\ntext,label\none,0\n\n,\ntwo,1\n\n")
     rows = [("one", "0"), (None, None), ("two", "1")]
     assert [tuple(row.values()) for row in read_source(spec).to_pylist()] == rows
 
@@ -74,7 +74,10 @@ def test_a_blank_line_of_csv_is_no_row_and_one_of_empty_fields_is_a_row_of_nulls
     ("name", "content", "message"),
     [
         ("a.csv", b"", "header line with column names"),
+        ("a.csv", b"\n\n", "header line with column names"),
         ("a.csv", b"text,label\n", "expected at least one row"),
+        ("a.csv", b'"the patient is Zibby,label\nok,0\n', "header line: .*check the quotes"),
+        ("a.csv", b'text,"the "patient is Zibby\nok,0\n', "header line: .*check the quotes"),
         ("a.csv", b'text;label\n"the patient is ""Zibby""";1\n', "expected commas .*found semicolons in the header"),
         ("a.csv", b"text\tlabel\nthe patient is Zibby\t1\n", "expected commas .*found tabs in the header"),
         ("a.csv", b"the patient is Zibby,1,1\na,b,c\n", "distinct .*found 2 for 3 columns.*header line"),

@@ -35,6 +35,19 @@ def test_a_refusal_names_the_option_and_no_value(given, option):
     assert "zibby" not in str(refused.value) or option == "zibby"
 
 
+@pytest.mark.parametrize("field", ["synthetic", "real", "test", "out", "text_column", "label_column"])
+@pytest.mark.parametrize("given", ["", " ", "a\nb", "x" * 5000])
+def test_what_names_nothing_is_refused_as_of_a_run(field, given):
+    with pytest.raises(InputError, match=f"--{field.replace('_', '-')}: expected a path or a name"):
+        checked_request(EvaluateRequest, FIELDS | {field: given})
+
+
+@pytest.mark.parametrize("place", ["~no-such-user-here/out", "out/" + "x" * 300])
+def test_a_folder_that_can_be_no_path_is_refused(place):
+    with pytest.raises(InputError, match="--out: expected "):
+        checked_request(EvaluateRequest, FIELDS | {"out": place})
+
+
 def test_the_server_zone_reads_no_real_rows(monkeypatch, tmp_path):
     monkeypatch.setenv("UNDERSTUDY_ZONE", "server")
     with pytest.raises(ZoneError, match="client zone"):

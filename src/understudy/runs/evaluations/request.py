@@ -10,7 +10,7 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from understudy.runs.request import LabelNames
+from understudy.runs.request import LabelNames, Name, Place
 
 _TABLE: Final = (
     "CSV, JSONL or Parquet file, hub:OWNER/NAME, or sample:NAME; an absolute path in the run of a deployment."
@@ -22,15 +22,15 @@ class EvaluateRequest(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
-    synthetic: str = Field(description=f"Synthetic table with columns text and label, however it was made: {_TABLE}")
-    real: str = Field(description=f"Real rows that it stands in for; read in the client zone: {_TABLE}")
-    test: str = Field(description=f"Real rows that nothing was trained on; read in the client zone: {_TABLE}")
-    out: str = Field(
+    synthetic: Place = Field(description=f"Synthetic table with columns text and label, however it was made: {_TABLE}")
+    real: Place = Field(description=f"Real rows that it stands in for; read in the client zone: {_TABLE}")
+    test: Place = Field(description=f"Real rows that nothing was trained on; read in the client zone: {_TABLE}")
+    out: Place = Field(
         description="Folder for report.html and report.json, which are made from real rows: do not hand them over. An "
         "absolute path in the run of a deployment."
     )
-    text_column: str = Field(default="text", description="Column of the real rows with the texts.")
-    label_column: str = Field(default="label", description="Column of the real rows with the labels.")
+    text_column: Name = Field(default="text", description="Column of the real rows with the texts.")
+    label_column: Name = Field(default="label", description="Column of the real rows with the labels.")
     label_names: LabelNames | None = Field(
         default=None,
         max_length=1_000,
