@@ -24,7 +24,7 @@ from understudy.runs.audits.request import AuditRequest
 from understudy.runs.audits.runs import (
     CONFIDENCE,
     CONTROLS,
-    Arm,
+    Condition,
     Planned,
     check_power,
     confidence_of_each,
@@ -54,7 +54,7 @@ def audit(request: AuditRequest) -> Audited:
         key = run_key(request, claim.charged, claim.stored_rows[0], plan.canaries)
         tracked = stack.enter_context(parent_run(key, f"audit {claim.source}", parameters={"request": request}))
         add_to_parent(tracked, tags={OUT: str(Path(request.run.out).expanduser().absolute())}, metrics={})
-        found: dict[str, ArtifactRef] = {arm: _attacked(plan, arm, request) for arm in CONTROLS}
+        found: dict[str, ArtifactRef] = {condition: _attacked(plan, condition, request) for condition in CONTROLS}
         if request.insist or caught(found["positive_control"]):
             found["claim"] = _attacked(plan, "claim", request)
             charge = read_record(Path(plan.requests["claim"].out)).charge_id
@@ -67,21 +67,21 @@ def audit(request: AuditRequest) -> Audited:
         return conclusive(ended)
 
 
-def _attacked(plan: Planned, arm: Arm, request: AuditRequest) -> ArtifactRef:
-    """Run an arm by the method's own flow, and attack what it left."""
-    run, of_arm, method = plan.requests[arm], plan.plans[arm], registry.get(request.method)
-    inner_run(request.method, run, name=f"{request.method}-{folder_of(arm)}")
+def _attacked(plan: Planned, condition: Condition, request: AuditRequest) -> ArtifactRef:
+    """Run a condition by the method's own flow, and attack what it left."""
+    run, run_plan, method = plan.requests[condition], plan.plans[condition], registry.get(request.method)
+    inner_run(request.method, run, name=f"{request.method}-{folder_of(condition)}")
     made = read_record(Path(run.out))
     asked = Attacked(
         row_losses=method.row_losses,
         left_over=method.left_over,
         paid=method.charge.releases,
         codes=tuple(code_digest(load(place)) for place in (method.row_losses, method.left_over) if place),
-        config=of_arm.config,
-        charged=of_arm.charged,
-        queries=of_arm.queries,
-        label_names=of_arm.label_names,
-        delta=of_arm.delta,
+        config=run_plan.config,
+        charged=run_plan.charged,
+        queries=run_plan.queries,
+        label_names=run_plan.label_names,
+        delta=run_plan.delta,
         confidence=confidence_of_each(request.method),
         seed=request.seed,
     )

@@ -218,8 +218,8 @@ def report_audit(
 
     def read() -> Metrics:
         figures = {
-            arm: {threat: AttackFigures.model_validate(value) for threat, value in read_json(ref).items()}
-            for arm, ref in found.items()
+            condition: {threat: AttackFigures.model_validate(value) for threat, value in read_json(ref).items()}
+            for condition, ref in found.items()
         }
         return metrics_of(figures, claimed=plan.epsilon, canaries=count, detectable=detectable, confidence=confidence)
 
@@ -233,7 +233,7 @@ def report_audit(
     if "claim" in found:
         with locked_folder(folder / "claim"), suppress(FileNotFoundError):
             shutil.rmtree(folder / "claim" / EXPORT)
-    refuted = any(of_arms.get("claim", 0.0) > plan.epsilon for of_arms in bounds.values())
+    refuted = any(found.get("claim", 0.0) > plan.epsilon for found in bounds.values())
     return Audited(report=str(page), charged="claim" in found, refuted=refuted)
 
 

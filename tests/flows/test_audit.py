@@ -103,7 +103,9 @@ def test_an_audit_charges_one_run_and_reports_it_beside_its_controls(
         assert code == 0, said
         told, found = json.loads(said[said.index("{") :]), figures_in(out)
         assert charged() == [(4.0, "released")]
-        assert {f"bag-of-words-{arm}" for arm in ("claim", "positive-control", "null-control")} <= flow_run_names()
+        assert {
+            f"bag-of-words-{condition}" for condition in ("claim", "positive-control", "null-control")
+        } <= flow_run_names()
         assert told["caught"] == ["data", "sums"]
         assert told["charged"]
         assert not told["refuted"]

@@ -202,8 +202,8 @@ def test_the_report_measures_rounds_and_the_next_token(ended, in_home):
         held = held_out()
     assert metrics["utility.next_token.clients"] == len(held)
     assert 0 <= metrics["cut.train.clients"] <= 40 - len(held)
-    for arm in ("public", "prompt_only", "synthetic", "real"):
-        assert 0 <= metrics[f"utility.next_token.{arm}.accuracy"] <= 1
+    for condition in ("public", "prompt_only", "synthetic", "real"):
+        assert 0 <= metrics[f"utility.next_token.{condition}.accuracy"] <= 1
     assert metrics["utility.next_token.real.loss"] < metrics["utility.next_token.public.loss"]
 
 

@@ -78,9 +78,9 @@ LONG_LIST = [
 @pytest.fixture(scope="session")
 def metrics() -> Metrics:
     values = {"utility.majority.accuracy": 0.52, "utility.test_rows": 400.0, "utility.confidence_level": 0.95}
-    for arm, accuracy in (("prompt_only", 0.612), ("synthetic", 0.708), ("real", 0.764)):
-        values[f"utility.{arm}.accuracy"] = values[f"utility.probe.{arm}.accuracy"] = accuracy
-        values[f"utility.transformer.{arm}.accuracy"] = accuracy - 0.02
+    for condition, accuracy in (("prompt_only", 0.612), ("synthetic", 0.708), ("real", 0.764)):
+        values[f"utility.{condition}.accuracy"] = values[f"utility.probe.{condition}.accuracy"] = accuracy
+        values[f"utility.transformer.{condition}.accuracy"] = accuracy - 0.02
     values |= {"utility.synthetic_minus_real.accuracy": -0.056, "utility.synthetic_minus_prompt_only.accuracy": 0.096}
     intervals = {
         name: (value - 0.03, value + 0.03)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from understudy.auditing.attack import AttackFigures
 from understudy.evaluation.metrics import Metrics
-from understudy.evaluation.names import AUDIT_ARMS, THREATS
+from understudy.evaluation.names import AUDIT_CONDITIONS, THREATS
 
 _NOTHING = {
     "data": "this run left no synthetic table",
@@ -20,7 +20,7 @@ def bounds_of(metrics: Metrics) -> dict[str, dict[str, float]]:
     """Attacker -> run (`claim`, `positive_control`, `null_control`) -> lower bound on epsilon, as far as measured."""
     found: dict[str, dict[str, float]] = {}
     for threat in THREATS:
-        for prefix in AUDIT_ARMS:
+        for prefix in AUDIT_CONDITIONS:
             name = f"audit.one_run.{threat}.{prefix}epsilon_lower_bound"
             if name in metrics.values:
                 found.setdefault(threat, {})[prefix.rstrip(".") or "claim"] = metrics.values[name]
@@ -38,7 +38,7 @@ def metrics_of(
     """The figures of an audit.
 
     Args:
-        figures: arm (`claim`, `positive_control`, `null_control`) -> attacker (of `THREATS`) -> what was reached.
+        figures: condition (`claim`, `positive_control`, `null_control`) -> attacker (of `THREATS`) -> what was reached.
         claimed: epsilon that the run promises.
         canaries: how many there were.
         detectable: least epsilon that could be told from 0; infinity is left out.
@@ -52,9 +52,9 @@ def metrics_of(
     if math.isfinite(detectable):
         values["audit.one_run.detectable_epsilon"] = detectable
     intervals: dict[str, tuple[float, float]] = {}
-    for arm, by_threat in figures.items():
+    for condition, by_threat in figures.items():
         for threat, found in by_threat.items():
-            name = f"audit.one_run.{threat}.{'' if arm == 'claim' else f'{arm}.'}"
+            name = f"audit.one_run.{threat}.{'' if condition == 'claim' else f'{condition}.'}"
             values |= {
                 f"{name}epsilon_lower_bound": found.epsilon,
                 f"{name}guesses": float(found.guesses),

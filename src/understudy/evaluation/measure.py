@@ -104,12 +104,12 @@ def measure_utility(
     config: EvaluationConfig,
     device: str = "cpu",
 ) -> Metrics:
-    """Accuracy on real test rows of classifiers trained on each arm, with intervals and paired differences.
+    """Accuracy on real test rows of classifiers trained on each condition, with intervals and paired differences.
 
     Args:
         conditions: training sets.
         test: real test rows.
-        embedded: arm -> (n, d) embeddings.
+        embedded: condition -> (n, d) embeddings.
         test_embedded: (m, d).
         config: public settings; `headline="probe"` skips the transformer.
         device: of the transformer.
@@ -130,14 +130,14 @@ def measure_utility(
         "replicates": config.replicates,
         "level": config.level,
     }
-    for instrument, by_arm in correct.items():
-        for arm, table in by_arm.items():
+    for evaluator, by_condition in correct.items():
+        for condition, table in by_condition.items():
             found = accuracy_interval(table, **bootstrap)
-            _put(values, intervals, f"utility.{instrument}.{arm}.accuracy", found)
-            if instrument == config.headline:
-                _put(values, intervals, f"utility.{arm}.accuracy", found)
+            _put(values, intervals, f"utility.{evaluator}.{condition}.accuracy", found)
+            if evaluator == config.headline:
+                _put(values, intervals, f"utility.{condition}.accuracy", found)
                 recall = mean_recall(table, test.labels, **bootstrap)
-                _put(values, intervals, f"utility.{arm}.mean_recall", recall)
+                _put(values, intervals, f"utility.{condition}.mean_recall", recall)
     headline = correct[config.headline]
     for other in ("real", "prompt_only"):
         if other in headline:
@@ -160,12 +160,12 @@ def measure_label_fidelity(
     """Agreement of the declared labels with a probe trained on real rows, which is not the steering head."""
     probe = accuracy.fit_probe(embedded["real"], conditions.real.labels)
     values = {"label_fidelity.real": accuracy.score(probe(test_embedded), test.labels).accuracy}
-    for arm, rows in conditions.named().items():
-        if arm == "real":
+    for condition, rows in conditions.named().items():
+        if condition == "real":
             continue
-        found = accuracy.label_fidelity(embedded[arm], rows.labels, probe)
-        values[f"label_fidelity.{arm}"] = found.share
-        if arm == "synthetic":
+        found = accuracy.label_fidelity(embedded[condition], rows.labels, probe)
+        values[f"label_fidelity.{condition}"] = found.share
+        if condition == "synthetic":
             values |= {f"label_fidelity.synthetic.label_{i}": share for i, share in found.by_label.items()}
     return Metrics(values=values)
 
@@ -277,8 +277,10 @@ def _probe_correct(
     conditions: Conditions, test: LabelledTexts, embedded: Mapping[str, FloatArray], test_embedded: FloatArray
 ) -> dict[str, Correct]:
     return {
-        arm: accuracy.score(accuracy.fit_probe(embedded[arm], rows.labels)(test_embedded), test.labels).correct[None]
-        for arm, rows in conditions.named().items()
+        condition: accuracy.score(
+            accuracy.fit_probe(embedded[condition], rows.labels)(test_embedded), test.labels
+        ).correct[None]
+        for condition, rows in conditions.named().items()
     }
 
 
@@ -286,13 +288,13 @@ def _transformer_correct(
     conditions: Conditions, test: LabelledTexts, config: EvaluationConfig, device: str
 ) -> dict[str, Correct]:
     return {
-        arm: np.stack(
+        condition: np.stack(
             [
                 accuracy.transformer_accuracy(rows, test, config=config.classifier, seed=seed, device=device).correct
                 for seed in config.seeds
             ]
         )
-        for arm, rows in conditions.named().items()
+        for condition, rows in conditions.named().items()
     }
 
 

@@ -19,14 +19,14 @@ from understudy.errors import InputError
 
 Better = Literal["higher", "lower", "as real", "context"]
 
-ARMS = ("prompt_only", "synthetic", "real")
-ARM_WORDS = {
+CONDITIONS = ("prompt_only", "synthetic", "real")
+CONDITION_WORDS = {
     "prompt_only": "text generated without private data",
     "synthetic": "synthetic text",
     "real": "real training text",
 }
 
-MIA_ARMS = {
+MIA_CONDITIONS = {
     "": "synthetic text",
     "positive_control.": "the members themselves",
     "null_control.": "text that never met them",
@@ -51,13 +51,13 @@ class MetricName:
 
 
 def _utility() -> Iterable[MetricName]:
-    for arm in ARMS:
-        tail = f"classifier trained on {ARM_WORDS[arm]} and tested on real rows"
-        better: Better = "higher" if arm == "synthetic" else "context"
-        yield MetricName(f"utility.{arm}.accuracy", f"Headline accuracy: {tail}", "share", better)
-        yield MetricName(f"utility.{arm}.mean_recall", f"Mean of the labels' recalls: {tail}", "share", better)
-        yield MetricName(f"utility.probe.{arm}.accuracy", f"Linear probe on embeddings: {tail}", "share", better)
-        yield MetricName(f"utility.transformer.{arm}.accuracy", f"Transformer: {tail}", "share", better)
+    for condition in CONDITIONS:
+        tail = f"classifier trained on {CONDITION_WORDS[condition]} and tested on real rows"
+        better: Better = "higher" if condition == "synthetic" else "context"
+        yield MetricName(f"utility.{condition}.accuracy", f"Headline accuracy: {tail}", "share", better)
+        yield MetricName(f"utility.{condition}.mean_recall", f"Mean of the labels' recalls: {tail}", "share", better)
+        yield MetricName(f"utility.probe.{condition}.accuracy", f"Linear probe on embeddings: {tail}", "share", better)
+        yield MetricName(f"utility.transformer.{condition}.accuracy", f"Transformer: {tail}", "share", better)
     for other in ("real", "prompt_only"):
         tail = f"synthetic minus {other.replace('_', '-')}, on the same test rows"
         for figure, words in (("accuracy", "Headline accuracy"), ("mean_recall", "Mean of the labels' recalls")):
@@ -159,20 +159,22 @@ def _others() -> Iterable[MetricName]:
 
 
 def _transfer() -> Iterable[MetricName]:
-    for arm in ARMS:
+    for condition in CONDITIONS:
         yield MetricName(
-            f"utility.transfer.{{model}}.{arm}.accuracy",
-            f"Accuracy on real test rows of {{model}} fine-tuned on {ARM_WORDS[arm]}",
+            f"utility.transfer.{{model}}.{condition}.accuracy",
+            f"Accuracy on real test rows of {{model}} fine-tuned on {CONDITION_WORDS[condition]}",
             "share",
-            "higher" if arm == "synthetic" else "context",
+            "higher" if condition == "synthetic" else "context",
         )
-    yield MetricName("utility.transfer.real_rows", "Real training rows of the transfer's real arm", "rows", "context")
-    for arm in ARMS:
+    yield MetricName(
+        "utility.transfer.real_rows", "Real training rows that a model is fine-tuned on", "rows", "context"
+    )
+    for condition, words in (CONDITION_WORDS | {"real": "real test text"}).items():
         yield MetricName(
-            f"language_model.log_perplexity.{arm}",
-            f"Loss of the public base model on {'real test text' if arm == 'real' else ARM_WORDS[arm]}",
+            f"language_model.log_perplexity.{condition}",
+            f"Loss of the public base model on {words}",
             "nats per token",
-            "as real" if arm == "synthetic" else "context",
+            "as real" if condition == "synthetic" else "context",
         )
 
 
@@ -198,7 +200,7 @@ def _nearest() -> Iterable[MetricName]:
 
 
 def _membership() -> Iterable[MetricName]:
-    for prefix, whose in MIA_ARMS.items():
+    for prefix, whose in MIA_CONDITIONS.items():
         for tail, words in (
             ("advantage", "TPR - FPR of a loss threshold chosen on other rows; 0 is guessing"),
             ("auc", "Chance that a member's loss is below a non-member's; 0.5 is guessing"),
@@ -214,7 +216,11 @@ def _membership() -> Iterable[MetricName]:
     )
 
 
-AUDIT_ARMS = {"": "the run", "positive_control.": "the run without noise", "null_control.": "a run without canaries"}
+AUDIT_CONDITIONS = {
+    "": "the run",
+    "positive_control.": "the run without noise",
+    "null_control.": "a run without canaries",
+}
 THREATS = {
     "data": "the synthetic table alone",
     "model": "the released model",
@@ -225,8 +231,8 @@ THREATS = {
 def _one_run() -> Iterable[MetricName]:
     """Audits with canaries: what an attacker who sees the data, the model, or sums and rows, finds out of each run."""
     for threat, sees in THREATS.items():
-        for arm, whose in AUDIT_ARMS.items():
-            better: Better = "context" if arm else "lower"
+        for condition, whose in AUDIT_CONDITIONS.items():
+            better: Better = "context" if condition else "lower"
             tail = f"; of {whose}, by {sees}"
             for figure, words, unit in (
                 ("epsilon_lower_bound", "Least epsilon that right guesses of coins prove", "epsilon"),
@@ -237,7 +243,7 @@ def _one_run() -> Iterable[MetricName]:
                 ("tpr_at_fpr_0_01", "Canaries found at one false alarm in a hundred", "share"),
             ):
                 of_figure: Better = "context" if "guesses" in figure else better
-                yield MetricName(f"audit.one_run.{threat}.{arm}{figure}", words + tail, unit, of_figure)
+                yield MetricName(f"audit.one_run.{threat}.{condition}{figure}", words + tail, unit, of_figure)
     yield MetricName("audit.one_run.canaries", "Canaries, each in the rows by a fair coin", "rows", "context")
     yield MetricName("audit.one_run.claimed_epsilon", "Epsilon that the run promises", "epsilon", "context")
     yield MetricName(
@@ -256,12 +262,12 @@ def _one_run() -> Iterable[MetricName]:
 
 def _next_token() -> Iterable[MetricName]:
     """A small language model tuned on texts, tested on clients that took no part."""
-    for arm, whose in {**ARM_WORDS, "public": "nothing further (epsilon 0)"}.items():
-        better: Better = "higher" if arm == "synthetic" else "context"
+    for condition, whose in {**CONDITION_WORDS, "public": "nothing further (epsilon 0)"}.items():
+        better: Better = "higher" if condition == "synthetic" else "context"
         tail = f"of a small language model tuned on {whose}, on the text of held-out clients"
-        yield MetricName(f"utility.next_token.{arm}.accuracy", f"Next-token accuracy {tail}", "share", better)
-        better = "lower" if arm == "synthetic" else "context"
-        yield MetricName(f"utility.next_token.{arm}.loss", f"Loss {tail}", "nats per token", better)
+        yield MetricName(f"utility.next_token.{condition}.accuracy", f"Next-token accuracy {tail}", "share", better)
+        better = "lower" if condition == "synthetic" else "context"
+        yield MetricName(f"utility.next_token.{condition}.loss", f"Loss {tail}", "nats per token", better)
     yield MetricName(
         "utility.next_token.synthetic_minus_prompt_only.accuracy",
         "Next-token accuracy, synthetic minus prompt-only, on the same clients",

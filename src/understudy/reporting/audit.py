@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from understudy.evaluation.metrics import Metrics
-from understudy.evaluation.names import AUDIT_ARMS, THREATS
+from understudy.evaluation.names import AUDIT_CONDITIONS, THREATS
 from understudy.reporting.drawing import MUTED, PROMPT, REAL, SYNTHETIC, Drawing, dots, draw, say
 from understudy.reporting.figures import marks_of
 from understudy.reporting.pages import stored_report
@@ -47,17 +47,17 @@ def attack_section(metrics: Metrics, threat: str) -> Section:
         return Section(threat, title, missing=_reason(metrics, threat))
     rows = tuple(
         (
-            _STYLE[arm][0],
-            at_least(values[f"{name}{arm}epsilon_lower_bound"]),
-            f"{values[f'{name}{arm}right_guesses']:.0f} of {values[f'{name}{arm}guesses']:.0f}",
-            f"{values[f'{name}{arm}auc']:.2f} ({range_of(metrics, f'{name}{arm}auc', '{:.2f}'.format)})",
+            _STYLE[condition][0],
+            at_least(values[f"{name}{condition}epsilon_lower_bound"]),
+            f"{values[f'{name}{condition}right_guesses']:.0f} of {values[f'{name}{condition}guesses']:.0f}",
+            f"{values[f'{name}{condition}auc']:.2f} ({range_of(metrics, f'{name}{condition}auc', '{:.2f}'.format)})",
             *(
                 f"{percent(values[full])} ({range_of(metrics, full, percent)})"
-                for full in (f"{name}{arm}tpr_at_fpr_0_001", f"{name}{arm}tpr_at_fpr_0_01")
+                for full in (f"{name}{condition}tpr_at_fpr_0_001", f"{name}{condition}tpr_at_fpr_0_01")
             ),
         )
-        for arm in AUDIT_ARMS
-        if f"{name}{arm}auc" in values
+        for condition in AUDIT_CONDITIONS
+        if f"{name}{condition}auc" in values
     )
     columns = ("", "Epsilon at least", "Right guesses", "AUC", "Found at FPR 0.1 %", "Found at FPR 1 %")
     return Section(
@@ -77,7 +77,9 @@ def attack_section(metrics: Metrics, threat: str) -> Section:
 
 def _lead(metrics: Metrics, threat: str) -> list[str]:
     values, name = metrics.values, f"audit.one_run.{threat}."
-    control, null = (values[f"{name}{arm}epsilon_lower_bound"] for arm in ("positive_control.", "null_control."))
+    control, null = (
+        values[f"{name}{condition}epsilon_lower_bound"] for condition in ("positive_control.", "null_control.")
+    )
     claimed, least = values["audit.one_run.claimed_epsilon"], values.get("audit.one_run.detectable_epsilon")
     said = []
     if (low := values.get(f"{name}epsilon_lower_bound")) is not None:

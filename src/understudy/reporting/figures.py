@@ -20,7 +20,7 @@ from understudy.reporting.drawing import (
 )
 from understudy.reporting.text_formatting import percent
 
-ARM_STYLE = {
+CONDITION_STYLE = {
     "prompt_only": ("Prompt-only", PROMPT, "D"),
     "synthetic": ("Synthetic", SYNTHETIC, "o"),
     "real": ("Real", REAL, "s"),
@@ -46,7 +46,7 @@ def utility_figure(metrics: Metrics) -> Drawing | None:
     """Accuracy on real rows by training set, with intervals; None where the synthetic accuracy is missing."""
     if "utility.synthetic.accuracy" not in metrics.values:
         return None
-    marks = marks_of(metrics, ARM_STYLE, "utility.{}.accuracy")
+    marks = marks_of(metrics, CONDITION_STYLE, "utility.{}.accuracy")
     chance = metrics.values.get("utility.majority.accuracy")
 
     def paint(figure: Any) -> None:
@@ -87,9 +87,9 @@ def fidelity_figure(metrics: Metrics) -> Drawing | None:
             "real": f"fidelity.{reference}",
         }
         return [
-            Mark(label, values[names[arm]], colour, marker)
-            for arm, (label, colour, marker) in ARM_STYLE.items()
-            if names[arm] in values
+            Mark(label, values[names[condition]], colour, marker)
+            for condition, (label, colour, marker) in CONDITION_STYLE.items()
+            if names[condition] in values
         ]
 
     panels = [

@@ -68,7 +68,7 @@ SectionsOf = Callable[[Metrics, Mapping[str, Any]], MethodSections]  # (figures,
 # The report names mean recalls where one of them differs from its accuracy by at least this.
 _APART = 0.01
 
-ARM_TITLES = {"prompt_only": "Prompt-only", "synthetic": "Synthetic", "real": "Real"}
+CONDITION_TITLES = {"prompt_only": "Prompt-only", "synthetic": "Synthetic", "real": "Real"}
 
 
 def both(values: Mapping[str, float], name: str, other: str) -> tuple[float, float] | None:
@@ -232,13 +232,13 @@ def all_figures(metrics: Metrics) -> Table:
 def _accuracy_table(metrics: Metrics) -> Table | None:
     rows = tuple(
         (
-            f"{ARM_TITLES[arm]}, {instrument}",
+            f"{CONDITION_TITLES[condition]}, {evaluator}",
             percent(metrics.values[name]),
             range_of(metrics, name, _bare_percent),
         )
-        for instrument in ("probe", "transformer")
-        for arm in names.ARMS
-        if (name := f"utility.{instrument}.{arm}.accuracy") in metrics.values
+        for evaluator in ("probe", "transformer")
+        for condition in names.CONDITIONS
+        if (name := f"utility.{evaluator}.{condition}.accuracy") in metrics.values
     )
     level = metrics.values.get("utility.confidence_level")
     interval = f"{percent(level, 0)} interval" if level is not None else "Interval"
@@ -249,9 +249,9 @@ def labels_are_unequal(metrics: Metrics) -> bool:
     """Whether mean recalls tell another story than accuracies: a common label may hide a missing one."""
     values = metrics.values
     return any(
-        abs(values[f"utility.{arm}.mean_recall"] - values[f"utility.{arm}.accuracy"]) >= _APART
-        for arm in names.ARMS
-        if {f"utility.{arm}.mean_recall", f"utility.{arm}.accuracy"} <= values.keys()
+        abs(values[f"utility.{condition}.mean_recall"] - values[f"utility.{condition}.accuracy"]) >= _APART
+        for condition in names.CONDITIONS
+        if {f"utility.{condition}.mean_recall", f"utility.{condition}.accuracy"} <= values.keys()
     )
 
 
@@ -260,8 +260,8 @@ def _of_unequal_labels(metrics: Metrics) -> list[str]:
     if not labels_are_unequal(metrics):
         return []
     found = []
-    for arm, words in ARM_TITLES.items():
-        name = f"utility.{arm}.mean_recall"
+    for condition, words in CONDITION_TITLES.items():
+        name = f"utility.{condition}.mean_recall"
         if name in metrics.values:
             between = range_of(metrics, name, _bare_percent)
             found.append(f"{words.lower()} {percent(metrics.values[name])}{between and f' ({between})'}")
@@ -283,8 +283,8 @@ def _overlap_table(values: dict[str, float]) -> Table | None:
 def _beside(values: dict[str, float]) -> str:
     others = [
         f"{words} gives {percent(values[name])}"
-        for arm, words in (("real", "real training text"), ("prompt_only", "prompt-only text"))
-        if (name := f"utility.{arm}.accuracy") in values
+        for condition, words in (("real", "real training text"), ("prompt_only", "prompt-only text"))
+        if (name := f"utility.{condition}.accuracy") in values
     ]
     return f"; {' and '.join(others)}" if others else ""
 

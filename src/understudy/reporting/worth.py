@@ -63,9 +63,9 @@ class _Measure:
     learner: str
     found: str
 
-    def of(self, arm: str) -> str:
+    def of(self, condition: str) -> str:
         """The figure's name."""
-        return f"{self.prefix}{arm}.{self.figure}"
+        return f"{self.prefix}{condition}.{self.figure}"
 
 
 _CLASSIFIER = "a classifier trained on the synthetic text is right on"
@@ -94,7 +94,7 @@ def worth(metrics: Metrics) -> str:
     name = measure.of("synthetic")
     between = range_of(metrics, name, lambda share: f"{100 * share:.1f}")
     sentence = f"{measure.learner} {percent(metrics.values[name])} {measure.found}{between and f' ({between})'}"
-    beside = [_beside(metrics, measure, arm, words) for arm, words in _OTHERS.items()]
+    beside = [_beside(metrics, measure, condition, words) for condition, words in _OTHERS.items()]
     sentence = ", ".join([sentence, *filter(None, beside)])
     verdict = _verdict(metrics, measure.of("synthetic_minus_prompt_only"))
     return f"{verdict}: {sentence}." if verdict else f"{sentence[:1].upper()}{sentence[1:]}."
@@ -103,13 +103,13 @@ def worth(metrics: Metrics) -> str:
 _OTHERS = {"prompt_only": "prompt-only text", "real": "real text"}
 
 
-def _beside(metrics: Metrics, measure: _Measure, arm: str, words: str) -> str:
+def _beside(metrics: Metrics, measure: _Measure, condition: str, words: str) -> str:
     """The difference to another training set, with its interval."""
-    values, difference = metrics.values, measure.of(f"synthetic_minus_{arm}")
+    values, difference = metrics.values, measure.of(f"synthetic_minus_{condition}")
     if difference in values:
         between = range_of(metrics, difference, lambda share: points(share, unit=""))
         return f"{points(values[difference])} beside {words}{between and f' ({between})'}"
-    other = measure.of(arm)
+    other = measure.of(condition)
     return f"{words} gives {percent(values[other])}" if other in values else ""
 
 

@@ -12,7 +12,7 @@ from understudy.auditing.echo import echoes
 from understudy.data import tables
 from understudy.errors import InputError, RowError
 from understudy.runs.audits.request import audit_of
-from understudy.runs.audits.runs import ARMS, check_power, prepared
+from understudy.runs.audits.runs import CONDITIONS, check_power, prepared
 from understudy.runs.request import Budget, RunRequest
 
 pytestmark = pytest.mark.usefixtures("fixed_root_key")
@@ -53,7 +53,7 @@ CLIENTS = {"client_id": [f"c{i // 2}" for i in range(160)], "text": [f"text {i} 
 
 def tables_of(request):
     with prepared(request) as drafts:
-        read = {arm: pq.read_table(drafts.requests[arm].data) for arm in ARMS}
+        read = {condition: pq.read_table(drafts.requests[condition].data) for condition in CONDITIONS}
         return drafts, read
 
 
@@ -61,8 +61,8 @@ def test_rows_change_in_the_slots_of_canaries_alone(request_for):
     drafts, read = tables_of(request_for(labelled(60), "conditional-generation", **LABELLED))
     original = labelled(60)["Words"]
     assert read["claim"].equals(read["positive_control"])
-    for arm, none in (("claim", False), ("null_control", True)):
-        texts = read[arm]["text"].to_pylist()
+    for condition, none in (("claim", False), ("null_control", True)):
+        texts = read[condition]["text"].to_pylist()
         assert len(texts) == 60
         assert [texts[slot] for slot in range(60) if slot not in drafts.canaries.slots] == [
             text for slot, text in enumerate(original) if slot not in drafts.canaries.slots
@@ -71,7 +71,7 @@ def test_rows_change_in_the_slots_of_canaries_alone(request_for):
             drafts.canaries.slots, drafts.canaries.rows.to_pylist(), drafts.canaries.included, strict=True
         ):
             assert texts[slot] == (row["text"] if coin and not none else None)
-            assert (read[arm]["label"][slot].as_py() is None) == (texts[slot] is None)
+            assert (read[condition]["label"][slot].as_py() is None) == (texts[slot] is None)
     assert set(filter(None, read["claim"]["label"].to_pylist())) == {"no", "yes"}
 
 
@@ -86,8 +86,8 @@ def test_a_row_that_is_null_moves_no_canary(request_for, units):
         others, read = tables_of(request_for(rows, "conditional-generation", **fields))
         assert others.canaries.slots == drafts.canaries.slots
         assert (others.canaries.included == drafts.canaries.included).all()
-        for arm in ARMS:
-            pairs = zip(whole[arm].to_pylist(), read[arm].to_pylist(), strict=True)
+        for condition in CONDITIONS:
+            pairs = zip(whole[condition].to_pylist(), read[condition].to_pylist(), strict=True)
             assert {slot for slot, (one, other) in enumerate(pairs) if one != other} <= {gone}
 
 
@@ -112,8 +112,8 @@ def test_a_pair_that_is_null_moves_no_canary(request_for, measured_on):
         rows = {name: [*values[:gone], None, *values[gone + 1 :]] for name, values in PAIRS.items()}
         others, read = tables_of(request_for(rows, "knowledge-distillation", **fields))
         assert others.canaries.slots == drafts.canaries.slots
-        for arm in ARMS:
-            pairs = zip(whole[arm].to_pylist(), read[arm].to_pylist(), strict=True)
+        for condition in CONDITIONS:
+            pairs = zip(whole[condition].to_pylist(), read[condition].to_pylist(), strict=True)
             assert {slot for slot, (one, other) in enumerate(pairs) if one != other} <= {gone}
 
 
@@ -131,8 +131,8 @@ def test_a_client_who_is_missing_moves_one_client(request_for, measured_on):
         others, read = tables_of(request_for(rows, "preference-optimization", **fields))
         assert others.canaries.rows.equals(drafts.canaries.rows)
         assert (others.canaries.included == drafts.canaries.included).all()
-        for arm in ARMS:
-            assert len({name for name, _ in documents(whole[arm]) ^ documents(read[arm])}) <= 1
+        for condition in CONDITIONS:
+            assert len({name for name, _ in documents(whole[condition]) ^ documents(read[condition])}) <= 1
 
 
 def test_a_file_with_a_row_less_than_declared_has_its_canaries_where_they_were(request_for):
@@ -140,14 +140,14 @@ def test_a_file_with_a_row_less_than_declared_has_its_canaries_where_they_were(r
     short = {name: values[:59] for name, values in labelled(60).items()}
     others, read = tables_of(request_for(short, "conditional-generation", units=64, **LABELLED))
     assert others.canaries.slots == drafts.canaries.slots
-    for arm in ARMS:
-        pairs = zip(whole[arm].to_pylist(), read[arm].to_pylist(), strict=True)
+    for condition in CONDITIONS:
+        pairs = zip(whole[condition].to_pylist(), read[condition].to_pylist(), strict=True)
         assert {slot for slot, (one, other) in enumerate(pairs) if one != other} <= {59}
 
 
 def test_the_three_runs_differ_in_epsilon_and_place_alone(request_for):
     drafts, _ = tables_of(request_for(labelled(60), "conditional-generation", **LABELLED))
-    claim, positive, null = (drafts.requests[arm].model_dump() for arm in ARMS)
+    claim, positive, null = (drafts.requests[condition].model_dump() for condition in CONDITIONS)
     assert {name for name in claim if claim[name] != positive[name]} == {"epsilon", "out"}
     assert {name for name in positive if positive[name] != null[name]} == {"data", "out"}
     assert claim["epsilon"] == 3
@@ -190,7 +190,7 @@ def test_pairs_and_clients_have_canaries_too(request_for):
     drafts, read = tables_of(request_for(CLIENTS, "preference-optimization"))
     named = set(drafts.canaries.rows["client_id"].to_pylist())
     assert len(named) == 20
-    found = {arm: set(read[arm]["client_id"].to_pylist()) for arm in ARMS}
+    found = {condition: set(read[condition]["client_id"].to_pylist()) for condition in CONDITIONS}
     of_coins = {
         name for name, coin in zip(drafts.canaries.rows["client_id"].to_pylist(), drafts.canaries.included, strict=True)
         if coin
@@ -202,9 +202,9 @@ def test_pairs_and_clients_have_canaries_too(request_for):
 
 
 def test_the_number_of_clients_tells_nothing_of_the_coins(request_for):
-    """What is declared is counted on the clients as they are, and the same for every arm."""
+    """What is declared is counted on the clients as they are, and the same for every condition."""
     drafts, read = tables_of(request_for(CLIENTS, "preference-optimization"))
-    assert {drafts.requests[arm].units for arm in ARMS} == {80}
+    assert {drafts.requests[condition].units for condition in CONDITIONS} == {80}
     assert "n=80 clients were counted" in " ".join(drafts.notes)
     assert len(set(read["claim"]["client_id"].to_pylist())) < 80
 

@@ -12,8 +12,8 @@ NAME = "audit.one_run.data."
 def metrics():
     figures = {"guesses": 100.0, "right_guesses": 80.0, "auc": 0.8, "tpr_at_fpr_0_001": 0.1, "tpr_at_fpr_0_01": 0.2}
     bounds = {"": 1.9999, "positive_control.": 2.9999, "null_control.": 0.0}
-    values = {f"{NAME}{arm}{name}": value for arm in bounds for name, value in figures.items()}
-    values |= {f"{NAME}{arm}epsilon_lower_bound": bound for arm, bound in bounds.items()}
+    values = {f"{NAME}{condition}{name}": value for condition in bounds for name, value in figures.items()}
+    values |= {f"{NAME}{condition}epsilon_lower_bound": bound for condition, bound in bounds.items()}
     values |= {"audit.one_run.claimed_epsilon": 2.0, "audit.one_run.canaries": 100.0}
     intervals = {name: (0.0, 1.0) for name in values if name.startswith(NAME) and "bound" not in name}
     return Metrics(values=values | {"audit.one_run.confidence_level": 0.95}, intervals=intervals)

@@ -34,7 +34,7 @@ MAIN = (
 )
 HEADLINES = ("utility.synthetic.accuracy", "utility.next_token.synthetic.accuracy")
 _FAMILY = "comparison"
-_ARM = ".synthetic."
+_SYNTHETIC = ".synthetic."
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def figures_of(runs: Sequence[MeasuredRun]) -> tuple[MetricName, ...]:
         for name, metric in measured.items()
         if metric.better in ("higher", "lower") and name not in MAIN and not name.startswith(_common_families())
     ]
-    baselines = [other for name in first if _ARM in name for other in baselines_of(name) if other in measured]
+    baselines = [other for name in first if _SYNTHETIC in name for other in baselines_of(name) if other in measured]
     return tuple(measured[name] for name in dict.fromkeys([*first, *further, *baselines]))
 
 
@@ -95,7 +95,11 @@ def baselines_of(figure: str) -> tuple[str, ...]:
     >>> baselines_of("utility.synthetic.accuracy")
     ('utility.prompt_only.accuracy', 'utility.real.accuracy')
     """
-    return tuple(figure.replace(_ARM, f".{arm}.") for arm in names.ARMS if arm != "synthetic" and _ARM in figure)
+    return tuple(
+        figure.replace(_SYNTHETIC, f".{condition}.")
+        for condition in names.CONDITIONS
+        if condition != "synthetic" and _SYNTHETIC in figure
+    )
 
 
 def headline_of(figures: Sequence[MetricName]) -> str:

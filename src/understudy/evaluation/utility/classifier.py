@@ -1,4 +1,4 @@
-"""A transformer fine-tuned as a text classifier: the instrument that measures utility.
+"""A transformer fine-tuned as a text classifier: the evaluation model that measures utility.
 
 Paper: "Differentially Private Conditional Text Generation for Synthetic Data", section 6.2 and Table 5 (batch 32, 5
 epochs, learning rate 1e-4, decaying). The classifier is the same for every training set, so only the data differ.
@@ -8,7 +8,7 @@ tokens, and frozen layers are a parameter with default none: with six frozen, ti
 reviews reached 0.54 on validation rows instead of 0.68. Dropout is off: no global random state is used, and two
 runs of one seed on one machine give the same bytes.
 
-A classifier trained or tested on real rows is an instrument: neither its weights nor its verdicts may
+A classifier trained or tested on real rows is an evaluation model: neither its weights nor its verdicts may
 influence anything exported.
 """
 

@@ -5,7 +5,7 @@ the response, that is cross-entropy over the whole vocabulary at the template's 
 `loss="verbalizer"` normalises over the K label words alone. The verdict is the likeliest of the K label words, of
 which the paper says nothing. Every text begins after BOS, which the paper leaves open.
 
-A model that was trained on real rows is an instrument, and what it says of real rows is internal.
+A model that was trained on real rows is an evaluation model, and what it says of real rows is internal.
 """
 
 from __future__ import annotations

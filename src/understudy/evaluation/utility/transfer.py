@@ -10,7 +10,7 @@ there are fewer rows than the batch holds, a step takes all of them. The `tiny` 
 and computes the states that enter them once per row: the update is that of frozen lower layers, for less work.
 With tied embeddings, frozen lower layers freeze the output head too.
 
-A model that was trained or tested on real rows is an instrument: neither its weights nor its verdicts may
+A model that was trained or tested on real rows is an evaluation model: neither its weights nor its verdicts may
 influence anything that is exported.
 """
 

@@ -242,7 +242,7 @@ def measure_frechet(embedded: Mapping[str, FloatArray], *, config: MatchingEvalu
     `reference_rows`, is the reference of all three.
 
     Args:
-        embedded: arm -> (n, d) embeddings; `real` are all training rows.
+        embedded: condition -> (n, d) embeddings; `real` are all training rows.
         config: splits, reference rows, seed.
     """
     real = embedded["real"]
@@ -287,7 +287,7 @@ def measure_nearest(synthetic: FloatArray, real: FloatArray, holdout: FloatArray
 def measure_log_perplexity(
     base: LoadedModel, conditions: Conditions, test: LabelledTexts, *, config: MatchingEvaluationConfig
 ) -> Metrics:
-    """Loss per token of each arm's texts under the public base model; `real` are test rows."""
+    """Loss per token of each condition's texts under the public base model; `real` are test rows."""
     sets = {name: rows.texts for name, rows in conditions.named().items() if name != "real"}
     sets["real"] = sample_rows(test, config.test_rows, seed=config.public_seed).texts
     found = log_perplexities(base, sets, max_length=config.max_length)

@@ -55,7 +55,7 @@ class MatchingEvaluationConfig(Profiled):
     test_rows: int = setting(1000, "Real test rows used, at least 2; tiny 200.", ge=2, le=100_000_000)
     real_rows: int = setting(
         320,
-        "Real training rows of the real arm, which are the members of the audit, and as many non-members; "
+        "Real training rows of the real condition, which are the members of the audit, and as many non-members; "
         "above about steps * batch_size / 10 its positive control sees each too seldom. tiny 40.",
         ge=2,
         le=100_000_000,

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from understudy.evaluation.metrics import Metrics
-from understudy.evaluation.names import MIA_ARMS
+from understudy.evaluation.names import MIA_CONDITIONS
 from understudy.reporting.drawing import MUTED, PROMPT, REAL, SYNTHETIC, Drawing, Mark, dots, draw, percent_axis, say
-from understudy.reporting.figures import ARM_STYLE, marks_of
+from understudy.reporting.figures import CONDITION_STYLE, marks_of
 
 _DASHES = (0, (4, 2))
 # Name of a set -> legend, and how it is drawn: filled, or a line whose dashes tell it from the others without colour.
@@ -90,16 +90,16 @@ def transfer_figure(metrics: Metrics) -> Drawing | None:
 
 def error_figure(metrics: Metrics) -> Drawing | None:
     """Gradient error along fine-tuning on synthetic text."""
-    lines = {arm: line for arm, side in _ERROR_SIDES.items() if (line := error_line(metrics, side))}
+    lines = {condition: line for condition, side in _ERROR_SIDES.items() if (line := error_line(metrics, side))}
     if "synthetic" not in lines:
         return None
     full = error_line(metrics, "full.")
 
     def paint(figure: Any) -> None:
         axes = figure.subplots()
-        for arm, line in lines.items():
-            label, colour, marker = ARM_STYLE[arm]
-            label = {"real": "other real rows"}.get(arm, label.lower())
+        for condition, line in lines.items():
+            label, colour, marker = CONDITION_STYLE[condition]
+            label = {"real": "other real rows"}.get(condition, label.lower())
             axes.plot(*zip(*line, strict=True), color=colour, marker=marker, markersize=7, linewidth=2, label=label)
         if full:
             axes.plot(*zip(*full, strict=True), color=SYNTHETIC, linestyle=_DASHES, label="synthetic, all weights")
@@ -114,8 +114,8 @@ def error_figure(metrics: Metrics) -> Drawing | None:
         axes.legend(frameon=False, loc="upper right", ncols=1 if full else 2, fontsize=11)
 
     said = [
-        f"{arm.replace('_', '-')}: " + ", ".join(f"{value:.2f} after {step} steps" for step, value in line)
-        for arm, line in lines.items()
+        f"{condition.replace('_', '-')}: " + ", ".join(f"{value:.2f} after {step} steps" for step, value in line)
+        for condition, line in lines.items()
     ]
     return draw(
         "gradient-error",
@@ -129,7 +129,7 @@ def error_figure(metrics: Metrics) -> Drawing | None:
 def membership_figure(metrics: Metrics) -> Drawing | None:
     """Advantage of the loss attack between its controls; None unless all three were measured."""
     marks = marks_of(metrics, _MIA_STYLE, "audit.mia.{}advantage")
-    if len(marks) < len(MIA_ARMS):
+    if len(marks) < len(MIA_CONDITIONS):
         return None
 
     def paint(figure: Any) -> None:
@@ -148,7 +148,7 @@ def membership_figure(metrics: Metrics) -> Drawing | None:
 
 
 def transfer_models(metrics: Metrics) -> list[str]:
-    """Target models whose synthetic arm was measured."""
+    """Target models whose synthetic condition was measured."""
     found = (re.fullmatch(r"utility\.transfer\.([^.]+)\.synthetic\.accuracy", name) for name in metrics.values)
     return [match.group(1) for match in found if match]
 
@@ -161,7 +161,7 @@ def error_line(metrics: Metrics, side: str) -> list[tuple[int, float]]:
 
 
 def _transfer_marks(metrics: Metrics, model: str) -> list[Mark]:
-    return marks_of(metrics, ARM_STYLE, f"utility.transfer.{model}.{{}}.accuracy")
+    return marks_of(metrics, CONDITION_STYLE, f"utility.transfer.{model}.{{}}.accuracy")
 
 
 def _histogram(

@@ -11,7 +11,7 @@ from understudy.evaluation.statistics.intervals import is_told_apart
 from understudy.methods.gradient_matching import figures
 from understudy.methods.gradient_matching.metric_names import DROP_REASONS
 from understudy.reporting.text_formatting import number, percent
-from understudy.reporting.view import ARM_TITLES, MethodSections, Section, Table, both, range_of
+from understudy.reporting.view import CONDITION_TITLES, MethodSections, Section, Table, both, range_of
 
 _SIGNAL = "signal-to-noise"
 
@@ -72,11 +72,13 @@ def transfer_section(metrics: Metrics) -> Section | None:
         return None
     lead = []
     for model in figures.transfer_models(metrics):
-        shares = {arm: values.get(f"utility.transfer.{model}.{arm}.accuracy") for arm in names.ARMS}
+        shares = {
+            condition: values.get(f"utility.transfer.{model}.{condition}.accuracy") for condition in names.CONDITIONS
+        }
         others = [
             f"{words} {percent(share)}"
-            for arm, words in (("prompt_only", "on prompt-only text"), ("real", "on a few real rows"))
-            if (share := shares[arm]) is not None
+            for condition, words in (("prompt_only", "on prompt-only text"), ("real", "on a few real rows"))
+            if (share := shares[condition]) is not None
         ]
         beside = f"; {', '.join(others)}" if others else ""
         lead.append(
@@ -85,9 +87,9 @@ def transfer_section(metrics: Metrics) -> Section | None:
     lead += [f"Not measured: {reason}." for reason in metrics.missing if "target model" in reason]
     rows = values.get("utility.transfer.real_rows")
     table = tuple(
-        (ARM_TITLES[arm], number(values[name]))
-        for arm in names.ARMS
-        if (name := f"language_model.log_perplexity.{arm}") in values
+        (CONDITION_TITLES[condition], number(values[name]))
+        for condition in names.CONDITIONS
+        if (name := f"language_model.log_perplexity.{condition}") in values
     )
     return Section(
         "transfer",
@@ -95,7 +97,7 @@ def transfer_section(metrics: Metrics) -> Section | None:
         tuple(lead),
         drawing,
         Table(("Text", "Log-perplexity"), table) if table else None,
-        f"The real arm is tuned on {'a few' if rows is None else number(rows)} real rows with the same steps; the last "
+        f"Of real rows, {'a few' if rows is None else number(rows)} are tuned on, with the same steps; the last "
         "checkpoint is tested. Log-perplexity: nats per token under the public base model.",
     )
 
@@ -174,7 +176,9 @@ def membership_section(metrics: Metrics) -> Section | None:
     drawing = figures.membership_figure(metrics)
     if drawing is None:
         return None
-    name, control, null = (f"audit.mia.{arm}advantage" for arm in ("", "positive_control.", "null_control."))
+    name, control, null = (
+        f"audit.mia.{condition}advantage" for condition in ("", "positive_control.", "null_control.")
+    )
     lead = [f"Against the model tuned on synthetic text the attack’s advantage is {_signed(metrics, name)}."]
     if control in intervals and intervals[control][0] > 0:
         lead.append(f"It catches the positive control: {_signed(metrics, control)}.")
@@ -196,13 +200,17 @@ def membership_section(metrics: Metrics) -> Section | None:
     if least is not None:
         lead.append(f"With so few rows it could tell no epsilon below {number(least, 2)} from perfect privacy.")
     table = tuple(
-        (title, f"{values[f'audit.mia.{arm}auc']:.2f}", range_of(metrics, f"audit.mia.{arm}auc", "{:.2f}".format))
-        for arm, title in (
+        (
+            title,
+            f"{values[f'audit.mia.{condition}auc']:.2f}",
+            range_of(metrics, f"audit.mia.{condition}auc", "{:.2f}".format),
+        )
+        for condition, title in (
             ("", "Synthetic"),
             ("positive_control.", "Positive control"),
             ("null_control.", "Null control"),
         )
-        if f"audit.mia.{arm}auc" in values
+        if f"audit.mia.{condition}auc" in values
     )
     return Section(
         "membership",

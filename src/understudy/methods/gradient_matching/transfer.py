@@ -4,10 +4,10 @@ Paper: gradient matching (GRADMM), sections 5.1 and 5.3, Tables 1 and 2 (transfe
 (gradient error). One fine-tuning serves all three: the run's own model, tuned on synthetic rows, is tested on real
 rows, its gradient is compared on its way, and it is attacked.
 
-*Deviations*. The real arm is a random part of the training rows, which are also the audit's members and its positive
+*Deviations*. The real rows are a random part of the training rows, which are also the audit's members and its positive
 control; the null control is the model tuned on prompt-only text (untuned where there is none), which never met them.
 
-Models that were tuned or tested on real rows are instruments and internal, as are the figures.
+Models that were tuned or tested on real rows are evaluation models and internal, as are the figures.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from transformers import AutoConfig
 from understudy.auditing.membership import FEWEST_ROWS, Attack, loss_attack, membership_scores
 from understudy.errors import InputError
 from understudy.evaluation.metrics import Metrics, merge
-from understudy.evaluation.names import MIA_ARMS, short_name
+from understudy.evaluation.names import MIA_CONDITIONS, short_name
 from understudy.evaluation.rows import Conditions, LabelledTexts
 from understudy.evaluation.statistics.intervals import Interval, accuracy_interval, is_told_apart
 from understudy.evaluation.utility.accuracy import score
@@ -48,7 +48,7 @@ def measure_transfer(
     config: MatchingEvaluationConfig,
     device: str = "cpu",
 ) -> Metrics:
-    """Fine-tune the run's own model and further ones on each arm, test on real rows; attack and compare the own one.
+    """Fine-tune the run's own model and further ones in each condition, test on real rows; attack and compare its own.
 
     Args:
         conditions: synthetic rows, private rows, prompt-only rows or None.
@@ -188,17 +188,17 @@ def _tuned(
     device: str,
     seed: int,
 ) -> dict[str, LabelModel]:
-    """Arm -> the model tuned on it; the callback follows the synthetic one."""
+    """Condition -> the model tuned on it; the callback follows the synthetic one."""
     return {
-        arm: fine_tune(
+        condition: fine_tune(
             rows,
             label_words=label_words,
             config=settings,
             seed=seed,
             device=device,
-            callback=callback if arm == "synthetic" else None,
+            callback=callback if condition == "synthetic" else None,
         )
-        for arm, rows in conditions.named().items()
+        for condition, rows in conditions.named().items()
     }
 
 
@@ -207,10 +207,10 @@ def _accuracies(
 ) -> Metrics:
     values: Named = {}
     intervals: Intervals = {}
-    for arm, target in tuned.items():
+    for condition, target in tuned.items():
         correct = score(predict(target, test.texts), test.labels).correct
         found = accuracy_interval(correct, seed=config.public_seed, replicates=config.replicates, level=config.level)
-        _put(values, intervals, f"utility.transfer.{name}.{arm}.accuracy", found)
+        _put(values, intervals, f"utility.transfer.{name}.{condition}.accuracy", found)
     return Metrics(values=values, intervals=intervals)
 
 
@@ -221,7 +221,7 @@ def _membership(
     test: LabelledTexts,
     config: MatchingEvaluationConfig,
 ) -> Metrics:
-    """The attack on the synthetic arm between its controls."""
+    """The attack on the synthetic condition between its controls."""
     others = sample_rows(test, len(members.texts), seed=config.public_seed)
     rows = min(len(members.texts), len(others.texts))
     if rows < FEWEST_ROWS:
@@ -230,19 +230,19 @@ def _membership(
     attacked = {"": tuned["synthetic"], "positive_control.": tuned["real"]}
     attacked["null_control."] = tuned.get("prompt_only", untuned)
     found: dict[str, Attack] = {
-        arm: loss_attack(
-            membership_scores(attacked[arm], members, others),
+        condition: loss_attack(
+            membership_scores(attacked[condition], members, others),
             seed=config.public_seed,
             replicates=config.replicates,
             level=config.level,
         )
-        for arm in MIA_ARMS
+        for condition in MIA_CONDITIONS
     }
     values: Named = {"audit.mia.rows": float(rows)}
     intervals: Intervals = {}
-    for arm, attack in found.items():
-        _put(values, intervals, f"audit.mia.{arm}advantage", attack.advantage)
-        _put(values, intervals, f"audit.mia.{arm}auc", attack.auc)
+    for condition, attack in found.items():
+        _put(values, intervals, f"audit.mia.{condition}advantage", attack.advantage)
+        _put(values, intervals, f"audit.mia.{condition}auc", attack.auc)
     null = found["null_control."].advantage
     # Where the null control is told apart, members and others differ by more than membership.
     if not is_told_apart(*(intervals[f"audit.mia.null_control.{name}"] for name in ("advantage", "auc"))):

@@ -138,24 +138,24 @@ def measure_next_token(
         "real": train.samples,
     }
     scores = {}
-    for done, (arm, texts) in enumerate(conditions.items(), start=1):
+    for done, (condition, texts) in enumerate(conditions.items(), start=1):
         tuned = fine_tune(texts, config=config, seed=seed, device=device)
-        scores[arm] = score_clients(tuned, held_out, max_length=config.max_length)
+        scores[condition] = score_clients(tuned, held_out, max_length=config.max_length)
         if progress is not None:
             progress(done, len(conditions) + 1)
     public = fine_tune(inputs.synthetic, config=config.model_copy(update={"epochs": 0}), seed=seed, device=device)
     scores["public"] = score_clients(public, held_out, max_length=config.max_length)
     values: dict[str, float] = {"utility.next_token.clients": float(len(held_out))}
     intervals: dict[str, tuple[float, float]] = {}
-    for arm, found in scores.items():
+    for condition, found in scores.items():
         interval = accuracy_interval(found, seed=seed)
-        values[f"utility.next_token.{arm}.accuracy"] = interval.value
-        intervals[f"utility.next_token.{arm}.accuracy"] = (interval.low, interval.high)
-        values[f"utility.next_token.{arm}.loss"] = found.loss_per_token
+        values[f"utility.next_token.{condition}.accuracy"] = interval.value
+        intervals[f"utility.next_token.{condition}.accuracy"] = (interval.low, interval.high)
+        values[f"utility.next_token.{condition}.loss"] = found.loss_per_token
     difference = accuracy_difference(scores["synthetic"], scores["prompt_only"], seed=seed)
     values["utility.next_token.synthetic_minus_prompt_only.accuracy"] = difference.value
     intervals["utility.next_token.synthetic_minus_prompt_only.accuracy"] = (difference.low, difference.high)
-    closed = share_of_gap_closed(*(scores[arm].accuracy for arm in ("synthetic", "public", "real")))
+    closed = share_of_gap_closed(*(scores[condition].accuracy for condition in ("synthetic", "public", "real")))
     if closed is None:
         return Metrics(values=values, intervals=intervals, missing=("gap closed: real texts help no more than none",))
     return Metrics(values=values | {"utility.next_token.gap_closed": closed}, intervals=intervals)

@@ -12,7 +12,7 @@ from understudy.reporting.figures import marks_of
 from understudy.reporting.text_formatting import number, percent, points
 from understudy.reporting.view import MethodSections, Section, Table, range_of
 
-_ARMS = {
+_CONDITIONS = {
     "public": ("Nothing (epsilon 0)", MUTED, "^"),
     "prompt_only": ("Prompt-only", PROMPT, "D"),
     "synthetic": ("Synthetic", SYNTHETIC, "o"),
@@ -30,7 +30,7 @@ def sections(metrics: Metrics, _statement: Mapping[str, Any]) -> MethodSections:
 def next_token_section(metrics: Metrics) -> Section | None:
     """Next-token accuracy on held-out clients by what a small language model was tuned on."""
     values = metrics.values
-    marks = marks_of(metrics, _ARMS, "utility.next_token.{}.accuracy")
+    marks = marks_of(metrics, _CONDITIONS, "utility.next_token.{}.accuracy")
     if "utility.next_token.synthetic.accuracy" not in values:
         return None
     lead = [

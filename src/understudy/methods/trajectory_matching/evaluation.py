@@ -135,9 +135,9 @@ def _transfer(
     student = expert_student(other.model, config, 0)
     measured = _Measured(student, other, test, config)
     values = measured("transfer.untuned", student.start)
-    for arm, pairs in (("selected", emitted.carriers), ("distilled_text", emitted.as_text)):
+    for condition, pairs in (("selected", emitted.carriers), ("distilled_text", emitted.as_text)):
         tuned = fine_tune(student, encoded(pairs, other.tokenizer, config), _schedule(config))
-        values |= measured(f"transfer.{arm}", tuned.weights)
+        values |= measured(f"transfer.{condition}", tuned.weights)
     return values
 
 
@@ -155,7 +155,7 @@ class _Measured:
     test: Measuring
     config: TrajectoryMatchingConfig
 
-    def __call__(self, arm: str, weights: Weights) -> dict[str, float]:
+    def __call__(self, condition: str, weights: Weights) -> dict[str, float]:
         config, tokenizer = self.config, self.base.tokenizer
         rows, questions = self.test.rows, self.test.questions
         encoder = PairEncoder(tokenizer, config.template)
@@ -165,9 +165,9 @@ class _Measured:
                 -likelihoods(model, encoder, rows[start : start + _BATCH], max_length=config.max_length)
                 for start in range(0, len(rows), _BATCH)
             ]
-            found = {f"tuning.{arm}.loss": float(torch.cat(losses).mean())} if losses else {}
+            found = {f"tuning.{condition}.loss": float(torch.cat(losses).mean())} if losses else {}
             if questions:
-                found[f"tuning.{arm}.accuracy"] = accuracy(
+                found[f"tuning.{condition}.accuracy"] = accuracy(
                     model, tokenizer, questions, template=config.template, max_length=config.max_length
                 )
         return found

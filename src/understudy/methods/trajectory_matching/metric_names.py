@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from understudy.evaluation.names import MetricName
 
-ARMS = {
+CONDITIONS = {
     "untuned": "the base model as it is",
     "expert": "an expert, which saw the whole set",
     "selected": "the base model tuned on the carrying rows alone",
@@ -28,11 +28,13 @@ METRIC_NAMES: tuple[MetricName, ...] = (
     MetricName("distillation.distance.last", "The same, mean of the last tenth", "distance", "lower"),
     MetricName("distillation.step_size", "The student's learned step size", "score", "context"),
     *(
-        MetricName(f"tuning.{arm}.accuracy", f"Right choices among the candidate answers: {meaning}", "share", "higher")
-        for arm, meaning in ARMS.items()
+        MetricName(
+            f"tuning.{condition}.accuracy", f"Right choices among the candidate answers: {meaning}", "share", "higher"
+        )
+        for condition, meaning in CONDITIONS.items()
     ),
     *(
-        MetricName(f"tuning.{arm}.loss", f"Mean loss of held-out responses: {meaning}", "nats per token", "lower")
-        for arm, meaning in ARMS.items()
+        MetricName(f"tuning.{condition}.loss", f"Mean loss of held-out responses: {meaning}", "nats per token", "lower")
+        for condition, meaning in CONDITIONS.items()
     ),
 )

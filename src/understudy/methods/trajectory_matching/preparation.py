@@ -172,7 +172,7 @@ def expected_seconds(
 
 
 def _tuning_seconds(config: TrajectoryMatchingConfig, rows: int, step: float) -> float:
-    """Every arm is tuned on the chosen rows and measured on the held-out ones."""
+    """Every condition is tuned on the chosen rows and measured on the held-out ones."""
     tuning = config.tuning
     tuned = _TUNED + (_TUNED_BY_TRANSFER if tuning.transfer else 0)
     measured = _MEASURED + (_MEASURED_BY_TRANSFER if tuning.transfer else 0)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from understudy.evaluation.metrics import Metrics
-from understudy.methods.trajectory_matching.metric_names import ARMS
+from understudy.methods.trajectory_matching.metric_names import CONDITIONS
 from understudy.reporting.text_formatting import percent
 from understudy.reporting.view import MethodSections, Section, Table
 
@@ -23,11 +23,11 @@ def tuning_section(metrics: Metrics) -> Section | None:
     rows = [
         (
             meaning,
-            _shown(values.get(f"tuning.{arm}.accuracy"), percent),
-            _shown(values.get(f"tuning.{arm}.loss"), _three),
+            _shown(values.get(f"tuning.{condition}.accuracy"), percent),
+            _shown(values.get(f"tuning.{condition}.loss"), _three),
         )
-        for arm, meaning in ARMS.items()
-        if f"tuning.{arm}.loss" in values
+        for condition, meaning in CONDITIONS.items()
+        if f"tuning.{condition}.loss" in values
     ]
     if not rows:
         return None

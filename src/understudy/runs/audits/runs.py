@@ -41,9 +41,9 @@ from understudy.runs.split import SplitRows, load_and_split
 from understudy.runs.units import NOUNS, client_is_held_out, row_is_held_out
 from understudy.runs.validation import configure, validate
 
-Arm = Literal["claim", "positive_control", "null_control"]
-ARMS: Final[tuple[Arm, ...]] = ("claim", "positive_control", "null_control")
-CONTROLS: Final[tuple[Arm, ...]] = ("positive_control", "null_control")
+Condition = Literal["claim", "positive_control", "null_control"]
+CONDITIONS: Final[tuple[Condition, ...]] = ("claim", "positive_control", "null_control")
+CONTROLS: Final[tuple[Condition, ...]] = ("positive_control", "null_control")
 CONFIDENCE: Final = 0.95
 
 
@@ -52,12 +52,12 @@ class Prepared:
     """The runs of an audit, with their tables written.
 
     Attributes:
-        requests: of each arm.
+        requests: of each condition.
         canaries: with their coins, private.
         notes: what was assumed of the rows; shown to the user.
     """
 
-    requests: Mapping[Arm, RunRequest]
+    requests: Mapping[Condition, RunRequest]
     canaries: canary.Canaries = field(repr=False)
     notes: tuple[str, ...]
 
@@ -67,16 +67,16 @@ class Planned:
     """An audit whose runs are registered.
 
     Attributes:
-        requests: of each arm.
-        plans: of each arm; public.
+        requests: of each condition.
+        plans: of each condition; public.
         canaries: the stored canaries, with the column `included`; private.
         count: how many there are; public.
         is_charged: whether the claim was charged before, by this very audit.
         notes: what was assumed or handled; shown to the user.
     """
 
-    requests: Mapping[Arm, RunRequest]
-    plans: Mapping[Arm, RunPlan]
+    requests: Mapping[Condition, RunRequest]
+    plans: Mapping[Condition, RunPlan]
     canaries: ArtifactRef
     count: int
     is_charged: bool
@@ -98,7 +98,7 @@ def prepared(request: AuditRequest) -> Iterator[Prepared]:
         RowError: a row is.
     """
     run = request.run
-    folders = {folder_of(arm) for arm in ARMS}
+    folders = {folder_of(condition) for condition in CONDITIONS}
     check_report_folder(
         Path(run.out).expanduser(), noun="an earlier audit", is_run=folders.__contains__, is_such=is_audit
     )
@@ -116,20 +116,20 @@ def prepared(request: AuditRequest) -> Iterator[Prepared]:
     }
     with as_files(tables) as files:
 
-        def of(arm: Arm) -> RunRequest:
+        def of(condition: Condition) -> RunRequest:
             changed = {
                 **columns,
-                "data": files["without-canaries" if arm == "null_control" else "with-canaries"],
+                "data": files["without-canaries" if condition == "null_control" else "with-canaries"],
                 "test": files["test"],
-                "out": str(Path(run.out).expanduser().absolute() / folder_of(arm)),
+                "out": str(Path(run.out).expanduser().absolute() / folder_of(condition)),
                 "about": words_about(run),
                 # Counted on the rows as they are: among canaries the number of clients would tell of the coins.
                 "units": rows.units,
-                **({} if arm == "claim" else {"epsilon": float("inf")}),
+                **({} if condition == "claim" else {"epsilon": float("inf")}),
             }
             return RunRequest.model_validate(run.model_dump() | changed)
 
-        yield Prepared({arm: of(arm) for arm in ARMS}, made, rows.notes)
+        yield Prepared({condition: of(condition) for condition in CONDITIONS}, made, rows.notes)
 
 
 @contextmanager
@@ -150,13 +150,15 @@ def planned(request: AuditRequest) -> Iterator[Planned]:
         check_power(claim.plan, count)
         refuse_paid(claim.paid_before, accepts_new=request.run.accept_new_charge)
         # On a source's first use the claim's epsilon and delta become its budget, whatever run is the first.
-        controls = {arm: validate(drafts.requests[arm], request.method, is_part=True) for arm in CONTROLS}
+        controls = {
+            condition: validate(drafts.requests[condition], request.method, is_part=True) for condition in CONTROLS
+        }
         Path(request.run.out).expanduser().mkdir(mode=0o700, parents=True, exist_ok=True)
-        plans: dict[Arm, RunPlan] = {}
-        for arm, one in {"claim": claim, **controls}.items():
+        plans: dict[Condition, RunPlan] = {}
+        for condition, one in {"claim": claim, **controls}.items():
             plan = one.plan.model_copy(update={"budget": claim.plan.budget})
-            plans[arm] = register(replace(one, record=claim.record, plan=plan))
-            stack.enter_context(handed_over(drafts.requests[arm], plans[arm]))
+            plans[condition] = register(replace(one, record=claim.record, plan=plan))
+            stack.enter_context(handed_over(drafts.requests[condition], plans[condition]))
         notes = tuple(dict.fromkeys((*drafts.notes, *claim.plan.notes)))
         stored = _stored(request.run.source, drafts.canaries)
         found = Planned(drafts.requests, plans, stored, count, claim.is_charged, notes)
@@ -224,9 +226,9 @@ def _canaries(
     return canary.Canaries(texts, slots, included)
 
 
-def folder_of(arm: Arm) -> str:
-    """Name of an arm's folder in that of the audit."""
-    return arm.replace("_", "-")
+def folder_of(condition: Condition) -> str:
+    """Name of a condition's folder in that of the audit."""
+    return condition.replace("_", "-")
 
 
 def _check_room(count: int, trained: int, kind: RowKind) -> None:
@@ -250,7 +252,7 @@ def _client_names(count: int, *, held: Callable[[str], bool], named: str) -> lis
 
 
 def _with(kind: RowKind, rows: SplitRows, made: canary.Canaries, *, none: bool) -> pa.Table:
-    """The table of an arm, labels by name."""
+    """The table of a condition, labels by name."""
     included = [False if none else bool(coin) for coin in made.included]
     if kind != "clients":
         return _named(canary.placed(rows.whole, made, included=included, units=rows.units), rows.label_names)

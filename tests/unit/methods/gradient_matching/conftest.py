@@ -81,23 +81,23 @@ def matching_metrics() -> Metrics:
         ("tiny-gpt2", (0.49, 0.53, 0.625)),
         ("a-very-long-name-" * 3, (0.525, 0.62, 0.77)),
     ):
-        for arm, accuracy in zip(("prompt_only", "synthetic", "real"), accuracies, strict=True):
-            name = f"utility.transfer.{model}.{arm}.accuracy"
+        for condition, accuracy in zip(("prompt_only", "synthetic", "real"), accuracies, strict=True):
+            name = f"utility.transfer.{model}.{condition}.accuracy"
             values[name], intervals[name] = accuracy, (accuracy - 0.07, accuracy + 0.07)
     values |= {"utility.transfer.real_rows": 40.0, "fidelity.train_frechet_rows": 26.0}
     values |= {"fidelity.train_frechet": 1.149, "fidelity.prompt_only.train_frechet": 1.214}
     values |= {"fidelity.few_real.train_frechet": 0.502}
-    for arm, loss in (("synthetic", 7.37), ("prompt_only", 4.22), ("real", 5.31)):
-        values[f"language_model.log_perplexity.{arm}"] = loss
+    for condition, loss in (("synthetic", 7.37), ("prompt_only", 4.22), ("real", 5.31)):
+        values[f"language_model.log_perplexity.{condition}"] = loss
     for side, median in (("synthetic", 1.111), ("holdout", 0.659)):
         values |= {f"memorization.nearest_median.{side}": median, f"memorization.nearest_least.{side}": median / 3}
     values["memorization.nearest_share"] = 0.0
     for side, errors in (("", (0.7, 1.2, 1.0)), ("prompt_only.", (0.52, 0.32, 0.37)), ("real.", (0.24, 0.29, 0.31))):
         values |= {f"matching.gradient_error.{side}step_{50 * i}": error for i, error in enumerate(errors)}
-    for arm, value in (("", -0.05), ("positive_control.", 0.375), ("null_control.", 0.05)):
-        values |= {f"audit.mia.{arm}advantage": value, f"audit.mia.{arm}auc": 0.5 + value / 2}
-        intervals |= {f"audit.mia.{arm}advantage": (value - 0.225, value + 0.25)}
-        intervals |= {f"audit.mia.{arm}auc": (0.4 + value / 2, 0.6 + value / 2)}
+    for condition, value in (("", -0.05), ("positive_control.", 0.375), ("null_control.", 0.05)):
+        values |= {f"audit.mia.{condition}advantage": value, f"audit.mia.{condition}auc": 0.5 + value / 2}
+        intervals |= {f"audit.mia.{condition}advantage": (value - 0.225, value + 0.25)}
+        intervals |= {f"audit.mia.{condition}auc": (0.4 + value / 2, 0.6 + value / 2)}
     values |= {"audit.mia.rows": 40.0, "audit.mia.detectable_epsilon": 0.484}
     generator = np.random.default_rng(1)
 

@@ -165,7 +165,7 @@ def test_copies_of_private_rows_are_near_and_others_are_not():
 def test_log_perplexity_of_real_text_is_that_of_test_rows(make_reviews):
     base, synthetic, test = load_model("tiny-gpt2"), make_reviews(4, seed=1), make_reviews(5, seed=2)
     values = measure_log_perplexity(base, Conditions(synthetic, make_reviews(6, seed=3)), test, config=CONFIG).values
-    for arm, rows in (("synthetic", synthetic), ("real", test)):
+    for condition, rows in (("synthetic", synthetic), ("real", test)):
         wanted = language_model_loss_of_texts(base, rows.texts, max_length=CONFIG.max_length)
-        assert values[f"language_model.log_perplexity.{arm}"] == pytest.approx(wanted, rel=1e-5)
+        assert values[f"language_model.log_perplexity.{condition}"] == pytest.approx(wanted, rel=1e-5)
     assert len(values) == 2

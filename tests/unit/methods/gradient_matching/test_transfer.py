@@ -1,4 +1,4 @@
-"""Target models fine-tuned on the arms (transfer.py), on a random model of two layers."""
+"""Target models fine-tuned on the conditions (transfer.py), on a random model of two layers."""
 
 import math
 from functools import partial
@@ -100,10 +100,14 @@ def test_accuracies_are_those_of_fine_tuning_each_arm_alone(found, folder, sets)
     tested = disjoint_rows(test, 15, seed=0)[0]
     members = disjoint_rows(conditions.real, 10, seed=0)[0]
     config = SAME.model_copy(update={"base": folder})
-    for arm, rows in (("synthetic", conditions.synthetic), ("prompt_only", conditions.prompt_only), ("real", members)):
+    for condition, rows in (
+        ("synthetic", conditions.synthetic),
+        ("prompt_only", conditions.prompt_only),
+        ("real", members),
+    ):
         tuned = fine_tune(rows, label_words=SENTIMENT_WORDS, config=config, seed=0)
         wanted = score(predict(tuned, tested.texts), tested.labels).accuracy
-        name = f"utility.transfer.my-model.{arm}.accuracy"
+        name = f"utility.transfer.my-model.{condition}.accuracy"
         assert found.values[name] == pytest.approx(wanted)
         assert found.intervals[name][0] <= wanted <= found.intervals[name][1]
     assert found.values["utility.transfer.real_rows"] == 10
