@@ -5,7 +5,7 @@ Prefect's page of the flow run and MLflow's page of the run show it, so nothing 
 
 from __future__ import annotations
 
-from understudy.privacy.statement import cost_in_words
+from understudy.privacy.shown_cost import cost_in_words
 from understudy.runs.exported import Exported
 from understudy.tasks.charge_receipt import ChargeReceipt
 

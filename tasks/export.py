@@ -143,6 +143,7 @@ def statement_facts(
             PretrainedModel(name=run.model_name, digest=run.model_digest),
             *facts.pretrained_models,
         ),
+        inherited=run.inherited,
         config_digest=config,
         audits=tuple(audit.in_words(config, paid.code_digest) for audit in kept(run.method, run.model_digest)),
         time=datetime.now(UTC).isoformat(timespec="seconds"),

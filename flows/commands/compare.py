@@ -106,7 +106,7 @@ def _parts(text: str, option: str, kind: type, example: str) -> tuple[Any, ...]:
 
 def _price(comparison: Comparison) -> str:
     """What a comparison charges, in words."""
-    from understudy.privacy.statement import cost_in_words
+    from understudy.privacy.shown_cost import cost_in_words
 
     request, source = comparison.request, comparison.request.run.source
     sizes = {"method": request.methods, "seed": request.seeds, "epsilon": request.epsilons}
@@ -135,7 +135,7 @@ def _count(count: int, word: str) -> str:
 
 
 def _budget(comparison: Comparison) -> str:
-    from understudy.privacy.statement import round_up
+    from understudy.privacy.shown_cost import round_up
 
     epsilon, delta = (round_up(spent) for spent in comparison.spent)
     budget = comparison.budget

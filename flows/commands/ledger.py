@@ -61,7 +61,7 @@ def ledger_register(*, source: str, budget: str, declared: Mapping[str, Any], as
 def ledger_show(*, source: str | None, as_json: bool) -> None:
     """`understudy ledger show`."""
     from understudy.privacy.ledger.ledger import Ledger
-    from understudy.privacy.statement import round_up
+    from understudy.privacy.shown_cost import round_up
 
     ledger = Ledger.open()
     if source is not None:

@@ -122,7 +122,7 @@ def ended(flow: Flow[[Q], R], request: Q, *, again: str = "goes on from here, un
 
 def price(plan: RunPlan, *, is_charged: bool, accepts_new: bool) -> str:
     """What a run charges, in words."""
-    from understudy.privacy.statement import cost_in_words
+    from understudy.privacy.shown_cost import cost_in_words
 
     if math.isinf(plan.epsilon):
         return (

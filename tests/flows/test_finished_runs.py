@@ -52,6 +52,12 @@ def test_finished_work_is_answered_and_repaired_without_a_model(
         files = {path: path.read_bytes() for path in sorted((out / "export").rglob("*")) if path.is_file()}
         other = validate(request_of(out=str(out), epsilon=2.0), "conditional-generation")
         assert (other.is_charged, charges[0].id in other.replaces) == (False, True), "it would take their place"
+        on_it = validate(request_of(model=str(out / "export/model"), epsilon=2.0), "conditional-generation").plan
+        (release,) = on_it.inherited
+        (guarantee,) = release.guarantees
+        assert (release.setting, guarantee.charge_id, guarantee.epsilon) == ("model", charges[0].id, 3.0)
+        assert any("is promised the sum of both" in note for note in on_it.notes)
+        assert not other.plan.inherited, "the base model that ships is nobody's release"
         no_model()
 
         code, said = call(*words)

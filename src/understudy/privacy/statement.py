@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from decimal import ROUND_CEILING, Context, Decimal
 from typing import Any, Final, Literal
 
 from pydantic import Field, field_validator
 
 from understudy.frozen import Frozen
 from understudy.privacy.grid import charged_sensitivity, grid_of
-from understudy.privacy.labels import ACCOUNTANT, Relation, Unit
+from understudy.privacy.inherited import EarlierRelease, inherited_in_words
 from understudy.privacy.ledger.records import Charge, SourceRecord
 from understudy.privacy.naming import without_place
 from understudy.privacy.queries import Query, check_epsilon_of, queries_from_json
+from understudy.privacy.shown_cost import round_up
 
 Verdict = Literal["proven under assumptions", "heuristic", "none"]
 
@@ -145,6 +145,7 @@ class StatementFacts(Frozen):
     choices: str = Field(description="How hyper-parameters and checkpoints were chosen.")
     declared_public: Mapping[str, Any] = Field(description="Name -> value of what is declared public.")
     pretrained_models: tuple[PretrainedModel, ...] = ()
+    inherited: tuple[EarlierRelease, ...] = Field(default=(), description="What it builds on that has a promise too.")
     third_parties: tuple[str, ...] = Field(default=(), description="Who else saw raw text.")
     randomness: str = RANDOMNESS
     floating_point: str = FLOATING_POINT
@@ -155,28 +156,6 @@ class StatementFacts(Frozen):
     not_private: tuple[str, ...] = Field(default=(), description="Parts that are not differentially private.")
     heuristics: tuple[str, ...] = Field(default=(), description="Steps of the argument that are not proven.")
     warnings: tuple[str, ...] = Field(default=(), description="What limits the use of the result, from public values.")
-
-
-def round_up(value: float, *, digits: int = 4) -> float:
-    """The least float >= value with so many significant digits; infinity stays.
-
-    >>> round_up(2.99951), round_up(3.0), round_up(1e-5)
-    (3.0, 3.0, 1e-05)
-    """
-    if not math.isfinite(value) or value == 0:
-        return value
-    # The shortest decimal that is this very float; rounding it up and back keeps the order.
-    return float(Context(prec=digits, rounding=ROUND_CEILING).plus(Decimal(repr(float(value)))))
-
-
-def cost_in_words(epsilon: float, delta: float, *, unit: Unit, relation: Relation, accountant: str = ACCOUNTANT) -> str:
-    """What is charged, and for what, as it is announced: never less than it is.
-
-    >>> cost_in_words(0.1 + 0.2, 3.001e-4, unit="client", relation="add_or_remove_one")
-    'epsilon=0.300001, delta=0.000301 for one client (add_or_remove_one, PLD)'
-    """
-    cost = f"epsilon={round_up(epsilon, digits=6):g}, delta={round_up(delta, digits=3):g}"
-    return f"{cost} for one {unit} ({relation}, {accountant})"
 
 
 def build_statement(
@@ -232,6 +211,7 @@ def build_statement(
         "declared_public": dict(facts.declared_public),
         "this_run": {"epsilon": epsilon, "delta": round_up(charge.delta), "event": charge.event},
         "budget": _budget(source, spent),
+        "inherited": [one.model_dump() for one in facts.inherited],
         "pretrained_models": [m.model_dump() for m in facts.pretrained_models],
         "third_parties": list(facts.third_parties),
         "randomness": facts.randomness,
@@ -243,7 +223,7 @@ def build_statement(
         "audits": list(facts.audits),
         "not_private": list(facts.not_private),
         "heuristics": list(facts.heuristics),
-        "warnings": list(facts.warnings),
+        "warnings": [*facts.warnings, *inherited_in_words(facts.inherited, charge)],
     }
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import Field
 
 from understudy.frozen import Frozen
-from understudy.privacy.statement import round_up
+from understudy.privacy.shown_cost import round_up
 from understudy.reporting import text_formatting
 
 

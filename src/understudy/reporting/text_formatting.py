@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from understudy.privacy.statement import round_up
+from understudy.privacy.shown_cost import round_up
 
 NARROW_SPACE = "\u202f"
 MINUS = "\u2212"

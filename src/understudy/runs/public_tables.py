@@ -58,7 +58,7 @@ def check_labels(config: BaseModel, named: Mapping[str, str], request: RunReques
     Raises:
         InputError: naming the setting or option, not the artifact.
     """
-    for setting, place in {**dict(_with_digests(config)), **named}.items():
+    for setting, place in named_files(config, named).items():
         if _is_private(place):
             raise InputError(
                 f"{setting}={place}: expected what is public, found what a run without noise left, which is as private "
@@ -69,6 +69,11 @@ def check_labels(config: BaseModel, named: Mapping[str, str], request: RunReques
             f"--data {request.data}: expected private rows, found what a run without noise made of some, each of whose "
             "rows may hold something of all of them, so that no promise would cover these; name the rows themselves"
         )
+
+
+def named_files(config: BaseModel, named: Mapping[str, str]) -> dict[str, str]:
+    """Name and value of each setting that names a model or a public table."""
+    return {**dict(_with_digests(config)), **named}
 
 
 def _with_digests(config: BaseModel, prefix: str = "") -> Iterator[tuple[str, str]]:

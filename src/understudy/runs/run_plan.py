@@ -21,6 +21,7 @@ from understudy.errors import UnderstudyError
 from understudy.frozen import not_in_keys, of_kind
 from understudy.methods.method import Description, Promise
 from understudy.privacy.accounting import epsilon_pld, epsilon_rdp
+from understudy.privacy.inherited import EarlierRelease
 from understudy.privacy.labels import Relation, Unit
 from understudy.privacy.ledger.ledger import Ledger
 from understudy.privacy.queries import Queries, event_delta, event_of
@@ -57,6 +58,9 @@ class RunPlan(BaseModel):
     sections: str = Field(default="", description="Where the method's own sections of the report are.")
     device: str = Field(default="cpu", description="What the tasks of the process that made the plan compute on.")
     precision: str = Field(default="float32", description="Of the base model's frozen weights there.")
+    inherited: tuple[EarlierRelease, ...] = Field(
+        default=(), description="What the settings name that was itself released, with what that promised."
+    )
     notes: tuple[str, ...] = Field(default=(), description="What was assumed or handled; shown before registration.")
     model_notes: tuple[str, ...] = Field(default=(), description="Those of them that are about the base model.")
     key: str = Field(default="", description="Names the run in MLflow: see `run_key`; set by registration.")

@@ -31,6 +31,7 @@ from understudy.privacy.queries import check_epsilon_of, queries_to_json
 from understudy.runs import finished_plans, public_tables
 from understudy.runs.checks.before_charge import before_charge
 from understudy.runs.earlier_charges import paid_before
+from understudy.runs.earlier_releases import earlier_releases, note_of
 from understudy.runs.folders import check_folder, read_record
 from understudy.runs.given_settings import given_settings
 from understudy.runs.overrides import apply_overrides
@@ -158,7 +159,9 @@ def validate(request: RunRequest, method: str, *, is_part: bool = False) -> Vali
     unless_charged(look, lambda: may_be_charged(ledger, request.source, epsilon=epsilon, delta=delta))
     promised = (epsilon, delta, rows.units, rows.label_names)
     asked = _asked(chosen, config, ledger, promised, known, request, rows)
-    plan = _plan(chosen, asked, guarded, record, rows, notes=(*rows.notes, *asked.notes, *budget_note))
+    inherited = earlier_releases(public_tables.named_files(config, public))
+    notes = (*rows.notes, *asked.notes, *budget_note, *map(note_of, inherited))
+    plan = _plan(chosen, asked, guarded, record, rows, notes=notes).model_copy(update={"inherited": inherited})
     is_charged = bool(asked.charges)
     if not is_charged:
         # Of a run that is charged, only its flow sees whether --accept-new-charge charges it anew; the ledger checks.

@@ -9,9 +9,12 @@ from hypothesis import strategies as st
 
 from understudy.errors import UnderstudyError
 from understudy.privacy.grid import charged_sensitivity, grid_of
+from understudy.privacy.inherited import EarlierRelease
+from understudy.privacy.labels import Guarantee
 from understudy.privacy.ledger.records import Charge, SourceRecord
 from understudy.privacy.naming import named_table, without_place
 from understudy.privacy.queries import Query, queries_to_json
+from understudy.privacy.shown_cost import cost_in_words, round_up
 from understudy.privacy.statement import (
     STABLE_KEYS,
     Access,
@@ -19,7 +22,6 @@ from understudy.privacy.statement import (
     StatementFacts,
     build_statement,
     mechanism_facts,
-    round_up,
 )
 from understudy.privacy.statement_words import render_markdown
 
@@ -87,6 +89,33 @@ def statement(*, spent=(5.00001, 2e-5), **changes):
     by_charge = {k: v for k, v in changes.items() if k in Charge.model_fields}
     by_facts = {k: v for k, v in changes.items() if k in StatementFacts.model_fields}
     return build_statement(facts(**by_facts), charge=charge(**by_charge), source=SOURCE, spent=spent)
+
+
+def earlier(**changes):
+    promised = {"unit": "example", "relation": "replace_special", "epsilon": 2.0, "delta": 1e-6, "accountant": "PLD"}
+    guarantee = Guarantee(source="clinic", charge_id="earlier", **(promised | changes))
+    return EarlierRelease(setting="model", name="model", guarantees=(guarantee,))
+
+
+def test_what_it_builds_on_is_named_and_the_sum_is_promised():
+    release, own = earlier(), charge()
+    found = statement(inherited=(release, release))
+    assert found["inherited"] == [release.model_dump()] * 2
+    assert found["warnings"][0] == (
+        "model=model was itself released, under a promise of epsilon=2, delta=1e-06 for one example (replace_special, "
+        "PLD) of source 'clinic' (charge earlier)."
+    )
+    added = cost_in_words(
+        own.epsilon + 2, own.delta + 1e-6, unit="example", relation="replace_special", accountant="sum of PLD"
+    )
+    assert found["warnings"][-1].endswith(f"is promised the sum, {added}."), "one charge counts once"
+    assert f"**Note:** {found['warnings'][-1]}" in render_markdown(found)
+    assert statement()["inherited"] == statement()["warnings"] == []
+
+
+def test_epsilons_of_other_units_are_not_added():
+    said = statement(inherited=(earlier(unit="client", relation="add_or_remove_one"),))["warnings"]
+    assert "cannot be added" in said[-1]
 
 
 def test_stable_keys_come_first_and_in_order():

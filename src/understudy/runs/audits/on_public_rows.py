@@ -17,7 +17,7 @@ from understudy.evaluation.metrics import Metrics
 from understudy.evaluation.names import THREATS
 from understudy.frozen import Frozen
 from understudy.privacy.labels import Relation, Unit
-from understudy.privacy.statement import cost_in_words
+from understudy.privacy.shown_cost import cost_in_words
 from understudy.reporting.text_formatting import at_least
 from understudy.runs.run_plan import RunPlan, config_digest
 from understudy.settings import private_directory, settings

@@ -16,7 +16,7 @@ from understudy.evaluation.statistics.differences import differences
 from understudy.locks import locked_folder
 from understudy.privacy.ledger.budget import Cost, spent
 from understudy.privacy.ledger.ledger import Ledger
-from understudy.privacy.statement import cost_in_words
+from understudy.privacy.shown_cost import cost_in_words
 from understudy.reporting.comparison import build_comparison
 from understudy.reporting.comparison_content import ComparisonContent, Group
 from understudy.reporting.differences import pairs_of

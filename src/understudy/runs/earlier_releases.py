@@ -1,0 +1,83 @@
+"""What a run takes for public and was itself released under a charge, with what that charge promises.
+
+Whoever is among the rows of both is promised the sum of both, so the statement says so. What leaves a run is known by
+the statement that lies beside it in an export, or by the manifest of its artifact. A copy without either is not
+recognised.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from understudy.artifacts.manifest import MANIFEST, read_manifest
+from understudy.errors import ArtifactDamaged
+from understudy.privacy.inherited import EarlierRelease
+from understudy.privacy.labels import Guarantee
+from understudy.privacy.naming import without_place
+from understudy.runs.folders import STATEMENT
+
+
+def earlier_releases(named: Mapping[str, str]) -> tuple[EarlierRelease, ...]:
+    """What each setting names that was released before, in the given order.
+
+    Args:
+        named: name of a setting -> the model or table that it names.
+    """
+    found = {setting: (place, _promised(place)) for setting, place in named.items()}
+    return tuple(
+        EarlierRelease(setting=setting, name=without_place(place), guarantees=promised)
+        for setting, (place, promised) in found.items()
+        if promised
+    )
+
+
+def note_of(release: EarlierRelease) -> str:
+    """What is to be said of it before anything is charged."""
+    return f"{release.in_words()}; whoever is in those rows too is promised the sum of both, which the statement says"
+
+
+def _promised(place: str) -> tuple[Guarantee, ...]:
+    path = Path(os.path.realpath(Path(place).expanduser()))
+    if not os.path.exists(path):  # a sample, a named model
+        return ()
+    folders = [folder for folder in (path, *path.parents) if os.path.isfile(folder / MANIFEST)]
+    return _distinct([*_by_statement(path.parent / STATEMENT), *(one for each in folders for one in _by_label(each))])
+
+
+def _by_statement(file: Path) -> tuple[Guarantee, ...]:
+    """What the statement of an export promises, and what those promised that its run built on."""
+    try:
+        statement = json.loads(file.read_text(encoding="utf-8"))
+        return (_guarantee(statement), *_inherited(statement))
+    except (OSError, ValueError, TypeError, LookupError):  # there is none, or somebody else's file of that name
+        return ()
+
+
+def _guarantee(statement: Mapping[str, Any]) -> Guarantee:
+    names = ("source", "unit", "relation", "epsilon", "delta", "accountant")
+    charge = statement["ledger_entries"][0]["id"]
+    return Guarantee(charge_id=charge, **{name: statement[name] for name in names})
+
+
+def _inherited(statement: Mapping[str, Any]) -> tuple[Guarantee, ...]:
+    earlier = [EarlierRelease.model_validate(one) for one in statement.get("inherited", ())]
+    return tuple(guarantee for one in earlier for guarantee in one.guarantees)
+
+
+def _by_label(folder: Path) -> tuple[Guarantee, ...]:
+    try:
+        return read_manifest(folder).label.guarantees
+    except ArtifactDamaged:  # somebody else's file of that name
+        return ()
+
+
+def _distinct(guarantees: Iterable[Guarantee]) -> tuple[Guarantee, ...]:
+    """One of each charge, the first: a statement's epsilon is rounded up."""
+    found: dict[str, Guarantee] = {}
+    for guarantee in guarantees:
+        found.setdefault(guarantee.charge_id, guarantee)
+    return tuple(found.values())
