@@ -16,11 +16,11 @@ from understudy.flows.commands.run import price
 from understudy.methods import registry
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
 from understudy.privacy.ledger.ledger import Charge, Ledger
+from understudy.runs.configuration import configure
 from understudy.runs.earlier_charges import parts_of
 from understudy.runs.given_settings import given_settings
 from understudy.runs.registration import registered
 from understudy.runs.run_plan import RunPlan
-from understudy.runs.validation import configure
 from understudy.tasks.charging import charge
 
 

@@ -20,9 +20,10 @@ from understudy.flows.server_side import ServerSide, Signed, ordered
 from understudy.generation.instructions import plain_text
 from understudy.privacy import labels
 from understudy.privacy.ledger.ledger import Ledger
+from understudy.runs.configuration import configure
 from understudy.runs.folders import read_record
 from understudy.runs.further_texts import generate_more
-from understudy.runs.validation import configure, validate
+from understudy.runs.validation import validate
 from understudy.settings import prepare_environment
 from understudy.tasks.knowledge_distillation import write_pairs
 

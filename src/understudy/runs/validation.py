@@ -6,16 +6,13 @@ nothing; what it read goes on to `registration` in memory.
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-from pydantic import ValidationError
 
 from understudy.artifacts.access import exchange_store, private_store
 from understudy.data import tables
@@ -30,12 +27,12 @@ from understudy.privacy.ledger.records import Charge
 from understudy.privacy.queries import check_epsilon_of, queries_to_json
 from understudy.runs import finished_plans, public_tables
 from understudy.runs.checks.before_charge import before_charge
+from understudy.runs.configuration import configure
 from understudy.runs.earlier_charges import paid_before
 from understudy.runs.earlier_releases import earlier_releases, note_of
 from understudy.runs.folders import check_folder, read_record
 from understudy.runs.given_settings import given_settings
-from understudy.runs.overrides import apply_overrides
-from understudy.runs.request import Budget, RunRequest, check_delta, check_epsilon, words_about
+from understudy.runs.request import Budget, RunRequest, check_delta, check_epsilon
 from understudy.runs.run_plan import RunPlan, asked_key_of, match_of, request_key, run_key
 from understudy.runs.sources import check_budget, check_unit, may_be_charged, source_record, unless_charged
 from understudy.runs.split import SplitRows, load_and_split
@@ -55,39 +52,6 @@ class Validated:
     is_finished: bool = False
     replaces: str = ""
     paid_before: str = ""
-
-
-def configure(request: RunRequest, method: str) -> Any:
-    """The method's settings: profile and --about, then --model and --samples, then each --set.
-
-    Raises:
-        InputError: when there is no such method, or an override names an unknown setting or a value out of bounds.
-    """
-    # As JSON: a model called 2024 is a name and no number.
-    given = {"model": request.model, "samples": request.samples}
-    shortcuts = [f"{name}={json.dumps(value)}" for name, value in given.items() if value is not None]
-    chosen = registry.get(method)
-    plain = chosen.config(profile=request.profile, about=words_about(request))
-    try:
-        config = apply_overrides(plain, [*shortcuts, *request.overrides])
-    except InputError as error:
-        raise InputError(_by_option(str(error), given)) from error
-    if chosen.charge.by_epsilon is None:
-        return config
-    try:
-        return chosen.charge.by_epsilon(config, request.epsilon is not None)
-    except ValueError as error:
-        first = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
-        raise InputError(first.removeprefix("Value error, ")) from None
-
-
-def _by_option(said: str, given: Mapping[str, object]) -> str:
-    """What is refused, under the option that the user gave: --model and --samples are settings by another name."""
-    for name, value in given.items():
-        for start in (f"--set {name}={value!r}: ", f"--set {name}: "):
-            if value is not None and said.startswith(start):
-                return f"--{name} {value}: {said.removeprefix(start)}"
-    return said
 
 
 def _epsilon_of(request: RunRequest, chosen: Method[Any]) -> float:

@@ -30,6 +30,7 @@ from understudy.privacy import labels
 from understudy.privacy.ledger.ledger import Ledger
 from understudy.reporting.audit import is_audit
 from understudy.runs.audits.request import AuditRequest, number_of_canaries
+from understudy.runs.configuration import configure
 from understudy.runs.earlier_charges import refuse_paid
 from understudy.runs.evaluations.report import check_report_folder
 from understudy.runs.handed_tables import as_files
@@ -39,7 +40,7 @@ from understudy.runs.request import RunRequest, words_about
 from understudy.runs.run_plan import RunPlan, match_of
 from understudy.runs.split import SplitRows, load_and_split
 from understudy.runs.units import NOUNS, client_is_held_out, row_is_held_out
-from understudy.runs.validation import configure, validate
+from understudy.runs.validation import validate
 
 Condition = Literal["claim", "positive_control", "null_control"]
 CONDITIONS: Final[tuple[Condition, ...]] = ("claim", "positive_control", "null_control")

@@ -19,12 +19,13 @@ from understudy.reporting.comparison import is_comparison
 from understudy.runs.comparisons.cells import cells_of
 from understudy.runs.comparisons.request import Cell, CompareRequest
 from understudy.runs.comparisons.total import check_total, cost_of, new_source, pld_total, sum_of
+from understudy.runs.configuration import configure
 from understudy.runs.evaluations.report import check_report_folder
 from understudy.runs.handing_over import waiting
 from understudy.runs.registration import register
 from understudy.runs.request import Budget
 from understudy.runs.run_plan import RunPlan, key_of
-from understudy.runs.validation import Validated, configure, validate
+from understudy.runs.validation import Validated, validate
 
 # Comparisons that the command line or a program registered for a flow that it is about to start.
 _HANDED_OVER: dict[str, Comparison] = {}

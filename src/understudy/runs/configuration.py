@@ -1,0 +1,47 @@
+"""From a request to the settings of its method; no row and no model is read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from understudy.errors import InputError
+from understudy.methods import registry
+from understudy.runs.overrides import apply_overrides
+from understudy.runs.request import RunRequest, words_about
+
+
+def configure(request: RunRequest, method: str) -> Any:
+    """The method's settings: profile and --about, then --model and --samples, then each --set.
+
+    Raises:
+        InputError: when there is no such method, or an override names an unknown setting or a value out of bounds.
+    """
+    # As JSON: a model called 2024 is a name and no number.
+    given = {"model": request.model, "samples": request.samples}
+    shortcuts = [f"{name}={json.dumps(value)}" for name, value in given.items() if value is not None]
+    chosen = registry.get(method)
+    plain = chosen.config(profile=request.profile, about=words_about(request))
+    try:
+        config = apply_overrides(plain, [*shortcuts, *request.overrides])
+    except InputError as error:
+        raise InputError(_by_option(str(error), given)) from error
+    if chosen.charge.by_epsilon is None:
+        return config
+    try:
+        return chosen.charge.by_epsilon(config, request.epsilon is not None)
+    except ValueError as error:
+        first = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+        raise InputError(first.removeprefix("Value error, ")) from None
+
+
+def _by_option(said: str, given: Mapping[str, object]) -> str:
+    """What is refused, under the option that the user gave: --model and --samples are settings by another name."""
+    for name, value in given.items():
+        for start in (f"--set {name}={value!r}: ", f"--set {name}: "):
+            if value is not None and said.startswith(start):
+                return f"--{name} {value}: {said.removeprefix(start)}"
+    return said
