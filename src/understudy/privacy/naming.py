@@ -16,16 +16,19 @@ _DIGITS = 12
 
 
 def without_place(name: str) -> str:
-    """The last part of a path that is absolute or begins with "." or "~"; any other name as it is.
+    """The last part of a path; any other name as it is.
 
-    >>> without_place("/home/somebody/models/own"), without_place("~/pairs.parquet")
-    ('own', 'pairs.parquet')
-    >>> without_place("owner/model"), without_place("sample:public")
-    ('owner/model', 'sample:public')
+    A path is absolute, begins with "." or "~", or has more parts than an owner and a name.
+
+    >>> without_place("/home/somebody/own"), without_place("~/pairs.parquet"), without_place("out/a/export/model")
+    ('own', 'pairs.parquet', 'model')
+    >>> without_place("owner/model"), without_place("sample:public"), without_place("own at http://localhost:8000/v1")
+    ('owner/model', 'sample:public', 'own at http://localhost:8000/v1')
     """
     path = PurePath(name)
+    is_path = path.is_absolute() or name.startswith((".", "~")) or (":" not in name and name.count("/") > 1)
     # Of "." and "/" nothing is left, and they tell nothing.
-    return path.name or name if path.is_absolute() or name.startswith((".", "~")) else name
+    return path.name or name if is_path else name
 
 
 def named_table(spec: str, *, digest: str = "") -> str:

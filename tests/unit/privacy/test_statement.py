@@ -297,7 +297,9 @@ def test_a_model_that_another_zone_knows_is_named_without_a_digest():
         ("../models/random", "random"),
         ("~/models/pairs.parquet", "pairs.parquet"),
         ("~somebody/pairs.csv", "pairs.csv"),
+        ("out/ward/export/model", "model"),
         *((name, name) for name in ("tiny-llama", "org/model", "org/rows#test", "sample:public", "pairs.csv")),
+        *((name, name) for name in ("hub:org/rows#a/b", "sample:clinic")),
         *((name, name) for name in ("professional at http://127.0.0.1:8000/v1", "builtin", ".", "/", "")),
     ],
 )
