@@ -340,7 +340,7 @@ def _explain(error: ValidationError) -> str:
     found = error.errors(include_input=False, include_url=False)
     for entry in [entry for entry in found if entry["type"] != "default_factory_not_called"] or found:
         name = "UNDERSTUDY_" + "_".join(str(part) for part in entry["loc"]).upper()
-        parts.append(f"{name}: {entry['msg']}")
+        parts.append(f"{name}: {entry['msg'].removeprefix('Value error, ')}")
     return "; ".join(parts) + "; correct or unset it"
 
 

@@ -122,7 +122,7 @@ def test_relative_paths_become_absolute_and_urls_stay(tmp_path, monkeypatch):
 @pytest.mark.parametrize("url", ["ledger.db", "sqlite:///ledger.db", "sqlite://", "sqlite:///:memory:"])
 def test_a_ledger_is_the_same_in_every_folder(url, monkeypatch):
     monkeypatch.setenv("UNDERSTUDY_LEDGER_URL", url)
-    with pytest.raises(InputError, match=r"UNDERSTUDY_LEDGER_URL: .*sqlite:////ABSOLUTE/FILE"):
+    with pytest.raises(InputError, match=r"^UNDERSTUDY_LEDGER_URL: expected sqlite:////ABSOLUTE/FILE"):
         settings()
 
 
