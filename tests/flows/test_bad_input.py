@@ -820,6 +820,28 @@ def test_further_texts_are_not_drawn_for_a_folder_that_is_not_there(call, tmp_pa
     assert f"found none at {tmp_path / 'nowhere'}" in said
 
 
+@pytest.mark.parametrize(("source", "found"), [("w" * 200, "found 200 characters"), ("ward/7", "found 'ward/7'")])
+def test_a_name_that_no_source_may_have_is_refused_with_what_it_may_be(source, found, call, words, home):
+    for refused in (
+        call("ledger", "register", source, "--budget", "8,1e-2", "--rows", 60),
+        call(*words(source=source), "--dry-run"),
+    ):
+        assert (refused[0], refused[1].count("\n")) == (2, 1), refused
+        assert "--source" in refused[1]
+        assert "at most 100" in refused[1]
+        assert found in refused[1]
+        assert "w" * 101 not in refused[1]
+
+
+@pytest.mark.parametrize("name", ["", " "])
+def test_no_model_is_got_without_its_name(name, call, tmp_path, monkeypatch):
+    """As a path it would be the working folder."""
+    monkeypatch.chdir(tmp_path)
+    code, said = call("models", "get", name)
+    assert (code, said.count("\n")) == (2, 1), said
+    assert "an empty text" in said
+
+
 def test_what_has_no_package_is_not_fetched_from_one(call):
     code, said = call("models", "get", "owner/name", "--from", "package")
     assert (code, said.count("\n")) == (2, 1), said
