@@ -372,6 +372,14 @@ def test_labels_from_the_data_are_published_only_when_asked_for_and_that_is_said
     assert Ledger.open().sources() == ()
 
 
+def test_a_run_says_that_a_misspelt_variable_changes_nothing(words, call, monkeypatch):
+    monkeypatch.setenv("UNDERSTUDY_HOMEE", "/elsewhere")
+    code, said = call(*words(), "--dry-run")
+    assert code == 0, said
+    assert "note: UNDERSTUDY_HOMEE: " in said
+    assert "the nearest is UNDERSTUDY_HOME;" in said
+
+
 def test_what_is_chosen_on_own_texts_is_said_once_because_it_can_take_minutes(words, call):
     asked = [*words(), "--set", "train.learning_rate=auto", "--set", "train.l2_clip_norm=auto", "--dry-run"]
     code, said = call(*asked)

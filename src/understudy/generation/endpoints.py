@@ -21,8 +21,9 @@ from understudy.addresses import public_address
 from understudy.errors import InputError, UnderstudyError
 from understudy.generation.config import SamplingConfig
 from understudy.progress import Progress
+from understudy.settings import ENDPOINT_KEY
 
-KEY_VARIABLE = "UNDERSTUDY_ENDPOINT_KEY"
+KEY_VARIABLE = ENDPOINT_KEY
 
 _PARALLEL = 8
 _TRIES = 5
