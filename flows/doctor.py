@@ -39,6 +39,7 @@ def examine() -> list[Check]:
     looks: dict[str, Callable[[], str]] = {
         "python": _python,
         "packages": _packages,
+        "variables": _variables,
         "home": _home,
         **({"secret and ledger": _ledger} if settings().zone != "server" else {}),
         "base models": _models,
@@ -77,6 +78,15 @@ def _packages() -> str:
     if wrong:
         raise UnderstudyError("; ".join(wrong))
     return f"{len(base)} packages within the tested ranges"
+
+
+def _variables() -> str:
+    """A misspelt variable is not read: where it names the home, a new ledger begins in another."""
+    from understudy.settings import unknown_variables
+
+    if unknown := unknown_variables():
+        raise UnderstudyError("; ".join(unknown))
+    return "each UNDERSTUDY_ variable is one that is read"
 
 
 def _home() -> str:

@@ -12,8 +12,9 @@ from queue import Empty
 import httpx
 from prefect.events.worker import EventsWorker
 
+from understudy.addresses import public_address
 from understudy.errors import UnderstudyError
-from understudy.runs.checks.answers import public, said
+from understudy.runs.checks.answers import said
 from understudy.settings import prefect_setting
 
 
@@ -59,7 +60,7 @@ def _failed_with(error: BaseException) -> UnderstudyError | None:
 
 def _lost(error: httpx.TransportError) -> str:
     url = prefect_setting("PREFECT_API_URL")
-    place = f"PREFECT_API_URL={public(url)}" if url else "Prefect's temporary server"
+    place = f"PREFECT_API_URL={public_address(url)}" if url else "Prefect's temporary server"
     start = "start it (prefect server start) and " if url else ""
     return (
         f"{place}: expected a Prefect server that answers until the run ends, found {said(error)}; what is done is "

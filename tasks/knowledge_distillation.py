@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from understudy.addresses import public_address
 from understudy.artifacts.access import TABLE, VALUE, ArtifactRef, path_of, read_table, store_for
 from understudy.errors import ZoneError
 from understudy.frozen import Frozen
@@ -114,8 +115,8 @@ def write_pairs(
 
     if bundle is not None and bundle.is_private and config.professional.url is not None:
         raise ZoneError(
-            f"professional.url={config.professional.url}: expected a released adapter, found one that is "
-            f"{bundle.label}; what it writes stays in the client zone: leave professional.url out"
+            f"professional.url={public_address(config.professional.url)}: expected a released adapter, found one that "
+            f"is {bundle.label}; what it writes stays in the client zone: leave professional.url out"
         )
     adapter = None if bundle is None else _sent(bundle, charge, zone)
     synthesis = synthesise(

@@ -10,7 +10,7 @@ from typing import Any, Final
 from rich.table import Column, Table
 
 from understudy.errors import InputError
-from understudy.flows.commands.run import named
+from understudy.flows.commands.run import named, say_unknown_variables
 from understudy.flows.commands.terminal import console, show
 from understudy.quantities import LEAST_DELTA
 from understudy.runs.request import LEAST_EPSILON, Budget, parse_budget
@@ -55,6 +55,7 @@ def ledger_register(*, source: str, budget: str, declared: Mapping[str, Any], as
         option = {"n": "--rows", "composition": "--composition"}.get(field, field)
         found = f" {declared[option.removeprefix('--')]}" if option != field else ""
         raise InputError(f"{option}{found}: {first['msg']}") from None
+    say_unknown_variables()
     show(Ledger.open().register(record).model_dump(mode="json"), as_json=as_json, title="registered")
 
 

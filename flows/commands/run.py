@@ -41,6 +41,7 @@ def run(*, method: str, options: Mapping[str, Any], dry_run: bool, as_json: bool
     from understudy.runs.run_plan import dry_run_of
     from understudy.runs.validation import validate
 
+    say_unknown_variables()
     with choices_said():
         validated = validate(request, method)
     chosen = registry.get(method)
@@ -76,6 +77,14 @@ def run(*, method: str, options: Mapping[str, Any], dry_run: bool, as_json: bool
     # Programs find every key; people read on their own line, above, what is missing.
     shown = told if as_json else {name: value for name, value in told.items() if name not in ("missing", "lacking")}
     show(shown, as_json=as_json, title=f"{method}: {outcome}")
+
+
+def say_unknown_variables() -> None:
+    """Say which variables change nothing, before anything is charged: a ledger may be another than was meant."""
+    from understudy.settings import unknown_variables
+
+    for unknown in unknown_variables():
+        say(f"note: {unknown}")
 
 
 @contextmanager

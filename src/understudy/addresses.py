@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
 
 SQLITE: Final = "sqlite:///"
+# User and password. A password may hold what would end a host: a database's driver takes it up to the @.
+_LOGIN: Final = re.compile(r"(?:^(?!.*://)|(?<=://))(?:[^/?#]*@|[^/?#@:]*:[^@]*@)")
 
 
 def lock_of_file(database: Path) -> Path:
@@ -19,7 +21,7 @@ def exchange_address(given: str) -> str:
     """The address of the exchange store: an absolute path, or a URL of fsspec as it is.
 
     Raises:
-        ValueError: the URL holds a password, or means another place than it seems to, or none that lasts.
+        ValueError: the URL holds a password or a query, or means another place than it seems to, or none that lasts.
     """
     if given.startswith("file:") and not given.startswith(("file:///", "file://localhost/")):
         raise ValueError("expected file:///ABSOLUTE/FOLDER or a path, found a file URL without three slashes")
@@ -30,12 +32,22 @@ def exchange_address(given: str) -> str:
             "expected a store that lasts, found memory://, which ends with the process: what was paid for would be "
             "gone; name a folder or a bucket"
         )
-    if urlsplit(given).password is not None:
+    if "?" in given or any(":" in login for login in _LOGIN.findall(given)):
         raise ValueError(
-            "expected a URL without a password, which every reference to an artifact would repeat, found one with it; "
-            "give it to fsspec, as FSSPEC_<PROTOCOL>_PASSWORD or in its configuration file"
+            "expected a URL without a password or query, which every reference to an artifact would repeat, found one "
+            "with it; give it to fsspec, as FSSPEC_<PROTOCOL>_PASSWORD or in its configuration file"
         )
     return given
+
+
+def public_address(address: str) -> str:
+    """An address as it may be shown: a URL without user, password and query, any of which may be secret.
+
+    >>> public_address("postgresql://me:word@host:5432/ledger?password=word")
+    'postgresql://host:5432/ledger'
+    """
+    shown = _LOGIN.sub("", address)
+    return shown.partition("?")[0] if "://" in shown else shown
 
 
 def ledger_address(given: str) -> str:

@@ -4,6 +4,7 @@ The private store, the ledger and the secret are always under the home directory
 exchange store and the MLflow database stand in `artifacts/` of a checkout, else under the home directory too.
 """
 
+import difflib
 import functools
 import importlib.metadata
 import os
@@ -27,6 +28,7 @@ Zone = Literal["client", "server", "both"]
 DeviceType = Literal["cpu", "cuda"]
 # Deterministic matrix products on CUDA need a fixed workspace, read when CUDA starts.
 CUBLAS_WORKSPACE = ":4096:8"
+ENDPOINT_KEY = "UNDERSTUDY_ENDPOINT_KEY"  # of no setting: read with each request to an endpoint
 
 
 def checkout_root(package: Path | None = None) -> Path | None:
@@ -213,6 +215,21 @@ def _from_environment(variables: tuple[tuple[str, str], ...], directory: str) ->
         raise InputError(_explain(error)) from None
 
 
+def unknown_variables() -> list[str]:
+    """Of each variable `UNDERSTUDY_*` that nothing reads, such as a misspelt one, what its name may have been.
+
+    Such a variable is not refused: it may be of another version.
+    """
+    known = [*(f"UNDERSTUDY_{name.upper()}" for name in Settings.model_fields), ENDPOINT_KEY]
+    ours = sorted(name for name in os.environ if name.upper().startswith("UNDERSTUDY_"))
+    nearest = {name: difflib.get_close_matches(name.upper(), known, n=1, cutoff=0)[0] for name in ours}
+    return [
+        f"{name}: nothing reads a variable of this name; the nearest is {near}; rename or unset it"
+        for name, near in nearest.items()
+        if near != name.upper()
+    ]
+
+
 def private_directory(path: Path) -> Path:
     """Make `path` if it is not there and close it to other users (mode 0700), with what is made in it from now on.
 
@@ -340,7 +357,7 @@ def _explain(error: ValidationError) -> str:
     found = error.errors(include_input=False, include_url=False)
     for entry in [entry for entry in found if entry["type"] != "default_factory_not_called"] or found:
         name = "UNDERSTUDY_" + "_".join(str(part) for part in entry["loc"]).upper()
-        parts.append(f"{name}: {entry['msg']}")
+        parts.append(f"{name}: {entry['msg'].removeprefix('Value error, ')}")
     return "; ".join(parts) + "; correct or unset it"
 
 

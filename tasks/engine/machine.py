@@ -10,6 +10,7 @@ from typing import Any
 from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.concurrency.sync import concurrency
 
+from understudy.addresses import public_address
 from understudy.compute import Compute
 from understudy.cores import let_threads_sleep
 from understudy.errors import UnderstudyError
@@ -127,7 +128,7 @@ def _gpu_limit() -> Iterator[None]:
             answered.set()
             yield
     except ConcurrencySlotAcquisitionError as error:
-        url = prefect_setting("PREFECT_API_URL")
+        url = public_address(prefect_setting("PREFECT_API_URL") or "")
         raise UnderstudyError(
             f"expected the concurrency limit 'gpu' on the Prefect server {url}; make it there: "
             f"PREFECT_API_URL={url} prefect gcl create gpu --limit 1"
@@ -138,7 +139,7 @@ def _gpu_limit() -> Iterator[None]:
 
 def _say_until(answered: threading.Event) -> None:
     """Say that a slot of the server's limit is waited for."""
-    url, began = prefect_setting("PREFECT_API_URL"), time.monotonic()
+    url, began = public_address(prefect_setting("PREFECT_API_URL") or ""), time.monotonic()
     say = say_waiting(lambda: f"for a slot of the concurrency limit 'gpu' of {url}")
     while not answered.wait(1.0):
         say(time.monotonic() - began)

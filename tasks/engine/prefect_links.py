@@ -4,7 +4,8 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import urlsplit
+
+from understudy.addresses import public_address
 
 _log = logging.getLogger(__name__)
 
@@ -22,7 +23,7 @@ def link_from_prefect(uri: str, experiment: str, run_id: str) -> None:
     """Show the MLflow run on the page of the Prefect flow run; a server that does not answer costs only that."""
     from prefect.artifacts import create_link_artifact, create_markdown_artifact
 
-    uri = without_login(uri)
+    uri = public_address(uri)
     with _shown(f"MLflow run {run_id}"):
         if uri.startswith("http"):
             url = f"{uri.rstrip('/')}/#/experiments/{experiment}/runs/{run_id}"
@@ -54,9 +55,3 @@ def _shown(what: str) -> Iterator[None]:
         yield
     except httpx.HTTPError as error:
         _log.warning("%s is not shown in Prefect: %s", what, type(error).__name__)
-
-
-def without_login(address: str) -> str:
-    """An address as it may be shown: without user and password, if it has any."""
-    parts = urlsplit(address)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl() if parts.netloc else address

@@ -16,12 +16,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from understudy.addresses import SQLITE
+from understudy.addresses import SQLITE, public_address
 from understudy.errors import InputError, TrackingFailed
 from understudy.settings import private_directory, settings
 from understudy.tasks.engine import run_locks
 from understudy.tasks.engine.lineage import LineageNode, trace
-from understudy.tasks.engine.prefect_links import link_from_prefect, without_login
+from understudy.tasks.engine.prefect_links import link_from_prefect
 from understudy.tasks.engine.run_record import FLOW_RUN, FLOW_URL, State, TaskRecord
 from understudy.tasks.engine.tracking_attempts import persisted
 from understudy.tasks.engine.tracking_database import check_database
@@ -140,7 +140,7 @@ def lineage(ref_id: str, *, zone: str = "client") -> LineageNode:
     log = open_log(zone)
     if not log.persist("the lineage", lambda: log.runs_with(ref_id)):
         raise InputError(
-            f"artifact {ref_id}: no task that is recorded in {without_login(log.uri)} made or read it; name the place "
+            f"artifact {ref_id}: no task that is recorded in {public_address(log.uri)} made or read it; name the place "
             "where its run was recorded in UNDERSTUDY_MLFLOW_URI, or give the id of a released artifact"
         )
     return log.persist("the lineage", lambda: trace(log, ref_id))

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from understudy.addresses import public_address
 from understudy.durable import is_of_disk, is_of_full_database
 from understudy.errors import InputError, TrackingFailed
 from understudy.tasks.engine.failures import keep_text
-from understudy.tasks.engine.prefect_links import without_login
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ def _remedy(error: Exception, uri: str) -> str:
     behind: BaseException | None = error  # MLflow's error, that of SQLAlchemy, and that of the driver
     while behind is not None:
         if is_of_full_database(behind) or (isinstance(behind, OSError) and is_of_disk(behind)):
-            return f"The disk of {without_login(uri)} takes no more: make room there"
+            return f"The disk of {public_address(uri)} takes no more: make room there"
         behind = behind.__cause__
     return "Check UNDERSTUDY_MLFLOW_URI"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from understudy.addresses import public_address
 from understudy.errors import InputError
-from understudy.tasks.engine.prefect_links import without_login
 
 if TYPE_CHECKING:
     from mlflow.entities import Experiment
@@ -82,7 +82,7 @@ def _deleted(uri: str, experiment: str, *, for_good: bool = False) -> str:
 
 def _mlflow(uri: str) -> str:
     """MLflow's command, which looks into the working directory unless it is told of a store."""
-    return f"MLFLOW_TRACKING_URI={without_login(uri)} mlflow"
+    return f"MLFLOW_TRACKING_URI={public_address(uri)} mlflow"
 
 
 def _stage(find: Callable[[], Any]) -> str | None:

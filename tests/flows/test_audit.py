@@ -274,8 +274,8 @@ def test_a_flow_that_prefect_starts_tells_nothing_of_a_wrong_row(
     [
         (("--epsilon", "inf"), "--epsilon: expected the finite epsilon whose promise is audited, found inf"),
         (("--canaries", 200), "--canaries 200: expected at most half as many as there are rows to train on"),
-        (("--canaries", 3), "--canaries: Input should be greater than or equal to 20"),
-        (("--seed", -1), "--seed: Input should be greater than or equal to 0"),
+        (("--canaries", 3), "--canaries 3: Input should be greater than or equal to 20"),
+        (("--seed", -1), "--seed -1: Input should be greater than or equal to 0"),
         (("--budget", "1,1e-3"), "budget"),
     ],
 )

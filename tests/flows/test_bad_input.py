@@ -101,8 +101,8 @@ CASES = {
     "epsilon near the least float": ({"epsilon": "1e-300"}, None, "--epsilon 1e-300: expected at least 0.0001"),
     "no label names": ({"label_names": None}, None, "--label-names VALUE=NAME,..."),
     "fewer units than rows": ({"units": 59}, None, "--units 59: found 60 rows"),
-    "no units": ({"units": 0}, None, "--units"),
-    "units beyond any table": ({"units": 10**12}, None, "--units"),
+    "no units": ({"units": 0}, None, "--units 0: "),
+    "units beyond any table": ({"units": 10**12}, None, "--units 1000000000000: "),
     "empty path": ({"data": ""}, None, "--data: expected a path"),
     "empty path to measure on": ({"test": ""}, None, "--test: expected a path"),
     "empty folder": ({"out": ""}, None, "--out: expected a path"),
@@ -370,6 +370,14 @@ def test_labels_from_the_data_are_published_only_when_asked_for_and_that_is_said
     assert code == 0, said
     assert LABELS_DISCLOSED not in " ".join(said.split())
     assert Ledger.open().sources() == ()
+
+
+def test_a_run_says_that_a_misspelt_variable_changes_nothing(words, call, monkeypatch):
+    monkeypatch.setenv("UNDERSTUDY_HOMEE", "/elsewhere")
+    code, said = call(*words(), "--dry-run")
+    assert code == 0, said
+    assert "note: UNDERSTUDY_HOMEE: " in said
+    assert "the nearest is UNDERSTUDY_HOME;" in said
 
 
 def test_what_is_chosen_on_own_texts_is_said_once_because_it_can_take_minutes(words, call):
@@ -818,6 +826,28 @@ def test_further_texts_are_not_drawn_for_a_folder_that_is_not_there(call, tmp_pa
     code, said = call("generate", "--from", tmp_path, "--samples", 2, "--out", tmp_path / "nowhere/more.parquet")
     assert (code, said.count("\n")) == (2, 1), said
     assert f"found none at {tmp_path / 'nowhere'}" in said
+
+
+@pytest.mark.parametrize(("source", "found"), [("w" * 200, "found 200 characters"), ("ward/7", "found 'ward/7'")])
+def test_a_name_that_no_source_may_have_is_refused_with_what_it_may_be(source, found, call, words, home):
+    for refused in (
+        call("ledger", "register", source, "--budget", "8,1e-2", "--rows", 60),
+        call(*words(source=source), "--dry-run"),
+    ):
+        assert (refused[0], refused[1].count("\n")) == (2, 1), refused
+        assert "--source" in refused[1]
+        assert "at most 100" in refused[1]
+        assert found in refused[1]
+        assert "w" * 101 not in refused[1]
+
+
+@pytest.mark.parametrize("name", ["", " "])
+def test_no_model_is_got_without_its_name(name, call, tmp_path, monkeypatch):
+    """As a path it would be the working folder."""
+    monkeypatch.chdir(tmp_path)
+    code, said = call("models", "get", name)
+    assert (code, said.count("\n")) == (2, 1), said
+    assert "an empty text" in said
 
 
 def test_what_has_no_package_is_not_fetched_from_one(call):

@@ -77,3 +77,13 @@ def test_a_deleted_experiment_of_mlflow_is_told_before_a_run_is_refused_over_it(
     failed = [check for check in json.loads(said[: said.rindex("]") + 1]) if not check["ok"]]
     assert [check["name"] for check in failed] == ["tracking"]
     assert f"mlflow experiments restore --experiment-id {experiment}" in failed[0]["found"]
+
+
+def test_a_misspelt_variable_is_told_by_the_doctor_and_by_what_may_begin_a_ledger(call, monkeypatch):
+    monkeypatch.setenv("UNDERSTUDY_HOMEE", "/elsewhere")
+    code, said = call("doctor", "--json")
+    assert code == 1
+    assert "UNDERSTUDY_HOMEE: nothing reads" in said
+    code, said = call("ledger", "register", "ward", "--budget", "8,0.01", "--rows", 60)
+    assert code == 0, said
+    assert "note: UNDERSTUDY_HOMEE: nothing reads" in said

@@ -10,7 +10,14 @@ from forked import called
 
 from understudy import settings as settings_module
 from understudy.errors import InputError
-from understudy.settings import Settings, checkout_root, prepare_environment, private_directory, settings
+from understudy.settings import (
+    Settings,
+    checkout_root,
+    prepare_environment,
+    private_directory,
+    settings,
+    unknown_variables,
+)
 
 
 def mode(path: Path) -> int:
@@ -122,8 +129,20 @@ def test_relative_paths_become_absolute_and_urls_stay(tmp_path, monkeypatch):
 @pytest.mark.parametrize("url", ["ledger.db", "sqlite:///ledger.db", "sqlite://", "sqlite:///:memory:"])
 def test_a_ledger_is_the_same_in_every_folder(url, monkeypatch):
     monkeypatch.setenv("UNDERSTUDY_LEDGER_URL", url)
-    with pytest.raises(InputError, match=r"UNDERSTUDY_LEDGER_URL: .*sqlite:////ABSOLUTE/FILE"):
+    with pytest.raises(InputError, match=r"^UNDERSTUDY_LEDGER_URL: expected sqlite:////ABSOLUTE/FILE"):
         settings()
+
+
+def test_a_variable_that_nothing_reads_is_named_with_the_nearest_that_is_read(monkeypatch):
+    """A misspelt home would be the default one, with a new ledger in it and every budget unspent."""
+    for name in ("HOME", "LEDGER", "ENDPOINT_KEY", "HOMEE"):
+        monkeypatch.setenv(f"UNDERSTUDY_{name}", "both")
+    monkeypatch.setenv("understudy_zone", "both")
+    homee, ledger = unknown_variables()
+    assert "UNDERSTUDY_HOMEE: " in homee
+    assert "the nearest is UNDERSTUDY_HOME;" in homee
+    assert "UNDERSTUDY_LEDGER: " in ledger
+    assert "the nearest is UNDERSTUDY_LEDGER_URL;" in ledger
 
 
 def test_one_wrong_variable_is_told_alone(monkeypatch):

@@ -50,7 +50,10 @@ def private_store() -> ArtifactStore:
         ZoneError: in the server zone.
     """
     if settings().zone == "server":
-        raise ZoneError("the private store is in the client zone; this process has UNDERSTUDY_ZONE=server")
+        raise ZoneError(
+            "the private store is in the client zone; this process has UNDERSTUDY_ZONE=server; run this there, or "
+            "unset UNDERSTUDY_ZONE to run both zones here"
+        )
     return ArtifactStore(private_place(), "private")
 
 

@@ -19,8 +19,6 @@ from understudy.generation.config import SamplingConfig
 from understudy.generation.instructions import Pair, PairEncoder
 from understudy.generation.prompts import row_seeds
 from understudy.models.loading import LoadedModel
-from understudy.privacy import labels
-from understudy.privacy.labels import Label
 from understudy.quantities import Size
 
 
@@ -71,17 +69,6 @@ class Making(Frozen):
     answers: SamplingConfig = Field(default_factory=lambda: SamplingConfig(max_new_tokens=64, temperature=0.7))
     public_seed: int = 0
     batch_size: Size | Literal["auto"] = "auto"
-
-
-def label_of(way: Way, generator: Label, *, source: str) -> Label:
-    """The label of pairs made in a way: private where real pairs stood in a prompt, else that of the generator.
-
-    Args:
-        way: which.
-        generator: label of the model that generates.
-        source: whose pairs the real ones are.
-    """
-    return labels.private(source) if way.shots == "private" else labels.post_process(generator)
 
 
 def make_pairs(way: Way, model: LoadedModel, examples: Sequence[Pair], making: Making) -> list[Pair]:

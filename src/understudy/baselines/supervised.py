@@ -70,7 +70,7 @@ def fine_tune(
         progress: Called with (steps done, steps).
 
     Returns:
-        The generator with its adapter on, in eval mode; `adapter_tensors` reads it.
+        The generator with its adapter on, in eval mode.
 
     Raises:
         InputError: There is no example, or one does not fit the model's context.
@@ -97,11 +97,6 @@ def fine_tune(
         taken=None if progress is None else lambda steps: progress(steps, len(batches)),
     )
     return replace(base, model=model)
-
-
-def adapter_tensors(tuned: LoadedModel) -> dict[str, Tensor]:
-    """The adapter's weights by name, detached, on the CPU."""
-    return {name: parameter.detach().cpu().clone() for name, parameter in trainable_parameters(tuned.model).items()}
 
 
 def draw_texts(

@@ -17,11 +17,13 @@ from typing import Any, Protocol
 
 import httpx
 
+from understudy.addresses import public_address
 from understudy.errors import InputError, UnderstudyError
 from understudy.generation.config import SamplingConfig
 from understudy.progress import Progress
+from understudy.settings import ENDPOINT_KEY
 
-KEY_VARIABLE = "UNDERSTUDY_ENDPOINT_KEY"
+KEY_VARIABLE = ENDPOINT_KEY
 
 _PARALLEL = 8
 _TRIES = 5
@@ -159,7 +161,7 @@ def check_address(url: str | None, *, setting: str = "endpoint.url") -> httpx.UR
             f"put the key into the environment variable {KEY_VARIABLE}"
         )
     if base.scheme not in ("http", "https") or not base.host:
-        raise InputError(f"{setting}={url!r}: expected http:// or https:// and a host; fix it")
+        raise InputError(f"{setting}={public_address(url)!r}: expected http:// or https:// and a host; fix it")
     return base if base.path.endswith("/completions") else base.copy_with(path=base.path.rstrip("/") + "/completions")
 
 

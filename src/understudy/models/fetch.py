@@ -62,6 +62,11 @@ def get_model(name: str, origin: Choice = "any") -> Fetched:
     Raises:
         InputError: when it cannot be had, with the way to get it.
     """
+    if not name.strip():
+        raise InputError(
+            f"model={name!r}: expected the name of a base model (understudy models list shows them) or a hub id, found "
+            "an empty text"
+        )
     if name not in NAMED_MODELS:
         return _get_hub_id(name, origin)
     model = NAMED_MODELS[name]

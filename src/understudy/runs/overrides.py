@@ -63,11 +63,13 @@ def _parse(text: str) -> Any:
 def _set(data: dict[str, Any], name: str, value: Any) -> None:
     if name == "profile":
         raise InputError("--set profile: expected the profile as --profile tiny|paper, for it fills the other fields")
-    *sections, key = name.split(".")
-    inner: Any = data
-    for section in sections:
-        inner = inner.get(section) if isinstance(inner, dict) else None
-    if not isinstance(inner, dict) or key not in inner:
-        known = sorted(inner if isinstance(inner, dict) else data)
-        raise InputError(f"--set {name}: no such setting; expected one of {', '.join(known)}")
-    inner[key] = value
+    parts = name.split(".")
+    section, inner = data, data
+    for number, part in enumerate(parts):
+        if not isinstance(inner, dict) or not inner:
+            whole = ".".join(parts[:number])
+            raise InputError(f"--set {name}: {whole} has no parts; expected --set {whole}=VALUE")
+        if part not in inner:
+            raise InputError(f"--set {name}: no such setting; expected one of {', '.join(sorted(inner))}")
+        section, inner = inner, inner[part]
+    section[parts[-1]] = value

@@ -36,6 +36,8 @@ MOST_EPSILON: Final = 100.0
 LONGEST_TEXT: Final = 4_096
 LONGEST_NAME: Final = 255
 LONGEST_ABOUT: Final = 200
+# Fields of requests whose values a refusal repeats.
+_PUBLIC_NUMBERS: Final = frozenset({"canaries", "samples", "seed", "units"})
 R = TypeVar("R", bound=BaseModel)
 
 
@@ -145,7 +147,8 @@ def parse_budget(text: str) -> Budget:
 class RunRequest(BaseModel):
     """One run of a method on a private table. Public values only.
 
-    It is shown, logged and stored, so no field has room for rows, and a refusal names the field, never the value.
+    It is shown, logged and stored, so no field has room for rows, and a refusal names the field, never the value, but
+    for public numbers.
     """
 
     # Infinity has no JSON number; as a string it survives Prefect's parameters.
@@ -249,20 +252,26 @@ def checked_request(kind: type[R], fields: Mapping[str, Any], *, options: Mappin
         options: field -> how a user names it, where that is not the option of the field's name.
 
     Raises:
-        InputError: a field is missing, unknown or malformed; named without its value, which may be private.
+        InputError: a field is missing, unknown or malformed; named without its value, which may be private, unless it
+            is a public number.
     """
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
-        place, said = first_fault(error)
+        place, given, said = first_fault(error)
     option = f"--{place.replace('_', '-')}" if place.isidentifier() else "request"
-    raise InputError(f"{options.get(place, option)}: {said}")
+    raise InputError(f"{options.get(place, option)}{given}: {said}")
 
 
-def first_fault(error: ValidationError) -> tuple[str, str]:
-    """The field that is wrong first, and what is wrong with it, without its value, which may be private."""
-    first = error.errors(include_input=False, include_url=False, include_context=False)[0]
-    return str(first["loc"][0]) if first["loc"] else "", first["msg"].removeprefix("Value error, ")
+def first_fault(error: ValidationError) -> tuple[str, str, str]:
+    """The field that is wrong first, its value after a space, and what is wrong with it.
+
+    The value is empty where it may be private: wherever it is no number, or the field none of public numbers.
+    """
+    first = error.errors(include_url=False, include_context=False)[0]
+    place, value = str(first["loc"][0]) if first["loc"] else "", first["input"]
+    given = f" {value}" if place in _PUBLIC_NUMBERS and isinstance(value, int | float) else ""
+    return place, given, first["msg"].removeprefix("Value error, ")
 
 
 def check_epsilon(epsilon: float) -> float:

@@ -452,6 +452,18 @@ def test_cuda_that_is_not_there(monkeypatch):
         machine.prepare_torch(1, "cuda")
 
 
+def test_a_missing_limit_is_said_without_the_password_of_its_server(monkeypatch):
+    def refuse(*_args, **_options):
+        raise machine.ConcurrencySlotAcquisitionError
+
+    monkeypatch.setenv("PREFECT_API_URL", "http://me:swordfish@prefect:4200/api?token=swordfish")
+    monkeypatch.setattr(machine, "concurrency", refuse)
+    said = "PREFECT_API_URL=http://prefect:4200/api prefect"
+    with pytest.raises(UnderstudyError, match=said) as refused, machine.gpu_slot("cuda"):
+        pass
+    assert "swordfish" not in str(refused.value)
+
+
 def test_with_a_server_the_gpu_is_held_by_the_limit_of_that_server(tracked, monkeypatch, capsys):
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate, GlobalConcurrencyLimitUpdate

@@ -1,15 +1,14 @@
-"""Pairs without a professional model: six ways, what their prompts show, and their labels."""
+"""Pairs without a professional model: six ways, and what their prompts show."""
 
 import pytest
 
 from understudy.baselines import instruction_pairs
-from understudy.baselines.instruction_pairs import WAYS, Making, label_of, make_pairs
+from understudy.baselines.instruction_pairs import WAYS, Making, make_pairs
 from understudy.errors import InputError
 from understudy.generation.config import SamplingConfig
 from understudy.generation.instructions import Pair
 from understudy.generation.self_instruct import first_pair
 from understudy.models.loading import load_model
-from understudy.privacy import labels
 
 EXAMPLES = [Pair(f"Name bird number {i}.", f"Bird {i} is a wren.") for i in range(6)]
 SHORT = SamplingConfig(max_new_tokens=12, temperature=0.7)
@@ -38,15 +37,6 @@ def test_a_way_shows_its_examples_and_writes_pairs(name, base, monkeypatch):
     assert len(made) <= 5
     assert all(pair.instruction and pair.response for pair in made)
     assert made == make_pairs(WAYS[name], base, EXAMPLES, MAKING)
-
-
-def test_real_pairs_in_a_prompt_make_the_result_private():
-    found = {name: label_of(way, labels.public(), source="ward").kind for name, way in WAYS.items()}
-    assert {name for name, kind in found.items() if kind == "private"} == {
-        "icl",
-        "self_instruct_icl",
-        "dp_instruct_icl",
-    }
 
 
 def test_examples_that_do_not_fit_are_refused(base):

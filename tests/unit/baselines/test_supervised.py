@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from understudy.baselines.supervised import SupervisedConfig, adapter_tensors, draw_texts, fine_tune
+from understudy.baselines.supervised import SupervisedConfig, draw_texts, fine_tune
 from understudy.errors import InputError
 from understudy.generation.config import SamplingConfig
 from understudy.models.loading import load_model
@@ -12,6 +12,11 @@ from understudy.models.lora import trainable_parameters
 
 EXAMPLES = [("Text:", " a heron by the river"), ("", " fog"), ("Text:", " rain in the morning and wind")]
 GREEDY = SamplingConfig(max_new_tokens=8, temperature=0.01, top_p=1.0)
+
+
+def adapter_tensors(tuned):
+    """The adapter's weights by name, detached, on the CPU."""
+    return {name: parameter.detach().cpu().clone() for name, parameter in trainable_parameters(tuned.model).items()}
 
 
 def make_config(**changes):

@@ -173,6 +173,7 @@ def test_one_refusal_ends_the_whole_call():
         ("http://", "http:// or https://"),
         ("http://me:pass-word@host/v1", "no password"),
         ("https://host/v1?api_key=pass-word", "no password"),
+        ("me:pass-word@host/v1", "http:// or https://"),
         ("http://host:notaport/v1", "found no URL"),
     ],
 )

@@ -156,3 +156,17 @@ def test_a_setting_of_several_types_is_told_by_its_own_name_with_all_that_it_may
 def test_settings_need_no_torch(module):
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "override", "said"),
+    [
+        ("conditional-generation", "train.epochs.x=3", "train.epochs has no parts; expected --set train.epochs=VALUE"),
+        ("conditional-generation", "train.epoch=3", "no such setting; expected one of .*epochs"),
+        ("conditional-generation", "training.epochs=3", "no such setting; expected one of about, .*train, "),
+        ("gradient-matching", "verbalizer.words.a=x", "verbalizer.words has no parts"),
+    ],
+)
+def test_a_setting_that_there_is_not_is_answered_with_what_there_is_at_its_place(method, override, said):
+    with pytest.raises(InputError, match=said):
+        apply_overrides(CONFIGS[method](), [override])

@@ -196,7 +196,9 @@ def test_a_tracking_file_that_is_none_is_refused(home):
         ("sqlite:////proc/self/status/mlflow.db", "UNDERSTUDY_MLFLOW_URI"),
         (f"{NOBODY}/", "refused"),
         ("postgresql+psycopg://me:hidden@127.0.0.1:9/mlflow?connect_timeout=2", "OperationalError"),
+        ("postgresql+psycopg://127.0.0.1:9/mlflow?connect_timeout=2&password=hidden", "OperationalError"),
         ("http://me:hidden@127.0.0.1:9/", "refused"),
+        ("http://127.0.0.1:9/?token=hidden", "refused"),
         ("http://me:hidden@127.0.0.1:nine/", "an address that is none"),
     ],
 )

@@ -108,24 +108,6 @@ class Compared:
     reference: Estimate
 
 
-def frechet_distance(a: Features, b: Features) -> float:
-    """|mean_a - mean_b|^2 + tr(S_a + S_b - 2 (S_a S_b)^(1/2)), in float64.
-
-    Args:
-        a: (n, d) features, n >= 2.
-        b: (m, d) features, m >= 2.
-
-    Returns:
-        The squared Frechet (2-Wasserstein) distance of the Gaussians fitted to both sets; >= 0. Biased
-        upwards, see the module.
-
-    Raises:
-        ValueError: when a set has fewer than two rows, or the dimensions differ.
-    """
-    _check_pair(a, b)
-    return gaussian_distance(fit_gaussian(a), fit_gaussian(b))
-
-
 def fit_gaussian(features: Features) -> Gaussian:
     """Mean and sample covariance of (n, d) features, n >= 2, in float64; O(n d^2 + d^3) time, O(d^2) memory."""
     n, d = features.shape
@@ -143,7 +125,10 @@ def fit_gaussian(features: Features) -> Gaussian:
 
 
 def gaussian_distance(a: Gaussian, b: Gaussian) -> float:
-    """Squared Frechet distance of two Gaussians of equal dimension."""
+    """Squared Frechet (2-Wasserstein) distance of two Gaussians of equal dimension; >= 0. Biased, see the module.
+
+    |mean_a - mean_b|^2 + tr(S_a + S_b - 2 (S_a S_b)^(1/2)), in float64.
+    """
     cross = np.linalg.svd(a.factor @ b.factor.T, compute_uv=False).sum()
     spread = np.square(a.factor).sum() + np.square(b.factor).sum() - 2 * cross
     # Rounding can take the spread of two equal covariances a hair below zero.

@@ -58,17 +58,6 @@ class Beside:
     holdout: float
 
 
-def ngram_overlap(synthetic: Texts, reference: Texts, n: int) -> float:
-    """Share of the distinct word n-grams of `synthetic` that occur in `reference`; 0 when there are none.
-
-    It grows with the size of the reference: compare references of one size only.
-
-    >>> ngram_overlap(["the film was good"], ["A film was good."], 3)  # "film was good" of two
-    0.5
-    """
-    return _overlaps(*tokenized(synthetic, reference), lengths=(n,))[n][0]
-
-
 def duplicate_share(synthetic: Texts, reference: Texts) -> float:
     """Share of synthetic rows whose words are exactly those of a reference row; 0 for an empty set."""
     made, read = tokenized(synthetic, reference)

@@ -82,13 +82,6 @@ class ClientScores:
         """Mean over all tokens, in nats."""
         return float(self.loss.sum() / self.tokens.sum())
 
-    @property
-    def client_accuracy(self) -> Floats:
-        """(clients,) each client's own share; nan for a client without a token."""
-        shares = np.full(len(self.tokens), np.nan)
-        np.divide(self.correct, self.tokens, out=shares, where=self.tokens > 0)
-        return shares
-
 
 def next_token_loss(model: torch.nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
     """Mean negative log-likelihood of the counted tokens, differentiable; 0 where none counts.

@@ -43,11 +43,6 @@ class EncodedRows:
     truncated: int = field(repr=False)
 
     @property
-    def text_start(self) -> int:
-        """First column of every text."""
-        return self.prompts.width
-
-    @property
     def label_span(self) -> tuple[int, int]:
         """Public columns of the label."""
         return self.prompts.label_span

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from understudy.addresses import public_address
 from understudy.errors import InputError
 from understudy.methods.knowledge_distillation.config import KnowledgeDistillationConfig
 from understudy.methods.knowledge_distillation.queries import queries_of, schedule_of
@@ -105,9 +106,9 @@ def queries(config: KnowledgeDistillationConfig, *, n: int, epsilon: float, delt
     """
     if math.isinf(epsilon) and config.professional.url is not None:
         raise InputError(
-            f"professional.url={config.professional.url}: expected a finite --epsilon, found inf, at which the "
-            "instructions are as private as the pairs and may not be sent to an endpoint; give a finite --epsilon, or "
-            "leave professional.url out and name a professional.model of this machine"
+            f"professional.url={public_address(config.professional.url)}: expected a finite --epsilon, found inf, "
+            "at which the instructions are as private as the pairs and may not be sent to an endpoint; give a finite "
+            "--epsilon, or leave professional.url out and name a professional.model of this machine"
         )
     return queries_of(config, n=n, epsilon=epsilon, delta=delta, cache=settings().home / "calibrations")
 

@@ -12,7 +12,7 @@ slots there are is public (n is); a null client has no sample. Everything else h
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -122,15 +122,6 @@ def build_texts(texts: Sequence[str | None]) -> Clients:
         if text is not None and not text.strip():
             raise RowError(f"column 'text', row {row}: expected a text, found {blank(text)}; fill or remove the row")
     return _clients([[] if text is None else [text] for text in texts], np.zeros(len(texts), dtype=np.int64))
-
-
-def without_client(clients: Clients, slot: int) -> Clients:
-    """The neighbouring data set: the same slots, with a null client in this one."""
-    keep = clients.owner != slot
-    dropped = clients.dropped_tokens.copy()
-    dropped[slot] = 0
-    samples = tuple(text for text, kept in zip(clients.samples, keep, strict=True) if kept)
-    return replace(clients, samples=samples, owner=clients.owner[keep], dropped_tokens=dropped)
 
 
 def embed_samples(clients: Clients, encode: Callable[[Sequence[str]], Embeddings], *, dimension: int) -> Embeddings:

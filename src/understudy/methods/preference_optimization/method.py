@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from understudy.addresses import public_address
 from understudy.errors import InputError
 from understudy.methods.method import (
     LABELLED_EXAMPLES,
@@ -114,8 +115,9 @@ def queries(config: PreferenceOptimizationConfig, *, n: int, epsilon: float, del
     """
     if math.isinf(epsilon) and config.endpoint.url is not None:
         raise InputError(
-            f"endpoint.url={config.endpoint.url}: expected a finite --epsilon, found inf, at which each round's policy "
-            "is as private as the texts and may not be served elsewhere; give a finite one, or leave endpoint.url out"
+            f"endpoint.url={public_address(config.endpoint.url)}: expected a finite --epsilon, found inf, at "
+            "which each round's policy is as private as the texts and may not be served elsewhere; give a "
+            "finite one, or leave endpoint.url out"
         )
     return queries_of(config, n=n, epsilon=epsilon, delta=delta, cache=settings().home / "calibrations")
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from torch import Tensor
 
+from understudy.addresses import public_address
 from understudy.methods.preference_optimization.candidates import continue_prompts, request_continuations
 from understudy.methods.preference_optimization.config import CandidateConfig, PreferenceOptimizationConfig
 from understudy.methods.preference_optimization.dpo import train_round, untrained
@@ -244,7 +245,9 @@ def _continue(
     if config.endpoint.url is None:
         return continue_prompts(policy, prompts, shape, seed=seed, progress=done)
     if answers is None:
-        raise ValueError(f"answers=None: expected a folder for the answers of endpoint.url={config.endpoint.url}")
+        raise ValueError(
+            f"answers=None: expected a folder for the answers of endpoint.url={public_address(config.endpoint.url)}"
+        )
     return request_continuations(
         policy, prompts, shape, endpoint=config.endpoint, seed=seed, kept=answers, progress=done
     )

@@ -21,6 +21,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
+from understudy.addresses import public_address
 from understudy.durable import is_of_full_database
 from understudy.errors import InputError, UnderstudyError
 from understudy.owner_only import remedy
@@ -132,22 +133,39 @@ _COLUMNS: Final = {
 _SYNCHRONOUS: Final = "EXTRA"
 
 
+def parse_url(url: str) -> sa.URL:
+    """The URL of a ledger in its parts.
+
+    Raises:
+        InputError: when it is none; without it, for SQLAlchemy would repeat what stands after a wrong password.
+    """
+    try:
+        return sa.make_url(url)
+    except (SQLAlchemyError, ValueError):
+        raise InputError(
+            "UNDERSTUDY_LEDGER_URL: expected sqlite:////ABSOLUTE/FILE or postgresql://..., found no URL of SQLAlchemy; "
+            "correct it, with %40 for an @ in a password and %3A for a colon"
+        ) from None
+
+
+def shown(url: sa.URL) -> str:
+    """The URL of a ledger as it may be shown."""
+    return public_address(url.render_as_string(hide_password=True))
+
+
 def open_engine(url: str) -> sa.Engine:
     """An engine whose transactions are serial and durable.
 
     Raises:
         InputError: when the URL is not one of a SQLite file on a local disk or a PostgreSQL database.
     """
-    try:
-        parsed = sa.make_url(url)
-    except SQLAlchemyError:
-        raise InputError("expected ledger_url to be a SQLAlchemy URL, found something else") from None
+    parsed = parse_url(url)
     if parsed.get_backend_name() == "postgresql":
         return _postgresql_engine(parsed)
     if parsed.get_backend_name() != "sqlite" or not parsed.database or parsed.database == ":memory:":
         raise InputError(
-            "expected ledger_url to be sqlite:///FILE or postgresql://..., "
-            f"found {parsed.render_as_string(hide_password=True)}"
+            "UNDERSTUDY_LEDGER_URL: expected sqlite:////ABSOLUTE/FILE or postgresql://..., found "
+            f"{shown(parsed)}; name one of these"
         )
     prepare_sqlite_file(Path(parsed.database))
     return _sqlite_engine(parsed)
@@ -233,7 +251,7 @@ def _committed(engine: sa.Engine, work: Callable[[sa.Connection], T], *, lock: b
     except SQLAlchemyError as error:
         if sent and engine.dialect.name == "postgresql" and postgresql.has_lost_connection(error):
             raise UnderstudyError(
-                f"the ledger {_shown(engine)} was lost while a change was committed, which may stand or not: "
+                f"the ledger {shown(engine.url)} was lost while a change was committed, which may stand or not: "
                 f"{_words(error)}. Run the same again, which finds what stands: the same request is never charged twice"
             ) from None
         raise
@@ -278,7 +296,7 @@ def create_tables(engine: sa.Engine) -> None:
         if name in found and found[name] != wanted:
             differing = ", ".join(sorted(found[name] ^ wanted))
             raise UnderstudyError(
-                f"the ledger {_shown(engine)} was made by another version of "
+                f"the ledger {shown(engine.url)} was made by another version of "
                 f"Understudy: its table {name} differs in {differing}. What it holds is spent for good, so go on with "
                 "the version that made it; start another UNDERSTUDY_HOME only for rows that it does not know"
             )
@@ -315,7 +333,7 @@ def _unusable(engine: sa.Engine, error: SQLAlchemyError) -> UnderstudyError:
     is_full = isinstance(error, DBAPIError) and is_of_full_database(error.orig)
     remedy = "The disk that it lies on takes no more: make room there" if is_full else "Fix it"
     return UnderstudyError(
-        f"the ledger {_shown(engine)} cannot be used: {words}. {remedy} and run again: the same request is never "
+        f"the ledger {shown(engine.url)} cannot be used: {words}. {remedy} and run again: the same request is never "
         "charged twice"
     )
 
@@ -323,7 +341,3 @@ def _unusable(engine: sa.Engine, error: SQLAlchemyError) -> UnderstudyError:
 def _words(error: SQLAlchemyError) -> str:
     """The driver's own, on one line; SQLAlchemy's would quote the statement and its parameters."""
     return " ".join((str(error.orig) if isinstance(error, DBAPIError) else type(error).__name__).split())
-
-
-def _shown(engine: sa.Engine) -> str:
-    return engine.url.render_as_string(hide_password=True)

@@ -14,13 +14,12 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-import sqlalchemy as sa
-
 from understudy.durable import write_atomically
 from understudy.errors import UnderstudyError
 from understudy.locks import locked
 from understudy.owner_only import remedy
 from understudy.privacy.ledger.chain import Chain, Tip
+from understudy.privacy.ledger.database import parse_url
 
 
 class EntriesLost(UnderstudyError):
@@ -86,7 +85,7 @@ class Head:
         Raises:
             EntriesLost: when the head speaks of entries, or is gone as well beside a secret.
         """
-        parsed = sa.make_url(url)
+        parsed = parse_url(url)
         if parsed.get_backend_name() != "sqlite" or not parsed.database or Path(parsed.database).exists():
             return
         self.check_empty(f"the ledger {parsed.database} is gone")

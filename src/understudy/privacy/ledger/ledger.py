@@ -107,7 +107,10 @@ class Ledger:
     @classmethod
     def _open(cls, now: Settings, *, accept_loss: bool) -> Ledger:
         if now.zone == "server":
-            raise ZoneError("the ledger belongs to the client zone, found zone='server'")
+            raise ZoneError(
+                "the ledger is in the client zone; this process has UNDERSTUDY_ZONE=server; run this there, or unset "
+                "UNDERSTUDY_ZONE to run both zones here"
+            )
         path, given = now.home / "secret", now.secret
         head = Head(now.home / "ledger.head", required=given is None)
         if not accept_loss and (path.exists() or head.path.exists()):

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 # Orders of a Renyi filter unless the source registers others.
 RENYI_ORDERS: Final = (2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 128.0)
 
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_LONGEST_NAME: Final = 100
+_NAME: Final = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{_LONGEST_NAME - 1}}}")
 
 
 class SourceRecord(Frozen):
@@ -55,7 +56,11 @@ class SourceRecord(Frozen):
                 f"--budget: expected a delta below 1/n = {1 / self.n:.6g}, found {self.delta:.6g}; name a smaller one"
             )
         if not _NAME.fullmatch(self.name):
-            raise InputError(f"expected a source name of letters, digits, . _ -, found {self.name!r}")
+            found = repr(self.name) if len(self.name) <= _LONGEST_NAME else f"{len(self.name)} characters"
+            raise InputError(
+                f"source name (--source): expected at most {_LONGEST_NAME} letters, digits, . _ -, the first a letter "
+                f"or a digit, found {found}; name another"
+            )
         if (self.composition == "renyi") != bool(self.renyi_orders):
             raise ValueError("renyi_orders belong to composition='renyi' and to no other")
         if not all(1 < order < math.inf for order in self.renyi_orders):

@@ -12,7 +12,7 @@ from understudy.errors import InputError, UnderstudyError
 from understudy.privacy.ledger import chain, rows
 from understudy.privacy.ledger import secret as keys
 from understudy.privacy.ledger import stored_secrets as vault
-from understudy.privacy.ledger.database import create_tables, open_engine, transact
+from understudy.privacy.ledger.database import create_tables, open_engine, shown, transact
 from understudy.privacy.ledger.head import EntriesLost, Head
 
 T = TypeVar("T")
@@ -120,4 +120,4 @@ class SealedTables:
 
     @property
     def _name(self) -> str:
-        return self._engine.url.render_as_string(hide_password=True)
+        return shown(self._engine.url)

@@ -57,22 +57,6 @@ def share_scale(noise_multiplier: float, *, bits: int, smallest_surviving: int, 
     return math.sqrt(variance / (smallest_surviving - colluding)) * (1 + 1e-12)
 
 
-def effective_noise_multiplier(scale: float, *, bits: int, survivors: int, colluding: int = 0) -> float:
-    """The noise multiplier that a round's honest shares amount to, to be charged as a Gaussian event.
-
-    With c colluding clients the honest variance is (survivors - c) share_scale^2. A charge made in advance must take
-    the smallest surviving set for `survivors`.
-
-    Raises:
-        InputError: when the counts are out of range or the noise is too small to be smoothed.
-    """
-    _check_counts(survivors, colluding)
-    variance = (survivors - colluding) * scale**2 - SMOOTHING
-    if scale > 0 and variance <= 0:
-        raise InputError("the noise is smaller than a few steps of the fixed point; take more fractional bits")
-    return math.sqrt(max(variance, 0.0)) / integer_sensitivity(1, bits)
-
-
 def distributed_gaussian_gap(scale: float, *, shares: int) -> float:
     """The tau of Kairouz et al. 2021: 10 sum_{k=1}^{shares-1} exp(-2 pi^2 scale^2 k/(k+1)).
 
@@ -88,16 +72,6 @@ def distributed_gaussian_gap(scale: float, *, shares: int) -> float:
     if scale < 0.5 or shares < 1:
         raise InputError(f"expected noise shares of scale >= 1/2 and at least one, found {scale=}, {shares=}")
     return 10 * math.fsum(math.exp(-2 * (math.pi * scale) ** 2 * k / (k + 1)) for k in range(1, shares))
-
-
-def concentrated_epsilon(sensitivity: float, *, scale: float, shares: int, d: int) -> float:
-    """The e for which the sum is e^2/2-concentrated DP (Kairouz et al. 2021, Theorem 1): a cross-check.
-
-    min of sqrt(D^2/V + 2 tau d) and D/sqrt(V) + tau sqrt(d), with V = shares scale^2.
-    """
-    tau = distributed_gaussian_gap(scale, shares=shares)
-    ratio = sensitivity / (math.sqrt(shares) * scale)
-    return min(math.sqrt(ratio**2 + 2 * tau * d), ratio + tau * math.sqrt(d))
 
 
 def total_variation(scale: float, *, shares: int, d: int) -> float:

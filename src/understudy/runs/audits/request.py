@@ -84,8 +84,8 @@ def audit_of(method: str, run: RunRequest, **options: Any) -> AuditRequest:
     try:
         return AuditRequest(method=method, run=run, **options)
     except ValidationError as error:
-        place, said = first_fault(error)
-    raise InputError(said if place == "run" else f"--{place.replace('_', '-')}: {said}")
+        place, given, said = first_fault(error)
+    raise InputError(said if place == "run" else f"--{place.replace('_', '-')}{given}: {said}")
 
 
 def number_of_canaries(request: AuditRequest, *, units: int) -> int:

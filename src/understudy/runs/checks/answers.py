@@ -6,7 +6,6 @@ import os
 import threading
 from collections.abc import Callable
 from typing import TypeVar
-from urllib.parse import urlsplit
 
 from understudy.errors import InputError
 
@@ -34,12 +33,6 @@ def within(seconds: float, call: Callable[[], R], what: str) -> R:
     if error is not None:
         raise error
     return result  # type: ignore[return-value]
-
-
-def public(url: str) -> str:
-    """A URL without user and password."""
-    parts = urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl() if "@" in parts.netloc else url
 
 
 def said(error: Exception) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from understudy.addresses import public_address
 from understudy.errors import InputError
-from understudy.runs.checks.answers import PATIENCE_S, public, said
+from understudy.runs.checks.answers import PATIENCE_S, said
 from understudy.settings import prefect_setting
 
 if TYPE_CHECKING:
@@ -25,10 +26,10 @@ def prefect_server() -> str:
     answer = _ask(url, "health")
     if answer.status_code in (401, 403) or answer.status_code >= 500:
         raise InputError(
-            f"PREFECT_API_URL={public(url)}: expected a Prefect server that lets us in, found status "
+            f"PREFECT_API_URL={public_address(url)}: expected a Prefect server that lets us in, found status "
             f"{answer.status_code}; correct PREFECT_API_KEY or PREFECT_API_AUTH_STRING, or fix the server"
         )
-    return f"server {public(url)}"
+    return f"server {public_address(url)}"
 
 
 def gpu_limit(url: str) -> str:
@@ -36,18 +37,18 @@ def gpu_limit(url: str) -> str:
     answer = _ask(url, "v2/concurrency_limits/gpu")
     if answer.status_code not in (200, 404):
         raise InputError(
-            f"expected the Prefect server {public(url)} to tell of its concurrency limit 'gpu', found status "
+            f"expected the Prefect server {public_address(url)} to tell of its concurrency limit 'gpu', found status "
             f"{answer.status_code}; see to the server and to PREFECT_API_KEY, and run again"
         )
     limit = answer.json() if answer.status_code == 200 else {}
     if limit.get("limit", 0) < 1 or not limit.get("active", False):
         command = "gcl create gpu --limit 1" if answer.status_code == 404 else "gcl update gpu --limit 1 --enable"
         raise InputError(
-            f"expected the concurrency limit 'gpu' on the Prefect server {public(url)}, found "
+            f"expected the concurrency limit 'gpu' on the Prefect server {public_address(url)}, found "
             f"{limit or 'none'}; make it there: "
-            f"PREFECT_API_URL={public(url)} prefect {command}"
+            f"PREFECT_API_URL={public_address(url)} prefect {command}"
         )
-    return f"concurrency limit gpu of {public(url)}: {limit['limit']}"
+    return f"concurrency limit gpu of {public_address(url)}: {limit['limit']}"
 
 
 def _ask(url: str, path: str) -> httpx.Response:
@@ -65,12 +66,12 @@ def _ask(url: str, path: str) -> httpx.Response:
             time.sleep(1.0)
     except httpx.ReadTimeout:
         raise InputError(
-            f"PREFECT_API_URL={public(url)}: expected a Prefect server that answers, found none within {BUSY_S:g} s "
-            "(timed out); let fewer runs start at once (prefect work-pool set-concurrency-limit client 2), or start "
-            "the server anew, and run again"
+            f"PREFECT_API_URL={public_address(url)}: expected a Prefect server that answers, found none within "
+            f"{BUSY_S:g} s (timed out); let fewer runs start at once (prefect work-pool set-concurrency-limit client "
+            "2), or start the server anew, and run again"
         ) from None
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise InputError(
-            f"PREFECT_API_URL={public(url)}: expected a Prefect server that answers, found {said(error)}; start it "
-            "(prefect server start), or unset PREFECT_API_URL to run without one"
+            f"PREFECT_API_URL={public_address(url)}: expected a Prefect server that answers, found {said(error)}; "
+            "start it (prefect server start), or unset PREFECT_API_URL to run without one"
         ) from None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from understudy.addresses import public_address
 from understudy.artifacts import access
-from understudy.runs.checks.answers import PATIENCE_S, public, within
+from understudy.runs.checks.answers import PATIENCE_S, within
 
 
 def private_store() -> str:
@@ -15,5 +16,5 @@ def private_store() -> str:
 def exchange_store() -> str:
     """The exchange store answers and can be written, wherever it is."""
     store = access.exchange_store()
-    within(PATIENCE_S, store.check_writable, f"UNDERSTUDY_EXCHANGE={public(store.root)}: the store")
-    return public(store.root)
+    within(PATIENCE_S, store.check_writable, f"UNDERSTUDY_EXCHANGE={public_address(store.root)}: the store")
+    return public_address(store.root)

@@ -8,9 +8,9 @@ from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from understudy.addresses import SQLITE, lock_of_file
+from understudy.addresses import SQLITE, lock_of_file, public_address
 from understudy.errors import InputError
-from understudy.runs.checks.answers import PATIENCE_S, public, said, within
+from understudy.runs.checks.answers import PATIENCE_S, said, within
 from understudy.runs.folders import probe_folder
 from understudy.settings import settings
 
@@ -26,8 +26,8 @@ def tracking() -> str:
     # As tasks/engine/tracking_log.py chooses: the server zone takes the client's place where it has none of its own.
     places = {"client": client, "server": server or client, "both": client | server}[now.zone]
     for uri, name in places.items():
-        within(PATIENCE_S, partial(_tracking_at, uri, name), f"{name}={public(uri)}: MLflow")
-    return ", ".join(map(public, places))
+        within(PATIENCE_S, partial(_tracking_at, uri, name), f"{name}={public_address(uri)}: MLflow")
+    return ", ".join(map(public_address, places))
 
 
 def _tracking_at(uri: str, name: str) -> None:
@@ -40,7 +40,7 @@ def _tracking_at(uri: str, name: str) -> None:
         _tracking_database(uri, name)
     elif kind not in {"databricks", *(point.name for point in entry_points(group="mlflow.tracking_store"))}:
         raise InputError(
-            f"{name}={public(uri)}: expected {SQLITE}FILE, http(s)://SERVER or the URL of a database "
+            f"{name}={public_address(uri)}: expected {SQLITE}FILE, http(s)://SERVER or the URL of a database "
             f"({', '.join(_DATABASES[:-1])}), found {kind if '://' in uri else 'a path'!r}; name one of these"
         )
 
@@ -62,7 +62,7 @@ def _tracking_server(uri: str, name: str) -> None:
             return
         answer.raise_for_status()
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise _no_tracking(name, public(uri), "an MLflow server that answers", said(error)) from None
+        raise _no_tracking(name, public_address(uri), "an MLflow server that answers", said(error)) from None
 
 
 def _tracking_file(path: Path, name: str) -> None:
@@ -95,7 +95,7 @@ def _tracking_database(uri: str, name: str) -> None:
         with engine.connect() as connection:
             connection.execute(sqlalchemy.text("select 1"))
     except (sqlalchemy.exc.SQLAlchemyError, ImportError) as error:
-        raise _no_tracking(name, public(uri), "a database that answers", type(error).__name__) from None
+        raise _no_tracking(name, public_address(uri), "a database that answers", type(error).__name__) from None
 
 
 def _no_tracking(name: str, place: str, expected: str, found: str) -> InputError:

@@ -21,7 +21,7 @@ def test_a_row_reads_prompt_text_eos(tokenizer, make_config, label_names):
         assert rows.input_ids[0][rows.attention_mask[0].bool()].tolist() == expected
         lost = rows.input_ids[0][rows.loss_mask[0]].tolist()
         assert lost == [*encode_text(tokenizer, text), tokenizer.eos_token_id]
-        assert rows.loss_mask[0].nonzero()[0] == rows.text_start
+        assert rows.loss_mask[0].nonzero()[0] == rows.prompts.width
 
 
 def test_a_text_ends_as_the_chat_ends_an_answer(tokenizer, make_config, label_names):
@@ -39,16 +39,16 @@ def test_shapes_are_public(tokenizer, make_config, label_names):
     long = encode_rows(["word " * 99], [2], tokenizer=tokenizer, config=config, label_names=label_names)
     for name in ("input_ids", "attention_mask", "loss_mask", "label", "valid"):
         assert getattr(short, name).shape == getattr(long, name).shape
-    assert short.input_ids.shape == (1, short.text_start + config.train.max_length)
-    assert (short.text_start, short.label_span) == (long.text_start, long.label_span)
+    assert short.input_ids.shape == (1, short.prompts.width + config.train.max_length)
+    assert (short.prompts.width, short.label_span) == (long.prompts.width, long.label_span)
 
 
 def test_long_texts_are_cut_without_an_end_and_counted(tokenizer, make_config, label_names):
     texts = ["word " * 99, "short", "word " * 98]
     rows = encode_rows(texts, [0, 1, 2], tokenizer=tokenizer, config=make_config(), label_names=label_names)
     assert rows.truncated == 2
-    assert rows.loss_mask[0, rows.text_start :].all()
-    assert tokenizer.eos_token_id not in rows.input_ids[0, rows.text_start :].tolist()
+    assert rows.loss_mask[0, rows.prompts.width :].all()
+    assert tokenizer.eos_token_id not in rows.input_ids[0, rows.prompts.width :].tolist()
 
 
 @pytest.mark.parametrize(("text", "label"), [(None, 1), ("text", None), (None, None)])
@@ -70,4 +70,4 @@ def test_an_undeclared_label_is_refused_by_row_not_by_text(tokenizer, make_confi
 
 def test_no_rows_encode_to_nothing(tokenizer, make_config, label_names):
     rows = encode_rows([], [], tokenizer=tokenizer, config=make_config(), label_names=label_names)
-    assert rows.input_ids.shape == (0, rows.text_start + 20)
+    assert rows.input_ids.shape == (0, rows.prompts.width + 20)

@@ -44,7 +44,7 @@ def test_discriminator_loss_by_hand(untrained, encoded, batch, representation, p
         ids, mask = hide_labels(batch["input_ids"], batch["attention_mask"], prompts=encoded.prompts, labels=labels)
         for row in range(12):
             real = ids[row][mask[row].bool()]
-            hidden = untrained.model.lm.base_model(input_ids=real[None]).last_hidden_state[0, encoded.text_start :]
+            hidden = untrained.model.lm.base_model(input_ids=real[None]).last_hidden_state[0, encoded.prompts.width :]
             total, weights = 0.0, 0.0
             for weight, end in enumerate(range(prefix_step, len(hidden) + 1, prefix_step), start=1):
                 state = hidden[end - 1] if representation == "last" else hidden[:end].mean(0)
@@ -80,7 +80,7 @@ def test_a_rows_loss_depends_on_that_row_only(untrained, encoded, batch, name):
 
 def test_the_label_reaches_the_discriminator_as_target_only(untrained, encoded, batch, label_names):
     """Exchanging the label in the prompt, but not the target, changes nothing."""
-    width = encoded.text_start
+    width = encoded.prompts.width
     other = {**batch, "input_ids": batch["input_ids"].clone(), "attention_mask": batch["attention_mask"].clone()}
     swapped = (batch["label"] + 1) % len(label_names)
     other["input_ids"][:, :width] = encoded.prompts.input_ids[swapped]

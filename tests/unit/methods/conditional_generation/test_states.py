@@ -59,8 +59,8 @@ def test_the_discriminators_view_is_the_same_whatever_the_label(tokenizer, make_
         assert torch.equal(mask, views[0][1])
     start, stop = rows.label_span
     assert torch.equal(views[0][0][:, start:stop], labels)
-    assert torch.equal(views[0][0][:, rows.text_start :], rows.input_ids[:, rows.text_start :])
-    assert views[0][1][:, : rows.text_start].all()
+    assert torch.equal(views[0][0][:, rows.prompts.width :], rows.input_ids[:, rows.prompts.width :])
+    assert views[0][1][:, : rows.prompts.width].all()
 
 
 def test_prefix_means_by_hand():
@@ -79,7 +79,7 @@ def test_text_states_are_the_means_over_each_text_and_its_end(untrained, make_co
         ids, mask = hide_labels(rows.input_ids, rows.attention_mask, prompts=rows.prompts, labels=labels)
         real = mask[0].bool()
         with torch.no_grad():
-            hidden = last_states(untrained.model.lm, ids[:, real], mask[:, real])[0, rows.text_start :]
+            hidden = last_states(untrained.model.lm, ids[:, real], mask[:, real])[0, rows.prompts.width :]
         assert torch.allclose(states["mean"][row], hidden.mean(0), atol=1e-5)
         assert torch.allclose(states["last"][row], hidden[-1], atol=1e-5)
 

@@ -1,6 +1,7 @@
 """Documents to clients to samples to means: nothing lost, nobody counted twice, nobody moved by another."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,12 +21,20 @@ from understudy.methods.preference_optimization.clients import (
     check_tokenizer,
     client_means,
     embed_samples,
-    without_client,
 )
 from understudy.models.loading import load_model
 
 DAY = "Today I took the steep path, and later I saw a grey heron by the river, patient as a stone. "
 TOKENIZERS = {name: load_model(name).tokenizer for name in ("tiny-llama", "tiny-gpt2")}
+
+
+def without_client(clients, slot):
+    """The neighbouring data set: the same slots, with a null client in this one."""
+    keep = clients.owner != slot
+    dropped = clients.dropped_tokens.copy()
+    dropped[slot] = 0
+    samples = tuple(text for text, kept in zip(clients.samples, keep, strict=True) if kept)
+    return replace(clients, samples=samples, owner=clients.owner[keep], dropped_tokens=dropped)
 
 
 def table(*rows: tuple[str, str]) -> pa.Table:

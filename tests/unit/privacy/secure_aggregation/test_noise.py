@@ -12,10 +12,8 @@ from understudy.privacy.accounting import epsilon_pld, gaussian_event
 from understudy.privacy.noise import derive_key, discrete_gaussian
 from understudy.privacy.secure_aggregation.accounting import (
     SMOOTHING,
-    concentrated_epsilon,
     delta_correction,
     distributed_gaussian_gap,
-    effective_noise_multiplier,
     gap_bound,
     share_scale,
     total_variation,
@@ -23,6 +21,18 @@ from understudy.privacy.secure_aggregation.accounting import (
 from understudy.privacy.secure_aggregation.noise import _table, invert, sampler_gap, share_noise
 
 KEY = derive_key(b"noise of tests", charge_id="", salt=b"", step=0, purpose="test")
+
+
+def honest_multiplier(scale, *, survivors, colluding=0):
+    """The noise multiplier that the honest shares of a round amount to, with 12 fractional bits."""
+    return math.sqrt((survivors - colluding) * scale**2 - SMOOTHING) / 4096
+
+
+def concentrated_epsilon(sensitivity, *, scale, shares):
+    """The e for which the sum is e^2/2-concentrated DP in one coordinate (Kairouz et al. 2021, Theorem 1)."""
+    tau = distributed_gaussian_gap(scale, shares=shares)
+    ratio = sensitivity / (math.sqrt(shares) * scale)
+    return min(math.sqrt(ratio**2 + 2 * tau), ratio + tau)
 
 
 def probabilities(scale, half):
@@ -140,10 +150,10 @@ def test_tau_bounds_how_far_a_sum_is_from_one_discrete_gaussian(scale, shares):
 @pytest.mark.parametrize(("scale", "shares", "shift"), [(0.5, 2, 1), (0.5, 5, 3), (0.8, 3, 1), (0.8, 3, 2)])
 def test_the_concentrated_bound_holds_by_brute_force(order, scale, shares, shift):
     found = divergence(order, sum_of_shares(scale, shares, half=30), shift)
-    bound = concentrated_epsilon(shift, scale=scale, shares=shares, d=1)
+    bound = concentrated_epsilon(shift, scale=scale, shares=shares)
     assert found <= order / 2 * bound**2
     # A scale one and a half times as large would have a bound that this sum breaks.
-    assert found > order / 2 * concentrated_epsilon(shift, scale=1.5 * scale, shares=shares, d=1) ** 2 or scale < 0.7
+    assert found > order / 2 * concentrated_epsilon(shift, scale=1.5 * scale, shares=shares) ** 2 or scale < 0.7
 
 
 def delta_of(p, shift, epsilon):
@@ -196,15 +206,12 @@ def test_the_rounding_of_gaussian_noise_is_as_close_as_claimed():
 def test_shares_are_sized_for_the_smallest_surviving_honest_set():
     scale = share_scale(1.5, bits=12, smallest_surviving=450)
     assert 450 * scale**2 == pytest.approx((1.5 * 4096) ** 2 + SMOOTHING)
-    multiplier = effective_noise_multiplier(scale, bits=12, survivors=450)
+    multiplier = honest_multiplier(scale, survivors=450)
     assert 1.5 <= multiplier <= 1.5 * (1 + 1e-11)
-    assert effective_noise_multiplier(scale, bits=12, survivors=450, colluding=45) == pytest.approx(
-        1.5 * math.sqrt(0.9), rel=1e-6
-    )
+    assert honest_multiplier(scale, survivors=450, colluding=45) == pytest.approx(1.5 * math.sqrt(0.9), rel=1e-6)
     larger = share_scale(1.5, bits=12, smallest_surviving=450, colluding=45)
-    assert effective_noise_multiplier(larger, bits=12, survivors=450, colluding=45) >= 1.5
+    assert honest_multiplier(larger, survivors=450, colluding=45) >= 1.5
     assert share_scale(0.0, bits=12, smallest_surviving=450) == 0.0
-    assert effective_noise_multiplier(0.0, bits=12, survivors=450) == 0.0
 
 
 def test_the_gap_at_the_real_size_is_charged_and_next_to_nothing():
@@ -229,8 +236,6 @@ def test_noise_too_coarse_to_be_gaussian_is_refused():
         total_variation(2.2, shares=450, d=10)
     with pytest.raises(InputError, match="scale >= 1/2"):
         total_variation(0.4, shares=450, d=10)
-    with pytest.raises(InputError, match="more fractional bits"):
-        effective_noise_multiplier(0.5, bits=4, survivors=4)
     assert total_variation(0.0, shares=450, d=10) == 0.0
 
 
