@@ -190,12 +190,17 @@ def pairs_by(settings: Settings, cell: Cell, config: Any, start: Any) -> tuple[l
 
 
 def nearness(settings: Settings, cell: Cell, pairs: list[Any]) -> dict[str, Any]:
-    """MAUVE of an arm's pairs to pairs that nothing was trained on, with that of real pairs, and the pairs."""
+    """MAUVE of an arm's pairs to pairs that nothing was trained on, with that of real pairs, and the pairs.
+
+    There is no MAUVE of fewer than two pairs; the arm's other figures are measured all the same.
+    """
     from understudy.evaluation.texts import fidelity
     from understudy.evaluation.texts.encoder import embed, load_encoder
 
-    encoder = load_encoder()
     mine, real = ([f"{one.instruction}\n{one.response}" for one in side] for side in (pairs, unread(settings, cell)))
+    if len(mine) < 2:
+        return {"texts": mine}
+    encoder = load_encoder()
     sets = {"mine": embed(mine, encoder)}
     found = fidelity.compare(fidelity.MAUVE, sets, embed(real, encoder), seed=cell.seed, splits=MAUVE_SPLITS)
     estimates = {"mauve": found.sets["mine"], "mauve_ceiling": found.reference}

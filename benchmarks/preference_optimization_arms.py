@@ -17,7 +17,6 @@ import torch
 from cells import temporary
 from preference_optimization_data import (
     Cell,
-    FloatArray,
     Settings,
     charged,
     clients_of,
@@ -36,11 +35,11 @@ from simulation import model_of, noise_facts
 
 from understudy.evaluation.texts.medoid import median_distance_to_medoid
 from understudy.methods.preference_optimization import rounds
+from understudy.methods.preference_optimization.evaluation import unclipped_scores
 from understudy.methods.preference_optimization.pool import ClientPool
 from understudy.methods.preference_optimization.preferences import preference_pairs, recovery_rate
 from understudy.methods.preference_optimization.queries import signal_to_noise
 from understudy.methods.preference_optimization.release import release_scores
-from understudy.methods.preference_optimization.scoring import unclipped_mean
 from understudy.methods.preference_optimization.stored import Candidates
 from understudy.models.adapters import Adapter, load_adapter, save_adapter, with_adapter
 from understudy.models.loading import LoadedModel
@@ -142,7 +141,7 @@ def keep_round(
     config, number = configure(settings, cell), int(kept.name)
     if cell.arm == "popri-shuffled":
         scores = shuffled(scores, per_prompt=config.candidates.per_prompt, seed=[cell.seed, number])
-    facts = round_facts(settings, cell, pool, candidates.embeddings, scores)
+    facts = round_facts(settings, cell, pool, candidates, scores)
     with temporary(kept, folder=True) as part:
         trainer = part / "trainer"
         adapter, pairs = rounds.prefer(base, adapter, candidates, scores, config=config, round=number, folder=trainer)
@@ -157,20 +156,19 @@ def rounds_folder(settings: Settings, cell: Cell) -> Path:
 
 
 def round_facts(
-    settings: Settings, cell: Cell, pool: ClientPool, embeddings: FloatArray, scores: torch.Tensor
+    settings: Settings, cell: Cell, pool: ClientPool, candidates: Candidates, scores: torch.Tensor
 ) -> dict[str, Any]:
     """How near a round's candidates come to held-out clients, how far they spread, how many pairs survive noise."""
     config = configure(settings, cell)
-    everyone = np.ones(pool.slots, dtype=bool)
     pairs = preference_pairs(
         scores.numpy(),
         per_prompt=config.candidates.per_prompt,
         rejected_rank=config.preferences.rejected_rank,
     )
     return {
-        **distance(settings, embeddings),
-        "medoid_distance": median_distance_to_medoid(embeddings),
-        "recovery": recovery_rate(pairs, unclipped_mean(pool.means, embeddings, everyone)),
+        **distance(settings, candidates.embeddings),
+        "medoid_distance": median_distance_to_medoid(candidates.embeddings),
+        "recovery": recovery_rate(pairs, unclipped_scores(pool, candidates, config)),
     }
 
 

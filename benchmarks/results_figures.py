@@ -40,6 +40,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the figures; default: docs/results")
     options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
     for name, (size, paint) in FIGURES.items():
         draw(options.out / f"{name}.svg", size, paint)
         print(options.out / f"{name}.svg")

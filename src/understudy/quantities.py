@@ -5,6 +5,7 @@ A setting with closer bounds is of the plain type and names them all: pydantic k
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Annotated, Any, Final, TypeVar
 
@@ -26,6 +27,17 @@ NumpySeed = Annotated[int, Field(ge=0, lt=2**32)]
 LEAST_DELTA: Final = 1e-9
 
 T = TypeVar("T")
+
+
+def rounded_up(count: float) -> int:
+    """A count that was computed in floats, such as a share of rows, as the whole number that is not below it.
+
+    What floats miss of a whole number adds nothing: 0.07 * 100 is a little more than 7.
+
+    >>> rounded_up(0.07 * 100), rounded_up(7.01)
+    (7, 8)
+    """
+    return math.ceil(count - 1e-9)
 
 
 def setting(default: T, description: str, **bounds: Any) -> T:

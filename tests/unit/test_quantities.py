@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 import understudy
 from understudy.methods.gradient_matching.evaluation_config import MatchingEvaluationConfig
+from understudy.quantities import rounded_up
 
 
 def models():
@@ -37,3 +38,11 @@ def test_no_field_names_two_bounds_of_one_kind():
 def test_bounds_hold_on_both_sides(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         MatchingEvaluationConfig(**wrong)
+
+
+@pytest.mark.parametrize("n", [1, 3, 25, 100, 1000, 12345])
+def test_a_share_of_rows_is_rounded_up_as_if_it_were_exact(n):
+    """Of every share in hundredths, by whole numbers; in floats many of the products lie above the exact ones."""
+    assert [rounded_up(hundredths / 100 * n) for hundredths in range(1, 101)] == [
+        -(-hundredths * n // 100) for hundredths in range(1, 101)
+    ]

@@ -6,7 +6,6 @@ in the first, so that any transformers decoder works, whatever it tells its laye
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from typing import Any
 from torch import nn
 
 from understudy.models.layer_stack import layer_stack
+from understudy.quantities import rounded_up
 
 
 @dataclass
@@ -38,7 +38,7 @@ def layers_below(backbone: nn.Module, *, share: float, layers: int) -> int:
         share: of the layers, above 0 and at most 1, rounded up.
         layers: how many there are.
     """
-    return layers - math.ceil(share * layers) if len(_layers(backbone)) == layers else 0
+    return layers - rounded_up(share * layers) if len(_layers(backbone)) == layers else 0
 
 
 @contextmanager

@@ -205,7 +205,7 @@ def _write_page(directory: Path, content: Content, sections: SectionsOf | None) 
         sections=[*(common if added.common else added.first), *added.last],
         extra=[Drawing(**drawing) for drawing in content.figures],
         headline=text_formatting.headline(content.statement),
-        opening=worth(metrics),
+        opening=worth(metrics, added.headlines),
         shortfall=content.completeness.in_words() if content.completeness else "",
         samples=[_shown(sample) for sample in content.samples],
         statement=text_formatting.statement_rows(content.statement),

@@ -56,6 +56,15 @@ def points(difference: float, unit: str = " points") -> str:
     return f"{100 * difference:+.1f}{unit}".replace("-", MINUS)
 
 
+def signed(difference: float) -> str:
+    """A difference with its sign, to three decimals.
+
+    >>> signed(-0.0321).replace(MINUS, "-"), signed(0)
+    ('-0.032', '+0.000')
+    """
+    return f"{difference:+.3f}".replace("-", MINUS)
+
+
 def capitalised(words: str) -> str:
     """Words as they begin a line; capitals inside stay.
 

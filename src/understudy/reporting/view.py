@@ -48,6 +48,40 @@ class Section:
 
 
 @dataclass(frozen=True)
+class Beside:
+    """What a headline is compared with.
+
+    Attributes:
+        figure: its own figure.
+        difference: figure of the headline minus it, whose interval decides.
+        words: for it, such as `real text`.
+    """
+
+    figure: str
+    difference: str
+    words: str
+
+
+@dataclass(frozen=True)
+class Headline:
+    """A figure that a report opens with, and the same without private rows.
+
+    Attributes:
+        figure: its name; the unit, and which way is better, are those that were declared for it.
+        said: a sentence with `{}` for the figure, without capital and full stop.
+        beside: the same without private rows, and then whatever else it is compared with.
+        rival: what the first of these is called where the run was no better.
+        gain: what is said where it was.
+    """
+
+    figure: str
+    said: str
+    beside: tuple[Beside, ...]
+    rival: str
+    gain: str = "The private rows helped"
+
+
+@dataclass(frozen=True)
 class MethodSections:
     """What a method adds to the report of its runs.
 
@@ -55,11 +89,13 @@ class MethodSections:
         first: stand in the place of the accuracy of a classifier; where there are none, that section stays.
         last: come after the common sections.
         common: whether there are any; a page about something else than one synthetic table has none.
+        headlines: what the page may open with, before the accuracy of a classifier: the first that was measured.
     """
 
     first: tuple[Section, ...] = ()
     last: tuple[Section, ...] = ()
     common: bool = True
+    headlines: tuple[Headline, ...] = ()
 
 
 SectionsOf = Callable[[Metrics, Mapping[str, Any]], MethodSections]  # (figures, privacy statement) -> sections

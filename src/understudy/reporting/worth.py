@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from pydantic import Field
 
+from understudy.evaluation import names
 from understudy.evaluation.metrics import Metrics
+from understudy.evaluation.names import MetricName
 from understudy.frozen import Frozen
-from understudy.reporting.text_formatting import percent, points
-from understudy.reporting.view import labels_are_unequal, range_of
+from understudy.reporting.text_formatting import capitalised, percent, points, signed
+from understudy.reporting.view import Beside, Headline, labels_are_unequal, range_of
 
 
 class Completeness(Frozen):
@@ -54,71 +55,89 @@ def completeness_of(labels: Sequence[str | None], shortfall: Mapping[str, int]) 
     return Completeness(rows=len(labels), shortfall=short, lacking=lacking)
 
 
-@dataclass(frozen=True)
-class _Measure:
-    """A figure by training set, and how to say it."""
+def _by_training_set(prefix: str, figure: str, said: str) -> Headline:
+    """A figure of synthetic text, beside the same of prompt-only and of real text."""
+    others = {"prompt_only": "prompt-only text", "real": "real text"}
+    return Headline(
+        f"{prefix}synthetic.{figure}",
+        said,
+        tuple(
+            Beside(f"{prefix}{other}.{figure}", f"{prefix}synthetic_minus_{other}.{figure}", words)
+            for other, words in others.items()
+        ),
+        rival="text without private rows",
+    )
 
-    prefix: str
-    figure: str
-    learner: str
-    found: str
 
-    def of(self, condition: str) -> str:
-        """The figure's name."""
-        return f"{self.prefix}{condition}.{self.figure}"
-
-
-_CLASSIFIER = "a classifier trained on the synthetic text is right on"
-_RECALL = _Measure("utility.", "mean_recall", _CLASSIFIER, "of real rows it never saw, every label counted alike")
-_MEASURES = (
-    _Measure("utility.", "accuracy", _CLASSIFIER, "of real rows it never saw"),
-    _Measure(
+_CLASSIFIER = "a classifier trained on the synthetic text is right on {} of real rows it never saw"
+_RECALL = _by_training_set("utility.", "mean_recall", f"{_CLASSIFIER}, every label counted alike")
+_COMMON = (
+    _by_training_set("utility.", "accuracy", _CLASSIFIER),
+    _by_training_set(
         "utility.next_token.",
         "accuracy",
-        "a small language model tuned on the synthetic text predicts",
-        "of the next tokens of clients that took no part",
+        "a small language model tuned on the synthetic text predicts {} of the next tokens of clients that took no "
+        "part",
     ),
 )
 
 
-def worth(metrics: Metrics) -> str:
-    """One sentence: what the synthetic text teaches, beside prompt-only and real text; empty where not measured.
+def worth(metrics: Metrics, headlines: Sequence[Headline] = ()) -> str:
+    """One sentence: what the run is worth beside the same without private rows; empty where that was not measured.
 
     Whether private rows helped is said by the interval of the difference, not by its sign. Where labels are unequal,
     every label counts alike.
+
+    Args:
+        metrics: what was measured.
+        headlines: of the method, which come first.
     """
-    measures = (_RECALL, *_MEASURES) if labels_are_unequal(metrics) else _MEASURES
-    measure = next((m for m in measures if m.of("synthetic") in metrics.values), None)
-    if measure is None:
+    common = (_RECALL, *_COMMON) if labels_are_unequal(metrics) else _COMMON
+    headline = next((one for one in (*headlines, *common) if one.figure in metrics.values), None)
+    if headline is None:
         return ""
-    name = measure.of("synthetic")
-    between = range_of(metrics, name, lambda share: f"{100 * share:.1f}")
-    sentence = f"{measure.learner} {percent(metrics.values[name])} {measure.found}{between and f' ({between})'}"
-    beside = [_beside(metrics, measure, condition, words) for condition, words in _OTHERS.items()]
-    sentence = ", ".join([sentence, *filter(None, beside)])
-    verdict = _verdict(metrics, measure.of("synthetic_minus_prompt_only"))
-    return f"{verdict}: {sentence}." if verdict else f"{sentence[:1].upper()}{sentence[1:]}."
+    metric = names.describe(headline.figure, metrics.declared)
+    between = range_of(metrics, headline.figure, _bare_percent if metric.unit == "share" else _three)
+    said = headline.said.format(_value(metrics.values[headline.figure], metric)) + (between and f" ({between})")
+    sentence = ", ".join([said, *filter(None, (_beside(metrics, other, metric) for other in headline.beside))])
+    verdict = _verdict(metrics, headline, metric)
+    return f"{verdict}: {sentence}." if verdict else f"{capitalised(sentence)}."
 
 
-_OTHERS = {"prompt_only": "prompt-only text", "real": "real text"}
+def _beside(metrics: Metrics, other: Beside, metric: MetricName) -> str:
+    """The difference to something else, with its interval."""
+    values = metrics.values
+    if other.difference in values:
+        share = metric.unit == "share"
+        between = range_of(metrics, other.difference, _bare_points if share else signed)
+        difference = (points if share else signed)(values[other.difference])
+        return f"{difference} beside {other.words}{between and f' ({between})'}"
+    return f"{other.words} gives {_value(values[other.figure], metric)}" if other.figure in values else ""
 
 
-def _beside(metrics: Metrics, measure: _Measure, condition: str, words: str) -> str:
-    """The difference to another training set, with its interval."""
-    values, difference = metrics.values, measure.of(f"synthetic_minus_{condition}")
-    if difference in values:
-        between = range_of(metrics, difference, lambda share: points(share, unit=""))
-        return f"{points(values[difference])} beside {words}{between and f' ({between})'}"
-    other = measure.of(condition)
-    return f"{words} gives {percent(values[other])}" if other in values else ""
-
-
-def _verdict(metrics: Metrics, difference: str) -> str:
-    if difference not in metrics.intervals:
+def _verdict(metrics: Metrics, headline: Headline, metric: MetricName) -> str:
+    interval = metrics.intervals.get(headline.beside[0].difference)
+    if interval is None:
         return ""
-    low, high = metrics.intervals[difference]
+    low, high = interval if metric.better == "higher" else (-interval[1], -interval[0])
     if low > 0:
-        return "The private rows helped"
+        return headline.gain
     if high < 0:
-        return "Worse than text without private rows"
-    return "No difference from text without private rows could be measured"
+        return f"Worse than {headline.rival}"
+    return f"No difference from {headline.rival} could be measured"
+
+
+def _value(value: float, metric: MetricName) -> str:
+    return percent(value) if metric.unit == "share" else f"{_three(value)} {metric.unit}"
+
+
+def _bare_percent(share: float) -> str:
+    return f"{100 * share:.1f}"
+
+
+def _bare_points(difference: float) -> str:
+    return points(difference, unit="")
+
+
+def _three(value: float) -> str:
+    return f"{value:.3f}"

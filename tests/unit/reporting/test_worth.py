@@ -1,10 +1,14 @@
 """The sentences a report opens with."""
 
+from dataclasses import replace
+
 import pytest
 
 from understudy.evaluation.metrics import Metrics
+from understudy.evaluation.names import MetricName
 from understudy.reporting.report import About, build_report, rebuild_report
 from understudy.reporting.text_formatting import MINUS, NARROW_SPACE
+from understudy.reporting.view import Beside, Headline
 from understudy.reporting.worth import completeness_of, worth
 
 
@@ -63,6 +67,50 @@ def test_next_tokens_are_said_where_there_is_no_classifier():
         f"clients that took no part, prompt-only text gives 30.0{NARROW_SPACE}%."
     )
     assert worth(Metrics(values={})) == ""
+
+
+LOSS = Headline(
+    "rounds.loss",
+    "the loss of the model is {}",
+    (Beside("rounds.public.loss", "rounds.loss_minus_public", "that of the public model"),),
+    rival="the same rounds without private rows",
+)
+NATS = tuple(MetricName(name, "A loss", "nats per token", "lower") for name in ("rounds.loss", "rounds.public.loss"))
+DECLARED = (*NATS, MetricName("rounds.loss_minus_public", "Their difference", "nats per token", "lower"))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [
+        (-0.3, -0.1, "The private rows helped"),
+        (-0.3, 0.1, "No difference from the same rounds without private rows could be measured"),
+        (0.1, 0.3, "Worse than the same rounds without private rows"),
+    ],
+)
+def test_a_method_s_own_figure_is_said_in_its_unit_and_less_may_be_better(low, high, verdict):
+    middle = (low + high) / 2
+    found = Metrics(
+        values={"rounds.loss": 2.5, "rounds.loss_minus_public": middle},
+        intervals={"rounds.loss": (2.4, 2.6), "rounds.loss_minus_public": (low, high)},
+        declared=DECLARED,
+    )
+    difference, between = f"{middle:+.3f}", f"{low:+.3f} to {high:+.3f}"
+    assert worth(found, [LOSS]) == (
+        f"{verdict}: the loss of the model is 2.500 nats per token (2.400 to 2.600), "
+        + f"{difference} beside that of the public model ({between}).".replace("-", MINUS)
+    )
+
+
+def test_of_a_method_s_figures_the_first_that_was_measured_comes_before_the_common_ones():
+    alone = Metrics(values={"rounds.loss": 2.5, "rounds.public.loss": 2.7}, declared=DECLARED)
+    assert worth(alone, [LOSS]) == (
+        "The loss of the model is 2.500 nats per token, that of the public model gives 2.700 nats per token."
+    )
+    both = Metrics(values=alone.values | {"utility.synthetic.accuracy": 0.8}, declared=DECLARED)
+    other = replace(LOSS, figure="rounds.share")
+    assert worth(both, [other, LOSS]) == worth(alone, [LOSS])
+    assert worth(both, [other]) == worth(both)
+    assert worth(Metrics(values={}), [LOSS]) == ""
 
 
 @pytest.mark.parametrize(

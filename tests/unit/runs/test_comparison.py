@@ -1,13 +1,19 @@
 """What a comparison adds up before anything is charged."""
 
+from dataclasses import dataclass
+from types import SimpleNamespace
+
 import pytest
 
 from understudy.privacy.calibration import analytic_gaussian_sigma
 from understudy.privacy.ledger.ledger import Ledger, SourceRecord
 from understudy.privacy.queries import Query, queries_to_json
+from understudy.runs.comparisons import validated
 from understudy.runs.comparisons.report import _charged
+from understudy.runs.comparisons.request import CompareRequest
 from understudy.runs.comparisons.total import pld_total, rounded_down
-from understudy.runs.comparisons.validated import _few, is_cell_folder
+from understudy.runs.comparisons.validated import PlannedRun, _few, is_cell_folder, validate_comparison
+from understudy.runs.request import RunRequest
 
 
 def gaussian(noise: float) -> tuple[Query, ...]:
@@ -27,6 +33,51 @@ def test_the_pld_total_is_that_of_all_charges_composed():
 def test_a_pld_total_that_says_no_more_than_the_sum_is_not_shown():
     assert pld_total([gaussian(1.0)], 8.0, 1e-5) is None
     assert pld_total([gaussian(1.0)] * 2, 1.0, 1e-5) is None
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What `validate_comparison` asks of a run that was validated by itself."""
+
+    record: SourceRecord
+    plan: object = None
+
+
+@pytest.mark.parametrize("accepts_new", [False, True])
+@pytest.mark.parametrize("charged", [0, 1, 2])
+def test_a_pld_total_is_shown_of_a_plan_of_which_nothing_was_charged_before(charged, accepts_new, home, monkeypatch):
+    """PLD composes what was fixed in advance: runs that were added in sight of others' results add up."""
+    request = CompareRequest(
+        run=RunRequest(data="notes.csv", out="out", source="ward", accept_new_charge=accepts_new),
+        methods=("conditional-generation",),
+        epsilons=(1.0,),
+        seeds=(0, 1, 2, 3),
+    )
+    record = SourceRecord(name="ward", unit="example", relation="replace_special", epsilon=9, delta=9e-3, n=100)
+    queries = gaussian(analytic_gaussian_sigma(epsilon=1.0, delta=1e-5, sensitivity=1.0))
+    plan = SimpleNamespace(queries=queries, epsilon=1.0, delta=1e-5)
+    runs = iter(
+        PlannedRun(cell=None, plan=plan, charge=f"{seed}", is_charged=seed < charged, is_finished=False)
+        for seed in request.seeds
+    )
+    Ledger.open().register(record)
+    stubs = {
+        "cells_of": lambda _: request.seeds,
+        "check_report_folder": lambda *_, **__: None,
+        "_check_alike": lambda _: None,
+        "_validated": lambda cells: [Checked(record)] * len(cells),
+        "_planned": lambda *_: next(runs),
+        "_as_one_of": lambda plan, *_: plan,
+    }
+    for name, stub in stubs.items():
+        monkeypatch.setattr(validated, name, stub)
+    found = validate_comparison(request).comparison
+    assert found.charges == (4 if accepts_new else 4 - charged)
+    assert found.epsilon == pytest.approx(found.charges)
+    if charged:
+        assert found.epsilon_pld is None
+    else:
+        assert 1.0 < found.epsilon_pld < 4.0
 
 
 @pytest.mark.parametrize("value", [2.0625e-4, 0.01, 9.99e-10, 0.99])

@@ -70,11 +70,6 @@ def questions_of(pairs: Sequence[Pair], *, candidates: Sequence[str] | None = No
     ]
 
 
-def accuracy(model: Any, tokenizer: Any, questions: Sequence[Question], **settings: Any) -> float:
-    """Part of the questions that are answered rightly; arguments and errors are those of `rightly_answered`."""
-    return sum(rightly_answered(model, tokenizer, questions, **settings)) / len(questions)
-
-
 @torch.no_grad()
 def rightly_answered(
     model: Any,

@@ -1,9 +1,8 @@
 """What a causal language model makes of given texts: loss per token, mean hidden states.
 
-Paper: "Differentially Private Conditional Text Generation for Synthetic Data", Table 4 (test loss per token) and Figure
-2 (mean hidden states feed its random forest).
-*Deviation*: the paper does not say how it pools hidden states; here the last layer is averaged over the
-text's tokens.
+Paper: "Differentially Private Conditional Text Generation for Synthetic Data", Table 4 (test loss per token). Mean
+hidden states, of the last layer over the text's tokens, are one of the encoders that synthetic and real pairs are
+compared under.
 
 Computed on test rows, these figures are internal. They never choose a checkpoint, a hyper-parameter or
 anything that is exported.

@@ -1,8 +1,8 @@
 """How useful synthetic text is: train on it, test on real rows.
 
 Paper: "Differentially Private Conditional Text Generation for Synthetic Data", section 6.2 (accuracy on real test rows
-of a classifier trained on synthetic ones) and Figure 2 (random forest on mean hidden states). Beside the paper: a
-linear probe on sentence embeddings, which costs seconds.
+of a classifier trained on synthetic ones). Beside the paper: a linear probe on sentence embeddings, which costs
+seconds.
 
 Everything here is computed on real test rows and is internal. Test rows, judges and accuracies never choose a
 checkpoint, a hyper-parameter, a sample or anything else that is exported.

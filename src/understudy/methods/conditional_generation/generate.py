@@ -8,7 +8,6 @@ when a row takes the place of an ended one change nothing but the last bits of f
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +28,7 @@ from understudy.methods.conditional_generation.memory import rows_at_a_time
 from understudy.methods.conditional_generation.model import TrainedModel
 from understudy.models.shape import shape_of
 from understudy.progress import Progress
+from understudy.quantities import rounded_up
 
 _ROWS = 4096  # rows whose uniform numbers and label means are held at once; `batch_size` of them grow at a time
 
@@ -167,7 +167,7 @@ def synthesize(
         raise InputError(f"class sizes name {unknown}: expected labels among {list(trained.label_names)}")
     rows = [int(sizes.get(name, 0)) for name in trained.label_names]
     wanted = [count * (config.selection.draws if means is not None else 1) for count in rows]
-    left = [math.ceil(count * config.filter.max_draws) for count in wanted]
+    left = [rounded_up(count * config.filter.max_draws) for count in wanted]
     kept: list[list[str]] = [[] for _ in wanted]
     drawn: Counter[int] = Counter()
     dropped: list[Counter[str]] = [Counter() for _ in wanted]
@@ -219,7 +219,7 @@ def _next_round(
         missing = wanted[label] - len(texts)
         tried = drawn.get(label, 0)
         share = max(len(texts), 1) / tried if tried else 1.0
-        labels += [label] * min(left[label], math.ceil(missing / share))
+        labels += [label] * min(left[label], rounded_up(missing / share))
     return labels
 
 

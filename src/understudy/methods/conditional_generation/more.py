@@ -12,7 +12,10 @@ from understudy.methods.further import FurtherDraw
 
 
 def further_rows(draw: FurtherDraw) -> pa.Table:
-    """Further rows from an exported model; a smaller `samples` takes fewer of the same texts per label.
+    """Further rows from an exported model.
+
+    A text follows from the number of its draw, and draws are numbered label after label. So of the texts of another
+    `samples`, only some of the first label are the same.
 
     The settings are the run's, or without its record those stored with the model.
 

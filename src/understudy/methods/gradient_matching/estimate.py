@@ -21,6 +21,7 @@ from understudy.methods.method import Promise
 from understudy.models.loading import LoadedModel, load_base
 from understudy.privacy.ledger.records import KeyMaterial
 from understudy.privacy.mechanisms import Mechanisms
+from understudy.quantities import rounded_up
 
 _ROWS = 64
 _INNER_STEPS = 2
@@ -87,7 +88,7 @@ def _target_of_made_up_rows(base: LoadedModel, charged: GradientMatchingConfig, 
 
 def _matching_seconds(base: LoadedModel, target: Target, config: GradientMatchingConfig) -> float:
     """Seconds of matching all texts, one batch after the other."""
-    texts = math.ceil(config.samples * config.filter.oversample)
+    texts = rounded_up(config.samples * config.filter.oversample)
     timed = min(texts, config.matching.batch_size)
     stamps = [time.perf_counter()]
     match_shard(

@@ -20,7 +20,6 @@ Where the paper is silent, or we deviate:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -33,6 +32,7 @@ from understudy.evaluation.utility.label_model import LabelModel, encode_row, pr
 from understudy.methods.gradient_matching.config import FilterConfig
 from understudy.methods.gradient_matching.verbalizer import Verbalizer
 from understudy.models.loading import LoadedModel
+from understudy.quantities import rounded_up
 
 Reason = Literal["empty", "wrong_label", "high_loss", "unbalanced"]
 Rows = npt.NDArray[np.int64]
@@ -155,8 +155,7 @@ def keep_lowest_losses(losses: Losses, labels: Rows, *, keep: int | float, class
         raise ValueError(f"keep={keep!r}: expected a whole number >= 1 or a share above 0 and at most 1.0")
     chosen = []
     for ranked in _ranked(losses, labels, classes=classes):
-        # A share like 0.1 of 30 must not become 4 by rounding in its product.
-        count = keep if isinstance(keep, int) else math.ceil(keep * len(ranked) - 1e-9)
+        count = keep if isinstance(keep, int) else rounded_up(keep * len(ranked))
         chosen.append(ranked[:count])
     return _kept(np.concatenate(chosen), labels, reason="high_loss", classes=classes)
 
@@ -184,7 +183,7 @@ def balance_mean_losses(losses: Losses, labels: Rows, *, classes: int, least_sha
     chosen = [np.zeros(0, np.int64)]
     for rows, mean in zip(ranked, means, strict=True):
         below = len(rows) if mean[-1] <= reference else int((mean <= reference).sum())
-        chosen.append(rows[: max(below, math.ceil(least_share * len(rows) - 1e-9))])
+        chosen.append(rows[: max(below, rounded_up(least_share * len(rows)))])
     return _kept(np.concatenate(chosen), labels, reason="unbalanced", classes=classes)
 
 

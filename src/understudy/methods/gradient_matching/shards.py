@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from understudy.methods.gradient_matching.config import GradientMatchingConfig
+from understudy.quantities import rounded_up
 
 Example = tuple[int, int]  # label index, number of the text among those of its label
 
@@ -23,7 +24,7 @@ def shards(config: GradientMatchingConfig, labels: int) -> list[list[Example]]:
         [
             (label, number)
             for label, rows in enumerate(wanted(config, labels))
-            for number in range(math.ceil(rows * config.filter.oversample - 1e-9))
+            for number in range(rounded_up(rows * config.filter.oversample))
         ],
     )
 
@@ -43,7 +44,7 @@ def further_shards(
     examples = []
     for label, (name, rows) in enumerate(zip(label_names, wanted(config, len(label_names)), strict=True)):
         missing, tried = report["shortfall"].get(name, 0) + report["unbalanced"].get(name, 0), report["drawn"][name]
-        left = math.ceil(rows * config.filter.max_draws - 1e-9) - tried
+        left = rounded_up(rows * config.filter.max_draws) - tried
         more = min(left, math.ceil(missing * tried / max(rows - missing, 1)))
         examples += [(label, tried + number) for number in range(more)]
     return _in_shards(config, examples)

@@ -32,6 +32,7 @@ from understudy.methods.gradient_matching.evaluation_config import MatchingEvalu
 from understudy.methods.gradient_matching.gradients import all_gradients, head_gradient, relative_distance
 from understudy.methods.gradient_matching.metric_names import METRIC_NAMES
 from understudy.models.folders import model_folder
+from understudy.quantities import rounded_up
 
 Named = dict[str, float]
 Intervals = dict[str, tuple[float, float]]
@@ -174,7 +175,7 @@ def _settings(model: str, config: MatchingEvaluationConfig) -> TransferConfig:
         batch_size=config.batch_size,
         learning_rate=config.learning_rate,
         max_length=config.max_length,
-        frozen_lower_layers=min(math.ceil(config.frozen_share * layers), layers - 1),
+        frozen_lower_layers=min(rounded_up(config.frozen_share * layers), layers - 1),
         measure_every=config.measure_every,
     )
 

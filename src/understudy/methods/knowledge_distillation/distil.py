@@ -5,7 +5,6 @@ Everything here is post-processing of the DP adapter: it reads that, public text
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +32,7 @@ from understudy.models.adapters import Adapter, merge_adapter, put_adapter, take
 from understudy.models.loading import LoadedModel
 from understudy.models.tuning import Steps, tune
 from understudy.progress import UNKEPT, Course, Progress, halves
+from understudy.quantities import rounded_up
 
 # Instructions that are drawn in all, at most, as a multiple of those of the first wave.
 _MOST_WAVES = 5
@@ -117,7 +117,7 @@ def _next_wave(done: _Done, config: KnowledgeDistillationConfig) -> int:
     if not done.drawn:
         return first
     missing, share = config.samples - len(done.pairs), max(1, len(done.pairs)) / done.drawn
-    return max(0, min(_MOST_WAVES * first - done.drawn, math.ceil(missing / share)))
+    return max(0, min(_MOST_WAVES * first - done.drawn, rounded_up(missing / share)))
 
 
 def _wave(

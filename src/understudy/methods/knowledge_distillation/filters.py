@@ -11,7 +11,6 @@ nearly every request).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +24,7 @@ from understudy.generation.questions import context_for_questions, fitted_questi
 from understudy.generation.scoring import Floats, preferences
 from understudy.methods.knowledge_distillation.config import FilterConfig, KnowledgeDistillationConfig
 from understudy.models.loading import LoadedModel
+from understudy.quantities import rounded_up
 
 _YES = ("yes", "Yes", "YES", " yes", " Yes", " YES")
 _NO = ("no", "No", "NO", " no", " No", " NO")
@@ -152,7 +152,7 @@ def passed(probabilities: Floats, settings: FilterConfig, *, neutral: float) -> 
     [1, 3]
     """
     if settings.threshold is None:
-        count = math.ceil(settings.share * len(probabilities))
+        count = rounded_up(settings.share * len(probabilities))
         return sorted(int(place) for place in np.argsort(-probabilities, kind="stable")[:count])
     least = neutral if settings.threshold == "neutral" else settings.threshold
     return [int(place) for place in np.flatnonzero(probabilities > least)]

@@ -7,14 +7,27 @@ from typing import Any
 
 from understudy.evaluation.metrics import Metrics
 from understudy.methods.knowledge_distillation.metric_names import MODELS, SETS
-from understudy.reporting.text_formatting import MINUS, capitalised, number, percent
-from understudy.reporting.view import MethodSections, Section, Table, range_of
+from understudy.reporting.text_formatting import capitalised, number, percent, signed
+from understudy.reporting.view import Beside, Headline, MethodSections, Section, Table, range_of
+
+HEADLINE = Headline(
+    "responses.target.loss",
+    "the mean loss of held-out responses under the distilled model is {}",
+    (
+        Beside(
+            "responses.public_only.loss",
+            "responses.target_minus_public_only.loss",
+            "the model distilled without private pairs",
+        ),
+    ),
+    rival="the same steps without private pairs",
+)
 
 
 def sections(metrics: Metrics, _statement: Mapping[str, Any]) -> MethodSections:
     """The sections of a run, in the place of the accuracy of a classifier."""
     found = (response_section(metrics), answer_section(metrics), difficulty_section(metrics))
-    return MethodSections(first=tuple(section for section in found if section is not None))
+    return MethodSections(first=tuple(section for section in found if section is not None), headlines=(HEADLINE,))
 
 
 def response_section(metrics: Metrics) -> Section | None:
@@ -36,7 +49,7 @@ def response_section(metrics: Metrics) -> Section | None:
     if "responses.public_only.loss" in values and "responses.base.loss" in values:
         alone = values["responses.public_only.loss"] - values["responses.base.loss"]
         lead.append(
-            f"From the base model's {values['responses.base.loss']:.3f} to that, {_signed(alone)}, is what the "
+            f"From the base model's {values['responses.base.loss']:.3f} to that, {signed(alone)}, is what the "
             "professional model adds without them."
         )
     if "wins.target_over_dp_only" in values:
@@ -90,12 +103,8 @@ def answer_section(metrics: Metrics) -> Section | None:
 def _difference(metrics: Metrics, other: str) -> str:
     """The distilled model's loss minus another's, with its interval."""
     name = f"responses.target_minus_{other}.loss"
-    between = range_of(metrics, name, _signed)
-    return f"{_signed(metrics.values[name])}{between and f' ({between})'}"
-
-
-def _signed(difference: float) -> str:
-    return f"{difference:+.3f}".replace("-", MINUS)
+    between = range_of(metrics, name, signed)
+    return f"{signed(metrics.values[name])}{between and f' ({between})'}"
 
 
 def difficulty_section(metrics: Metrics) -> Section | None:

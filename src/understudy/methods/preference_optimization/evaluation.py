@@ -174,7 +174,7 @@ def measure_rounds(
             per_prompt=config.candidates.per_prompt,
             rejected_rank=config.preferences.rejected_rank,
         )
-        noiseless = _unclipped_scores(inputs.pool, candidates, config)
+        noiseless = unclipped_scores(inputs.pool, candidates, config)
         values[f"rounds.recovery.round_{number}"] = recovery_rate(pairs, noiseless)
         values[f"rounds.medoid_distance.round_{number}"] = median_distance_to_medoid(candidates.embeddings)
         differ = len(drop_identical(pairs, candidates.table["text"].to_pylist()).pairs)
@@ -186,7 +186,7 @@ def measure_rounds(
     return Metrics(values=values, missing=tuple(missing), declared=METRIC_NAMES)
 
 
-def _unclipped_scores(
+def unclipped_scores(
     pool: ClientPool, candidates: Candidates, config: PreferenceOptimizationConfig
 ) -> npt.NDArray[np.float64]:
     """What all units together say of each candidate, by the run's own scorer, neither standardised nor clipped."""

@@ -9,8 +9,6 @@ is added to the sum and never divided by a number of clients that only the data 
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -32,6 +30,7 @@ from understudy.methods.preference_optimization.queries import PARTICIPATION, SC
 from understudy.methods.preference_optimization.scoring import as_query, exact_sum
 from understudy.privacy.mechanisms import Mechanisms
 from understudy.privacy.secure_aggregation.round import SecureSettings, plan_round
+from understudy.quantities import rounded_up
 
 _FEWEST_SURVIVORS = 4
 
@@ -105,7 +104,7 @@ def secure_settings(config: PreferenceOptimizationConfig, schedule: QuerySchedul
     return SecureSettings(
         bits=config.scoring.fractional_bits,
         noise_multiplier=schedule.noise_multiplier,
-        smallest_surviving=max(_FEWEST_SURVIVORS, math.ceil(config.scoring.survivors * schedule.n - 1e-9)),
+        smallest_surviving=max(_FEWEST_SURVIVORS, rounded_up(config.scoring.survivors * schedule.n)),
         colluding=config.scoring.colluding,
     )
 

@@ -21,6 +21,7 @@ from understudy.data.readers import read_source
 from understudy.errors import InputError
 from understudy.generation.config import SamplingConfig
 from understudy.generation.instructions import LEAST_ROOM, Pair, PairEncoder
+from understudy.generation.prompts import special_token_ids
 from understudy.generation.rows import rows_in_flight
 from understudy.generation.sampling import sample
 from understudy.methods.trajectory_matching.config import TrajectoryMatchingConfig
@@ -84,6 +85,7 @@ def answered(
             config=SamplingConfig(max_new_tokens=limit),
             seeds=[generator_seed((config.public_seed << 32) + row) for row in rows],
             eos=encoder.end,
+            forbidden=special_token_ids(base.tokenizer),
         )
         for row, tokens in zip(rows, drawn, strict=True):
             written[row] = replace(pairs[row], response=encoder.decode(tokens) or pairs[row].response)

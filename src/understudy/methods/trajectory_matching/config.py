@@ -14,6 +14,7 @@ from understudy.frozen import DigestOf, Frozen, MethodSettings, Profiles
 from understudy.quantities import Count, LearningRate, NonEmpty, Positive, Probability, Size, section, setting
 
 Template = Literal["auto", "plain", "chat"]
+PUBLIC_CARRIERS = "rows that carry pseudo tokens"  # as a privacy statement declares them public
 Carrier = Literal["auto", "selected", "public", "written"]
 
 

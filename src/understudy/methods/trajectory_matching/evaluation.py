@@ -8,22 +8,27 @@ with new adapters.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from understudy.evaluation.answers.multiple_choice import Question, accuracy, likelihoods, questions_of
-from understudy.evaluation.metrics import Metrics
+from understudy.evaluation.answers.multiple_choice import Question, likelihoods, questions_of, rightly_answered
+from understudy.evaluation.config import EvaluationConfig
+from understudy.evaluation.metrics import Metrics, merge
+from understudy.evaluation.statistics.intervals import accuracy_interval, paired_bootstrap
+from understudy.evaluation.statistics.paired import mean_difference, mean_interval
 from understudy.generation.instructions import Pair, PairEncoder
 from understudy.methods.trajectory_matching.carriers import encoded
 from understudy.methods.trajectory_matching.config import TrajectoryMatchingConfig
 from understudy.methods.trajectory_matching.distil import Distilled, mean_prompts
 from understudy.methods.trajectory_matching.emission import with_pseudo_text
 from understudy.methods.trajectory_matching.experts import adapters_of, expert_student
-from understudy.methods.trajectory_matching.metric_names import METRIC_NAMES, PARTS
+from understudy.methods.trajectory_matching.metric_names import CONTROLS, METRIC_NAMES, PARTS
 from understudy.methods.trajectory_matching.selection import random_rows
 from understudy.methods.trajectory_matching.student import Student
 from understudy.methods.trajectory_matching.training import Schedule, fine_tune
@@ -67,6 +72,19 @@ class Measuring:
     questions: Sequence[Question] = field(repr=False)
 
 
+@dataclass(frozen=True)
+class Answers:
+    """What a model makes of the held-out rows; private.
+
+    Attributes:
+        losses: `(rows,)` mean loss of each response.
+        correct: `(questions,)` whether each question is answered rightly.
+    """
+
+    losses: npt.NDArray[np.float64] = field(repr=False)
+    correct: npt.NDArray[np.bool_] = field(repr=False)
+
+
 def measuring(held_out: Sequence[Pair], config: TrajectoryMatchingConfig) -> Measuring:
     """At most `tuning.questions` held-out rows, drawn by the public seed: a file may be sorted by its responses."""
     rows, most = list(held_out), config.tuning.questions
@@ -104,20 +122,53 @@ def evaluate_tuning(
     prompts = emitted.distilled.prompts.to(student.vocabulary.device)
     plain = mean_prompts(student.vocabulary, len(rows), prompts.shape[1])
     schedule = _schedule(config)
-    values = {
-        **_of_distillation(emitted.distilled),
-        **_cut(train, base, config),
-        **measured("untuned", student.start),
-        **measured("expert", expert),
-        **measured("selected", fine_tune(student, rows, schedule).weights),
-        **measured("mean_tokens", fine_tune(student, rows, schedule, prompts=plain).weights),
-        **measured("distilled", fine_tune(student, rows, schedule, prompts=prompts).weights),
-        **measured("distilled_text", fine_tune(student, text, schedule).weights),
+    found = {
+        "untuned": measured(student.start),
+        "expert": measured(expert),
+        "selected": measured(fine_tune(student, rows, schedule).weights),
+        "mean_tokens": measured(fine_tune(student, rows, schedule, prompts=plain).weights),
+        "distilled": measured(fine_tune(student, rows, schedule, prompts=prompts).weights),
+        "distilled_text": measured(fine_tune(student, text, schedule).weights),
     }
     if other is not None:
-        values |= _transfer(other, emitted, test, config)
+        found |= _transfer(other, emitted, test, config)
+    values = _of_distillation(emitted.distilled) | _cut(train, base, config)
     missing = () if test.questions else ("accuracy among candidates: held-out responses do not repeat",)
-    return Metrics(values=values, missing=missing, declared=METRIC_NAMES)
+    return merge(
+        Metrics(values=values, missing=missing, declared=METRIC_NAMES),
+        compared(found, EvaluationConfig(profile=config.profile)),
+    )
+
+
+def compared(found: Mapping[str, Answers], settings: EvaluationConfig) -> Metrics:
+    """Accuracy and loss by condition, and those of the distilled rows beside their controls, row by row.
+
+    Args:
+        found: condition -> what a model so tuned makes of the held-out rows.
+        settings: of the bootstrap.
+    """
+    bootstrap: dict[str, Any] = {
+        "seed": settings.public_seed,
+        "replicates": settings.replicates,
+        "level": settings.level,
+    }
+    ours, each = found["distilled"], {}
+    for condition, one in found.items():
+        if len(one.losses):
+            each[f"{condition}.loss"] = mean_interval(one.losses, **bootstrap)
+        if len(one.correct):
+            each[f"{condition}.accuracy"] = accuracy_interval(one.correct, **bootstrap)
+    for control in CONTROLS:
+        name, other = f"distilled_minus_{control}", found[control]
+        if len(ours.losses):
+            each[f"{name}.loss"] = mean_difference(ours.losses, other.losses, **bootstrap)
+        if len(ours.correct):
+            each[f"{name}.accuracy"] = paired_bootstrap(ours.correct, other.correct, **bootstrap)
+    return Metrics(
+        values={f"tuning.{name}": one.value for name, one in each.items()},
+        intervals={f"tuning.{name}": (one.low, one.high) for name, one in each.items()},
+        declared=METRIC_NAMES,
+    )
 
 
 def _cut(train: Sequence[Pair], base: LoadedModel, config: TrajectoryMatchingConfig) -> dict[str, float]:
@@ -130,15 +181,15 @@ def _cut(train: Sequence[Pair], base: LoadedModel, config: TrajectoryMatchingCon
 
 def _transfer(
     other: LoadedModel, emitted: Emitted, test: Measuring, config: TrajectoryMatchingConfig
-) -> dict[str, float]:
+) -> dict[str, Answers]:
     """The same for a model that knows the pseudo tokens as text only."""
     student = expert_student(other.model, config, 0)
     measured = _Measured(student, other, test, config)
-    values = measured("transfer.untuned", student.start)
+    found = {"transfer.untuned": measured(student.start)}
     for condition, pairs in (("selected", emitted.carriers), ("distilled_text", emitted.as_text)):
         tuned = fine_tune(student, encoded(pairs, other.tokenizer, config), _schedule(config))
-        values |= measured(f"transfer.{condition}", tuned.weights)
-    return values
+        found[f"transfer.{condition}"] = measured(tuned.weights)
+    return found
 
 
 def _schedule(config: TrajectoryMatchingConfig) -> Schedule:
@@ -148,14 +199,14 @@ def _schedule(config: TrajectoryMatchingConfig) -> Schedule:
 
 @dataclass(frozen=True)
 class _Measured:
-    """Figures of one model at some adapters' weights."""
+    """What one model makes of the held-out rows, at some adapters' weights."""
 
     student: Student
     base: LoadedModel
     test: Measuring
     config: TrajectoryMatchingConfig
 
-    def __call__(self, condition: str, weights: Weights) -> dict[str, float]:
+    def __call__(self, weights: Weights) -> Answers:
         config, tokenizer = self.config, self.base.tokenizer
         rows, questions = self.test.rows, self.test.questions
         encoder = PairEncoder(tokenizer, config.template)
@@ -165,12 +216,13 @@ class _Measured:
                 -likelihoods(model, encoder, rows[start : start + _BATCH], max_length=config.max_length)
                 for start in range(0, len(rows), _BATCH)
             ]
-            found = {f"tuning.{condition}.loss": float(torch.cat(losses).mean())} if losses else {}
-            if questions:
-                found[f"tuning.{condition}.accuracy"] = accuracy(
-                    model, tokenizer, questions, template=config.template, max_length=config.max_length
-                )
-        return found
+            right = (
+                rightly_answered(model, tokenizer, questions, template=config.template, max_length=config.max_length)
+                if questions
+                else []
+            )
+        whole = torch.cat(losses).double().cpu().numpy() if losses else np.zeros(0)
+        return Answers(whole, np.array(right, dtype=bool))
 
 
 @contextmanager

@@ -11,7 +11,6 @@ Deviation: the projection is a sparse one, every coordinate added to one place w
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -25,6 +24,7 @@ from understudy.methods.trajectory_matching.student import Rows, Student, genera
 from understudy.methods.trajectory_matching.training import Schedule, gradient_of
 from understudy.methods.trajectory_matching.unroll import Weights
 from understudy.progress import CheckpointSink, Course, Progress
+from understudy.quantities import rounded_up
 
 
 def less_scores(
@@ -51,7 +51,7 @@ def less_scores(
     """
     settings = config.selection
     chosen = torch.randperm(len(rows), generator=torch.Generator().manual_seed(generator_seed(config.public_seed)))
-    part = rows[chosen[: max(1, math.ceil(settings.warmup * len(rows)))]]
+    part = rows[chosen[: max(1, rounded_up(settings.warmup * len(rows)))]]
     batch_size, learning_rate = config.experts.batch_size, config.tuning.learning_rate
     schedule = Schedule(settings.warmup_epochs, batch_size, learning_rate, config.public_seed)
     projection = _Projection(sum(value.numel() for value in student.start.values()), settings.projection)

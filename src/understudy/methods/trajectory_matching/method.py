@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from understudy.errors import InputError
 from understudy.methods.method import INSTRUCTION_PAIRS, Charging, Description, Method, Preparation, Promise, Reporting
-from understudy.methods.trajectory_matching.config import TrajectoryMatchingConfig, promised
+from understudy.methods.trajectory_matching.config import PUBLIC_CARRIERS, TrajectoryMatchingConfig, promised
 from understudy.methods.trajectory_matching.queries import queries_of
 from understudy.privacy.naming import without_place
 from understudy.privacy.queries import Queries
@@ -98,7 +98,7 @@ def describe(config: TrajectoryMatchingConfig, promise: Promise) -> Description:
     }
     public: dict[str, Any] = {"padded length in tokens": config.max_length}
     if config.carrier != "selected":
-        public["rows that carry pseudo tokens"] = f"{without_place(config.carriers)} ({config.carrier})"
+        public[PUBLIC_CARRIERS] = f"{without_place(config.carriers)} ({config.carrier})"
     if config.selection.target is not None:
         public["rows that the chosen ones resemble"] = without_place(config.selection.target)
     if not experts.private:

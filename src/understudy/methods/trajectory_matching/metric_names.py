@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from understudy.evaluation.names import MetricName
+from understudy.evaluation.names import Better, MetricName
 
 CONDITIONS = {
     "untuned": "the base model as it is",
@@ -15,7 +15,18 @@ CONDITIONS = {
     "transfer.selected": "the other model tuned on the carrying rows alone",
     "transfer.distilled_text": "the other model tuned on them behind the text of the learned tokens",
 }
+# What a model tuned on the distilled rows is compared with, row by row: the first where rows that anyone may see carry
+# the tokens, the other where real ones do.
+CONTROLS = {
+    "mean_tokens": "the same rows behind unlearned tokens",
+    "untuned": "the base model as it is",
+}
 PARTS = 10
+
+_COMPARED: tuple[tuple[str, str, str, Better], ...] = (
+    ("accuracy", "Right choices among the candidate answers", "share", "higher"),
+    ("loss", "Mean loss of held-out responses", "nats per token", "lower"),
+)
 
 METRIC_NAMES: tuple[MetricName, ...] = (
     MetricName("distillation.matching_loss.part_{i}", "Mean matching loss of part {i} of ten", "score", "lower"),
@@ -36,5 +47,15 @@ METRIC_NAMES: tuple[MetricName, ...] = (
     *(
         MetricName(f"tuning.{condition}.loss", f"Mean loss of held-out responses: {meaning}", "nats per token", "lower")
         for condition, meaning in CONDITIONS.items()
+    ),
+    *(
+        MetricName(
+            f"tuning.distilled_minus_{control}.{figure}",
+            f"{shown}: {CONDITIONS['distilled']}, minus {CONDITIONS[control]}",
+            unit,
+            better,
+        )
+        for control in CONTROLS
+        for figure, shown, unit, better in _COMPARED
     ),
 )

@@ -6,15 +6,40 @@ from collections.abc import Mapping
 from typing import Any
 
 from understudy.evaluation.metrics import Metrics
-from understudy.methods.trajectory_matching.metric_names import CONDITIONS
+from understudy.methods.trajectory_matching.config import PUBLIC_CARRIERS
+from understudy.methods.trajectory_matching.metric_names import CONDITIONS, CONTROLS
 from understudy.reporting.text_formatting import percent
-from understudy.reporting.view import MethodSections, Section, Table
+from understudy.reporting.view import Beside, Headline, MethodSections, Section, Table
+
+_SAID = {
+    "accuracy": "the base model tuned on the distilled rows chooses the right answer to {} of held-out questions",
+    "loss": "the mean loss of held-out responses under the base model tuned on the distilled rows is {}",
+}
 
 
-def sections(metrics: Metrics, _statement: Mapping[str, Any]) -> MethodSections:
-    """How the distillation went, and what tuning on its result gives."""
+def sections(metrics: Metrics, statement: Mapping[str, Any]) -> MethodSections:
+    """How the distillation went, and what tuning on its result gives.
+
+    Args:
+        metrics: what was measured.
+        statement: the privacy statement, which names the rows that carry pseudo tokens where they are public.
+    """
+    # Where others' rows carry the tokens, whatever moves them may help a little: the matching loss says how far it was
+    # the private rows.
+    public = PUBLIC_CARRIERS in (statement.get("declared_public") or {})
+    control, gain = ("mean_tokens", "The learned tokens helped") if public else ("untuned", "The private rows helped")
+    headlines = tuple(
+        Headline(
+            f"tuning.distilled.{figure}",
+            said,
+            (Beside(f"tuning.{control}.{figure}", f"tuning.distilled_minus_{control}.{figure}", CONTROLS[control]),),
+            rival=CONTROLS[control],
+            gain=gain,
+        )
+        for figure, said in _SAID.items()
+    )
     found = (tuning_section(metrics), distillation_section(metrics))
-    return MethodSections(first=tuple(section for section in found if section is not None))
+    return MethodSections(first=tuple(section for section in found if section is not None), headlines=headlines)
 
 
 def tuning_section(metrics: Metrics) -> Section | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from dp_accounting import DpEvent
@@ -11,6 +10,7 @@ from pydantic import Field, field_validator
 from understudy.errors import InputError
 from understudy.frozen import Frozen
 from understudy.privacy.queries import Queries, Query, event_of
+from understudy.quantities import rounded_up
 
 _NAME = r"^[a-z0-9][a-z0-9_.-]*$"
 
@@ -57,7 +57,7 @@ class DpSgdPlan(Frozen):
         if n < 1:
             raise InputError(f"n={n}: expected at least one row")
         probability = min(1.0, batch_size / n)
-        steps = max(1, math.ceil(epochs / probability - 1e-9))
+        steps = max(1, rounded_up(epochs / probability))
         return cls(name=name, n=n, sampling_probability=probability, steps=steps, streams=tuple(streams))
 
     @property

@@ -11,7 +11,7 @@ import torch
 
 from understudy.errors import InputError
 from understudy.evaluation.answers import multiple_choice
-from understudy.evaluation.answers.multiple_choice import Question, accuracy, likelihoods, questions_of
+from understudy.evaluation.answers.multiple_choice import Question, likelihoods, questions_of, rightly_answered
 from understudy.generation.instructions import Pair, PairEncoder
 from understudy.models.loading import load_model
 
@@ -35,7 +35,7 @@ def test_a_question_without_a_choice_is_refused():
     with pytest.raises(InputError, match="two candidates"):
         Question("a", ("b",), 0)
     with pytest.raises(InputError, match="found none"):
-        accuracy(None, None, [])
+        rightly_answered(None, None, [])
 
 
 def test_likelihoods_are_means_over_the_response_one_by_one(base):
@@ -54,8 +54,8 @@ def test_the_choice_is_what_the_model_holds_likelier(base):
     """Whatever it prefers is right in one list of questions and wrong in the other."""
     questions = questions_of(PAIRS)
     swapped = [Question(q.instruction, q.candidates, 1 - q.answer) for q in questions]
-    plain = accuracy(base.model, base.tokenizer, questions)
-    assert plain + accuracy(base.model, base.tokenizer, swapped) == 1
+    plain = rightly_answered(base.model, base.tokenizer, questions)
+    assert [not right for right in plain] == rightly_answered(base.model, base.tokenizer, swapped)
 
 
 def test_answered_examples_before_a_question_move_the_choice(base):
@@ -68,8 +68,8 @@ def test_answered_examples_before_a_question_move_the_choice(base):
         likelihoods(base.model, encoder, [Pair(f"{text}film 1", "good")], max_length=400) for text in ("", before)
     )
     assert float(led) != pytest.approx(float(plain), abs=1e-3)
-    whole = accuracy(base.model, base.tokenizer, questions, shots=shots, max_length=400)
-    alone = accuracy(
+    whole = rightly_answered(base.model, base.tokenizer, questions, shots=shots, max_length=400)
+    alone = rightly_answered(
         base.model,
         base.tokenizer,
         [Question(f"{before}{q.instruction}", q.candidates, q.answer) for q in questions],
@@ -88,7 +88,7 @@ def test_examples_give_way_to_the_question(base, monkeypatch):
         return torch.zeros(len(pairs))
 
     monkeypatch.setattr(multiple_choice, "likelihoods", recorded)
-    assert accuracy(None, base.tokenizer, questions, shots=shots, max_length=128) == 1
+    assert rightly_answered(None, base.tokenizer, questions, shots=shots, max_length=128) == [True, True]
     rows = encoder.encode(seen, max_length=128)
     assert (rows.cut_instructions, rows.cut_responses) == (0, 0)
     assert not torch.equal(rows.input_ids[0], rows.input_ids[2])
@@ -97,15 +97,15 @@ def test_examples_give_way_to_the_question(base, monkeypatch):
         assert "film 8" in pair.instruction, "the last example stays longest"
         assert "film 0" not in pair.instruction
     seen.clear()
-    accuracy(None, base.tokenizer, questions, shots=shots, max_length=2000)
+    rightly_answered(None, base.tokenizer, questions, shots=shots, max_length=2000)
     assert all("film 0" in pair.instruction for pair in seen)
 
 
 def test_a_question_that_does_not_fit_is_refused_behind_examples_alone(base):
     questions = [Question("Is it blue?", ("yes", "no"), 0), Question("Is it red? " * 90, ("yes", "no"), 0)]
     with pytest.raises(InputError, match=r"question 1: .*max_length=96"):
-        accuracy(base.model, base.tokenizer, questions, shots=PAIRS, max_length=96)
-    assert accuracy(base.model, base.tokenizer, questions, max_length=96) in (0, 0.5, 1)
+        rightly_answered(base.model, base.tokenizer, questions, shots=PAIRS, max_length=96)
+    assert len(rightly_answered(base.model, base.tokenizer, questions, max_length=96)) == 2
 
 
 @pytest.mark.slow

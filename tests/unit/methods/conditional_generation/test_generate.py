@@ -141,6 +141,13 @@ def test_draws_are_bounded_and_what_is_missing_is_said(untrained, make_config):
     assert report["shortfall"] == {"negative": 3, "positive": 2}
 
 
+def test_no_more_is_drawn_than_so_many_times_the_rows(untrained, make_config):
+    """In floats 2.2 * 25 is above 55."""
+    untrained.model.lm.lm_head = Silent(untrained.model.lm.lm_head, until=10**6)
+    config = make_config(filter={"max_draws": 2.2}, generate={"redraws": 0, "steering": {"steer": "none"}})
+    assert synthesize(untrained, {"negative": 25}, config=config).report()["drawn"]["negative"] == 55
+
+
 def test_progress_reaches_the_end(untrained, make_config):
     seen = []
     generate(untrained, [0] * 9, config=make_config(), progress=lambda done, total: seen.append((done, total)))

@@ -9,7 +9,7 @@ from tests_support import write_random_model
 from understudy.errors import InputError
 from understudy.generation.scoring import preferences
 from understudy.methods.knowledge_distillation import filters
-from understudy.methods.knowledge_distillation.config import KnowledgeDistillationConfig
+from understudy.methods.knowledge_distillation.config import FilterConfig, KnowledgeDistillationConfig
 from understudy.methods.knowledge_distillation.filters import check_question, drop_near_copies, judged, passed
 from understudy.models.loading import load_model
 from understudy.runs.overrides import apply_overrides
@@ -78,6 +78,12 @@ def test_what_is_kept_is_a_share_or_above_a_request_without_content_or_above_a_n
     assert "How do I water a fern?" in asked[0][0]
     assert "plants" in asked[0][0]
     assert f"Request: {filters.NEUTRAL}\n" in asked[0][3]
+
+
+def test_a_share_that_is_a_whole_number_of_requests_keeps_no_more():
+    """In floats 0.07 * 100 is above 7."""
+    kept = passed(np.linspace(0, 1, 100), FilterConfig(share=0.07), neutral=0.5)
+    assert kept == list(range(93, 100))
 
 
 def test_a_batch_judges_like_one_at_a_time(base):

@@ -1,11 +1,14 @@
 """Rows that carry pseudo tokens, written by the public model."""
 
+import copy
 from dataclasses import replace
 
 import pytest
+import torch
 from random_models import random_model
 
 from understudy.generation.instructions import Pair, PairEncoder
+from understudy.generation.prompts import special_token_ids
 from understudy.methods.trajectory_matching import carriers
 from understudy.methods.trajectory_matching.carriers import answered, encoded
 from understudy.methods.trajectory_matching.config import TrajectoryMatchingConfig
@@ -40,6 +43,29 @@ def answers_of_seed_zero(small):
 def test_every_public_seed_writes_answers_of_its_own(small, answers_of_seed_zero, seed, one_thread):
     texts = [answers_of(small, seed) for _ in range(2)]
     assert answers_of_seed_zero != texts[0] == texts[1]
+
+
+class Loud(torch.nn.Module):
+    """A head under which some tokens are by far the likeliest."""
+
+    def __init__(self, head, tokens):
+        super().__init__()
+        self.head, self.tokens = head, list(tokens)
+
+    def forward(self, states):
+        logits = self.head(states)
+        logits[..., self.tokens] += 1e3
+        return logits
+
+
+def test_an_answer_holds_no_special_token_but_the_one_that_ends_it(small):
+    """A special token is no text: it took the room of the answer, and what follows an end of text is another text."""
+    end = PairEncoder(small.tokenizer, "auto").end
+    others = set(special_token_ids(small.tokenizer)) - {end}
+    assert others
+    loud = replace(small, model=copy.deepcopy(small.model))
+    loud.model.lm_head = Loud(loud.model.lm_head, others)
+    assert all(answer and answer != "A wren." for answer in answers_of(loud, 0))
 
 
 LONG = Pair("Summarise this text: " + "the boat leaves the harbour at noon and " * 40, "A boat leaves.")

@@ -1,14 +1,26 @@
 """Distillation: its loss falls, resumes, and stays near tokens; emission reads back."""
 
+import copy
+from types import SimpleNamespace
+
 import pytest
 import torch
 from random_students import random_rows, random_student
 
 from understudy.errors import RowError
 from understudy.methods.trajectory_matching.config import TrajectoryMatchingConfig
-from understudy.methods.trajectory_matching.distil import Distilled, distil, mean_prompts, nearest_tokens
-from understudy.methods.trajectory_matching.emission import decoded, load_distilled, save_distilled
+from understudy.methods.trajectory_matching.distil import (
+    Distilled,
+    _Draw,
+    _regulariser,
+    distil,
+    mean_prompts,
+    nearest_tokens,
+)
+from understudy.methods.trajectory_matching.emission import decoded, load_distilled, save_distilled, with_pseudo_text
+from understudy.methods.trajectory_matching.student import BatchLoss
 from understudy.methods.trajectory_matching.training import PacedCheckpoint, Schedule, fine_tune
+from understudy.methods.trajectory_matching.unroll import Segment, match_trajectory
 from understudy.models.loading import load_model
 from understudy.progress import Course
 
@@ -76,6 +88,54 @@ def test_beta_keeps_pseudo_tokens_near_tokens(setting, learnt):
     student, rows, states = setting
     near = distil(student, rows, [states], config(beta=100.0, steps=12))
     assert float(near.distances[-1]) < 0.5 * float(learnt.distances[11])
+
+
+def test_the_pull_is_the_gradient_of_the_mean_distance_over_rows_and_tokens():
+    """Worked out by hand: the nearest token lies 5 and 2, then 1 and 13 away, and the mean is over all four."""
+    table = torch.tensor([[0.0, 0.0], [100.0, 0.0]])
+    prompts = torch.tensor([[[3.0, 4.0], [0.0, -2.0]], [[101.0, 0.0], [-5.0, 12.0]]])
+    distance, pull = _regulariser(prompts, table)
+    assert distance == (5 + 2 + 1 + 13) / 4
+    directions = torch.tensor([[[3 / 5, 4 / 5], [0.0, -1.0]], [[1.0, 0.0], [-5 / 13, 12 / 13]]])
+    torch.testing.assert_close(pull, directions / 4)
+
+
+def first_moments(setting, **distilling):
+    """Slope of the pseudo tokens and of the step size in one step from the start, and its matching loss.
+
+    Adam's first moment is a tenth of the first slope, on whose length its step does not depend.
+    """
+    student, rows, states = setting
+    kept = {}
+    sink = SimpleNamespace(
+        due=lambda _: True, load=lambda: None, save=lambda _, tensors: kept.update(copy.deepcopy(dict(tensors)))
+    )
+    distil(student, rows, [states], config(steps=1, **distilling), Course(sink))
+    return 10 * kept["mean"], 10 * float(kept["size_moments"][0]), float(kept["losses"][0])
+
+
+@pytest.mark.parametrize(("step_size", "above"), [(0.1, False), (1.0, True), (4.0, True)])
+def test_above_one_the_logarithm_of_the_matching_loss_is_descended(setting, step_size, above):
+    """Beside the gradients of the loss itself by `match_trajectory`: those of 1 + log(loss) are these over the loss."""
+    student, rows, states = setting
+    sizes = config(steps=1, step_size=step_size)
+    draw = _Draw.of(0, len(rows), 1, sizes)
+    start = mean_prompts(student.vocabulary, len(rows), 2)
+    found = match_trajectory(
+        BatchLoss(student, [rows[batch] for batch in draw.batches]),
+        Segment(states[draw.epoch], states[draw.epoch + 1]),
+        [start[batch] for batch in draw.batches],
+        step_size=step_size,
+    )
+    plain = torch.zeros_like(start)
+    for batch, part in zip(draw.batches, found.by_prompts, strict=True):
+        plain.index_add_(0, batch, part)
+    slope, by_log_size, loss = first_moments(setting, step_size=step_size)
+    assert loss == pytest.approx(found.loss)
+    assert (loss > 1) is above, "on both sides of 1"
+    over = max(loss, 1.0)
+    torch.testing.assert_close(slope, plain / over, rtol=1e-4, atol=1e-9)
+    assert by_log_size == pytest.approx(max(-1.0, min(1.0, step_size * found.by_step_size / over)), rel=1e-4)
 
 
 def test_adam_counts_the_steps_of_each_row_alone(setting):
@@ -161,3 +221,7 @@ def test_decoded_pseudo_tokens_are_text_and_results_read_back(tmp_path):
     read, read_tokens = load_distilled(tmp_path)
     assert torch.equal(read.prompts, prompts)
     assert (read.step_size, read_tokens.tolist()) == (0.25, tokens.tolist())
+
+
+def test_the_text_of_pseudo_tokens_stands_before_the_instruction_as_the_embeddings_do():
+    assert with_pseudo_text(["Name a bird.", "Why?"], ["film wool", "sun"]) == ["film wool Name a bird.", "sun Why?"]

@@ -2,6 +2,7 @@
 
 import math
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -167,6 +168,17 @@ def test_less_warms_up_on_rows_of_its_own_for_every_public_seed():
     found = [scores_of_nine(selection=one, public_seed=seed) for seed in (0, 2**32, 2**63 - 1)]
     assert not torch.equal(found[0], found[1])
     assert not torch.equal(found[0], found[2])
+
+
+def test_less_warms_up_on_no_more_rows_than_its_share():
+    """In floats 0.28 * 25 is above 7. One step of a batch of 7, then one target row and 25 rows at the one state."""
+    config = TrajectoryMatchingConfig(
+        selection={"projection": 8, "warmup": 0.28, "warmup_epochs": 1}, experts={"batch_size": 7}
+    )
+    taken = []
+    sink = SimpleNamespace(due=lambda _: True, load=lambda: None, save=lambda step, _: taken.append(step))
+    less_scores(random_student(), random_rows(25), random_rows(1, seed=2), config, checkpoint=sink)
+    assert taken[-1] == 1 + 1 + 25
 
 
 def test_a_selection_larger_than_the_set_is_refused():

@@ -1,0 +1,56 @@
+"""What benchmarks do where a condition is out of the ordinary: another scorer, no pair, a folder that is not there."""
+
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
+from understudy.methods.preference_optimization.pool import ClientPool
+from understudy.methods.preference_optimization.stored import Candidates
+
+BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
+
+
+@pytest.fixture
+def benchmark_module(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return import_module
+
+
+@pytest.mark.parametrize(("scorer", "recovered"), [("histogram", 1.0), ("cosine", 0.0)])
+def test_preferences_are_compared_with_those_of_the_cell_s_own_scorer(scorer, recovered, benchmark_module, monkeypatch):
+    """Two of three clients vote for the first text, by a hair; the cosines of all three together are for the second."""
+    arms = benchmark_module("preference_optimization_arms")
+    angles = np.radians([44, 44, 90])
+    clients = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    pool = ClientPool(clients, clients.astype(np.float32), np.arange(3), None)
+    table = pa.table({"prompt": ["p", "p"], "text": ["a", "b"], "label": pa.array([None, None], pa.int64())})
+    candidates = Candidates(table, np.eye(2, dtype=np.float32))
+    config = PreferenceOptimizationConfig.model_validate(
+        {
+            "scoring": {"scorer": scorer},
+            "candidates": {"prompts": 1, "per_prompt": 2},
+            "preferences": {"rejected_rank": 2},
+        }
+    )
+    monkeypatch.setattr(arms, "configure", lambda *_: config)
+    monkeypatch.setattr(arms, "distance", lambda *_: {})
+    assert arms.round_facts(None, None, pool, candidates, torch.tensor([1.0, 0.0]))["recovery"] == recovered
+
+
+def test_a_condition_without_a_pair_has_no_mauve_and_does_not_end_the_others(benchmark_module, monkeypatch):
+    distillation = benchmark_module("knowledge_distillation")
+    monkeypatch.setattr(distillation, "unread", lambda *_: [])
+    assert distillation.nearness(None, None, []) == {"texts": []}
+
+
+def test_figures_are_drawn_into_a_folder_that_is_made(benchmark_module, monkeypatch, tmp_path):
+    figures = benchmark_module("results_figures")
+    monkeypatch.setattr(figures, "FIGURES", {"empty": ((1, 1), lambda figure: None)})
+    monkeypatch.setattr("sys.argv", ["results_figures.py", "--out", str(tmp_path / "a" / "b")])
+    figures.main()
+    assert (tmp_path / "a" / "b" / "empty.svg").is_file()
