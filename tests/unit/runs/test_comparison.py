@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
+from unit.privacy.ledger.ledger_requests import asked
 
 from understudy.privacy.calibration import analytic_gaussian_sigma
 from understudy.privacy.ledger.ledger import Ledger, SourceRecord
-from understudy.privacy.queries import Query, queries_to_json
+from understudy.privacy.queries import Query
 from understudy.runs.comparisons import validated
 from understudy.runs.comparisons.report import _charged
 from understudy.runs.comparisons.request import CompareRequest
@@ -89,17 +90,7 @@ def test_the_report_says_no_less_than_what_was_charged(home):
     ledger = Ledger.open()
     ledger.register(SourceRecord(name="ward", unit="example", relation="replace_special", epsilon=9, delta=9e-3, n=100))
     made = [
-        ledger.reserve(
-            source="ward",
-            request_key=f"run {number}",
-            queries=queries_to_json(gaussian(20.0)),
-            epsilon=1.0000004,
-            delta=1.004e-4,
-            epsilon_rdp=1.5,
-            unit="example",
-            relation="replace_special",
-            code_digest="0" * 64,
-        ).id
+        ledger.reserve(**asked(source="ward", request_key=f"run {number}", epsilon=1.0000004, delta=1.004e-4)).id
         for number in range(3)
     ]
     assert ledger.spent("ward") == (3.0000012, 3.012e-4)
