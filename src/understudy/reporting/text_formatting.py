@@ -188,6 +188,7 @@ def headline(statement: Mapping[str, Any]) -> dict[str, Any]:
         "source": str(statement.get("source") or "not stated"),
         "verdict": str(statement.get("verdict") or "not stated"),
         "sentences": explain_guarantee(statement),
+        "warnings": [str(warning) for warning in statement.get("warnings") or ()],
     }
 
 

@@ -176,6 +176,14 @@ def test_infinite_epsilon_is_said_and_is_valid_json(tmp_path):
     assert data["statement"]["epsilon"] == "inf"
 
 
+def test_what_limits_a_promise_stands_beside_it(statement, tmp_path):
+    said = "the ledger lost entries <once>"
+    limited = statement | {"warnings": [said]}
+    page = build_report(tmp_path, title="x", metrics=Metrics(), statement=limited).html.read_text()
+    card = page[: page.index("<section")]
+    assert "<strong>Note:</strong> the ledger lost entries &lt;once&gt;" in card
+
+
 def test_a_run_without_promise_shows_no_epsilon(make_statement, tmp_path):
     statement = make_statement(math.inf)
     assert headline(statement)["epsilon"] == "none"
