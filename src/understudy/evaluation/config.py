@@ -58,6 +58,11 @@ class EvaluationConfig(Profiled):
     )
     public_seed: NumpySeed = setting(0, "Seed of subsampling, clustering and bootstrap.")
 
+    @property
+    def bootstrap(self) -> dict[str, Any]:
+        """Seed, replicates and level, as each interval takes them."""
+        return {"seed": self.public_seed, "replicates": self.replicates, "level": self.level}
+
     @model_validator(mode="after")
     def _check_seeds(self) -> EvaluationConfig:
         if len(set(self.seeds)) != len(self.seeds) or min(self.seeds) < 0:

@@ -125,25 +125,20 @@ def measure_utility(
     values["utility.majority.accuracy"] = float(counts.max() / counts.sum())
     enough = bool(counts[counts > 0].min() >= FEWEST_OF_A_LABEL)
     intervals: dict[str, tuple[float, float]] = {}
-    bootstrap: dict[str, Any] = {
-        "seed": config.public_seed,
-        "replicates": config.replicates,
-        "level": config.level,
-    }
     for evaluator, by_condition in correct.items():
         for condition, table in by_condition.items():
-            found = accuracy_interval(table, **bootstrap)
+            found = accuracy_interval(table, **config.bootstrap)
             _put(values, intervals, f"utility.{evaluator}.{condition}.accuracy", found)
             if evaluator == config.headline:
                 _put(values, intervals, f"utility.{condition}.accuracy", found)
-                recall = mean_recall(table, test.labels, **bootstrap)
+                recall = mean_recall(table, test.labels, **config.bootstrap)
                 _put(values, intervals, f"utility.{condition}.mean_recall", recall)
     headline = correct[config.headline]
     for other in ("real", "prompt_only"):
         if other in headline:
-            found = paired_bootstrap(headline["synthetic"], headline[other], **bootstrap)
+            found = paired_bootstrap(headline["synthetic"], headline[other], **config.bootstrap)
             _put(values, intervals, f"utility.synthetic_minus_{other}.accuracy", found)
-            found = paired_recall_difference(headline["synthetic"], headline[other], test.labels, **bootstrap)
+            found = paired_recall_difference(headline["synthetic"], headline[other], test.labels, **config.bootstrap)
             _put(values, intervals if enough else {}, f"utility.synthetic_minus_{other}.mean_recall", found)
     missing = [] if conditions.prompt_only else ["prompt-only accuracy: no prompt-only text was given"]
     if not enough:

@@ -109,8 +109,8 @@ def detectable_epsilon(null: Interval, *, rows: int, level: float = 0.95) -> flo
     """Least epsilon whose largest possible advantage, (e^epsilon - 1) / (e^epsilon + 1), could be told from guessing.
 
     What guessing reaches by chance is half the width of the null control's interval, and no less than that of coins
-    tossed for all rows: the interval has no width where the best threshold calls nobody a member. None where it is 1
-    or more.
+    tossed for all rows: the interval is narrow where the best threshold calls nobody a member. None where it is 1 or
+    more.
 
     Args:
         null: advantage of the null control.

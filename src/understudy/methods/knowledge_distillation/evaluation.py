@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -165,10 +164,11 @@ def measure_cut(
 
 def measure_responses(losses: Mapping[str, Floats], settings: EvaluationConfig) -> Metrics:
     """Losses of held-out responses by each model, and the distilled model's beside the others', pair by pair."""
-    bootstrap = _bootstrap(settings)
-    found = {f"responses.{name}.loss": mean_interval(values, **bootstrap) for name, values in losses.items()}
+    found = {f"responses.{name}.loss": mean_interval(values, **settings.bootstrap) for name, values in losses.items()}
     for other in (name for name in losses if name != "target"):
-        found[f"responses.target_minus_{other}.loss"] = mean_difference(losses["target"], losses[other], **bootstrap)
+        found[f"responses.target_minus_{other}.loss"] = mean_difference(
+            losses["target"], losses[other], **settings.bootstrap
+        )
     return Metrics(
         values={name: one.value for name, one in found.items()} | {"responses.pairs": float(len(losses["target"]))},
         intervals={name: (one.low, one.high) for name, one in found.items()},
@@ -201,12 +201,14 @@ def measure_choices(choices: Mapping[str, Answered], settings: EvaluationConfig)
     """Accuracy and F1 of each model's answers of the fixed set, and the distilled model's beside the others'."""
     if not choices:
         return Metrics()
-    bootstrap = _bootstrap(settings)
     ours = choices["target"].correct
-    found = {f"answers.{name}.accuracy": accuracy_interval(one.correct, **bootstrap) for name, one in choices.items()}
+    found = {
+        f"answers.{name}.accuracy": accuracy_interval(one.correct, **settings.bootstrap)
+        for name, one in choices.items()
+    }
     for name, one in choices.items():
         if name != "target":
-            found[f"answers.target_minus_{name}.accuracy"] = paired_bootstrap(ours, one.correct, **bootstrap)
+            found[f"answers.target_minus_{name}.accuracy"] = paired_bootstrap(ours, one.correct, **settings.bootstrap)
     values = {name: one.value for name, one in found.items()} | {"answers.questions": float(len(ours))}
     for name, one in choices.items():
         values[f"answers.{name}.macro_f1"] = one.macro_f1
@@ -289,10 +291,6 @@ def measure_wins(
         intervals={"wins.target_over_dp_only": compared.interval},
         declared=METRIC_NAMES,
     )
-
-
-def _bootstrap(settings: EvaluationConfig) -> dict[str, Any]:
-    return {"seed": settings.public_seed, "replicates": settings.replicates, "level": settings.level}
 
 
 def _answering(config: KnowledgeDistillationConfig, model: LoadedModel) -> KnowledgeDistillationConfig:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -147,23 +146,18 @@ def compared(found: Mapping[str, Answers], settings: EvaluationConfig) -> Metric
         found: condition -> what a model so tuned makes of the held-out rows.
         settings: of the bootstrap.
     """
-    bootstrap: dict[str, Any] = {
-        "seed": settings.public_seed,
-        "replicates": settings.replicates,
-        "level": settings.level,
-    }
     ours, each = found["distilled"], {}
     for condition, one in found.items():
         if len(one.losses):
-            each[f"{condition}.loss"] = mean_interval(one.losses, **bootstrap)
+            each[f"{condition}.loss"] = mean_interval(one.losses, **settings.bootstrap)
         if len(one.correct):
-            each[f"{condition}.accuracy"] = accuracy_interval(one.correct, **bootstrap)
+            each[f"{condition}.accuracy"] = accuracy_interval(one.correct, **settings.bootstrap)
     for control in CONTROLS:
         name, other = f"distilled_minus_{control}", found[control]
         if len(ours.losses):
-            each[f"{name}.loss"] = mean_difference(ours.losses, other.losses, **bootstrap)
+            each[f"{name}.loss"] = mean_difference(ours.losses, other.losses, **settings.bootstrap)
         if len(ours.correct):
-            each[f"{name}.accuracy"] = paired_bootstrap(ours.correct, other.correct, **bootstrap)
+            each[f"{name}.accuracy"] = paired_bootstrap(ours.correct, other.correct, **settings.bootstrap)
     return Metrics(
         values={f"tuning.{name}": one.value for name, one in each.items()},
         intervals={f"tuning.{name}": (one.low, one.high) for name, one in each.items()},
