@@ -205,10 +205,19 @@ def ledger_register(
         str | None, typer.Option(help="NAME,... or VALUE=NAME,...; the names become public.")
     ] = None,
     composition: Annotated[str, typer.Option(help="sum, or renyi for a Renyi filter.")] = "sum",
+    disjoint_from: Annotated[
+        str | None, typer.Option(help="NAME,... of registered sources that nobody in this one is in.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Register a source and its budget before its first run."""
-    declared = {"rows": rows, "unit": unit, "label_names": label_names, "composition": composition}
+    declared = {
+        "rows": rows,
+        "unit": unit,
+        "label_names": label_names,
+        "composition": composition,
+        "disjoint_from": disjoint_from,
+    }
     command("ledger_register", "ledger")(source=source, budget=budget, declared=declared, as_json=as_json)
 
 

@@ -20,7 +20,7 @@ _DOWN: Final = Context(prec=15, rounding=ROUND_FLOOR)
 
 
 def ledger_register(*, source: str, budget: str, declared: Mapping[str, Any], as_json: bool) -> None:
-    """`understudy ledger register`; `declared` are its rows, unit, label names and composition."""
+    """`understudy ledger register`; `declared` are its rows, unit, label names, composition and `disjoint_from`."""
     from pydantic import ValidationError
 
     from understudy.data.tables import declared_names
@@ -47,6 +47,7 @@ def ledger_register(*, source: str, budget: str, declared: Mapping[str, Any], as
                 "n": declared["rows"],
                 "label_names": None if label_names is None else declared_names(label_names),
                 "composition": declared["composition"],
+                "disjoint_from": tuple((declared["disjoint_from"] or "").replace(",", " ").split()),
             }
         )
     except ValidationError as error:
@@ -110,6 +111,7 @@ def ledger_budget(*, source: str, as_json: bool) -> None:
         "budget_delta": record.delta,
         "spent_epsilon": epsilon,
         "spent_delta": delta,
+        "disjoint_from": list(record.disjoint_from),
         "left_epsilon": _left(record.epsilon, epsilon),
         "left_delta": _left(record.delta, delta),
     }

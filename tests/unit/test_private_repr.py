@@ -66,6 +66,8 @@ REVIEWED = {
     # Folders of the user's that a purge names to its caller.
     "Removed": {"internal", "exports", "reports", "left"},
     # Names of sources and entries of the ledger.
+    "SourceRecord": {"disjoint_from"},
+    "EarlierRelease": {"disjoint"},
     "Chain": {"losses", "_sources", "_starts"},
     "Lease": {"_sources"},
     # Methods and sentences of a comparison.

@@ -9,7 +9,7 @@ control is the separate stores and credentials per zone.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final, Literal, Self
 
 from pydantic import Field, model_validator
@@ -122,42 +122,32 @@ def post_process(label: Label) -> Label:
     return label
 
 
-def totals(label: Label, disjoint: Iterable[Iterable[str]] = ()) -> dict[str, tuple[float, float]]:
-    """What a released value cost a unit of each source: sums of (epsilon, delta) over distinct charges.
+def total(label: Label, source: str, *, disjoint: Collection[str] = ()) -> tuple[float, float]:
+    """What a released value cost a unit of a source: the sum of (epsilon, delta) over distinct charges.
 
-    A unit of one source may also be in another, so the charges of all sources add, except between sources
-    that were registered as disjoint (basic composition; valid whatever the charges depended on).
+    A unit of one source may also be in another, so the charges of all sources add, except those of sources that were
+    registered as disjoint from this one (basic composition; valid whatever the charges depended on).
 
     Args:
         label: the label to add up; a public one costs nothing.
-        disjoint: groups of source names; no unit is in two sources of one group.
-
-    Returns:
-        Source name -> (epsilon, delta), in alphabetical order.
+        source: whose units.
+        disjoint: names of sources that have no unit in common with it.
 
     Raises:
-        ValueError: for a private label, whose cost has no bound, and for sources that may overlap but protect
+        ValueError: for a private label, whose cost has no bound, and for charges that may touch these units but protect
             different units or use different relations: their epsilons cannot be added.
     """
     if label.kind == "private":
         raise ValueError(f"expected a public or released label, found {label}: private values have no finite total")
-    groups = [frozenset(group) for group in disjoint]
-    result: dict[str, tuple[float, float]] = {}
-    for source in sorted({g.source for g in label.guarantees}):
-        counted = [g for g in label.guarantees if g.source == source or not _are_disjoint(source, g.source, groups)]
-        kinds = sorted({(g.unit, g.relation) for g in counted})
-        if len(kinds) > 1:
-            raise ValueError(
-                f"the charges that may touch source={source!r} have different units or relations: {kinds}; "
-                "their epsilons cannot be added, so keep the artifacts apart or declare the sources disjoint"
-            )
-        # fsum is exact up to one rounding, so the total does not depend on the order of the charges.
-        result[source] = (math.fsum(g.epsilon for g in counted), math.fsum(g.delta for g in counted))
-    return result
-
-
-def _are_disjoint(one: str, other: str, groups: Iterable[frozenset[str]]) -> bool:
-    return any(one in group and other in group for group in groups)
+    counted = [one for one in label.guarantees if one.source == source or one.source not in disjoint]
+    kinds = sorted({(one.unit, one.relation) for one in counted})
+    if len(kinds) > 1:
+        raise ValueError(
+            f"the charges that may touch source={source!r} have different units or relations: {kinds}; "
+            "their epsilons cannot be added, so keep the artifacts apart or register the sources as disjoint"
+        )
+    # fsum is exact up to one rounding, so the total does not depend on the order of the charges.
+    return math.fsum(one.epsilon for one in counted), math.fsum(one.delta for one in counted)
 
 
 def _merged(guarantees: Iterable[Guarantee]) -> tuple[Guarantee, ...]:

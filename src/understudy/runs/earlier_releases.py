@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +21,23 @@ from understudy.privacy.naming import without_place
 from understudy.runs.folders import STATEMENT
 
 
-def earlier_releases(named: Mapping[str, str]) -> tuple[EarlierRelease, ...]:
+def earlier_releases(
+    named: Mapping[str, str], *, disjoint: Collection[str] = frozenset()
+) -> tuple[EarlierRelease, ...]:
     """What each setting names that was released before, in the given order.
 
     Args:
         named: name of a setting -> the model or table that it names.
+        disjoint: sources that were declared to have no unit in common with the run's.
     """
     found = {setting: (place, _promised(place)) for setting, place in named.items()}
     return tuple(
-        EarlierRelease(setting=setting, name=without_place(place), guarantees=promised)
+        EarlierRelease(
+            setting=setting,
+            name=without_place(place),
+            guarantees=promised,
+            disjoint=tuple(sorted({one.source for one in promised} & set(disjoint))),
+        )
         for setting, (place, promised) in found.items()
         if promised
     )
@@ -37,6 +45,10 @@ def earlier_releases(named: Mapping[str, str]) -> tuple[EarlierRelease, ...]:
 
 def note_of(release: EarlierRelease) -> str:
     """What is to be said of it before anything is charged."""
+    if not release.adds:
+        return (
+            f"{release.in_words()}; that source was registered as disjoint from this run's, so the promises do not add"
+        )
     return f"{release.in_words()}; whoever is in those rows too is promised the sum of both, which the statement says"
 
 

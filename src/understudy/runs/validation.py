@@ -23,7 +23,7 @@ from understudy.methods.method import Method, Promise, Protected
 from understudy.models.folders import folder_digest, model_folder, parameter_count
 from understudy.privacy.accounting import default_delta
 from understudy.privacy.ledger.ledger import Ledger, SourceRecord
-from understudy.privacy.ledger.records import Charge
+from understudy.privacy.ledger.records import Charge, disjoint_sources
 from understudy.privacy.queries import check_epsilon_of, queries_to_json
 from understudy.runs import finished_plans, public_tables
 from understudy.runs.checks.before_charge import before_charge
@@ -104,7 +104,8 @@ def validate(request: RunRequest, method: str, *, is_part: bool = False) -> Vali
     config, ledger = configure(request, method), Ledger.open()
     for store in (private_store(), exchange_store()):
         store.check_writable()
-    known = next((record for record in ledger.sources() if record.name == request.source), None)
+    sources = ledger.sources()
+    known = next((record for record in sources if record.name == request.source), None)
     guarded = chosen.charge.protects(config)
     check_unit(known, guarded)
     public = chosen.preparation.public_tables(config)
@@ -123,7 +124,8 @@ def validate(request: RunRequest, method: str, *, is_part: bool = False) -> Vali
     unless_charged(look, lambda: may_be_charged(ledger, request.source, epsilon=epsilon, delta=delta))
     promised = (epsilon, delta, rows.units, rows.label_names)
     asked = _asked(chosen, config, ledger, promised, known, request, rows)
-    inherited = earlier_releases(public_tables.named_files(config, public))
+    named_files = public_tables.named_files(config, public)
+    inherited = earlier_releases(named_files, disjoint=disjoint_sources(request.source, sources))
     notes = (*rows.notes, *asked.notes, *budget_note, *map(note_of, inherited))
     plan = _plan(chosen, asked, guarded, record, rows, notes=notes).model_copy(update={"inherited": inherited})
     is_charged = bool(asked.charges)

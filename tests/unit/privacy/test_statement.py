@@ -93,7 +93,7 @@ def statement(*, spent=(5.00001, 2e-5), **changes):
 
 def earlier(**changes):
     promised = {"unit": "example", "relation": "replace_special", "epsilon": 2.0, "delta": 1e-6, "accountant": "PLD"}
-    guarantee = Guarantee(source="clinic", charge_id="earlier", **(promised | changes))
+    guarantee = Guarantee(**({"source": "clinic", "charge_id": "earlier"} | promised | changes))
     return EarlierRelease(setting="model", name="model", guarantees=(guarantee,))
 
 
@@ -111,6 +111,34 @@ def test_what_it_builds_on_is_named_and_the_sum_is_promised():
     assert found["warnings"][-1].endswith(f"is promised the sum, {added}."), "one charge counts once"
     assert f"**Note:** {found['warnings'][-1]}" in render_markdown(found)
     assert statement()["inherited"] == statement()["warnings"] == []
+
+
+def apart(**changes):
+    release = earlier(**changes)
+    return release.model_copy(update={"disjoint": tuple(one.source for one in release.guarantees)})
+
+
+def test_promises_of_sources_that_are_disjoint_do_not_add():
+    found = statement(inherited=(apart(source="school"),))
+    assert found["warnings"][-2:] == [
+        "Source 'school' was registered as disjoint: nobody in it is in 'reviews'.",
+        "So this run's own promise holds as it is.",
+    ]
+    assert found["inherited"][0]["disjoint"] == ("school",), "the statement says that it was declared"
+
+
+def test_a_source_that_is_disjoint_does_not_hide_one_that_is_not():
+    own = charge()
+    both = (
+        apart(source="school", unit="client", relation="add_or_remove_one"),
+        earlier(charge_id="other", epsilon=3.0),
+    )
+    said = statement(inherited=both)["warnings"][-1]
+    cost = cost_in_words(
+        own.epsilon + 3, own.delta + 1e-6, unit="example", relation="replace_special", accountant="sum of PLD"
+    )
+    whom = "Whoever is in the rows of this run and of those of them that are not disjoint"
+    assert said == f"{whom} is promised the sum, {cost}."
 
 
 def test_epsilons_of_other_units_are_not_added():

@@ -7,7 +7,7 @@ import pytest
 from understudy.artifacts.access import path_of, write_json
 from understudy.privacy.inherited import EarlierRelease
 from understudy.privacy.labels import Guarantee, private, released
-from understudy.runs.earlier_releases import earlier_releases
+from understudy.runs.earlier_releases import earlier_releases, note_of
 
 
 def guarantee(charge, epsilon=2.0):
@@ -31,6 +31,17 @@ def test_an_export_is_known_by_its_statement_with_what_it_builds_on(tmp_path, na
     assert earlier_releases({"model": "tiny-llama", "seeds": place}) == (
         EarlierRelease(setting="seeds", name=name, guarantees=promised),
     )
+
+
+def test_what_was_declared_disjoint_is_said_before_the_charge(tmp_path):
+    write_statement(tmp_path / "export", guarantee("first"))
+    named = {"model": str(tmp_path / "export" / "model")}
+    (apart,) = earlier_releases(named, disjoint={"clinic", "school"})
+    assert (apart.disjoint, apart.adds) == (("clinic",), False)
+    assert "so the promises do not add" in note_of(apart)
+    (together,) = earlier_releases(named, disjoint={"school"})
+    assert (together.disjoint, together.adds) == ((), True)
+    assert "the sum of both" in note_of(together)
 
 
 def test_an_artifact_is_known_by_its_manifest(home):

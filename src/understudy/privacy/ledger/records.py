@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, NotRequired, Self, TypedDict
 
@@ -39,7 +40,15 @@ class SourceRecord(Frozen):
     renyi_orders: tuple[float, ...] = Field(
         default=(), description="Fixed orders > 1 of a Renyi filter; empty takes the standard ones."
     )
+    disjoint_from: tuple[str, ...] = Field(
+        default=(), description="Registered sources that no unit of this one is in, as its owner declares."
+    )
     registered_at: str | None = Field(default=None, description="ISO 8601, UTC; set by the ledger.")
+
+    @field_validator("disjoint_from")
+    @classmethod
+    def _in_order(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(sorted(set(value)))
 
     @model_validator(mode="before")
     @classmethod
@@ -179,6 +188,12 @@ class Charge(Frozen):
     def label(self) -> Label:
         """The label of what mechanisms put out under this charge: private if it was not counted."""
         return released(self.guarantee()) if self.exportable else private(self.source)
+
+
+def disjoint_sources(name: str, records: Iterable[SourceRecord]) -> frozenset[str]:
+    """The sources that were declared to have no unit in common with one, whichever of the two was registered later."""
+    by_name = {record.name: frozenset(record.disjoint_from) for record in records}
+    return by_name.get(name, frozenset()) | {other for other, declared in by_name.items() if name in declared}
 
 
 @dataclass(frozen=True, repr=False)

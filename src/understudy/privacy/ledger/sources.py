@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import sqlalchemy as sa
 
+from understudy.errors import InputError
 from understudy.privacy.ledger import rows
 from understudy.privacy.ledger import secret as keys
 from understudy.privacy.ledger import selects as queries
@@ -18,11 +19,21 @@ from understudy.privacy.ledger.sealed import SealedTables
 
 
 def register(connection: sa.Connection, tables: SealedTables, record: SourceRecord) -> SourceRecord:
-    """Registers a source, or gives the same one that is registered."""
+    """Registers a source, or gives the same one that is registered.
+
+    Raises:
+        InputError: it is registered with other properties, or is to be disjoint from one that is not there.
+    """
     known = queries.find_source(connection, record.name)
     if known is not None:
         queries.check_same_source(known, record)
         return known
+    for name in record.disjoint_from:
+        if name == record.name or queries.find_source(connection, name) is None:
+            raise InputError(
+                f"--disjoint-from {name}: expected the name of another source that is registered; register that one "
+                "first"
+            )
     wrapped = keys.wrap(tables.secret, secrets.token_bytes(32), name=f"source/{record.name}")
     values = {"name": record.name, "record": record.model_dump_json(), "wrapped_key": wrapped}
     connection.execute(sa.insert(SOURCES).values(values))

@@ -23,6 +23,7 @@ from understudy.privacy.accounting import epsilon_rdp, gaussian_event
 from understudy.privacy.labels import Guarantee, private, released
 from understudy.privacy.ledger.database import file_system_type, open_engine
 from understudy.privacy.ledger.ledger import Charge, Ledger, SourceRecord
+from understudy.privacy.ledger.records import disjoint_sources
 from understudy.privacy.queries import queries_from_json
 
 SECRET = b"the client zone's secret, for tests"
@@ -89,7 +90,25 @@ def test_registering_again_changes_nothing(ledger):
     assert datetime.fromisoformat(first.registered_at).tzinfo == UTC
 
 
-@pytest.mark.parametrize("changes", [{"epsilon": 80.0}, {"delta": 1e-5}, {"n": 999}, {"unit": "client"}])
+def test_sources_are_disjoint_whichever_of_them_was_registered_later(ledger):
+    ledger.register(record(name="clinic"))
+    ledger.register(record(name="school", disjoint_from=("reviews", "reviews")))
+    assert ledger.source("school").disjoint_from == ("reviews",)
+    apart = {name: disjoint_sources(name, ledger.sources()) for name in ("reviews", "clinic", "school", "new")}
+    assert apart == {"reviews": {"school"}, "clinic": set(), "school": {"reviews"}, "new": set()}
+
+
+@pytest.mark.parametrize("other", ["school", "nobody"])
+def test_a_source_is_disjoint_from_others_that_there_are(ledger, other):
+    with pytest.raises(InputError, match=f"--disjoint-from {other}: expected the name of another source"):
+        ledger.register(record(name="school", disjoint_from=("reviews", other)))
+    assert [source.name for source in ledger.sources()] == ["reviews"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"epsilon": 80.0}, {"delta": 1e-5}, {"n": 999}, {"unit": "client"}, {"disjoint_from": ("reviews",)}],
+)
 def test_a_name_keeps_its_properties(ledger, changes):
     with pytest.raises(InputError, match=next(iter(changes))):
         ledger.register(record(**changes))
