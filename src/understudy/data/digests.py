@@ -4,6 +4,7 @@ import hashlib
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
+from itertools import chain, permutations
 
 import pyarrow as pa
 
@@ -12,6 +13,8 @@ from understudy.data.columns import text_columns
 # Bytes of letters and digits below which a text is no one's in particular, such as "n/a" or "Yes!": unrelated sources
 # share it. Of bytes, for a Chinese character says as much as several Latin letters.
 FEWEST_LETTERS = 5
+# Columns of text that are looked at for pairs.
+_MOST_PAIRED = 6
 _NEITHER_LETTER_NOR_DIGIT = re.compile(r"[\W_]+")
 
 
@@ -40,6 +43,17 @@ def text_digests(table: pa.Table, columns: Sequence[str]) -> dict[bytes, int]:
         for chunk in _texts(table[name]):
             letters = map(_letters, chunk)
             found.update((_digest([text]), len(text)) for text in letters if len(text) >= FEWEST_LETTERS)
+    return found
+
+
+def pair_digests(table: pa.Table) -> dict[bytes, int]:
+    """As `text_digests`, of what a row of pairs would be: any two columns of text in either order."""
+    columns = {name: list(chain.from_iterable(_texts(table[name]))) for name in table.column_names}
+    whole = [list(map(_letters, texts)) for texts in columns.values() if len(texts) == table.num_rows]
+    found: dict[bytes, int] = {}
+    for first, second in permutations(whole[:_MOST_PAIRED], 2):
+        pairs = ((one, other, len(one) + len(other)) for one, other in zip(first, second, strict=True))
+        found.update((_digest([one, other]), size) for one, other, size in pairs if size >= FEWEST_LETTERS)
     return found
 
 

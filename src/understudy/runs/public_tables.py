@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Final
 
@@ -11,10 +11,11 @@ from pydantic import BaseModel
 
 from understudy.artifacts.manifest import MANIFEST, PRIVATE_ID, read_manifest
 from understudy.data.columns import text_columns
-from understudy.data.digests import FEWEST_LETTERS, text_digests
+from understudy.data.digests import FEWEST_LETTERS, pair_digests, text_digests
 from understudy.data.readers import SAMPLE, read_source, same_source
 from understudy.errors import ArtifactDamaged, InputError, RowError
 from understudy.frozen import DigestOf
+from understudy.privacy.ledger.ledger import Ledger
 from understudy.runs.file_origin import ARTIFACT, named_in
 from understudy.runs.request import RunRequest
 from understudy.runs.split import SplitRows
@@ -104,7 +105,7 @@ def _is_private_artifact(folder: Path) -> bool:
         return False
 
 
-def check_texts(named: Mapping[str, str], rows: SplitRows) -> None:
+def check_texts(named: Mapping[str, str], rows: SplitRows, ledger: Ledger) -> None:
     """Refuse a public table that holds a copy of private texts, in whatever format and under whatever names.
 
     Texts are compared as the ledger compares rows, one by one: every column of text of the public table with the text
@@ -113,6 +114,9 @@ def check_texts(named: Mapping[str, str], rows: SplitRows) -> None:
     - all texts of the smaller of the two, or
     - more than three and more than half of its texts of five letters and digits or more, or
     - more than three and more than a hundredth of its texts of twenty or more.
+
+    The rows of every source in the ledger, which knows no texts, are looked for in the same way; the size of a source
+    is its declared number of units.
 
     So a copied file is refused, and so are a part of it and a table that it was put into. A few texts in common are let
     be. Stock phrases are in every table; a text that is public anyway tells nothing where it stands; and who took it
@@ -125,6 +129,7 @@ def check_texts(named: Mapping[str, str], rows: SplitRows) -> None:
     Args:
         named: name of a setting -> the public table that it names.
         rows: the private rows, to train and to measure on.
+        ledger: knows the rows of every source.
 
     Raises:
         InputError: a public table cannot be read.
@@ -140,20 +145,46 @@ def check_texts(named: Mapping[str, str], rows: SplitRows) -> None:
             public = read_source(table)
         except InputError as error:
             raise type(error)(f"{setting}={table}: {error}") from None
-        if _is_copy(text_digests(public, public.column_names), private):
+        texts = text_digests(public, public.column_names)
+        if _is_copy(texts, private):
             raise RowError(
                 f"{setting}={table}: expected a public table, found private texts of --data or --test in it, which "
                 f"would be published; name another with --set {setting}=TABLE"
             )
+        source = next((found for kind in (texts, pair_digests(public)) for found in _registered(kind, ledger)), None)
+        if source is not None:
+            raise RowError(
+                f"{setting}={table}: expected a public table, found rows of source {source!r} in it, which would be "
+                f"published; name another with --set {setting}=TABLE. If those rows are public after all, `understudy "
+                f"purge --source {source} --forget-rows` forgets them"
+            )
+
+
+def _registered(public: Mapping[bytes, int], ledger: Ledger) -> Iterator[str]:
+    """The sources with which a public table, digest -> its letters and digits, shares more than chance does."""
+    owners = ledger.owners_of(public)
+    for record in ledger.sources() if owners else ():
+        both = {digest for digest, source in owners.items() if source == record.name}
+        if _is_more_than_chance(public, both, [record.n] * (1 + len(_BY_CHANCE))):
+            yield record.name
 
 
 def _is_copy(public: Mapping[bytes, int], private: Mapping[bytes, int]) -> bool:
     """Whether two tables, digest of a text -> its letters and digits, share more than chance does."""
-    both = public.keys() & private.keys()
-    if 0 < len(both) == min(len(public), len(private)):
+    return _is_more_than_chance(public, public.keys() & private.keys(), _sizes(private))
+
+
+def _is_more_than_chance(public: Mapping[bytes, int], both: Set[bytes], others: Sequence[int]) -> bool:
+    """Whether so many texts may not be in two tables, of which the other has these `_sizes`."""
+    smaller = [min(pair) for pair in zip(_sizes(public), others, strict=True)]
+    if 0 < len(both) == smaller[0]:
         return True
-    for letters, part in _BY_CHANCE:
-        smaller = min(sum(count >= letters for count in table.values()) for table in (public, private))
-        if sum(public[text] >= letters for text in both) > max(_FEW, part * smaller):
-            return True
-    return False
+    return any(
+        sum(public[text] >= letters for text in both) > max(_FEW, part * size)
+        for (letters, part), size in zip(_BY_CHANCE, smaller[1:], strict=True)
+    )
+
+
+def _sizes(table: Mapping[bytes, int]) -> list[int]:
+    """How many different texts there are, and how many of them are so long that they count."""
+    return [len(table), *(sum(count >= letters for count in table.values()) for letters, _ in _BY_CHANCE)]

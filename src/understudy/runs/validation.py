@@ -112,7 +112,7 @@ def validate(request: RunRequest, method: str, *, is_part: bool = False) -> Vali
     public_tables.check_names(public, request)
     public_tables.check_labels(config, public, request)
     rows = load_and_split(request, guarded.rows, known, keyed_hash=partial(ledger.keyed_hash, request.source))
-    public_tables.check_texts(public, rows)
+    public_tables.check_texts(public, rows, ledger)
     is_default_delta = request.delta is None
     delta = check_delta(default_delta(rows.units) if request.delta is None else request.delta, n=rows.units)
     record, budget_note = source_record(request, known, rows, guarded, epsilon=epsilon, delta=delta, is_part=is_part)

@@ -10,9 +10,11 @@ import pytest
 
 from understudy.artifacts.access import path_of, write_table
 from understudy.artifacts.store import ArtifactStore
+from understudy.data.digests import row_digests
 from understudy.errors import InputError, RowError
 from understudy.methods.knowledge_distillation.config import KnowledgeDistillationConfig
 from understudy.privacy import labels
+from understudy.privacy.ledger.ledger import Ledger, SourceRecord
 from understudy.runs.file_origin import ARTIFACT, with_origin
 from understudy.runs.overrides import apply_overrides
 from understudy.runs.public_tables import check_labels, check_texts
@@ -25,6 +27,14 @@ TEXTS = [f"patient zq{i}x met doctor vw{i * 7}k on ward {i % 9}" for i in range(
 NOTES = [f"the ferry of {6 + i % 9} o'clock was {i} minutes late at pier {i % 7}" for i in range(400)]
 
 
+CLINIC = SourceRecord(name="clinic", unit="example", relation="replace_special", epsilon=8.0, delta=1e-4, n=400)
+
+
+@pytest.fixture
+def ledger(home):
+    return Ledger.open()
+
+
 def split(whole, test=None):
     table = pa.table({"text": pa.array(whole, pa.string())})
     measured = table.slice(0, 1) if test is None else pa.table({"text": test})
@@ -32,14 +42,14 @@ def split(whole, test=None):
 
 
 @pytest.fixture
-def refused(tmp_path):
+def refused(tmp_path, ledger):
     """What a table of these texts is refused with beside the private ones; empty where it is not."""
 
     def look(public, private, test=None):
         path = tmp_path / "public.parquet"
         pq.write_table(pa.table({"text": public}), path)
         try:
-            check_texts({"seeds": str(path)}, split(private, test))
+            check_texts({"seeds": str(path)}, split(private, test), ledger)
         except RowError as error:
             return str(error)
         return ""
@@ -78,13 +88,13 @@ def rewritten(path, texts):
         (as_pieces, "copy.parquet"),
     ],
 )
-def test_a_copy_is_known_in_any_format_and_under_any_column(write, name, tmp_path):
+def test_a_copy_is_known_in_any_format_and_under_any_column(write, name, tmp_path, ledger):
     path = tmp_path / name
     write(path, TEXTS)
     with pytest.raises(RowError, match="expected a public table"):
-        check_texts({"carriers": str(path)}, split([*TEXTS, None, ""]))
+        check_texts({"carriers": str(path)}, split([*TEXTS, None, ""]), ledger)
     write(path, NOTES)
-    check_texts({"carriers": str(path)}, split([*TEXTS, None, ""]))
+    check_texts({"carriers": str(path)}, split([*TEXTS, None, ""]), ledger)
 
 
 def test_a_part_of_the_rows_is_refused_and_a_table_that_holds_them(refused):
@@ -114,31 +124,55 @@ def test_what_chance_shares_is_let_be(refused):
     assert not refused(["thank you", *NOTES[:3]], ["thank you", *TEXTS[:3]]), "tables of a few rows"
 
 
-def test_labels_and_identifiers_are_no_private_texts(tmp_path):
+def test_labels_and_identifiers_are_no_private_texts(tmp_path, ledger):
     """What a table says of its rows beside their texts is not compared."""
     path = tmp_path / "public.csv"
     path.write_text("text,label\n" + "".join(f"{note},client number {i}\n" for i, note in enumerate(NOTES)))
     table = pa.table({"client_id": [f"client number {i}" for i in range(400)], "text": TEXTS})
-    check_texts({"seeds": str(path)}, SplitRows(table, table, table.slice(0, 1), 400, (), False, ()))
+    check_texts({"seeds": str(path)}, SplitRows(table, table, table.slice(0, 1), 400, (), False, ()), ledger)
 
 
-def test_responses_are_compared_without_their_instructions(tmp_path):
+def test_responses_are_compared_without_their_instructions(tmp_path, ledger):
     path = tmp_path / "public.csv"
     as_csv(path, NOTES)
     table = pa.table({"instruction": TEXTS, "response": NOTES})
     with pytest.raises(RowError, match="expected a public table"):
-        check_texts({"seeds": str(path)}, SplitRows(table, table, table.slice(0, 1), 400, (), False, ()))
+        check_texts({"seeds": str(path)}, SplitRows(table, table, table.slice(0, 1), 400, (), False, ()), ledger)
 
 
-def test_a_shipped_sample_is_public_whatever_the_rows_are(tmp_path):
+def test_rows_of_any_source_are_not_public(refused, ledger):
+    ledger.register(CLINIC, row_digests(pa.table({"text": TEXTS})))
+    others = [f"letter {i} of the harbour office about berth {i * 3}" for i in range(300)]
+    said = refused([text.upper() for text in TEXTS[:40]], others)
+    assert "found rows of source 'clinic'" in said
+    assert "purge --source clinic --forget-rows" in said
+    assert TEXTS[0] not in said
+    assert refused([*NOTES, *TEXTS[:5]], others), "more than a hundredth of the table"
+    assert not refused([*NOTES, *TEXTS[:3]], others), "a few well-known texts"
+    ledger.purge("clinic", forget_rows=True)
+    assert not refused(TEXTS[:40], others)
+
+
+@pytest.mark.parametrize("names", [("instruction", "response"), ("answer", "question")])
+def test_pairs_of_any_source_are_not_public(tmp_path, ledger, names):
+    ledger.register(CLINIC, row_digests(pa.table({"instruction": TEXTS, "response": NOTES})))
+    path, others = tmp_path / "public.parquet", split(["a letter about the harbour"])
+    pq.write_table(pa.table(dict(zip(names, (TEXTS[:40], NOTES[:40]), strict=True))), path)
+    with pytest.raises(RowError, match="found rows of source 'clinic'"):
+        check_texts({"seed.pairs": str(path)}, others, ledger)
+    pq.write_table(pa.table(dict(zip(names, (TEXTS[:40], NOTES[1:41]), strict=True))), path)
+    check_texts({"seed.pairs": str(path)}, others, ledger)
+
+
+def test_a_shipped_sample_is_public_whatever_the_rows_are(ledger):
     from understudy.data.readers import read_source
 
-    check_texts({"seeds": "sample:public"}, split(read_source("sample:public")["text"].to_pylist()))
+    check_texts({"seeds": "sample:public"}, split(read_source("sample:public")["text"].to_pylist()), ledger)
 
 
-def test_a_table_that_cannot_be_read_is_named_by_its_setting():
+def test_a_table_that_cannot_be_read_is_named_by_its_setting(ledger):
     with pytest.raises(InputError, match=r"seeds=nowhere\.csv: nowhere\.csv: .* no such file"):
-        check_texts({"seeds": "nowhere.csv"}, split(TEXTS))
+        check_texts({"seeds": "nowhere.csv"}, split(TEXTS), ledger)
 
 
 @pytest.fixture

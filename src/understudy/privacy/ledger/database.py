@@ -117,8 +117,9 @@ CHAIN: Final = sa.Table(
 # Types in /proc/mounts, with or without the prefix "fuse.".
 _NETWORK_FILE_SYSTEMS: Final = {
     *("9p", "afs", "beegfs", "ceph", "ceph-fuse", "cifs", "davfs", "davfs2", "gcsfuse", "glusterfs", "gpfs"),
-    *("juicefs", "lustre", "mount-s3", "ncpfs", "nfs", "nfs4", "rclone", "s3fs", "seaweedfs", "smb"),
-    *("smb2", "smb3", "smbfs", "smbnetfs", "sshfs", "vboxsf", "virtiofs"),
+    *("juicefs", "lustre", "moosefs", "mfs", "mount-s3", "ncpfs", "nfs", "nfs4", "orangefs", "pvfs2", "rclone"),
+    *("s3fs", "seaweedfs", "smb", "smb2", "smb3", "smbfs", "smbnetfs", "sshfs", "vboxsf", "virtiofs"),
+    *("vmhgfs", "vmhgfs-fuse"),
 }
 _SQLITE_WAIT_SECONDS: Final = 120
 _RETRY_SECONDS: Final = 120

@@ -11,7 +11,7 @@ Nothing private is kept: rows as keyed hashes, keys wrapped under the secret, sa
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -198,15 +198,17 @@ class Ledger:
 
         self._tables.run("check_rows", work)
 
-    def sources_of(self, row_digests: Sequence[bytes]) -> set[str]:
-        """The sources under which any of these rows is registered."""
-        hashes = sources.row_hashes(self._tables, row_digests, ())
+    def owners_of(self, row_digests: Iterable[bytes]) -> dict[bytes, str]:
+        """Digest -> source, of those rows that are registered under any."""
+        asked = list(dict.fromkeys(row_digests))
+        hashes = sources.row_hashes(self._tables, asked, ())
 
-        def work(connection: sa.Connection) -> set[str]:
+        def work(connection: sa.Connection) -> dict[bytes, str]:
             self._tables.check_rows(connection)
-            return set(rows.owners(connection, hashes).values())
+            return rows.owners(connection, hashes)
 
-        return self._tables.run("sources_of", work)
+        noted = self._tables.run("owners_of", work)
+        return {asked[index]: noted[keyed] for _, index, keyed in hashes if keyed in noted}
 
     def register_rows(self, name: str, row_digests: Sequence[bytes], client_digests: Sequence[bytes] = ()) -> None:
         """Notes which rows and clients belong to a source, as keyed hashes; the same again change nothing.

@@ -132,7 +132,7 @@ def _sources_of(digests: Sequence[bytes]) -> set[str]:
     begun = now.secret is not None or any((now.home / name).exists() for name in ("secret", "ledger.head"))
     if now.zone == "server" or not begun:
         return set()
-    return Ledger.open().sources_of(digests)
+    return set(Ledger.open().owners_of(digests).values())
 
 
 @contextmanager
