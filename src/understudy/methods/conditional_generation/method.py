@@ -100,8 +100,7 @@ def describe(config: ConditionalGenerationConfig, promise: Promise) -> Descripti
                 through=f"the mechanisms' {'Poisson sampling and ' if config.trains else ''}Gaussian sums",
             ),
         ),
-        choices="Settings and defaults were fixed before the run"
-        + ("; no checkpoint was chosen, the last one is used." if config.trains else "; no model was trained."),
+        choices=f"Settings and defaults were fixed before the run; {_weights(config)}.",
         declared_public={
             **({"padded length in tokens": config.train.max_length} if config.trains else {}),
             "what prompts say of the rows": config.about,
@@ -125,6 +124,14 @@ def describe(config: ConditionalGenerationConfig, promise: Promise) -> Descripti
         pretrained_models=_encoder() if schedule.means_noise is not None else (),
         floating_point=FLOATING_POINT + (TRAINING_FLOATS if config.trains else ""),
     )
+
+
+def _weights(config: ConditionalGenerationConfig) -> str:
+    """Which of a training's weights are released, in words."""
+    if not config.trains:
+        return "no model was trained"
+    last = "the last one is used" if not config.train.averaging else "an average over all steps is used"
+    return f"no checkpoint was chosen, {last}"
 
 
 def _encoder() -> tuple[PretrainedModel, ...]:
