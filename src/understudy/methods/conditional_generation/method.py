@@ -100,6 +100,7 @@ def describe(config: ConditionalGenerationConfig, promise: Promise) -> Descripti
                 through=f"the mechanisms' {'Poisson sampling and ' if config.trains else ''}Gaussian sums",
             ),
         ),
+        evaluations=("evaluate", "evaluate-loss") if config.trains else ("evaluate",),
         choices=f"Settings and defaults were fixed before the run; {_weights(config)}.",
         declared_public={
             **({"padded length in tokens": config.train.max_length} if config.trains else {}),
@@ -186,7 +187,7 @@ METHOD = Method(
     config=ConditionalGenerationConfig,
     charge=Charging(lambda _: LABELLED_EXAMPLES, settings=charged_settings, queries=queries, releases="model"),
     preparation=Preparation(check_model, describe=describe, estimate=estimate, resolve=resolve),
-    report=Reporting(report_facts),
+    report=Reporting(report_facts, sections="understudy.methods.conditional_generation.report:sections"),
     flow="understudy.flows.conditional_generation:conditional_generation",
     generate="understudy.methods.conditional_generation.more:further_rows",
     row_losses="understudy.methods.conditional_generation.row_losses:row_losses",

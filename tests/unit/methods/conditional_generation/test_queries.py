@@ -204,4 +204,6 @@ def test_a_schedule_is_found_in_its_own_list(make_config, name):
 def test_the_statement_says_which_weights_are_released(make_config, changes, said):
     config = make_config(**changes)
     asked = queries.queries_of(config, n=400, epsilon=math.inf, delta=DELTA)
-    assert METHOD.preparation.describe(config, Promise(asked, 400, math.inf, DELTA)).choices.endswith(said)
+    described = METHOD.preparation.describe(config, Promise(asked, 400, math.inf, DELTA))
+    assert described.choices.endswith(said)
+    assert ("evaluate-loss" in described.evaluations) == config.trains
