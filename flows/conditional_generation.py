@@ -1,7 +1,8 @@
 """Conditional generation as a flow: DP multitask fine-tuning, steered generation, evaluation, export.
 
-rows -> charge -> train -> finalize -> generate --+-> evaluate -> export
-                              (->) prompt-only ---+
+rows -> charge -> train -> finalize -+-> generate ------+-> evaluate -+-> export
+                                     +(->) prompt-only -+             |
+                                     +-> evaluate-loss ---------------+
 
 Text without private rows has as many rows of each label; by the release only where sizes are those of the data.
 """
@@ -16,9 +17,9 @@ from understudy.methods.conditional_generation.config import ConditionalGenerati
 from understudy.runs.exported import Exported
 from understudy.runs.request import RunRequest
 from understudy.tasks.charging import finalize
-from understudy.tasks.conditional_generation import generate, prompt_only, train
+from understudy.tasks.conditional_generation import evaluate_loss, generate, prompt_only, train
 from understudy.tasks.engine.runtime import code_digest
-from understudy.tasks.evaluation import evaluate
+from understudy.tasks.evaluation import evaluate, merge_metrics
 
 METHOD = "conditional-generation"
 
@@ -33,4 +34,7 @@ def conditional_generation(request: RunRequest) -> Exported:
         baseline = prompt_only(run.config, names, model if run.config.class_sizes == "as_in_data" else None)
         measuring = EvaluationConfig(profile=request.profile)
         metrics = evaluate(synthetic, rows, test_rows, baseline, names, measuring, run.config.reading)
+        if run.config.trains:
+            loss = evaluate_loss(model, test_rows, names, run.charged, measuring)
+            metrics = merge_metrics([metrics, loss])
         return run.export(model, synthetic, metrics)

@@ -1,13 +1,14 @@
-"""The steps of conditional generation as tasks: train, generate, and the text that no private row has met."""
+"""The steps of conditional generation as tasks: train, generate, the text that no private row has met, test loss."""
 
 from __future__ import annotations
 
 from understudy.artifacts.access import ArtifactRef, path_of, read_table, store_for
+from understudy.evaluation.config import EvaluationConfig
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
 from understudy.privacy import labels
 from understudy.tasks.charge_receipt import ChargeReceipt, open_mechanisms, write_released
 from understudy.tasks.engine.runtime import checkpoint_directory, compute, progress, progress_on, task
-from understudy.tasks.evaluation import private_embeddings
+from understudy.tasks.evaluation import private_embeddings, write_metrics
 
 
 @task(name="train")
@@ -72,3 +73,27 @@ def prompt_only(
     with store_for(label).write(kind="prompt-only", label=label, parents=parents) as draft:
         write_synthesis(synthesis, draft.path)
     return draft.ref
+
+
+@task(name="evaluate-loss")
+def evaluate_loss(
+    model: ArtifactRef,
+    test: ArtifactRef,
+    label_names: tuple[str, ...],
+    config: ConditionalGenerationConfig,
+    settings: EvaluationConfig,
+) -> ArtifactRef:
+    """How likely held-out texts are to the released model and to the base model; of private rows, so private.
+
+    Args:
+        model: of `train`.
+        test: the held-out rows.
+        label_names: every label, public.
+        config: the settings that private rows met: how rows are drawn changes no loss.
+        settings: of the evaluation.
+    """
+    from understudy.methods.conditional_generation.evaluation import measure_held_out
+    from understudy.methods.reading import RowsToRead
+
+    asked = RowsToRead(read_table(test), label_names, config, path_of(model), compute())
+    return write_metrics(measure_held_out(asked, settings, progress=progress), [model, test])

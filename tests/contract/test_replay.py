@@ -22,7 +22,7 @@ VARIANTS = {
     "naive": ("variant=naive",),
     "naive + filter": ("variant=naive_filter", "filter.lora_rank=2", "filter.threshold=0"),
     "naive + PPLM": ("variant=naive_pplm",),
-    "all weights": ("variant=naive", "lora.rank=0"),
+    "all weights, averaged": ("variant=naive", "lora.rank=0", "train.averaging=0.9"),
     "untrained": ("variant=untrained", "class_sizes=as_in_data"),
 }
 
@@ -46,7 +46,7 @@ def check(variant, kind, number, *surroundings):
 THREE = [
     ("multitask, alternating, steered", "rare class"),
     ("multitask, joint", "plain"),
-    ("all weights", "extreme"),
+    ("all weights, averaged", "extreme"),
     ("untrained", "plain"),
 ]
 

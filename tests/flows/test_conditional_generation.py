@@ -33,7 +33,7 @@ from understudy.settings import prepare_environment, settings
 from understudy.tasks.engine.run_record import CHARGE, NOTE
 from understudy.tasks.engine.tracking_log import open_log
 
-COMPUTED = {"train", "generate", "prompt-only", "evaluate"}
+COMPUTED = {"train", "generate", "prompt-only", "evaluate", "evaluate-loss"}
 
 
 @pytest.fixture(autouse=True)
@@ -87,6 +87,9 @@ def test_a_run_ends_with_a_statement_and_a_second_one_charges_nothing(run, reque
     report = json.loads((tmp_path / "out/internal/report.json").read_text())
     assert {"utility.synthetic.accuracy", "utility.prompt_only.accuracy"} <= report["metrics"].keys()
     assert 0 < report["metrics"]["cut.train.texts"] < 60, "every row of training is longer than 24 tokens"
+    assert report["metrics"]["held_out.rows"] == 6
+    assert report["intervals"]["held_out.released_minus_base.loss"]
+    assert "Held-out loss of the language model" in (tmp_path / "out/internal/report.html").read_text()
     one, other = map(embedded_names, (settings().private_root / "embeddings").glob("*.entries"))
     assert not set(one) & set(other), "what the class means were made of is not read again"
     before = Ledger.open().spent("ward")
@@ -104,7 +107,7 @@ def test_a_run_ends_with_a_statement_and_a_second_one_charges_nothing(run, reque
     assert pq.read_table(drawn).equals(texts), "further draws from the same model are kept"
 
     more, states = run(request_of(samples=14))
-    assert states["train"] == "Cached", "more samples are post-processing"
+    assert (states["train"], states["evaluate-loss"]) == ("Cached", "Cached"), "more samples are post-processing"
     assert states["generate"] == "Completed"
     assert Ledger.open().spent("ward") == before
     assert more.released == first.released
@@ -231,3 +234,11 @@ def test_a_run_whose_filter_keeps_no_text_ends_with_what_was_paid_for(run, reque
     report = json.loads((tmp_path / "out/internal/report.json").read_text())
     assert report["facts"]["missing"] == "12"
     assert len(report["missing"]) == 1
+
+
+def test_where_nothing_is_trained_no_loss_is_taken(run_flow, request_of, tmp_path):
+    request = request_of(overrides=(*SMALL, "variant=untrained"))
+    _, states = run_flow("conditional-generation", request, tasks=COMPUTED - {"evaluate-loss"})
+    assert "evaluate-loss" not in states
+    report = json.loads((tmp_path / "out/internal/report.json").read_text())
+    assert not [name for name in report["metrics"] if name.startswith("held_out.")]

@@ -78,6 +78,13 @@ class TrainConfig(Frozen):
         "Adam step of discriminator and filter, above 0; auto: that of the language model. tiny auto, paper 5e-4.",
     )
     learning_rate_decay: bool = setting(True, "Linear decay of both learning rates to 0; paper yes.")
+    averaging: float = setting(
+        0.0,
+        "Decay of the exponential average of the weights over the steps, 0 to below 1, which the released model then "
+        "is; 0 releases the last step's weights. paper 0.",
+        ge=0,
+        lt=1,
+    )
     frozen_layers: CountOrZero = setting(
         0, "Last transformer layers left untrained, 0 or more. tiny 0, paper 6: all of distilgpt2's."
     )

@@ -17,6 +17,8 @@ from understudy.evaluation.measure import LabelledTexts, evaluate_synthetic
 from understudy.evaluation.texts.encoder import embed, load_encoder
 from understudy.hardware import chosen
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
+from understudy.methods.conditional_generation.encode import encode
+from understudy.methods.conditional_generation.evaluation import MOST_ROWS
 from understudy.methods.conditional_generation.fitting import train_on_table
 from understudy.methods.conditional_generation.generate import generate
 from understudy.methods.conditional_generation.memory import (
@@ -29,6 +31,7 @@ from understudy.methods.conditional_generation.memory import (
 )
 from understudy.methods.conditional_generation.model import TrainedModel
 from understudy.methods.conditional_generation.queries import Asked, QuerySchedule, schedule_of
+from understudy.methods.conditional_generation.row_losses import losses_of
 from understudy.methods.method import Promise
 from understudy.models.loading import LoadedModel, load_base
 from understudy.models.packed import packed, packed_bytes
@@ -42,6 +45,7 @@ from understudy.settings import settings
 _NOBODY = 1e-12
 _TOKENS = 2
 _TEXTS = 24
+_READ = 8
 
 
 def expected_cost(config: ConditionalGenerationConfig, promise: Promise) -> dict[str, Any]:
@@ -56,10 +60,13 @@ def expected_cost(config: ConditionalGenerationConfig, promise: Promise) -> dict
     if config.selects:
         each = _reading_seconds()
         training, drawing = training + promise.n * each, drawing + config.samples * config.selection.draws * each
+    measuring = _evaluation_seconds(config, promise)
+    if config.trains:
+        measuring += _loss_seconds(trained, config, promise)
     found: dict[str, Any] = {
         "expected_training_minutes": round(training / 60, 1),
         "expected_generation_minutes": round(drawing / 60, 1),
-        "expected_evaluation_minutes": round(_evaluation_seconds(config, promise) / 60, 1),
+        "expected_evaluation_minutes": round(measuring / 60, 1),
     }
     if shape is not None:
         found["expected_peak_memory_mib"] = round((held + predicted_bytes(config, promise.n, shape)) / 2**20)
@@ -177,8 +184,22 @@ def _evaluation_seconds(config: ConditionalGenerationConfig, promise: Promise) -
     probe = measuring.model_copy(update={"headline": "probe"})
     whole = _seconds(lambda: evaluate_synthetic(rows, rows, rows, prompt_only=rows, config=probe, embedder=embedder))
     # What the class means were made of is embedded by then.
-    texts = (0.2 if config.selects else 1.2) * promise.n + 2 * config.samples
+    texts = (0.0 if config.selects else 1.0) * promise.n + _test_rows(promise) + 2 * config.samples
     return whole + texts * embedding[0] / 4
+
+
+def _test_rows(promise: Promise) -> float:
+    """About how many rows are held out, where no file of them is named."""
+    return 0.2 * promise.n
+
+
+def _loss_seconds(trained: TrainedModel, config: ConditionalGenerationConfig, promise: Promise) -> float:
+    """Seconds in which two language models read held-out rows."""
+    text = "a text of the padded length " * config.train.max_length
+    made_up = PrivateRows([text] * _READ, [0] * _READ, promise.label_names)
+    reading = losses_of(trained.model.lm, encode(made_up, tokenizer=trained.tokenizer, config=config))
+    reading.values()  # the first also sets things up
+    return 2 * min(_test_rows(promise), MOST_ROWS) * _seconds(reading.values) / _READ
 
 
 def _seconds(work: Callable[[], object]) -> float:

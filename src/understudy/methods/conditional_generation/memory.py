@@ -147,8 +147,9 @@ def training_bytes(
     # grow while the graph shrinks.
     per_example = rows * trained if config.lora.rank > 0 else passes * tokens * shape.layers * _outputs(shape) / 2
     chunk = 2 * min(LOGITS_AT_ONCE, tokens * shape.vocabulary)
-    # Adam's two moments; sums in float64 or int64 steps; the noised sum. The graph is gone when the noise is drawn.
-    state, summed, noised = 2 * trained, 2 * trained, trained
+    # Adam's two moments and perhaps the average; sums in float64 or int64 steps; the noised sum. The graph is gone when
+    # the noise is drawn.
+    state, summed, noised = (3 if config.train.averaging else 2) * trained, 2 * trained, trained
     # What comes of more rows than floats may add up is in float64, beside the sum that it is added to.
     of_pass = trained if rows > ROWS_IN_FLOATS else 0
     copied = shape.parameters if config.variant == "naive_filter" else 0

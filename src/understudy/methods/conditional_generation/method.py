@@ -100,8 +100,8 @@ def describe(config: ConditionalGenerationConfig, promise: Promise) -> Descripti
                 through=f"the mechanisms' {'Poisson sampling and ' if config.trains else ''}Gaussian sums",
             ),
         ),
-        choices="Settings and defaults were fixed before the run"
-        + ("; no checkpoint was chosen, the last one is used." if config.trains else "; no model was trained."),
+        evaluations=("evaluate", "evaluate-loss") if config.trains else ("evaluate",),
+        choices=f"Settings and defaults were fixed before the run; {_weights(config)}.",
         declared_public={
             **({"padded length in tokens": config.train.max_length} if config.trains else {}),
             "what prompts say of the rows": config.about,
@@ -125,6 +125,14 @@ def describe(config: ConditionalGenerationConfig, promise: Promise) -> Descripti
         pretrained_models=_encoder() if schedule.means_noise is not None else (),
         floating_point=FLOATING_POINT + (TRAINING_FLOATS if config.trains else ""),
     )
+
+
+def _weights(config: ConditionalGenerationConfig) -> str:
+    """Which of a training's weights are released, in words."""
+    if not config.trains:
+        return "no model was trained"
+    last = "the last one is used" if not config.train.averaging else "an average over all steps is used"
+    return f"no checkpoint was chosen, {last}"
 
 
 def _encoder() -> tuple[PretrainedModel, ...]:
@@ -179,7 +187,7 @@ METHOD = Method(
     config=ConditionalGenerationConfig,
     charge=Charging(lambda _: LABELLED_EXAMPLES, settings=charged_settings, queries=queries, releases="model"),
     preparation=Preparation(check_model, describe=describe, estimate=estimate, resolve=resolve),
-    report=Reporting(report_facts),
+    report=Reporting(report_facts, sections="understudy.methods.conditional_generation.report:sections"),
     flow="understudy.flows.conditional_generation:conditional_generation",
     generate="understudy.methods.conditional_generation.more:further_rows",
     row_losses="understudy.methods.conditional_generation.row_losses:row_losses",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from understudy.auditing.row_losses import RowLosses
 from understudy.compute import copied_to
@@ -33,7 +33,11 @@ def row_losses(asked: RowsToRead) -> RowLosses:
     else:
         trained = load_trained(asked.model, asked.compute).trained
         lm, tokenizer = trained.model.lm, trained.tokenizer  # type: ignore[assignment]
-    rows = encode(private_rows(asked.rows, asked.label_names), tokenizer=tokenizer, config=config)
+    return losses_of(lm, encode(private_rows(asked.rows, asked.label_names), tokenizer=tokenizer, config=config))
+
+
+def losses_of(lm: nn.Module, rows: EncodedRows) -> RowLosses:
+    """The losses of encoded rows by a language model."""
     model = MultitaskModel(lm)
     starts = range(0, len(rows.valid), _BATCH)
     return RowLosses(lm, tuple(partial(_losses, model, rows, slice(start, start + _BATCH)) for start in starts))

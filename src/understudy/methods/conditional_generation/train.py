@@ -89,6 +89,7 @@ def fit(
                 data=data,
                 mechanisms=asked.mechanisms,
                 micro_batch=micro_batch,
+                averaging=config.train.averaging,
                 course=Course(
                     None if checkpoints is None else checkpoints(training.name),
                     None if progress is None else partial(_report, progress, done, schedule.steps),

@@ -4,8 +4,8 @@ Deviations from the paper: the update is divided by the public expected batch, n
 instead of plain descent (post-processing of the noised sum); an empty batch is a step of noise alone;
 several streams of one batch, each clipped and noised on its own, are one event with z = (sum z_i^-2)^-1/2.
 
-Masks and noise are functions of the charge and the step, so a checkpoint holds weights, optimizer and step
-only, and a run that was killed and resumed ends in the same bytes.
+Masks and noise are functions of the charge and the step, so a checkpoint holds weights, their average where one is
+kept, optimizer and step only, and a run that was killed and resumed ends in the same bytes.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from torch.utils import deterministic
 from understudy.allocator import freed_memory_kept
 from understudy.compute import copied_to
 from understudy.errors import InputError
+from understudy.privacy.dpsgd.averaging import Average
 from understudy.privacy.dpsgd.chunks import ROWS_IN_FLOATS
 from understudy.privacy.dpsgd.per_example import LossFunction, clipped_gradient_sum, frozen
 from understudy.privacy.dpsgd.plan import DpSgdPlan
@@ -71,6 +72,7 @@ def train(
     data: Mapping[str, Tensor],
     mechanisms: Mechanisms,
     micro_batch: int,
+    averaging: float = 0.0,
     course: Course = UNKEPT,
 ) -> None:
     """Train `model` in place under `plan`; resuming from a checkpoint changes no byte of the result.
@@ -87,14 +89,18 @@ def train(
         mechanisms: of the charge that paid for `plan.event`.
         micro_batch: rows per forward pass, public, of which two threads take a half each (`sides`); the last one of a
             step is filled with rows that do not count.
+        averaging: decay of the average over the steps that the model ends with, 0 to below 1; 0 ends with the last
+            step's weights.
         course: keeps the state and tells of steps.
 
     Raises:
         InputError: before anything private is read, when the parts do not fit together.
     """
     _check(model, plan, objectives, data, micro_batch)
+    if not 0 <= averaging < 1:
+        raise InputError(f"averaging={averaging}: expected a decay of 0 to below 1")
     device = _device(objectives)
-    state = _State(objectives)
+    state = _State(objectives, averaging)
     start = state.restore(course.resumed())
     trained = [parameter for objective in objectives.values() for parameter in objective.parameters.values()]
     many = sum(parameter.numel() for parameter in trained) >= _MANY
@@ -119,7 +125,9 @@ def train(
             for name in list(gradients):
                 rate = objectives[name].learning_rate_at(step, plan.steps)
                 state.update(name, gradients.pop(name), learning_rate=rate, divisor=plan.expected_batch)
+            state.average.add(step)
             course.stepped(step + 1, plan.steps, state.tensors)
+    state.average.put_in_place()
 
 
 def _micro_batches(
@@ -194,11 +202,12 @@ def _part(
 
 
 class _State:
-    """Weights and one Adam per stream: everything a checkpoint holds."""
+    """Weights, their average and one Adam per stream: everything a checkpoint holds."""
 
-    def __init__(self, objectives: Mapping[str, Objective]) -> None:
+    def __init__(self, objectives: Mapping[str, Objective], averaging: float) -> None:
         self._objectives = objectives
         self._weights = {n: p for o in objectives.values() for n, p in o.parameters.items()}
+        self.average = Average(self._weights, decay=averaging)
         self._optimizers = {
             name: torch.optim.Adam(list(objective.parameters.values()), lr=objective.learning_rate)
             for name, objective in objectives.items()
@@ -215,8 +224,9 @@ class _State:
         optimizer.zero_grad(set_to_none=True)
 
     def tensors(self) -> dict[str, Tensor]:
-        """`weight/NAME` and `adam/STREAM/NAME/KEY`, the last only from the first step on."""
+        """`weight/NAME`, `average/NAME` and `adam/STREAM/NAME/KEY`, the last only from the first step on."""
         found = {f"weight/{name}": parameter.detach() for name, parameter in self._weights.items()}
+        found |= self.average.tensors()
         for stream, optimizer in self._optimizers.items():
             for name, parameter in self._objectives[stream].parameters.items():
                 for key, value in optimizer.state[parameter].items():
@@ -231,6 +241,7 @@ class _State:
         with torch.no_grad():
             for name, parameter in self._weights.items():
                 parameter.copy_(tensors[f"weight/{name}"])
+        self.average.restore(tensors)
         for stream, optimizer in self._optimizers.items():
             for name, parameter in self._objectives[stream].parameters.items():
                 moments = {

@@ -27,6 +27,10 @@ def encoder(small_encoder):
 @pytest.mark.parametrize("variant", ["multitask", "naive_pplm", "untrained"])
 def test_time_of_every_part_and_a_predicted_peak(variant, model, encoder, monkeypatch):
     monkeypatch.setattr(estimate, "load_encoder", lambda **_: encoder)
+    read, seconds = [], estimate._loss_seconds
+    monkeypatch.setattr(
+        estimate, "_loss_seconds", lambda *asked: read.append(asked[2].n) or 600.0 + 0 * seconds(*asked)
+    )
     sampling = {"max_new_tokens": 6}
     config = ConditionalGenerationConfig(
         variant=variant,
@@ -40,6 +44,7 @@ def test_time_of_every_part_and_a_predicted_peak(variant, model, encoder, monkey
     found = METHOD.preparation.estimate(config, Promise(queries, 40, 8.0, 1e-3, ("bad", "good")))
     assert (found["expected_training_minutes"] > 0) == config.trains
     assert found["expected_generation_minutes"] >= 0
-    assert found["expected_evaluation_minutes"] >= 0
+    assert read == ([40] if config.trains else []), "held-out rows are read where there is a model to read them"
+    assert (found["expected_evaluation_minutes"] >= 10) == config.trains
     # The interpreter with torch and the model takes some 300 MiB, the training of so few rows hardly more.
     assert 200 < found["expected_peak_memory_mib"] < 4000

@@ -147,6 +147,13 @@ def test_sums_of_more_rows_than_floats_add_up_are_counted_in_float64():
     assert training_bytes(full, BIG, 33) - training_bytes(full, BIG, 32) == pytest.approx(4 * BIG.parameters + each)
 
 
+@pytest.mark.parametrize("settings", [{"lora": {"rank": 0}}, {}], ids=["all weights", "adapters"])
+def test_an_average_is_counted_as_one_more_copy_of_what_is_trained(settings):
+    plain, averaged = Config(**settings), Config(**settings, train={"averaging": 0.9})
+    trained = BIG.adapter_parameters(8) if not settings else BIG.parameters
+    assert training_bytes(averaged, BIG, 8) - training_bytes(plain, BIG, 8) == 4 * trained
+
+
 def test_less_is_held_on_a_gpu():
     assert training_bytes(Config(), BIG, 8, device="cuda") < training_bytes(Config(), BIG, 8) / 1.5
 

@@ -6,7 +6,9 @@ from tests_support import VARIANTS, scheduled_by
 
 from understudy.errors import InputError, UnderstudyError
 from understudy.methods.conditional_generation import queries
+from understudy.methods.conditional_generation.method import METHOD
 from understudy.methods.conditional_generation.queries import QuerySchedule
+from understudy.methods.method import Promise
 from understudy.privacy.accounting import combined_noise_multiplier, epsilon_pld, event_from_json, event_to_json
 from understudy.privacy.calibration import analytic_gaussian_sigma
 from understudy.privacy.queries import Query, event_of, queries_from_json, queries_to_json
@@ -189,3 +191,19 @@ def test_a_list_of_trainings_that_no_variant_has_is_no_schedule(name):
 def test_a_schedule_is_found_in_its_own_list(make_config, name):
     planned = scheduled(make_config(**CASES[name]), n=400, epsilon=math.inf, delta=DELTA)
     assert queries.schedule_of(planned.queries) == planned
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, "no checkpoint was chosen, the last one is used."),
+        ({"train": {"averaging": 0.9}}, "no checkpoint was chosen, an average over all steps is used."),
+        ({"variant": "untrained"}, "no model was trained."),
+    ],
+)
+def test_the_statement_says_which_weights_are_released(make_config, changes, said):
+    config = make_config(**changes)
+    asked = queries.queries_of(config, n=400, epsilon=math.inf, delta=DELTA)
+    described = METHOD.preparation.describe(config, Promise(asked, 400, math.inf, DELTA))
+    assert described.choices.endswith(said)
+    assert ("evaluate-loss" in described.evaluations) == config.trains

@@ -155,10 +155,11 @@ def test_each_stream_is_noised_where_its_loss_reaches_and_nowhere_else(run, make
         assert mechanism.sensitivity == charged_sensitivity(config.train.clip)
 
 
+@pytest.mark.parametrize("averaging", [0.0, 0.9])
 @pytest.mark.parametrize(("name", "stops"), [("alternating", (3, 5, 99)), ("naive_pplm", (3, 7, 9, 99))])
-def test_a_resumed_run_ends_in_the_same_bytes(run, make_config, tmp_path, name, stops):
+def test_a_resumed_run_ends_in_the_same_bytes(run, make_config, tmp_path, name, stops, averaging):
     """Six steps of each training, of which every second is kept."""
-    config = make_config(**VARIANTS[name], train={"epochs": 1.5})
+    config = make_config(**VARIANTS[name], train={"epochs": 1.5, "averaging": averaging})
     whole = run(config, noise=1.0)
 
     class Killed(Exception):
@@ -180,6 +181,16 @@ def test_a_resumed_run_ends_in_the_same_bytes(run, make_config, tmp_path, name, 
         except Killed:
             continue
     assert not moved(weights(whole), weights(resumed))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_training_averages_all_that_it_trains(run, make_base, make_config, label_names, name):
+    config = make_config(**VARIANTS[name], train=TWO_STEPS)
+    averaged = make_config(**VARIANTS[name], train={**TWO_STEPS, "averaging": 0.9})
+    start = build_model(make_base().model, label_names=label_names, config=config)
+    begun = merge_adapters(start).state_dict()
+    last, average = weights(run(config, noise=1.0)), weights(run(averaged, noise=1.0))
+    assert moved(last, average) == moved(begun, last) == moved(begun, average)
 
 
 def test_progress_counts_all_trainings(run, make_config):

@@ -41,7 +41,7 @@ def twin_of(make_base, make_config, label_names):
                 loaded.model.get_output_embeddings().weight.mul_(scale)
             return loaded
 
-        config = make_config(about="notes", train={"micro_batch": 32}, **changes)
+        config = make_config(**{"about": "notes", "train": {"micro_batch": 32}, **changes})
         return Twin(base, own_rows(base(), label_names, config), config, steps)
 
     return made
@@ -157,3 +157,19 @@ def test_what_cannot_be_trained_is_refused_before_a_text_is_written(make_config,
     config = make_config(model="tiny-llama", train={"max_length": 8000})
     with pytest.raises(InputError, match="context"):
         METHOD.preparation.resolve(config, 40, ("negative", "positive"), 8.0)
+
+
+def test_the_rate_is_that_which_harms_the_average_little(twin_of, make_config, label_names, tmp_path, monkeypatch):
+    """That is what is released, so another decay is another question, and none is the one that was always asked."""
+    plain, averaged = (twin_of(steps=24, train={"micro_batch": 32, "averaging": decay}) for decay in (0.0, 0.99))
+    assert damage(averaged, 5e-2) < damage(plain, 5e-2)
+
+    asked = []
+    monkeypatch.setattr(own, "remembered", lambda question, *_, **__: asked.append(question) or {})
+    monkeypatch.setattr(choices, "folder_digest", lambda _: "digest")
+    monkeypatch.setattr(choices, "model_folder", lambda _: tmp_path)
+    for decay in (0.0, 0.9, 0.99):
+        config = make_config(train={"averaging": decay}, about="notes")
+        resolve_for(config, 40, label_names, base=lambda: None, kept_in=tmp_path, epsilon=8.0)
+    assert "averaging" not in asked[0]
+    assert [question["averaging"] for question in asked[1:]] == [0.9, 0.99]

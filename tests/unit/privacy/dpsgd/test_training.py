@@ -1,6 +1,7 @@
 """The DP trainer: equal to a plain reimplementation, exact resume, empty batches, streams, refusals."""
 
 import contextlib
+import math
 import shutil
 import signal
 
@@ -95,8 +96,8 @@ def objectives(model, **changes):
     }
 
 
-def run(plan=None, *, micro_batch=3, checkpoint=None, progress=None, secret=b"s" * 32):
-    model, plan = Model(), plan or make_plan()
+def run(plan=None, *, model=None, micro_batch=3, checkpoint=None, progress=None, averaging=0.0, secret=b"s" * 32):
+    model, plan = model or Model(), plan or make_plan()
     chosen = {stream.name: objectives(model)[stream.name] for stream in plan.streams}
     train(
         model,
@@ -105,6 +106,7 @@ def run(plan=None, *, micro_batch=3, checkpoint=None, progress=None, secret=b"s"
         data=data(plan.n),
         mechanisms=Mechanisms.live(material(plan, secret)),
         micro_batch=micro_batch,
+        averaging=averaging,
         course=Course(checkpoint, progress),
     )
     return {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -263,8 +265,60 @@ def test_global_random_state_is_neither_read_nor_changed():
     assert equal(*results)
 
 
+AVERAGED = 0.3  # below what the decay of five steps and more is held to
+
+
+@pytest.fixture(scope="module")
+def averaged():
+    return run(averaging=AVERAGED)
+
+
+def test_the_average_is_that_of_all_steps_weights_under_their_shares(uninterrupted, averaged):
+    """Against shares that are written out: of the first weights and of those after each step."""
+    model = Model()
+    trained = {name: p for name, p in model.named_parameters() if "lora" in name or name.startswith("head")}
+    seen = [{name: p.detach().double() for name, p in trained.items()}]
+    last = run(model=model, progress=lambda *_: seen.append({name: p.detach().double() for name, p in trained.items()}))
+    assert equal(last, uninterrupted)
+    decays = [1 / 10, 2 / 11, 3 / 12, 0.3, 0.3, 0.3]
+    shares = [math.prod(decays), *((1 - decays[t]) * math.prod(decays[t + 1 :]) for t in range(6))]
+    assert sum(shares) == pytest.approx(1)
+    for name in trained:
+        expected = sum(share * each[name] for share, each in zip(shares, seen, strict=True))
+        torch.testing.assert_close(averaged[name].double(), expected, rtol=1e-5, atol=1e-7)
+        assert not torch.equal(averaged[name], last[name])
+
+
+def test_averaging_changes_no_step(tmp_path, finished):
+    """What noise the later steps get is a function of the weights, so they are those of the last step, not averaged."""
+    run(checkpoint=TrainingCheckpoint(tmp_path, every=4), averaging=AVERAGED)
+    with_average, without = (load_tensors(folder / "step-000000006.safetensors") for folder in (tmp_path, finished[0]))
+    assert equal(without, with_average)
+    assert {name for name in with_average if name not in without} == {
+        name.replace("weight/", "average/", 1) for name in without if name.startswith("weight/")
+    }
+
+
+def test_a_decay_that_averages_nothing_is_refused():
+    for decay in (-0.1, 1.0, float("nan")):
+        with pytest.raises(InputError, match="averaging="):
+            run(averaging=decay)
+
+
 class Interrupted(Exception):
     pass
+
+
+@pytest.mark.parametrize("stop", [1, 2, 3, 4, 5])
+def test_an_average_goes_on_where_it_was(tmp_path, averaged, stop):
+    def interrupt(done, steps):
+        if done == stop:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        run(checkpoint=TrainingCheckpoint(tmp_path, every=2), progress=interrupt, averaging=AVERAGED)
+    for _ in range(2):  # the second finds a training that is finished
+        assert equal(run(checkpoint=TrainingCheckpoint(tmp_path, every=2), averaging=AVERAGED), averaged)
 
 
 @pytest.mark.parametrize("stop", [1, 2, 3, 4, 5])
