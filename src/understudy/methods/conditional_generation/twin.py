@@ -115,6 +115,7 @@ def resolve_for(
         "stream": [config.variant, config.update, config.discriminator.model_dump(mode="json")],
         "max_length": train.max_length,
         **({} if math.isfinite(epsilon) else {"noise": "none"}),
+        **({"topics": list(map(list, config.topics.found))} if config.topics.active else {}),
     }
     harm = (damage, MOST_DAMAGE) if math.isfinite(epsilon) else (drift, MOST_DRIFT)
 
