@@ -16,6 +16,8 @@ SMALL = (
     "generate.sampling.max_new_tokens=4",
     "selection.draws=2",
 )
+# Of the words of the rows and of none of them.
+TOPICS = 'topics.keywords=[["film", "song"], ["river"], ["zzyzx", "quux"]]'
 VARIANTS = {
     "multitask, alternating, steered": ("update=alternating", "class_sizes=as_in_data", "class_sizes_share=0.2"),
     "multitask, joint": ("update=joint",),
@@ -24,6 +26,8 @@ VARIANTS = {
     "naive + PPLM": ("variant=naive_pplm",),
     "all weights": ("variant=naive", "lora.rank=0"),
     "untrained": ("variant=untrained", "class_sizes=as_in_data"),
+    "multitask, topics": (TOPICS,),
+    "untrained, topics": ("variant=untrained", "topics.number=2", "topics.words=1", "topics.texts=12"),
 }
 
 
@@ -48,6 +52,8 @@ THREE = [
     ("multitask, joint", "plain"),
     ("all weights", "extreme"),
     ("untrained", "plain"),
+    ("multitask, topics", "extreme"),
+    ("untrained, topics", "plain"),
 ]
 
 
