@@ -45,7 +45,7 @@ _COMPILED_FROM: Final = 1 << 21
 _PROMPT: Final = 6
 _CHAT_PROMPT: Final = 20
 _CHARACTERS: Final = 5
-_TOPIC_WORD: Final = 3  # tokens of a word of a topic, its comma included
+_TOPIC_WORD: Final = 2  # tokens of a word of a topic, its comma included
 
 
 def resolve(config: ConditionalGenerationConfig) -> ConditionalGenerationConfig:
