@@ -27,7 +27,7 @@ VARIANTS = {
     "all weights": ("variant=naive", "lora.rank=0"),
     "untrained": ("variant=untrained", "class_sizes=as_in_data"),
     "multitask, topics": (TOPICS,),
-    "untrained, topics": ("variant=untrained", "topics.number=2", "topics.words=1", "topics.texts=12"),
+    "untrained, topics": ("variant=untrained", TOPICS),
 }
 
 
