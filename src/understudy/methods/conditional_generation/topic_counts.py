@@ -1,6 +1,6 @@
 """Which public topic a row is about, how many rows each has, and what share of the synthetic rows that gives it.
 
-CTCL (Tan et al. 2025, arXiv 2503.12347, section 3): a noised histogram over public topics says how many texts of each
+CTCL (Tan et al. 2025, arXiv 2503.12347): a noised histogram over public topics says how many texts of each
 are written. A row's topic is the one whose words have the nearest embedding (cosine) in the space of the public
 sentence encoder: a function of this row alone. Deviation: the paper takes the nearest centroid of a cluster. Words
 stand in the plan and are all that a topic is, so that whoever reads them knows what was asked.

@@ -1,6 +1,6 @@
 """Topics found in texts that the public model writes itself, before the charge and without a private row.
 
-CTCL (Tan et al. 2025, arXiv 2503.12347, section 3) clusters a large public corpus. Deviation: here the base model
+CTCL (Tan et al. 2025, arXiv 2503.12347) clusters a large public corpus. Deviation: here the base model
 writes the texts, with the run's own prompts, so nobody has to supply any. Their sentence embeddings are clustered by
 k-means, jointly over all labels, and each cluster is named by the words that tell it from the others: class-based
 TF-IDF (Grootendorst 2022, BERTopic, arXiv 2203.05794, section 3.3). Words are of letters, and neither English stop
