@@ -10,7 +10,10 @@ from understudy.data.private_rows import PrivateRows
 from understudy.evaluation.texts import encoder
 from understudy.evaluation.texts.encoder import Encoder
 from understudy.methods.conditional_generation.encode import count_topics, encode
+from understudy.methods.conditional_generation.fitting import train_on_table
+from understudy.methods.conditional_generation.queries import Asked, queries_of, schedule_of
 from understudy.methods.conditional_generation.topic_counts import topic_sizes, topics_of_rows
+from understudy.models.checkpoints import TrainingCheckpoint
 
 TOPICS = (("ferry", "harbour"), ("soup",), ("snow", "ice"))
 PLACES = {"ferry": 0, "harbour": 0, "soup": 1, "snow": 2, "ice": 2}
@@ -93,3 +96,37 @@ def test_every_label_keeps_its_number_of_rows(sizes, counts):
     wanted = torch.tensor(topic_sizes(dict(zip("ab", sizes, strict=True)), ["a", "b"], counts, topics=4)).view(2, 4)
     assert wanted.sum(1).tolist() == sizes
     assert (wanted >= 0).all()
+
+
+class Killed(Exception):
+    """The run's process died."""
+
+
+def test_a_killed_run_goes_on_to_the_same_counts_and_weights(
+    make_base, make_config, make_mechanisms, label_names, tmp_path
+):
+    """Its rows are read again for their topics, and the histogram is asked for again."""
+    train = {"epochs": 2.0, "batch_size": 4, "checkpoint_every": 1}
+    config = make_config(variant="naive", selection={"draws": 1}, topics={"keywords": TOPICS}, train=train)
+    texts, labels = ROWS[0] * 3, ROWS[1] * 3
+    schedule = schedule_of(queries_of(config, n=len(texts), epsilon=8.0, delta=1e-3, cache=tmp_path))
+    private = PrivateRows(texts, labels, label_names)
+
+    def run(name, progress):
+        kept = TrainingCheckpoint(tmp_path / name, every=1)
+        asked = Asked(config, schedule, make_mechanisms(schedule))
+        return train_on_table(private, asked, base=make_base(), checkpoints=lambda _: kept, progress=progress)
+
+    def dies(step, _steps):
+        if step == 4:
+            raise Killed
+
+    whole = run("whole", None)
+    with pytest.raises(Killed):
+        run("killed", dies)
+    resumed = run("killed", None)
+    assert whole.topic_counts is not None
+    assert len(whole.topic_counts) == len(label_names) * len(TOPICS)
+    assert resumed.topic_counts == whole.topic_counts
+    expected, found = (stored.trained.model.state_dict() for stored in (whole, resumed))
+    assert all(found[name].equal(value) for name, value in expected.items())
