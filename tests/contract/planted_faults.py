@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import logging
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import torch
 from contract import preference_rows
 from safetensors.torch import save_file
 
+from understudy.methods.conditional_generation import fitting
 from understudy.methods.conditional_generation import train as training
 from understudy.methods.gradient_matching import optimise, release, synthesis
 from understudy.methods.preference_optimization import pool, rounds
@@ -125,6 +127,19 @@ def class_count_read(patch: Patch) -> None:
         return counts
 
     patch.setattr(Mechanisms, "histogram", unused)
+
+
+def topics_of_the_rows_own_words(patch: Patch) -> None:
+    exact = fitting.train_on_table
+
+    def own_words(private, asked, **options):
+        words = Counter(word for text in private.valid_texts if text is not None for word in text.split())
+        keywords = tuple((word,) for word, _ in words.most_common(3))
+        topics = asked.config.topics.model_copy(update={"keywords": keywords})
+        config = asked.config.model_copy(update={"topics": topics})
+        return exact(private, dataclasses.replace(asked, config=config), **options)
+
+    patch.setattr(fitting, "train_on_table", own_words)
 
 
 def null_row_dropped(patch: Patch) -> None:

@@ -63,6 +63,9 @@ PLANTED = {
     "class count read": Planted(
         plant.class_count_read, generation, "differs", "multitask, alternating, steered", "rare class"
     ),
+    "topics of the rows' own words": Planted(
+        plant.topics_of_the_rows_own_words, generation, "understudy.json' differs", "untrained, topics", "extreme"
+    ),
     "null row dropped": Planted(plant.null_row_dropped, generation, "as charged, found", JOINT),
     "rows sorted by length before the split": Planted(
         plant.sorted_by_length_before_the_split, matching, MOVED, "sketch", settings=FAST

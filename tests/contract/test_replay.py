@@ -16,6 +16,8 @@ SMALL = (
     "generate.sampling.max_new_tokens=4",
     "selection.draws=2",
 )
+# Of the words of the rows and of none of them.
+TOPICS = 'topics.keywords=[["film", "song"], ["river"], ["zzyzx", "quux"]]'
 VARIANTS = {
     "multitask, alternating, steered": ("update=alternating", "class_sizes=as_in_data", "class_sizes_share=0.2"),
     "multitask, joint": ("update=joint",),
@@ -24,6 +26,8 @@ VARIANTS = {
     "naive + PPLM": ("variant=naive_pplm",),
     "all weights, averaged": ("variant=naive", "lora.rank=0", "train.averaging=0.9"),
     "untrained": ("variant=untrained", "class_sizes=as_in_data"),
+    "multitask, topics": (TOPICS,),
+    "untrained, topics": ("variant=untrained", TOPICS),
 }
 
 
@@ -48,6 +52,8 @@ THREE = [
     ("multitask, joint", "plain"),
     ("all weights, averaged", "extreme"),
     ("untrained", "plain"),
+    ("multitask, topics", "extreme"),
+    ("untrained, topics", "plain"),
 ]
 
 

@@ -2,7 +2,8 @@
 
 For a base model they read `BOS <label name> SEP` (Keskar et al. 2019, CTRL), with public words about the texts before
 the label if there are any. An instruct model is asked through its own chat template: it is told what it writes, and the
-label is the user's message.
+label is the user's message. With topics, a label's name is followed by the words of one: `<label name> about ferry,
+ticket, price`.
 
 Names of different token length are padded on the left to one public width, so that text always begins in the same
 column; masked columns carry position 0 and nothing attends to them.
@@ -33,13 +34,14 @@ class PromptTable:
     """The prompts of all labels, padded to one width; all of it public.
 
     Attributes:
-        input_ids: `(labels, width)` int64, padded on the left.
-        attention_mask: `(labels, width)` int64, 0 on padding.
-        label_span: First column of the widest label and the column after its last.
+        input_ids: `(labels * topics, width)` int64, padded on the left; all topics of the first label come first.
+        attention_mask: `(labels * topics, width)` int64, 0 on padding.
+        label_span: First column of the widest label, its topic's words included, and the column after its last.
         neutral_ids: `(width,)` int64, the prompt whose label columns hold padding: to be filled with random tokens.
         ordinary_ids: `(ordinary,)` int64, every token id but the special ones.
         end: Token that ends a text: of the text, or of the turn in a chat.
         lead: What stands between prompt and text: a space, or nothing after a chat's last line break.
+        topics: Prompts of each label: one for each topic.
     """
 
     input_ids: Tensor
@@ -49,6 +51,7 @@ class PromptTable:
     ordinary_ids: Tensor
     end: int
     lead: str = " "
+    topics: int = 1
 
     @property
     def width(self) -> int:
@@ -209,15 +212,21 @@ def _encode(tokenizer: Any, text: str) -> list[int]:
 
 
 def build_prompts(
-    tokenizer: Any, label_names: Sequence[str], prompt: PromptFormat | None = None, *, about: str = ""
+    tokenizer: Any,
+    label_names: Sequence[str],
+    prompt: PromptFormat | None = None,
+    *,
+    about: str = "",
+    topics: Sequence[Sequence[str]] = (),
 ) -> PromptTable:
-    """Encode the prompts of all labels to one public width.
+    """Encode the prompts of all labels, with every topic if there are any, to one public width.
 
     Args:
         tokenizer: Of the base model.
         label_names: Every label, public.
         prompt: The public text around a label.
         about: Public words that say what the texts are, such as "one-sentence film reviews"; may be empty.
+        topics: The words of each topic, public; empty where prompts name none.
 
     Raises:
         InputError: Fewer than two labels, a label without tokens, or two labels with the same tokens.
@@ -227,8 +236,10 @@ def build_prompts(
             f"label_names={list(label_names)}: expected at least two labels; declare every label of the data"
         )
     frame = _frame(tokenizer, prompt or PromptFormat(), about)
-    labels = [frame.label(tokenizer, name) for name in label_names]
-    _check_labels(label_names, labels)
+    _check_labels(label_names, [frame.label(tokenizer, name) for name in label_names])
+    named = [about_topic(name, words) for name in label_names for words in topics] or list(label_names)
+    labels = [frame.label(tokenizer, name) for name in named]
+    _check_labels(named, labels)
     _, _, pad = special_ids(tokenizer)
     widest, start = max(map(len, labels)), len(frame.before)
     ids, mask = padded_left([[*frame.before, *label, *frame.after] for label in labels], pad=pad)
@@ -236,7 +247,18 @@ def build_prompts(
     special = set(special_token_ids(tokenizer))
     ordinary = torch.tensor([token for token in range(len(tokenizer)) if token not in special], device="cpu")
     end = end_token(tokenizer, in_chat=uses_chat(tokenizer, prompt or PromptFormat()))
-    return PromptTable(ids, mask, (start, start + widest), neutral, ordinary, end, frame.lead)
+    return PromptTable(
+        ids, mask, (start, start + widest), neutral, ordinary, end, frame.lead, topics=max(len(topics), 1)
+    )
+
+
+def about_topic(label_name: str, words: Sequence[str]) -> str:
+    """A label's name with the words of a topic.
+
+    >>> about_topic("complaint", ["ferry", "ticket"])
+    'complaint about ferry, ticket'
+    """
+    return f"{label_name.strip()} about {', '.join(words)}"
 
 
 def _check_labels(names: Sequence[str], tokens: Sequence[Sequence[int]]) -> None:

@@ -57,6 +57,22 @@ def test_label_span_covers_the_widest_label_and_nothing_else(tiny_llama):
     assert len(table.ordinary_ids) == len(tokenizer) - len(set(tokenizer.all_special_ids))
 
 
+def test_with_topics_each_label_has_a_prompt_for_each_and_all_one_width(tiny_llama):
+    tokenizer, topics = tiny_llama.tokenizer, (("ferry", "ticket"), ("crew",))
+    table = build_prompts(tokenizer, NAMES, about="notes", topics=topics)
+    said = [f"{name} about {words}" for name in NAMES for words in ("ferry, ticket", "crew")]
+    assert (table.topics, table.input_ids.shape) == (2, (6, table.width))
+    for row, words in enumerate(said):
+        ids = encode_prompts(tokenizer, words, about="notes")
+        assert table.input_ids[row, table.width - len(ids) :].tolist() == ids
+        assert int(table.attention_mask[row].sum()) == len(ids)
+    start, stop = table.label_span
+    widest = int(table.attention_mask.sum(1).argmax())
+    assert tokenizer.decode(table.input_ids[widest, start:stop]) == f" {said[widest]}"
+    with pytest.raises(InputError, match="same tokens"):
+        build_prompts(tokenizer, NAMES, topics=(("crew",), ("crew",)))
+
+
 @pytest.mark.parametrize("names", [["good", "good"], ["good", " good "]])
 def test_labels_with_the_same_tokens_are_refused(tiny_llama, names):
     with pytest.raises(InputError, match="same tokens"):

@@ -13,6 +13,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from understudy.frozen import Frozen, MethodSettings, NotInKeys, Profile, Profiles
 from understudy.generation.config import PromptFormat, Reading, SamplingConfig, SteeringConfig
+from understudy.methods.conditional_generation.topics_config import TopicsConfig
 from understudy.quantities import Count, CountOrZero, LearningRate, Part, Positive, Size, section, setting
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "LoraConfig",
     "Profile",
     "SelectionConfig",
+    "TopicsConfig",
     "TrainConfig",
     "Variant",
 ]
@@ -209,6 +211,9 @@ class ConditionalGenerationConfig(MethodSettings):
     selection: SelectionConfig = section(
         SelectionConfig,
         "How many texts are drawn for a row, of which the private rows choose one by their noised class means.",
+    )
+    topics: TopicsConfig = section(
+        TopicsConfig, "Public topics, whose words prompts carry, and a noised histogram of the rows over them."
     )
 
     @field_validator("filter")

@@ -57,9 +57,11 @@ def expected_cost(config: ConditionalGenerationConfig, promise: Promise) -> dict
     rows = rows_per_pass(config, promise.n, shape, device=settings().device_type)
     training, trained = _training_seconds(config, schedule, promise.label_names, rows=rows)
     drawing = _generation_seconds(trained, config)
-    if config.selects:
+    if config.selects or config.topics.active:
         each = _reading_seconds()
-        training, drawing = training + promise.n * each, drawing + config.samples * config.selection.draws * each
+        # For its topic and for the class means a row is read by itself.
+        training += (config.selects + config.topics.active) * promise.n * each
+        drawing += config.selects * config.samples * config.selection.draws * each
     measuring = _evaluation_seconds(config, promise)
     if config.trains:
         measuring += _loss_seconds(trained, config, promise)

@@ -1,4 +1,4 @@
-"""Everything of this method that private rows meet: encoding, class histogram and class means, DP training.
+"""Everything of this method that private rows meet: encoding, histograms and class means, DP training.
 
 What goes in is private rows and a charged mechanism interface, what comes out is a function of the mechanisms' outputs
 and public values; the record-and-replay proof wraps this one function.
@@ -10,17 +10,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from understudy.data.private_rows import PrivateRows
 from understudy.evaluation.texts import encoder
-from understudy.generation.prompts import build_prompts
 from understudy.methods.conditional_generation.class_means import release_class_means
 from understudy.methods.conditional_generation.class_sizes import count_labels
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
-from understudy.methods.conditional_generation.encode import encode
+from understudy.methods.conditional_generation.encode import count_topics, encode, prompts_of
 from understudy.methods.conditional_generation.memory import check_fits
 from understudy.methods.conditional_generation.model import MultitaskModel, build_model
-from understudy.methods.conditional_generation.queries import CLASS_MEANS, CLASS_SIZES, Asked, trainings_of
+from understudy.methods.conditional_generation.queries import CLASS_MEANS, CLASS_SIZES, TOPICS, Asked, trainings_of
 from understudy.methods.conditional_generation.storage import StoredModel
 from understudy.methods.conditional_generation.train import Checkpoints, check_trainable, fit, objectives_of
 from understudy.models.loading import LoadedModel, load_base
@@ -53,20 +53,26 @@ def train_on_table(
         embeddings: directory under the private root where the rows' embeddings are left for the evaluation.
     """
     loaded = base or load_base(asked.config)
-    rows = encode(private, tokenizer=loaded.tokenizer, config=asked.config)
+    device = str(next(loaded.model.parameters()).device)
+    rows = encode(private, tokenizer=loaded.tokenizer, config=asked.config, device=device)
     counts, sigma = None, asked.schedule.histogram_sigma
     if sigma is not None:
-        exact = count_labels(rows.label, rows.valid, len(rows.label_names))
-        released = asked.mechanisms.histogram(exact, sigma=sigma, purpose=CLASS_SIZES)
-        counts = tuple(int(count) for count in released)
+        counts = _noised(asked, count_labels(rows.label, rows.valid, len(rows.label_names)), CLASS_SIZES, sigma)
+    topic_counts, sigma = None, asked.schedule.topics_sigma
+    if sigma is not None:
+        topic_counts = _noised(asked, count_topics(rows), TOPICS, sigma)
     means = None
     if asked.schedule.means_noise is not None:
-        sentences = encoder.load_encoder(device=str(next(loaded.model.parameters()).device))
+        sentences = encoder.load_encoder(device=device)
         kept = None if checkpoints is None else checkpoints(CLASS_MEANS)
         course = Course(kept, progress)
         means = release_class_means(private, asked, sentences, course=course, embeddings=embeddings)
     trained = fit(loaded, rows, asked, checkpoints=checkpoints, progress=progress)
-    return StoredModel(trained, asked.config, counts, means)
+    return StoredModel(trained, asked.config, counts, means, topic_counts)
+
+
+def _noised(asked: Asked, exact: Tensor, purpose: str, sigma: float) -> tuple[int, ...]:
+    return tuple(int(count) for count in asked.mechanisms.histogram(exact, sigma=sigma, purpose=purpose))
 
 
 def check_model(config: ConditionalGenerationConfig, label_names: Sequence[str]) -> LoadedModel:
@@ -77,7 +83,7 @@ def check_model(config: ConditionalGenerationConfig, label_names: Sequence[str])
             layer that cannot give per-example gradients, or the machine's memory is too small.
     """
     loaded = load_base(config)
-    prompts = build_prompts(loaded.tokenizer, label_names, config.prompt, about=config.about)
+    prompts = prompts_of(loaded.tokenizer, label_names, config)
     model = build_model(loaded.model, label_names=label_names, config=config)
     check_trainable(model, config=config, prompts=prompts)
     if config.trains:

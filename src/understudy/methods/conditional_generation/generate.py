@@ -1,6 +1,7 @@
 """Draw synthetic rows from a trained model (paper, section 5.2): batched, steered, filtered. Post-processing.
 
-Deviation: of several texts drawn for a row, the one nearest to its label's mean is kept (`class_means`).
+Deviations: of several texts drawn for a row, the one nearest to its label's mean is kept (`class_means`), and prompts
+may name public topics (`topic_counts`).
 
 Each row has its own public random stream, named by its row number and how often it was drawn; batch size, order and
 when a row takes the place of an ended one change nothing but the last bits of float arithmetic.
@@ -26,6 +27,7 @@ from understudy.methods.conditional_generation.config import ConditionalGenerati
 from understudy.methods.conditional_generation.filter import keep_reasons
 from understudy.methods.conditional_generation.memory import rows_at_a_time
 from understudy.methods.conditional_generation.model import TrainedModel
+from understudy.methods.conditional_generation.topic_counts import topic_sizes
 from understudy.models.shape import shape_of
 from understudy.progress import Progress
 from understudy.quantities import rounded_up
@@ -61,6 +63,7 @@ def generate(
     *,
     config: ConditionalGenerationConfig,
     first_row: int = 0,
+    topics: Sequence[int] | None = None,
     progress: Progress | None = None,
 ) -> list[str]:
     """Draw one text per wanted label; a text is empty only if every redraw was.
@@ -70,6 +73,7 @@ def generate(
         labels: Label index of each row.
         config: Sampling and steering.
         first_row: Number of the first row: rows of different numbers are independent draws.
+        topics: Topic of each row; None for the first one.
         progress: Called with (rows done, rows in all).
 
     Returns:
@@ -78,13 +82,15 @@ def generate(
     lm: Any = trained.model.lm
     size = rows_at_a_time(config, shape_of(lm.config.to_dict(), parameters=lm.num_parameters()))
     texts = [""] * len(labels)
+    about = list(topics or [0] * len(labels))
     waiting = list(range(len(labels)))
     for attempt in range(config.generate.redraws + 1):
         for start in range(0, len(waiting), _ROWS):
             some = waiting[start : start + _ROWS]
             seeds = row_seeds(config.public_seed, [first_row + i for i in some], purpose=f"text/{attempt}")
             report = _every_batch(progress, start, len(labels), size=size) if not attempt else None
-            drawn = _draw(trained, [labels[i] for i in some], seeds, config=config, size=size, progress=report)
+            wanted = [(labels[i], about[i]) for i in some]
+            drawn = _draw(trained, wanted, seeds, config=config, size=size, progress=report)
             for i, text in zip(some, drawn, strict=True):
                 texts[i] = text
         waiting = [i for i in waiting if not texts[i]]
@@ -108,7 +114,7 @@ def _every_batch(progress: Progress | None, before: int, total: int, *, size: in
 
 def _draw(
     trained: TrainedModel,
-    labels: Sequence[int],
+    wanted: Sequence[tuple[int, int]],
     seeds: Sequence[int],
     *,
     config: ConditionalGenerationConfig,
@@ -117,7 +123,7 @@ def _draw(
 ) -> list[str]:
     model = trained.model
     device = next(model.parameters()).device
-    targets = torch.tensor(labels, device=device)
+    targets, topics = torch.tensor(wanted, device=device).T
     hook = None
     if config.steers and model.discriminator is not None:
         hook = steer_towards(
@@ -127,9 +133,10 @@ def _draw(
             representation=config.discriminator.representation,
         )
     prompts = trained.prompts
+    places = targets * prompts.topics + topics
     rows = sample(
         model.lm,
-        (prompts.input_ids.to(device)[targets], prompts.attention_mask.to(device)[targets]),
+        (prompts.input_ids.to(device)[places], prompts.attention_mask.to(device)[places]),
         config=config.generate.sampling,
         seeds=seeds,
         eos=prompts.end,
@@ -148,15 +155,19 @@ def synthesize(
     *,
     config: ConditionalGenerationConfig,
     means: ClassMeans | None = None,
+    topic_counts: Sequence[int] | None = None,
     progress: Progress | None = None,
 ) -> Synthesis:
     """Draw and filter until every label has the wanted number of rows, or the draws are used up; then select.
+
+    With topics, each of a label's has rows, draws and a selection of its own.
 
     Args:
         trained: The model.
         sizes: Label name -> rows wanted; public or released.
         config: Sampling, steering, filter, selection and the bound on draws.
         means: What rows are selected by; None keeps as many texts as are wanted and selects nothing.
+        topic_counts: The noised histogram by which a label's rows are shared out to topics; None for equal shares.
         progress: Called with (rows drawn, rows wanted).
 
     Raises:
@@ -165,27 +176,29 @@ def synthesize(
     unknown = sorted(set(sizes) - set(trained.label_names))
     if unknown:
         raise InputError(f"class sizes name {unknown}: expected labels among {list(trained.label_names)}")
-    rows = [int(sizes.get(name, 0)) for name in trained.label_names]
+    names, topics = trained.label_names, trained.prompts.topics
+    rows = topic_sizes(sizes, names, topic_counts, topics=topics)
     wanted = [count * (config.selection.draws if means is not None else 1) for count in rows]
     left = [rounded_up(count * config.filter.max_draws) for count in wanted]
     kept: list[list[str]] = [[] for _ in wanted]
     drawn: Counter[int] = Counter()
     dropped: list[Counter[str]] = [Counter() for _ in wanted]
     row = 0
-    while labels := _next_round(wanted, left, kept, drawn):
-        texts = generate(trained, labels, config=config, first_row=row, progress=progress)
+    while cells := _next_round(wanted, left, kept, drawn):
+        labels, about = [cell // topics for cell in cells], [cell % topics for cell in cells]
+        texts = generate(trained, labels, config=config, first_row=row, topics=about, progress=progress)
         row += len(labels)
         reasons = keep_reasons(trained, texts, labels, config=config)
-        for text, label, reason in zip(texts, labels, reasons, strict=True):
-            left[label] -= 1
-            drawn[label] += 1
+        for text, cell, reason in zip(texts, cells, reasons, strict=True):
+            left[cell] -= 1
+            drawn[cell] += 1
             if reason is not None:
-                dropped[label][reason] += 1
-            elif len(kept[label]) < wanted[label]:
-                kept[label].append(text)
+                dropped[cell][reason] += 1
+            elif len(kept[cell]) < wanted[cell]:
+                kept[cell].append(text)
     if means is not None and config.selects:
         kept = _select(trained, kept, means, rows=rows, dropped=dropped)
-    return _collect(trained.label_names, rows, kept, drawn, dropped)
+    return _collect(names, rows, kept, drawn, dropped)
 
 
 def _select(
@@ -196,16 +209,17 @@ def _select(
     rows: Sequence[int],
     dropped: Sequence[Counter[str]],
 ) -> list[list[str]]:
-    """So many texts of each label, those nearest to its mean; the others are counted as outranked."""
+    """So many texts of each label and topic, those nearest to the label's mean; the others count as outranked."""
     sentences = encoder.load_encoder(device=str(next(trained.model.parameters()).device))
     check_encoder(means, sentences)
     chosen: list[list[str]] = []
-    for label, (texts, most) in enumerate(zip(kept, rows, strict=True)):
+    for cell, (texts, most) in enumerate(zip(kept, rows, strict=True)):
+        label = cell // trained.prompts.topics
         places = list(range(len(texts)))
         if len(texts) > most:
             margin = margins(means, encoder.embed(texts, sentences), [label] * len(texts))
             places = nearest(texts, margin.tolist(), most=most)
-            dropped[label]["outranked"] += len(texts) - most
+            dropped[cell]["outranked"] += len(texts) - most
         chosen.append([texts[place] for place in places])
     return chosen
 
@@ -213,14 +227,14 @@ def _select(
 def _next_round(
     wanted: Sequence[int], left: Sequence[int], kept: Sequence[Sequence[str]], drawn: Mapping[int, int]
 ) -> list[int]:
-    """Labels of the next draws: what each label still lacks over its share of kept texts so far."""
-    labels: list[int] = []
-    for label, texts in enumerate(kept):
-        missing = wanted[label] - len(texts)
-        tried = drawn.get(label, 0)
+    """Cells, of a label and a topic, of the next draws: what each still lacks over its share of kept texts so far."""
+    cells: list[int] = []
+    for cell, texts in enumerate(kept):
+        missing = wanted[cell] - len(texts)
+        tried = drawn.get(cell, 0)
         share = max(len(texts), 1) / tried if tried else 1.0
-        labels += [label] * min(left[label], rounded_up(missing / share))
-    return labels
+        cells += [cell] * min(left[cell], rounded_up(missing / share))
+    return cells
 
 
 def _collect(
@@ -230,14 +244,19 @@ def _collect(
     drawn: Mapping[int, int],
     dropped: Sequence[Mapping[str, int]],
 ) -> Synthesis:
+    topics = len(wanted) // len(names)
     texts = [text for part in kept for text in part]
-    labels = [label for label, part in enumerate(kept) for _ in part]
-    missing = {
-        name: count - len(part) for name, count, part in zip(names, wanted, kept, strict=True) if count > len(part)
-    }
+    labels = [cell // topics for cell, part in enumerate(kept) for _ in part]
+    missing, tried = Counter[str](), Counter[str]()
+    lost: dict[str, Counter[str]] = {name: Counter() for name in names}
+    for cell, (count, part, reasons) in enumerate(zip(wanted, kept, dropped, strict=True)):
+        name = names[cell // topics]
+        missing[name] += count - len(part)
+        tried[name] += drawn.get(cell, 0)
+        lost[name].update(reasons)
     return Synthesis(
         table=pa.table({"text": pa.array(texts, pa.string()), "label": pa.array(labels, pa.int32())}),
-        drawn={name: drawn.get(label, 0) for label, name in enumerate(names)},
-        dropped={name: dict(reasons) for name, reasons in zip(names, dropped, strict=True) if reasons},
-        shortfall=missing,
+        drawn=dict(tried),
+        dropped={name: dict(reasons) for name, reasons in lost.items() if reasons},
+        shortfall={name: count for name, count in missing.items() if count > 0},
     )

@@ -45,6 +45,7 @@ _COMPILED_FROM: Final = 1 << 21
 _PROMPT: Final = 6
 _CHAT_PROMPT: Final = 20
 _CHARACTERS: Final = 5
+_TOPIC_WORD: Final = 2  # tokens of a word of a topic, its comma included
 
 
 def resolve(config: ConditionalGenerationConfig) -> ConditionalGenerationConfig:
@@ -67,7 +68,8 @@ def padded_length(config: ConditionalGenerationConfig, shape: ModelShape | None)
 
 def _prompt_length(config: ConditionalGenerationConfig, shape: ModelShape | None) -> int:
     in_chat = config.prompt.in_chat(has_template=shape is not None and shape.chat)
-    return (_CHAT_PROMPT if in_chat else _PROMPT) + len(config.about) // _CHARACTERS
+    own = (_CHAT_PROMPT if in_chat else _PROMPT) + len(config.about) // _CHARACTERS
+    return own + (1 + _TOPIC_WORD * config.topics.most_words if config.topics.active else 0)
 
 
 def rows_per_pass(config: ConditionalGenerationConfig, n: int, shape: ModelShape | None, *, device: str = "cpu") -> int:

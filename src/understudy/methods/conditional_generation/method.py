@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig, SelectionConfig
-from understudy.methods.conditional_generation.queries import CLASS_MEANS, QuerySchedule, queries_of, schedule_of
+from understudy.methods.conditional_generation.queries import (
+    CLASS_MEANS,
+    TOPICS,
+    QuerySchedule,
+    queries_of,
+    schedule_of,
+)
+from understudy.methods.conditional_generation.topics_config import TopicsConfig
 from understudy.methods.method import LABELLED_EXAMPLES, Charging, Description, Method, Preparation, Promise, Reporting
 from understudy.privacy.queries import Queries, Query
 from understudy.privacy.statement import FLOATING_POINT, TRAINING_FLOATS, Access, PretrainedModel, mechanism_facts
@@ -36,27 +43,42 @@ def charged_settings(config: ConditionalGenerationConfig) -> ConditionalGenerati
             "class_sizes": "as_in_data" if looks else "balanced",
             # How many are drawn is post-processing; whether the means are asked for is not.
             "selection": SelectionConfig(draws=min(config.selection.draws, 2), share=share),
+            "topics": _charged_topics(config.topics),
         }
     )
+
+
+def _charged_topics(topics: TopicsConfig) -> TopicsConfig:
+    """The words and their share; how they were found has no part once they are."""
+    if not topics.active:
+        return TopicsConfig()
+    if topics.keywords == "auto":
+        return topics
+    return TopicsConfig(number=len(topics.keywords), share=topics.share, keywords=topics.keywords)
 
 
 def resolve(
     config: ConditionalGenerationConfig, n: int, label_names: Sequence[str], epsilon: float
 ) -> ConditionalGenerationConfig:
-    """Numbers in place of `auto`: the generation batch by the model's files, clip norm and rates by its own texts.
+    """Values in place of `auto`: the generation batch by the model's files, the others by its own texts.
 
-    Norm and rates are part of the charge, so they are found on the CPU, wherever the run computes. The micro-batch is
-    charged as `auto`: what that stands for follows from the device.
+    Topics, norm and rates are part of the charge, so they are found on the CPU, wherever the run computes. The
+    micro-batch is charged as `auto`: what that stands for follows from the device.
     """
     from understudy.methods.conditional_generation.memory import resolve as numbers  # reads the model's folder
 
-    sized = numbers(config)
+    sized, kept_in = numbers(config), settings().home / "calibrations"
+    if config.topics.active:
+        from understudy.methods.conditional_generation.topics import resolve_topics
+        from understudy.models.loading import load_base
+
+        # Before norm and rates, whose training sees the prompts with their words.
+        sized = resolve_topics(sized, label_names, base=lambda: load_base(config), kept_in=kept_in)
     if not config.trains or "auto" not in (sized.train.l2_clip_norm, sized.train.learning_rate):
         return sized
     from understudy.methods.conditional_generation.twin import resolve_for
     from understudy.models.loading import load_base
 
-    kept_in = settings().home / "calibrations"
     return resolve_for(sized, n, label_names, base=lambda: load_base(sized), kept_in=kept_in, epsilon=epsilon)
 
 
@@ -84,13 +106,14 @@ def describe(config: ConditionalGenerationConfig, promise: Promise) -> Descripti
     from understudy.methods.conditional_generation.memory import rows_per_pass
     from understudy.models.shape import model_shape
 
-    schedule = schedule_of(promise.queries)
+    schedule, topics = schedule_of(promise.queries), _in_words(config.topics)
     return Description(
         mechanisms=tuple(mechanism_facts(query, asks=_asks(query)) for query in promise.queries),
         contributions=_contributions(schedule),
         released=(
             "any number of texts generated from it",
             *(("the noised class histogram",) if schedule.histogram_sigma is not None else ()),
+            *(("the noised histogram of labels and topics",) if schedule.topics_sigma is not None else ()),
             *(("the noised class means",) if schedule.means_noise is not None else ()),
         ),
         accesses=(
@@ -101,10 +124,13 @@ def describe(config: ConditionalGenerationConfig, promise: Promise) -> Descripti
             ),
         ),
         evaluations=("evaluate", "evaluate-loss") if config.trains else ("evaluate",),
-        choices=f"Settings and defaults were fixed before the run; {_weights(config)}.",
+        choices="Settings and defaults were fixed before the run"
+        + ("; topics and their words are public and were fixed before it too" if topics else "")
+        + f"; {_weights(config)}.",
         declared_public={
             **({"padded length in tokens": config.train.max_length} if config.trains else {}),
             "what prompts say of the rows": config.about,
+            **({"topics": topics} if topics else {}),
         },
         dry_run={
             "steps": schedule.steps,
@@ -121,8 +147,9 @@ def describe(config: ConditionalGenerationConfig, promise: Promise) -> Descripti
             ),
             "steering_kl_budget": config.generate.steering.kl_budget if config.steers else 0,
             **({"class_means_noise_multiplier": round(noise, 2)} if (noise := schedule.means_noise) else {}),
+            **({"topics": topics} if topics else {}),
         },
-        pretrained_models=_encoder() if schedule.means_noise is not None else (),
+        pretrained_models=_encoder() if schedule.means_noise is not None or topics else (),
         floating_point=FLOATING_POINT + (TRAINING_FLOATS if config.trains else ""),
     )
 
@@ -135,8 +162,13 @@ def _weights(config: ConditionalGenerationConfig) -> str:
     return f"no checkpoint was chosen, {last}"
 
 
+def _in_words(topics: TopicsConfig) -> str:
+    """The words of all topics, numbered; empty without topics."""
+    return "; ".join(f"{number} {', '.join(words)}" for number, words in enumerate(topics.found, start=1))
+
+
 def _encoder() -> tuple[PretrainedModel, ...]:
-    """In whose space the class means lie."""
+    """In whose space the class means lie, and rows near to the words of a topic."""
     from understudy.evaluation.texts.encoder import DEFAULT_ENCODER, encoder_digest
 
     return (PretrainedModel(role="sentence encoder", name=DEFAULT_ENCODER, digest=encoder_digest()),)
@@ -152,6 +184,8 @@ def _contributions(schedule: QuerySchedule) -> str:
         )
     if schedule.histogram_sigma is not None:
         said.append("It counts once in the class histogram.")
+    if schedule.topics_sigma is not None:
+        said.append("It counts once in the histogram of labels and topics.")
     if schedule.means_noise is not None:
         said.append(
             "To the class means it adds its sentence embedding, scaled to norm 1, and a half for its class's count, "
@@ -162,6 +196,8 @@ def _contributions(schedule: QuerySchedule) -> str:
 
 def _asks(query: Query) -> str:
     """What a query adds up, in words."""
+    if query.name == TOPICS:
+        return "number of rows of each label and topic"
     if query.kind == "histogram":
         return "number of rows of each label"
     if query.name == CLASS_MEANS:
@@ -173,7 +209,8 @@ def report_facts(config: ConditionalGenerationConfig) -> dict[str, str]:
     """What the report names of the settings."""
     chosen = f"the nearest to its class mean of {config.selection.draws}" if config.selects else "every text"
     variant = f"{config.variant}, {config.update} update" if config.trains else config.variant
-    return {"variant": variant, "texts kept": chosen}
+    topics = {"topics": f"{len(found)}, public: {_in_words(config.topics)}"} if (found := config.topics.found) else {}
+    return {"variant": variant, "texts kept": chosen, **topics}
 
 
 def estimate(config: ConditionalGenerationConfig, promise: Promise) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Everything that a run asks of the private rows, fixed before the first of them is read; public values only.
 
-One calibration covers the whole event: every stream of the fine-tuning, the head on frozen features, the class
-histogram and the class means.
+One calibration covers the whole event: every stream of the fine-tuning, the head on frozen features, the histograms of
+classes and of topics, and the class means.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from understudy.privacy.dpsgd.plan import DpSgdPlan, Stream, plans_in
 from understudy.privacy.queries import Queries, Query, event_of
 
 LM, DISCRIMINATOR, FILTER, JOINT = "lm", "discriminator", "filter", "joint"
-FINE_TUNING, HEAD, CLASS_SIZES, CLASS_MEANS = "fine-tuning", "head", "class-sizes", "class-means"
+FINE_TUNING, HEAD = "fine-tuning", "head"
+CLASS_SIZES, TOPICS, CLASS_MEANS = "class-sizes", "topics", "class-means"
 
 # Names of the trainings of every variant, with those of their streams.
 _TRAINED: Final = (
@@ -42,6 +43,7 @@ class QuerySchedule(BaseModel):
         trainings: In order; the fine-tuning first. None for the untrained variant.
         histogram_sigma: Noise of the class histogram; None if class sizes are public.
         means_noise: Noise multiplier of the class means; None if texts are not selected by them.
+        topics_sigma: Noise of the histogram over labels and topics; None without topics.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -50,11 +52,12 @@ class QuerySchedule(BaseModel):
     trainings: tuple[DpSgdPlan, ...] = ()
     histogram_sigma: float | None = None
     means_noise: float | None = None
+    topics_sigma: float | None = None
 
     @property
     def queries(self) -> Queries:
         """Everything that the rows are asked, to be charged once."""
-        return _queries(self.n, self.trainings, self.histogram_sigma, self.means_noise)
+        return _queries(self.n, self.trainings, self.histogram_sigma, self.means_noise, self.topics_sigma)
 
     @property
     def steps(self) -> int:
@@ -70,16 +73,16 @@ def schedule_of(queries: Queries) -> QuerySchedule:
     """
     noise = {query.name: query.noise_multiplier for query in queries}
     trainings = plans_in(queries)
-    sigma, means = noise.get(CLASS_SIZES), noise.get(CLASS_MEANS)
+    sigma, topics, means = (noise.get(name) for name in (CLASS_SIZES, TOPICS, CLASS_MEANS))
     n = queries[0].units if queries else 0
     named = tuple((training.name, tuple(stream.name for stream in training.streams)) for training in trainings)
     is_own = named in _TRAINED and (trainings or means is not None)
-    if not is_own or _queries(n, trainings, sigma, means) != queries:
+    if not is_own or _queries(n, trainings, sigma, means, topics) != queries:
         raise UnderstudyError(
-            "expected the queries of a training, of class means or of both, and at most a class histogram beside them; "
-            "found others"
+            "expected the queries of a training, of class means or of both, and at most histograms of classes and of "
+            "topics beside them; found others"
         )
-    return QuerySchedule(n=n, trainings=trainings, histogram_sigma=sigma, means_noise=means)
+    return QuerySchedule(n=n, trainings=trainings, histogram_sigma=sigma, means_noise=means, topics_sigma=topics)
 
 
 Asked = Charged[ConditionalGenerationConfig, QuerySchedule]
@@ -94,27 +97,35 @@ def queries_of(
 
     Its arguments are those of `methods.method.QueriesOf`; `cache` is the folder of earlier calibrations.
     """
-    sigma = means = None
+    sigma = topics = means = None
     if config.class_sizes == "as_in_data":
         sigma = _noise_for(config.class_sizes_share, epsilon=epsilon, delta=delta)
+    if config.topics.active:
+        topics = _noise_for(config.topics.share, epsilon=epsilon, delta=delta)
     if config.selects and config.trains:
         means = _noise_for(config.selection.share, epsilon=epsilon, delta=delta)
 
     def asked(z: float) -> Queries:
         """Whatever has no share of its own gets what is left: the trainings, or the class means without any."""
-        return _queries(n, trainings_of(config, n, z), sigma, means if config.trains else z)
+        return _queries(n, trainings_of(config, n, z), sigma, means if config.trains else z, topics)
 
     noise = calibrate_noise_multiplier(lambda z: event_of(asked(z)), epsilon=epsilon, delta=delta, cache=cache)
     return asked(noise)
 
 
 def _queries(
-    n: int, trainings: tuple[DpSgdPlan, ...], histogram_sigma: float | None, means_noise: float | None
+    n: int,
+    trainings: tuple[DpSgdPlan, ...],
+    histogram_sigma: float | None,
+    means_noise: float | None,
+    topics_sigma: float | None,
 ) -> Queries:
     one = partial(Query, units=n, sensitivity=1.0)
     asked = [query for training in trainings for query in training.queries]
     if means_noise is not None:
         asked.insert(0, one(kind="gaussian_sum", name=CLASS_MEANS, noise_multiplier=means_noise))
+    if topics_sigma is not None:
+        asked.insert(0, one(kind="histogram", name=TOPICS, noise_multiplier=topics_sigma))
     if histogram_sigma is not None:
         asked.insert(0, one(kind="histogram", name=CLASS_SIZES, noise_multiplier=histogram_sigma))
     return tuple(asked)

@@ -4,7 +4,7 @@ model.safetensors config.json tokenizer.json ...   the language model, loadable 
 heads.safetensors                                  discriminator and filter head
 class-means.safetensors                            released class means, where texts are selected by them
 filter/                                            variant naive_filter: the classifier's own transformer
-understudy.json                                    settings, labels, released class counts
+understudy.json                                    settings, labels, released counts of classes and topics
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from understudy.compute import ON_CPU, Compute
 from understudy.errors import InputError
 from understudy.frozen import Frozen
-from understudy.generation.prompts import build_prompts
 from understudy.methods.conditional_generation.class_means import ClassMeans
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
+from understudy.methods.conditional_generation.encode import prompts_of
 from understudy.methods.conditional_generation.model import Classifier, Discriminator, MultitaskModel, TrainedModel
 from understudy.models.checkpoints import export_model
 from understudy.models.loading import load_model
@@ -42,6 +42,7 @@ class _Description(Frozen):
     label_names: tuple[str, ...]
     class_counts: tuple[int, ...] | None
     encoder: str = ""  # digest, where there are class means
+    topic_counts: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -53,12 +54,14 @@ class StoredModel:
         settings: the charged settings; once stored, without the place of the base model.
         class_counts: released noisy histogram, in the order of the labels; None unless as_in_data.
         class_means: released class means; None unless texts are selected by them.
+        topic_counts: released noisy histogram over labels and topics, label by label; None without topics.
     """
 
     trained: TrainedModel
     settings: ConditionalGenerationConfig
     class_counts: tuple[int, ...] | None
     class_means: ClassMeans | None = None
+    topic_counts: tuple[int, ...] | None = None
 
 
 def save_trained(stored: StoredModel, folder: Path) -> None:
@@ -79,6 +82,7 @@ def save_trained(stored: StoredModel, folder: Path) -> None:
         label_names=stored.trained.label_names,
         class_counts=stored.class_counts,
         encoder=means.encoder if means is not None else "",
+        topic_counts=stored.topic_counts,
     )
     text = json.dumps(description.model_dump(mode="json"), indent=2, sort_keys=True)
     (folder / SETTINGS_FILE).write_text(text + "\n")
@@ -102,11 +106,10 @@ def load_trained(folder: Path, compute: Compute = ON_CPU) -> StoredModel:
         model=model.requires_grad_(False).eval().to(torch.device(compute.device)),
         tokenizer=loaded.tokenizer,
         label_names=description.label_names,
-        prompts=build_prompts(
-            loaded.tokenizer, description.label_names, description.settings.prompt, about=description.settings.about
-        ),
+        prompts=prompts_of(loaded.tokenizer, description.label_names, description.settings),
     )
-    return StoredModel(trained, description.settings, description.class_counts, _means(folder, description))
+    means = _means(folder, description)
+    return StoredModel(trained, description.settings, description.class_counts, means, description.topic_counts)
 
 
 def _means(folder: Path, description: _Description) -> ClassMeans | None:

@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 
 from understudy.artifacts.access import TABLE, VALUE
 from understudy.compute import ON_CPU, Compute
-from understudy.generation.prompts import build_prompts
 from understudy.methods.conditional_generation.class_sizes import sizes_of
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
+from understudy.methods.conditional_generation.encode import prompts_of
 from understudy.methods.conditional_generation.generate import Synthesis, synthesize
 from understudy.methods.conditional_generation.model import MultitaskModel, TrainedModel
 from understudy.methods.conditional_generation.storage import StoredModel
@@ -29,7 +29,14 @@ def synthesize_stored(
         InputError: sizes as in the data are asked for, and the model was released without class counts.
     """
     sizes = sizes_of(config, stored.trained.label_names, stored.class_counts)
-    return synthesize(stored.trained, sizes, config=config, means=stored.class_means, progress=progress)
+    return synthesize(
+        stored.trained,
+        sizes,
+        config=config,
+        means=stored.class_means,
+        topic_counts=stored.topic_counts,
+        progress=progress,
+    )
 
 
 def synthesize_untrained(
@@ -40,9 +47,12 @@ def synthesize_untrained(
     compute: Compute = ON_CPU,
     progress: Progress | None = None,
 ) -> Synthesis:
-    """Draw so many rows of each label from the base model with the same prompts, unsteered and unfiltered."""
+    """Draw so many rows of each label from the base model with the same prompts, unsteered and unfiltered.
+
+    Of topics it draws as many rows each: how many the private rows have is part of what they add.
+    """
     base = load_base(config, compute)
-    prompts = build_prompts(base.tokenizer, label_names, config.prompt, about=config.about)
+    prompts = prompts_of(base.tokenizer, label_names, config)
     trained = TrainedModel(MultitaskModel(base.model).eval(), base.tokenizer, label_names, prompts)
     filters = config.filter.model_copy(update={"enabled": False})
     plain = config.model_copy(update={"variant": "naive", "filter": filters})

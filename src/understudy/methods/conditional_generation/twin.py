@@ -116,6 +116,7 @@ def resolve_for(
         "max_length": train.max_length,
         **({} if math.isfinite(epsilon) else {"noise": "none"}),
         **({"averaging": train.averaging} if train.averaging else {}),
+        **({"topics": list(map(list, config.topics.found))} if config.topics.active else {}),
     }
     harm = (damage, MOST_DAMAGE) if math.isfinite(epsilon) else (drift, MOST_DRIFT)
 

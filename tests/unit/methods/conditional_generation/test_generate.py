@@ -1,10 +1,15 @@
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from understudy.errors import InputError
+from understudy.evaluation.texts.encoder import Encoder
+from understudy.generation.prompts import build_prompts
 from understudy.generation.step import last_states, next_logits
+from understudy.methods.conditional_generation import generate as module
+from understudy.methods.conditional_generation.class_means import ClassMeans
 from understudy.methods.conditional_generation.filter import keep_reasons
 from understudy.methods.conditional_generation.generate import generate, synthesize
 from understudy.methods.conditional_generation.states import label_log_probabilities
@@ -152,3 +157,50 @@ def test_progress_reaches_the_end(untrained, make_config):
     seen = []
     generate(untrained, [0] * 9, config=make_config(), progress=lambda done, total: seen.append((done, total)))
     assert seen == [(7, 9), (9, 9)]
+
+
+TOPICS = (("film", "plot"), ("slowly",), ("the",))
+
+
+@pytest.fixture
+def with_topics(untrained):
+    prompts = build_prompts(untrained.tokenizer, untrained.label_names, topics=TOPICS)
+    return replace(untrained, prompts=prompts)
+
+
+def test_a_text_follows_its_topic(with_topics, make_config):
+    config = make_config(generate={"steering": {"steer": "none"}})
+    texts = [generate(with_topics, [1] * 3, config=config, topics=[topic] * 3) for topic in range(3)]
+    assert texts[0] == generate(with_topics, [1] * 3, config=config)
+    assert texts[0] != texts[1] != texts[2] != texts[0]
+    mixed = generate(with_topics, [1, 1, 1], config=config, topics=[2, 0, 1])
+    assert mixed == [texts[2][0], texts[0][1], texts[1][2]]
+
+
+def test_a_labels_rows_are_drawn_of_its_topics_as_the_histogram_has_them(with_topics, make_config, monkeypatch):
+    config, asked = make_config(generate={"steering": {"steer": "none"}}), []
+    plain = module.generate
+
+    def noting(trained, labels, *, topics, **options):
+        asked.extend(zip(labels, topics, strict=True))
+        return plain(trained, labels, topics=topics, **options)
+
+    monkeypatch.setattr(module, "generate", noting)
+    synthesis = synthesize(with_topics, SIZES, config=config, topic_counts=[30, -2, 10, 0, 0, -1, 5, 5, 5])
+    assert asked == [(0, 0)] * 3 + [(0, 2)] + [(1, 0)] * 3 + [(1, 1)] * 2 + [(1, 2)] * 2
+    assert synthesis.table["label"].to_pylist() == [0] * 4 + [1] * 7
+    assert synthesis.report()["drawn"] == {"negative": 4, "positive": 7, "rather undecided": 0}
+
+
+def test_texts_are_selected_within_their_topic(with_topics, make_config, monkeypatch):
+    """Otherwise the topic whose texts lie nearest to a label's mean would have all of its rows."""
+    texts = [f"{place}" for place in range(16)]
+    monkeypatch.setattr(module, "generate", lambda _trained, labels, **_: texts[: len(labels)])
+    dimensions = np.array([[float(text)] for text in texts], np.float32)
+    stand_in = Encoder("numbers", "e" * 64, 1, lambda given: dimensions[[int(text) for text in given]])
+    monkeypatch.setattr(module.encoder, "load_encoder", lambda **_: stand_in)
+    means = ClassMeans(np.array([[1.0], [-1.0], [0.0]], np.float32), np.zeros(3, np.float32), "e" * 64)
+    config = make_config(selection={"draws": 4})
+    synthesis = synthesize(with_topics, {"negative": 4}, config=config, means=means, topic_counts=[1, 0, 3] + [0] * 6)
+    assert synthesis.table["text"].to_pylist() == ["3", "13", "14", "15"]
+    assert synthesis.report()["dropped"] == {"negative": {"outranked": 12}}

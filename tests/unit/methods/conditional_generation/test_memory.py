@@ -10,9 +10,9 @@ import torch
 from understudy import hardware
 from understudy.data.private_rows import PrivateRows
 from understudy.errors import InputError
-from understudy.generation.prompts import build_prompts
 from understudy.methods.conditional_generation import memory
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig as Config
+from understudy.methods.conditional_generation.encode import prompts_of
 from understudy.methods.conditional_generation.memory import (
     check_fits,
     generation_bytes,
@@ -126,17 +126,18 @@ def test_given_numbers_stay_and_need_no_model():
             Config(train={"micro_batch": value})
 
 
+@pytest.mark.parametrize("topics", [(), (("ferry", "ticket", "price"), ("crew",))], ids=["no topics", "topics"])
 @pytest.mark.parametrize("about", ["", "notes to the service desk of a ferry line"])
 @pytest.mark.parametrize("chat", [False, True], ids=["plain", "chat"])
-def test_the_length_that_memory_is_predicted_from_is_nearly_that_of_rows(chat, about):
+def test_the_length_that_memory_is_predicted_from_is_nearly_that_of_rows(chat, about, topics):
     """Plain prompts counted as long as those of a chat predicted 1.3 times the measured peak."""
     base, labels = load_model("tiny-llama"), ("negative", "positive")
     if chat:
         base = replace(base, tokenizer=copy.deepcopy(base.tokenizer))
         base.tokenizer.add_tokens(["<|im_start|>", "<|im_end|>"], special_tokens=True)
         base.tokenizer.chat_template = CHAT
-    config = Config(about=about)
-    width = build_prompts(base.tokenizer, labels, config.prompt, about=about).width + config.train.max_length
+    config = Config(about=about, topics={"keywords": topics or "auto"})
+    width = prompts_of(base.tokenizer, labels, config).width + config.train.max_length
     assert base.shape.chat is chat
     assert padded_length(config, base.shape) == pytest.approx(width, rel=0.1)
 

@@ -19,6 +19,9 @@ CASES = {
     "untrained": {"variant": "untrained"},
     "histogram": {"class_sizes": "as_in_data"},
     "unselected": {"selection": {"draws": 1}},
+    "topics": {"topics": {"number": 5}},
+    "both histograms": {"class_sizes": "as_in_data", "topics": {"number": 5}},
+    "untrained, topics": {"variant": "untrained", "topics": {"keywords": [["a"], ["b"]]}},
 }
 DELTA = 1e-4
 
@@ -63,6 +66,12 @@ def test_streams_of_each_variant(make_config, cache, name, streams):
         ("histogram", [("class-sizes", None), ("class-means", None), ("fine-tuning/joint", "fine-tuning")]),
         ("unselected", [("fine-tuning/joint", "fine-tuning")]),
         ("untrained", [("class-means", None)]),
+        ("untrained, topics", [("topics", None), ("class-means", None)]),
+        ("topics", [("topics", None), ("class-means", None), ("fine-tuning/joint", "fine-tuning")]),
+        (
+            "both histograms",
+            [("class-sizes", None), ("topics", None), ("class-means", None), ("fine-tuning/joint", "fine-tuning")],
+        ),
     ],
 )
 def test_the_list_of_queries_is_all_that_the_rows_are_asked(make_config, cache, name, expected):
@@ -73,8 +82,13 @@ def test_the_list_of_queries_is_all_that_the_rows_are_asked(make_config, cache, 
     training = {f"{t.name}/{s.name}": (t, s) for t in planned.trainings for s in t.streams}
     for query in planned.queries:
         if query.batch is None:
-            own = planned.histogram_sigma if query.kind == "histogram" else planned.means_noise
+            own = {
+                "class-sizes": planned.histogram_sigma,
+                "topics": planned.topics_sigma,
+                "class-means": planned.means_noise,
+            }[query.name]
             assert (query.noise_multiplier, query.sensitivity, query.steps) == (own, 1.0, 1)
+            assert query.kind == ("gaussian_sum" if query.name == "class-means" else "histogram")
             continue
         owner, stream = training[query.name]
         assert (query.kind, query.steps) == ("gaussian_sum", owner.steps)
@@ -110,6 +124,7 @@ def test_infinite_epsilon_means_no_noise(make_config, name):
     assert all(stream.noise_multiplier == 0 for training in planned.trainings for stream in training.streams)
     assert planned.histogram_sigma in (None, 0.0)
     assert planned.means_noise in (None, 0.0)
+    assert planned.topics_sigma in (None, 0.0)
     assert QuerySchedule.model_validate_json(planned.model_dump_json()) == planned
 
 
@@ -122,6 +137,17 @@ def test_the_histogram_costs_its_share(make_config, cache):
     assert without.histogram_sigma is None
     noise = [p.trainings[0].streams[0].noise_multiplier for p in (without, with_it)]
     assert noise[0] < noise[1] < 1.2 * noise[0]
+
+
+def test_the_histogram_of_topics_costs_its_own_share(make_config, cache):
+    """Beside that of the classes, which keeps its own."""
+    topics = {"number": 5, "share": 0.2}
+    both = scheduled(make_config(class_sizes="as_in_data", topics=topics), n=400, epsilon=3.0, delta=DELTA, cache=cache)
+    classes = scheduled(make_config(class_sizes="as_in_data"), n=400, epsilon=3.0, delta=DELTA, cache=cache)
+    assert both.topics_sigma == analytic_gaussian_sigma(epsilon=0.2 * 3.0, delta=0.2 * DELTA, sensitivity=1.0)
+    assert both.histogram_sigma == classes.histogram_sigma
+    assert classes.topics_sigma is None
+    assert both.trainings[0].streams[0].noise_multiplier > classes.trainings[0].streams[0].noise_multiplier
 
 
 @pytest.mark.parametrize("wrong", [{"epsilon": 0.0}, {"epsilon": math.nan}, {"delta": 0.0}, {"n": 0}])

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from understudy.errors import InputError
+from understudy.methods.conditional_generation import generate as module
 from understudy.methods.conditional_generation.class_means import ClassMeans
+from understudy.methods.conditional_generation.encode import prompts_of
 from understudy.methods.conditional_generation.more import further_rows
 from understudy.methods.conditional_generation.storage import (
     HEADS_FILE,
@@ -41,6 +43,30 @@ def test_further_rows_need_no_base_model(untrained, make_config, label_names, tm
     rows = further_rows(alone)
     assert rows.equals(further_rows(recorded))
     assert set(rows["label"].to_pylist()) == set(label_names)
+
+
+def test_a_stored_model_keeps_its_topics_and_further_rows_follow_their_histogram(
+    untrained, make_config, label_names, tmp_path, monkeypatch
+):
+    config = make_config(selection={"draws": 1}, topics={"keywords": [["film", "plot"], ["slowly"]]})
+    trained = dataclasses.replace(untrained, prompts=prompts_of(untrained.tokenizer, label_names, config))
+    counts, folder = (9, 0, 0, 9, 5, 5), tmp_path / "export" / "model"
+    folder.mkdir(parents=True)
+    save_trained(StoredModel(trained, config, None, topic_counts=counts), folder)
+    again = load_trained(folder)
+    assert again.topic_counts == counts
+    assert again.settings.topics == config.topics
+    assert again.trained.prompts.input_ids.equal(trained.prompts.input_ids)
+    asked, plain = [], module.generate
+    monkeypatch.setattr(
+        module,
+        "generate",
+        lambda model, labels, *, topics, **options: (
+            asked.extend(zip(labels, topics, strict=True)) or plain(model, labels, topics=topics, **options)
+        ),
+    )
+    further_rows(FurtherDraw(folder=folder.parent, record=None, samples=12, seed_step=1))
+    assert asked == [(0, 0)] * 4 + [(1, 1)] * 4 + [(2, 0)] * 2 + [(2, 1)] * 2
 
 
 @pytest.mark.parametrize("lost", [HEADS_FILE, MEANS_FILE])
