@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
+from understudy.evaluation.answers.config import AnswersConfig
 from understudy.frozen import DigestOf, Frozen, MethodSettings, Profiles
 from understudy.quantities import Count, LearningRate, NonEmpty, Positive, Probability, Size, section, setting
 
@@ -148,6 +149,9 @@ class TrajectoryMatchingConfig(MethodSettings):
         DistilConfig, "How the pseudo tokens are learned: spans of a trajectory that a student follows, and its steps."
     )
     tuning: TuningConfig = section(TuningConfig, "Tuning on the result, and what is measured with it.")
+    evaluation: AnswersConfig = section(
+        AnswersConfig, "Multiple choice behind answered examples, and tasks of lm-evaluation-harness."
+    )
 
     @model_validator(mode="after")
     def _check_snapshots(self) -> Self:
@@ -168,6 +172,11 @@ class TrajectoryMatchingConfig(MethodSettings):
     def selecting(self) -> SelectionConfig:
         """How rows are selected; `samples` is the same as `selection.rows` and counts before it."""
         return self.selection if self.samples is None else self.selection.model_copy(update={"rows": self.samples})
+
+    @property
+    def unmeasured(self) -> TrajectoryMatchingConfig:
+        """Without what only the evaluation meets, so that another measurement trains and distils nothing again."""
+        return self.model_copy(update={"evaluation": AnswersConfig()})
 
 
 def promised(config: TrajectoryMatchingConfig, *, has_epsilon: bool) -> TrajectoryMatchingConfig:

@@ -40,6 +40,7 @@ def charged_settings(config: TrajectoryMatchingConfig) -> TrajectoryMatchingConf
             "selection": plain.selection,
             "distil": plain.distil.model_copy(update={"max_start": 1, "span": 1}),
             "tuning": plain.tuning,
+            "evaluation": plain.evaluation,
         }
     )
 
@@ -57,16 +58,18 @@ def check_model(config: TrajectoryMatchingConfig, label_names: Sequence[str]) ->
 
 
 def public_tables(config: TrajectoryMatchingConfig) -> dict[str, str]:
-    """The public rows that carry pseudo tokens, and those that the chosen ones resemble."""
+    """The rows that carry pseudo tokens, those that the chosen ones resemble, and those that stand before questions."""
     carriers = {} if config.carrier == "selected" else {"carriers": config.carriers}
-    target = config.selection.target
-    return carriers | ({} if target is None else {"selection.target": target})
+    target, shots = config.selection.target, config.evaluation.shots_from
+    resembled = {} if target is None else {"selection.target": target}
+    return carriers | resembled | ({"evaluation.shots_from": shots} if shots else {})
 
 
 def resolve(
     config: TrajectoryMatchingConfig, n: int, label_names: Sequence[str] = (), _epsilon: float = math.inf
 ) -> TrajectoryMatchingConfig:
-    """A number in place of `distil.micro_batch=auto`, by the model's files, and the digest of the other model."""
+    """A number in place of `distil.micro_batch=auto`, by the model's files, and the digests of what is named."""
+    from understudy.evaluation.answers.digests import with_digests
     from understudy.methods.trajectory_matching.memory import resolve as numbers  # reads the model's folder
     from understudy.models.folders import folder_digest, model_folder
 
@@ -77,7 +80,8 @@ def resolve(
         except InputError as error:
             raise InputError(f"tuning.transfer={tuning.transfer}: {error}") from None
         tuning = tuning.model_copy(update={"transfer_digest": digest})
-    return numbers(config.model_copy(update={"tuning": tuning}), n, label_names)
+    found = {"tuning": tuning, "evaluation": with_digests(config.evaluation)}
+    return numbers(config.model_copy(update=found), n, label_names)
 
 
 def queries(config: TrajectoryMatchingConfig, *, n: int, epsilon: float, delta: float) -> Queries:

@@ -16,6 +16,8 @@ from typing import Any
 import pyarrow as pa
 
 from understudy.errors import InputError
+from understudy.evaluation.answers.harness import check_tasks
+from understudy.evaluation.answers.shots import check_shots
 from understudy.generation.instructions import LEAST_ROOM, EncodedPairs, Pair, PairEncoder, pairs_of
 from understudy.generation.step import backbone
 from understudy.hardware import chosen
@@ -77,6 +79,8 @@ def check_model(config: TrajectoryMatchingConfig) -> LoadedModel:
         rows_wanted(config.selecting, free_rows(config.selecting, available))
     if config.selection.target is not None:
         read_pairs(config.selection.target, setting="selection.target")
+    check_tasks(config.evaluation)
+    check_shots(base.model, base.tokenizer, config.evaluation, max_length=config.max_length, seed=config.public_seed)
     if config.tuning.transfer is not None:
         _check_transfer(config.tuning.transfer, config)
     if config.experts.private:
@@ -118,6 +122,9 @@ def _check_transfer(name: str, config: TrajectoryMatchingConfig) -> None:
     try:
         other = load_model(name)
         PairEncoder(other.tokenizer, config.template).check_width(config.max_length)
+        check_shots(
+            other.model, other.tokenizer, config.evaluation, max_length=config.max_length, seed=config.public_seed
+        )
     except InputError as error:
         raise InputError(f"tuning.transfer={name}: {error}") from None
     context = getattr(backbone(other.model).config, "max_position_embeddings", None)
@@ -176,7 +183,12 @@ def _tuning_seconds(config: TrajectoryMatchingConfig, rows: int, step: float) ->
     tuning = config.tuning
     tuned = _TUNED + (_TUNED_BY_TRANSFER if tuning.transfer else 0)
     measured = _MEASURED + (_MEASURED_BY_TRANSFER if tuning.transfer else 0)
-    read = tuning.questions * _READ_PER_QUESTION * _READING * step / tuning.batch_size
+    asked, candidates = config.evaluation, _READ_PER_QUESTION - 1
+    # Behind examples a question is about as many times as long.
+    behind = (asked.shots + 1) * candidates if asked.shots else 0
+    rows_read = tuning.questions * (_READ_PER_QUESTION + behind)
+    rows_read += len(asked.harness_tasks) * asked.harness_questions * (asked.shots + 1) * candidates
+    read = rows_read * _READING * step / tuning.batch_size
     return tuned * tuning.epochs * rows / tuning.batch_size * step + measured * read
 
 

@@ -66,3 +66,17 @@ def test_another_model_of_one_name_is_another_setting(tmp_path):
         found.append(METHOD.preparation.resolve(config, 100, ()))
     assert len({one.tuning.transfer_digest for one in found} - {""}) == 2
     assert len({METHOD.charge.settings(one).model_dump_json() for one in found}) == 1
+
+
+def test_another_evaluation_is_no_other_charge_and_nothing_that_is_distilled_meets_it(tmp_path):
+    public = tmp_path / "public.csv"
+    found = []
+    for answer in ("good", "bad"):
+        public.write_text(f"instruction,response\na film,{answer}\n")
+        plain = TrajectoryMatchingConfig(evaluation={"shots": 1, "shots_from": str(public)})
+        found.append(METHOD.preparation.resolve(plain, 100, ()))
+    assert len({one.evaluation.shots_digest for one in found} - {""}) == 2
+    assert METHOD.preparation.public_tables(found[0])["evaluation.shots_from"] == str(public)
+    plain = METHOD.preparation.resolve(TrajectoryMatchingConfig(), 100, ())
+    assert {one.unmeasured for one in found} == {plain}
+    assert {METHOD.charge.settings(one) for one in found} == {METHOD.charge.settings(plain)}
