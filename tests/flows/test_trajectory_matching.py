@@ -10,6 +10,7 @@ import pytest
 
 from understudy.errors import InputError, RowError
 from understudy.evaluation.answers import harness
+from understudy.methods.trajectory_matching import carriers
 from understudy.privacy.ledger.ledger import Ledger
 from understudy.runs.validation import validate
 from understudy.settings import prepare_environment
@@ -117,6 +118,25 @@ def test_real_rows_stay_until_sharing_them_is_asked_for(
     assert list((tmp_path / "out").iterdir()) == [], "real rows were not released, so they do not stay"
 
 
+def test_another_model_may_choose_the_rows(run_flow, plain, tmp_path, monkeypatch):
+    """Its embeddings are those of its own vocabulary; without it, those of the run's model. Experts stay."""
+    vocabularies, plain_scores = [], carriers.less_scores
+
+    def scores(student, *rest, **named):
+        vocabularies.append(len(student.vocabulary))
+        return plain_scores(student, *rest, **named)
+
+    monkeypatch.setattr(carriers, "less_scores", scores)
+    settings = (*SETTINGS, "selection.strategy=less", "selection.projection=16", "selection.warmup_epochs=1")
+    run = functools.partial(run_flow, METHOD, tasks=COMPUTED)
+    run(plain(overrides=settings))
+    _, states = run(plain(overrides=(*settings, "selection.model=tiny-llama")))
+    assert (states["train-expert"], states["select-rows"]) == ("Cached", "Completed")
+    assert vocabularies == [4096, 8192]
+    report = json.loads((tmp_path / "out/internal/report.json").read_text())
+    assert "chosen by less with tiny-llama" in json.dumps(report)
+
+
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
@@ -127,6 +147,7 @@ def test_real_rows_stay_until_sharing_them_is_asked_for(
         ({"overrides": (*SETTINGS, "max_length=4000")}, "max_length"),
         ({"overrides": (*SETTINGS, "experts.private=true")}, "give --epsilon"),
         ({"overrides": (*SETTINGS, "tuning.transfer=no-such-model")}, r"tuning\.transfer=no-such-model"),
+        ({"overrides": (*SETTINGS, "selection.model=tiny-gpt2")}, r"selection\.model=tiny-gpt2"),
         ({"overrides": (*SETTINGS, "evaluation.shots=2")}, r"evaluation\.shots_from=TABLE"),
         (
             {"overrides": (*SETTINGS, "evaluation.shots=2", "evaluation.shots_from=nowhere.csv")},
