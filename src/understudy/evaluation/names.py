@@ -40,7 +40,7 @@ class MetricName:
     Attributes:
         pattern: the name, with `{i}` for a number, `{model}` for a model's short name, `{task}` for a benchmark's.
         meaning: what it measures, in plain words.
-        unit: share, distance, words, nats per token, rows, epsilon, or score.
+        unit: share, distance, words, nats per token, rows, seconds, epsilon, or score.
         better: which way is better; `as real` means closest to the real text's own value.
     """
 
