@@ -94,7 +94,7 @@ def knowledge_distillation(request: RunRequest) -> Exported:
     """Private pairs in, synthetic pairs and the model tuned on them out, with their statement."""
     zone = working_zone(request)
     with paid_run(request, KnowledgeDistillationConfig, code_digest(train.fn)) as run:
-        (rows, test_rows), config, charge = run.rows, run.config, run.receipt.charge_id
+        (rows, test_rows), config, charge = run.rows, run.config.unmeasured, run.receipt.charge_id
         adapter = train(rows, run.receipt, run.charged)
         bundle = send(adapter, charge, public_key(zone).text, run.charged)
         synthetic = SERVER.in_zone(zone, WritePairs(bundle=bundle, charge=charge, config=config))
@@ -105,7 +105,7 @@ def knowledge_distillation(request: RunRequest) -> Exported:
         control = SERVER.in_zone(zone, TuneBase(pairs=public, config=config))
         tables = MeasuredTables(synthetic=synthetic, prompt_only=public, train=rows, test=test_rows)
         inputs = EvaluationRefs(tables=tables, adapter=adapter, bundle=improved, control=control)
-        metrics = evaluate_pairs(inputs, charge, zone, config, request.profile)
+        metrics = evaluate_pairs(inputs, charge, zone, run.config, request.profile)
         return run.export(model, synthetic, metrics)
 
 

@@ -127,7 +127,7 @@ def preference_optimization(request: RunRequest) -> Exported:
         tables = MeasuredTables(synthetic=synthetic, prompt_only=public, train=rows, test=test_rows)
         rounds = {"candidates": tuple(proposed), "scores": tuple(scored), "adapters": tuple(adapters)}
         inputs = EvaluationRefs(tables=tables, pool=pool, **rounds)
-        metrics = evaluate_rounds(inputs, fixed, request.profile)
+        metrics = evaluate_rounds(inputs, fixed.model_copy(update={"costs": config.costs}), request.profile)
         return run.export(model, synthetic, metrics)
 
 

@@ -37,11 +37,12 @@ def trajectory_matching(request: RunRequest) -> Exported:
         numbers = list(range(config.experts.count))
         experts = train_expert.map(unmapped(rows), unmapped(run.receipt), unmapped(run.charged), numbers)
         trajectories = finalize(run.receipt, gather_experts(experts.result(), run.receipt))
-        carriers = rows if config.carrier == "selected" else _public_carriers(config)
+        settings = config.unmeasured
+        carriers = rows if config.carrier == "selected" else _public_carriers(settings)
         target = config.selection.target
         resembled = read_public_rows(target, "selection.target") if target is not None else None
-        selected = select_rows(carriers, resembled, config)
-        distilled = distil(trajectories, selected, config)
+        selected = select_rows(carriers, resembled, settings)
+        distilled = distil(trajectories, selected, settings)
         metrics = evaluate_tuning(distilled, trajectories, rows, test_rows, config)
         return run.export(distilled, emit_text(distilled), metrics)
 

@@ -256,7 +256,7 @@ def evaluate_pairs(
     from understudy.tensor_files import load_tensors
 
     kept = _kept(inputs.adapter, charge)
-    returned = _returned(inputs.bundle, inputs.tables.synthetic, charge, sender, config)
+    returned = _returned(inputs.bundle, inputs.tables.synthetic, charge, sender, config.unmeasured)
     control = load_tensors(path_of(inputs.control) / ADAPTER)
     adapters = {"base": None, "public_only": control, "dp_only": kept, "target": returned}
     metrics = evaluate_run(

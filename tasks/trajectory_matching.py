@@ -93,16 +93,15 @@ def write_carriers(public: ArtifactRef, config: TrajectoryMatchingConfig) -> Art
 @task(name="select-rows")
 def select_rows(carriers: ArtifactRef, target: ArtifactRef | None, config: TrajectoryMatchingConfig) -> ArtifactRef:
     """The rows that carry pseudo tokens, with the label of what they were chosen from."""
-    from understudy.methods.trajectory_matching.carriers import choose, table_of
+    from understudy.methods.trajectory_matching.carriers import choose, load_selector, table_of
     from understudy.methods.trajectory_matching.experts import expert_student
     from understudy.models.checkpoints import TrainingCheckpoint
-    from understudy.models.loading import load_base
 
     pairs, like = _pairs(carriers), None if target is None else _pairs(target)
     student, tokenizer = None, None
     if config.selection.strategy == "less":
-        base = load_base(config, compute())
-        student, tokenizer = expert_student(base.model, config, 0), base.tokenizer
+        selector = load_selector(config, compute())
+        student, tokenizer = expert_student(selector.model, config, 0), selector.tokenizer
     told = progress_on(carriers)
     kept = TrainingCheckpoint(checkpoint_directory(), every=None)
     rows = choose(pairs, like, config, student=student, tokenizer=tokenizer, checkpoint=kept, progress=told)

@@ -33,6 +33,7 @@ VARIANTS = {
         "experts.count=1",
         "carrier=public",
         "selection.strategy=less",
+        "selection.model=tiny-gpt2",
         "selection.projection=16",
         "selection.validation=2",
         "selection.warmup_epochs=1",

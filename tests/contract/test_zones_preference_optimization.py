@@ -185,7 +185,7 @@ def test_no_step_of_a_masked_release_holds_the_exact_sum(aggregation):
         candidates={"per_prompt": 4}, scoring={"aggregation": aggregation, "survivors": 1.0}
     )
     clients = ClientPool(means, means.astype(np.float32), np.arange(n), None)
-    vectors = release._every_vector(clients, candidates, labels=None, config=config)
+    vectors = release.every_vector(clients, candidates, labels=None, config=config)
     whole = np.sum([encode(vector, bits=12) for vector in vectors], axis=0)
     planned = QuerySchedule(
         n=n,

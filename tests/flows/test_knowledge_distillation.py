@@ -4,6 +4,7 @@ import functools
 import json
 import math
 import stat
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,6 +16,7 @@ from tests_support import SMALL_DISTILLATION, write_random_model
 import understudy
 from understudy.artifacts.access import read_json, store_for
 from understudy.errors import InputError, ZoneError
+from understudy.evaluation.answers import harness
 from understudy.flows.knowledge_distillation import WritePairs, server_side
 from understudy.flows.server_side import ServerSide, Signed, ordered
 from understudy.generation.instructions import plain_text
@@ -108,6 +110,25 @@ def test_a_run_ends_with_pairs_that_load_and_a_second_one_charges_nothing(
     assert told
     assert pq.read_table(drawn).column_names == ["instruction", "response"]
     assert rows <= 2
+
+
+def test_another_measurement_writes_and_tunes_nothing_again(run, pairs_request, tmp_path, monkeypatch):
+    """A hub that is away when the harness is asked costs its own figures alone; examples are checked before it all."""
+    run(pairs_request())
+    monkeypatch.setattr(harness, "_manager", lambda tasks: SimpleNamespace(load=lambda names: None))
+    asked = 'evaluation.harness_tasks=["arc_easy"]'
+
+    def by_harness(*_, **__):
+        raise ConnectionError("the hub is away")
+
+    monkeypatch.setattr(harness, "by_harness", by_harness)
+    _, states = run(pairs_request(asked))
+    assert {name for name in COMPUTED if states[name] != "Cached"} == {"evaluate-pairs"}
+    report = json.loads((tmp_path / "out/internal/report.json").read_text())
+    assert "responses.target.loss" in report["metrics"]
+    assert sum("the hub is away" in reason for reason in report["missing"]) == 4, "one of each model"
+    with pytest.raises(InputError, match=r"evaluation\.shots=32: expected room"):
+        validate(pairs_request("evaluation.shots=32", "evaluation.shots_from=sample:instructions"), METHOD)
 
 
 def test_another_professional_model_in_the_server_zone_writes_pairs_anew(pairs_request, tmp_path, monkeypatch):

@@ -36,7 +36,7 @@ from understudy.tasks.engine.cache_key import references
 pytestmark = pytest.mark.usefixtures("fixed_root_key")
 
 METHOD = "preference-optimization"
-SETTINGS = ("rounds=2", *SMALL_ROUND, "clients.sampling_probability=0.5")
+SETTINGS = ("rounds=2", *SMALL_ROUND, "clients.sampling_probability=0.5", "costs.download_mbit_per_second=8")
 COMPUTED = {"embed-clients", "propose", "score", "prefer", "publish", "write-texts", "evaluate-rounds"}
 SERVER = {"propose", "prefer", "publish", "write-texts"}
 
@@ -205,6 +205,9 @@ def test_the_report_measures_rounds_and_the_next_token(ended, in_home):
     for condition in ("public", "prompt_only", "synthetic", "real"):
         assert 0 <= metrics[f"utility.next_token.{condition}.accuracy"] <= 1
     assert metrics["utility.next_token.real.loss"] < metrics["utility.next_token.public.loss"]
+    assert metrics["costs.download.mbit_per_second"] == 8, "no part of the charge, and met all the same"
+    assert metrics["costs.download.seconds"] == pytest.approx(32 * metrics["costs.download.floats"] / 8e6)
+    assert metrics["costs.scoring.seconds"] > 0
 
 
 def test_the_server_zone_is_handed_noisy_scores_and_nothing_private(ended):

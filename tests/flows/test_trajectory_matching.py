@@ -2,12 +2,15 @@
 
 import functools
 import json
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from understudy.errors import InputError, RowError
+from understudy.evaluation.answers import harness
+from understudy.methods.trajectory_matching import carriers
 from understudy.privacy.ledger.ledger import Ledger
 from understudy.runs.validation import validate
 from understudy.settings import prepare_environment
@@ -52,8 +55,20 @@ def plain(request_of, pairs):
     return lambda **changed: request_of(**{**fields, **changed})
 
 
-def test_real_rows_stay_until_sharing_them_is_asked_for(run_flow, plain, pairs, tmp_path):
+def raising(error):
+    """A function that raises, whatever it is given."""
+
+    def raises(*_, **__):
+        raise error
+
+    return raises
+
+
+def test_real_rows_stay_until_sharing_them_is_asked_for(
+    run_flow, plain, pairs, tmp_path, monkeypatch, wide_model_folder
+):
     run = functools.partial(run_flow, METHOD, tasks=COMPUTED)
+    plain = functools.partial(plain, model=str(wide_model_folder))
     first, states = run(plain())
     assert {states[name] for name in COMPUTED} == {"Completed"}
     assert first.export is None
@@ -85,9 +100,41 @@ def test_real_rows_stay_until_sharing_them_is_asked_for(run_flow, plain, pairs, 
     assert states["train-expert"] == "Cached", "experts do not meet the settings of the distillation"
     assert states["distil"] == "Completed"
 
+    # Another measurement trains and distils nothing again, and a hub that is away does not cost it its other figures.
+    monkeypatch.setattr(harness, "_manager", lambda tasks: SimpleNamespace(load=lambda names: None))
+    monkeypatch.setattr(harness, "by_harness", raising(ConnectionError("the hub is away")))
+    public = tmp_path / "public.csv"
+    public.write_text("instruction,response\nhow was it,lovely\nand there,dreadful\n")
+    asked = ("evaluation.shots=2", f"evaluation.shots_from={public}", 'evaluation.harness_tasks=["arc_easy"]')
+    _, states = run(plain(share_real_rows=True, overrides=(*SETTINGS, *asked)))
+    assert {name for name in COMPUTED if states[name] != "Cached"} == {"evaluate-tuning"}
+    report = json.loads((tmp_path / "out/internal/report.json").read_text())
+    assert {"tuning.distilled.few_shot_accuracy", "tuning.untuned.few_shot_accuracy"} <= report["metrics"].keys()
+    assert 0 < report["metrics"]["tuning.few_shot_questions"] <= 6
+    assert any("the hub is away" in reason for reason in report["missing"])
+
     told = purge_source("ward")
     assert (told["private_exports"], told["not_removed"]) == ([str(export)], [])
     assert list((tmp_path / "out").iterdir()) == [], "real rows were not released, so they do not stay"
+
+
+def test_another_model_may_choose_the_rows(run_flow, plain, tmp_path, monkeypatch):
+    """Its embeddings are those of its own vocabulary; without it, those of the run's model. Experts stay."""
+    vocabularies, plain_scores = [], carriers.less_scores
+
+    def scores(student, *rest, **named):
+        vocabularies.append(len(student.vocabulary))
+        return plain_scores(student, *rest, **named)
+
+    monkeypatch.setattr(carriers, "less_scores", scores)
+    settings = (*SETTINGS, "selection.strategy=less", "selection.projection=16", "selection.warmup_epochs=1")
+    run = functools.partial(run_flow, METHOD, tasks=COMPUTED)
+    run(plain(overrides=settings))
+    _, states = run(plain(overrides=(*settings, "selection.model=tiny-llama")))
+    assert (states["train-expert"], states["select-rows"]) == ("Cached", "Completed")
+    assert vocabularies == [4096, 8192]
+    report = json.loads((tmp_path / "out/internal/report.json").read_text())
+    assert "chosen by less with tiny-llama" in json.dumps(report)
 
 
 @pytest.mark.parametrize(
@@ -100,6 +147,16 @@ def test_real_rows_stay_until_sharing_them_is_asked_for(run_flow, plain, pairs, 
         ({"overrides": (*SETTINGS, "max_length=4000")}, "max_length"),
         ({"overrides": (*SETTINGS, "experts.private=true")}, "give --epsilon"),
         ({"overrides": (*SETTINGS, "tuning.transfer=no-such-model")}, r"tuning\.transfer=no-such-model"),
+        ({"overrides": (*SETTINGS, "selection.model=tiny-gpt2")}, r"selection\.model=tiny-gpt2"),
+        ({"overrides": (*SETTINGS, "evaluation.shots=2")}, r"evaluation\.shots_from=TABLE"),
+        (
+            {"overrides": (*SETTINGS, "evaluation.shots=2", "evaluation.shots_from=nowhere.csv")},
+            r"evaluation\.shots_from=nowhere\.csv",
+        ),
+        (
+            {"overrides": (*SETTINGS, "evaluation.shots=32", "evaluation.shots_from=sample:instructions")},
+            r"evaluation\.shots=32: expected room",
+        ),
         ({"overrides": (*SETTINGS, "carriers=nowhere.parquet", "carrier=public")}, "carriers=nowhere.parquet"),
         ({"epsilon": 3.0, "overrides": (*SETTINGS, "carrier=selected")}, "carrier=selected"),
         ({"epsilon": 3.0, "share_real_rows": True}, "--share-real-rows"),
@@ -123,6 +180,8 @@ def test_bad_input_is_refused_before_anything_is_stored(plain, changed, named):
         (METHOD, ("carrier=public", "carriers={}")),
         (METHOD, ("carriers={}",)),
         (METHOD, ("selection.strategy=bm25", "selection.target={}")),
+        (METHOD, ("evaluation.shots=1", "evaluation.shots_from={}")),
+        ("knowledge-distillation", ("evaluation.shots=1", "evaluation.shots_from={}")),
         ("knowledge-distillation", ("seed.pairs={}",)),
         ("knowledge-distillation", ("instructions.examples={}",)),
         ("knowledge-distillation", ("filters.against={}",)),

@@ -48,6 +48,7 @@ REVIEWED = {
     "Calibration": {"words", "told"},
     "OwnTexts": {"pairs", "others"},
     # Settings.
+    "AnswersConfig": {"harness_tasks"},
     "LoraConfig": {"targets"},
     "VerbalizerConfig": {"words"},
     "FilterConfig": {"label_check", "examples"},

@@ -38,9 +38,9 @@ class MetricName:
     """One metric.
 
     Attributes:
-        pattern: the name, with `{i}` for a number and `{model}` for a model's short name.
+        pattern: the name, with `{i}` for a number, `{model}` for a model's short name, `{task}` for a benchmark's.
         meaning: what it measures, in plain words.
-        unit: share, distance, words, nats per token, rows, epsilon, or score.
+        unit: share, distance, words, nats per token, rows, seconds, epsilon, or score.
         better: which way is better; `as real` means closest to the real text's own value.
     """
 
@@ -296,7 +296,8 @@ METRICS: tuple[MetricName, ...] = (
     *_next_token(),
 )
 
-_PARTS = {"{i}": r"(?P<i>0|[1-9]\d{0,5})", "{model}": r"(?P<model>[A-Za-z0-9][A-Za-z0-9_-]{0,63})"}
+_SHORT = r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
+_PARTS = {"{i}": r"(?P<i>0|[1-9]\d{0,5})", "{model}": rf"(?P<model>{_SHORT})", "{task}": rf"(?P<task>{_SHORT})"}
 
 
 @lru_cache(maxsize=1024)
@@ -334,12 +335,21 @@ def describe(name: str, declared: Sequence[MetricName] = ()) -> MetricName:
 
 
 def short_name(model: str) -> str:
-    """How a model is called inside metric names: the last part of its path or hub id, with `-` for other characters.
+    """How a model or a task is called inside metric names: the last part of its path or id, `-` for other characters.
 
     >>> short_name("facebook/opt-1.3b")
     'opt-1-3b'
     """
     return re.sub(r"[^A-Za-z0-9_-]", "-", model.rstrip("/").rpartition("/")[2]).lstrip("-_")[:64] or "model"
+
+
+def harness_tasks(names: Iterable[str], prefix: str) -> tuple[str, ...]:
+    """The tasks of which there is a figure under a prefix, in alphabetical order.
+
+    >>> harness_tasks(("harness.base.arc_easy", "responses.base.loss"), "harness.base.")
+    ('arc_easy',)
+    """
+    return tuple(sorted(name.removeprefix(prefix) for name in names if name.startswith(prefix)))
 
 
 def check_names(names: Iterable[str], declared: Sequence[MetricName] = ()) -> None:

@@ -2,7 +2,7 @@
 
 Brown et al. 2020 (arXiv 2005.14165, section 2.4) for zero-shot and k-shot; the mean over tokens, as OPT and NACD take
 it, does not favour short candidates. `questions_of` makes questions of instructions whose responses repeat, such as
-labels: every different response is a candidate. `by_harness` asks the same of a task of lm-evaluation-harness.
+labels: every different response is a candidate. Tasks of lm-evaluation-harness are asked in `harness.py`.
 """
 
 from __future__ import annotations
@@ -119,13 +119,23 @@ def rightly_answered(
     return right
 
 
+def before_question(shots: Sequence[Pair]) -> str:
+    """The text of answered examples, as it stands before a question."""
+    return "".join(f"{shot.instruction}\n{shot.response}\n\n" for shot in shots)
+
+
+def fitting(tokenizer: Any, questions: Sequence[Question], *, template: Any, max_length: int) -> list[Question]:
+    """The questions of which nothing is cut, whatever candidate stands behind them."""
+    encoder = PairEncoder(tokenizer, template)
+    return [one for one in questions if encoder.count_cut(_asked(one, ""), max_length=max_length) == (0, 0)]
+
+
 def _behind_shots(
     encoder: PairEncoder, question: Question, shots: Sequence[Pair], *, number: int, max_length: int
 ) -> list[Pair]:
     """A question with each candidate, behind as many of the last shots as leave all of it whole."""
-    before = [f"{shot.instruction}\n{shot.response}\n\n" for shot in shots]
-    for first in range(len(before)):
-        pairs = _asked(question, "".join(before[first:]))
+    for first in range(len(shots)):
+        pairs = _asked(question, before_question(shots[first:]))
         if encoder.count_cut(pairs, max_length=max_length) == (0, 0):
             return pairs
     pairs = _asked(question, "")
@@ -154,31 +164,3 @@ def likelihoods(model: Any, encoder: PairEncoder, pairs: Sequence[Pair], *, max_
     found = torch.log_softmax(logits, -1).gather(1, ids[row, column + 1][:, None])[:, 0]
     sums = found.new_zeros(len(ids)).index_add(0, row, found)
     return sums / rows.loss_mask[:, 1:width].to(device).sum(1).clamp(min=1)
-
-
-def by_harness(
-    model: Any, tokenizer: Any, tasks: Sequence[str], *, shots: int = 0, limit: int | None = None
-) -> dict[str, float]:
-    """Accuracy of tasks of lm-evaluation-harness (the extra `harness`), normalised by length where a task has that.
-
-    Args:
-        model: causal language model.
-        tokenizer: of the model.
-        tasks: names such as `arc_easy` and `mmlu`, or paths of task files.
-        shots: answered questions before each one.
-        limit: questions of each task, at most.
-
-    Raises:
-        InputError: the extra is not installed.
-    """
-    try:
-        from lm_eval import simple_evaluate
-        from lm_eval.models.huggingface import HFLM
-    except ImportError as error:
-        raise InputError(
-            "lm-evaluation-harness is missing: expected the extra `harness`; install it with "
-            "`pip install 'understudy[harness]'`, or measure on questions of your own"
-        ) from error
-    wrapped = HFLM(pretrained=model, tokenizer=tokenizer)
-    found = simple_evaluate(model=wrapped, tasks=list(tasks), num_fewshot=shots, limit=limit)["results"]
-    return {task: float(values.get("acc_norm,none", values.get("acc,none"))) for task, values in found.items()}

@@ -9,6 +9,8 @@ from typing import Any
 
 from understudy.artifacts.zone_keys import public_key
 from understudy.compute import ON_CPU
+from understudy.evaluation.answers.harness import check_tasks
+from understudy.evaluation.answers.shots import check_shots
 from understudy.generation.endpoints import check_address
 from understudy.generation.instructions import Pair, PairEncoder
 from understudy.generation.scoring import response_losses
@@ -47,6 +49,9 @@ def check(config: KnowledgeDistillationConfig) -> LoadedModel:
         seed_pairs(config)
     few_shot_prompts(loaded, config, count=1)
     compared_with(config.filters)
+    check_tasks(config.evaluation)
+    width, seed = config.tune.max_length, config.public_seed
+    check_shots(loaded.model, loaded.tokenizer, config.evaluation, max_length=width, seed=seed)
     if config.professional.url is not None:
         check_address(config.professional.url, setting="professional.url")
         if config.filters.judge != "none":

@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from understudy.evaluation.answers.config import AnswersConfig
 from understudy.frozen import DigestOf, Frozen, MethodSettings, NotInKeys, Profiles
 from understudy.generation.config import SamplingConfig
 from understudy.quantities import Count, CountOrZero, LearningRate, NonEmpty, Positive, Size, section, setting
@@ -196,3 +197,11 @@ class KnowledgeDistillationConfig(MethodSettings):
     measure: MeasureConfig = section(
         MeasureConfig, "What the evaluation compares on real pairs, and how many of them it reads."
     )
+    evaluation: AnswersConfig = section(
+        AnswersConfig, "Multiple choice behind answered examples, and tasks of lm-evaluation-harness."
+    )
+
+    @property
+    def unmeasured(self) -> KnowledgeDistillationConfig:
+        """Without what only the evaluation meets, so that another measurement writes and tunes nothing again."""
+        return self.model_copy(update={"evaluation": AnswersConfig()})

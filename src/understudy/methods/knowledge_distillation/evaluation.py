@@ -2,7 +2,8 @@
 
 The figures are: the loss of held-out responses under the base, the DP and the distilled model, and under the control,
 which is distilled without the private half; where held-out responses are of a fixed set, such as labels, accuracy and
-F1 of each model's own answers; MAUVE and Frechet distance of the pairs under three encoders that need no download (a
+F1 of each model's own answers; where they are asked for, multiple choice behind public examples and tasks of
+lm-evaluation-harness; MAUVE and Frechet distance of the pairs under three encoders that need no download (a
 sentence encoder, mean states of the base model, TF-IDF with SVD); the distribution of IFD scores; a pairwise comparison
 of answers by a judge that sees both orders; how many texts were cut. The held-out pairs that are scored are chosen by
 the public seed. No figure is used for a choice.
@@ -32,6 +33,7 @@ from understudy.frozen import Profile
 from understudy.generation.instructions import EncodedPairs, Pair, PairEncoder
 from understudy.generation.prompts import row_seeds
 from understudy.generation.scoring import Floats, mean_response_losses
+from understudy.methods.knowledge_distillation.choices import Chosen, choose, measure_chosen
 from understudy.methods.knowledge_distillation.config import KnowledgeDistillationConfig
 from understudy.methods.knowledge_distillation.filters import answer_tokens
 from understudy.methods.knowledge_distillation.metric_names import METRIC_NAMES, SETS
@@ -91,6 +93,7 @@ def evaluate_run(
     losses: dict[str, Floats] = {}
     answers: dict[str, list[str]] = {}
     choices: dict[str, Answered] = {}
+    chosen: dict[str, Chosen] = {}
     questions = fixed_questions(test, inputs.test)
     parts = [Metrics(values={"crossing.bytes": float(inputs.sent_bytes)}, declared=METRIC_NAMES)]
     asked = [pair.instruction for pair in test[: config.measure.win_pairs]]
@@ -101,6 +104,7 @@ def evaluate_run(
         losses[name] = mean_response_losses(model.model, rows)
         if questions:
             choices[name] = answer_questions(questions, model, config)
+        chosen[name] = choose(questions, model, config)
         if name in ("dp_only", "target") and asked:
             answers[name] = write_responses(asked, model, _answering(config, model))
         if name == "dp_only":
@@ -111,7 +115,7 @@ def evaluate_run(
         if progress is not None:
             progress(done + 1, len(inputs.models) + 1)
     parts.append(measure_responses(losses, settings))
-    parts.append(measure_choices(choices, settings))
+    parts += [measure_choices(choices, settings), measure_chosen(chosen, settings)]
     if asked:
         parts.append(measure_wins(asked, answers, config, compute))
     texts = {name: [_text(pair) for pair in getattr(inputs, name)] for name in ("synthetic", "train", "test")}

@@ -40,6 +40,7 @@ def resolve(
     config: KnowledgeDistillationConfig, _n: int, _label_names: Sequence[str] = (), _epsilon: float = math.inf
 ) -> KnowledgeDistillationConfig:
     """The digests of the public tables and, where it is in this process, of the professional model."""
+    from understudy.evaluation.answers.digests import with_digests
     from understudy.methods.knowledge_distillation.base import seed_digest
     from understudy.methods.knowledge_distillation.public_texts import instructions_digest
 
@@ -54,6 +55,7 @@ def resolve(
             "seed": seed,
             "instructions": shown.model_copy(update={"examples_digest": of_shown}),
             "filters": compared.model_copy(update={"against_digest": of_compared}),
+            "evaluation": with_digests(config.evaluation),
         }
     )
 
@@ -77,11 +79,12 @@ def with_professional(config: KnowledgeDistillationConfig) -> KnowledgeDistillat
 
 
 def public_tables(config: KnowledgeDistillationConfig) -> dict[str, str]:
-    """Seed set, examples, and what synthetic instructions must not copy."""
+    """Seed set, examples, what synthetic instructions must not copy, and pairs that stand before questions."""
     named = {
         "seed.pairs": config.seed.pairs,
         "instructions.examples": config.instructions.examples,
         "filters.against": config.filters.against,
+        "evaluation.shots_from": config.evaluation.shots_from,
     }
     return {name: table for name, table in named.items() if table not in ("", "builtin")}
 

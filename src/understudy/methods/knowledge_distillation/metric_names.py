@@ -79,6 +79,35 @@ METRIC_NAMES: tuple[MetricName, ...] = (
         for name in MODELS
         if name != "target"
     ),
+    MetricName("few_shot.questions", "Questions that fit whole, asked behind public examples", "rows", "context"),
+    *(
+        MetricName(
+            f"few_shot.{name}.accuracy",
+            f"Right choices among the fixed answers behind public examples, by {words}",
+            "share",
+            "higher" if name == "target" else "context",
+        )
+        for name, words in MODELS.items()
+    ),
+    *(
+        MetricName(
+            f"few_shot.target_minus_{name}.accuracy",
+            f"The same: {MODELS['target']} minus {MODELS[name]}, on the same questions",
+            "share",
+            "higher",
+        )
+        for name in MODELS
+        if name != "target"
+    ),
+    *(
+        MetricName(
+            f"harness.{name}.{{task}}",
+            f"Accuracy on {{task}} of lm-evaluation-harness, by {words}",
+            "share",
+            "higher" if name == "target" else "context",
+        )
+        for name, words in MODELS.items()
+    ),
     MetricName("wins.pairs", "Held-out instructions on which answers were compared", "rows", "context"),
     MetricName(
         "wins.shortened",

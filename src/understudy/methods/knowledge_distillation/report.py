@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from understudy.evaluation.metrics import Metrics
+from understudy.evaluation.names import harness_tasks
 from understudy.methods.knowledge_distillation.metric_names import MODELS, SETS
 from understudy.reporting.text_formatting import capitalised, number, percent, signed
 from understudy.reporting.view import Beside, Headline, MethodSections, Section, Table, range_of
@@ -26,7 +27,8 @@ HEADLINE = Headline(
 
 def sections(metrics: Metrics, _statement: Mapping[str, Any]) -> MethodSections:
     """The sections of a run, in the place of the accuracy of a classifier."""
-    found = (response_section(metrics), answer_section(metrics), difficulty_section(metrics))
+    parts = (response_section, answer_section, chosen_section, difficulty_section)
+    found = tuple(part(metrics) for part in parts)
     return MethodSections(first=tuple(section for section in found if section is not None), headlines=(HEADLINE,))
 
 
@@ -98,6 +100,32 @@ def answer_section(metrics: Metrics) -> Section | None:
         table=Table(("model", "right", "macro F1", "unread"), rows),
         note="Answers are the likeliest tokens of each model, read from free text.",
     )
+
+
+def chosen_section(metrics: Metrics) -> Section | None:
+    """Multiple choice behind public examples, and tasks of lm-evaluation-harness, by model."""
+    values = metrics.values
+    columns = {task: f"harness.{{}}.{task}" for task in harness_tasks(values, "harness.target.")}
+    lead = ["Tasks are those of lm-evaluation-harness; no private text is in them."] if columns else []
+    if "few_shot.target.accuracy" in values:
+        columns = {"behind examples": "few_shot.{}.accuracy"} | columns
+        lead.insert(
+            0,
+            f"Behind public examples the distilled model chooses the right one of the fixed answers to "
+            f"{percent(values['few_shot.target.accuracy'])} of {number(values['few_shot.questions'])} questions that "
+            "fit whole, by the mean log-likelihood of each.",
+        )
+    if not columns:
+        return None
+    rows = tuple(
+        (capitalised(words), *(_shown(values.get(pattern.format(name))) for pattern in columns.values()))
+        for name, words in MODELS.items()
+    )
+    return Section("choices", "Multiple choice", tuple(lead), table=Table(("model", *columns), rows))
+
+
+def _shown(value: float | None) -> str:
+    return "not measured" if value is None else percent(value)
 
 
 def _difference(metrics: Metrics, other: str) -> str:

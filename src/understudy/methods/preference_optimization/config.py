@@ -150,6 +150,13 @@ class EndpointConfig(Frozen):
     timeout_seconds: Annotated[float, NotInKeys()] = setting(60.0, "Of one request.", le=3600, gt=0)
 
 
+class CostConfig(Frozen):
+    """The network that a client's seconds of transfer are computed for; nothing is measured of it."""
+
+    download_mbit_per_second: Positive = setting(50.0, "Assumed rate at which a client receives, above 0.")
+    upload_mbit_per_second: Positive = setting(10.0, "Assumed rate at which a client sends, above 0.")
+
+
 _PROFILES: Profiles = {
     "paper": {
         "model": "meta-llama/Meta-Llama-3-8B",
@@ -220,6 +227,7 @@ class PreferenceOptimizationConfig(MethodSettings):
     endpoint: EndpointConfig = section(
         EndpointConfig, "A server that writes the candidates in place of this process, if there is one."
     )
+    costs: CostConfig = section(CostConfig, "The network that the report computes a client's seconds for.")
 
     @model_validator(mode="after")
     def _check_ranks(self) -> Self:

@@ -1,9 +1,9 @@
 """What a run's texts and rounds are worth, measured against clients that took no part; internal.
 
 POPri, section 5 and appendix E: next-token accuracy of a downstream model on held-out clients and the share of the gap
-between epsilon 0 and infinity that is closed; per round the Frechet distance of the candidates to held-out samples,
-the median distance to their medoid, and how many preferences survive the noise. Deviation: the last weights count, no
-checkpoint is chosen.
+between epsilon 0 and infinity that is closed; per round the Frechet distance of the candidates to held-out samples, the
+median distance to their medoid, and how many preferences survive the noise; what a round costs a client (`costs.py`).
+Deviation: the last weights count, no checkpoint is chosen.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from understudy.evaluation.utility.next_token import (
 )
 from understudy.methods.preference_optimization.clients import Clients, build_clients, build_texts
 from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
+from understudy.methods.preference_optimization.costs import measure_costs
 from understudy.methods.preference_optimization.histogram import nearest_candidates
 from understudy.methods.preference_optimization.metric_names import METRIC_NAMES
 from understudy.methods.preference_optimization.pool import ClientPool
@@ -106,6 +107,7 @@ def evaluate_run(
     rounds = merge(
         measure_rounds(inputs, unseen, config=config, measuring=measuring),
         Metrics(values={"cut.train.clients": cut}, declared=METRIC_NAMES),
+        measure_costs(inputs.candidates[-1], config),
     )
     if not inputs.synthetic:
         return merge(rounds, Metrics(missing=("everything about the synthetic texts: none was kept",)))

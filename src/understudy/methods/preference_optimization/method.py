@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 def charged_settings(config: PreferenceOptimizationConfig) -> PreferenceOptimizationConfig:
-    """The settings that clients' texts meet: all but the number of texts drawn in the end (ADR 0005).
+    """The settings that clients' texts meet: all but the number of texts drawn in the end and the report's (ADR 0005).
 
     Every round's query is about candidates that all other settings have shaped, and so have the seed texts: their
     digest is among the settings.
@@ -48,7 +48,8 @@ def charged_settings(config: PreferenceOptimizationConfig) -> PreferenceOptimiza
     from understudy.methods.preference_optimization.seeds import read_seeds, seeds_digest
 
     plain = PreferenceOptimizationConfig(profile=config.profile)
-    return config.model_copy(update={"samples": plain.samples, "seeds_digest": seeds_digest(read_seeds(config.seeds))})
+    seeds = {"seeds_digest": seeds_digest(read_seeds(config.seeds))}
+    return config.model_copy(update={"samples": plain.samples, "costs": plain.costs, **seeds})
 
 
 def resolve(

@@ -81,7 +81,7 @@ def release_scores(
         mask = drawn.numpy()
     if config.scoring.aggregation == "masked":
         return mechanisms.masked_sum(
-            torch.from_numpy(_every_vector(pool, candidates, labels=labels, config=config)),
+            torch.from_numpy(every_vector(pool, candidates, labels=labels, config=config)),
             secure_settings(config, schedule),
             participating=torch.from_numpy(mask),
             step=round,
@@ -131,7 +131,7 @@ def check_masking(config: PreferenceOptimizationConfig, schedule: QuerySchedule,
         ) from None
 
 
-def _every_vector(
+def every_vector(
     pool: ClientPool, candidates: Rows, *, labels: IntArray | None, config: PreferenceOptimizationConfig
 ) -> FloatArray:
     """(n, M) what each client would send, private."""

@@ -23,7 +23,7 @@ _SERIES = {"recovery": "Preferences that hold", "frechet": "Fréchet distance", 
 
 def sections(metrics: Metrics, _statement: Mapping[str, Any]) -> MethodSections:
     """The sections of a run, in the place of the accuracy of a classifier."""
-    found = (next_token_section(metrics), rounds_section(metrics))
+    found = (next_token_section(metrics), rounds_section(metrics), cost_section(metrics))
     return MethodSections(first=tuple(section for section in found if section is not None))
 
 
@@ -86,6 +86,37 @@ def rounds_section(metrics: Metrics) -> Section | None:
         Table(("Round", *_SERIES.values()), rows),
         "Both sets are of equal size in every round. Falling spread (distance to the medoid) with falling Fréchet "
         "distance is progress; falling spread alone is collapse.",
+    )
+
+
+def cost_section(metrics: Metrics) -> Section | None:
+    """What a client receives, sends and computes in a round, in numbers and in seconds."""
+    values = metrics.values
+    if "costs.scoring.seconds" not in values:
+        return None
+    ways = {"download": "Received: embeddings of the candidates", "upload": "Sent: a score of each candidate"}
+    rows = [
+        (
+            words,
+            number(values[f"costs.{way}.floats"]),
+            f"{values[f'costs.{way}.seconds']:.3g}",
+            f"at an assumed {values[f'costs.{way}.mbit_per_second']:g} Mbit/s",
+        )
+        for way, words in ways.items()
+    ]
+    scoring = f"{values['costs.scoring.seconds']:.3g}"
+    rows.append(("Computed: its scores", "", scoring, "measured, processor time on this machine"))
+    lead = (
+        f"In one round a client receives {number(values['costs.download.floats'])} numbers and sends "
+        f"{number(values['costs.upload.floats'])}.",
+    )
+    return Section(
+        "costs",
+        "What a round costs a client",
+        lead,
+        table=Table(("", "Numbers", "Seconds", "By"), tuple(rows)),
+        note="Scoring is timed with a made-up client of one sample, so that no clock runs over private texts. "
+        "Embedding a client's own texts, once for all rounds, is not in it.",
     )
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from understudy.compute import copied_to
+from understudy.compute import ON_CPU, Compute, copied_to
 from understudy.data.instructions import INSTRUCTION_SCHEMA, check_instructions
 from understudy.data.readers import read_source
 from understudy.errors import InputError
@@ -35,7 +35,7 @@ from understudy.methods.trajectory_matching.selection import (
     rows_wanted,
 )
 from understudy.methods.trajectory_matching.student import Rows, Student, generator_seed
-from understudy.models.loading import LoadedModel
+from understudy.models.loading import LoadedModel, load_base, load_model
 from understudy.progress import CheckpointSink, Progress
 
 _BATCH = 16
@@ -110,6 +110,20 @@ def _batches(lengths: Tensor, base: LoadedModel, config: TrajectoryMatchingConfi
             yield rows.tolist(), limit
 
 
+def load_selector(config: TrajectoryMatchingConfig, compute: Compute = ON_CPU) -> LoadedModel:
+    """The model whose gradients `less` compares: that of `selection.model`, or the run's own.
+
+    It reads the rows in its own tokens, so it may be of another family than the distiller.
+
+    Raises:
+        InputError: as `load_model`.
+    """
+    named = config.selection
+    if not named.model:
+        return load_base(config, compute)
+    return load_model(named.model, digest=named.model_digest, compute=compute)
+
+
 def choose(
     pairs: Sequence[Pair],
     target: Sequence[Pair] | None,
@@ -126,8 +140,8 @@ def choose(
         pairs: to choose from.
         target: that the chosen should resemble; None sets some of the pairs aside for it.
         config: strategy and number.
-        student: needed by `less`.
-        tokenizer: needed by `less`.
+        student: needed by `less`; of the selector.
+        tokenizer: needed by `less`; of the selector.
         checkpoint: of `less`; the others take next to no time.
         progress: of `less`.
 

@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
+from understudy.evaluation.answers.config import AnswersConfig
 from understudy.frozen import DigestOf, Frozen, MethodSettings, Profiles
 from understudy.quantities import Count, LearningRate, NonEmpty, Positive, Probability, Size, section, setting
 
@@ -58,11 +59,24 @@ class SelectionConfig(Frozen):
         "Public file of instructions with responses that the chosen rows should resemble (bm25, dsir, less); none: "
         "`validation` of the rows to choose from, which are then not chosen.",
     )
+    model: str = setting("", "less: another base model whose gradients choose the rows; empty: the run's model.")
+    model_digest: Annotated[str, DigestOf("model")] = setting(
+        "", "sha256 of the files of `selection.model`; set by the run."
+    )
     validation: int = setting(16, "Rows of the target that are looked at, at most.", le=10_000, ge=1)
     buckets: int = setting(10_000, "dsir: buckets of hashed unigrams and bigrams.", le=10_000_000, ge=1)
     warmup: Probability = setting(0.05, "less: part of the rows that the warm-up sees. LESS 0.05.")
     warmup_epochs: int = setting(2, "less: epochs of the warm-up. tiny 2, LESS 4.", le=100, ge=1)
     projection: Size = setting(512, "less: dimension of projected gradients. tiny 512, LESS 8192.")
+
+    @model_validator(mode="after")
+    def _check_selector(self) -> Self:
+        if self.model and self.strategy != "less":
+            raise ValueError(
+                f"selection.model={self.model}: expected selection.strategy=less, which alone asks a model, found "
+                f"{self.strategy}; choose less, or leave selection.model out"
+            )
+        return self
 
 
 class DistilConfig(Frozen):
@@ -148,6 +162,9 @@ class TrajectoryMatchingConfig(MethodSettings):
         DistilConfig, "How the pseudo tokens are learned: spans of a trajectory that a student follows, and its steps."
     )
     tuning: TuningConfig = section(TuningConfig, "Tuning on the result, and what is measured with it.")
+    evaluation: AnswersConfig = section(
+        AnswersConfig, "Multiple choice behind answered examples, and tasks of lm-evaluation-harness."
+    )
 
     @model_validator(mode="after")
     def _check_snapshots(self) -> Self:
@@ -168,6 +185,11 @@ class TrajectoryMatchingConfig(MethodSettings):
     def selecting(self) -> SelectionConfig:
         """How rows are selected; `samples` is the same as `selection.rows` and counts before it."""
         return self.selection if self.samples is None else self.selection.model_copy(update={"rows": self.samples})
+
+    @property
+    def unmeasured(self) -> TrajectoryMatchingConfig:
+        """Without what only the evaluation meets, so that another measurement trains and distils nothing again."""
+        return self.model_copy(update={"evaluation": AnswersConfig()})
 
 
 def promised(config: TrajectoryMatchingConfig, *, has_epsilon: bool) -> TrajectoryMatchingConfig:

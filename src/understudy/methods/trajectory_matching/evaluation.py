@@ -3,7 +3,8 @@
 At most `tuning.questions` of the held-out rows are measured on, drawn by the public seed. Those whose responses repeat,
 such as labels, are multiple-choice questions, with the responses of all held-out rows as candidates. Of all of them the
 mean loss of the response is measured. The last weights are measured, never the best. What is tuned is the base model
-with new adapters.
+with new adapters. Where they are asked for, the questions are asked again behind public examples, and each model is
+measured on tasks of lm-evaluation-harness.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from understudy.evaluation.answers.harness import measured_by_harness
 from understudy.evaluation.answers.multiple_choice import Question, likelihoods, questions_of, rightly_answered
+from understudy.evaluation.answers.shots import draw_shots, few_shot
 from understudy.evaluation.config import EvaluationConfig
 from understudy.evaluation.metrics import Metrics, merge
 from understudy.evaluation.statistics.intervals import accuracy_interval, paired_bootstrap
@@ -27,7 +30,12 @@ from understudy.methods.trajectory_matching.config import TrajectoryMatchingConf
 from understudy.methods.trajectory_matching.distil import Distilled, mean_prompts
 from understudy.methods.trajectory_matching.emission import with_pseudo_text
 from understudy.methods.trajectory_matching.experts import adapters_of, expert_student
-from understudy.methods.trajectory_matching.metric_names import CONTROLS, METRIC_NAMES, PARTS
+from understudy.methods.trajectory_matching.metric_names import (
+    CONDITIONS,
+    CONTROLS,
+    METRIC_NAMES,
+    PARTS,
+)
 from understudy.methods.trajectory_matching.selection import random_rows
 from understudy.methods.trajectory_matching.student import Student
 from understudy.methods.trajectory_matching.training import Schedule, fine_tune
@@ -78,10 +86,16 @@ class Answers:
     Attributes:
         losses: `(rows,)` mean loss of each response.
         correct: `(questions,)` whether each question is answered rightly.
+        few_shot: the same behind the public examples, of the questions that fit whole; empty without examples.
+        harness: accuracy by task of lm-evaluation-harness.
+        failed: why there is none, though tasks were named.
     """
 
     losses: npt.NDArray[np.float64] = field(repr=False)
     correct: npt.NDArray[np.bool_] = field(repr=False)
+    few_shot: npt.NDArray[np.bool_] = field(repr=False, default_factory=lambda: np.zeros(0, dtype=bool))
+    harness: Mapping[str, float] = field(default_factory=dict)
+    failed: str | None = None
 
 
 def measuring(held_out: Sequence[Pair], config: TrajectoryMatchingConfig) -> Measuring:
@@ -132,9 +146,11 @@ def evaluate_tuning(
     if other is not None:
         found |= _transfer(other, emitted, test, config)
     values = _of_distillation(emitted.distilled) | _cut(train, base, config)
-    missing = () if test.questions else ("accuracy among candidates: held-out responses do not repeat",)
+    missing = [f"{CONDITIONS[name]}, harness tasks: {one.failed}" for name, one in found.items() if one.failed]
+    if not test.questions:
+        missing.append("accuracy among candidates: held-out responses do not repeat")
     return merge(
-        Metrics(values=values, missing=missing, declared=METRIC_NAMES),
+        Metrics(values=values, missing=tuple(missing), declared=METRIC_NAMES),
         compared(found, EvaluationConfig(profile=config.profile)),
     )
 
@@ -152,14 +168,24 @@ def compared(found: Mapping[str, Answers], settings: EvaluationConfig) -> Metric
             each[f"{condition}.loss"] = mean_interval(one.losses, **settings.bootstrap)
         if len(one.correct):
             each[f"{condition}.accuracy"] = accuracy_interval(one.correct, **settings.bootstrap)
+        if len(one.few_shot):
+            each[f"{condition}.few_shot_accuracy"] = accuracy_interval(one.few_shot, **settings.bootstrap)
     for control in CONTROLS:
         name, other = f"distilled_minus_{control}", found[control]
         if len(ours.losses):
             each[f"{name}.loss"] = mean_difference(ours.losses, other.losses, **settings.bootstrap)
         if len(ours.correct):
             each[f"{name}.accuracy"] = paired_bootstrap(ours.correct, other.correct, **settings.bootstrap)
+        if len(ours.few_shot):
+            each[f"{name}.few_shot_accuracy"] = paired_bootstrap(ours.few_shot, other.few_shot, **settings.bootstrap)
+    harness = {
+        f"tuning.{condition}.harness.{task}": value
+        for condition, one in found.items()
+        for task, value in one.harness.items()
+    }
+    counted = {"tuning.few_shot_questions": float(len(ours.few_shot))} if len(ours.few_shot) else {}
     return Metrics(
-        values={f"tuning.{name}": one.value for name, one in each.items()},
+        values={f"tuning.{name}": one.value for name, one in each.items()} | harness | counted,
         intervals={f"tuning.{name}": (one.low, one.high) for name, one in each.items()},
         declared=METRIC_NAMES,
     )
@@ -215,8 +241,17 @@ class _Measured:
                 if questions
                 else []
             )
+            led = few_shot(
+                model, tokenizer, questions, self.shots, template=config.template, max_length=config.max_length
+            )
+            harness, failed = measured_by_harness(model, tokenizer, config.evaluation)
         whole = torch.cat(losses).double().cpu().numpy() if losses else np.zeros(0)
-        return Answers(whole, np.array(right, dtype=bool))
+        return Answers(whole, np.array(right, dtype=bool), np.array(led, dtype=bool), harness, failed)
+
+    @property
+    def shots(self) -> Sequence[Pair]:
+        """The public examples; of every condition the same."""
+        return draw_shots(self.config.evaluation, seed=self.config.public_seed)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from understudy.methods.trajectory_matching.config import PUBLIC_CARRIERS, Traje
 from understudy.methods.trajectory_matching.queries import queries_of
 from understudy.privacy.naming import without_place
 from understudy.privacy.queries import Queries
-from understudy.privacy.statement import FLOATING_POINT, TRAINING_FLOATS, Access, mechanism_facts
+from understudy.privacy.statement import FLOATING_POINT, TRAINING_FLOATS, Access, PretrainedModel, mechanism_facts
 from understudy.settings import settings
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def charged_settings(config: TrajectoryMatchingConfig) -> TrajectoryMatchingConf
             "selection": plain.selection,
             "distil": plain.distil.model_copy(update={"max_start": 1, "span": 1}),
             "tuning": plain.tuning,
+            "evaluation": plain.evaluation,
         }
     )
 
@@ -57,27 +58,43 @@ def check_model(config: TrajectoryMatchingConfig, label_names: Sequence[str]) ->
 
 
 def public_tables(config: TrajectoryMatchingConfig) -> dict[str, str]:
-    """The public rows that carry pseudo tokens, and those that the chosen ones resemble."""
+    """The rows that carry pseudo tokens, those that the chosen ones resemble, and those that stand before questions."""
     carriers = {} if config.carrier == "selected" else {"carriers": config.carriers}
-    target = config.selection.target
-    return carriers | ({} if target is None else {"selection.target": target})
+    target, shots = config.selection.target, config.evaluation.shots_from
+    resembled = {} if target is None else {"selection.target": target}
+    return carriers | resembled | ({"evaluation.shots_from": shots} if shots else {})
 
 
 def resolve(
     config: TrajectoryMatchingConfig, n: int, label_names: Sequence[str] = (), _epsilon: float = math.inf
 ) -> TrajectoryMatchingConfig:
-    """A number in place of `distil.micro_batch=auto`, by the model's files, and the digest of the other model."""
+    """A number in place of `distil.micro_batch=auto`, by the model's files, and the digests of what is named."""
+    from understudy.evaluation.answers.digests import with_digests
     from understudy.methods.trajectory_matching.memory import resolve as numbers  # reads the model's folder
+
+    tuning, selection = config.tuning, config.selection
+    if tuning.transfer is not None and not tuning.transfer_digest:
+        digest = _digest_of(tuning.transfer, setting="tuning.transfer")
+        tuning = tuning.model_copy(update={"transfer_digest": digest})
+    if selection.model and not selection.model_digest:
+        digest = _digest_of(selection.model, setting="selection.model")
+        selection = selection.model_copy(update={"model_digest": digest})
+    found = {"tuning": tuning, "selection": selection, "evaluation": with_digests(config.evaluation)}
+    return numbers(config.model_copy(update=found), n, label_names)
+
+
+def _digest_of(model: str, *, setting: str) -> str:
+    """Digest of the files of another model.
+
+    Raises:
+        InputError: naming the setting; there is no such model on this machine.
+    """
     from understudy.models.folders import folder_digest, model_folder
 
-    tuning = config.tuning
-    if tuning.transfer is not None and not tuning.transfer_digest:
-        try:
-            digest = folder_digest(model_folder(tuning.transfer))
-        except InputError as error:
-            raise InputError(f"tuning.transfer={tuning.transfer}: {error}") from None
-        tuning = tuning.model_copy(update={"transfer_digest": digest})
-    return numbers(config.model_copy(update={"tuning": tuning}), n, label_names)
+    try:
+        return folder_digest(model_folder(model))
+    except InputError as error:
+        raise InputError(f"{setting}={model}: {error}") from None
 
 
 def queries(config: TrajectoryMatchingConfig, *, n: int, epsilon: float, delta: float) -> Queries:
@@ -112,6 +129,7 @@ def describe(config: TrajectoryMatchingConfig, promise: Promise) -> Description:
             ),
             choices="Settings and defaults were fixed before the run; the last weights are used.",
             declared_public=public,
+            pretrained_models=_selector(config),
             dry_run=sizes,
             warnings=(
                 "this run has no epsilon: real rows carry the result, and nothing is promised; give --epsilon for "
@@ -132,11 +150,21 @@ def describe(config: TrajectoryMatchingConfig, promise: Promise) -> Description:
         ),
         choices="Settings and defaults were fixed before the run; no snapshot was chosen, all are used.",
         declared_public=public,
+        pretrained_models=_selector(config),
         dry_run=sizes | ({} if part is None else {"part_of_rows_in_an_expert": float(f"{part:.2g}")}),
         warnings=() if part is None or part >= _TOO_LITTLE else (_drowned(part, promise.n),),
         evaluations=("evaluate-tuning",),
         floating_point=FLOATING_POINT + TRAINING_FLOATS,
     )
+
+
+def _selector(config: TrajectoryMatchingConfig) -> tuple[PretrainedModel, ...]:
+    """The model whose gradients chose the released rows, where it is not the run's."""
+    chosen_by = config.selection
+    if not chosen_by.model:
+        return ()
+    role = "selector, whose gradients choose the rows that carry pseudo tokens"
+    return (PretrainedModel(role=role, name=chosen_by.model, digest=chosen_by.model_digest),)
 
 
 def _part_of_rows(config: TrajectoryMatchingConfig, promise: Promise) -> float | None:
@@ -169,7 +197,8 @@ def report_facts(config: TrajectoryMatchingConfig) -> dict[str, str]:
     distil = config.distil
     return {
         "experts": f"{config.experts.count}, {config.experts.epochs} epochs",
-        "carrier": f"{config.carrier}, chosen by {config.selection.strategy}",
+        "carrier": f"{config.carrier}, chosen by {config.selection.strategy}"
+        + (f" with {without_place(config.selection.model)}" if config.selection.model else ""),
         "pseudo tokens": f"{distil.tokens} a row, {distil.steps} steps of {distil.inner_steps} inner steps",
     }
 

@@ -25,6 +25,7 @@ PARTS = 10
 
 _COMPARED: tuple[tuple[str, str, str, Better], ...] = (
     ("accuracy", "Right choices among the candidate answers", "share", "higher"),
+    ("few_shot_accuracy", "Right choices among the candidate answers, behind public examples", "share", "higher"),
     ("loss", "Mean loss of held-out responses", "nats per token", "lower"),
 )
 
@@ -41,6 +42,25 @@ METRIC_NAMES: tuple[MetricName, ...] = (
     *(
         MetricName(
             f"tuning.{condition}.accuracy", f"Right choices among the candidate answers: {meaning}", "share", "higher"
+        )
+        for condition, meaning in CONDITIONS.items()
+    ),
+    *(
+        MetricName(
+            f"tuning.{condition}.few_shot_accuracy",
+            f"Right choices among the candidate answers, behind public examples: {meaning}",
+            "share",
+            "higher",
+        )
+        for condition, meaning in CONDITIONS.items()
+    ),
+    MetricName("tuning.few_shot_questions", "Questions that fit whole, behind public examples", "rows", "context"),
+    *(
+        MetricName(
+            f"tuning.{condition}.harness.{{task}}",
+            f"Accuracy on {{task}} of lm-evaluation-harness: {meaning}",
+            "share",
+            "higher",
         )
         for condition, meaning in CONDITIONS.items()
     ),

@@ -16,11 +16,13 @@ from typing import Any
 import pyarrow as pa
 
 from understudy.errors import InputError
+from understudy.evaluation.answers.harness import check_tasks
+from understudy.evaluation.answers.shots import check_shots
 from understudy.generation.instructions import LEAST_ROOM, EncodedPairs, Pair, PairEncoder, pairs_of
 from understudy.generation.step import backbone
 from understudy.hardware import chosen
 from understudy.methods.method import Promise
-from understudy.methods.trajectory_matching.carriers import answered, read_pairs
+from understudy.methods.trajectory_matching.carriers import answered, load_selector, read_pairs
 from understudy.methods.trajectory_matching.config import TrajectoryMatchingConfig
 from understudy.methods.trajectory_matching.distil import distil
 from understudy.methods.trajectory_matching.experts import (
@@ -32,7 +34,7 @@ from understudy.methods.trajectory_matching.experts import (
 from understudy.methods.trajectory_matching.queries import plan_of_expert, steps_per_epoch
 from understudy.methods.trajectory_matching.selection import free_rows, rows_wanted
 from understudy.methods.trajectory_matching.student import Rows, Student
-from understudy.methods.trajectory_matching.training import Schedule, fine_tune
+from understudy.methods.trajectory_matching.training import Schedule, fine_tune, gradient_of
 from understudy.models.loading import LoadedModel, load_base, load_model
 from understudy.privacy.dpsgd.layers import check_layers
 from understudy.privacy.dpsgd.trial import check_gradients, told_of_model
@@ -77,8 +79,12 @@ def check_model(config: TrajectoryMatchingConfig) -> LoadedModel:
         rows_wanted(config.selecting, free_rows(config.selecting, available))
     if config.selection.target is not None:
         read_pairs(config.selection.target, setting="selection.target")
+    check_tasks(config.evaluation)
+    check_shots(base.model, base.tokenizer, config.evaluation, max_length=config.max_length, seed=config.public_seed)
     if config.tuning.transfer is not None:
         _check_transfer(config.tuning.transfer, config)
+    if config.selection.model:
+        _check_selector(config)
     if config.experts.private:
         student = expert_student(load_base(config).model, config, 0)
         check_layers(student.adapted, {name.rpartition(".")[0] for name in student.start})
@@ -118,6 +124,9 @@ def _check_transfer(name: str, config: TrajectoryMatchingConfig) -> None:
     try:
         other = load_model(name)
         PairEncoder(other.tokenizer, config.template).check_width(config.max_length)
+        check_shots(
+            other.model, other.tokenizer, config.evaluation, max_length=config.max_length, seed=config.public_seed
+        )
     except InputError as error:
         raise InputError(f"tuning.transfer={name}: {error}") from None
     context = getattr(backbone(other.model).config, "max_position_embeddings", None)
@@ -126,6 +135,30 @@ def _check_transfer(name: str, config: TrajectoryMatchingConfig) -> None:
             f"tuning.transfer={name}: expected a context of at least max_length={config.max_length} tokens, found "
             f"{context}; lower max_length, or name another model"
         )
+
+
+def _check_selector(config: TrajectoryMatchingConfig) -> None:
+    """Refuse another model that could not choose rows: a gradient of a made-up row is taken, as of every row later.
+
+    Raises:
+        InputError: it is unknown, its template or context has no room for a row, or it gives no gradient.
+    """
+    name = config.selection.model
+    try:
+        selector = load_selector(config)
+        PairEncoder(selector.tokenizer, config.template).check_width(config.max_length)
+    except InputError as error:
+        raise InputError(f"selection.model={name}: {error}") from None
+    context = getattr(backbone(selector.model).config, "max_position_embeddings", None)
+    if context is not None and config.max_length > context:
+        raise InputError(
+            f"selection.model={name}: expected a context of at least max_length={config.max_length} tokens, found "
+            f"{context}; lower max_length, or name another model"
+        )
+    rows = _made_up(selector, config, 1)
+    with told_of_model(name, "name another selection.model, or leave it out"):
+        student = expert_student(selector.model, config, 0)
+        gradient_of(student, rows, student.start)
 
 
 def expected_cost(config: TrajectoryMatchingConfig, promise: Promise) -> dict[str, Any]:
@@ -165,7 +198,7 @@ def expected_seconds(
     return {
         "experts": experts.count * experts.epochs * steps_per_epoch(config, promise.n) * step,
         "carriers": answering,
-        "selection": _selection_seconds(config, of_carriers, tuned(1)),
+        "selection": _selection_seconds(config, of_carriers, clock) if config.selection.strategy == "less" else 0.0,
         "distillation": distilling.steps * matching,
         "tuning": _tuning_seconds(config, rows, tuned(config.tuning.batch_size)),
     }
@@ -176,7 +209,12 @@ def _tuning_seconds(config: TrajectoryMatchingConfig, rows: int, step: float) ->
     tuning = config.tuning
     tuned = _TUNED + (_TUNED_BY_TRANSFER if tuning.transfer else 0)
     measured = _MEASURED + (_MEASURED_BY_TRANSFER if tuning.transfer else 0)
-    read = tuning.questions * _READ_PER_QUESTION * _READING * step / tuning.batch_size
+    asked, candidates = config.evaluation, _READ_PER_QUESTION - 1
+    # Behind examples a question is about as many times as long.
+    behind = (asked.shots + 1) * candidates if asked.shots else 0
+    rows_read = tuning.questions * (_READ_PER_QUESTION + behind)
+    rows_read += len(asked.harness_tasks) * asked.harness_questions * (asked.shots + 1) * candidates
+    read = rows_read * _READING * step / tuning.batch_size
     return tuned * tuning.epochs * rows / tuning.batch_size * step + measured * read
 
 
@@ -189,9 +227,11 @@ def _seconds_of_answers(base: LoadedModel, public: pa.Table, config: TrajectoryM
     return (clock() - began) * rounds
 
 
-def _selection_seconds(config: TrajectoryMatchingConfig, rows: int, each: float) -> float:
-    """LESS takes a gradient of every row at every state; the others take next to nothing."""
-    return config.selection.warmup_epochs * rows * each if config.selection.strategy == "less" else 0.0
+def _selection_seconds(config: TrajectoryMatchingConfig, rows: int, clock: Clock) -> float:
+    """LESS takes a gradient of every row at every state, by its own model; the others take next to nothing."""
+    selector = load_selector(config, chosen())
+    student = expert_student(selector.model, config, 0)
+    return config.selection.warmup_epochs * rows * _seconds_of_tuning(student, _made_up(selector, config, 1), clock)
 
 
 def _made_up(base: LoadedModel, config: TrajectoryMatchingConfig, rows: int) -> Rows:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from understudy.evaluation.metrics import Metrics
+from understudy.evaluation.names import harness_tasks
 from understudy.methods.trajectory_matching.config import PUBLIC_CARRIERS
 from understudy.methods.trajectory_matching.metric_names import CONDITIONS, CONTROLS
 from understudy.reporting.text_formatting import percent
@@ -45,18 +46,19 @@ def sections(metrics: Metrics, statement: Mapping[str, Any]) -> MethodSections:
 def tuning_section(metrics: Metrics) -> Section | None:
     """Accuracy and loss on held-out rows, by what the model was tuned on."""
     values = metrics.values
-    rows = [
-        (
-            meaning,
-            _shown(values.get(f"tuning.{condition}.accuracy"), percent),
-            _shown(values.get(f"tuning.{condition}.loss"), _three),
-        )
-        for condition, meaning in CONDITIONS.items()
-        if f"tuning.{condition}.loss" in values
-    ]
-    if not rows:
+    conditions = {name: said for name, said in CONDITIONS.items() if f"tuning.{name}.loss" in values}
+    if not conditions:
         return None
-    table = Table(("Model", "Right choices", "Loss of a response"), tuple(rows))
+    columns: dict[str, tuple[str, Any]] = {"Right choices": ("accuracy", percent)}
+    if any(f"tuning.{name}.few_shot_accuracy" in values for name in conditions):
+        columns["Behind examples"] = ("few_shot_accuracy", percent)
+    columns["Loss of a response"] = ("loss", _three)
+    columns |= {task: (f"harness.{task}", percent) for task in harness_tasks(values, "tuning.distilled.harness.")}
+    rows = [
+        (said, *(_shown(values.get(f"tuning.{name}.{figure}"), form) for figure, form in columns.values()))
+        for name, said in conditions.items()
+    ]
+    table = Table(("Model", *columns), tuple(rows))
     lead = "Every model is measured on real rows that nothing was trained on, at its last weights."
     return Section("tuning", "What tuning on the distilled rows gives", (lead,), table=table)
 

@@ -1,11 +1,5 @@
 """Multiple choice by mean log-likelihood."""
 
-import ast
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -106,34 +100,3 @@ def test_a_question_that_does_not_fit_is_refused_behind_examples_alone(base):
     with pytest.raises(InputError, match=r"question 1: .*max_length=96"):
         rightly_answered(base.model, base.tokenizer, questions, shots=PAIRS, max_length=96)
     assert len(rightly_answered(base.model, base.tokenizer, questions, max_length=96)) == 2
-
-
-@pytest.mark.slow
-def test_the_harness_asks_a_task_of_ones_own(tmp_path):
-    """In a process of its own: the harness reads where its caches are when it is imported, and warns of much."""
-    pytest.importorskip("lm_eval")
-    rows = [{"q": f"film {n}", "choices": ["bad", "good"], "gold": n % 2} for n in range(6)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    task = {
-        "task": "own_choice",
-        "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": str(tmp_path / "rows.jsonl")}},
-        "test_split": "test",
-        "output_type": "multiple_choice",
-        "doc_to_text": "{{q}}",
-        "doc_to_choice": "{{choices}}",
-        "doc_to_target": "gold",
-        "metric_list": [{"metric": "acc"}],
-    }
-    (tmp_path / "own.yaml").write_text(json.dumps(task))
-    code = f"""
-from understudy.evaluation.answers.multiple_choice import by_harness
-from understudy.models.loading import load_model
-base = load_model("tiny-llama")
-print(by_harness(base.model, base.tokenizer, [{str(tmp_path / "own.yaml")!r}]))
-"""
-    offline = {"HF_HOME": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-    ended = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | offline, capture_output=True, text=True, check=True, cwd=tmp_path
-    )
-    assert 0 <= ast.literal_eval(ended.stdout.splitlines()[-1])["own_choice"] <= 1

@@ -4,7 +4,12 @@ from report_pages import Outline
 
 from understudy.evaluation.metrics import Metrics
 from understudy.methods.preference_optimization.metric_names import METRIC_NAMES
-from understudy.methods.preference_optimization.report import next_token_section, rounds_section, sections
+from understudy.methods.preference_optimization.report import (
+    cost_section,
+    next_token_section,
+    rounds_section,
+    sections,
+)
 from understudy.reporting.report import build_report, rebuild_report
 from understudy.reporting.view import MethodSections
 
@@ -38,6 +43,26 @@ def test_the_figures_are_said_in_words():
     # Rounds in the order of their numbers, not of their names.
     assert [row[0] for row in rounds.table.rows] == [str(i) for i in range(1, 12)]
     assert rounds.table.rows[1] == ("2", "0.800", "1.300", "1.200")
+
+
+def test_what_a_round_costs_a_client_is_shown_in_numbers_and_seconds_with_the_rates_assumed():
+    costs = {
+        "costs.download.floats": 6912000.0,
+        "costs.upload.floats": 18000.0,
+        "costs.download.seconds": 4.42368,
+        "costs.upload.seconds": 0.0576,
+        "costs.download.mbit_per_second": 50.0,
+        "costs.upload.mbit_per_second": 10.0,
+        "costs.scoring.seconds": 0.125,
+    }
+    section = cost_section(Metrics(values=costs, declared=METRIC_NAMES))
+    received, sent, computed = section.table.rows
+    assert received[1:] == ("6,912,000", "4.42", "at an assumed 50 Mbit/s")
+    assert sent[1:] == ("18,000", "0.0576", "at an assumed 10 Mbit/s")
+    assert computed[2] == "0.125"
+    assert "measured" in computed[3]
+    assert "6,912,000" in section.lead[0]
+    assert cost_section(Metrics()) is None
 
 
 def test_other_runs_have_no_such_sections(metrics):

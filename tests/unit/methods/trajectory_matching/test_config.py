@@ -56,13 +56,38 @@ def test_experts_without_a_charge_ask_nothing_and_promise_nothing():
         queries_of(config, n=200, epsilon=8.0, delta=1e-4)
 
 
-def test_another_model_of_one_name_is_another_setting(tmp_path):
-    """Its digest stands in the settings, so in the cache key of what is tuned, and is no part of the charge."""
+@pytest.mark.parametrize(
+    ("named", "digest"),
+    [
+        (lambda folder: {"tuning": {"transfer": folder}}, lambda config: config.tuning.transfer_digest),
+        (
+            lambda folder: {"selection": {"strategy": "less", "model": folder}},
+            lambda config: config.selection.model_digest,
+        ),
+    ],
+    ids=["transfer", "selector"],
+)
+def test_another_model_of_one_name_is_another_setting(named, digest, tmp_path):
+    """Its digest stands in the settings, so in the cache key of what it does, and is no part of the charge."""
     folder = write_random_model(tmp_path / "other")
-    config = TrajectoryMatchingConfig(tuning={"transfer": str(folder)})
+    config = TrajectoryMatchingConfig(**named(str(folder)))
     found = []
     for content in ("{}", '{"changed": true}'):
         (folder / "generation_config.json").write_text(content)
         found.append(METHOD.preparation.resolve(config, 100, ()))
-    assert len({one.tuning.transfer_digest for one in found} - {""}) == 2
+    assert len({digest(one) for one in found} - {""}) == 2
     assert len({METHOD.charge.settings(one).model_dump_json() for one in found}) == 1
+
+
+def test_another_evaluation_is_no_other_charge_and_nothing_that_is_distilled_meets_it(tmp_path):
+    public = tmp_path / "public.csv"
+    found = []
+    for answer in ("good", "bad"):
+        public.write_text(f"instruction,response\na film,{answer}\n")
+        plain = TrajectoryMatchingConfig(evaluation={"shots": 1, "shots_from": str(public)})
+        found.append(METHOD.preparation.resolve(plain, 100, ()))
+    assert len({one.evaluation.shots_digest for one in found} - {""}) == 2
+    assert METHOD.preparation.public_tables(found[0])["evaluation.shots_from"] == str(public)
+    plain = METHOD.preparation.resolve(TrajectoryMatchingConfig(), 100, ())
+    assert {one.unmeasured for one in found} == {plain}
+    assert {METHOD.charge.settings(one) for one in found} == {METHOD.charge.settings(plain)}

@@ -1,5 +1,7 @@
 """What is measured on: a part of the held-out rows that says something about all; and what a page opens with."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,7 @@ from understudy.evaluation.metrics import Metrics
 from understudy.generation.instructions import Pair
 from understudy.methods.trajectory_matching.config import PUBLIC_CARRIERS, TrajectoryMatchingConfig
 from understudy.methods.trajectory_matching.evaluation import Answers, compared, measuring
+from understudy.methods.trajectory_matching.metric_names import CONDITIONS
 from understudy.methods.trajectory_matching.report import sections
 from understudy.reporting.text_formatting import MINUS, NARROW_SPACE
 from understudy.reporting.worth import worth
@@ -80,6 +83,30 @@ def test_learned_tokens_are_compared_row_by_row_with_what_never_met_private_rows
     assert 3.1 < low < 3.2 < 3.3 < high < 3.4
     low, high = intervals["tuning.distilled_minus_mean_tokens.accuracy"]
     assert 0.1 < low < 0.2 < high < 0.3
+
+
+def test_choices_behind_examples_and_harness_tasks_have_figures_and_columns_of_their_own():
+    """A condition whose tasks failed has none, and the others keep theirs."""
+    led = {"untuned": 20, "mean_tokens": 30, "distilled": 45}
+    found = {
+        name: replace(answers(100, 4.0), few_shot=np.arange(60) < right, harness={"arc_easy": right / 100})
+        for name, right in led.items()
+    }
+    found["expert"] = replace(answers(100, 4.0), failed="ConnectionError: away")
+    metrics = compared(found, EvaluationConfig(profile="tiny"))
+    assert metrics.values["tuning.distilled.few_shot_accuracy"] == 0.75
+    assert metrics.values["tuning.distilled_minus_mean_tokens.few_shot_accuracy"] == pytest.approx(0.25)
+    low, high = metrics.intervals["tuning.distilled_minus_untuned.few_shot_accuracy"]
+    assert low < 25 / 60 < high
+    assert metrics.values["tuning.few_shot_questions"] == 60
+    assert metrics.values["tuning.untuned.harness.arc_easy"] == 0.2
+    table = sections(metrics, {}).first[0].table
+    assert table.columns == ("Model", "Right choices", "Behind examples", "Loss of a response", "arc_easy")
+    cells = {row[0]: row[1:] for row in table.rows}
+    assert cells[CONDITIONS["distilled"]][1] == f"75.0{NARROW_SPACE}%"
+    assert cells[CONDITIONS["expert"]][1] == cells[CONDITIONS["expert"]][3] == "not measured"
+    plain = compared({name: answers(100, 4.0) for name in led}, EvaluationConfig(profile="tiny"))
+    assert sections(plain, {}).first[0].table.columns == ("Model", "Right choices", "Loss of a response")
 
 
 def test_the_page_opens_beside_unlearned_tokens_where_anyone_may_see_the_rows_and_else_beside_the_base_model():

@@ -70,3 +70,15 @@ def test_what_the_experts_do_not_meet_charges_nothing():
     longer = config.experts.model_copy(update={"epochs": 5})
     for change in ({"public_seed": 1}, {"max_length": 40}, {"template": "plain"}, {"experts": longer}):
         assert METHOD.charge.settings(config.model_copy(update=change)) != fixed, change
+
+
+def test_a_selector_stands_in_the_statement_and_charges_nothing():
+    """Its gradients choose rows that leave."""
+    config, queries = asked(1.0, 60)
+    selection = {"strategy": "less", "model": "tiny-gpt2", "model_digest": "d" * 64}
+    other = config.model_copy(update={"selection": config.selection.model_validate(selection)})
+    (named,) = METHOD.preparation.describe(other, Promise(queries, 60, 8.0, 1e-4)).pretrained_models
+    assert (named.name, named.digest) == ("tiny-gpt2", "d" * 64)
+    assert "selector" in named.role
+    assert METHOD.preparation.describe(config, Promise(queries, 60, 8.0, 1e-4)).pretrained_models == ()
+    assert METHOD.charge.settings(other) == METHOD.charge.settings(config)

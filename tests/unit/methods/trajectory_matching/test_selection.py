@@ -9,14 +9,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from pydantic import ValidationError
 from random_models import random_model
 from random_students import random_rows, random_student
 from transformers import BertConfig, BertLMHeadModel
 
 from understudy.errors import InputError, TaskFailed
 from understudy.generation.instructions import Pair
-from understudy.methods.trajectory_matching.carriers import choose
+from understudy.methods.trajectory_matching.carriers import choose, load_selector
 from understudy.methods.trajectory_matching.config import SelectionConfig, TrajectoryMatchingConfig, promised
+from understudy.methods.trajectory_matching.experts import expert_student
 from understudy.methods.trajectory_matching.less import less_scores
 from understudy.methods.trajectory_matching.preparation import check_model
 from understudy.methods.trajectory_matching.queries import queries_of
@@ -179,6 +181,47 @@ def test_less_warms_up_on_no_more_rows_than_its_share():
     sink = SimpleNamespace(due=lambda _: True, load=lambda: None, save=lambda step, _: taken.append(step))
     less_scores(random_student(), random_rows(25), random_rows(1, seed=2), config, checkpoint=sink)
     assert taken[-1] == 1 + 1 + 25
+
+
+def test_another_model_may_choose_the_rows_and_reads_them_in_its_own_tokens():
+    """The distiller has no part in the choice: with either one the same rows are chosen."""
+    rows = [Pair(text, "yes") for text in FILMS + MEALS]
+    selection = {"strategy": "less", "rows": 4, "validation": 2, "projection": 64, "warmup": 0.3, "warmup_epochs": 1}
+
+    def chosen(**models):
+        config = TrajectoryMatchingConfig(
+            model=models["model"], selection=selection | {"model": models.get("selector", "")}, max_length=48
+        )
+        selector = load_selector(config)
+        return selector, choose(
+            rows, None, config, student=expert_student(selector.model, config, 0), tokenizer=selector.tokenizer
+        )
+
+    own, by_own = chosen(model="tiny-gpt2")
+    other, by_other = chosen(model="tiny-llama", selector="tiny-gpt2")
+    assert (own.name, other.name) == ("tiny-gpt2", "tiny-gpt2")
+    assert by_own == by_other
+    distiller, _ = chosen(model="tiny-llama")
+    assert distiller.name == "tiny-llama"
+
+
+def test_a_model_that_nobody_asks_is_refused():
+    with pytest.raises(ValidationError, match=r"selection\.model=tiny-gpt2.*selection\.strategy=less.*random"):
+        SelectionConfig(model="tiny-gpt2")
+
+
+def test_a_selector_that_could_not_choose_is_refused_before_the_charge(tmp_path):
+    def check(model, **more):
+        selection = {"strategy": "less", "model": str(model)}
+        return check_model(promised(TrajectoryMatchingConfig(selection=selection, **more), has_epsilon=False))
+
+    assert check("tiny-gpt2").name == "tiny-llama"
+    with pytest.raises(InputError, match=r"selection\.model=no-such-model"):
+        check("no-such-model")
+    short = random_model("gpt2", vocabulary=4096, width=16, positions=64, layers=1)
+    export_model(short, load_model("tiny-gpt2").tokenizer, tmp_path / "short")
+    with pytest.raises(InputError, match=r"selection\.model=.*short: .*max_length=96 tokens, found 64"):
+        check(tmp_path / "short")
 
 
 def test_a_selection_larger_than_the_set_is_refused():
