@@ -66,7 +66,7 @@ def attack(
     Args:
         released: what the run released.
         synthetic: its table.
-        canaries: with their coins.
+        canaries: with their coins and secrets.
         others: the rows that the run met beside them.
         asked: of the run.
 
@@ -75,11 +75,12 @@ def attack(
     """
     from understudy.auditing.attack import figures_of
     from understudy.auditing.canaries import INCLUDED
+    from understudy.auditing.canary_secrets import BESIDE_ROWS
     from understudy.auditing.echo import echoes
     from understudy.data.columns import text_columns
 
     table, known = read_table(canaries), read_table(synthetic)
-    rows, included = table.drop_columns([INCLUDED]), np.array(table[INCLUDED].to_pylist(), dtype=np.bool_)
+    rows, included = table.drop_columns(list(BESIDE_ROWS)), np.array(table[INCLUDED].to_pylist(), dtype=np.bool_)
     columns = text_columns(rows)
     made, hidden = (
         [" ".join(texts) for texts in zip(*(one[name].to_pylist() for name in columns), strict=True)]

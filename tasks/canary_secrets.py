@@ -35,12 +35,12 @@ def guess_secrets(
         source.
     """
     from understudy.auditing.canaries import INCLUDED
-    from understudy.auditing.canary_secrets import MOST_READ, OTHERS, SECRET, secret_figures, versions
+    from understudy.auditing.canary_secrets import BESIDE_ROWS, MOST_READ, OTHERS, SECRET, secret_figures, versions
 
     # How many are read hangs on no coin: progress shows it.
     table = read_table(canaries).slice(0, MOST_READ)
     candidates, places = table[OTHERS].to_pylist(), np.array(table[SECRET].to_pylist())
-    rows = versions(table.drop_columns([INCLUDED, OTHERS, SECRET]), candidates)
+    rows = versions(table.drop_columns(list(BESIDE_ROWS)), candidates)
     model = released_by(released, asked)
     before, after = (
         _losses(rows, asked, folder, number).reshape(len(candidates), -1) for number, folder in enumerate((None, model))

@@ -264,6 +264,7 @@ def test_the_python_api_and_a_flow_that_prefect_starts_find_the_same(table, on_p
         )
         assert found.bounds["data"]["positive_control"] > 0.5
         assert found.bounds["data"]["null_control"] < 0.6
+        assert found.secrets == {}, "this method releases no model"
         assert found.metrics.values["audit.one_run.canaries"] == 100
         run = RunRequest(
             data=str(table),

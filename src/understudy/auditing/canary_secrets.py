@@ -23,12 +23,15 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pyarrow as pa
 
+from understudy.auditing.canaries import INCLUDED
 from understudy.auditing.reconstruction import CANDIDATES, Floats, guessed
 from understudy.data.columns import text_columns
 from understudy.frozen import Frozen
 
 # Columns of the stored canaries.
 SECRET, OTHERS = "secret", "candidates"
+# Those that are no part of a canary's row.
+BESIDE_ROWS = (INCLUDED, OTHERS, SECRET)
 # So many canaries are read with all their candidates, in the rows or left out; the time of an audit grows with them.
 MOST_READ = 64
 
