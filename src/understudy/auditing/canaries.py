@@ -6,8 +6,8 @@ null record, as the relation of the promise has it: no other unit is moved by a 
 Its text is a word of the base model's vocabulary, over and over, that no other canary has, and two words at random. It
 says nothing about anybody and resembles no row. All that a unit may contribute goes into one direction that no other
 canary shares, which shows more than random words do (Panda et al. 2025, "Privacy Auditing of Large Language Models",
-arXiv 2503.06808: canaries of tokens that nothing else has). At its end stands a secret, a word that only the ledger's
-key knows (`canary_secrets.py`).
+arXiv 2503.06808: canaries of tokens that nothing else has). The last word at random is its secret, which only the
+ledger's key knows (`canary_secrets.py`).
 
 But for the secret, texts are public functions of the source's name and a seed, and so are slots, once it is known which
 are held out. No row has a part in them: tables that differ in one row still do with canaries in them. The coins come

@@ -1,9 +1,10 @@
-"""Secrets of canaries: a word at the end of each, one of 64 candidates, which an attacker of the model guesses.
+"""Secrets of canaries: the last word of each, one of 64 candidates, which an attacker of the model guesses.
 
 It stands for what personal data in a text is to an attacker: one of a list that is known, behind words that are known.
 The candidates are whole words of the base model's vocabulary, and a public function of the source's name and a seed.
 Which of them it is, is drawn by the ledger's key for each canary alone. Each is one token, so the mean losses of a
-text's versions compare candidates alone, whatever the method reads before them.
+text's versions compare candidates alone, whatever the method reads before them. A canary ends with words at random
+anyhow, so that one of them is a secret changes nothing for those who guess coins.
 
 The attacker reads each text with every candidate, by the public model and by the released one, and takes the candidate
 that became likelier by the most. Whoever never met the text is right with probability 1 / 64 exactly, for the draw is
@@ -64,7 +65,7 @@ def candidates_of(rows: pa.Table, *, words: Sequence[str], named: str) -> list[l
     """Of each canary, the words that its secret may be, none of which it has otherwise; public.
 
     Args:
-        rows: of the canaries, without secrets.
+        rows: of the canaries, before their last words became secrets.
         words: of the base model's vocabulary.
         named: what the choice is a function of.
     """
@@ -86,22 +87,19 @@ def drawn_places(names: Sequence[bytes], keyed: Callable[[bytes], bytes]) -> lis
     return [keyed(name)[0] % CANDIDATES for name in names]
 
 
-def with_words(rows: pa.Table, added: Sequence[str]) -> pa.Table:
-    """The rows with a word at the end of each; of pairs, of the response."""
+def with_last_words(rows: pa.Table, last: Sequence[str]) -> pa.Table:
+    """The rows with another last word in each; of pairs, of the response."""
     name = text_columns(rows)[-1]
-    texts = [f"{text} {word}" for text, word in zip(rows[name].to_pylist(), added, strict=True)]
+    bare = (text.rpartition(" ")[0] for text in rows[name].to_pylist())
+    texts = [f"{text} {word}" for text, word in zip(bare, last, strict=True)]
     place = rows.schema.get_field_index(name)
     return rows.set_column(place, rows.schema.field(place), pa.array(texts, pa.string()))
 
 
 def versions(rows: pa.Table, candidates: Sequence[Sequence[str]]) -> pa.Table:
     """Each canary with every candidate in the place of its secret, canary after canary."""
-    name = text_columns(rows)[-1]
-    place = rows.schema.get_field_index(name)
-    bare = pa.array([text.rpartition(" ")[0] for text in rows[name].to_pylist()], pa.string())
-    each = [row for row in range(rows.num_rows) for _ in candidates[row]]
-    plain = rows.set_column(place, rows.schema.field(place), bare).take(pa.array(each, pa.int64()))
-    return with_words(plain, [word for words in candidates for word in words])
+    each = [row for row, words in enumerate(candidates) for _ in words]
+    return with_last_words(rows.take(pa.array(each, pa.int64())), [word for words in candidates for word in words])
 
 
 def secret_figures(before: Floats, after: Floats, places: Sequence[int]) -> SecretFigures:

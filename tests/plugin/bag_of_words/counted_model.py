@@ -10,8 +10,8 @@ from understudy.auditing.row_losses import RowLosses
 from understudy.models.loading import load_base
 from understudy.tensor_files import load_tensors
 
-# What a word adds that stands once in a canary of one word ten times and of three others.
-ONCE = 1 / (10**2 + 3) ** 0.5
+# What a word adds that stands once in a canary of one word ten times and of two others.
+ONCE = 1 / (10**2 + 2) ** 0.5
 _BATCH = 64
 
 

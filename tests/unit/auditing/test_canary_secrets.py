@@ -11,18 +11,21 @@ from understudy.auditing.canary_secrets import (
     drawn_places,
     secret_figures,
     versions,
-    with_words,
+    with_last_words,
 )
 from understudy.auditing.secret_metrics import NO_MODEL, guessed_shares, guesses_in_words, secret_metrics
 from understudy.data import tables
 
 WORDS = [f"{first}{last}{end}" for first in "bcdfgh" for last in ("ank", "ell", "ind", "ock") for end in "aeiou"]
 ROWS = {
-    "labelled": pa.table({"text": ["banka banka", "cella della"], "label": [0, 1]}, schema=tables.LABELLED_SCHEMA),
-    "texts": pa.table({"text": ["banka banka", "cella della"]}, schema=tables.TEXT_SCHEMA),
-    "clients": pa.table({"client_id": ["a", "b"], "text": ["banka", "cella"]}, schema=tables.CLIENT_SCHEMA),
+    "labelled": pa.table(
+        {"text": ["banka banka ducka", "cella della"], "label": [0, 1]}, schema=tables.LABELLED_SCHEMA
+    ),
+    "texts": pa.table({"text": ["banka banka ducka", "cella della"]}, schema=tables.TEXT_SCHEMA),
+    "clients": pa.table({"client_id": ["a", "b"], "text": ["banka ducka", "cella della"]}, schema=tables.CLIENT_SCHEMA),
     "instructions": pa.table(
-        {"instruction": ["binda", "docka"], "response": ["banka banka", "cella"]}, schema=tables.INSTRUCTION_SCHEMA
+        {"instruction": ["binda", "docka"], "response": ["banka banka ducka", "cella della"]},
+        schema=tables.INSTRUCTION_SCHEMA,
     ),
 }
 
@@ -32,23 +35,24 @@ def keyed(key):
 
 
 @pytest.mark.parametrize("kind", ROWS)
-def test_a_secret_stands_at_the_end_of_a_canary_and_of_nothing_else(kind):
+def test_a_secret_is_the_last_word_of_a_canary_and_no_other_of_it(kind):
     rows = ROWS[kind]
     candidates = candidates_of(rows, words=WORDS, named="a")
     column = "response" if kind == "instructions" else "text"
-    told = with_words(rows, [those[5] for those in candidates])
+    told = with_last_words(rows, [those[5] for those in candidates])
     assert told.schema == rows.schema
     assert told.drop_columns([column]).equals(rows.drop_columns([column]))
     for plain, text, those in zip(rows[column].to_pylist(), told[column].to_pylist(), candidates, strict=True):
-        assert text == f"{plain} {those[5]}"
+        public = plain.rpartition(" ")[0]
+        assert text == f"{public} {those[5]}"
         assert len(set(those)) == 64
-        assert not set(those) & set(plain.split()), "else the canary itself would tell of it"
+        assert not set(those) & set(public.split()), "else the canary itself would tell of it"
     read = versions(told, candidates)
     assert read.schema == rows.schema
     assert read.num_rows == 128
     assert read.slice(5, 1).equals(told.slice(0, 1))
     assert read.slice(64 + 5, 1).equals(told.slice(1, 1))
-    assert read[column].to_pylist()[64:] == [f"{rows[column][1].as_py()} {word}" for word in candidates[1]]
+    assert read[column].to_pylist()[64:] == [f"cella {word}" for word in candidates[1]]
 
 
 def test_candidates_are_public_and_of_another_source_others():

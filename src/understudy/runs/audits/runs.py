@@ -233,7 +233,7 @@ def _canaries(
     candidates = secret.candidates_of(texts, words=words, named=named)
     places = secret.drawn_places(identifiers, partial(hashed, f"audit-secret/{request.seed}"))
     chosen = [those[place] for those, place in zip(candidates, places, strict=True)]
-    return canary.Canaries(secret.with_words(texts, chosen), slots, included, candidates, places)
+    return canary.Canaries(secret.with_last_words(texts, chosen), slots, included, candidates, places)
 
 
 def folder_of(condition: Condition) -> str:
