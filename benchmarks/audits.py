@@ -1,5 +1,7 @@
 """Claim: an audit with canaries catches a run without noise, finds nothing without a canary, and less than is claimed.
 
+Beside the bounds stands which share of the canaries' secrets whoever has the model guesses right; chance is 1 / 64.
+
 A method is audited at its default settings on shipped rows, seed after seed, each in a home of its own; the three runs
 are the method's own flow. An audit whose attack is too weak says so, and its claim is not run.
 
@@ -47,6 +49,16 @@ def audited(method: str, data: str, seed: int, options: argparse.Namespace) -> d
     return {"method": method, "data": data, "seed": seed, "why": why, "figures": report["metrics"]}
 
 
+def secrets_in(figures: dict[str, float]) -> str:
+    """Of the secrets of each run's canaries, the share that was guessed right, beside how many there were."""
+    runs = {"claim": "", **{name: f"{name}." for name in ("positive_control", "null_control", "left_out")}}
+    return ", ".join(
+        f"{run} {figures[f'audit.secrets.{prefix}rate']:.3f} of {figures[f'audit.secrets.{prefix}guessed']:.0f}"
+        for run, prefix in runs.items()
+        if f"audit.secrets.{prefix}rate" in figures
+    )
+
+
 def clients_of_sentences(path: Path) -> str:
     """160 clients, each of one sentence of the shipped clients' documents: more units than those are."""
     import pyarrow as pa
@@ -87,6 +99,7 @@ def main() -> None:
                 if f"{name}auc" in figures
             )
             print(f"seed {seed}, {threat}: {told}", flush=True)
+        print(f"seed {seed}, secrets: {secrets_in(figures)}", flush=True)
         if options.out:
             settings = {name: str(value) for name, value in vars(options).items() if name != "out"}
             options.out.write_text(json.dumps({"settings": settings, "audits": found}, indent=1) + "\n")

@@ -2,6 +2,8 @@
 
 rows with canaries, no noise -> attack --+
 rows without, no noise -------> attack --+-> (if the first is caught) the run as asked for -> attack -> report
+
+An attack guesses coins and, where the run releases a language model, secrets of canaries.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from understudy.runs.audits.runs import (
 from understudy.runs.folders import read_record
 from understudy.runs.run_plan import run_key
 from understudy.tasks.auditing import Attacked, Audited, attack, caught, conclusive, report_audit
+from understudy.tasks.canary_secrets import guess_secrets
 from understudy.tasks.engine.failures import closed_up
 from understudy.tasks.engine.heartbeat import beating
 from understudy.tasks.engine.run_record import OUT, SOURCES
@@ -54,21 +57,32 @@ def audit(request: AuditRequest) -> Audited:
         key = run_key(request, claim.charged, claim.stored_rows[0], plan.canaries)
         tracked = stack.enter_context(parent_run(key, f"audit {claim.source}", parameters={"request": request}))
         add_to_parent(tracked, tags={OUT: str(Path(request.run.out).expanduser().absolute())}, metrics={})
-        found: dict[str, ArtifactRef] = {condition: _attacked(plan, condition, request) for condition in CONTROLS}
+        found: dict[str, ArtifactRef] = {}
+        guesses: dict[str, ArtifactRef] = {}
+        for condition in CONTROLS:
+            _attack(plan, condition, request, found, guesses)
         if request.insist or caught(found["positive_control"]):
-            found["claim"] = _attacked(plan, "claim", request)
+            _attack(plan, "claim", request, found, guesses)
             charge = read_record(Path(plan.requests["claim"].out)).charge_id
             add_to_parent(tracked, tags={SOURCES: json.dumps([f"source:{claim.source}@{charge}"])}, metrics={})
         of_public_rows = request.is_of_public_rows
         least = check_power(claim, plan.count)
         out = request.run.out
-        ended = report_audit(found, claim, plan.count, CONFIDENCE, least, out=out, of_public_rows=of_public_rows)
+        ended = report_audit(
+            found, guesses, claim, plan.count, CONFIDENCE, least, out=out, of_public_rows=of_public_rows
+        )
         get_run_logger().info(report_in_words(ended.report))
         return conclusive(ended)
 
 
-def _attacked(plan: Planned, condition: Condition, request: AuditRequest) -> ArtifactRef:
-    """Run a condition by the method's own flow, and attack what it left."""
+def _attack(
+    plan: Planned,
+    condition: Condition,
+    request: AuditRequest,
+    found: dict[str, ArtifactRef],
+    guesses: dict[str, ArtifactRef],
+) -> None:
+    """Run a condition by the method's own flow, and attack what it left; the last two are added to."""
     run, run_plan, method = plan.requests[condition], plan.plans[condition], registry.get(request.method)
     inner_run(request.method, run, name=f"{request.method}-{folder_of(condition)}")
     made = read_record(Path(run.out))
@@ -86,4 +100,7 @@ def _attacked(plan: Planned, condition: Condition, request: AuditRequest) -> Art
         seed=request.seed,
     )
     others = plan.plans["null_control"].stored_rows[0]
-    return attack(made.released, made.synthetic, plan.canaries, others, asked)
+    found[condition] = attack(made.released, made.synthetic, plan.canaries, others, asked)
+    if method.row_losses:
+        met = condition != "null_control"
+        guesses[condition] = guess_secrets(made.released, plan.canaries, asked, holds_canaries=met)

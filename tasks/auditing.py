@@ -66,7 +66,7 @@ def attack(
     Args:
         released: what the run released.
         synthetic: its table.
-        canaries: with their coins.
+        canaries: with their coins and secrets.
         others: the rows that the run met beside them.
         asked: of the run.
 
@@ -75,11 +75,12 @@ def attack(
     """
     from understudy.auditing.attack import figures_of
     from understudy.auditing.canaries import INCLUDED
+    from understudy.auditing.canary_secrets import BESIDE_ROWS
     from understudy.auditing.echo import echoes
     from understudy.data.columns import text_columns
 
     table, known = read_table(canaries), read_table(synthetic)
-    rows, included = table.drop_columns([INCLUDED]), np.array(table[INCLUDED].to_pylist(), dtype=np.bool_)
+    rows, included = table.drop_columns(list(BESIDE_ROWS)), np.array(table[INCLUDED].to_pylist(), dtype=np.bool_)
     columns = text_columns(rows)
     made, hidden = (
         [" ".join(texts) for texts in zip(*(one[name].to_pylist() for name in columns), strict=True)]
@@ -140,6 +141,11 @@ def _scores_by_sums(rows: pa.Table, others: pa.Table, released: Made, asked: Att
     return None if left is None else coin_scores(left)
 
 
+def released_by(released: ArtifactRef, asked: Attacked) -> Path:
+    """Folder of what a run's charge paid for, which the attacker of its model has."""
+    return _paid_for(_made(released), asked.paid)
+
+
 def _paid_for(released: Made, kind: str) -> Path:
     """Folder of what the charge paid for, from which the rest followed: the statement calls it released as well."""
     found = released.behind(kind)
@@ -197,6 +203,7 @@ def caught(found: ArtifactRef) -> bool:
 @task(name="report-audit", cache=False, computes=False)
 def report_audit(
     found: dict[str, ArtifactRef],
+    guesses: dict[str, ArtifactRef],
     plan: RunPlan,
     count: int,
     confidence: float,
@@ -205,10 +212,23 @@ def report_audit(
     out: str,
     of_public_rows: bool,
 ) -> Audited:
-    """Write report.html and report.json into the audit's folder, and keep what was found on public rows."""
+    """Write report.html and report.json into the audit's folder, and keep what was found on public rows.
+
+    Args:
+        found: condition -> what each attacker reaches.
+        guesses: condition -> what was guessed of secrets; empty for a method without a model.
+        plan: of the claim.
+        count: of canaries.
+        confidence: of all bounds together.
+        detectable: least epsilon that could be told from 0.
+        out: the audit's folder.
+        of_public_rows: whether what is found may stand in later statements.
+    """
     from understudy.auditing.attack import AttackFigures
+    from understudy.auditing.canary_secrets import SecretFigures
     from understudy.auditing.metrics import bounds_of, metrics_of
-    from understudy.evaluation.metrics import Metrics
+    from understudy.auditing.secret_metrics import secret_metrics
+    from understudy.evaluation.metrics import Metrics, merge
     from understudy.locks import locked_folder
     from understudy.privacy.ledger.ledger import Ledger
     from understudy.runs.audits.on_public_rows import keep, public_audit
@@ -221,7 +241,14 @@ def report_audit(
             condition: {threat: AttackFigures.model_validate(value) for threat, value in read_json(ref).items()}
             for condition, ref in found.items()
         }
-        return metrics_of(figures, claimed=plan.epsilon, canaries=count, detectable=detectable, confidence=confidence)
+        guessed = {
+            condition: {side: SecretFigures.model_validate(value) for side, value in read_json(ref).items()}
+            for condition, ref in guesses.items()
+        }
+        return merge(
+            metrics_of(figures, claimed=plan.epsilon, canaries=count, detectable=detectable, confidence=confidence),
+            secret_metrics(guessed),
+        )
 
     folder = Path(out).expanduser().absolute()
     page, metrics = write_audit(folder, plan, read, claim=folder / "claim" if "claim" in found else None)

@@ -26,9 +26,12 @@ def audit(
     request = audit_of(method, request_from(options), **asked)
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
     prepare_environment()
+    from understudy.auditing.canary_secrets import MOST_READ
     from understudy.auditing.metrics import bounds_of
+    from understudy.auditing.reconstruction import CANDIDATES
+    from understudy.auditing.secret_metrics import guessed_shares
     from understudy.evaluation.names import THREATS
-    from understudy.runs.audits.runs import attackers, check_power, planned, prepared
+    from understudy.runs.audits.runs import attackers, check_power, planned, prepared, reads_secrets
     from understudy.runs.python_requests import metrics_in
     from understudy.runs.run_plan import dry_run_of
     from understudy.runs.validation import validate
@@ -42,6 +45,11 @@ def audit(
             "canaries": count,
             "attackers_see": [THREATS[threat] for threat in attackers(method)],
             "detectable_epsilon": round(least, 3),
+            "secrets": (
+                f"{min(count, MOST_READ)} canaries are read with {CANDIDATES} candidates each, by two models a run"
+                if reads_secrets(method)
+                else "none guessed: no model"
+            ),
             "runs": "two controls without noise, and this",
         }
         show({**dry_run_of(plan), **facts}, as_json=as_json, title=f"audit of {method}, dry run: nothing charged")
@@ -65,6 +73,7 @@ def audit(
         "claimed_epsilon": plan.epsilon,
         "detectable_epsilon": metrics.values["audit.one_run.detectable_epsilon"],
         "lower_bounds": bounds,
+        "secrets_guessed": {name: share.rate for name, share in guessed_shares(metrics).items()},
         "caught": [threat for threat, found in bounds.items() if found["positive_control"] > 0],
     }
     show(told, as_json=as_json, title=f"audit of {method}: passing it does not prove privacy")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from understudy.auditing.secret_metrics import GuessedShare, guessed_shares
 from understudy.evaluation.metrics import Metrics
 from understudy.lazy import load
 from understudy.runs.handed_tables import Table, as_files
@@ -27,6 +28,8 @@ class Audit:
     Attributes:
         bounds: attacker (`data`, `model`) -> run (`claim`, `positive_control`, `null_control`) -> lower bound on
             epsilon.
+        secrets: run, as above, and `left_out` for canaries that the claim's coins left out -> share of their secrets
+            that whoever has the model guesses right; empty of a method without a model.
         claimed_epsilon: what the run promises.
         detectable_epsilon: the least epsilon that the best attack on so many canaries would tell from 0.
         metrics: all figures.
@@ -34,6 +37,7 @@ class Audit:
     """
 
     bounds: dict[str, dict[str, float]] = field(repr=False)
+    secrets: dict[str, GuessedShare] = field(repr=False)
     claimed_epsilon: float
     detectable_epsilon: float
     metrics: Metrics = field(repr=False)
@@ -89,6 +93,7 @@ def audit(  # noqa: PLR0913 - one parameter per option of the command
     metrics = metrics_in(Path(run.out))
     return Audit(
         bounds=bounds_of(metrics),
+        secrets=guessed_shares(metrics),
         claimed_epsilon=epsilon,
         detectable_epsilon=metrics.values["audit.one_run.detectable_epsilon"],
         metrics=metrics,

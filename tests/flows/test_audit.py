@@ -74,7 +74,9 @@ def tells_no_canary(said, out, home):
     from understudy.artifacts.access import private_store, read_table
 
     (ref,) = [ref for ref in private_store().refs() if ref.kind == "canaries"]
-    hidden = [" ".join(text.split()[:3]) for text in read_table(ref)["text"].to_pylist()]
+    texts = [text.split() for text in read_table(ref)["text"].to_pylist()]
+    # The words at the end, too: the last of them is the secret.
+    hidden = [" ".join(some) for text in texts for some in (text[:3], text[-3:])]
     pages = [path.read_text() for path in out.glob("report.*")]
     databases = [path.read_bytes().decode(errors="replace") for path in home.rglob("mlflow.db")]
     assert len(pages) == 2
@@ -82,6 +84,7 @@ def tells_no_canary(said, out, home):
     for text in (said, *pages, *databases):
         assert not any(canary in text for canary in hidden)
         assert '"included"' not in text
+        assert '"candidates"' not in text
 
 
 def test_an_audit_charges_one_run_and_reports_it_beside_its_controls(
@@ -153,6 +156,39 @@ def test_an_audit_charges_one_run_and_reports_it_beside_its_controls(
         assert list(out.rglob("*.json")) == []
         kept = [path.read_text() for path in (home / "private/results").iterdir() if path.is_file()]
         assert not any(figure in text for text in kept for figure in ("bound", "auc"))
+
+
+def test_secrets_are_guessed_where_a_run_releases_a_model(
+    words, on_path, prefect_server, in_home, call, tmp_path, monkeypatch
+):
+    """A model that knows the counts tells without noise which words stood once."""
+    from bag_of_words import method
+
+    model = dataclasses.replace(method.METHOD, row_losses="bag_of_words.counted_model:row_losses")
+    monkeypatch.setattr(method, "METHOD", model)
+    out, runs = tmp_path / "audit", ("positive_control.", "null_control.", "left_out.", "")
+    with in_home(tmp_path / "home") as home:
+        code, said = call(*words, "--public-rows", "--dry-run", "--json")
+        assert code == 0, said
+        assert json.loads(said)["secrets"].startswith("64 canaries are read with 64 candidates each")
+        code, said = call(*words, "--public-rows", "--json")
+        assert code == 0, said
+        told, found = json.loads(said[said.index("{") :]), figures_in(out)
+        rate = {run: found[f"audit.secrets.{run}rate"] for run in runs}
+        guessed = {run: found[f"audit.secrets.{run}guessed"] for run in runs}
+        assert guessed["null_control."] == 64
+        assert guessed["positive_control."] == guessed[""]
+        assert guessed[""] + guessed["left_out."] == 64
+        # More than half are expected. By chance six of thirty are right in one audit of 100,000.
+        assert rate["positive_control."] > 0.3
+        for run in ("null_control.", "left_out.", ""):
+            assert rate[run] < 0.2
+        assert told["secrets_guessed"]["positive_control"] == rate["positive_control."]
+        page = (out / "report.html").read_text()
+        assert "the attacker with the model guessed" in page
+        tells_no_canary(said, out, home)
+        (kept,) = (home / "audits").iterdir()
+        assert json.loads(kept.read_text())["secrets"]["claim"]["rate"] == rate[""]
 
 
 def test_a_run_that_adds_no_noise_is_refuted(words, on_path, prefect_server, in_home, call, tmp_path, monkeypatch):
@@ -228,6 +264,7 @@ def test_the_python_api_and_a_flow_that_prefect_starts_find_the_same(table, on_p
         )
         assert found.bounds["data"]["positive_control"] > 0.5
         assert found.bounds["data"]["null_control"] < 0.6
+        assert found.secrets == {}, "this method releases no model"
         assert found.metrics.values["audit.one_run.canaries"] == 100
         run = RunRequest(
             data=str(table),

@@ -6,11 +6,12 @@ null record, as the relation of the promise has it: no other unit is moved by a 
 Its text is a word of the base model's vocabulary, over and over, that no other canary has, and two words at random. It
 says nothing about anybody and resembles no row. All that a unit may contribute goes into one direction that no other
 canary shares, which shows more than random words do (Panda et al. 2025, "Privacy Auditing of Large Language Models",
-arXiv 2503.06808: canaries of tokens that nothing else has).
+arXiv 2503.06808: canaries of tokens that nothing else has). The last word at random is its secret, which only the
+ledger's key knows (`canary_secrets.py`).
 
-Texts are public functions of the source's name and a seed, and so are slots, once it is known which are held out. No
-row has a part in them: tables that differ in one row still do with canaries in them. The coins come from the ledger's
-key: whoever guesses them must not be able to compute them.
+But for the secret, texts are public functions of the source's name and a seed, and so are slots, once it is known which
+are held out. No row has a part in them: tables that differ in one row still do with canaries in them. The coins come
+from the ledger's key: whoever guesses them must not be able to compute them.
 """
 
 from __future__ import annotations
@@ -39,17 +40,21 @@ _LEAST_WORDS = 200
 
 @dataclass(frozen=True)
 class Canaries:
-    """The canaries of an audit, private for their coins.
+    """The canaries of an audit, private for their coins and secrets.
 
     Attributes:
-        rows: (m,) as rows of the checked table, one for each canary.
+        rows: (m,) as rows of the checked table, one for each canary, with its secret.
         slots: (m,) where they stand among the rows; of clients, empty.
         included: (m,) their coins.
+        candidates: (m,) the words that the secret may be.
+        secrets: (m,) which of them it is.
     """
 
     rows: pa.Table = field(repr=False)
     slots: tuple[int, ...] = field(repr=False)
     included: npt.NDArray[np.bool_] = field(repr=False)
+    candidates: Sequence[Sequence[str]] = field(default=(), repr=False)
+    secrets: Sequence[int] = field(default=(), repr=False)
 
 
 def vocabulary(tokenizer: Any) -> list[str]:
@@ -74,7 +79,7 @@ def vocabulary(tokenizer: Any) -> list[str]:
 def canary_rows(
     kind: RowKind, count: int, *, words: Sequence[str], labels: int, named: str, schema: pa.Schema
 ) -> pa.Table:
-    """Rows of canaries in the columns of a checked table; public.
+    """Rows of canaries, without their secrets, in the columns of a checked table; public.
 
     Args:
         kind: of the rows.

@@ -3,7 +3,8 @@
 Source: Lukas et al. 2023 (arXiv 2302.00539), PII reconstruction with candidates; KnowledgeSG, section 4.6.
 *Deviation*: before training, each text's name is replaced by one drawn at random from the text's own candidates. So a
 model that never saw the text names it with probability 1 / candidates, whatever it thinks of names, and the comparison
-with chance is exact. Ties go to the attacker by their share.
+with chance is exact. Ties go to the attacker by their share. KnowledgeSG draws from the model with top-k 40; nothing is
+drawn here, since the attacker has the model and reads every candidate, so there is no k.
 
 A rate near chance does not prove privacy: it says that this attack did not work. Beside it always stands the rate of a
 model that was trained without privacy, which must be far above.
@@ -104,13 +105,39 @@ def reconstruct(planted: Sequence[Planted], losses: Losses) -> Reconstruction:
         planted: texts that the model was trained on, at least one.
         losses: texts -> loss of each by the model under attack.
     """
-    hits = 0.0
-    for one in planted:
-        found = losses([one.with_name(name) for name in one.candidates])
-        best = np.flatnonzero(found == found.min())
-        hits += float(one.place in best) / len(best)
-    count, chance = len(planted), 1.0 / len(planted[0].candidates)
-    return Reconstruction(hits, count, chance, clopper_pearson(round(hits), count))
+    read = [losses([one.with_name(name) for name in one.candidates]) for one in planted]
+    return guessed(np.stack(read), [one.place for one in planted])
+
+
+def guessed(losses: Floats, places: Sequence[int]) -> Reconstruction:
+    """How often the right candidate has the lowest loss; of several lowest ones it has its share.
+
+    Args:
+        losses: (texts, candidates), at least one text.
+        places: (texts,) of the right ones.
+
+    >>> guessed(np.array([[0.0, 1.0], [2.0, 2.0]]), [0, 1]).hits
+    1.5
+    """
+    lowest = losses == losses.min(axis=1, keepdims=True)
+    count, candidates = losses.shape
+    hits = float((lowest[np.arange(count), places] / lowest.sum(axis=1)).sum())
+    return Reconstruction(hits, count, 1.0 / candidates, clopper_pearson(round(hits), count))
+
+
+def least_rate(texts: int, *, chance: float, power: float = 0.8) -> float:
+    """The smallest share of right guesses that is told from chance in `power` of all attacks; 1 where none is.
+
+    Told is a share whose interval at 95 % lies above chance. The chance of so many hits is a beta function of their
+    rate, so the rate is one of its quantiles, as in Clopper and Pearson's interval.
+
+    >>> least_rate(10, chance=1 / 64) > least_rate(100, chance=1 / 64) > 1 / 64
+    True
+    """
+    from scipy.stats import beta
+
+    hits = next((hits for hits in range(texts + 1) if clopper_pearson(hits, texts)[0] > chance), None)
+    return 1.0 if hits is None else float(beta.ppf(power, hits, texts - hits + 1))
 
 
 def clopper_pearson(hits: int, count: int, *, level: float = 0.95) -> tuple[float, float]:

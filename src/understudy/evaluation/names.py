@@ -260,6 +260,30 @@ def _one_run() -> Iterable[MetricName]:
     )
 
 
+SECRET_CONDITIONS = {
+    "": "in the rows of the run",
+    "positive_control.": "in the rows of the run without noise",
+    "null_control.": "and a run without canaries",
+    "left_out.": "left out of the rows of the run",
+}
+
+
+def _secrets() -> Iterable[MetricName]:
+    """Secrets at the end of canaries, guessed by the released model among 64 candidates."""
+    for condition, whose in SECRET_CONDITIONS.items():
+        better: Better = "context" if condition else "lower"
+        name, tail = f"audit.secrets.{condition}", f"of canaries {whose}"
+        yield MetricName(f"{name}rate", f"Secrets that whoever has the model guesses right, {tail}", "share", better)
+        yield MetricName(f"{name}guessed", f"Secrets guessed, {tail}", "rows", "context")
+    yield MetricName("audit.secrets.chance", "Right guesses of a secret without the model", "share", "context")
+    yield MetricName(
+        "audit.secrets.detectable_rate",
+        "Least share of right guesses of the run's secrets that would be told from chance, in four of five audits",
+        "share",
+        "context",
+    )
+
+
 def _next_token() -> Iterable[MetricName]:
     """A small language model tuned on texts, tested on clients that took no part."""
     for condition, whose in {**CONDITION_WORDS, "public": "nothing further (epsilon 0)"}.items():
@@ -293,6 +317,7 @@ METRICS: tuple[MetricName, ...] = (
     *_nearest(),
     *_membership(),
     *_one_run(),
+    *_secrets(),
     *_next_token(),
 )
 

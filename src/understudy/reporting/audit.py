@@ -11,6 +11,7 @@ from understudy.evaluation.names import AUDIT_CONDITIONS, THREATS
 from understudy.reporting.drawing import MUTED, PROMPT, REAL, SYNTHETIC, Drawing, dots, draw, say
 from understudy.reporting.figures import marks_of
 from understudy.reporting.pages import stored_report
+from understudy.reporting.secrets import secrets_section
 from understudy.reporting.text_formatting import at_least, number, percent
 from understudy.reporting.view import MethodSections, Section, Table, range_of
 
@@ -34,9 +35,9 @@ def is_audit(directory: Path) -> bool:
 
 
 def sections(metrics: Metrics, _statement: Mapping[str, Any]) -> MethodSections:
-    """A section for each attacker, and none about a single synthetic table."""
+    """A section for each attacker and one of secrets, and none about a single synthetic table."""
     found = tuple(attack_section(metrics, threat) for threat in THREATS)
-    return MethodSections(last=found, common=False)
+    return MethodSections(last=(*found, *secrets_section(metrics)), common=False)
 
 
 def attack_section(metrics: Metrics, threat: str) -> Section:

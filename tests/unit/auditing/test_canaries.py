@@ -201,6 +201,37 @@ def test_pairs_and_clients_have_canaries_too(request_for):
     assert found["claim"] - named == found["null_control"]
 
 
+@pytest.mark.parametrize(("rows", "method"), [(PAIRS, "knowledge-distillation"), (CLIENTS, "preference-optimization")])
+def test_each_canary_ends_with_a_secret_of_its_own_that_hangs_on_the_key(rows, method, request_for, monkeypatch):
+    """Texts before it, and the words that it may be, are public functions of source and seed."""
+    from understudy.privacy.ledger.ledger import Ledger
+
+    column = "response" if rows is PAIRS else "text"
+
+    def canaries():
+        return tables_of(request_for(rows, method))[0].canaries
+
+    first = canaries()
+    for text, words, place in zip(first.rows[column].to_pylist(), first.candidates, first.secrets, strict=True):
+        assert text.endswith(f" {words[place]}")
+        assert text.split().count(words[place]) == 1
+    plain = Ledger.keyed_hash
+    monkeypatch.setattr(
+        Ledger,
+        "keyed_hash",
+        lambda self, name, purpose, data: plain(
+            self, name, f"other {purpose}" if purpose.startswith("audit-secret") else purpose, data
+        ),
+    )
+    second = canaries()
+    assert second.candidates == first.candidates
+    assert second.secrets != first.secrets
+    assert (second.included == first.included).all(), "coins and secrets have nothing to do with each other"
+    for one, other in zip(first.rows[column].to_pylist(), second.rows[column].to_pylist(), strict=True):
+        assert one.rpartition(" ")[0] == other.rpartition(" ")[0]
+    assert not any(word in repr(first) for words in first.candidates for word in words)
+
+
 def test_the_number_of_clients_tells_nothing_of_the_coins(request_for):
     """What is declared is counted on the clients as they are, and the same for every condition."""
     drafts, read = tables_of(request_for(CLIENTS, "preference-optimization"))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from understudy.auditing.reconstruction import clopper_pearson, plant_names, reconstruct
+from understudy.auditing.reconstruction import clopper_pearson, guessed, least_rate, plant_names, reconstruct
 
 NAMES = [f"Ann Smith{i}" for i in range(80)]
 TEMPLATES = [f"message {i} of {{name}} about a cough" for i in range(200)]
@@ -35,6 +35,25 @@ def test_a_model_with_a_liking_for_names_and_one_without_any_guess_by_chance(pla
     assert liked.interval[0] < liked.chance < liked.interval[1]
     even = reconstruct(planted, lambda texts: np.zeros(len(texts)))
     assert even.rate == pytest.approx(1 / 64)
+
+
+def test_guesses_by_hand():
+    losses = np.array([[3.0, 1.0, 2.0], [0.5, 0.5, 0.9], [1.0, 1.0, 1.0], [0.0, 2.0, 4.0]])
+    found = guessed(losses, [1, 0, 2, 1])
+    assert found.hits == pytest.approx(1 + 1 / 2 + 1 / 3)
+    assert (found.texts, found.chance) == (4, pytest.approx(1 / 3))
+    assert found.interval == clopper_pearson(2, 4)
+
+
+def test_the_least_rate_is_told_in_four_of_five_attacks():
+    from scipy.stats import binom
+
+    for texts in (15, 50, 400):
+        rate = least_rate(texts, chance=1 / 64)
+        told = [hits for hits in range(texts + 1) if clopper_pearson(hits, texts)[0] > 1 / 64]
+        assert binom.sf(told[0] - 1, texts, rate) == pytest.approx(0.8)
+    assert least_rate(1, chance=1 / 64) < 1
+    assert least_rate(1, chance=0.5) == 1
 
 
 def test_the_interval_is_exact():

@@ -1,7 +1,10 @@
 """What statements say of audits on public rows."""
 
+import json
+
 import pytest
 
+from understudy.auditing.secret_metrics import GuessedShare
 from understudy.runs.audits.on_public_rows import PublicAudit, keep, kept
 
 
@@ -53,6 +56,35 @@ def test_an_audit_that_catches_nothing_without_noise_is_said_to_say_nothing(audi
     assert "finding nothing says nothing" in audit.model_copy(update={"bounds": blind}).in_words("c", "d")
     one = {**blind, "model": blind["model"] | {"positive_control": 0.2}}
     assert "says nothing" not in audit.model_copy(update={"bounds": one}).in_words("c", "d")
+
+
+def test_secrets_that_were_guessed_are_told_beside_the_control(audit):
+    share = {"interval": (0.0, 0.1), "guessed": 32}
+    secrets = {
+        "claim": GuessedShare(rate=0.03125, **share),
+        "positive_control": GuessedShare(rate=0.5, interval=(0.32, 0.68), guessed=32),
+        "null_control": GuessedShare(rate=0.0, **share),
+    }
+    said = audit.model_copy(update={"secrets": secrets}).in_words("c", "d")
+    assert "with this noise 3.1% of 32 (95% interval 0.0% to 10.0%), without noise 50.0% of 32" in said
+    assert "says nothing" not in said
+    blind = secrets | {"positive_control": GuessedShare(rate=0.03125, **share)}
+    assert said_of(audit, blind).endswith("not told from chance, so this says nothing")
+
+
+def said_of(audit, secrets):
+    return audit.model_copy(update={"secrets": secrets}).in_words("c", "d")
+
+
+def test_an_audit_that_was_kept_before_secrets_were_guessed_is_read_and_tells_of_none(audit, tmp_path, monkeypatch):
+    monkeypatch.setenv("UNDERSTUDY_HOME", str(tmp_path / "home"))
+    keep(audit)
+    (path,) = (tmp_path / "home/audits").iterdir()
+    older = json.loads(path.read_text())
+    assert older.pop("secrets") == {}
+    path.write_text(json.dumps(older))
+    assert kept("some-method", "m") == [audit]
+    assert "ecret" not in audit.in_words("c", "d")
 
 
 def test_audits_are_kept_once_and_told_of_their_own_method_and_model(audit, tmp_path, monkeypatch):

@@ -46,5 +46,7 @@ def losses_of(lm: nn.Module, rows: EncodedRows) -> RowLosses:
 def _losses(model: MultitaskModel, rows: EncodedRows, some: slice) -> Tensor:
     device = next(model.lm.parameters()).device
     names = ("input_ids", "attention_mask", "loss_mask")
-    batch = {name: copied_to(getattr(rows, name)[some], device) for name in names}
+    # Behind the longest text of these rows is padding alone.
+    width = int(rows.loss_mask[some].any(0).nonzero().max()) + 1
+    batch = {name: copied_to(getattr(rows, name)[some, :width], device) for name in names}
     return lm_loss(model, batch, prompts=rows.prompts)

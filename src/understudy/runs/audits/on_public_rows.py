@@ -10,8 +10,9 @@ import hashlib
 from pathlib import Path
 from typing import Final
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
+from understudy.auditing.secret_metrics import GuessedShare, guessed_shares, guesses_in_words
 from understudy.durable import write_atomically
 from understudy.evaluation.metrics import Metrics
 from understudy.evaluation.names import THREATS
@@ -38,6 +39,8 @@ class PublicAudit(Frozen):
         canaries: how many stood among the rows.
         confidence: that the bounds hold.
         bounds: attacker -> run (`claim`, `positive_control`, `null_control`) -> lower bound on epsilon.
+        secrets: run, and `left_out` -> secrets of canaries guessed by the model; empty of a method without one, and of
+            an audit from before they were guessed.
         config_digest: of all settings, as a statement gives it.
         code_digest: of the code, the versions and the device that the claim was made with, as its charge has it.
     """
@@ -54,6 +57,7 @@ class PublicAudit(Frozen):
     canaries: int
     confidence: float
     bounds: dict[str, dict[str, float]]
+    secrets: dict[str, GuessedShare] = Field(default_factory=dict)
     config_digest: str
     code_digest: str
 
@@ -79,7 +83,7 @@ class PublicAudit(Frozen):
             f"{'REFUTED the promise: ' if refuted else ''}{self.method} with {self.model} at {promise}, on the public "
             f"source {self.source!r} of at most {self.units} units, {self.canaries} of them canaries; compared with "
             f"this run, {told}. Lower bounds on epsilon, at {self.confidence:.0%} confidence for all attackers "
-            f"together: {found}{'' if self.caught else _BLIND}"
+            f"together: {found}{'' if self.caught else _BLIND}{guesses_in_words(self.secrets)}"
         )
 
     @property
@@ -104,7 +108,7 @@ def public_audit(
     counted = {"units": plan.n, "canaries": int(metrics.values["audit.one_run.canaries"])}
     digests = {"config_digest": config_digest(plan), "code_digest": code_digest}
     confidence = metrics.values["audit.one_run.confidence_level"]
-    found = {"model": plan.model_name, "confidence": confidence, "bounds": bounds}
+    found = {"model": plan.model_name, "confidence": confidence, "bounds": bounds, "secrets": guessed_shares(metrics)}
     return PublicAudit.model_validate(promised | counted | digests | found)
 
 

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from understudy.artifacts.access import ArtifactRef, private_store, write_table
 from understudy.auditing import canaries as canary
+from understudy.auditing import canary_secrets as secret
 from understudy.auditing.one_run import detectable_epsilon
 from understudy.data.columns import text_columns
 from understudy.data.tables import RowKind
@@ -174,6 +175,11 @@ def attackers(method: str) -> tuple[str, ...]:
     return ("data", *(threat for threat, place in further.items() if place))
 
 
+def reads_secrets(method: str) -> bool:
+    """Whether an audit of a method guesses the secrets of canaries: of one that releases a language model."""
+    return bool(registry.get(method).row_losses)
+
+
 def confidence_of_each(method: str) -> float:
     """At which each attacker's bound holds, so that all of them hold together at `CONFIDENCE`."""
     return 1 - (1 - CONFIDENCE) / len(attackers(method))
@@ -224,7 +230,10 @@ def _canaries(
     included = canary.toss(identifiers, partial(hashed, f"audit/{request.seed}"))
     if not 2 <= included.sum() <= count - 2:
         raise InputError(f"--seed {request.seed}: the coins of the canaries fell alike; take another seed")
-    return canary.Canaries(texts, slots, included)
+    candidates = secret.candidates_of(texts, words=words, named=named)
+    places = secret.drawn_places(identifiers, partial(hashed, f"audit-secret/{request.seed}"))
+    chosen = [those[place] for those, place in zip(candidates, places, strict=True)]
+    return canary.Canaries(secret.with_last_words(texts, chosen), slots, included, candidates, places)
 
 
 def folder_of(condition: Condition) -> str:
@@ -281,8 +290,10 @@ def _columns(kind: RowKind, rows: SplitRows) -> dict[str, object]:
 
 
 def _stored(source: str, made: canary.Canaries) -> ArtifactRef:
-    """Store the canaries with their coins, or find them: same content, same source, same random id."""
+    """Store the canaries with coins and secrets, or find them: same content, same source, same random id."""
     table = made.rows.append_column(canary.INCLUDED, pa.array(made.included.tolist()))
+    table = table.append_column(secret.OTHERS, pa.array(made.candidates, pa.list_(pa.string())))
+    table = table.append_column(secret.SECRET, pa.array(made.secrets, pa.int32()))
     match = match_of(Ledger.open(), source, "canaries", table)
     label = labels.private(source)
     return private_store().find_match(match) or write_table(table, kind="canaries", label=label, match=match)
