@@ -9,8 +9,8 @@ anyhow, so that one of them is a secret changes nothing for those who guess coin
 The attacker reads each text with every candidate, by the public model and by the released one, and takes the candidate
 that became likelier by the most. Whoever never met the text is right with probability 1 / 64 exactly, for the draw is
 uniform and has no part in anything else. PII reconstruction with candidates: Lukas et al. 2023 (arXiv 2302.00539).
-*Deviation*: they take the candidate that the released model alone finds the likeliest, which is more often one that is
-likely everywhere; they draw with top-k 40 as KnowledgeSG does, and here every candidate is read instead.
+*Deviations*: they take the candidate that the released model alone finds the likeliest, which is more often one that is
+likely everywhere. KnowledgeSG (section 4.6) decodes with top-k 40; every candidate is read here, so there is no k.
 
 Coins and secrets have nothing to do with each other: the attackers of `attack.py` are told the secrets, and this one
 the coins.

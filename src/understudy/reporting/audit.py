@@ -11,7 +11,7 @@ from understudy.evaluation.names import AUDIT_CONDITIONS, THREATS
 from understudy.reporting.drawing import MUTED, PROMPT, REAL, SYNTHETIC, Drawing, dots, draw, say
 from understudy.reporting.figures import marks_of
 from understudy.reporting.pages import stored_report
-from understudy.reporting.secrets import secrets_section
+from understudy.reporting.secrets import ENDS, secrets_section
 from understudy.reporting.text_formatting import at_least, number, percent
 from understudy.reporting.view import MethodSections, Section, Table, range_of
 
@@ -26,7 +26,6 @@ _TITLES = {
     "sums": "Attack by whoever knows every other row",
 }
 _OF_SUMS = "Nobody outside knows every other row: it is the attacker against whom the promise is made. "
-ENDS = "Passing an audit does not prove privacy: another attack may find more."
 
 
 def is_audit(directory: Path) -> bool:

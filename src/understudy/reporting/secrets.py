@@ -18,7 +18,7 @@ _STYLE = {
     "left_out.": ("The run, canaries left out", MUTED, "v"),
 }
 _KEY, _TITLE = "secrets", "Secrets guessed by the released model"
-_ENDS = "Passing an audit does not prove privacy: another attack may find more."
+ENDS = "Passing an audit does not prove privacy: another attack may find more."
 
 
 def secrets_section(metrics: Metrics) -> list[Section]:
@@ -46,7 +46,7 @@ def secrets_section(metrics: Metrics) -> list[Section]:
             "At the end of each canary stands a secret word, drawn uniformly from 64 candidates of its own that are "
             "known. The attacker reads the canary with every candidate and takes the one that became likelier by the "
             "most from the public model to the released one. Intervals are those of Clopper and Pearson, at "
-            f"95\u202f% each. {_ENDS}",
+            f"95\u202f% each. {ENDS}",
         )
     ]
 
