@@ -1,5 +1,6 @@
 """What benchmarks do where a condition is out of the ordinary: another scorer, no pair, a folder that is not there."""
 
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -54,3 +55,21 @@ def test_figures_are_drawn_into_a_folder_that_is_made(benchmark_module, monkeypa
     monkeypatch.setattr("sys.argv", ["results_figures.py", "--out", str(tmp_path / "a" / "b")])
     figures.main()
     assert (tmp_path / "a" / "b" / "empty.svg").is_file()
+
+
+def test_an_intercepted_adapter_is_compared_on_both_bases_and_cells_of_one_adapter_share_a_process(benchmark_module):
+    """On the public base it is worth as much as that base alone; on its own it lowers every loss by a half."""
+    ablations = benchmark_module("knowledge_distillation_ablations")
+    cell = partial(ablations.Cell, "medical_dialogue", epsilon=8.0, pairs=300)
+    alone = {"public_alone": [3.0, 4.0], "transmitted_alone": [2.0, 3.0]}
+    sent = {"public_sent": [3.0, 4.0], "transmitted_sent": [1.5, 2.5]}
+    value = alone | sent | {"public_returned": [3.5, 4.5], "transmitted_returned": [1.0, 2.0]}
+    found = {cell(arm="eavesdropper", seed=seed): value for seed in (0, 1)}
+    first, second = ablations.eavesdropper_rows(found, "medical_dialogue")
+    assert (first["adapter"], first["seeds"]) == (ablations.PLACES["sent"], "2")
+    assert first["minus transmitted base"].startswith("-0.500 ")
+    assert first["minus public base"] == "0.000 [0.000, 0.000]"
+    assert second["minus public base"].startswith("0.500 ")
+    names = ("distilled", "ranked", "dp_only", "public_only", "eavesdropper")
+    waiting = [cell(arm=arm, seed=0) for arm in names]
+    assert sorted(len(chain) for chain in ablations.chains(waiting)) == [1, 1, 3]
