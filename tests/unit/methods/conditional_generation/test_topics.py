@@ -46,6 +46,9 @@ def test_words_of_a_label_of_one_text_and_with_digits_name_no_topic():
     found = keywords([*FERRY, *SOUP], [0] * 4 + [1] * 4, words=2, without="Late complaint, Cold")
     assert found == (("ferry", "harbour"), ("soup", "potatoes"))
     assert keywords(["abc12 x1", "12 34"], [0, 0], words=1, without="") == ()
+    once = ["tea kettle", "tea", "soup", "soup bowl"]
+    assert keywords(once, [0, 0, 1, 1], words=1, without="") == (("tea",), ("soup",))
+    assert keywords(once, [0, 0, 1, 1], words=2, without="") == ()
 
 
 def test_no_two_topics_have_the_same_words():

@@ -118,6 +118,24 @@ def test_the_rule_follows_epsilon_and_so_does_what_is_remembered(
     assert found == {8.0: 8e-3, math.inf: 1e-3, 1.0: 8e-3}
 
 
+def test_the_rate_of_prompts_with_topics_is_found_on_those_prompts(
+    make_base, make_config, label_names, tmp_path, monkeypatch
+):
+    """And kept apart from that of prompts without, or with other words."""
+    monkeypatch.setattr(own, "check_model", lambda *_: None)
+    monkeypatch.setattr(choices, "folder_digest", lambda _: "digest")
+    monkeypatch.setattr(choices, "model_folder", lambda _: tmp_path)
+    asked = []
+    monkeypatch.setattr(own, "damage", lambda twin, _rate: asked.append(twin.config.topics.found) or 0.0)
+    topics = [{}, {"keywords": [["film"]]}, {"keywords": [["film"], ["plot"]]}, {"keywords": [["film"]]}]
+    for one in topics:
+        config = make_config(train={"l2_clip_norm": 0.1}, topics=one)
+        resolve_for(config, 40, label_names, base=make_base, kept_in=tmp_path, epsilon=8.0)
+    assert list(dict.fromkeys(asked)) == [(), (("film",),), (("film",), ("plot",))]
+    tried = len(asked) // 3
+    assert asked == [()] * tried + [(("film",),)] * tried + [(("film",), ("plot",))] * tried
+
+
 def test_long_trainings_are_scaled_down(twin_of, monkeypatch):
     twin = twin_of(steps=32)
     whole = damage(twin, 2e-2)
