@@ -91,11 +91,14 @@ def main() -> None:
         found.append(audited(options.method, options.data, seed, options))
         figures = found[-1]["figures"]
         for threat in ("data", "model", "sums"):
-            names = {arm: f"audit.one_run.{threat}.{arm}" for arm in ("", "positive_control.", "null_control.")}
+            names = {
+                condition: f"audit.one_run.{threat}.{condition}"
+                for condition in ("", "positive_control.", "null_control.")
+            }
             told = ", ".join(
-                f"{arm.rstrip('.') or 'claim'} {figures[f'{name}epsilon_lower_bound']:.2f} "
+                f"{condition.rstrip('.') or 'claim'} {figures[f'{name}epsilon_lower_bound']:.2f} "
                 f"(AUC {figures[f'{name}auc']:.2f})"
-                for arm, name in names.items()
+                for condition, name in names.items()
                 if f"{name}auc" in figures
             )
             print(f"seed {seed}, {threat}: {told}", flush=True)

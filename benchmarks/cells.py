@@ -36,7 +36,7 @@ Call = partial[Any]  # of a function at the top of a module, for another process
 class Cell(Protocol):
     """One line of work, a frozen dataclass; its fields are written with its figures."""
 
-    arm: str
+    condition: str
     epsilon: float
     seed: int
 
@@ -79,7 +79,7 @@ class Benchmark:
         chains: the cells that one process does one after the other.
         whole: whether a finished cell has every figure that this run wants.
         after: what is left to do when a cell is written.
-        minutes: a guess per arm of what a cell takes, used until one of that arm is done.
+        minutes: a guess per condition of what a cell takes, used until one of that condition is done.
     """
 
     settings: Any
@@ -194,7 +194,7 @@ def work(benchmark: Benchmark, waiting: Sequence[Any], options: argparse.Namespa
                 for cell, (wall, cpu) in job.result().items():
                     publish(cell.name, finished(benchmark, cell, options), options.published)
                     left.remove(cell)
-                    spent.setdefault(cell.arm, []).append(wall)
+                    spent.setdefault(cell.condition, []).append(wall)
                     minutes = remaining(spent, left, benchmark.minutes) / options.jobs / 60
                     done = f"[{len(waiting) - len(left)}/{len(waiting)}] {cell.name}"
                     print(f"{done}: {wall:.0f} s, {cpu:.0f} s CPU; left {minutes:.0f} min", flush=True)
@@ -237,16 +237,16 @@ def run_cell(benchmark: Benchmark, cell: Any, cache: Path) -> Seconds:
 
 
 def remaining(spent: Mapping[str, list[float]], cells: Sequence[Any], minutes: Mapping[str, float]) -> float:
-    """Expected seconds of cells: the mean of their arm so far, or the guess for it, or the mean of all arms."""
+    """Expected seconds of cells: the mean of their condition so far, or the guess for it, or the mean of all."""
     every = [seconds for found in spent.values() for seconds in found]
 
-    def expected(arm: str) -> float:
-        if arm in spent or arm not in minutes:
-            found = spent.get(arm, every)
+    def expected(condition: str) -> float:
+        if condition in spent or condition not in minutes:
+            found = spent.get(condition, every)
             return sum(found) / len(found)
-        return 60 * minutes[arm]
+        return 60 * minutes[condition]
 
-    return sum(expected(cell.arm) for cell in cells)
+    return sum(expected(cell.condition) for cell in cells)
 
 
 @contextmanager

@@ -2,12 +2,12 @@
 
     python benchmarks/conditional_generation.py --data ../shared/data/rotten_tomatoes --cache out/benchmark
 
-Measured on real reviews, at epsilon inf and 3. Each cell (arm, epsilon, seed) trains on every training row, draws 1,000
-rows, and trains an embedding probe on them that is tested on the real test rows; seed 0 also fine-tunes the transformer
-classifier. `by words` is the accuracy of a classifier of word frequencies, which shares nothing with the encoder that
-selection reads. Label fidelity is judged by a probe trained on real rows, which is not the steering head. The charges
-are simulations: measured, never exported. The last step prints the table, with paired bootstrap intervals over test
-rows and seeds, and writes it as JSON (`--figures`).
+Measured on real reviews, at epsilon inf and 3. Each cell (condition, epsilon, seed) trains on every training row, draws
+1,000 rows, and trains an embedding probe on them that is tested on the real test rows; seed 0 also fine-tunes the
+transformer classifier. `by words` is the accuracy of a classifier of word frequencies, which shares nothing with the
+encoder that selection reads. Label fidelity is judged by a probe trained on real rows, which is not the steering head.
+The charges are simulations: measured, never exported. The last step prints the table, with paired bootstrap intervals
+over test rows and seeds, and writes it as JSON (`--figures`).
 
 `--published FOLDER` writes finished cells there too, without sample texts, and takes them from there: the cells behind
 docs/results/conditional-generation.md lie in benchmarks/cells/conditional_generation, so that `--print` remakes the
@@ -27,7 +27,7 @@ from cells import Benchmark, Call, Value, arguments, complete, parse, settings_f
 from conditional_generation_data import Cell, Settings
 from tables import Row, interval_text, print_table, write_figures
 
-ARMS: dict[str, dict[str, Any]] = {
+CONDITIONS: dict[str, dict[str, Any]] = {
     "naive": {"variant": "naive"},
     "naive + filter": {"variant": "naive_filter"},
     "naive + PPLM": {"variant": "naive_pplm"},
@@ -55,7 +55,7 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--model", default=None, help="base model; default: the tiny profile's")
     parser.add_argument("--epsilons", type=float, nargs="+", default=[3.0, math.inf])
-    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
+    parser.add_argument("--conditions", nargs="+", choices=list(CONDITIONS), default=list(CONDITIONS))
     parser.add_argument("--samples", type=int, default=1000)
     parser.add_argument("--rows", type=int, default=None, help="training rows, the first ones; default: all")
     parser.add_argument("--about", default="", help="public words; learning rate and clip norm are then chosen")
@@ -72,46 +72,46 @@ def main() -> None:
 def wanted(options: argparse.Namespace) -> list[Cell]:
     """The two ends of the scale, then one epsilon after the other and seed by seed."""
     ends = [Cell("real", math.inf, 0), *(Cell("prompt-only", math.inf, seed) for seed in options.seeds)]
-    every = product(options.epsilons, options.seeds, options.arms)
-    return [*ends, *(Cell(arm, epsilon, seed) for epsilon, seed, arm in every)]
+    every = product(options.epsilons, options.seeds, options.conditions)
+    return [*ends, *(Cell(condition, epsilon, seed) for epsilon, seed, condition in every)]
 
 
 def digest(settings: Settings, cell: Cell) -> str:
     """Of what is asked of a cell beside what its name says; defaults of the package are not part of it."""
     asked = {name: getattr(settings, name) for name in ("model", "rows", "samples", "about")}
-    return short_digest({**asked, "arm": ARMS.get(cell.arm)})
+    return short_digest({**asked, "condition": CONDITIONS.get(cell.condition)})
 
 
 def shared(settings: Settings, cells: Sequence[Cell]) -> list[list[Call]]:
     """The real rows are embedded once, and the source is registered."""
-    from conditional_generation_arms import embedded, register_source
+    from conditional_generation_conditions import embedded, register_source
 
     return [[partial(register_source, settings), *(partial(embedded, settings, split) for split in ("train", "test"))]]
 
 
 def figures(settings: Settings, cell: Cell) -> Value:
     """Every figure of a cell; its rows are under `texts`."""
-    from conditional_generation_arms import measure, synthesize
+    from conditional_generation_conditions import measure, synthesize
 
-    return measure(settings, cell, synthesize(settings, cell, ARMS))
+    return measure(settings, cell, synthesize(settings, cell, CONDITIONS))
 
 
 def table_rows(values: Sequence[Value]) -> list[dict[str, Any]]:
-    """One row per arm and epsilon, in numbers."""
+    """One row per condition and epsilon, in numbers."""
     from understudy.evaluation.statistics.intervals import accuracy_interval
 
     found: dict[tuple[str, str], list[Value]] = {}
     for value in sorted(values, key=lambda value: value["seed"]):
-        found.setdefault((value["arm"], value["epsilon"]), []).append(value)
-    order = dict.fromkeys((value["arm"], value["epsilon"]) for value in values)
+        found.setdefault((value["condition"], value["epsilon"]), []).append(value)
+    order = dict.fromkeys((value["condition"], value["epsilon"]) for value in values)
     rows = []
-    for arm, epsilon in order:
-        own = found[arm, epsilon]
+    for condition, epsilon in order:
+        own = found[condition, epsilon]
         interval = accuracy_interval(correct(own), seed=0, replicates=2000, level=0.95)
-        row: dict[str, Any] = {"arm": arm, "epsilon": epsilon, "seeds": [value["seed"] for value in own]}
+        row: dict[str, Any] = {"condition": condition, "epsilon": epsilon, "seeds": [value["seed"] for value in own]}
         row["probe_accuracy"] = [interval.value, interval.low, interval.high]
-        row |= minus(found, arm, epsilon, "naive", epsilon)
-        row |= minus(found, arm, epsilon, "prompt-only", "inf")
+        row |= minus(found, condition, epsilon, "naive", epsilon)
+        row |= minus(found, condition, epsilon, "prompt-only", "inf")
         for name in MEANS:
             known = [value[name] for value in own if value.get(name) is not None]
             row[name] = sum(known) / len(known) if known else None
@@ -128,14 +128,14 @@ def correct(values: Sequence[Value]) -> Any:
 
 
 def minus(
-    found: Mapping[tuple[str, str], Sequence[Value]], arm: str, epsilon: str, other: str, other_epsilon: str
+    found: Mapping[tuple[str, str], Sequence[Value]], condition: str, epsilon: str, other: str, other_epsilon: str
 ) -> dict[str, list[float]]:
-    """The paired difference to another arm over the seeds of the first, where the other has them all."""
+    """The paired difference to another condition over the seeds of the first, where the other has them all."""
     from understudy.evaluation.statistics.intervals import paired_bootstrap
 
-    own = found[arm, epsilon]
+    own = found[condition, epsilon]
     by_seed = {value["seed"]: value for value in found.get((other, other_epsilon), [])}
-    if arm in (other, "real", "prompt-only") or not {value["seed"] for value in own} <= by_seed.keys():
+    if condition in (other, "real", "prompt-only") or not {value["seed"] for value in own} <= by_seed.keys():
         return {}
     same = [by_seed[value["seed"]] for value in own]
     difference = paired_bootstrap(correct(own), correct(same), seed=0, replicates=2000, level=0.95)
@@ -145,7 +145,7 @@ def minus(
 def shown(row: Mapping[str, Any]) -> Row:
     """A row as it is printed."""
     return {
-        "arm": row["arm"],
+        "condition": row["condition"],
         "epsilon": row["epsilon"],
         "probe accuracy": interval_text(row["probe_accuracy"]),
         "minus naive": interval_text(row.get("minus_naive")),

@@ -3,9 +3,9 @@
     python benchmarks/conditional_generation_causes.py --data ../shared/data/rotten_tomatoes --cache out/benchmark
 
 Reads finished cells of `conditional_generation.py` that still hold their rows. Every line is a probe's accuracy on the
-real test rows, trained on 1,000 rows: real ones; real ones of whose labels as many are turned round as the arm has
-wrong ones; the arm's own; the arm's texts with the labels that a probe on all real rows gives them. The last is what
-an arm could reach if its labels were as true as a real-trained judge can make them.
+real test rows, trained on 1,000 rows: real ones; real ones of whose labels as many are turned round as the condition
+has wrong ones; the condition's own; the condition's texts with the labels that a probe on all real rows gives them. The
+last is what a condition could reach if its labels were as true as a real-trained judge can make them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def main() -> None:
         for draw, rows in enumerate(chosen):
             turned = np.random.default_rng(100 + draw).random(len(rows)) > cell["label_fidelity"]
             wrong.append(accuracy(real[rows], np.where(turned, 1 - labels[rows], labels[rows])))
-        name = f"{cell['arm']}, epsilon {cell['epsilon']}, seed {cell['seed']}"
+        name = f"{cell['condition']}, epsilon {cell['epsilon']}, seed {cell['seed']}"
         figures = (cell["label_fidelity"], accuracy(mine, given), accuracy(mine, judge(mine)), float(np.mean(wrong)))
         shown = (f"{figure:.3f}" for figure in figures)
         table.append(dict(zip(COLUMNS, (name, *shown), strict=True)))

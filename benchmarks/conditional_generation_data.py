@@ -8,16 +8,16 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Cell:
-    """One arm at one epsilon with one seed."""
+    """One condition at one epsilon with one seed."""
 
-    arm: str
+    condition: str
     epsilon: float
     seed: int
 
     @property
     def name(self) -> str:
         """A file name."""
-        said = f"{self.arm} eps {self.epsilon:g} seed {self.seed}"
+        said = f"{self.condition} eps {self.epsilon:g} seed {self.seed}"
         return "".join(c if c.isalnum() else "-" for c in said)
 
 

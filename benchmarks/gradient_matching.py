@@ -48,7 +48,7 @@ def parse_options() -> argparse.Namespace:
     parser = arguments(__doc__)
     parser.add_argument("--datasets", nargs="+", choices=list(DATASETS), default=list(DATASETS))
     parser.add_argument("--tables", nargs="+", choices=TABLES, default=list(TABLES))
-    parser.add_argument("--arms", nargs="+", help="only cells of these arms; default: all")
+    parser.add_argument("--conditions", nargs="+", help="only cells of these conditions; default: all")
     parser.add_argument("--scarce", type=int, nargs="*", default=list(SCARCE), help="only these numbers of real rows")
     parser.add_argument("--epsilons", type=float, nargs="+", help="only cells of these epsilons; default: all")
     parser.add_argument("--samples", type=int, default=40, help="synthetic rows")
@@ -84,7 +84,7 @@ def wanted(options: argparse.Namespace) -> Iterator[Cell]:
 def fits(cell: Cell, options: argparse.Namespace) -> bool:
     """Whether a cell is among those asked for."""
     return (
-        (options.arms is None or cell.arm in options.arms)
+        (options.conditions is None or cell.condition in options.conditions)
         and (not cell.real or cell.real in options.scarce)
         and (not cell.target or options.epsilons is None or cell.epsilon in options.epsilons)
     )
@@ -92,7 +92,7 @@ def fits(cell: Cell, options: argparse.Namespace) -> bool:
 
 def of_seed(datasets: list[str], seed: int, *, first: bool) -> Iterator[tuple[str, Cell]]:
     """(table, cell) of one seed in order of worth."""
-    matched = partial(Cell, arm="gradient matching", target=default_kind(), seed=seed)
+    matched = partial(Cell, condition="gradient matching", target=default_kind(), seed=seed)
     yield from (("main", matched(name, real=None, epsilon=epsilon)) for epsilon in (8.0, math.inf) for name in datasets)
     yield from (("main", cell) for name in datasets for cell in baselines(name, seed, first=first))
     yield from (
@@ -100,8 +100,8 @@ def of_seed(datasets: list[str], seed: int, *, first: bool) -> Iterator[tuple[st
         for (real, epsilon), name, kind in product(TARGETS, datasets, KINDS)
     )
     if first:
-        for name, real, arm in product(datasets, (50, None), ("gradient matching", "plain samples")):
-            yield "retokenised", matched(name, arm=arm, real=real)
+        for name, real, condition in product(datasets, (50, None), ("gradient matching", "plain samples")):
+            yield "retokenised", matched(name, condition=condition, real=real)
     for name, real in product(datasets, reversed(SCARCE)):
         yield "main", matched(name, real=real)
         yield "main", Cell(name, "real rows", real, seed=seed)
@@ -111,11 +111,11 @@ def of_seed(datasets: list[str], seed: int, *, first: bool) -> Iterator[tuple[st
 
 def baselines(dataset: str, seed: int, *, first: bool) -> list[Cell]:
     """What stands beside the private regime; a model that is not tuned is the same for every seed."""
-    arms = ("random", "herding", "k-center", "real rows")
+    conditions = ("random", "herding", "k-center", "real rows")
     return [
         Cell(dataset, "zero-shot", 0, seed=seed),
         Cell(dataset, "few-shot", max(SCARCE), seed=seed),
-        *(Cell(dataset, arm, None, seed=seed) for arm in arms),
+        *(Cell(dataset, condition, None, seed=seed) for condition in conditions),
         *([Cell(dataset, "untuned", 0, seed=seed)] if first else []),
     ]
 
@@ -145,7 +145,7 @@ def share(settings: Settings, dataset: str) -> None:
 
 def figures(settings: Settings, cell: Cell) -> Value:
     """Every figure of a cell; its rows are under `texts`."""
-    from gradient_matching_arms import figures as made
+    from gradient_matching_conditions import figures as made
 
     return made(settings, cell)
 

@@ -45,13 +45,13 @@ class Cell:
 
     Attributes:
         dataset: of `DATASETS`.
-        arm: of `VARIANTS`.
+        condition: of `VARIANTS`.
         epsilon: always infinite.
         seed: of everything public, and of which real rows are taken.
     """
 
     dataset: str
-    arm: str
+    condition: str
     epsilon: float = math.inf
     seed: int = 0
 
@@ -63,7 +63,7 @@ class Cell:
     @property
     def name(self) -> str:
         """A file name."""
-        words = "-".join("".join(c if c.isalnum() else " " for c in self.arm).split())
+        words = "-".join("".join(c if c.isalnum() else " " for c in self.condition).split())
         return f"{self.matched.name}-{words}"
 
 
@@ -85,7 +85,7 @@ def main() -> None:
 
 def of_variant(settings: Settings, cell: Cell) -> Settings:
     """Settings of the method with what the variant changes."""
-    return replace(settings, overrides=VARIANTS[cell.arm])
+    return replace(settings, overrides=VARIANTS[cell.condition])
 
 
 def digest(settings: Settings, cell: Cell) -> str:
@@ -119,7 +119,7 @@ def figures(settings: Settings, cell: Cell) -> Value:
     result = worth(settings, cell, found, rows) | {"matching_cpu_seconds": spent}
     shown = [found["text"][row] for row in rows]
     result["log_perplexity"] = log_perplexities(model_of(settings.models[0]), {"rows": shown})["rows"]
-    if cell.arm == OWN:
+    if cell.condition == OWN:
         result["filters"] = {name: worth(settings, cell, found, kept(settings, cell, found, name)) for name in FILTERS}
     return result | {"texts": [[label, text] for label, text in zip(found["label"], found["text"], strict=True)]}
 
@@ -143,7 +143,7 @@ def matched_texts(settings: Settings, cell: Cell) -> dict[str, list[Any]]:
     names, base = DATASETS[cell.dataset].label_names, model_of(config.model)
     asked = queries(config, n=len(rows.texts), epsilon=cell.epsilon, delta=default_delta(len(rows.texts)))
     register_source(settings, one)
-    paid = Asked(charged_settings(config), schedule_of(asked), charged(settings, one, config, asked, cell.arm))
+    paid = Asked(charged_settings(config), schedule_of(asked), charged(settings, one, config, asked, cell.condition))
     target = release_target(PrivateRows(rows.texts, rows.labels.tolist(), names), paid, base=base)
     parts = [
         match_shard(base, target, config=config, examples=part, public_seed=cell.seed)
@@ -204,7 +204,7 @@ def variant_rows(found: Mapping[Cell, Value]) -> list[Row]:
     return [
         {
             "data": cell.dataset,
-            "variant": cell.arm,
+            "variant": cell.condition,
             **worth_text(value),
             "log-perplexity": f"{value['log_perplexity']:.2f}",
             "CPU seconds": f"{value['matching_cpu_seconds']:.0f}",

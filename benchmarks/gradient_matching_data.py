@@ -104,15 +104,15 @@ class Cell:
 
     Attributes:
         dataset: of `DATASETS`.
-        arm: what makes the training rows.
-        real: real rows that the arm may read; 0: none, None: all of them.
+        condition: what makes the training rows.
+        real: real rows that the condition may read; 0: none, None: all of them.
         epsilon: of the release; infinite where nothing is noised.
         target: which gradient is released; empty where none is.
         seed: of everything public; also of which real rows are taken.
     """
 
     dataset: str
-    arm: str
+    condition: str
     real: int | None
     epsilon: float = math.inf
     target: str = ""
@@ -122,7 +122,7 @@ class Cell:
     def name(self) -> str:
         """A file name."""
         real = "all" if self.real is None else str(self.real)
-        words = f"{self.dataset} {self.arm} real {real} eps {self.epsilon:g} {self.target} seed {self.seed}"
+        words = f"{self.dataset} {self.condition} real {real} eps {self.epsilon:g} {self.target} seed {self.seed}"
         return "-".join("".join(c if c.isalnum() or c in "._" else " " for c in words).split())
 
 
@@ -171,7 +171,7 @@ def digest_of(settings: Settings, cell: Cell) -> str:
     facts = {
         "config": json.loads(asked_for(settings, cell).model_dump_json(exclude={"model_digest"})),
         "transfer": [transfer_config(model).model_dump() for model in settings.models],
-        "compared": settings.compared if cell.arm == "plain samples" else None,
+        "compared": settings.compared if cell.condition == "plain samples" else None,
         "models": [model_of(model).digest for model in settings.models],
         "dataset": {key: value for key, value in asdict(DATASETS[cell.dataset]).items() if key != "about"},
     }

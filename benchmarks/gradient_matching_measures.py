@@ -147,7 +147,7 @@ def membership(settings: Settings, cell: Cell, tuned: LabelModel) -> dict[str, A
 
 
 def audited(settings: Settings, cell: Cell) -> tuple[LabelledTexts, LabelledTexts]:
-    """Members, some of the rows that the arm read, and test rows, which nothing read."""
+    """Members, some of the rows that the condition read, and test rows, which nothing read."""
     generator = np.random.default_rng([cell.seed, 1])
     train, test = (read(settings.data, cell.dataset, split) for split in ("train", "test"))
     members = generator.permutation(taken(settings, cell) if cell.real != 0 else len(train.texts))[:_AUDITED]

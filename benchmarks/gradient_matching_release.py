@@ -55,7 +55,7 @@ def exact_sums(settings: Settings, cell: Cell, config: GradientMatchingConfig) -
 
 
 def yardstick(settings: Settings, cell: Cell) -> Target:
-    """The exact head gradient of all training rows: one measure for every arm and target kind; internal."""
+    """The exact head gradient of all training rows: one measure for every condition and target kind; internal."""
     head = Cell(cell.dataset, "yardstick", None, target="head", seed=cell.seed if settings.about else 0)
     config = configure(settings, head)
     path = settings.cache / f"{cell.dataset}-head-{model_of(config.model).digest[:8]}{words_key(settings, head)}.npy"

@@ -24,7 +24,7 @@ def print_tables(tables: Sequence[str], found: Found, *, default: str, models: S
     made: dict[str, list[Row]] = {}
     if "main" in tables:
         made["main"] = main_rows(found, default=default, models=models)
-        print_table(made["main"], "Arms")
+        print_table(made["main"], "Conditions")
     if "targets" in tables:
         made["targets"] = target_rows(found, models=models)
         print_table(made["targets"], "Targets")
@@ -41,17 +41,17 @@ def grouped(found: Found) -> dict[Cell, list[tuple[Cell, dict[str, Any]]]]:
     """Cells of one line, in the order of their seeds, under the line's cell of seed -1."""
     lines: dict[Cell, list[tuple[Cell, dict[str, Any]]]] = {}
     for cell, value in sorted(found.items(), key=lambda item: item[0].seed):
-        line = Cell(cell.dataset, cell.arm, cell.real, cell.epsilon, cell.target, -1)
+        line = Cell(cell.dataset, cell.condition, cell.real, cell.epsilon, cell.target, -1)
         lines.setdefault(line, []).append((cell, value))
     return lines
 
 
 def main_rows(found: Found, *, default: str, models: Sequence[str]) -> list[Row]:
-    """One row per arm, number of real rows and epsilon."""
+    """One row per condition, number of real rows and epsilon."""
     lines = {
         line: values
         for line, values in grouped(found).items()
-        if line.arm in _ORDER
+        if line.condition in _ORDER
         and line.target in ("", default)
         and (line.epsilon == math.inf or (line.real is None and line.epsilon != 1))
     }
@@ -61,12 +61,12 @@ def main_rows(found: Found, *, default: str, models: Sequence[str]) -> list[Row]
         rows.append(
             {
                 "data": line.dataset,
-                "arm": line.arm,
+                "condition": line.condition,
                 "real rows": real_text(line),
                 "epsilon": epsilon_text(line),
                 "SNR bound": noise_text(line, values),
                 "seeds": seeds_text(values),
-                **accuracy_columns(values, baseline if line.arm != "zero-shot" else [], models),
+                **accuracy_columns(values, baseline if line.condition != "zero-shot" else [], models),
                 **loss_columns(values),
                 "kept, dropped": dropped_text(values),
                 "CPU s": number(mean_of(values, "cpu_seconds"), 3),
@@ -78,7 +78,7 @@ def main_rows(found: Found, *, default: str, models: Sequence[str]) -> list[Row]
 def target_rows(found: Found, *, models: Sequence[str]) -> list[Row]:
     """One row per target, epsilon and number of real rows."""
     rows = []
-    lines = {line: values for line, values in grouped(found).items() if line.arm == "gradient matching"}
+    lines = {line: values for line, values in grouped(found).items() if line.condition == "gradient matching"}
     for line, values in sorted(lines.items(), key=lambda item: (place(item[0]), item[0].target)):
         if line.epsilon not in (1, 8, math.inf, NOISE_ALONE) or line.real not in (50, None):
             continue
@@ -121,7 +121,7 @@ def retokenised_rows(found: Found) -> list[Row]:
     rows = []
     for cell, plain in found.items():
         matched = found.get(Cell(cell.dataset, "gradient matching", cell.real, cell.epsilon, cell.target, cell.seed))
-        if cell.arm != "plain samples" or matched is None:
+        if cell.condition != "plain samples" or matched is None:
             continue
         by_text = {(label, i): loss for label, i, loss in matched["emitted_losses"]}
         prompted = np.array([loss for _, loss in plain["zero_shot_losses"]])
@@ -159,7 +159,7 @@ def report_rows(found: Found) -> list[Row]:
         rows.append(
             {
                 "data": cell.dataset,
-                "arm": f"{cell.arm} {cell.target}".strip(),
+                "condition": f"{cell.condition} {cell.target}".strip(),
                 "real rows": real_text(cell),
                 "epsilon": epsilon_text(cell),
                 "log-perplexity": number(seen["log_perplexity"], 3),
@@ -244,8 +244,8 @@ def mean_of(values: list[tuple[Cell, dict[str, Any]]], *keys: str) -> float | No
 
 
 def place(cell: Cell) -> tuple[str, int, float, float]:
-    """Where a line stands: arms in order, few real rows and small epsilon first."""
-    order = _ORDER.index(cell.arm) if cell.arm in _ORDER else len(_ORDER)
+    """Where a line stands: conditions in order, few real rows and small epsilon first."""
+    order = _ORDER.index(cell.condition) if cell.condition in _ORDER else len(_ORDER)
     return cell.dataset, order, math.inf if cell.real is None else cell.real, cell.epsilon
 
 

@@ -2,13 +2,13 @@
 
 A half of each training set is declared public: the professional model is the base model, all of it fine-tuned on
 `--public` of its pairs, and their instructions are the examples of every prompt. Of the other half, `--pairs` are the
-client's. Pairs of more than `--characters` are left out everywhere, each by its own length. Each arm gives a model,
-which is judged by the loss of held-out responses and, for the phrases, by accuracy and macro F1 of its answers; an
-answer that cannot be read counts as neutral. Synthetic pairs are compared by MAUVE with real ones that nothing was
+client's. Pairs of more than `--characters` are left out everywhere, each by its own length. Each condition gives a
+model, which is judged by the loss of held-out responses and, for the phrases, by accuracy and macro F1 of its answers;
+an answer that cannot be read counts as neutral. Synthetic pairs are compared by MAUVE with real ones that nothing was
 trained on, in sets of one size.
 
     base, professional      as they are
-    non_private             an adapter tuned on the client's pairs like those of the other arms on theirs
+    non_private             an adapter tuned on the client's pairs like those of the other conditions on theirs
     dp_only                 the adapter trained by DP-SGD, for `--only-epochs`
     distilled               the method
     public_only             the method without the private half: the base model in the place of the DP model
@@ -33,7 +33,7 @@ import cells
 import pyarrow as pa
 import pyarrow.parquet as pq
 from knowledge_distillation_data import ABOUT, ANSWER_TOKENS, LABELS, Cell, Settings, halves, unread, unseen_public
-from knowledge_distillation_tables import ALL_ARMS, ARMS, rows_of
+from knowledge_distillation_tables import ALL_CONDITIONS, CONDITIONS, rows_of
 from tables import print_table, write_figures
 
 # Draws of equally many synthetic and real pairs that a MAUVE is the mean of.
@@ -47,7 +47,7 @@ def config_of(settings: Settings, cell: Cell) -> Any:
     from understudy.methods.knowledge_distillation.config import KnowledgeDistillationConfig
 
     folder = professional_folder(settings, cell.data)
-    epochs = settings.only_epochs if cell.arm == "dp_only" else settings.epochs
+    epochs = settings.only_epochs if cell.condition == "dp_only" else settings.epochs
     answers = {"max_new_tokens": ANSWER_TOKENS[cell.data], "temperature": 0.7}
     return KnowledgeDistillationConfig.model_validate(
         {
@@ -59,8 +59,8 @@ def config_of(settings: Settings, cell: Cell) -> Any:
             "tune": {"steps": settings.tune_steps, "max_length": settings.length, "batch_size": 8},
             "professional": {"model": str(folder), "sampling": answers},
             "filters": {
-                "rank": "none" if cell.arm == "unranked" else "ifd",
-                "rank_within": "all" if cell.arm == "together" else "responses",
+                "rank": "none" if cell.condition == "unranked" else "ifd",
+                "rank_within": "all" if cell.condition == "together" else "responses",
             },
             "instructions": {
                 "examples": str(examples_file(folder)),
@@ -120,7 +120,7 @@ def make_professional(settings: Settings, data: str) -> None:
 
 
 def dp_adapter(settings: Settings, cell: Cell, config: Any) -> Any:
-    """The client's adapter; of several arms the same, so it is kept."""
+    """The client's adapter; of several conditions the same, so it is kept."""
     from understudy.methods.knowledge_distillation.base import shared_base
     from understudy.methods.knowledge_distillation.method import charged_settings
     from understudy.methods.knowledge_distillation.queries import Asked, queries_of, schedule_of
@@ -145,38 +145,38 @@ def dp_adapter(settings: Settings, cell: Cell, config: Any) -> Any:
 
 
 def model_of(settings: Settings, cell: Cell, config: Any) -> tuple[Any, dict[str, Any]]:
-    """The arm's model, and what is to be said of how it came about."""
+    """The condition's model, and what is to be said of how it came about."""
     from understudy.methods.knowledge_distillation import distil
     from understudy.models.loading import load_model
 
-    if cell.arm == "base":
+    if cell.condition == "base":
         return distil.dp_model(config, None), {}
-    if cell.arm == "professional":
+    if cell.condition == "professional":
         return load_model(config.professional.model), {}
-    if cell.arm == "dp_only":
+    if cell.condition == "dp_only":
         return distil.dp_model(config, dp_adapter(settings, cell, config)), {}
-    if cell.arm == "non_private":
+    if cell.condition == "non_private":
         _, private, _ = halves(settings, cell)
         return distil.dp_model(config, distil.improve(distil.shared_base(config), None, private, config)), {}
-    start = None if cell.arm in WITHOUT_ADAPTER else dp_adapter(settings, cell, config)
+    start = None if cell.condition in WITHOUT_ADAPTER else dp_adapter(settings, cell, config)
     pairs, facts = pairs_by(settings, cell, config, start)
     better = distil.improve(distil.shared_base(config), start, pairs, config)
     return distil.dp_model(config, better), facts
 
 
 def pairs_by(settings: Settings, cell: Cell, config: Any, start: Any) -> tuple[list[Any], dict[str, Any]]:
-    """The synthetic pairs of an arm."""
+    """The synthetic pairs of a condition."""
     from understudy.baselines.instruction_pairs import WAYS, Making, make_pairs
     from understudy.generation.instructions import pairs_of
     from understudy.methods.knowledge_distillation import distil
 
     model = distil.dp_model(config, start)
-    if cell.arm in BY_THE_METHOD:
+    if cell.condition in BY_THE_METHOD:
         made = distil.synthesise(model, config, answers=settings.cache / "answers")
         facts = {"dropped": made.facts["dropped"][""], "made": len(made.table), "answers": answer_scores(made.table)}
         pairs = [pair for pair in pairs_of(made.table) if pair is not None]
         return pairs, facts | nearness(settings, cell, pairs)
-    way = WAYS[cell.arm]
+    way = WAYS[cell.condition]
     public, private, _ = halves(settings, cell)
     making = Making(
         count=settings.samples,
@@ -190,9 +190,9 @@ def pairs_by(settings: Settings, cell: Cell, config: Any, start: Any) -> tuple[l
 
 
 def nearness(settings: Settings, cell: Cell, pairs: list[Any]) -> dict[str, Any]:
-    """MAUVE of an arm's pairs to pairs that nothing was trained on, with that of real pairs, and the pairs.
+    """MAUVE of a condition's pairs to pairs that nothing was trained on, with that of real pairs, and the pairs.
 
-    There is no MAUVE of fewer than two pairs; the arm's other figures are measured all the same.
+    There is no MAUVE of fewer than two pairs; the condition's other figures are measured all the same.
     """
     from understudy.evaluation.texts import fidelity
     from understudy.evaluation.texts.encoder import embed, load_encoder
@@ -220,7 +220,7 @@ def figures(settings: Settings, cell: Cell) -> cells.Value:
     model, facts = model_of(settings, cell, config)
     _, _, test = halves(settings, cell)
     value = {**judged_on(test, model, settings=settings, config=config, data=cell.data), **facts}
-    if cell.arm == "professional":
+    if cell.condition == "professional":
         unseen = unseen_public(settings, cell.data)
         found = judged_on(unseen, model, settings=settings, config=config, data=cell.data)
         value["unseen_public"] = {key: found[key] for key in ("loss", "accuracy", "macro_f1") if key in found}
@@ -273,17 +273,19 @@ def main() -> None:
     for name, kind in [(one.name, kinds[one.type]) for one in fields(Settings) if one.type in kinds]:
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=getattr(plain, name))
     parser.add_argument("--sets", nargs="+", default=list(ABOUT), choices=list(ABOUT))
-    parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ALL_ARMS))
+    parser.add_argument("--conditions", nargs="+", default=list(CONDITIONS), choices=list(ALL_CONDITIONS))
     parser.add_argument("--epsilon", type=float, default=8.0)
     options = cells.parse(parser)
     settings = cells.settings_from(Settings, options)
     every = [
-        Cell(data, arm, options.epsilon, seed)
+        Cell(data, condition, options.epsilon, seed)
         for seed in options.seeds
         for data in options.sets
-        for arm in options.arms
+        for condition in options.conditions
     ]
-    benchmark = cells.Benchmark(settings, figures, digest=digest, shared=shared, minutes=dict.fromkeys(ALL_ARMS, 3.0))
+    benchmark = cells.Benchmark(
+        settings, figures, digest=digest, shared=shared, minutes=dict.fromkeys(ALL_CONDITIONS, 3.0)
+    )
     found = cells.complete(benchmark, every, options)
     tables = {data: rows_of(found, data) for data in options.sets}
     for data, rows in tables.items():

@@ -39,7 +39,7 @@ from tables import Row, print_table, write_figures
 EAVESDROPPING = ("eavesdropper", "eavesdropper_far")
 RANKING = ("ranked", "unranked", "together")
 WITHOUT_PRIVATE = ("base", "public_only")
-ARMS = (*EAVESDROPPING, "distilled", "dp_only", "public_only", "base", *RANKING)
+CONDITIONS = (*EAVESDROPPING, "distilled", "dp_only", "public_only", "base", *RANKING)
 RANKED_DRAWS = 6.0
 # How far the seed set moves the base in `eavesdropper_far`.
 FAR_EPOCHS, FAR_RATE = 5, 2e-3
@@ -48,10 +48,10 @@ PLACES = {"sent": "on its way to the server", "returned": "on its way back"}
 
 @dataclass(frozen=True)
 class Cell:
-    """One arm with a number of private pairs."""
+    """One condition with a number of private pairs."""
 
     data: str
-    arm: str
+    condition: str
     epsilon: float
     seed: int
     pairs: int
@@ -59,23 +59,23 @@ class Cell:
     @property
     def name(self) -> str:
         """A file name."""
-        return f"distillation-ablation-{self.data}-{self.arm}-{self.pairs}-{self.epsilon:g}-{self.seed}"
+        return f"distillation-ablation-{self.data}-{self.condition}-{self.pairs}-{self.epsilon:g}-{self.seed}"
 
 
 def figures(settings: Settings, cell: Cell) -> cells.Value:
     """Losses of held-out responses, and accuracy where answers are of a fixed set."""
     sized = replace(settings, pairs=cell.pairs)
-    return intercepted(sized, cell) if cell.arm in EAVESDROPPING else by_method(sized, cell)
+    return intercepted(sized, cell) if cell.condition in EAVESDROPPING else by_method(sized, cell)
 
 
 def by_method(settings: Settings, cell: Cell) -> cells.Value:
-    """What an arm's model makes of held-out pairs."""
+    """What a condition's model makes of held-out pairs."""
     from understudy.methods.knowledge_distillation import distil
 
     config = config_of(settings, cell)
-    adapter = None if cell.arm in WITHOUT_PRIVATE else whole.dp_adapter(settings, cell, config)
+    adapter = None if cell.condition in WITHOUT_PRIVATE else whole.dp_adapter(settings, cell, config)
     facts: cells.Value = {}
-    if cell.arm not in ("base", "dp_only"):
+    if cell.condition not in ("base", "dp_only"):
         adapter, facts = improved(settings, config, adapter)
     _, _, test = halves(settings, cell)
     model = distil.dp_model(config, adapter)
@@ -83,9 +83,9 @@ def by_method(settings: Settings, cell: Cell) -> cells.Value:
 
 
 def config_of(settings: Settings, cell: Cell) -> Any:
-    """The method's settings of a cell; every arm's adapter is that of the method."""
+    """The method's settings of a cell; every condition's adapter is that of the method."""
     config = whole.config_of(replace(settings, only_epochs=settings.epochs), cell)
-    if cell.arm not in RANKING:
+    if cell.condition not in RANKING:
         return config
     draws = config.instructions.model_copy(update={"draws": RANKED_DRAWS})
     return config.model_copy(update={"instructions": draws})
@@ -107,7 +107,7 @@ def intercepted(settings: Settings, cell: Cell) -> cells.Value:
     from understudy.methods.knowledge_distillation import distil
 
     public = config_of(settings, cell)
-    transmitted = public.model_copy(update={"model": str(base_folder(settings, cell.data, cell.arm))})
+    transmitted = public.model_copy(update={"model": str(base_folder(settings, cell.data, cell.condition))})
     sent = whole.dp_adapter(settings, cell, transmitted)
     returned, value = improved(settings, transmitted, sent)
     _, _, test = halves(settings, cell)
@@ -119,23 +119,23 @@ def intercepted(settings: Settings, cell: Cell) -> cells.Value:
     return value
 
 
-def base_folder(settings: Settings, data: str, arm: str) -> Path:
+def base_folder(settings: Settings, data: str, condition: str) -> Path:
     """Where the base model of the two zones is kept, the public one tuned on the seed set."""
     names = ("model", "public", "characters", "length")
     facts = {name: getattr(settings, name) for name in names} | {"far_epochs": FAR_EPOCHS, "far_rate": FAR_RATE}
-    return settings.cache / f"transmitted-{data}-{arm}-{cells.short_digest(facts)}"
+    return settings.cache / f"transmitted-{data}-{condition}-{cells.short_digest(facts)}"
 
 
-def make_base(settings: Settings, data: str, arm: str) -> None:
+def make_base(settings: Settings, data: str, condition: str) -> None:
     """Tune the public base on the seed set as both zones do, if it is not there yet."""
     from understudy.methods.knowledge_distillation.base import shared_base
     from understudy.models.checkpoints import export_model
 
-    folder = base_folder(settings, data, arm)
+    folder = base_folder(settings, data, condition)
     if folder.exists():
         return
-    config = config_of(settings, Cell(data, arm, math.inf, 0, settings.pairs))
-    far = {"epochs": FAR_EPOCHS, "learning_rate": FAR_RATE} if arm == "eavesdropper_far" else {}
+    config = config_of(settings, Cell(data, condition, math.inf, 0, settings.pairs))
+    far = {"epochs": FAR_EPOCHS, "learning_rate": FAR_RATE} if condition == "eavesdropper_far" else {}
     seed = config.seed.model_copy(update={"pairs": str(seed_file(settings, data)), **far})
     base = shared_base(config.model_copy(update={"seed": seed}))
     with cells.temporary(folder, folder=True) as part:
@@ -162,7 +162,7 @@ def make_seed(settings: Settings, data: str) -> None:
 def shared(settings: Settings, waiting: Sequence[Cell]) -> list[list[Any]]:
     """The professional models of the data sets that wait, and the bases that were tuned on a seed set."""
     sets = sorted({cell.data for cell in waiting})
-    bases = sorted({(cell.data, cell.arm) for cell in waiting if cell.arm in EAVESDROPPING})
+    bases = sorted({(cell.data, cell.condition) for cell in waiting if cell.condition in EAVESDROPPING})
     first = [partial(make, settings, data) for data in sets for make in (whole.make_professional, make_seed)]
     return [first, [partial(make_base, settings, *names) for names in bases]]
 
@@ -171,7 +171,7 @@ def chains(waiting: Sequence[Cell]) -> list[list[Cell]]:
     """Cells that start from the same adapter, one after the other: the first one trains it."""
     found: dict[tuple[Any, ...], list[Cell]] = {}
     for cell in waiting:
-        alone = cell.arm if cell.arm in (*EAVESDROPPING, *WITHOUT_PRIVATE) else ""
+        alone = cell.condition if cell.condition in (*EAVESDROPPING, *WITHOUT_PRIVATE) else ""
         found.setdefault((cell.data, cell.epsilon, cell.seed, cell.pairs, alone), []).append(cell)
     return list(found.values())
 
@@ -179,10 +179,14 @@ def chains(waiting: Sequence[Cell]) -> list[list[Cell]]:
 def eavesdropper_rows(found: dict[Cell, cells.Value], data: str) -> list[Row]:
     """What an intercepted adapter is worth on either base: one row per seed set, epsilon and way."""
     rows: list[Row] = []
-    for arm in EAVESDROPPING:
-        for epsilon in sorted({cell.epsilon for cell in found if (cell.data, cell.arm) == (data, arm)}):
-            own = {c.seed: value for c, value in found.items() if (c.data, c.arm, c.epsilon) == (data, arm, epsilon)}
-            rows += [_eavesdropped(own, place) | {"seed set": arm, "epsilon": f"{epsilon:g}"} for place in PLACES]
+    for condition in EAVESDROPPING:
+        for epsilon in sorted({cell.epsilon for cell in found if (cell.data, cell.condition) == (data, condition)}):
+            own = {
+                c.seed: value
+                for c, value in found.items()
+                if (c.data, c.condition, c.epsilon) == (data, condition, epsilon)
+            }
+            rows += [_eavesdropped(own, place) | {"seed set": condition, "epsilon": f"{epsilon:g}"} for place in PLACES]
     leading = ("seed set", "epsilon", "adapter")
     return [{name: row[name] for name in (*leading, *(key for key in row if key not in leading))} for row in rows]
 
@@ -207,21 +211,25 @@ def between(own: dict[int, cells.Value], first: str, second: str) -> str:
     return difference(sides[0], sides[1], "losses")
 
 
-def of(found: dict[Cell, cells.Value], data: str, arm: str, pairs: int | None) -> dict[int, cells.Value]:
-    """Cells of an arm with a number of pairs, by seed; None takes any."""
-    return {c.seed: value for c, value in found.items() if (c.data, c.arm) == (data, arm) and pairs in (None, c.pairs)}
+def of(found: dict[Cell, cells.Value], data: str, condition: str, pairs: int | None) -> dict[int, cells.Value]:
+    """Cells of a condition with a number of pairs, by seed; None takes any."""
+    return {
+        c.seed: value
+        for c, value in found.items()
+        if (c.data, c.condition) == (data, condition) and pairs in (None, c.pairs)
+    }
 
 
 def size_rows(found: dict[Cell, cells.Value], data: str) -> list[Row]:
     """The method and its client half by the number of private pairs, beside the method without them."""
     control, rows = of(found, data, "public_only", None), list[Row]()
-    for arm, size in [(arm, None) for arm in WITHOUT_PRIVATE] + [
-        (arm, size) for arm in ("dp_only", "distilled") for size in sorted({cell.pairs for cell in found})
+    for condition, size in [(condition, None) for condition in WITHOUT_PRIVATE] + [
+        (condition, size) for condition in ("dp_only", "distilled") for size in sorted({cell.pairs for cell in found})
     ]:
-        if own := of(found, data, arm, size):
-            row = {"arm": arm, "private pairs": "" if size is None else str(size), "seeds": str(len(own))}
+        if own := of(found, data, condition, size):
+            row = {"condition": condition, "private pairs": "" if size is None else str(size), "seeds": str(len(own))}
             row["loss"] = level(own, "losses")
-            row["minus public_only"] = "" if arm == "public_only" else difference(own, control, "losses")
+            row["minus public_only"] = "" if condition == "public_only" else difference(own, control, "losses")
             rows.append(row | _accuracy(own))
     return rows
 
@@ -229,10 +237,10 @@ def size_rows(found: dict[Cell, cells.Value], data: str) -> list[Row]:
 def ranking_rows(found: dict[Cell, cells.Value], data: str, pairs: int) -> list[Row]:
     """The method by how its pairs are ranked."""
     plain, rows = of(found, data, "ranked", pairs), list[Row]()
-    for arm in RANKING:
-        if own := of(found, data, arm, pairs):
-            row = {"ranking": arm, "seeds": str(len(own)), "loss": level(own, "losses")}
-            row["minus ranked"] = "" if arm == "ranked" else difference(own, plain, "losses")
+    for condition in RANKING:
+        if own := of(found, data, condition, pairs):
+            row = {"ranking": condition, "seeds": str(len(own)), "loss": level(own, "losses")}
+            row["minus ranked"] = "" if condition == "ranked" else difference(own, plain, "losses")
             left_out = [value["dropped"]["ranked below"] for value in own.values()]
             row["pairs left out by rank"] = f"{sum(left_out) / len(left_out):.0f}"
             rows.append(row | _accuracy(own))
@@ -244,17 +252,17 @@ def _accuracy(own: dict[int, cells.Value]) -> Row:
 
 
 def every_cell(options: argparse.Namespace) -> list[Cell]:
-    """Cells of the arms that are asked for; whatever reads no private pair is there once for each seed."""
+    """Cells of the conditions that are asked for; whatever reads no private pair is there once for each seed."""
     sizes, middle = sorted(options.sizes), sorted(options.sizes)[len(options.sizes) // 2]
     found = []
     for seed in options.seeds:
         for data in options.sets:
-            for arm in options.arms:
-                own = sizes if arm in ("distilled", "dp_only") and data in options.sized else [middle]
-                epsilons = (options.epsilon, math.inf) if arm in EAVESDROPPING else (options.epsilon,)
-                if arm in EAVESDROPPING and data not in options.sized:
+            for condition in options.conditions:
+                own = sizes if condition in ("distilled", "dp_only") and data in options.sized else [middle]
+                epsilons = (options.epsilon, math.inf) if condition in EAVESDROPPING else (options.epsilon,)
+                if condition in EAVESDROPPING and data not in options.sized:
                     continue
-                found += [Cell(data, arm, epsilon, seed, size) for epsilon in epsilons for size in own]
+                found += [Cell(data, condition, epsilon, seed, size) for epsilon in epsilons for size in own]
     return found
 
 
@@ -274,13 +282,13 @@ def main() -> None:
             parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=getattr(plain, name))
     parser.add_argument("--sets", nargs="+", default=list(ABOUT), choices=list(ABOUT))
     parser.add_argument("--sized", nargs="+", default=["medical_dialogue"], help="sets with all sizes and adapters")
-    parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS))
+    parser.add_argument("--conditions", nargs="+", default=list(CONDITIONS), choices=list(CONDITIONS))
     parser.add_argument("--sizes", type=int, nargs="+", default=[225, 450, 900], help="private pairs")
     parser.add_argument("--epsilon", type=float, default=8.0)
     options = cells.parse(parser)
     settings = cells.settings_from(Settings, options, pairs=min(options.sizes))
     benchmark = cells.Benchmark(
-        settings, figures, digest=digest, shared=shared, chains=chains, minutes=dict.fromkeys(ARMS, 2.0)
+        settings, figures, digest=digest, shared=shared, chains=chains, minutes=dict.fromkeys(CONDITIONS, 2.0)
     )
     found = cells.complete(benchmark, every_cell(options), options)
     middle, tables = sorted(options.sizes)[len(options.sizes) // 2], {}

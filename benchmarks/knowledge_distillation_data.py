@@ -37,17 +37,17 @@ class Settings:
 
 @dataclass(frozen=True)
 class Cell:
-    """One arm on one data set."""
+    """One condition on one data set."""
 
     data: str
-    arm: str
+    condition: str
     epsilon: float
     seed: int
 
     @property
     def name(self) -> str:
         """A file name."""
-        return f"distillation-{self.data}-{self.arm}-{self.epsilon:g}-{self.seed}"
+        return f"distillation-{self.data}-{self.condition}-{self.epsilon:g}-{self.seed}"
 
 
 def table_of(settings: Settings, data: str, part: str, *, characters: int | None) -> pa.Table:

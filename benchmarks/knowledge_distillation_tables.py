@@ -1,4 +1,4 @@
-"""Tables of the benchmark of knowledge distillation: a row per arm, with differences on the same held-out pairs."""
+"""Tables of the benchmark of knowledge distillation: a row per condition, differences on the same held-out pairs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,24 @@ from understudy.evaluation.answers.answer_set import macro_f1
 from understudy.evaluation.statistics.intervals import Interval
 from understudy.evaluation.statistics.paired import mean_difference, mean_interval
 
-ARMS = ("base", "professional", "dp_only", "distilled", "dp_instruct", "dp_gene", "non_private", "self_instruct", "icl")
-ALL_ARMS = (*ARMS, "public_only", "together", "unranked", "self_instruct_icl", "dp_instruct_icl")
+CONDITIONS = (
+    "base",
+    "professional",
+    "dp_only",
+    "distilled",
+    "dp_instruct",
+    "dp_gene",
+    "non_private",
+    "self_instruct",
+    "icl",
+)
+ALL_CONDITIONS = (*CONDITIONS, "public_only", "together", "unranked", "self_instruct_icl", "dp_instruct_icl")
 PRIVATE = ("icl", "self_instruct_icl", "dp_instruct_icl", "non_private")
 
 
-def of_arm(found: dict[Cell, cells.Value], data: str, arm: str) -> dict[int, cells.Value]:
-    """Cells of an arm by seed."""
-    return {cell.seed: value for cell, value in found.items() if (cell.data, cell.arm) == (data, arm)}
+def of_condition(found: dict[Cell, cells.Value], data: str, condition: str) -> dict[int, cells.Value]:
+    """Cells of a condition by seed."""
+    return {cell.seed: value for cell, value in found.items() if (cell.data, cell.condition) == (data, condition)}
 
 
 def level(own: dict[int, cells.Value], key: str) -> str:
@@ -64,15 +74,15 @@ def spoken(found: Interval) -> str:
 
 
 def rows_of(found: dict[Cell, cells.Value], data: str) -> list[Row]:
-    """One row per arm: means over seeds, and differences on the same held-out pairs."""
+    """One row per condition: means over seeds, and differences on the same held-out pairs."""
     rows = []
-    for arm in ALL_ARMS:
-        own = of_arm(found, data, arm)
+    for condition in ALL_CONDITIONS:
+        own = of_condition(found, data, condition)
         if not own:
             continue
-        row = {"arm": f"{arm} (private)" if arm in PRIVATE else arm, "seeds": str(len(own))}
+        row = {"condition": f"{condition} (private)" if condition in PRIVATE else condition, "seeds": str(len(own))}
         row["loss"] = level(own, "losses")
-        beside = {other: of_arm(found, data, other) for other in ("dp_instruct", "dp_only") if other != arm}
+        beside = {other: of_condition(found, data, other) for other in ("dp_instruct", "dp_only") if other != condition}
         for other, theirs in beside.items():
             # Lower losses are better, so the difference is theirs minus ours.
             row[f"loss below {other}'s by"] = difference(theirs, own, "losses")

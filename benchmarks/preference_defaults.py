@@ -56,7 +56,7 @@ class Cell:
     """One setting of DPO, or one population whose preferences meet noise.
 
     Attributes:
-        arm: `dpo`, or the clients: `responses` or `public text`.
+        condition: `dpo`, or the clients: `responses` or `public text`.
         epsilon: infinite for DPO.
         clients: their number; 0 for DPO.
         learning_rate: of DPO; else 0.
@@ -64,7 +64,7 @@ class Cell:
         seed: of everything.
     """
 
-    arm: str
+    condition: str
     epsilon: float = math.inf
     clients: int = 0
     learning_rate: float = 0.0
@@ -75,9 +75,11 @@ class Cell:
     def name(self) -> str:
         """A file name."""
         said = (
-            f"{self.learning_rate:g}-x-{self.epochs}" if self.arm == "dpo" else f"{self.clients}-eps-{self.epsilon:g}"
+            f"{self.learning_rate:g}-x-{self.epochs}"
+            if self.condition == "dpo"
+            else f"{self.clients}-eps-{self.epsilon:g}"
         )
-        return f"{self.arm.replace(' ', '-')}-{said}-seed-{self.seed}"
+        return f"{self.condition.replace(' ', '-')}-{said}-seed-{self.seed}"
 
 
 def main() -> None:
@@ -86,7 +88,7 @@ def main() -> None:
     options = parse(parser)
     noised = product(("responses", "public text"), (750, 100), (1.0, 7.0), options.seeds)
     cells = [
-        *(Cell(arm, epsilon, clients, seed=seed) for arm, clients, epsilon, seed in noised),
+        *(Cell(condition, epsilon, clients, seed=seed) for condition, clients, epsilon, seed in noised),
         *(Cell("dpo", learning_rate=rate, epochs=epochs, seed=s) for s in options.seeds for rate, epochs in SETTINGS),
     ]
     found = complete(Benchmark(settings_from(Settings, options), figures, shared=shared), cells, options)
@@ -106,7 +108,7 @@ class Settings:
 
 def figures(settings: Settings, cell: Cell) -> Value:
     """What a setting of DPO does, or how many preferences a population keeps."""
-    return moved(settings, cell) if cell.arm == "dpo" else survival(settings, cell)
+    return moved(settings, cell) if cell.condition == "dpo" else survival(settings, cell)
 
 
 @lru_cache(maxsize=1)
@@ -124,9 +126,14 @@ def encoder() -> Any:
 
 def shared(settings: Settings, cells: Sequence[Cell]) -> list[list[Call]]:
     """Candidates and clients of the noised cells."""
-    noised = {(cell.arm, cell.seed) for cell in cells if cell.arm != "dpo"}
+    noised = {(cell.condition, cell.seed) for cell in cells if cell.condition != "dpo"}
     calls = [partial(candidates, settings, seed) for seed in sorted({seed for _, seed in noised})]
-    return [[*calls, *(partial(everyone, settings, arm) for arm in sorted({arm for arm, _ in noised}))]]
+    return [
+        [
+            *calls,
+            *(partial(everyone, settings, condition) for condition in sorted({condition for condition, _ in noised})),
+        ]
+    ]
 
 
 def kept(path: Path, texts: Sequence[str]) -> Rows:
@@ -151,19 +158,19 @@ def candidates(settings: Settings, seed: int) -> Rows:
     return kept(path, continue_prompts(policy, prompts, asked, seed=RoundSeed(0, seed)))
 
 
-def everyone(settings: Settings, arm: str) -> FloatArray:
+def everyone(settings: Settings, condition: str) -> FloatArray:
     """Unit vectors of all that may be clients, from the cache or now."""
-    path = settings.cache / f"{arm.replace(' ', '-')}-embedded.npy"
+    path = settings.cache / f"{condition.replace(' ', '-')}-embedded.npy"
     if path.exists():
         return unit_rows(np.load(path))
     seeds, responses = public_texts(settings.data)
-    owned = seeds[:1500] if arm == "public text" else [" ".join(text.split()[:100]) for text in responses]
+    owned = seeds[:1500] if condition == "public text" else [" ".join(text.split()[:100]) for text in responses]
     return unit_rows(kept(path, owned))
 
 
 def survival(settings: Settings, cell: Cell) -> Value:
     """How many preferences are right under noise, for each way to standardise."""
-    owned, texts = everyone(settings, cell.arm), candidates(settings, cell.seed)
+    owned, texts = everyone(settings, cell.condition), candidates(settings, cell.seed)
     means = owned[np.random.default_rng(cell.seed).permutation(len(owned))[: cell.clients]]
     config = PreferenceOptimizationConfig(rounds=6)
     asked = queries_of(config, n=cell.clients, epsilon=cell.epsilon, delta=default_delta(cell.clients))
@@ -221,10 +228,10 @@ def pairs_of(prompts: Sequence[str], texts: Sequence[str], scores: FloatArray, *
 def scoring_rows(found: Mapping[Cell, Value]) -> list[Row]:
     """One row per population and epsilon."""
     return [
-        {"clients": f"{cell.clients} {cell.arm}", "epsilon": f"{cell.epsilon:g}"}
+        {"clients": f"{cell.clients} {cell.condition}", "epsilon": f"{cell.epsilon:g}"}
         | {way: f"{share:.3f}" for way, share in value["shares"].items()}
         for cell, value in found.items()
-        if cell.arm != "dpo"
+        if cell.condition != "dpo"
     ]
 
 
@@ -239,7 +246,7 @@ def dpo_rows(found: Mapping[Cell, Value]) -> list[Row]:
             "a response's own cosine": f"{value['cosine_of_a_response']:.3f}",
         }
         for cell, value in found.items()
-        if cell.arm == "dpo"
+        if cell.condition == "dpo"
     ]
 
 

@@ -33,8 +33,8 @@ from cells import Benchmark, Call, Value, arguments, complete, parse, settings_f
 from preference_optimization_data import Cell, Settings, digest_of
 
 CONTROLS = ("real-as-many", "public-seeds")
-ARMS = ("popri", "popri-shuffled", "recovery", "prompt-only", "epsilon-0", "pe", "pe+sft", "real", *CONTROLS)
-# Expected minutes of a cell until one of its arm is done.
+CONDITIONS = ("popri", "popri-shuffled", "recovery", "prompt-only", "epsilon-0", "pe", "pe+sft", "real", *CONTROLS)
+# Expected minutes of a cell until one of its condition is done.
 MINUTES = {"popri": 15.0, "popri-shuffled": 15.0, "recovery": 0.5, "pe": 8.0, "pe+sft": 4.0, "real": 4.0}
 
 
@@ -52,7 +52,7 @@ def main() -> None:
 
 def parse_options() -> argparse.Namespace:
     parser = arguments(__doc__)
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    parser.add_argument("--conditions", nargs="+", choices=CONDITIONS, default=list(CONDITIONS))
     parser.add_argument("--epsilons", type=float, nargs="+", default=[math.inf, 7.0, 1.0])
     parser.add_argument("--clients", type=int, default=750, help="real clients; fewer for a trial")
     parser.add_argument("--populations", type=int, nargs="*", default=[100, 2000, 10_000, 70_000], help="for recovery")
@@ -72,8 +72,8 @@ def wanted(options: argparse.Namespace) -> Iterator[Cell]:
     """The cells, once each, what says most first: a run that is stopped early has whole rows."""
     seen: set[Cell] = set()
     for cell in in_order(options):
-        known = cell.epsilon in options.epsilons or cell.arm in ("epsilon-0", "prompt-only")
-        if cell.arm in options.arms and known and cell not in seen:
+        known = cell.epsilon in options.epsilons or cell.condition in ("epsilon-0", "prompt-only")
+        if cell.condition in options.conditions and known and cell not in seen:
             seen.add(cell)
             yield cell
 
@@ -98,15 +98,15 @@ def in_order(options: argparse.Namespace) -> Iterator[Cell]:
         yield Cell("popri-shuffled", math.inf, real, seed)
         for population, epsilon in product((real, *options.populations), options.epsilons):
             yield Cell("recovery", epsilon, population, seed)
-        for epsilon, arm in product(finite, ("popri", "pe", "pe+sft")):
-            yield Cell(arm, epsilon, real, seed)
+        for epsilon, condition in product(finite, ("popri", "pe", "pe+sft")):
+            yield Cell(condition, epsilon, real, seed)
     for seed, epsilon, population in product(options.seeds, reversed(finite), options.trained_populations):
         yield Cell("popri", epsilon, population, seed)
 
 
 def shared(settings: Settings, cells: Sequence[Cell]) -> list[list[Call]]:
     """The clients' embeddings, then the first round of every seed that asks for it."""
-    asking = {cell.seed: cell for cell in cells if cell.arm in ("popri", "popri-shuffled", "recovery")}
+    asking = {cell.seed: cell for cell in cells if cell.condition in ("popri", "popri-shuffled", "recovery")}
     return [[partial(share, settings)], [partial(share_candidates, settings, cell) for cell in asking.values()]]
 
 
@@ -129,7 +129,7 @@ def chains(cells: Sequence[Cell]) -> list[list[Cell]]:
     """Cells in order, PE + SFT in one chain with its PE cell: it starts from that one's survivors."""
     found: list[list[Cell]] = []
     for cell in cells:
-        if cell.arm == "pe+sft" and found and replace(cell, arm="pe") in found[-1]:
+        if cell.condition == "pe+sft" and found and replace(cell, condition="pe") in found[-1]:
             found[-1].append(cell)
         else:
             found.append([cell])
@@ -138,14 +138,14 @@ def chains(cells: Sequence[Cell]) -> list[list[Cell]]:
 
 def figures(settings: Settings, cell: Cell) -> Value:
     """Every figure of a cell; its rows are under `texts`."""
-    from preference_optimization_arms import figures as made
+    from preference_optimization_conditions import figures as made
 
     return made(settings, cell)
 
 
 def drop_rounds(settings: Settings, cell: Cell) -> None:
     """A finished cell's rounds are not needed any more."""
-    from preference_optimization_arms import rounds_folder
+    from preference_optimization_conditions import rounds_folder
 
     shutil.rmtree(rounds_folder(settings, cell), ignore_errors=True)
 

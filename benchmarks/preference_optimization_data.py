@@ -78,13 +78,13 @@ class Cell:
     """One line of work.
 
     Attributes:
-        arm: what is done.
+        condition: what is done.
         epsilon: of all rounds together; infinite where nothing is noised, 0 where no private text is read.
         population: client slots; more than there are clients: drawn from them with replacement.
         seed: of everything public, and of which clients are drawn.
     """
 
-    arm: str
+    condition: str
     epsilon: float
     population: int
     seed: int = 0
@@ -92,7 +92,7 @@ class Cell:
     @property
     def name(self) -> str:
         """A file name."""
-        return f"{self.arm.replace('+', '-')}-eps-{self.epsilon:g}-clients-{self.population}-seed-{self.seed}"
+        return f"{self.condition.replace('+', '-')}-eps-{self.epsilon:g}-clients-{self.population}-seed-{self.seed}"
 
 
 def configure(settings: Settings, cell: Cell) -> PreferenceOptimizationConfig:
@@ -137,10 +137,10 @@ def digest_of(settings: Settings, cell: Cell) -> str:
     config, downstream = configure(settings, cell), downstream_config(settings)
     facts = {
         "config": config.model_dump(mode="json", exclude={"seeds", "model_digest"}),  # a path says nothing
-        "evolution": evolution_config(settings, cell).model_dump() if cell.arm.startswith("pe") else None,
-        "supervised": SupervisedConfig().model_dump() if cell.arm == "pe+sft" else None,
-        "downstream": None if cell.arm == "recovery" else downstream.model_dump(),
-        "paper": [PAPER_PROMPTS, PAPER_ROUNDS] if cell.arm == "recovery" else None,
+        "evolution": evolution_config(settings, cell).model_dump() if cell.condition.startswith("pe") else None,
+        "supervised": SupervisedConfig().model_dump() if cell.condition == "pe+sft" else None,
+        "downstream": None if cell.condition == "recovery" else downstream.model_dump(),
+        "paper": [PAPER_PROMPTS, PAPER_ROUNDS] if cell.condition == "recovery" else None,
         "splits": settings.splits,
         "clients": settings.clients,
         "models": [model_of(config.model).digest, model_of(downstream.base).digest],

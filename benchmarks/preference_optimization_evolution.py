@@ -39,7 +39,7 @@ from understudy.privacy.accounting import default_delta
 def evolution(settings: Settings, cell: Cell) -> tuple[list[str], dict[str, Any]]:
     """Private Evolution: the last survivors as examples of further prompts, or as texts to fine-tune on."""
     config, (last, facts) = configure(settings, cell), evolved(settings, cell)
-    if cell.arm == "pe":
+    if cell.condition == "pe":
         prompts = private_evolution.next_prompts(
             last,
             settings.samples,
@@ -70,7 +70,7 @@ def evolution(settings: Settings, cell: Cell) -> tuple[list[str], dict[str, Any]
 
 
 def evolved(settings: Settings, cell: Cell) -> tuple[private_evolution.Generation, dict[str, Any]]:
-    """The last generation and its facts; one run for both arms that need it, kept in the cache."""
+    """The last generation and its facts; one run for both conditions that need it, kept in the cache."""
     shared = Cell("pe", cell.epsilon, cell.population, cell.seed)
     path = settings.cache / f"survivors-{digest_of(settings, shared)}-{shared.name}.json"
     if not path.exists():

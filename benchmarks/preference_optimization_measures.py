@@ -1,4 +1,4 @@
-"""What every arm of the preference-optimisation benchmark ends in: its final texts, and what is measured of them."""
+"""What every condition of the preference-optimisation benchmark ends in: its texts, and what is measured of them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def final_texts(settings: Settings, cell: Cell, policy: LoadedModel) -> list[str
 def distance(settings: Settings, embeddings: FloatArray) -> dict[str, Any]:
     """Frechet distance to held-out samples beside that of real samples to real ones, split by split.
 
-    All sets have one size, the same in every round and arm: the estimate depends on it.
+    All sets have one size, the same in every round and condition: the estimate depends on it.
     """
     real = unseen(settings)
     rows = min(len(real) // 2, settings.prompts * settings.per_prompt, settings.samples)
@@ -54,7 +54,7 @@ def distance(settings: Settings, embeddings: FloatArray) -> dict[str, Any]:
 def next_token(settings: Settings, cell: Cell, texts: Sequence[str]) -> dict[str, Any]:
     """Tokens predicted right of each held-out client, after tuning on the texts; epsilon 0 is not tuned."""
     config = downstream_config(settings)
-    if cell.arm == "epsilon-0":
+    if cell.condition == "epsilon-0":
         config = config.model_copy(update={"epochs": 0})
     tuned = fine_tune(texts, config=config, seed=cell.seed)
     held_out = [samples for _, samples in clients_of(settings, "test").by_slot()]

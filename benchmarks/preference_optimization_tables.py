@@ -57,17 +57,17 @@ def grouped(found: Found) -> dict[Cell, list[Value]]:
     """Cells of one line, in the order of their seeds, under the line's cell of seed -1."""
     lines: dict[Cell, list[Value]] = {}
     for cell, value in sorted(found.items(), key=lambda item: item[0].seed):
-        lines.setdefault(Cell(cell.arm, cell.epsilon, cell.population, -1), []).append(value)
+        lines.setdefault(Cell(cell.condition, cell.epsilon, cell.population, -1), []).append(value)
     return dict(sorted(lines.items(), key=lambda item: place(item[0])))
 
 
 def place(line: Cell) -> tuple[int, float, int]:
-    """Arms in order, the largest epsilon first, the real clients before simulated ones."""
-    return _ORDER.index(line.arm) if line.arm in _ORDER else len(_ORDER), -line.epsilon, line.population
+    """Conditions in order, the largest epsilon first, the real clients before simulated ones."""
+    return _ORDER.index(line.condition) if line.condition in _ORDER else len(_ORDER), -line.epsilon, line.population
 
 
 def round_rows(lines: Mapping[Cell, list[Value]]) -> list[Row]:
-    """One row per arm with rounds: distance, spread and surviving preferences of every round."""
+    """One row per condition with rounds: distance, spread and surviving preferences of every round."""
     rows = []
     for line, values in lines.items():
         if "rounds" not in values[0]:
@@ -91,7 +91,7 @@ def fall_rows(lines: Mapping[Cell, list[Value]]) -> list[Row]:
     """Whether the last round's candidates are nearer than the first's, and than the control's: seed by seed."""
     rows = []
     for line, values in lines.items():
-        if line.arm != "popri":
+        if line.condition != "popri":
             continue
         control = {
             value["seed"]: value for value in lines.get(Cell("popri-shuffled", math.inf, line.population, -1), [])
@@ -121,7 +121,7 @@ def recovery_rows(lines: Mapping[Cell, list[Value]]) -> list[Row]:
     """One row per epsilon and population; noise alone gives one half. ± is the spread over draws of noise."""
     rows = []
     for line, values in lines.items():
-        if line.arm != "recovery":
+        if line.condition != "recovery":
             continue
         row = {"epsilon": f"{line.epsilon:g}", "clients": f"{line.population:,}", "seeds": seeds_text(values)}
         row["noise multiplier"] = f"{values[0]['noise_multiplier']:.3g}"
@@ -135,12 +135,16 @@ def recovery_rows(lines: Mapping[Cell, list[Value]]) -> list[Row]:
 
 
 def token_rows(lines: Mapping[Cell, list[Value]]) -> list[Row]:
-    """One row per arm: accuracy, its difference to Private Evolution at the same epsilon, share of the gap closed."""
+    """One row per condition: accuracy, difference to Private Evolution at the same epsilon, share of the gap closed."""
     from understudy.evaluation.utility.next_token import share_of_gap_closed
 
     tuned = {line: values for line, values in lines.items() if "tokens" in values[0]}
     untuned = tuned.get(Cell("epsilon-0", 0.0, next(iter(tuned)).population, -1)) if tuned else None
-    ends_of = {line.arm: pooled(values).accuracy for line, values in tuned.items() if line.arm in ("epsilon-0", "real")}
+    ends_of = {
+        line.condition: pooled(values).accuracy
+        for line, values in tuned.items()
+        if line.condition in ("epsilon-0", "real")
+    }
     rows = []
     for line, values in tuned.items():
         scores = pooled(values)
@@ -153,9 +157,9 @@ def token_rows(lines: Mapping[Cell, list[Value]]) -> list[Row]:
         row["minus PE"] = ""
         rival = tuned.get(Cell("pe", line.epsilon, line.population, -1)) or []
         both = sorted({value["seed"] for value in values} & {value["seed"] for value in rival})
-        if both and line.arm != "pe" and not line.arm.startswith("real"):
+        if both and line.condition != "pe" and not line.condition.startswith("real"):
             row["minus PE"] = gain(*([v for v in side if v["seed"] in both] for side in (values, rival)))
-        row["minus untuned"] = "" if not untuned or line.arm == "epsilon-0" else gain(values, untuned)
+        row["minus untuned"] = "" if not untuned or line.condition == "epsilon-0" else gain(values, untuned)
         closed = share_of_gap_closed(scores.accuracy, *ends_of.values()) if len(ends_of) == 2 else None
         row["gap closed"] = "" if closed is None else f"{closed:.0%}"
         row["Frechet (real)"] = frechet_text(values)
@@ -201,7 +205,7 @@ def ends_of_95(draws: Floats) -> tuple[float, float]:
 
 
 def frechet_text(values: Sequence[Value]) -> str:
-    """Distance of an arm's texts to held-out samples, and of real ones to real ones."""
+    """Distance of a condition's texts to held-out samples, and of real ones to real ones."""
     if "final" not in values[0]:
         return ""
     own, floor = (mean(np.mean(value["final"][key]) for value in values) for key in ("frechet", "frechet_floor"))
@@ -220,8 +224,13 @@ def pooled(values: Sequence[Value]) -> Any:
 
 
 def start(line: Cell, values: Sequence[Value]) -> Row:
-    epsilon = "" if line.arm in ("epsilon-0", "prompt-only") else f"{line.epsilon:g}"
-    return {"arm": line.arm, "epsilon": epsilon, "clients": f"{line.population:,}", "seeds": seeds_text(values)}
+    epsilon = "" if line.condition in ("epsilon-0", "prompt-only") else f"{line.epsilon:g}"
+    return {
+        "condition": line.condition,
+        "epsilon": epsilon,
+        "clients": f"{line.population:,}",
+        "seeds": seeds_text(values),
+    }
 
 
 def seeds_text(values: Sequence[Value]) -> str:

@@ -1,10 +1,10 @@
-"""Claim: preferences make texts longer and less varied than those of any other arm, and hardly less likely.
+"""Claim: preferences make texts longer and less varied than those of any other condition, and hardly less likely.
 
     python benchmarks/preference_optimization_texts.py --data ../shared/data --cache out/preference-optimization
 
 Reads finished cells of `preference_optimization.py` that still hold their texts, and real samples of held-out clients.
-Per arm and seed: words of a text, distinct pairs of words among 300 texts, negative log-likelihood per token under
-the downstream model before it is tuned, and the median cosine of a text to its nearest public seed.
+Per condition and seed: words of a text, distinct pairs of words among 300 texts, negative log-likelihood per token
+under the downstream model before it is tuned, and the median cosine of a text to its nearest public seed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tables import Row, print_table, write_figures
 from understudy.evaluation.texts.diversity import distinct_n, lengths
 from understudy.evaluation.texts.nearest import log_perplexities
 
-ARMS = ("prompt-only", "popri", "popri-shuffled", "pe", "pe+sft")
+CONDITIONS = ("prompt-only", "popri", "popri-shuffled", "pe", "pe+sft")
 ROWS = 300
 
 
@@ -37,18 +37,18 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     options = parser.parse_args()
     settings = Settings(data=options.data, cache=options.cache)
-    table = [{"arm": "real, held out", "seed": "", **described(settings, clients_of(settings, "test").samples)}]
-    for arm, seed in product(ARMS, options.seeds):
-        cell = Cell(arm, 0.0 if arm == "prompt-only" else math.inf, settings.clients, seed)
+    table = [{"condition": "real, held out", "seed": "", **described(settings, clients_of(settings, "test").samples)}]
+    for condition, seed in product(CONDITIONS, options.seeds):
+        cell = Cell(condition, 0.0 if condition == "prompt-only" else math.inf, settings.clients, seed)
         texts = (read(cell.name, options.cache) or {}).get("texts")
         if texts:
-            table.append({"arm": arm, "seed": str(seed), **described(settings, texts)})
+            table.append({"condition": condition, "seed": str(seed), **described(settings, texts)})
     print_table(table)
     write_figures(options.figures or options.cache / "preference_optimization_texts-figures.json", {"rows": table})
 
 
 def described(settings: Settings, texts: Sequence[str]) -> Row:
-    """The four figures of the first texts; an equal number for every arm, for two of them depend on it."""
+    """The four figures of the first texts; an equal number for every condition, for two of them depend on it."""
     some = list(texts)[:ROWS]
     nats = log_perplexities(model_of(downstream_config(settings).base), {"texts": some})["texts"]
     near = (encoder().encode(some) @ seeds(settings).T).max(axis=1)

@@ -89,13 +89,13 @@ def intervals(
 
 
 def conditional_generation(figure: Figure) -> None:
-    """Accuracy of the probe per arm, at both epsilons."""
+    """Accuracy of the probe per condition, at both epsilons."""
     rows = published("conditional-generation")["rows"]
-    names = list(dict.fromkeys(row["arm"] for row in rows))
+    names = list(dict.fromkeys(row["condition"] for row in rows))
     order = ["prompt-only", *(name for name in names if name not in ("real", "prompt-only")), "real"]
     axes = figure.subplots()
     for epsilon, shift, colour in (("3.0", -0.14, OURS), ("inf", 0.14, OTHER)):
-        found = {row["arm"]: row["probe_accuracy"] for row in rows if row["epsilon"] == epsilon}
+        found = {row["condition"]: row["probe_accuracy"] for row in rows if row["epsilon"] == epsilon}
         for place, name in enumerate(order):
             if name in found:
                 ends = name in ("prompt-only", "real")
@@ -118,15 +118,15 @@ def conditional_generation(figure: Figure) -> None:
 
 
 def gradient_matching(figure: Figure) -> None:
-    """Accuracy of tiny-llama per arm on both data sets."""
+    """Accuracy of tiny-llama per condition on both data sets."""
     every = published("gradient-matching")["main"]
     datasets = list(dict.fromkeys(row["data"] for row in every))
     for axes, dataset in zip(figure.subplots(1, 2), datasets, strict=True):
         rows = [row for row in every if row["data"] == dataset]
-        names = [arm_name(row) for row in rows]
-        ours = [OURS if row["arm"] == "gradient matching" else REAL for row in rows]
+        names = [condition_name(row) for row in rows]
+        ours = [OURS if row["condition"] == "gradient matching" else REAL for row in rows]
         prompted = ("zero-shot", "few-shot", "untuned")
-        colours = [OTHER if row["arm"] in prompted else colour for row, colour in zip(rows, ours, strict=True)]
+        colours = [OTHER if row["condition"] in prompted else colour for row, colour in zip(rows, ours, strict=True)]
         intervals(axes, names, [point(row["tiny-llama"]) for row in rows], colours=colours, shift=0.0)
         axes.set_title(dataset, fontsize=9)
         axes.set_xlabel("accuracy on real test rows, 95 %")
@@ -134,12 +134,12 @@ def gradient_matching(figure: Figure) -> None:
             axes.set_yticklabels([])
 
 
-def arm_name(row: dict[str, str]) -> str:
-    """An arm with its real rows and its epsilon."""
-    if row["arm"] in ("untuned", "zero-shot"):
-        return row["arm"]
+def condition_name(row: dict[str, str]) -> str:
+    """A condition with its real rows and its epsilon."""
+    if row["condition"] in ("untuned", "zero-shot"):
+        return row["condition"]
     epsilon = f", epsilon {row['epsilon']}" if row["epsilon"] else ""
-    return f"{row['arm']}, {row['real rows']} rows{epsilon}"
+    return f"{row['condition']}, {row['real rows']} rows{epsilon}"
 
 
 def preference_optimization(figure: Figure) -> None:
@@ -149,7 +149,7 @@ def preference_optimization(figure: Figure) -> None:
     names = {"popri": ("POPri", OURS), "popri-shuffled": ("POPri, shuffled preferences", OTHER)}
     for row in rows:
         rounds = [float(value) for name, value in row.items() if re.fullmatch(r"round \d+", name)]
-        label, colour = names.get(row["arm"], ("Private Evolution", REAL))
+        label, colour = names.get(row["condition"], ("Private Evolution", REAL))
         axes.plot(range(1, len(rounds) + 1), rounds, "o-", color=colour, markersize=4, label=f"{label}")
     axes.axhline(float(rows[0]["real to real"]), color="black", linestyle=":", label="real text to real text")
     axes.set_xlabel("round")
@@ -184,10 +184,10 @@ def trajectory_matching(figure: Figure) -> None:
 
 
 def knowledge_distillation(figure: Figure) -> None:
-    """Loss of held-out responses per arm, and names guessed with and without noise."""
+    """Loss of held-out responses per condition, and names guessed with and without noise."""
     losses, guessed = figure.subplots(1, 2, width_ratios=(3, 2))
     rows = published("knowledge-distillation")["financial_phrasebank"]
-    names = [row["arm"].removesuffix(" (private)") for row in rows]
+    names = [row["condition"].removesuffix(" (private)") for row in rows]
     of_the_client = {"distilled": OURS, "unranked": OURS, "dp_only": OTHER, "dp_instruct": OTHER}
     colours = [of_the_client.get(name, REAL) for name in names]
     intervals(losses, names, [point(row["loss"]) for row in rows], colours=colours, shift=0.0)

@@ -3,8 +3,8 @@
 For each model a head is fitted on public sentences, and texts are drawn under one prompt without label, steered to
 either label (`steering_budget.py` says how). Here the share of the layers that are shifted varies, with the default
 budget. What counts is how probable a classifier of sentence embeddings, fitted on other public sentences, finds the
-wanted label, and how many nats per token the untrained model gives the texts. All arms have the same seeds, so that
-differences are paired by text; intervals are 95 % of a bootstrap over texts.
+wanted label, and how many nats per token the untrained model gives the texts. All conditions have the same seeds, so
+that differences are paired by text; intervals are 95 % of a bootstrap over texts.
 
     python benchmarks/steering_layers.py OUT.json --data FOLDER [--models tiny-llama ...] [--layers 1 0.5 0.25]
 """
@@ -41,24 +41,24 @@ def main() -> None:
     for name in options.models:
         base = load_model(name, compute=Compute("cpu", options.precision))
         head = fitted_head(base, texts[: options.fitted], labels[: options.fitted])
-        arms: dict[float, tuple[Floats, Floats, float]] = {}
+        conditions: dict[float, tuple[Floats, Floats, float]] = {}
         for share in (*options.layers, 0.0):
             began = time.process_time()
             steering = {"steer": "key_value", "layers": share} if share else {"steer": "none"}
             drawn, wanted = draw(base, head, steering=steering, budget=options.budget, per_label=options.per_label)
             spent = time.process_time() - began
             probable = judge.predict_proba(embed(drawn, encoder))[np.arange(len(wanted)), wanted]
-            arms[share] = probable, np.array([text_nats(base, text) for text in drawn]), spent
-            rows.append({"model": Path(name).name, "layers": f"{share:g}", **_figures(arms, share)})
+            conditions[share] = probable, np.array([text_nats(base, text) for text in drawn]), spent
+            rows.append({"model": Path(name).name, "layers": f"{share:g}", **_figures(conditions, share)})
             print_table(rows[-1:])
     print_table(rows, "Shares of the layers")
     write_figures(options.out, {"layers": rows}, seed=0, per_label=options.per_label, budget=options.budget)
 
 
-def _figures(arms: dict[float, tuple[Floats, Floats, float]], share: float) -> dict[str, str]:
-    """Of one arm, and how far it is from the first."""
-    probable, nats, spent = arms[share]
-    first, first_nats, _ = arms[next(iter(arms))]
+def _figures(conditions: dict[float, tuple[Floats, Floats, float]], share: float) -> dict[str, str]:
+    """Of one condition, and how far it is from the first."""
+    probable, nats, spent = conditions[share]
+    first, first_nats, _ = conditions[next(iter(conditions))]
     picked = np.random.default_rng(0).integers(len(nats), size=(2000, len(nats)))
 
     def per_token(of: Floats) -> Floats:

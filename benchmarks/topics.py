@@ -9,7 +9,7 @@ are the accuracy of an embedding probe on real test rows, MAUVE against them, an
 rows' embeddings. The text without private rows stands beside both, with the same prompts: with topics, as many rows of
 each. The charges are simulations: measured, never exported.
 
-`--arms` and `--variant untrained --model smollm2-135m-instruct` take other parts.
+`--conditions` and `--variant untrained --model smollm2-135m-instruct` take other parts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TABLES = {
     "rotten_tomatoes": (("negative", "positive"), "one-sentence film reviews"),
     "ag_news": (("World", "Sports", "Business", "Sci/Tech"), "short news reports"),
 }
-ARMS = ("plain", "topics")
+CONDITIONS = ("plain", "topics")
 CONTROLS = {"plain": "prompt-only", "topics": "prompt-only, topics"}
 MEANS = {"mauve": "MAUVE", "frechet": "Frechet distance", "label_fidelity": "label fidelity"}
 
@@ -65,7 +65,7 @@ class Settings:
 class Cell:
     """One table with or without topics, at one epsilon with one seed."""
 
-    arm: str
+    condition: str
     table: str
     epsilon: float
     seed: int
@@ -73,7 +73,7 @@ class Cell:
     @property
     def name(self) -> str:
         """A file name."""
-        said = f"{self.arm} {self.table} eps {self.epsilon:g} seed {self.seed}"
+        said = f"{self.condition} {self.table} eps {self.epsilon:g} seed {self.seed}"
         return "".join(c if c.isalnum() else "-" for c in said)
 
 
@@ -81,7 +81,7 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--tables", nargs="+", choices=list(TABLES), default=list(TABLES))
     parser.add_argument("--epsilons", type=float, nargs="+", default=[3.0, 8.0])
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    parser.add_argument("--conditions", nargs="+", choices=CONDITIONS, default=list(CONDITIONS))
     parser.add_argument("--model", default="tiny-llama")
     parser.add_argument("--variant", default="naive")
     parser.add_argument("--number", type=int, default=8, help="topics")
@@ -102,10 +102,13 @@ def wanted(options: argparse.Namespace) -> list[Cell]:
     cells = []
     for seed in options.seeds:
         cells += [
-            Cell(arm, table, epsilon, seed)
-            for table, epsilon, arm in product(options.tables, options.epsilons, options.arms)
+            Cell(condition, table, epsilon, seed)
+            for table, epsilon, condition in product(options.tables, options.epsilons, options.conditions)
         ]
-        cells += [Cell(CONTROLS[arm], table, math.inf, seed) for table, arm in product(options.tables, options.arms)]
+        cells += [
+            Cell(CONTROLS[condition], table, math.inf, seed)
+            for table, condition in product(options.tables, options.conditions)
+        ]
     return cells
 
 
@@ -126,7 +129,7 @@ def digest(settings: Settings, cell: Cell) -> str:
 
 def shared(settings: Settings, cells: Sequence[Cell]) -> list[list[Call]]:
     """Each table is registered, and its topics, clip norm and rate are found once."""
-    both = dict.fromkeys((cell.table, "topics" in cell.arm) for cell in cells)
+    both = dict.fromkeys((cell.table, "topics" in cell.condition) for cell in cells)
     tables = dict.fromkeys(cell.table for cell in cells)
     return [
         [partial(register_table, settings, table) for table in tables],
@@ -179,9 +182,9 @@ def figures(settings: Settings, cell: Cell) -> Value:
     from understudy.methods.conditional_generation.synthesis import synthesize_untrained
 
     names = TABLES[cell.table][0]
-    config = resolved(settings, cell.table, "topics" in cell.arm).model_copy(update={"public_seed": cell.seed})
+    config = resolved(settings, cell.table, "topics" in cell.condition).model_copy(update={"public_seed": cell.seed})
     facts: Value = {"topics": [", ".join(words) for words in config.topics.found]}
-    if cell.arm in CONTROLS.values():
+    if cell.condition in CONTROLS.values():
         made = synthesize_untrained(config, names, sizes=sizes_of(config, names, None))
     else:
         made, released = paid(settings, cell, config)
@@ -261,20 +264,27 @@ def measure(settings: Settings, cell: Cell, texts: list[str], labels: list[int])
 
 
 def table_rows(values: Sequence[Value]) -> list[dict[str, Any]]:
-    """One row per table, epsilon and arm, in numbers."""
+    """One row per table, epsilon and condition, in numbers."""
     from understudy.evaluation.statistics.intervals import accuracy_interval, paired_bootstrap
 
     found: dict[tuple[str, str, str], list[Value]] = {}
     for value in sorted(values, key=lambda value: value["seed"]):
-        found.setdefault((value["table"], value["epsilon"], value["arm"]), []).append(value)
+        found.setdefault((value["table"], value["epsilon"], value["condition"]), []).append(value)
     rows = []
-    for (table, epsilon, arm), own in sorted(found.items()):
+    for (table, epsilon, condition), own in sorted(found.items()):
         interval = accuracy_interval(correct(own), seed=0, replicates=2000, level=0.95)
-        row: dict[str, Any] = {"table": table, "epsilon": epsilon, "arm": arm, "seeds": [one["seed"] for one in own]}
+        row: dict[str, Any] = {
+            "table": table,
+            "epsilon": epsilon,
+            "condition": condition,
+            "seeds": [one["seed"] for one in own],
+        }
         row["accuracy"] = [interval.value, interval.low, interval.high]
-        other = {one["seed"]: one for one in found.get((table, epsilon, arm.replace(", topics", "")), [])}
-        other = {one["seed"]: one for one in found.get((table, epsilon, "plain"), [])} if arm == "topics" else other
-        if "topics" in arm and {one["seed"] for one in own} <= other.keys():
+        other = {one["seed"]: one for one in found.get((table, epsilon, condition.replace(", topics", "")), [])}
+        other = (
+            {one["seed"]: one for one in found.get((table, epsilon, "plain"), [])} if condition == "topics" else other
+        )
+        if "topics" in condition and {one["seed"] for one in own} <= other.keys():
             same = [other[one["seed"]] for one in own]
             difference = paired_bootstrap(correct(own), correct(same), seed=0, replicates=2000, level=0.95)
             row["minus_without"] = [difference.value, difference.low, difference.high]
@@ -292,7 +302,7 @@ def shown(row: dict[str, Any]) -> Row:
     return {
         "table": row["table"],
         "epsilon": row["epsilon"],
-        "arm": row["arm"],
+        "condition": row["condition"],
         "accuracy": interval_text(row["accuracy"]),
         "minus without topics": interval_text(row.get("minus_without")),
         **{words: f"{sum(row[name]) / len(row[name]):.3f}" for name, words in MEANS.items()},

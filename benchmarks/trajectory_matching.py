@@ -1,6 +1,6 @@
 """What a few rows with learned pseudo tokens are worth: ag_news as instructions, the topics as choices.
 
-A cell is one arm with a seed and a way of selecting; the arms:
+A cell is one condition with a seed and a way of selecting; the conditions:
 
 - `untuned`: the base model; `full`: tuned on every row, as an expert is;
 - `selected`: tuned on the selected rows; `mean_tokens`: on them behind k unlearned mean tokens;
@@ -31,7 +31,7 @@ import pyarrow.parquet as pq
 import torch
 from cells import Benchmark, Call, Value, arguments, complete, parse, settings_from, short_digest, write
 from tables import Row, interval_text, print_table, write_figures
-from trajectory_matching_private import ARMS as PRIVATE_ARMS
+from trajectory_matching_private import CONDITIONS as PRIVATE_CONDITIONS
 from trajectory_matching_private import conditional, noise_of, private_expert, written
 
 from understudy.evaluation.answers.multiple_choice import questions_of, rightly_answered
@@ -62,9 +62,18 @@ from understudy.progress import Course
 
 TOPICS = ("World", "Sports", "Business", "Sci/Tech")
 QUESTION = "World, Sports, Business or Sci/Tech? "
-WITHOUT_SELECTION = ("untuned", "full", "transfer_untuned", *PRIVATE_ARMS)
+WITHOUT_SELECTION = ("untuned", "full", "transfer_untuned", *PRIVATE_CONDITIONS)
 LEARNT = {"nacd": {}, "beta0": {"beta": 0.0}, "frozen": {"trainable": "step_size"}, "dp_nacd": {}}
-ARMS = (*WITHOUT_SELECTION, "selected", "mean_tokens", "nacd", "beta0", "frozen", "transfer_selected", "transfer_text")
+CONDITIONS = (
+    *WITHOUT_SELECTION,
+    "selected",
+    "mean_tokens",
+    "nacd",
+    "beta0",
+    "frozen",
+    "transfer_selected",
+    "transfer_text",
+)
 UNLEARNT = ("mean_tokens", "dp_mean_tokens")
 
 
@@ -105,7 +114,7 @@ class Settings:
 class Cell:
     """One line of a table."""
 
-    arm: str
+    condition: str
     strategy: str
     seed: int
     epsilon: float = field(default=math.inf)
@@ -113,7 +122,7 @@ class Cell:
     @property
     def name(self) -> str:
         """A file name."""
-        return "-".join(("trajectory", self.arm, self.strategy, str(self.seed)))
+        return "-".join(("trajectory", self.condition, self.strategy, str(self.seed)))
 
 
 def pairs_of_news(settings: Settings, split: str, count: int) -> list[Pair]:
@@ -140,12 +149,12 @@ def trajectory(settings: Settings, seed: int) -> Trajectory:
 
 
 def carriers(settings: Settings, cell: Cell) -> list[Pair]:
-    """The rows that an arm tunes on, without pseudo tokens: real ones, or by way of a charge."""
-    if cell.arm not in PRIVATE_ARMS:
+    """The rows that a condition tunes on, without pseudo tokens: real ones, or by way of a charge."""
+    if cell.condition not in PRIVATE_CONDITIONS:
         return selected(settings, cell)
     config, pairs = settings.config(cell.seed, cell.strategy), pairs_of_news(settings, "train", settings.rows)
     rows = round(settings.ratio * settings.rows)
-    if cell.arm == "dp_conditional":
+    if cell.condition == "dp_conditional":
         texts = [pair.instruction.removeprefix(QUESTION) for pair in pairs]
         labels = [TOPICS.index(pair.response) for pair in pairs]
         sizes: dict[str, Any] = {"rows": rows, "epsilon": cell.epsilon, "cache": settings.cache}
@@ -166,10 +175,10 @@ def selected(settings: Settings, cell: Cell) -> list[Pair]:
     return [pairs[row] for row in json.loads(path.read_text())]
 
 
-def distilled(settings: Settings, cell: Cell, arm: str, carriers: Sequence[Pair]) -> tuple[Distilled, list[str]]:
-    """The pseudo tokens of an arm and their text: read, or learned from the last checkpoint on."""
-    config, base = settings.config(cell.seed, cell.strategy, **LEARNT[arm]), load_model(settings.model)
-    folder = settings.cache / f"{arm}-{cell.strategy}-{cell.seed}-{digest_without_other(settings, cell)}"
+def distilled(settings: Settings, cell: Cell, condition: str, carriers: Sequence[Pair]) -> tuple[Distilled, list[str]]:
+    """The pseudo tokens of a condition and their text: read, or learned from the last checkpoint on."""
+    config, base = settings.config(cell.seed, cell.strategy, **LEARNT[condition]), load_model(settings.model)
+    folder = settings.cache / f"{condition}-{cell.strategy}-{cell.seed}-{digest_without_other(settings, cell)}"
     student = expert_student(base.model, config, 0)
     if not (folder / PROMPTS_FILE).exists():
         rows = encoded(carriers, base.tokenizer, config)
@@ -181,8 +190,8 @@ def distilled(settings: Settings, cell: Cell, arm: str, carriers: Sequence[Pair]
 
 
 def expert_of(settings: Settings, cell: Cell) -> Trajectory:
-    """The expert that an arm's tokens follow."""
-    if cell.arm not in PRIVATE_ARMS:
+    """The expert that a condition's tokens follow."""
+    if cell.condition not in PRIVATE_CONDITIONS:
         return trajectory(settings, cell.seed)
     pairs, config = pairs_of_news(settings, "train", settings.rows), settings.config(cell.seed, cell.strategy)
     return private_expert(pairs, config, epsilon=cell.epsilon, cache=settings.cache)
@@ -200,21 +209,21 @@ def measured(student: Student, base: LoadedModel, weights: Weights, settings: Se
 
 def figures(settings: Settings, cell: Cell) -> Value:
     """The figures of one cell."""
-    transfers = cell.arm.startswith("transfer_")
+    transfers = cell.condition.startswith("transfer_")
     base = load_model(settings.other if transfers else settings.model)
     config = settings.config(cell.seed, cell.strategy)
     student = expert_student(base.model, config, 0)
-    if cell.arm in ("untuned", "transfer_untuned"):
+    if cell.condition in ("untuned", "transfer_untuned"):
         return measured(student, base, student.start, settings)
-    if cell.arm == "full":
+    if cell.condition == "full":
         return measured(student, base, trajectory(settings, cell.seed)[-1], settings)
     pairs, prompts, found = carriers(settings, cell), None, {}
-    if cell.arm in UNLEARNT:
+    if cell.condition in UNLEARNT:
         prompts = mean_prompts(student.vocabulary, len(pairs), config.distil.tokens)
-    elif cell.arm in LEARNT or cell.arm == "transfer_text":
-        result, texts = distilled(settings, cell, "nacd" if transfers else cell.arm, pairs)
+    elif cell.condition in LEARNT or cell.condition == "transfer_text":
+        result, texts = distilled(settings, cell, "nacd" if transfers else cell.condition, pairs)
         found = curve(result)
-        if cell.arm in PRIVATE_ARMS:
+        if cell.condition in PRIVATE_CONDITIONS:
             found |= noise_of(config, rows=settings.rows, epsilon=cell.epsilon)
         prompts = None if transfers else result.prompts
         if transfers:
@@ -245,19 +254,19 @@ def digest(settings: Settings, cell: Cell) -> str:
     # How many rows pass at a time is memory and rounding only.
     facts = {name: value for name, value in vars(settings).items() if name not in ("data", "cache", "micro_batch")}
     config = settings.config(cell.seed, cell.strategy).model_dump(exclude={"distil": {"micro_batch"}})
-    if cell.arm in PRIVATE_ARMS:
+    if cell.condition in PRIVATE_CONDITIONS:
         facts["epsilon"] = cell.epsilon
     return short_digest({**facts, "config": config})
 
 
 def shared(settings: Settings, cells: Sequence[Cell]) -> list[list[Call]]:
     """The experts, which many cells of a seed read."""
-    seeds = sorted({cell.seed for cell in cells if reads_trajectory(cell.arm)})
+    seeds = sorted({cell.seed for cell in cells if reads_trajectory(cell.condition)})
     return [[partial(trajectory, settings, seed) for seed in seeds]]
 
 
-def reads_trajectory(arm: str) -> bool:
-    return arm in ("full", "transfer_text") or (arm in LEARNT and arm not in PRIVATE_ARMS)
+def reads_trajectory(condition: str) -> bool:
+    return condition in ("full", "transfer_text") or (condition in LEARNT and condition not in PRIVATE_CONDITIONS)
 
 
 def chains(cells: Sequence[Cell]) -> list[list[Cell]]:
@@ -269,24 +278,24 @@ def chains(cells: Sequence[Cell]) -> list[list[Cell]]:
 
 
 def table(found: dict[Cell, Value]) -> list[Row]:
-    """A line per arm and way of selecting: the mean over seeds, every seed, and what it is above the selected rows."""
+    """A line per condition and way of selecting: mean over seeds, every seed, and the gain over the selected rows."""
     rows: dict[tuple[str, str], dict[int, Value]] = {}
     for cell, value in found.items():
-        rows.setdefault((cell.arm, cell.strategy), {})[cell.seed] = value
+        rows.setdefault((cell.condition, cell.strategy), {})[cell.seed] = value
     return [
         {
-            "arm": arm,
-            "selection": "" if arm in WITHOUT_SELECTION else strategy,
+            "condition": condition,
+            "selection": "" if condition in WITHOUT_SELECTION else strategy,
             "accuracy": f"{mean_of(values, 'accuracy'):.3f}",
             "each seed": " ".join(f"{value['accuracy']:.3f}" for value in values.values()),
-            "minus selected": gain(values, rows.get((baseline_of(arm), strategy), {})),
+            "minus selected": gain(values, rows.get((baseline_of(condition), strategy), {})),
             **{
                 name: f"{mean_of(values, name):.3f}"
                 for name in ("matching_loss", "distance", "step_size")
                 if all(name in value for value in values.values())
             },
         }
-        for (arm, strategy), values in rows.items()
+        for (condition, strategy), values in rows.items()
     ]
 
 
@@ -294,10 +303,10 @@ def mean_of(values: Mapping[int, Value], name: str) -> float:
     return sum(value[name] for value in values.values()) / len(values)
 
 
-def baseline_of(arm: str) -> str:
-    """The arm whose rows carry no pseudo tokens."""
-    own = {"transfer": "transfer_selected", "dp": "dp_carriers"}.get(arm.partition("_")[0], "selected")
-    return "" if arm == own else own
+def baseline_of(condition: str) -> str:
+    """The condition whose rows carry no pseudo tokens."""
+    own = {"transfer": "transfer_selected", "dp": "dp_carriers"}.get(condition.partition("_")[0], "selected")
+    return "" if condition == own else own
 
 
 def gain(values: Mapping[int, Value], others: Mapping[int, Value]) -> str:
@@ -319,18 +328,18 @@ def main() -> None:
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(plain, name))
     for name in ("model", "other"):
         parser.add_argument(f"--{name}", default=getattr(plain, name))
-    parser.add_argument("--epsilon", type=float, default=8.0, help="of the private arms")
+    parser.add_argument("--epsilon", type=float, default=8.0, help="of the private conditions")
     parser.add_argument("--ratio", type=float, default=plain.ratio)
     parser.add_argument("--strategies", nargs="+", default=["random", "less"])
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    parser.add_argument("--conditions", nargs="+", choices=CONDITIONS, default=list(CONDITIONS))
     options = parse(parser)
     benchmark = Benchmark(settings_from(Settings, options), figures, digest=digest, shared=shared, chains=chains)
     cells = [
-        Cell(arm, strategy, seed, options.epsilon if arm in PRIVATE_ARMS else math.inf)
+        Cell(condition, strategy, seed, options.epsilon if condition in PRIVATE_CONDITIONS else math.inf)
         for seed in options.seeds
         for strategy in options.strategies
-        for arm in options.arms
-        if arm not in WITHOUT_SELECTION or strategy == options.strategies[0]
+        for condition in options.conditions
+        if condition not in WITHOUT_SELECTION or strategy == options.strategies[0]
     ]
     rows = table(complete(benchmark, cells, options))
     print_table(rows)

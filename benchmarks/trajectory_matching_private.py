@@ -1,4 +1,4 @@
-"""The arms of the trajectory-matching benchmark that see ag_news through a charge only, at one epsilon.
+"""The conditions of the trajectory-matching benchmark that see ag_news through a charge only, at one epsilon.
 
 All of them tune on equally many rows, each a question about a text with its topic, that no row of ag_news is part of:
 
@@ -42,7 +42,7 @@ from understudy.privacy.ledger.records import KeyMaterial
 from understudy.privacy.mechanisms import Mechanisms
 from understudy.privacy.queries import Queries
 
-ARMS = ("dp_carriers", "dp_mean_tokens", "dp_nacd", "dp_conditional")
+CONDITIONS = ("dp_carriers", "dp_mean_tokens", "dp_nacd", "dp_conditional")
 ABOUT = "short news reports"
 
 

@@ -6,12 +6,12 @@ One expert is trained with momentum on rows of ag_news as instructions; a few ro
   matching loss at the best of some step sizes; `moved` is the squared distance to the end with mean tokens at the same
   place and step size, in the unit of the matching loss. Pseudo tokens cannot take away more than what they can move.
 - *Gradient*: its length by the pseudo tokens of a row, and what moving every row's tokens along it, by a length, gives.
-- *Learning*: the distillation itself by arms, which differ in settings of `distil`; every arm has the same draws. Given
-  are the mean of each quarter of the steps, and what the last pseudo tokens leave of each start epoch at the best of
-  the step sizes.
+- *Learning*: the distillation itself by conditions, which differ in settings of `distil`; every condition has the same
+  draws. Given are the mean of each quarter of the steps, and what the last pseudo tokens leave of each start epoch at
+  the best of the step sizes.
 
     python benchmarks/trajectory_matching_tokens.py --data DATA
-    python benchmarks/trajectory_matching_tokens.py --data DATA --draws 0 --arms frozen "tokens=10,beta=0"
+    python benchmarks/trajectory_matching_tokens.py --data DATA --draws 0 --conditions frozen "tokens=10,beta=0"
 
 Without draws the first two parts are left out.
 """
@@ -49,7 +49,7 @@ from understudy.models.loading import load_model
 STEP_SIZES = (0.07, 0.1, 0.14)
 EPOCHS = (0, 1)
 LENGTHS = (0.1, 1.0, 3.0)
-ARMS = (
+CONDITIONS = (
     "frozen",
     "place=row",
     "place=instruction",
@@ -173,9 +173,11 @@ def slope(setting: Setting, epoch: int, alpha: float) -> dict[str, Any]:
     return {"step_size": alpha, "gradient_of_a_row": of_row, "loss_after": at}
 
 
-def learning(setting: Setting, arm: str, steps: int) -> dict[str, Any]:
+def learning(setting: Setting, condition: str, steps: int) -> dict[str, Any]:
     """One distillation, and what its pseudo tokens leave of each start epoch."""
-    wanted = {"trainable": "step_size"} if arm == "frozen" else dict(one.split("=") for one in arm.split(","))
+    wanted = (
+        {"trainable": "step_size"} if condition == "frozen" else dict(one.split("=") for one in condition.split(","))
+    )
     changed = {"distil": {**setting.config.distil.model_dump(), "steps": steps, **wanted}}
     config = TrajectoryMatchingConfig.model_validate(setting.config.model_dump() | changed)
     rows = replace(setting.chosen, place=0) if config.distil.place == "row" else setting.chosen
@@ -197,7 +199,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder with one folder per data set")
     parser.add_argument("--out", type=Path, help="JSON file to write")
-    parser.add_argument("--arms", nargs="*", default=list(ARMS))
+    parser.add_argument("--conditions", nargs="*", default=list(CONDITIONS))
     parser.add_argument("--step-size", type=float, default=0.1, help="first one of the student, and of the gradient")
     for name, default in {"rows": 256, "chosen": 6, "length": 60, "draws": 2, "steps": 20, "threads": 1}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
@@ -213,9 +215,9 @@ def main() -> None:
         result["reach"][epoch] = reach(setting, epoch, options.draws)
         for one in result["reach"][epoch]:
             print(f"epoch {epoch}", json.dumps(one), flush=True)
-    for arm in options.arms:
-        result["learning"][arm] = learning(setting, arm, options.steps)
-        print(arm, json.dumps(result["learning"][arm]), flush=True)
+    for condition in options.conditions:
+        result["learning"][condition] = learning(setting, condition, options.steps)
+        print(condition, json.dumps(result["learning"][condition]), flush=True)
     settings = {name: value for name, value in vars(options).items() if name not in ("data", "out")}
     write_result(options.out, {"settings": settings, "results": result})
 

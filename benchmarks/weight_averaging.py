@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 import torch
 from cells import Benchmark, arguments, complete, parse, settings_from, short_digest
 from defaults import TABLES
-from instruments import right_by_words
+from evaluation_models import right_by_words
 from simulation import charge, register
 from tables import interval_text, print_table, write_figures
 
@@ -42,7 +42,7 @@ class Cell:
     """One training.
 
     Attributes:
-        arm: table of the rows.
+        condition: table of the rows.
         epsilon: of the charge.
         seed: public seed.
         schedule: whether the learning rate falls, `decay`, or stays, `constant`.
@@ -50,7 +50,7 @@ class Cell:
         epochs: expected passes over the rows.
     """
 
-    arm: str
+    condition: str
     epsilon: float
     seed: int
     schedule: str
@@ -60,7 +60,9 @@ class Cell:
     @property
     def name(self) -> str:
         """A file name."""
-        return f"{self.arm}-eps-{self.epsilon:g}-{self.schedule}-{self.rate}-epochs-{self.epochs:g}-seed-{self.seed}"
+        return (
+            f"{self.condition}-eps-{self.epsilon:g}-{self.schedule}-{self.rate}-epochs-{self.epochs:g}-seed-{self.seed}"
+        )
 
 
 @dataclass(frozen=True)
@@ -162,10 +164,10 @@ def figures(settings: Settings, cell: Cell) -> dict[str, Any]:
     from understudy.methods.conditional_generation.queries import Asked, queries_of, schedule_of
     from understudy.privacy.accounting import default_delta
 
-    private, held_out = rows_of(settings, cell.arm, "train"), rows_of(settings, cell.arm, "test")
+    private, held_out = rows_of(settings, cell.condition, "train"), rows_of(settings, cell.condition, "test")
     config, n = configured(settings, cell, private), len(private.texts)
     queries = queries_of(config, n=n, epsilon=cell.epsilon, delta=default_delta(n), cache=settings.cache / "noise")
-    register(source := f"{cell.arm}-{n}".replace("_", "-"), unit="example", n=n, label_names=private.label_names)
+    register(source := f"{cell.condition}-{n}".replace("_", "-"), unit="example", n=n, label_names=private.label_names)
     request = (cell.name, config.model_dump_json())
     mechanisms = charge(source, unit="example", n=n, epsilon=cell.epsilon, queries=queries, request=request)
     # The class means are charged, so the noise is a user's, and not asked for: they choose texts and train nothing.
@@ -203,7 +205,7 @@ def configured(settings: Settings, cell: Cell, private: Any) -> Any:
 
     os.environ["UNDERSTUDY_HOME"] = str((settings.cache / "home").absolute())
     train = {"learning_rate_decay": cell.schedule == "decay", "epochs": cell.epochs, "averaging": RATES[cell.rate]}
-    about = TABLES[cell.arm][2]
+    about = TABLES[cell.condition][2]
     given = {"model": settings.model, "about": about, "samples": settings.samples}
     # The choice is made once, for the default seed.
     config = resolve(
@@ -289,7 +291,7 @@ def lines_of(found: Mapping[Cell, dict[str, Any]], what: str) -> list[dict[str, 
     lines = []
     for cell, values in groups.items():
         line = {
-            "table": cell.arm,
+            "table": cell.condition,
             "epsilon": f"{cell.epsilon:g}",
             "learning rate": f"{values[0]['rates'][0]:g}, {cell.schedule}, chosen for {cell.rate}",
             "steps": str(values[0]["steps"]),

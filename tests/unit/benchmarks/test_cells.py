@@ -16,13 +16,13 @@ BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 
 @dataclass(frozen=True)
 class Cell:
-    arm: str
+    condition: str
     epsilon: float = math.inf
     seed: int = 0
 
     @property
     def name(self) -> str:
-        return self.arm
+        return self.condition
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +35,7 @@ def folders(tmp_path):
     """A cache and a published folder with a cell of older settings each."""
     for place, name in (("cache", "cached"), ("published", "published")):
         (tmp_path / place).mkdir()
-        (tmp_path / place / f"{name}.json").write_text(json.dumps({"arm": name, "digest": "older"}))
+        (tmp_path / place / f"{name}.json").write_text(json.dumps({"condition": name, "digest": "older"}))
     return tmp_path
 
 
@@ -97,10 +97,10 @@ def test_figures_are_not_written_over_with_empty_tables(tmp_path):
     with pytest.raises(SystemExit, match="rows"):
         tables.write_figures(path, {"rows": [], "others": []})
     assert not path.exists()
-    tables.write_figures(path, {"rows": [{"arm": "real"}], "others": []})
+    tables.write_figures(path, {"rows": [{"condition": "real"}], "others": []})
     before = path.read_text()
     with pytest.raises(SystemExit, match="rows"):
-        tables.write_figures(path, {"rows": [], "others": [{"arm": "real"}]})
+        tables.write_figures(path, {"rows": [], "others": [{"condition": "real"}]})
     assert path.read_text() == before
-    tables.write_figures(path, {"rows": [{"arm": "naive"}], "others": []})
-    assert json.loads(path.read_text())["rows"] == [{"arm": "naive"}]
+    tables.write_figures(path, {"rows": [{"condition": "naive"}], "others": []})
+    assert json.loads(path.read_text())["rows"] == [{"condition": "naive"}]

@@ -25,7 +25,7 @@ def benchmark_module(monkeypatch):
 @pytest.mark.parametrize(("scorer", "recovered"), [("histogram", 1.0), ("cosine", 0.0)])
 def test_preferences_are_compared_with_those_of_the_cell_s_own_scorer(scorer, recovered, benchmark_module, monkeypatch):
     """Two of three clients vote for the first text, by a hair; the cosines of all three together are for the second."""
-    arms = benchmark_module("preference_optimization_arms")
+    conditions = benchmark_module("preference_optimization_conditions")
     angles = np.radians([44, 44, 90])
     clients = np.stack([np.cos(angles), np.sin(angles)], axis=1)
     pool = ClientPool(clients, clients.astype(np.float32), np.arange(3), None)
@@ -38,9 +38,9 @@ def test_preferences_are_compared_with_those_of_the_cell_s_own_scorer(scorer, re
             "preferences": {"rejected_rank": 2},
         }
     )
-    monkeypatch.setattr(arms, "configure", lambda *_: config)
-    monkeypatch.setattr(arms, "distance", lambda *_: {})
-    assert arms.round_facts(None, None, pool, candidates, torch.tensor([1.0, 0.0]))["recovery"] == recovered
+    monkeypatch.setattr(conditions, "configure", lambda *_: config)
+    monkeypatch.setattr(conditions, "distance", lambda *_: {})
+    assert conditions.round_facts(None, None, pool, candidates, torch.tensor([1.0, 0.0]))["recovery"] == recovered
 
 
 def test_a_condition_without_a_pair_has_no_mauve_and_does_not_end_the_others(benchmark_module, monkeypatch):
@@ -64,12 +64,12 @@ def test_an_intercepted_adapter_is_compared_on_both_bases_and_cells_of_one_adapt
     alone = {"public_alone": [3.0, 4.0], "transmitted_alone": [2.0, 3.0]}
     sent = {"public_sent": [3.0, 4.0], "transmitted_sent": [1.5, 2.5]}
     value = alone | sent | {"public_returned": [3.5, 4.5], "transmitted_returned": [1.0, 2.0]}
-    found = {cell(arm="eavesdropper", seed=seed): value for seed in (0, 1)}
+    found = {cell(condition="eavesdropper", seed=seed): value for seed in (0, 1)}
     first, second = ablations.eavesdropper_rows(found, "medical_dialogue")
     assert (first["adapter"], first["seeds"]) == (ablations.PLACES["sent"], "2")
     assert first["minus transmitted base"].startswith("-0.500 ")
     assert first["minus public base"] == "0.000 [0.000, 0.000]"
     assert second["minus public base"].startswith("0.500 ")
     names = ("distilled", "ranked", "dp_only", "public_only", "eavesdropper")
-    waiting = [cell(arm=arm, seed=0) for arm in names]
+    waiting = [cell(condition=condition, seed=0) for condition in names]
     assert sorted(len(chain) for chain in ablations.chains(waiting)) == [1, 1, 3]

@@ -1,4 +1,4 @@
-"""How the arms of the gradient-matching benchmark make their rows, and a cell's figures.
+"""How the conditions of the gradient-matching benchmark make their rows, and a cell's figures.
 
 What is matched, filtered and compared with plain samples is scored by the released target alone.
 """
@@ -52,7 +52,7 @@ def figures(settings: Settings, cell: Cell) -> dict[str, Any]:
     rows, facts = make(settings, cell)
     made = time.process_time()
     result: dict[str, Any] = {**facts, "making_cpu_seconds": made - began}
-    if rows is None and cell.arm != UNTUNED:
+    if rows is None and cell.condition != UNTUNED:
         return result
     correct, tuned = {}, []
     for model in settings.models:
@@ -79,19 +79,19 @@ def reports_of(settings: Settings, cell: Cell, texts: list[tuple[int, str]]) -> 
 
 
 def make(settings: Settings, cell: Cell) -> Made:
-    """The rows of an arm, and public facts of how they were made."""
+    """The rows of a condition, and public facts of how they were made."""
     train = read(settings.data, cell.dataset, "train")
-    if cell.arm == MATCHED:
+    if cell.condition == MATCHED:
         return matched(settings, cell)
-    if cell.arm == PLAIN:
+    if cell.condition == PLAIN:
         return None, plain_samples(settings, cell)
-    if cell.arm == UNTUNED:
+    if cell.condition == UNTUNED:
         return None, {}
-    if cell.arm == "zero-shot":
+    if cell.condition == "zero-shot":
         return zero_shot(settings, cell.dataset, cell.seed), {}
-    if cell.arm == "few-shot":
+    if cell.condition == "few-shot":
         return few_shot(settings, cell), {}
-    if cell.arm == "real rows":
+    if cell.condition == "real rows":
         return subset(train, taken(settings, cell)), {}
     return subset(train, chosen_rows(settings, cell)), {}
 
@@ -163,9 +163,9 @@ def chosen_rows(settings: Settings, cell: Cell) -> np.ndarray[Any, np.dtype[np.i
     labels = np.asarray(read(settings.data, cell.dataset, "train").labels)
     classes = len(DATASETS[cell.dataset].label_names)
     each = {"classes": classes, "per_class": max(settings.samples // classes, 1)}
-    if cell.arm == "random":
+    if cell.condition == "random":
         return np.concatenate(selection.random_rows(labels, **each, generator=np.random.default_rng(cell.seed)))
-    choose = {"herding": selection.herding, "k-center": selection.k_center}[cell.arm]
+    choose = {"herding": selection.herding, "k-center": selection.k_center}[cell.condition]
     return np.concatenate(choose(embeddings(settings, cell.dataset, "train"), labels, **each))
 
 

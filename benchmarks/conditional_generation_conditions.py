@@ -1,4 +1,4 @@
-"""How the arms of the conditional-generation benchmark make their rows, and what is measured of them.
+"""How the conditions of the conditional-generation benchmark make their rows, and what is measured of them.
 
 The embeddings of real rows in the cache are internal: nothing made here is exported.
 """
@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import torch
 from cells import temporary
 from conditional_generation_data import Cell, Settings
-from instruments import right_by_words
+from evaluation_models import right_by_words
 from simulation import charge, noise_facts, register
 
 from understudy.data.private_rows import PrivateRows
@@ -66,9 +66,11 @@ def embedded(settings: Settings, split: str) -> np.ndarray[Any, np.dtype[np.floa
     return found
 
 
-def configure(settings: Settings, cell: Cell, arms: Mapping[str, Mapping[str, Any]]) -> ConditionalGenerationConfig:
-    """The method's settings of an arm."""
-    given = {"selection": {"draws": 1}, **arms.get(cell.arm, arms["naive"])}
+def configure(
+    settings: Settings, cell: Cell, conditions: Mapping[str, Mapping[str, Any]]
+) -> ConditionalGenerationConfig:
+    """The method's settings of a condition."""
+    given = {"selection": {"draws": 1}, **conditions.get(cell.condition, conditions["naive"])}
     steered = given.pop("steered", True)
     if settings.model:
         given["model"] = settings.model
@@ -79,13 +81,13 @@ def configure(settings: Settings, cell: Cell, arms: Mapping[str, Mapping[str, An
     return config
 
 
-def synthesize(settings: Settings, cell: Cell, arms: Mapping[str, Mapping[str, Any]]) -> Made:
-    """The rows of one arm."""
+def synthesize(settings: Settings, cell: Cell, conditions: Mapping[str, Mapping[str, Any]]) -> Made:
+    """The rows of one condition."""
     texts, labels = read(settings, "train")
-    if cell.arm == "real":
+    if cell.condition == "real":
         return texts, labels, {}
-    config = configure(settings, cell, arms)
-    if cell.arm == "prompt-only":
+    config = configure(settings, cell, conditions)
+    if cell.condition == "prompt-only":
         made = synthesize_untrained(config, LABELS, sizes=sizes_of(config, LABELS, None))
         return made.table["text"].to_pylist(), made.table["label"].to_pylist(), made.report()
     n, delta = len(texts), default_delta(len(texts))
@@ -99,7 +101,7 @@ def synthesize(settings: Settings, cell: Cell, arms: Mapping[str, Mapping[str, A
         n=n,
         epsilon=cell.epsilon,
         queries=queries,
-        request=(str((cell.arm, cell.epsilon, cell.seed)), config.model_dump_json()),
+        request=(str((cell.condition, cell.epsilon, cell.seed)), config.model_dump_json()),
     )
     began = time.perf_counter()
     stored = train_on_table(PrivateRows(texts, labels, LABELS), Asked(config, schedule, mechanisms))
@@ -146,11 +148,11 @@ def measure(settings: Settings, cell: Cell, made: Made) -> dict[str, Any]:
     texts, labels, facts = made
     test_texts, test_labels = read(settings, "test")
     real, test = embedded(settings, "train"), embedded(settings, "test")
-    mine = real if cell.arm == "real" else embed(texts, load_encoder())
+    mine = real if cell.condition == "real" else embed(texts, load_encoder())
     correct = accuracy.score(accuracy.fit_probe(mine, labels)(test), test_labels).correct
     result: dict[str, Any] = facts | {"correct": correct.astype(int).tolist(), "rows": len(texts)}
     result["words_accuracy"] = float(right_by_words(texts, labels, test_texts, test_labels).mean())
-    if cell.arm != "real":
+    if cell.condition != "real":
         judge = accuracy.fit_probe(real, read(settings, "train")[1])
         result["label_fidelity"] = float(accuracy.label_fidelity(mine, labels, judge).share)
         result["mauve"] = float(fidelity.mauve(mine[: len(test)], test, seed=0))

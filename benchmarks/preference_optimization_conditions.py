@@ -1,7 +1,8 @@
-"""What each arm of the preference-optimisation benchmark does, and what is measured of it.
+"""What each condition of the preference-optimisation benchmark does, and what is measured of it.
 
-Every arm ends in as many synthetic texts; the same downstream model is tuned on them and tested on held-out clients.
-Private Evolution prompts and samples exactly as POPri does (`candidates`), so that only the use of scores differs.
+Every condition ends in as many synthetic texts; the same downstream model is tuned on them and tested on held-out
+clients. Private Evolution prompts and samples exactly as POPri does (`candidates`), so that only the use of scores
+differs.
 """
 
 from __future__ import annotations
@@ -49,25 +50,25 @@ _ADAPTER, _FACTS = "adapter.safetensors", "facts.json"
 
 def figures(settings: Settings, cell: Cell) -> dict[str, Any]:
     """All figures of a cell; synthetic texts under `texts`, which is never published."""
-    if cell.arm == "recovery":
+    if cell.condition == "recovery":
         return recovery(settings, cell)
     texts: Sequence[str]
     facts: dict[str, Any] = {}
-    if cell.arm in ("popri", "popri-shuffled"):
+    if cell.condition in ("popri", "popri-shuffled"):
         texts, facts = popri(settings, cell)
-    elif cell.arm in ("pe", "pe+sft"):
+    elif cell.condition in ("pe", "pe+sft"):
         texts, facts = evolution(settings, cell)
-    elif cell.arm.startswith("real"):
+    elif cell.condition.startswith("real"):
         texts = clients_of(settings, "train").samples
-        if cell.arm == "real-as-many":
+        if cell.condition == "real-as-many":
             texts = some(texts, settings.samples, seed=cell.seed)
-    elif cell.arm == "public-seeds":
+    elif cell.condition == "public-seeds":
         texts = some(seed_texts(settings), settings.samples, seed=cell.seed)
-    elif cell.arm == "epsilon-0":
+    elif cell.condition == "epsilon-0":
         texts = seed_texts(settings)[:1]  # not tuned on
     else:  # prompt-only: what the public model writes
         texts = final_texts(settings, cell, model_of(configure(settings, cell).model))
-    if cell.arm not in ("epsilon-0", "real", "real-as-many"):
+    if cell.condition not in ("epsilon-0", "real", "real-as-many"):
         facts["final"] = distance(settings, encoder().encode(list(texts)))
         facts["texts"] = list(texts)
     return facts | {"rows": len(texts)} | next_token(settings, cell, texts)
@@ -139,7 +140,7 @@ def keep_round(
     The shuffled control permutes each prompt's scores, so that its pairs are of the same texts in random order.
     """
     config, number = configure(settings, cell), int(kept.name)
-    if cell.arm == "popri-shuffled":
+    if cell.condition == "popri-shuffled":
         scores = shuffled(scores, per_prompt=config.candidates.per_prompt, seed=[cell.seed, number])
     facts = round_facts(settings, cell, pool, candidates, scores)
     with temporary(kept, folder=True) as part:

@@ -1,6 +1,6 @@
 """Claim: rows that were chosen by a sentence encoder also teach classifiers that read something else.
 
-    python benchmarks/instruments.py OUT --train sample:ferry --test sample:ferry-test
+    python benchmarks/evaluation_models.py OUT --train sample:ferry --test sample:ferry-test
 
 OUT is a finished run of conditional generation with the default settings. Its rows, as many prompt-only ones (drawn
 again, from the same public seed) and the real ones each train three classifiers, tested on real rows: logistic
@@ -58,12 +58,17 @@ def main() -> None:
         embedder=partial(embed, encoder=load_encoder(), cache=None),
     )
     lines = []
-    for instrument in ("probe", "transformer"):
-        line = {"classifier of": {"probe": "embeddings", "transformer": "fine-tuned model"}[instrument]}
-        line |= {arm: f"{found.values[f'utility.{instrument}.{arm}.accuracy']:.3f}" for arm in sets}
+    for model in ("probe", "transformer"):
+        line = {"classifier of": {"probe": "embeddings", "transformer": "fine-tuned model"}[model]}
+        line |= {condition: f"{found.values[f'utility.{model}.{condition}.accuracy']:.3f}" for condition in sets}
         lines.append(line)
-    correct = {arm: right_by_words(rows.texts, rows.labels, test.texts, test.labels) for arm, rows in sets.items()}
-    line = {"classifier of": "word frequencies", **{arm: f"{right.mean():.3f}" for arm, right in correct.items()}}
+    correct = {
+        condition: right_by_words(rows.texts, rows.labels, test.texts, test.labels) for condition, rows in sets.items()
+    }
+    line = {
+        "classifier of": "word frequencies",
+        **{condition: f"{right.mean():.3f}" for condition, right in correct.items()},
+    }
     gain = intervals.paired_bootstrap(correct["synthetic"], correct["prompt_only"], seed=0, replicates=2000, level=0.95)
     line["synthetic - prompt-only"] = interval_text((gain.value, gain.low, gain.high))
     name = "utility.synthetic_minus_prompt_only.accuracy"
