@@ -106,6 +106,15 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
+def add_numbers(parser: argparse.ArgumentParser, settings: Any, *, but: Sequence[str] = ()) -> None:
+    """An option for each number among a benchmark's settings, with their own as its default."""
+    kinds = {"int": int, "float": float}
+    for one in fields(settings):
+        if one.type in kinds and one.name not in but:
+            option = f"--{one.name.replace('_', '-')}"
+            parser.add_argument(option, type=kinds[str(one.type)], default=getattr(settings, one.name))
+
+
 def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
     """The options, with the cache made and the paths that depend on it."""
     options = parser.parse_args()

@@ -24,7 +24,6 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -269,9 +268,7 @@ def main() -> None:
     parser: argparse.ArgumentParser = cells.arguments(__doc__)
     plain = Settings(Path(), Path())
     parser.add_argument("--model", default=plain.model)
-    kinds = {"int": int, "float": float}
-    for name, kind in [(one.name, kinds[one.type]) for one in fields(Settings) if one.type in kinds]:
-        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=getattr(plain, name))
+    cells.add_numbers(parser, plain)
     parser.add_argument("--sets", nargs="+", default=list(ABOUT), choices=list(ABOUT))
     parser.add_argument("--conditions", nargs="+", default=list(CONDITIONS), choices=list(ALL_CONDITIONS))
     parser.add_argument("--epsilon", type=float, default=8.0)

@@ -23,7 +23,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -276,10 +276,7 @@ def main() -> None:
     parser: argparse.ArgumentParser = cells.arguments(__doc__)
     plain = Settings(Path(), Path())
     parser.add_argument("--model", default=plain.model)
-    kinds = {"int": int, "float": float}
-    for name, kind in [(one.name, kinds[one.type]) for one in fields(Settings) if one.type in kinds]:
-        if name not in ("pairs", "only_epochs"):
-            parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=getattr(plain, name))
+    cells.add_numbers(parser, plain, but=("pairs", "only_epochs"))
     parser.add_argument("--sets", nargs="+", default=list(ABOUT), choices=list(ABOUT))
     parser.add_argument("--sized", nargs="+", default=["medical_dialogue"], help="sets with all sizes and adapters")
     parser.add_argument("--conditions", nargs="+", default=list(CONDITIONS), choices=list(CONDITIONS))

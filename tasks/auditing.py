@@ -225,8 +225,8 @@ def report_audit(
         of_public_rows: whether what is found may stand in later statements.
     """
     from understudy.auditing.attack import AttackFigures
-    from understudy.auditing.canary_secrets import SecretFigures
     from understudy.auditing.metrics import bounds_of, metrics_of
+    from understudy.auditing.reconstruction import Reconstruction
     from understudy.auditing.secret_metrics import secret_metrics
     from understudy.evaluation.metrics import Metrics, merge
     from understudy.locks import locked_folder
@@ -242,7 +242,7 @@ def report_audit(
             for condition, ref in found.items()
         }
         guessed = {
-            condition: {side: SecretFigures.model_validate(value) for side, value in read_json(ref).items()}
+            condition: {side: Reconstruction.model_validate(value) for side, value in read_json(ref).items()}
             for condition, ref in guesses.items()
         }
         return merge(

@@ -35,7 +35,7 @@ def guess_secrets(
         source.
     """
     from understudy.auditing.canaries import INCLUDED
-    from understudy.auditing.canary_secrets import BESIDE_ROWS, MOST_READ, OTHERS, SECRET, secret_figures, versions
+    from understudy.auditing.canary_secrets import BESIDE_ROWS, MOST_READ, OTHERS, SECRET, guessed_secrets, versions
 
     # How many are read hangs on no coin: progress shows it.
     table = read_table(canaries).slice(0, MOST_READ)
@@ -47,7 +47,7 @@ def guess_secrets(
     )
     met = np.array(table[INCLUDED].to_pylist(), dtype=np.bool_) & holds_canaries
     value = {
-        name: secret_figures(before[those], after[those], places[those].tolist()).model_dump(mode="json")
+        name: guessed_secrets(before[those], after[those], places[those].tolist()).model_dump(mode="json")
         for name, those in (("put_in", met), ("left_out", ~met))
         if those.any()
     }

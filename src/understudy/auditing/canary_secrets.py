@@ -25,9 +25,8 @@ import numpy as np
 import pyarrow as pa
 
 from understudy.auditing.canaries import INCLUDED
-from understudy.auditing.reconstruction import CANDIDATES, Floats, guessed
+from understudy.auditing.reconstruction import CANDIDATES, Floats, Reconstruction, guessed
 from understudy.data.columns import text_columns
-from understudy.frozen import Frozen
 
 # Columns of the stored canaries.
 SECRET, OTHERS = "secret", "candidates"
@@ -35,30 +34,6 @@ SECRET, OTHERS = "secret", "candidates"
 BESIDE_ROWS = (INCLUDED, OTHERS, SECRET)
 # So many canaries are read with all their candidates, in the rows or left out; the time of an audit grows with them.
 MOST_READ = 64
-
-
-class SecretFigures(Frozen):
-    """How many secrets were guessed right.
-
-    Attributes:
-        right: expected number of right guesses.
-        secrets: how many were guessed.
-        interval: Clopper-Pearson at 95 %, of the share of right guesses.
-    """
-
-    right: float
-    secrets: int
-    interval: tuple[float, float]
-
-    @property
-    def rate(self) -> float:
-        """Share of right guesses."""
-        return self.right / self.secrets
-
-    @property
-    def finds(self) -> bool:
-        """Whether it is told from guessing."""
-        return self.interval[0] > 1 / CANDIDATES
 
 
 def candidates_of(rows: pa.Table, *, words: Sequence[str], named: str) -> list[list[str]]:
@@ -102,7 +77,7 @@ def versions(rows: pa.Table, candidates: Sequence[Sequence[str]]) -> pa.Table:
     return with_last_words(rows.take(pa.array(each, pa.int64())), [word for words in candidates for word in words])
 
 
-def secret_figures(before: Floats, after: Floats, places: Sequence[int]) -> SecretFigures:
+def guessed_secrets(before: Floats, after: Floats, places: Sequence[int]) -> Reconstruction:
     """How often the right candidate became likelier by the most.
 
     Args:
@@ -110,5 +85,4 @@ def secret_figures(before: Floats, after: Floats, places: Sequence[int]) -> Secr
         after: the same under what the run released.
         places: (secrets,) of the right ones.
     """
-    found = guessed(after - before, places)
-    return SecretFigures(right=found.hits, secrets=found.texts, interval=found.interval)
+    return guessed(after - before, places)

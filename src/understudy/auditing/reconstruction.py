@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from understudy.frozen import Frozen
+
 Floats = npt.NDArray[np.float64]
 Losses = Callable[[Sequence[str]], Floats]
 
@@ -48,9 +50,8 @@ class Planted:
         return self.template.replace("{name}", name)
 
 
-@dataclass(frozen=True)
-class Reconstruction:
-    """How often the right name had the lowest loss.
+class Reconstruction(Frozen):
+    """How often the right candidate had the lowest loss.
 
     Attributes:
         hits: expected number of right guesses.
@@ -122,7 +123,8 @@ def guessed(losses: Floats, places: Sequence[int]) -> Reconstruction:
     lowest = losses == losses.min(axis=1, keepdims=True)
     count, candidates = losses.shape
     hits = float((lowest[np.arange(count), places] / lowest.sum(axis=1)).sum())
-    return Reconstruction(hits, count, 1.0 / candidates, clopper_pearson(round(hits), count))
+    interval = clopper_pearson(round(hits), count)
+    return Reconstruction(hits=hits, texts=count, chance=1.0 / candidates, interval=interval)
 
 
 def least_rate(texts: int, *, chance: float, power: float = 0.8) -> float:

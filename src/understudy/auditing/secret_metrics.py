@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from understudy.auditing.canary_secrets import SecretFigures
-from understudy.auditing.reconstruction import CANDIDATES, least_rate
+from understudy.auditing.reconstruction import CANDIDATES, Reconstruction, least_rate
 from understudy.evaluation.metrics import Metrics
 from understudy.evaluation.names import SECRET_CONDITIONS
 from understudy.frozen import Frozen
@@ -33,7 +32,7 @@ class GuessedShare(Frozen):
     guessed: int
 
 
-def secret_metrics(guesses: Mapping[str, Mapping[str, SecretFigures]]) -> Metrics:
+def secret_metrics(guesses: Mapping[str, Mapping[str, Reconstruction]]) -> Metrics:
     """The figures of guesses.
 
     Args:
@@ -47,10 +46,10 @@ def secret_metrics(guesses: Mapping[str, Mapping[str, SecretFigures]]) -> Metric
         for prefix, side in zip(_NAMED[condition], ("put_in", "left_out"), strict=True):
             if prefix is not None and side in by_coin:
                 name, found = f"audit.secrets.{prefix}", by_coin[side]
-                values |= {f"{name}rate": found.rate, f"{name}guessed": float(found.secrets)}
+                values |= {f"{name}rate": found.rate, f"{name}guessed": float(found.texts)}
                 intervals[f"{name}rate"] = found.interval
     if positive := guesses["positive_control"].get("put_in"):
-        values["audit.secrets.detectable_rate"] = least_rate(positive.secrets, chance=1 / CANDIDATES)
+        values["audit.secrets.detectable_rate"] = least_rate(positive.texts, chance=1 / CANDIDATES)
     return Metrics(values=values, intervals=intervals)
 
 

@@ -50,6 +50,41 @@ class MetricName:
     better: Better
 
 
+def of_models(
+    pattern: str, meaning: str, *, models: Mapping[str, str], leading: str, unit: str, better: Better, on: str = ""
+) -> tuple[MetricName, ...]:
+    """A figure of several models: each one's own, and the leading one's minus every other's where it has pairs.
+
+    Args:
+        pattern: the name, with `*` in the place of a model's.
+        meaning: what it measures.
+        models: short name -> the words for it.
+        leading: the model that the run is about.
+        unit: as in `MetricName`.
+        better: which way, for the leading model.
+        on: what a difference is paired by; empty names no differences.
+
+    >>> [one.pattern for one in of_models("a.*.loss", "Loss", models={"x": "x", "y": "y"}, leading="y", unit="score",
+    ...                                   better="lower", on="the same rows")]
+    ['a.x.loss', 'a.y.loss', 'a.y_minus_x.loss']
+    """
+    own = tuple(
+        MetricName(pattern.replace("*", name), f"{meaning}, by {words}", unit, better if name == leading else "context")
+        for name, words in models.items()
+    )
+    differences = (
+        MetricName(
+            pattern.replace("*", f"{leading}_minus_{name}"),
+            f"{meaning}: {models[leading]} minus {words}, on {on}",
+            unit,
+            better,
+        )
+        for name, words in models.items()
+        if on and name != leading
+    )
+    return (*own, *differences)
+
+
 def _utility() -> Iterable[MetricName]:
     for condition in CONDITIONS:
         tail = f"classifier trained on {CONDITION_WORDS[condition]} and tested on real rows"

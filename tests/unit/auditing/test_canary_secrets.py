@@ -9,7 +9,7 @@ import pytest
 from understudy.auditing.canary_secrets import (
     candidates_of,
     drawn_places,
-    secret_figures,
+    guessed_secrets,
     versions,
     with_last_words,
 )
@@ -77,11 +77,11 @@ def test_who_sees_that_the_right_word_became_likelier_is_right_whatever_word_is_
     before, places = random.normal(5, 2, (30, 64)), random.integers(64, size=30)
     after = before.copy()
     after[np.arange(30), places] -= 0.1
-    found = secret_figures(before, after, places.tolist())
-    assert (found.right, found.secrets, found.rate) == (30, 30, 1)
-    assert found.finds
+    found = guessed_secrets(before, after, places.tolist())
+    assert (found.hits, found.texts, found.rate) == (30, 30, 1)
+    assert found.interval[0] > found.chance == 1 / 64
     after[np.arange(10), places[:10]] += 0.2
-    assert secret_figures(before, after, places.tolist()).right == 20
+    assert guessed_secrets(before, after, places.tolist()).hits == 20
 
 
 def test_who_never_met_the_canaries_is_right_once_in_64():
@@ -89,19 +89,19 @@ def test_who_never_met_the_canaries_is_right_once_in_64():
     random = np.random.default_rng(1)
     before, after = random.normal(size=(2, 100, 64))
     right = sum(
-        secret_figures(before, after, drawn_places([bytes([n]) for n in range(100)], keyed(bytes([key])))).right
+        guessed_secrets(before, after, drawn_places([bytes([n]) for n in range(100)], keyed(bytes([key])))).hits
         for key in range(200)
     )
     # Binomial(20,000, 1 / 64): 312.5, four standard deviations of 17.5.
     assert abs(right - 312.5) < 70
-    assert secret_figures(before, before, [0] * 100).rate == pytest.approx(1 / 64)
+    assert guessed_secrets(before, before, [0] * 100).rate == pytest.approx(1 / 64)
 
 
 def figures(right, secrets):
     places = [0] * secrets
     after = np.zeros((secrets, 64))
     after[np.arange(secrets), [0] * right + [1] * (secrets - right)] = -1
-    return secret_figures(np.zeros((secrets, 64)), after, places)
+    return guessed_secrets(np.zeros((secrets, 64)), after, places)
 
 
 def test_what_was_guessed_is_told_of_each_run_by_name():

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from understudy.evaluation.names import MetricName
+from understudy.evaluation.names import MetricName, of_models
 
 # Which language model -> the words for it.
 MODELS = {"base": "the untrained base model", "released": "the released model"}
 
 METRIC_NAMES: tuple[MetricName, ...] = (
     MetricName("held_out.rows", "Held-out texts whose loss was taken", "rows", "context"),
-    *(
-        MetricName(
-            f"held_out.{name}.loss",
-            f"Mean loss per token of held-out texts behind the prompts of their labels, by {words}",
-            "nats per token",
-            "lower" if name == "released" else "context",
-        )
-        for name, words in MODELS.items()
-    ),
-    MetricName(
-        "held_out.released_minus_base.loss",
-        f"The same: {MODELS['released']} minus {MODELS['base']}, on the same texts",
-        "nats per token",
-        "lower",
+    *of_models(
+        "held_out.*.loss",
+        "Mean loss per token of held-out texts behind the prompts of their labels",
+        models=MODELS,
+        leading="released",
+        unit="nats per token",
+        better="lower",
+        on="the same texts",
     ),
 )

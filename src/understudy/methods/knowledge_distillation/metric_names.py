@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from understudy.evaluation.names import Better, MetricName
+from functools import partial
+
+from understudy.evaluation.names import Better, MetricName, of_models
 
 MODELS = {
     "base": "the base model",
@@ -25,26 +27,16 @@ _ANSWERS: tuple[tuple[str, str, Better], ...] = (
     ("unread", "Texts that name none of the fixed answers, or several, and count as wrong", "lower"),
 )
 
+_of_models = partial(of_models, models=MODELS, leading="target")
+
 METRIC_NAMES: tuple[MetricName, ...] = (
     MetricName("responses.pairs", "Held-out pairs whose responses were scored", "rows", "context"),
-    *(
-        MetricName(
-            f"responses.{name}.loss",
-            f"Mean loss per token of held-out responses behind their instructions, by {words}",
-            "nats per token",
-            "lower" if name == "target" else "context",
-        )
-        for name, words in MODELS.items()
-    ),
-    *(
-        MetricName(
-            f"responses.target_minus_{name}.loss",
-            f"The same: {MODELS['target']} minus {MODELS[name]}, on the same pairs",
-            "nats per token",
-            "lower",
-        )
-        for name in MODELS
-        if name != "target"
+    *_of_models(
+        "responses.*.loss",
+        "Mean loss per token of held-out responses behind their instructions",
+        unit="nats per token",
+        better="lower",
+        on="the same pairs",
     ),
     *(
         MetricName(f"ifd.{name}.{part}", f"IFD score by the DP model of {words}, {told}", "score", "context")
@@ -63,51 +55,25 @@ METRIC_NAMES: tuple[MetricName, ...] = (
     ),
     MetricName("answers.questions", "Held-out instructions whose answers are of a fixed set", "rows", "context"),
     *(
-        MetricName(
-            f"answers.{name}.{figure}", f"{meaning}, by {words}", "share", better if name == "target" else "context"
-        )
-        for name, words in MODELS.items()
+        one
         for figure, meaning, better in _ANSWERS
-    ),
-    *(
-        MetricName(
-            f"answers.target_minus_{name}.accuracy",
-            f"Right answers of the fixed set: {MODELS['target']} minus {MODELS[name]}, on the same questions",
-            "share",
-            "higher",
+        for one in _of_models(
+            f"answers.*.{figure}",
+            meaning,
+            unit="share",
+            better=better,
+            on="the same questions" if figure == "accuracy" else "",
         )
-        for name in MODELS
-        if name != "target"
     ),
     MetricName("few_shot.questions", "Questions that fit whole, asked behind public examples", "rows", "context"),
-    *(
-        MetricName(
-            f"few_shot.{name}.accuracy",
-            f"Right choices among the fixed answers behind public examples, by {words}",
-            "share",
-            "higher" if name == "target" else "context",
-        )
-        for name, words in MODELS.items()
+    *_of_models(
+        "few_shot.*.accuracy",
+        "Right choices among the fixed answers behind public examples",
+        unit="share",
+        better="higher",
+        on="the same questions",
     ),
-    *(
-        MetricName(
-            f"few_shot.target_minus_{name}.accuracy",
-            f"The same: {MODELS['target']} minus {MODELS[name]}, on the same questions",
-            "share",
-            "higher",
-        )
-        for name in MODELS
-        if name != "target"
-    ),
-    *(
-        MetricName(
-            f"harness.{name}.{{task}}",
-            f"Accuracy on {{task}} of lm-evaluation-harness, by {words}",
-            "share",
-            "higher" if name == "target" else "context",
-        )
-        for name, words in MODELS.items()
-    ),
+    *_of_models("harness.*.{task}", "Accuracy on {task} of lm-evaluation-harness", unit="share", better="higher"),
     MetricName("wins.pairs", "Held-out instructions on which answers were compared", "rows", "context"),
     MetricName(
         "wins.shortened",

@@ -129,11 +129,16 @@ def _check_transfer(name: str, config: TrajectoryMatchingConfig) -> None:
         )
     except InputError as error:
         raise InputError(f"tuning.transfer={name}: {error}") from None
-    context = getattr(backbone(other.model).config, "max_position_embeddings", None)
-    if context is not None and config.max_length > context:
+    _check_context(other, f"tuning.transfer={name}", config.max_length)
+
+
+def _check_context(named: LoadedModel, setting: str, max_length: int) -> None:
+    """Refuse a model that cannot read a row whole."""
+    context = getattr(backbone(named.model).config, "max_position_embeddings", None)
+    if context is not None and max_length > context:
         raise InputError(
-            f"tuning.transfer={name}: expected a context of at least max_length={config.max_length} tokens, found "
-            f"{context}; lower max_length, or name another model"
+            f"{setting}: expected a context of at least max_length={max_length} tokens, found {context}; lower "
+            "max_length, or name another model"
         )
 
 
@@ -149,12 +154,7 @@ def _check_selector(config: TrajectoryMatchingConfig) -> None:
         PairEncoder(selector.tokenizer, config.template).check_width(config.max_length)
     except InputError as error:
         raise InputError(f"selection.model={name}: {error}") from None
-    context = getattr(backbone(selector.model).config, "max_position_embeddings", None)
-    if context is not None and config.max_length > context:
-        raise InputError(
-            f"selection.model={name}: expected a context of at least max_length={config.max_length} tokens, found "
-            f"{context}; lower max_length, or name another model"
-        )
+    _check_context(selector, f"selection.model={name}", config.max_length)
     rows = _made_up(selector, config, 1)
     with told_of_model(name, "name another selection.model, or leave it out"):
         student = expert_student(selector.model, config, 0)
