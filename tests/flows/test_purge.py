@@ -84,7 +84,7 @@ def test_nothing_dangles_after_a_purge(finished, home, tmp_path, call, monkeypat
         with pytest.raises(TrackingFailed):
             purge_source("ward")
     gone = finished - stored()
-    assert len(gone) == 5
+    assert len(gone) == 7
     assert unmarked_runs(home / "mlflow.db", gone)
 
     told = purge_source("ward")
