@@ -116,13 +116,7 @@ def describe(config: ConditionalGenerationConfig, promise: Promise) -> Descripti
             *(("the noised histogram of labels and topics",) if schedule.topics_sigma is not None else ()),
             *(("the noised class means",) if schedule.means_noise is not None else ()),
         ),
-        accesses=(
-            Access(
-                task="train",
-                reads="the rows",
-                through=f"the mechanisms' {'Poisson sampling and ' if config.trains else ''}Gaussian sums",
-            ),
-        ),
+        accesses=(Access(task="train", reads="the rows", through=_through(schedule)),),
         evaluations=("evaluate", "evaluate-loss") if config.trains else ("evaluate",),
         choices="Settings and defaults were fixed before the run"
         + ("; topics and their words are public and were fixed before it too" if topics else "")
@@ -152,6 +146,17 @@ def describe(config: ConditionalGenerationConfig, promise: Promise) -> Descripti
         pretrained_models=_encoder() if schedule.means_noise is not None or topics else (),
         floating_point=FLOATING_POINT + (TRAINING_FLOATS if config.trains else ""),
     )
+
+
+def _through(schedule: QuerySchedule) -> str:
+    """The mechanisms that rows are read through, in words."""
+    counted = schedule.histogram_sigma is not None or schedule.topics_sigma is not None
+    named = [
+        *(["Poisson sampling"] if schedule.trainings else []),
+        *(["Gaussian sums"] if schedule.trainings or schedule.means_noise is not None else []),
+        *(["histograms with discrete Gaussian noise"] if counted else []),
+    ]
+    return f"the mechanisms' {' and '.join(named)}"
 
 
 def _weights(config: ConditionalGenerationConfig) -> str:

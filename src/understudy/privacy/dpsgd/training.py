@@ -98,7 +98,7 @@ def train(
     """
     _check(model, plan, objectives, data, micro_batch)
     if not 0 <= averaging < 1:
-        raise InputError(f"averaging={averaging}: expected a decay of 0 to below 1")
+        raise InputError(f"averaging={averaging}: expected a decay of 0 to below 1; 0 averages nothing")
     device = _device(objectives)
     state = _State(objectives, averaging)
     start = state.restore(course.resumed())

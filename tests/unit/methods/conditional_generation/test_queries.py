@@ -233,3 +233,25 @@ def test_the_statement_says_which_weights_are_released(make_config, changes, sai
     described = METHOD.preparation.describe(config, Promise(asked, 400, math.inf, DELTA))
     assert described.choices.endswith(said)
     assert ("evaluate-loss" in described.evaluations) == config.trains
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"selection": {"draws": 1}}, "Poisson sampling and Gaussian sums"),
+        ({"variant": "untrained"}, "Gaussian sums"),
+        (
+            {"class_sizes": "as_in_data"},
+            "Poisson sampling and Gaussian sums and histograms with discrete Gaussian noise",
+        ),
+        (
+            {"variant": "untrained", "topics": {"keywords": [["ticket"], ["crew"]]}},
+            "Gaussian sums and histograms with discrete Gaussian noise",
+        ),
+    ],
+)
+def test_a_statement_names_every_mechanism_that_rows_are_read_through(make_config, settings, said):
+    config = make_config(**settings)
+    promise = Promise(queries.queries_of(config, n=400, epsilon=math.inf, delta=DELTA), 400, math.inf, DELTA)
+    (access,) = METHOD.preparation.describe(config, promise).accesses
+    assert access.through == f"the mechanisms' {said}"
