@@ -31,7 +31,9 @@ from understudy.evaluation.statistics.intervals import (
     paired_recall_difference,
 )
 from understudy.evaluation.texts import diversity, fidelity, memorization, words
+from understudy.evaluation.texts import replay as single_rows
 from understudy.evaluation.texts.encoder import FloatArray, embed_sets
+from understudy.evaluation.texts.identifiers import identify
 from understudy.evaluation.texts.words import Texts, TokenizedTexts
 from understudy.evaluation.utility import accuracy
 
@@ -43,6 +45,7 @@ __all__ = [
     "evaluate_synthetic",
     "measure_diversity",
     "measure_fidelity",
+    "measure_identifiers",
     "measure_label_fidelity",
     "measure_memorization",
     "measure_utility",
@@ -91,7 +94,8 @@ def evaluate_synthetic(
         measure_label_fidelity(conditions, real_test, embedded, test_embedded),
         measure_fidelity(embedded["synthetic"], unseen_embedded, embedded.get("prompt_only"), config=config),
         measure_diversity(made, words.join(test, held), seed=config.public_seed),
-        measure_memorization(made, train, held or test, seed=config.public_seed),
+        measure_memorization(made, train, held or test, config=config),
+        measure_identifiers(synthetic.texts, real_train.texts, holdout or real_test.texts, config=config),
     )
 
 
@@ -224,17 +228,20 @@ def measure_diversity(synthetic: Texts, unseen: Texts, *, seed: int) -> Metrics:
     return Metrics(values=values, lengths=histogram)
 
 
-def measure_memorization(synthetic: Texts, private: Texts, holdout: Texts | None, *, seed: int) -> Metrics:
+def measure_memorization(
+    synthetic: Texts, private: Texts, holdout: Texts | None, *, config: EvaluationConfig
+) -> Metrics:
     """Word-for-word traces of the private rows in the synthetic texts, beside as many holdout rows.
 
-    n-gram overlap, longest verbatim match, exact duplicates, of all texts, tokenised or not. A diagnostic, not a
-    privacy proof.
+    n-gram overlap, longest verbatim match, exact duplicates and words of single rows, of all texts, tokenised or not. A
+    diagnostic, not a privacy proof.
     """
     made, members, *rest = words.tokenized(synthetic, private, *([holdout] if holdout else []))
     everyone = _copies(made, members)
     values = {f"memorization.{name}.all_private": found for name, found in everyone.items()}
     if not rest:
         return Metrics(values=values, missing=("n-gram overlap: no holdout rows were given to compare with",))
+    seed = config.public_seed
     same, others = memorization.same_size(members, rest[0], seed=seed)
     values["memorization.rows"] = float(len(same))
     for n, beside in memorization.ngram_overlap_beside(made, same, others, seed=seed).items():
@@ -243,7 +250,43 @@ def measure_memorization(synthetic: Texts, private: Texts, holdout: Texts | None
     sides = {"synthetic": everyone if same is members else _copies(made, same), "holdout": _copies(made, others)}
     for side, copies in sides.items():
         values |= {f"memorization.{name}.{side}": found for name, found in copies.items()}
-    return Metrics(values=values)
+    return merge(Metrics(values=values), _of_single_rows("words", made, members, rest[0], level=config.level))
+
+
+def measure_identifiers(
+    synthetic: Sequence[str], private: Sequence[str], holdout: Sequence[str] | None, *, config: EvaluationConfig
+) -> Metrics:
+    """Which addresses, long numbers and codes of the private rows stand in the synthetic texts, by their kind.
+
+    Those of single rows beside those of rows never seen, where there are such rows. A diagnostic, not a privacy proof.
+    """
+    made, members, held = identify(synthetic, private, holdout or ())
+    values: dict[str, float] = {}
+    for kind, found in single_rows.replay_by_kind(made, members).items():
+        name = f"memorization.identifiers.{kind}"
+        values[f"{name}.private"] = float(found.held)
+        values[f"{name}.replayed"] = float(found.replayed)
+        values[f"{name}.replayed_alone"] = float(found.replayed_alone)
+    if not holdout:
+        return Metrics(values=values)
+    beside = _of_single_rows("identifiers", made, members, held, level=config.level)
+    return merge(Metrics(values=values), beside)
+
+
+def _of_single_rows(
+    things: str, made: TokenizedTexts, private: TokenizedTexts, holdout: TokenizedTexts, *, level: float
+) -> Metrics:
+    found = single_rows.replay_beside(made, private, holdout, level=level)
+    name = f"memorization.lone_{things}"
+    values: dict[str, float] = {}
+    intervals: dict[str, tuple[float, float]] = {}
+    for side, replay in (("synthetic", found.private), ("holdout", found.holdout)):
+        values[f"{name}_held.{side}"] = float(replay.held)
+        if replay.held:
+            values[f"{name}.{side}"] = replay.share
+    if found.difference:
+        _put(values, intervals, f"{name}.synthetic_minus_holdout", found.difference)
+    return Metrics(values=values, intervals=intervals)
 
 
 def _copies(made: TokenizedTexts, reference: TokenizedTexts) -> dict[str, float]:

@@ -26,6 +26,15 @@ CONDITION_WORDS = {
     "real": "real training text",
 }
 
+# The kinds of `texts.identifiers`, in words.
+KIND_WORDS = {
+    "email": "e-mail addresses",
+    "web": "web addresses",
+    "account": "names of accounts (@name)",
+    "code": "codes of capitals and digits",
+    "number": "numbers of at least six digits",
+}
+
 MIA_CONDITIONS = {
     "": "synthetic text",
     "positive_control.": "the members themselves",
@@ -40,7 +49,7 @@ class MetricName:
     Attributes:
         pattern: the name, with `{i}` for a number, `{model}` for a model's short name, `{task}` for a benchmark's.
         meaning: what it measures, in plain words.
-        unit: share, distance, words, nats per token, rows, seconds, epsilon, or score.
+        unit: share, distance, words, identifiers, nats per token, rows, seconds, epsilon, or score.
         better: which way is better; `as real` means closest to the real text's own value.
     """
 
@@ -171,6 +180,36 @@ def _memorization() -> Iterable[MetricName]:
         "lower",
     )
     yield MetricName("memorization.rows", "Private and holdout rows compared with, each", "rows", "context")
+    yield from _replay()
+
+
+def _replay() -> Iterable[MetricName]:
+    """What single rows hold and the synthetic text holds too."""
+    for figure, things in (("words", "words"), ("identifiers", "identifiers")):
+        alone = f"{things} that stand in one real row alone"
+        for side, whose in (("synthetic", "a private one"), ("holdout", "one never seen")):
+            better: Better = "as real" if side == "synthetic" else "context"
+            meaning = f"Share of the {alone}, {whose}, that the synthetic text holds"
+            yield MetricName(f"memorization.lone_{figure}.{side}", meaning, "share", better)
+            yield MetricName(f"memorization.lone_{figure}_held.{side}", f"How many {alone}, {whose}", things, "context")
+        yield MetricName(
+            f"memorization.lone_{figure}.synthetic_minus_holdout",
+            f"Share of {alone} that the synthetic text holds: of private rows minus of rows never seen",
+            "share",
+            "lower",
+        )
+    for kind, words in KIND_WORDS.items():
+        name = f"memorization.identifiers.{kind}"
+        yield MetricName(f"{name}.private", f"Different {words} in the private rows", "identifiers", "context")
+        yield MetricName(
+            f"{name}.replayed", f"How many of these {words} the synthetic text holds", "identifiers", "lower"
+        )
+        yield MetricName(
+            f"{name}.replayed_alone",
+            f"How many {words} of one private row alone the synthetic text holds",
+            "identifiers",
+            "lower",
+        )
 
 
 def _others() -> Iterable[MetricName]:

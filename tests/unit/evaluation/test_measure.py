@@ -65,6 +65,8 @@ def test_everything_is_measured_under_declared_names(measured):
         "diversity.distinct_2", "diversity.real.distinct_2", "diversity.length_q50", "label_fidelity.synthetic",
         "label_fidelity.real", "label_fidelity.synthetic.label_0", "label_fidelity.synthetic.label_1",
         *(f"memorization.ngram_{n}.{side}" for n in range(3, 8) for side in ("synthetic", "holdout")),
+        *(f"memorization.lone_words{tail}" for tail in (".synthetic", ".holdout", ".synthetic_minus_holdout")),
+        "memorization.lone_identifiers_held.synthetic",
     }  # fmt: skip
     assert expected <= set(values)
     assert measured["good"].missing == ()
@@ -155,10 +157,38 @@ def test_without_holdout_and_prompt_only_the_test_rows_serve_and_the_gap_is_said
 
 
 def test_memorization_without_any_holdout_says_so():
-    metrics = measure.measure_memorization(["a b c d"], ["x a b c"], None, seed=0)
+    metrics = measure.measure_memorization(["a b c d"], ["x a b c"], None, config=CONFIG)
     assert metrics.values["memorization.longest_match.all_private"] == 3
     assert "memorization.ngram_5.synthetic" not in metrics.values
     assert "holdout" in metrics.missing[0]
+
+
+NOTES = [f"Call (533) 555-01{row:02d} or write to no{row}@example.org." for row in range(40)]
+
+
+@pytest.mark.parametrize(("memorised", "again"), [(0, 0), (7, 7)])
+def test_identifiers_of_private_rows_are_found_in_the_synthetic_text_however_they_are_written(memorised, again):
+    made = [f"her number, 533.555 01{row:02d}, is the old one" for row in range(memorised)]
+    found = measure.measure_identifiers([*made, "call us"], NOTES[:30], NOTES[30:], config=CONFIG)
+    names.check_names(found.values)
+    kinds = {"email": (30, 0, 0), "number": (30, again, again)}
+    parts = ("private", "replayed", "replayed_alone")
+    expected = {
+        f"memorization.identifiers.{kind}.{part}": count
+        for kind, counts in kinds.items()
+        for part, count in zip(parts, counts, strict=True)
+    }
+    assert {name: found.values[name] for name in expected} == expected
+    assert found.values["memorization.lone_identifiers.synthetic"] == again / 60
+    assert found.values["memorization.lone_identifiers.holdout"] == 0
+    low, high = found.intervals["memorization.lone_identifiers.synthetic_minus_holdout"]
+    assert low < again / 60 < high
+
+
+def test_identifiers_without_rows_never_seen_are_counted_alone():
+    found = measure.measure_identifiers(NOTES[:2], NOTES[:5], None, config=CONFIG)
+    assert found.values["memorization.identifiers.email.replayed_alone"] == 2
+    assert not [name for name in found.values if "lone_" in name]
 
 
 def test_fidelity_of_too_few_rows_says_so():

@@ -80,6 +80,40 @@ def test_memorization_puts_both_numbers_side_by_side(metrics):
     assert "not a proof of privacy" in section.note
 
 
+def test_what_single_rows_hold_is_said_beside_rows_never_seen():
+    values = {
+        "memorization.lone_words.synthetic": 0.125,
+        "memorization.lone_words.holdout": 0.12,
+        "memorization.lone_words.synthetic_minus_holdout": 0.005,
+        "memorization.lone_identifiers_held.synthetic": 40.0,
+        "memorization.identifiers.number.private": 40.0,
+        "memorization.identifiers.number.replayed": 3.0,
+        "memorization.identifiers.number.replayed_alone": 2.0,
+    }
+    between = {"memorization.lone_words.synthetic_minus_holdout": (-0.01, 0.02)}
+    section = view.memorization_section(Metrics(values=values, intervals=between))
+    lead = plain(" ".join(section.lead))
+    assert "12.50 % stand in the synthetic text, and 12.00 %" in lead
+    assert "+0.5 points, -1.0 to +2.0" in lead
+    assert "3 of 40 numbers of at least six digits" in lead
+    assert "Of these 3, 2 stand in one private row alone" in lead
+    assert [plain(cell) for cell in section.table.rows[0]] == ["Words of one row alone", "12.50 %", "12.00 %"]
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"memorization.lone_identifiers_held.synthetic": 0.0}, "hold none of these: e-mail addresses"),
+        ({f"memorization.identifiers.web.{part}": count for part, count in
+          (("private", 9.0), ("replayed", 0.0), ("replayed_alone", 0.0))}, "0 of 9 web addresses."),
+    ],
+)  # fmt: skip
+def test_no_identifier_is_said_too(values, said):
+    lead = " ".join(view.memorization_section(Metrics(values=values)).lead)
+    assert said in lead
+    assert "Of these" not in lead
+
+
 def test_copied_rows_are_said_in_the_lead():
     values = {"memorization.exact_duplicates.all_private": 0.125, "memorization.longest_match.all_private": 30.0}
     lead = plain(" ".join(view.memorization_section(Metrics(values=values)).lead))

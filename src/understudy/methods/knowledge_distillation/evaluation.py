@@ -22,7 +22,13 @@ from understudy.evaluation.answers.answer_set import Answered, score_answers
 from understudy.evaluation.answers.multiple_choice import Question, questions_of
 from understudy.evaluation.answers.pairwise import compare_answers, count_shortened, preference_judge
 from understudy.evaluation.config import EvaluationConfig
-from understudy.evaluation.measure import Embedder, measure_diversity, measure_fidelity, measure_memorization
+from understudy.evaluation.measure import (
+    Embedder,
+    measure_diversity,
+    measure_fidelity,
+    measure_identifiers,
+    measure_memorization,
+)
 from understudy.evaluation.metrics import Metrics, merge
 from understudy.evaluation.statistics.intervals import accuracy_interval, paired_bootstrap
 from understudy.evaluation.statistics.paired import mean_difference, mean_interval
@@ -121,7 +127,8 @@ def evaluate_run(
     texts = {name: [_text(pair) for pair in getattr(inputs, name)] for name in ("synthetic", "train", "test")}
     if texts["synthetic"]:
         parts.append(measure_diversity(texts["synthetic"], texts["test"], seed=settings.public_seed))
-        parts.append(measure_memorization(texts["synthetic"], texts["train"], texts["test"], seed=settings.public_seed))
+        compared = (texts["synthetic"], texts["train"], texts["test"])
+        parts += [measure(*compared, config=settings) for measure in (measure_memorization, measure_identifiers)]
     else:
         parts.append(Metrics(missing=("everything about the synthetic pairs: none was kept",)))
     if progress is not None:

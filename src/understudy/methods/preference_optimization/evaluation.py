@@ -18,7 +18,13 @@ import pyarrow as pa
 from torch import Tensor
 
 from understudy.evaluation.config import EvaluationConfig
-from understudy.evaluation.measure import Embedder, measure_diversity, measure_fidelity, measure_memorization
+from understudy.evaluation.measure import (
+    Embedder,
+    measure_diversity,
+    measure_fidelity,
+    measure_identifiers,
+    measure_memorization,
+)
 from understudy.evaluation.metrics import Metrics, merge
 from understudy.evaluation.texts import fidelity
 from understudy.evaluation.texts.encoder import FloatArray, embed_sets
@@ -116,7 +122,8 @@ def evaluate_run(
         measure_next_token(inputs, train, test, profile=profile, seed=seed, device=device, progress=progress),
         measure_fidelity(embedded["synthetic"], unseen, embedded["prompt_only"], config=measuring),
         measure_diversity(made, held, seed=seed),
-        measure_memorization(made, known, held, seed=seed),
+        measure_memorization(made, known, held, config=measuring),
+        measure_identifiers(inputs.synthetic, train.samples, test.samples, config=measuring),
         rounds,
     )
 
