@@ -37,7 +37,8 @@ def passes(config: GradientMatchingConfig, sweeps: int) -> int:
     matching = config.matching
     per_round = 2 * matching.inner_steps + 2  # the projection, and f of what it gave
     per_sweep = 2 + 1 + matching.swap_width
-    return matching.rounds * per_round + 2 + 1 + sweeps * per_sweep
+    warm_start = 2 * matching.inner_steps
+    return warm_start + matching.rounds * per_round + 2 + 1 + sweeps * per_sweep
 
 
 def main() -> None:
