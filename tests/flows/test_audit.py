@@ -189,6 +189,10 @@ def test_secrets_are_guessed_where_a_run_releases_a_model(
         tells_no_canary(said, out, home)
         (kept,) = (home / "audits").iterdir()
         assert json.loads(kept.read_text())["secrets"]["claim"]["rate"] == rate[""]
+        from understudy.artifacts.access import private_store
+
+        read = [ref.kind for ref in private_store().refs() if ref.kind in ("guesses", "losses-of-secrets")]
+        assert sorted(read) == ["guesses"] * 3 + ["losses-of-secrets"], "the public model reads once for all three runs"
 
 
 def test_a_run_that_adds_no_noise_is_refuted(words, on_path, prefect_server, in_home, call, tmp_path, monkeypatch):
