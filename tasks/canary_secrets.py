@@ -88,7 +88,9 @@ def _losses(table: pa.Table, asked: Attacked, model: Path | None) -> Floats:
 
     candidates = table[OTHERS].to_pylist()
     rows = versions(table.drop_columns(list(BESIDE_ROWS)), candidates)
-    read = load(asked.row_losses)(RowsToRead(rows, asked.label_names, asked.config, model, compute()))
+    # What one word gains by training would be rounded away in bfloat16.
+    on = compute().in_float32
+    read = load(asked.row_losses)(RowsToRead(rows, asked.label_names, asked.config, model, on))
     found, parts = [], parts_of_versions(read, rows.num_rows // len(candidates))
     with torch.no_grad():
         for done, part in enumerate(parts):

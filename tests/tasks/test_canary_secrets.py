@@ -2,14 +2,17 @@
 
 import numpy as np
 import pyarrow as pa
+import pytest
 
 from understudy.artifacts.access import read_json, write_table
 from understudy.auditing.canaries import INCLUDED, vocabulary
 from understudy.auditing.canary_secrets import OTHERS, SECRET, candidates_of, with_last_words
+from understudy.compute import ON_CPU, Compute
 from understudy.data import tables
 from understudy.methods import registry
 from understudy.models.loading import load_model
 from understudy.privacy import labels
+from understudy.tasks import canary_secrets
 from understudy.tasks.auditing import Attacked
 from understudy.tasks.canary_secrets import read_by_public_model
 
@@ -46,3 +49,11 @@ def test_neither_coins_nor_secrets_have_a_part_in_it_and_every_candidate_has_a_l
     assert first.shape == (2, 64)
     assert all(len(set(of_canary)) > 32 for of_canary in first.tolist())
     assert (first == read(canaries([10, 0], [False, True]))).all()
+
+
+def test_a_word_is_not_rounded_away_where_models_compute_in_bfloat16(home, monkeypatch):
+    ref, found = canaries([3, 60], [True, False]), []
+    for compute in (ON_CPU, Compute(precision="bfloat16")):
+        monkeypatch.setattr(canary_secrets, "compute", lambda compute=compute: compute)
+        found.append(read(ref))
+    assert found[1] == pytest.approx(found[0], abs=1e-6)
