@@ -9,7 +9,7 @@ An attack guesses coins and, where the run releases a language model, secrets of
 from __future__ import annotations
 
 import json
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 from prefect import flow, get_run_logger
@@ -33,10 +33,11 @@ from understudy.runs.audits.runs import (
     folder_of,
     planned,
 )
+from understudy.runs.audits.withheld import withheld_export
 from understudy.runs.folders import read_record
-from understudy.runs.run_plan import run_key
+from understudy.runs.run_plan import RunPlan, run_key
 from understudy.tasks.auditing import Attacked, Audited, attack, caught, conclusive, report_audit
-from understudy.tasks.canary_secrets import guess_secrets
+from understudy.tasks.canary_secrets import guess_secrets, read_by_public_model
 from understudy.tasks.engine.failures import closed_up
 from understudy.tasks.engine.heartbeat import beating
 from understudy.tasks.engine.run_record import OUT, SOURCES
@@ -83,10 +84,25 @@ def _attack(
     guesses: dict[str, ArtifactRef],
 ) -> None:
     """Run a condition by the method's own flow, and attack what it left; the last two are added to."""
-    run, run_plan, method = plan.requests[condition], plan.plans[condition], registry.get(request.method)
-    inner_run(request.method, run, name=f"{request.method}-{folder_of(condition)}")
-    made = read_record(Path(run.out))
-    asked = Attacked(
+    run = plan.requests[condition]
+    out, name = Path(run.out), f"{request.method}-{folder_of(condition)}"
+    # What it exports was made with canaries among the rows: it is nothing to hand over, and its report is beside it.
+    with withheld_export(out, source=run.source) if condition == "claim" else nullcontext():
+        inner_run(request.method, run, name=name)
+    made, asked = read_record(out), _attacked(plan.plans[condition], request)
+    others = plan.plans["null_control"].stored_rows[0]
+    found[condition] = attack(made.released, made.synthetic, plan.canaries, others, asked)
+    if asked.row_losses:
+        # Of the claim, whatever the condition: settings that differ say how a run trains, not how a row is read.
+        before = read_by_public_model(plan.canaries, _attacked(plan.plans["claim"], request))
+        met = condition != "null_control"
+        guesses[condition] = guess_secrets(made.released, before, plan.canaries, asked, holds_canaries=met)
+
+
+def _attacked(run_plan: RunPlan, request: AuditRequest) -> Attacked:
+    """A run as its attacks see it."""
+    method = registry.get(request.method)
+    return Attacked(
         row_losses=method.row_losses,
         left_over=method.left_over,
         paid=method.charge.releases,
@@ -99,8 +115,3 @@ def _attack(
         confidence=confidence_of_each(request.method),
         seed=request.seed,
     )
-    others = plan.plans["null_control"].stored_rows[0]
-    found[condition] = attack(made.released, made.synthetic, plan.canaries, others, asked)
-    if method.row_losses:
-        met = condition != "null_control"
-        guesses[condition] = guess_secrets(made.released, plan.canaries, asked, holds_canaries=met)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -229,12 +227,10 @@ def report_audit(
     from understudy.auditing.reconstruction import Reconstruction
     from understudy.auditing.secret_metrics import secret_metrics
     from understudy.evaluation.metrics import Metrics, merge
-    from understudy.locks import locked_folder
     from understudy.privacy.ledger.ledger import Ledger
     from understudy.runs.audits.on_public_rows import keep, public_audit
     from understudy.runs.audits.report import write_audit
     from understudy.runs.folders import read_record
-    from understudy.runs.placement import EXPORT
 
     def read() -> Metrics:
         figures = {
@@ -256,10 +252,6 @@ def report_audit(
     if of_public_rows and "claim" in found:
         charge = Ledger.open().charge(read_record(folder / "claim").charge_id)
         keep(public_audit(plan, metrics, bounds, code_digest=charge.code_digest))
-    # It was made with canaries among the rows: it is nothing to hand over, and its figures are in the report.
-    if "claim" in found:
-        with locked_folder(folder / "claim"), suppress(FileNotFoundError):
-            shutil.rmtree(folder / "claim" / EXPORT)
     refuted = any(found.get("claim", 0.0) > plan.epsilon for found in bounds.values())
     return Audited(report=str(page), charged="claim" in found, refuted=refuted)
 

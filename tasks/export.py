@@ -127,10 +127,7 @@ def statement_facts(
                 through="keyed hashes, which stay in the ledger: they tell a repeated run and a known row",
             ),
             *facts.accesses,
-            *(
-                Access(task=name, reads="rows and held-out rows", through="none: its figures are internal")
-                for name in facts.evaluations
-            ),
+            *facts.evaluations,
         ),
         choices=facts.choices,
         declared_public={

@@ -46,7 +46,8 @@ def audit(
             "attackers_see": [THREATS[threat] for threat in attackers(method)],
             "detectable_epsilon": round(least, 3),
             "secrets": (
-                f"{min(count, MOST_READ)} canaries are read with {CANDIDATES} candidates each, by two models a run"
+                f"{min(count, MOST_READ)} canaries are read with {CANDIDATES} candidates each, by the public model "
+                "and by that of each run"
                 if reads_secrets(method)
                 else "none guessed: no model"
             ),

@@ -189,6 +189,48 @@ def test_secrets_are_guessed_where_a_run_releases_a_model(
         tells_no_canary(said, out, home)
         (kept,) = (home / "audits").iterdir()
         assert json.loads(kept.read_text())["secrets"]["claim"]["rate"] == rate[""]
+        from understudy.artifacts.access import private_store
+
+        read = [ref.kind for ref in private_store().refs() if ref.kind in ("guesses", "losses-of-secrets")]
+        assert sorted(read) == ["guesses"] * 3 + ["losses-of-secrets"], "the public model reads once for all three runs"
+
+
+def test_an_audit_that_dies_beside_the_export_of_its_claim_leaves_none_when_it_goes_on_or_is_purged(
+    words, on_path, prefect_server, in_home, call, tmp_path, monkeypatch
+):
+    from understudy.flows import audit
+    from understudy.runs.audits import withheld
+
+    out, attack, attacked = tmp_path / "audit", audit.attack, []
+
+    def cut_off(*_):
+        raise OSError(5, "cut off")
+
+    def attack_on_controls(*given):
+        attacked.append(1)
+        return cut_off() if len(attacked) == 3 else attack(*given)
+
+    def call_cut_off(module, name, function):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, function)
+            assert call(*words)[0] != 0
+
+    with in_home(tmp_path / "home"):
+        call_cut_off(withheld, "locked_folder", cut_off)
+        assert (out / "claim/export/statement.json").exists()
+        # The attack comes later: should it fail, nothing is left to hand over.
+        call_cut_off(audit, "attack", attack_on_controls)
+        assert len(attacked) == 3
+        assert not (out / "claim/export").exists()
+        code, said = call(*words)
+        assert code == 0, said
+        assert not (out / "claim/export").exists()
+        assert charged() == [(4.0, "released")]
+        call_cut_off(withheld, "locked_folder", cut_off)
+        assert (out / "claim/export/statement.json").exists()
+        code, said = call("purge", "--source", "films")
+        assert code == 0, said
+        assert [path for path in out.rglob("*") if path.is_file()] == []
 
 
 def test_a_run_that_adds_no_noise_is_refuted(words, on_path, prefect_server, in_home, call, tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 from torch import Tensor
 
-from understudy.auditing.row_losses import RowLosses
+from understudy.auditing.row_losses import RowLosses, TokenRows
 from understudy.compute import copied_to
 from understudy.errors import UnderstudyError
 from understudy.generation.instructions import EncodedPairs, PairEncoder, pairs_of
@@ -34,7 +34,8 @@ def pair_losses(model: Any, encoder: PairEncoder, table: pa.Table, *, max_length
         raise UnderstudyError(f"expected {table.num_rows} pairs, found {len(pairs)} and null records")
     rows = encoder.encode(pairs, max_length=max_length)
     starts = range(0, len(pairs), _BATCH)
-    return RowLosses(model, tuple(partial(_losses, model, rows, slice(start, start + _BATCH)) for start in starts))
+    parts = tuple(partial(_losses, model, rows, slice(start, start + _BATCH)) for start in starts)
+    return RowLosses(model, parts, partial(TokenRows, rows.input_ids, rows.attention_mask, rows.loss_mask))
 
 
 def _losses(model: Any, rows: EncodedPairs, some: slice) -> Tensor:

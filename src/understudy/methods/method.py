@@ -90,6 +90,16 @@ class Promise:
     label_names: tuple[str, ...] = ()
 
 
+def measured_by(task: str, *, reads: str = "the rows and the held-out rows") -> Access:
+    """A task that measures the result on real rows, as a statement names it.
+
+    Args:
+        task: its name.
+        reads: what it reads of them, in words.
+    """
+    return Access(task=task, reads=reads, through="none: its figures are internal")
+
+
 class Description(BaseModel):
     """What a method says of one run in its privacy statement and dry run; public values only.
 
@@ -104,7 +114,7 @@ class Description(BaseModel):
         warnings: what the user should know before paying, such as noise that drowns the signal.
         heuristics: steps of the privacy argument that are not proven.
         pretrained_models: public models besides the base model that what is released depends on.
-        evaluations: tasks that measure the result on real rows, for internal figures.
+        evaluations: tasks that measure the result on real rows, for internal figures, with what each of them reads.
         trust: who sees raw rows and must be trusted.
         against: against whom the promise holds.
         floating_point: what floats do to the proof.
@@ -122,7 +132,7 @@ class Description(BaseModel):
     warnings: tuple[str, ...] = ()
     heuristics: tuple[str, ...] = ()
     pretrained_models: tuple[PretrainedModel, ...] = ()
-    evaluations: tuple[str, ...] = ("evaluate",)
+    evaluations: tuple[Access, ...] = (measured_by("evaluate"),)
     trust: str = "Whoever runs the client zone sees the rows; no other party does."
     against: str = "Everyone who sees only what is exported: the synthetic rows, what was released and this statement."
     floating_point: str = FLOATING_POINT

@@ -2,7 +2,8 @@
 
 Whose a folder is, its own file says: run.json in internal/, statement.json in export/, sources.json beside the report
 of an evaluation, a comparison or an audit. An export that was released stands for itself and stays; one with
-`--share-real-rows` was not, and goes like everything else made of the rows.
+`--share-real-rows` was not, and goes like everything else made of the rows. So does that of an audit's claim, which a
+kill left: it was made with canaries among the rows.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 from understudy.locks import locked_folder
 from understudy.runs.evaluations.report import report_files
 from understudy.runs.evaluations.unregistered import SOURCES_FILE, forget_rows, sources_told
-from understudy.runs.finished_folders import noted
+from understudy.runs.finished_folders import is_withheld, noted
 from understudy.runs.folders import RUN_FILE, STATEMENT
 from understudy.runs.placement import EXPORT, INTERNAL, leftovers
 
@@ -30,7 +31,7 @@ class Removed:
 
     Attributes:
         internal: the folders DIR/internal that are gone, and parts of such that killed runs left beside them.
-        exports: the same of DIR/export; only private ones.
+        exports: the same of DIR/export; only private ones, and those of audits.
         reports: the folders that reports of evaluations, comparisons and audits are gone from.
         left: what may hold something of the source yet, each with the reason; the next purge looks there again.
     """
@@ -63,7 +64,8 @@ def _remove_from(folders: Sequence[tuple[Path, Path]], source: str, done: Remove
     for note, out in folders:
         try:
             with locked_folder(out):  # a run may be filling it
-                left = [*_clear(out, source, done), *_clear_report(out, source, done)]
+                withheld = _clear_export(out, done) if is_withheld(note) else []
+                left = [*withheld, *_clear(out, source, done), *_clear_report(out, source, done)]
                 if not left:
                     note.unlink(missing_ok=True)
         except (FileNotFoundError, NotADirectoryError):
@@ -96,6 +98,18 @@ def _clear(out: Path, source: str, done: Removed) -> list[str]:
                 left.append(f"{path}: {why}")
             else:
                 removed.append(str(path))
+    return left
+
+
+def _clear_export(out: Path, done: Removed) -> list[str]:
+    """Remove an export that an audit withholds, whatever it says; gives what could not be removed, with the reasons."""
+    left = []
+    for path in (out / EXPORT, *leftovers(out / EXPORT)):
+        if path.is_symlink():
+            left.append(f"{path}: a link, which is not followed; remove it and what it leads to")
+        elif path.exists():
+            why = _erase(path, last=STATEMENT)
+            (left if why else done.exports).append(f"{path}: {why}" if why else str(path))
     return left
 
 

@@ -366,6 +366,25 @@ def test_a_base_model_draws_two_texts_once_per_process(model_folder, monkeypatch
     assert generation(base) == "random draws texts", "looked at again"
 
 
+def test_texts_are_drawn_without_the_tokens_that_no_run_draws(model_folder, monkeypatch):
+    """A special token that is by far the likeliest is not drawn; a model that can draw nothing else is refused."""
+    base = load_model(model_folder)
+    pad, eos = base.tokenizer.pad_token_id, base.tokenizer.eos_token_id
+    assert pad != eos
+    drawn, finite = [], base.model.lm_head.forward
+
+    def likely(states):
+        logits = finite(states)
+        logits[..., pad] = 1e4
+        return logits
+
+    monkeypatch.setattr(base.model.lm_head, "forward", likely)
+    monkeypatch.setattr(base.tokenizer, "decode", drawn.append)
+    assert generation(base) == "random draws texts"
+    assert [token for tokens in drawn for token in tokens if token != eos]
+    assert not [token for tokens in drawn for token in tokens if token == pad]
+
+
 def test_scores_that_are_not_finite_are_refused(model_folder):
     base = load_model(model_folder)
     with torch.no_grad():

@@ -14,6 +14,7 @@ import pytest
 from understudy.artifacts.access import write_table
 from understudy.privacy.labels import private
 from understudy.runs import removal
+from understudy.runs.audits.withheld import withheld_export
 from understudy.runs.evaluations.report import noted_report
 from understudy.runs.finished_folders import remember
 from understudy.runs.folders import RUN_FILE, STATEMENT, RunRecord, StatementFiles, write_results
@@ -332,3 +333,39 @@ def test_a_report_that_was_read_from_what_is_being_removed_goes_too(is_noted, tm
     assert written
     assert list((tmp_path / "compared").iterdir()) == []
     assert listed("ward") == []
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_an_export_that_an_audit_withholds_goes_whatever_a_kill_left_of_it(whole, home, tmp_path):
+    """Its statement promises, as that of a released one does, which stays; or its removal was killed halfway."""
+
+    def cut_off():
+        with withheld_export(tmp_path / "claim", source="ward"):
+            finish(tmp_path / "claim", "ward")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cut_off()
+    if not whole:
+        (tmp_path / "claim" / EXPORT / STATEMENT).unlink()
+    finish(tmp_path / "run", "ward")
+    assert (tmp_path / "claim" / EXPORT).exists()
+    assert remove_private("clinic") == Removed()
+    removed = remove_private("ward")
+    assert removed.left == []
+    assert removed.exports == [str(tmp_path / "claim" / EXPORT)]
+    assert names(tmp_path / "claim") == []
+    assert names(tmp_path / "run") == [EXPORT]
+    assert notes() == []
+
+
+def test_what_an_audit_withholds_is_gone_when_its_run_has_ended(home, tmp_path):
+    for _ in range(2):
+        with withheld_export(tmp_path / "claim", source="ward"):
+            finish(tmp_path / "claim", "ward")
+        assert names(tmp_path / "claim") == [INTERNAL]
+        assert len(notes()) == 1
+    # A later run of its own in this folder releases what it exports.
+    finish(tmp_path / "claim", "ward")
+    assert remove_private("ward").exports == []
+    assert names(tmp_path / "claim") == [EXPORT]

@@ -27,7 +27,7 @@ class AnswersConfig(Frozen):
     harness_tasks: tuple[str, ...] = setting(
         (),
         "Tasks of lm-evaluation-harness that every model is measured on, by name or as paths of task files; needs the "
-        "extra `harness`, and fetches their data from the hub.",
+        "extra `harness`, and fetches their data from the hub. A task file that names code is refused.",
     )
     harness_digest: Annotated[str, DigestOf("harness_tasks")] = setting(
         "", "sha256 of their names, their files and the harness's version; set by the run."

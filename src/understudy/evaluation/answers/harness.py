@@ -1,7 +1,8 @@
 """Accuracy of a model on tasks of lm-evaluation-harness (Gao et al. 2024), which the extra `harness` brings.
 
 A task's data are public and come from the hub, unless they lie in its cache. They are fetched where the tasks are
-checked, before anything is charged.
+checked, before anything is charged. Code is not: a task file brings none, and what comes with the harness is trusted
+like the harness itself (`task_files.py`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 
 from understudy.errors import InputError
 from understudy.evaluation.answers.config import AnswersConfig
+from understudy.evaluation.answers.task_files import files_of, refuse_code, without_fetched_code
 from understudy.evaluation.names import short_name
 
 _BATCH = 16
@@ -43,10 +45,10 @@ def by_harness(
         Task -> accuracy, with those of a group's parts; a task that is measured by something else is left out.
 
     Raises:
-        InputError: the extra is not installed.
+        InputError: the extra is not installed, or a task file names code.
     """
     manager = _manager(tasks)
-    with _quietly():
+    with _quietly(), without_fetched_code():
         from lm_eval import simple_evaluate
         from lm_eval.models.huggingface import HFLM
 
@@ -91,45 +93,67 @@ def check_tasks(settings: AnswersConfig) -> None:
     """Load the tasks and their data, before anything is charged.
 
     Raises:
-        InputError: the extra is missing, or a task is unknown or its data are neither here nor to be had.
+        InputError: the extra is missing, a task file names code, a task would fetch code or run what the model writes,
+            or a task is unknown or its data are neither here nor to be had.
     """
     if not settings.harness_tasks:
         return
     manager = _manager(settings.harness_tasks)
     for task in settings.harness_tasks:
-        try:
-            with _quietly():
-                manager.load([task])
-        # Whatever the harness and the library of data sets raise: KeyError, ConnectionError and many more.
-        except Exception as error:
+        _check(manager, task)
+
+
+def _check(manager: Any, task: str) -> None:
+    fetched: list[str] = []
+    loaded: dict[str, Any] = {}
+    try:
+        with _quietly(), without_fetched_code() as fetched:
+            loaded = manager.load([task])["tasks"]
+    # Whatever the harness and the library of data sets raise: KeyError, ConnectionError and many more.
+    except Exception as error:
+        if not fetched:
             raise InputError(
                 f"evaluation.harness_tasks: expected a task of lm-evaluation-harness whose data are here or can be "
                 f"fetched, found {task!r} ({_in_one_line(error)}); check the name and the network, or leave it out"
             ) from error
+    unsafe = [name for name, one in loaded.items() if getattr(one, "UNSAFE_CODE", False)]
+    if fetched or unsafe:
+        found = f"the metric {fetched[0]!r} of the hub" if fetched else f"answers of {unsafe[0]!r} that are run"
+        raise InputError(
+            f"evaluation.harness_tasks: {task!r}: expected a task that runs no code but that of the harness, found "
+            f"{found}; leave it out, or name metrics of the harness in a task file"
+        )
 
 
 def harness_digest(settings: AnswersConfig) -> str:
-    """What identifies the tasks: names, contents of task files, the harness's version; empty without any.
+    """What identifies the tasks: names, contents of task files and what they include, the harness's version.
+
+    Empty without any.
 
     Raises:
-        InputError: the extra is missing.
+        InputError: the extra is missing, or a task file is no YAML.
     """
     if not settings.harness_tasks:
         return ""
     try:
-        facts = [version("lm_eval"), *((task, _content(task)) for task in settings.harness_tasks)]
+        facts = [version("lm_eval"), *((task, _contents(task)) for task in settings.harness_tasks)]
     except PackageNotFoundError as error:
         raise InputError(_MISSING) from error
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
-def _content(task: str) -> str:
-    path = Path(task)
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+def _contents(task: str) -> list[str]:
+    return [hashlib.sha256(path.read_bytes()).hexdigest() for path in files_of(task)]
 
 
 def _manager(tasks: Sequence[str]) -> Any:
-    """Knows the tasks; the index of those that come with the harness, which takes long, only where one is named."""
+    """Knows the tasks; the index of those that come with the harness, which takes long, only where one is named.
+
+    Raises:
+        InputError: the extra is missing, or a task file names code.
+    """
+    for task in tasks:
+        refuse_code(task)
     try:
         with _quietly():
             from lm_eval.tasks import TaskManager

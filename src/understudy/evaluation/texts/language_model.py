@@ -131,6 +131,12 @@ def language_model_loss_of_texts(
     return language_model_loss(loaded.model, ids, mask, mask, batch_size=batch_size)
 
 
+def encoded_texts(loaded: LoadedModel, texts: Sequence[str], *, max_length: int = 128) -> tuple[Tensor, Tensor]:
+    """Ids and attention mask (n, longest) of unprompted texts as `text_losses` reads them, on the CPU."""
+    encoded = encode_texts(loaded.tokenizer, texts, max_length=max_length)
+    return pad(encoded, pad_id=pad_token_of(loaded.tokenizer), device=torch.device("cpu"))
+
+
 def text_losses(loaded: LoadedModel, texts: Sequence[str], *, max_length: int = 128) -> Tensor:
     """Mean negative log-likelihood per token of each unprompted text, in nats; differentiable.
 
@@ -142,9 +148,8 @@ def text_losses(loaded: LoadedModel, texts: Sequence[str], *, max_length: int = 
     Returns:
         (n,); 0 for a text of one token.
     """
-    encoded = encode_texts(loaded.tokenizer, texts, max_length=max_length)
     device = next(loaded.model.parameters()).device
-    ids, mask = pad(encoded, pad_id=pad_token_of(loaded.tokenizer), device=device)
+    ids, mask = (copied_to(tensor, device) for tensor in encoded_texts(loaded, texts, max_length=max_length))
     hidden = backbone(loaded.model)(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
     counted = mask[:, 1:].double()
     losses = token_losses(head(loaded.model), hidden[:, :-1], ids[:, 1:]).double() * counted

@@ -13,7 +13,7 @@ has no part in its class's mean.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,6 +62,7 @@ def release_class_means(
     *,
     course: Course = UNKEPT,
     embeddings: Path | None = None,
+    embedded: Mapping[str, Vectors] | None = None,
 ) -> ClassMeans:
     """Sum the embeddings of the private rows per label, release sums and counts once, and divide.
 
@@ -73,11 +74,12 @@ def release_class_means(
         sentences: public sentence encoder.
         course: row by row; its state is private.
         embeddings: directory under the private root where the rows' embeddings are left for the evaluation.
+        embedded: of every text what `each_alone` gave, where its topic was asked for; else it is read here.
     """
     noise = asked.schedule.means_noise
     assert noise is not None
     released = asked.mechanisms.gaussian_sum(
-        _exact_sums(private, sentences, course, embeddings),
+        _exact_sums(private, sentences, course, embeddings, embedded or {}),
         sensitivity=1.0,
         noise_multiplier=noise,
         step=0,
@@ -94,7 +96,13 @@ def release_class_means(
     )
 
 
-def _exact_sums(private: PrivateRows, sentences: Encoder, course: Course, embeddings: Path | None) -> dict[str, Tensor]:
+def _exact_sums(
+    private: PrivateRows,
+    sentences: Encoder,
+    course: Course,
+    embeddings: Path | None,
+    embedded: Mapping[str, Vectors],
+) -> dict[str, Tensor]:
     """`sums` `(labels, d)` and `counts` `(labels,)` of all rows in int64 steps of the grid: private."""
     shapes = {"sums": (len(private.label_names), sentences.dimension), "counts": (len(private.label_names),)}
     # What is added up in floats, and the whole steps of what was before.
@@ -118,7 +126,8 @@ def _exact_sums(private: PrivateRows, sentences: Encoder, course: Course, embedd
         leave_fresh()
         return state
 
-    with closing(each_alone([text for text in texts[done:] if text is not None], sentences)) as vectors:
+    waiting = [text for text in texts[done:] if text is not None]
+    with closing((embedded[text] for text in waiting) if embedded else each_alone(waiting, sentences)) as vectors:
         for row in range(done, rows):
             text, label = texts[row], labels[row]
             if text is not None:

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -52,7 +54,12 @@ class EncodedRows:
 
 
 def encode(
-    private: PrivateRows, *, tokenizer: Any, config: ConditionalGenerationConfig, device: str = "cpu"
+    private: PrivateRows,
+    *,
+    tokenizer: Any,
+    config: ConditionalGenerationConfig,
+    device: str = "cpu",
+    embedded: dict[str, npt.NDArray[np.float32]] | None = None,
 ) -> EncodedRows:
     """Encode rows for training; a row whose text or label is None is the null row.
 
@@ -61,6 +68,7 @@ def encode(
         tokenizer: The base model's tokenizer.
         config: Gives prompt, topics and padded length.
         device: That the sentence encoder reads rows on, where there are topics.
+        embedded: Gets the embedding of each text, where there are topics; private.
 
     Raises:
         InputError: Label names collide.
@@ -70,7 +78,7 @@ def encode(
     text_ids, text_mask, truncated = encode_texts(
         private.valid_texts, prompts=prompts, tokenizer=tokenizer, config=config
     )
-    topic = topics_of_rows(private.valid_texts, config.topics.found, device=device)
+    topic = topics_of_rows(private.valid_texts, config.topics.found, device=device, embedded=embedded)
     place = label * prompts.topics + topic
     prompt_mask = prompts.attention_mask[place]
     return EncodedRows(

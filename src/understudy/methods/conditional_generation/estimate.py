@@ -59,8 +59,8 @@ def expected_cost(config: ConditionalGenerationConfig, promise: Promise) -> dict
     drawing = _generation_seconds(trained, config)
     if config.selects or config.topics.active:
         each = _reading_seconds()
-        # For its topic and for the class means a row is read by itself.
-        training += (config.selects + config.topics.active) * promise.n * each
+        # For its topic and for the class means a row is read by itself, once for both.
+        training += promise.n * each
         drawing += config.selects * config.samples * config.selection.draws * each
     measuring = _evaluation_seconds(config, promise)
     if config.trains:

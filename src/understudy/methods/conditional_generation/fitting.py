@@ -14,7 +14,7 @@ from torch import Tensor
 
 from understudy.data.private_rows import PrivateRows
 from understudy.evaluation.texts import encoder
-from understudy.methods.conditional_generation.class_means import release_class_means
+from understudy.methods.conditional_generation.class_means import Vectors, release_class_means
 from understudy.methods.conditional_generation.class_sizes import count_labels
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
 from understudy.methods.conditional_generation.encode import count_topics, encode, prompts_of
@@ -54,7 +54,9 @@ def train_on_table(
     """
     loaded = base or load_base(asked.config)
     device = str(next(loaded.model.parameters()).device)
-    rows = encode(private, tokenizer=loaded.tokenizer, config=asked.config, device=device)
+    # A row's topic and its class's mean are made of the same embedding.
+    embedded: dict[str, Vectors] | None = {} if asked.schedule.means_noise is not None else None
+    rows = encode(private, tokenizer=loaded.tokenizer, config=asked.config, device=device, embedded=embedded)
     counts, sigma = None, asked.schedule.histogram_sigma
     if sigma is not None:
         counts = _noised(asked, count_labels(rows.label, rows.valid, len(rows.label_names)), CLASS_SIZES, sigma)
@@ -66,7 +68,8 @@ def train_on_table(
         sentences = encoder.load_encoder(device=device)
         kept = None if checkpoints is None else checkpoints(CLASS_MEANS)
         course = Course(kept, progress)
-        means = release_class_means(private, asked, sentences, course=course, embeddings=embeddings)
+        means = release_class_means(private, asked, sentences, course=course, embeddings=embeddings, embedded=embedded)
+    del embedded  # training needs the memory
     trained = fit(loaded, rows, asked, checkpoints=checkpoints, progress=progress)
     return StoredModel(trained, asked.config, counts, means, topic_counts)
 

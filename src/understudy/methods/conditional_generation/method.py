@@ -14,7 +14,16 @@ from understudy.methods.conditional_generation.queries import (
     schedule_of,
 )
 from understudy.methods.conditional_generation.topics_config import TopicsConfig
-from understudy.methods.method import LABELLED_EXAMPLES, Charging, Description, Method, Preparation, Promise, Reporting
+from understudy.methods.method import (
+    LABELLED_EXAMPLES,
+    Charging,
+    Description,
+    Method,
+    Preparation,
+    Promise,
+    Reporting,
+    measured_by,
+)
 from understudy.privacy.queries import Queries, Query
 from understudy.privacy.statement import FLOATING_POINT, TRAINING_FLOATS, Access, PretrainedModel, mechanism_facts
 from understudy.settings import settings
@@ -117,7 +126,10 @@ def describe(config: ConditionalGenerationConfig, promise: Promise) -> Descripti
             *(("the noised class means",) if schedule.means_noise is not None else ()),
         ),
         accesses=(Access(task="train", reads="the rows", through=_through(schedule)),),
-        evaluations=("evaluate", "evaluate-loss") if config.trains else ("evaluate",),
+        evaluations=(
+            measured_by("evaluate"),
+            *((measured_by("evaluate-loss", reads="the held-out rows"),) if config.trains else ()),
+        ),
         choices="Settings and defaults were fixed before the run"
         + ("; topics and their words are public and were fixed before it too" if topics else "")
         + f"; {_weights(config)}.",

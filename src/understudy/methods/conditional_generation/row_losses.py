@@ -6,7 +6,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from understudy.auditing.row_losses import RowLosses
+from understudy.auditing.row_losses import RowLosses, TokenRows
 from understudy.compute import copied_to
 from understudy.data.private_rows import private_rows
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
@@ -40,7 +40,8 @@ def losses_of(lm: nn.Module, rows: EncodedRows) -> RowLosses:
     """The losses of encoded rows by a language model."""
     model = MultitaskModel(lm)
     starts = range(0, len(rows.valid), _BATCH)
-    return RowLosses(lm, tuple(partial(_losses, model, rows, slice(start, start + _BATCH)) for start in starts))
+    parts = tuple(partial(_losses, model, rows, slice(start, start + _BATCH)) for start in starts)
+    return RowLosses(lm, parts, partial(TokenRows, rows.input_ids, rows.attention_mask, rows.loss_mask))
 
 
 def _losses(model: MultitaskModel, rows: EncodedRows, some: slice) -> Tensor:

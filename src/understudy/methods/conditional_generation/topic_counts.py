@@ -23,13 +23,20 @@ from understudy.evaluation.texts.encoder import Encoder, each_alone
 from understudy.methods.conditional_generation.class_sizes import share_out
 
 
-def topics_of_rows(texts: Sequence[str | None], topics: Sequence[Sequence[str]], *, device: str = "cpu") -> Tensor:
+def topics_of_rows(
+    texts: Sequence[str | None],
+    topics: Sequence[Sequence[str]],
+    *,
+    device: str = "cpu",
+    embedded: dict[str, npt.NDArray[np.float32]] | None = None,
+) -> Tensor:
     """The topic of each row; each is embedded alone, so that no row has a part in another's.
 
     Args:
         texts: private or public; None for the null row.
         topics: the words of each topic, public; empty without topics.
         device: that the sentence encoder runs on.
+        embedded: gets the embedding of each text, which the class means need too; private where the texts are.
 
     Returns:
         `(len(texts),)` int64; 0 for null rows and without topics. Private where the texts are.
@@ -44,6 +51,8 @@ def topics_of_rows(texts: Sequence[str | None], topics: Sequence[Sequence[str]],
         for row, vector in zip(rows, vectors, strict=True):
             # Element by element: what a matrix product rounds may hang on its other rows.
             found[row] = int((anchors * vector.astype(np.float64)).sum(1).argmax())
+            if embedded is not None:
+                embedded[texts[row] or ""] = vector
     return found
 
 

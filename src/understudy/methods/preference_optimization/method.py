@@ -21,6 +21,7 @@ from understudy.methods.method import (
     Promise,
     Protected,
     Reporting,
+    measured_by,
 )
 from understudy.methods.preference_optimization.config import PUBLIC_SAMPLE, PreferenceOptimizationConfig, public_words
 from understudy.methods.preference_optimization.queries import (
@@ -177,7 +178,7 @@ def describe(config: PreferenceOptimizationConfig, promise: Promise) -> Descript
         },
         warnings=warnings,
         pretrained_models=(PretrainedModel(role="sentence encoder", name=DEFAULT_ENCODER, digest=encoder_digest()),),
-        evaluations=("evaluate-rounds",),
+        evaluations=(measured_by("evaluate-rounds"),),
         trust=_TRUST[config.scoring.aggregation],
         against=_AGAINST,
     )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from understudy.auditing.row_losses import RowLosses
-from understudy.evaluation.texts.language_model import text_losses
+from understudy.auditing.row_losses import RowLosses, TokenRows
+from understudy.evaluation.texts.language_model import encoded_texts, text_losses
 from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
 from understudy.methods.reading import RowsToRead
 from understudy.models.loading import load_base, load_model
@@ -24,4 +24,9 @@ def row_losses(asked: RowsToRead) -> RowLosses:
     texts = asked.rows["text"].to_pylist()
     starts = range(0, len(texts), _BATCH)
     parts = tuple(partial(text_losses, loaded, texts[start : start + _BATCH]) for start in starts)
-    return RowLosses(loaded.model, parts)
+
+    def tokens() -> TokenRows:
+        ids, mask = encoded_texts(loaded, texts)
+        return TokenRows(ids, mask, mask.bool())
+
+    return RowLosses(loaded.model, parts, tokens)

@@ -11,7 +11,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from understudy.errors import InputError
-from understudy.methods.method import INSTRUCTION_PAIRS, Charging, Description, Method, Preparation, Promise, Reporting
+from understudy.methods.method import (
+    INSTRUCTION_PAIRS,
+    Charging,
+    Description,
+    Method,
+    Preparation,
+    Promise,
+    Reporting,
+    measured_by,
+)
 from understudy.methods.trajectory_matching.config import PUBLIC_CARRIERS, TrajectoryMatchingConfig, promised
 from understudy.methods.trajectory_matching.queries import queries_of
 from understudy.privacy.naming import without_place
@@ -21,6 +30,9 @@ from understudy.settings import settings
 
 if TYPE_CHECKING:
     from understudy.models.loading import LoadedModel
+
+
+_MEASURED = measured_by("evaluate-tuning", reads="the held-out rows, and of the rows how many were cut")
 
 
 def by_epsilon(config: TrajectoryMatchingConfig, has_epsilon: bool) -> TrajectoryMatchingConfig:
@@ -137,7 +149,7 @@ def describe(config: TrajectoryMatchingConfig, promise: Promise) -> Description:
             )
             if config.carrier == "selected"
             else ("this run has no epsilon: the result depends on real rows, and nothing is promised",),
-            evaluations=("evaluate-tuning",),
+            evaluations=(_MEASURED,),
         )
     part = _part_of_rows(config, promise)
     return Description(
@@ -153,7 +165,7 @@ def describe(config: TrajectoryMatchingConfig, promise: Promise) -> Description:
         pretrained_models=_selector(config),
         dry_run=sizes | ({} if part is None else {"part_of_rows_in_an_expert": float(f"{part:.2g}")}),
         warnings=() if part is None or part >= _TOO_LITTLE else (_drowned(part, promise.n),),
-        evaluations=("evaluate-tuning",),
+        evaluations=(_MEASURED,),
         floating_point=FLOATING_POINT + TRAINING_FLOATS,
     )
 

@@ -37,7 +37,7 @@ def _draw_two(base: LoadedModel) -> None:
     import torch
 
     from understudy.generation.config import SamplingConfig
-    from understudy.generation.prompts import special_ids
+    from understudy.generation.prompts import special_ids, special_token_ids
     from understudy.generation.sampling import Step, sample
 
     def finite(_: Any, step: Step) -> torch.Tensor:
@@ -57,6 +57,7 @@ def _draw_two(base: LoadedModel) -> None:
         config=SamplingConfig(max_new_tokens=NEW_TOKENS),
         seeds=(0, 1),
         eos=eos,
+        forbidden=special_token_ids(base.tokenizer),
         step_hook=finite,
     )
     for tokens in drawn:

@@ -121,3 +121,60 @@ def test_a_measurement_that_fails_is_noted_and_ends_nothing(monkeypatch):
     monkeypatch.setattr(harness, "by_harness", lambda *_, **__: {})
     assert measured_by_harness(None, None, settings) == ({}, "none of the tasks has an accuracy")
     assert measured_by_harness(None, None, AnswersConfig()) == ({}, None)
+
+
+def test_another_content_of_an_included_file_is_another_digest(tmp_path, monkeypatch):
+    monkeypatch.setattr(harness, "version", lambda _: "1")
+    path, found = tmp_path / "own.yaml", set()
+    path.write_text("include: [deep/more.yaml]\ntask: own\n")
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep/more.yaml").write_text("include: last.yaml\n")
+    for content in ("doc_to_text: a", "doc_to_text: b"):
+        (tmp_path / "deep/last.yaml").write_text(content)
+        found.add(harness_digest(AnswersConfig(harness_tasks=(str(path),))))
+    assert len(found) == 2
+
+
+@pytest.mark.slow
+def test_no_code_of_a_task_file_runs_and_none_is_fetched(task, tmp_path):
+    """Not by a function beside the file, not by a template, not by a metric of the hub; all before the charge."""
+    pytest.importorskip("lm_eval")
+    left = tmp_path / "left"
+    (tmp_path / "own_code.py").write_text(f"open({str(left)!r}, 'w').close()\n\ndef process(rows):\n    return rows\n")
+    plain = json.loads(task.read_text())
+    template = f"{{{{ cycler.__init__.__globals__.os.mkdir({str(left)!r}) }}}}"
+    tasks = {
+        "by_function": json.dumps(plain)[:-1] + ', "process_docs": !function own_code.process}',
+        "by_include": "include: by_function.yaml\ntask: other",
+        "by_template": json.dumps(plain | {"doc_to_text": template}),
+        "by_metric": json.dumps(plain | {"metric_list": [{"metric": "of_the_hub"}]}),
+        "by_answer": json.dumps(plain | {"unsafe_code": True}),
+    }
+    for name, content in tasks.items():
+        (tmp_path / f"{name}.yaml").write_text(content)
+    code = f"""
+import os
+from understudy.errors import InputError
+from understudy.evaluation.answers.config import AnswersConfig
+from understudy.evaluation.answers.harness import check_tasks, measured_by_harness
+from understudy.models.loading import load_model
+base = load_model("tiny-llama")
+said = {{}}
+for name in {list(tasks)!r}:
+    own = AnswersConfig(harness_tasks=(os.path.join({str(tmp_path)!r}, name + ".yaml"),))
+    try:
+        check_tasks(own)
+        refused = ""
+    except InputError as error:
+        refused = str(error)
+    said[name] = (refused, measured_by_harness(base.model, base.tokenizer, own)[0])
+print((said, os.path.exists({str(left)!r})))
+"""
+    said, ran = in_its_own_process(code, tmp_path)
+    assert not ran
+    for name, (refused, measured) in said.items():
+        assert "evaluation.harness_tasks" in refused, name
+        assert measured == {}, name
+    assert "!function own_code.process" in said["by_function"][0]
+    assert "by_function.yaml" in said["by_include"][0]
+    assert "of_the_hub" in said["by_metric"][0]

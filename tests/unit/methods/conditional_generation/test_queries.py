@@ -232,7 +232,9 @@ def test_the_statement_says_which_weights_are_released(make_config, changes, sai
     asked = queries.queries_of(config, n=400, epsilon=math.inf, delta=DELTA)
     described = METHOD.preparation.describe(config, Promise(asked, 400, math.inf, DELTA))
     assert described.choices.endswith(said)
-    assert ("evaluate-loss" in described.evaluations) == config.trains
+    reads = {access.task: access.reads for access in described.evaluations}
+    loss = {"evaluate-loss": "the held-out rows"} if config.trains else {}
+    assert reads == {"evaluate": "the rows and the held-out rows"} | loss
 
 
 @pytest.mark.parametrize(

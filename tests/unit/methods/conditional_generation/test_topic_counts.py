@@ -1,5 +1,7 @@
 """Topics of rows by hand, the histogram over them, and the rows that it gives each topic."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -96,6 +98,26 @@ def test_every_label_keeps_its_number_of_rows(sizes, counts):
     wanted = torch.tensor(topic_sizes(dict(zip("ab", sizes, strict=True)), ["a", "b"], counts, topics=4)).view(2, 4)
     assert wanted.sum(1).tolist() == sizes
     assert (wanted >= 0).all()
+
+
+def test_a_text_is_embedded_once_for_its_topic_and_its_class(
+    stand_in, make_base, make_config, make_mechanisms, label_names, tmp_path
+):
+    """And the means are those of a run without topics, to the bit; what the evaluation finds is kept too."""
+    private, found = PrivateRows(ROWS[0] * 3, ROWS[1] * 3, label_names), {}
+    for name, topics in (("with", {"keywords": TOPICS}), ("without", {})):
+        train = {"epochs": 1.0, "batch_size": 4}
+        config = make_config(variant="naive", selection={"draws": 2}, topics=topics, train=train)
+        schedule = schedule_of(queries_of(config, n=len(private), epsilon=math.inf, delta=1e-3, cache=tmp_path))
+        asked = Asked(config, schedule, make_mechanisms(schedule))
+        stand_in.clear()
+        stored = train_on_table(private, asked, base=make_base(), embeddings=tmp_path / name)
+        found[name] = stored.class_means
+        assert len(stand_in) == sum(text is not None for text in private.valid_texts) + len(topics and TOPICS)
+        stand_in.clear()
+        encoder.embed([text for text in ROWS[0] if text is not None], encoder.load_encoder(), cache=tmp_path / name)
+        assert not stand_in, "the evaluation finds them"
+    assert (found["with"].vectors == found["without"].vectors).all()
 
 
 class Killed(Exception):

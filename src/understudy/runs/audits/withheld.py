@@ -1,0 +1,36 @@
+"""The export of an audit's claim, which does not stay: it was made with canaries among the rows.
+
+The claim is the method's own run, which puts its export into its folder. It is removed as soon as the run has ended,
+before anybody attacks what the run made. A note made before the run tells a purge that this export is nothing to keep,
+should the process die in between; the same command, repeated, removes it too.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from understudy.locks import locked_folder
+from understudy.runs.finished_folders import forget_withheld, remember
+from understudy.runs.placement import EXPORT, leftovers
+
+
+@contextmanager
+def withheld_export(out: Path, *, source: str) -> Iterator[None]:
+    """Within it a run fills DIR; its export is gone afterwards. A run that fails leaves the note, and goes on later.
+
+    Args:
+        out: DIR.
+        source: whose rows the run meets.
+    """
+    # A purge looks into the folder of every note.
+    out.mkdir(parents=True, exist_ok=True)
+    remember(out, source=source, withheld=True)
+    yield
+    with locked_folder(out):
+        for path in (out / EXPORT, *leftovers(out / EXPORT)):
+            if path.exists():
+                shutil.rmtree(path)
+        forget_withheld(out, source=source)
