@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from understudy.artifacts.manifest import MANIFEST, read_manifest
@@ -22,21 +23,28 @@ from understudy.runs.folders import STATEMENT
 
 
 def earlier_releases(
-    named: Mapping[str, str], *, disjoint: Collection[str] = frozenset()
+    named: Mapping[str, str], *, disjoint: Mapping[str, Collection[str]] = MappingProxyType({})
 ) -> tuple[EarlierRelease, ...]:
     """What each setting names that was released before, in the given order.
 
     Args:
         named: name of a setting -> the model or table that it names.
-        disjoint: sources that were declared to have no unit in common with the run's.
+        disjoint: source that was declared to have no unit in common with the run's -> ids of its charges. A release
+            may come from another ledger, where the same name is that of other rows, of which nothing was declared.
     """
     found = {setting: (place, _promised(place)) for setting, place in named.items()}
+    of_others = {
+        one.source
+        for _, promised in found.values()
+        for one in promised
+        if one.charge_id not in disjoint.get(one.source, ())
+    }
     return tuple(
         EarlierRelease(
             setting=setting,
             name=without_place(place),
             guarantees=promised,
-            disjoint=tuple(sorted({one.source for one in promised} & set(disjoint))),
+            disjoint=tuple(sorted({one.source for one in promised} - of_others)),
         )
         for setting, (place, promised) in found.items()
         if promised

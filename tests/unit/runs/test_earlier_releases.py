@@ -36,12 +36,22 @@ def test_an_export_is_known_by_its_statement_with_what_it_builds_on(tmp_path, na
 def test_what_was_declared_disjoint_is_said_before_the_charge(tmp_path):
     write_statement(tmp_path / "export", guarantee("first"))
     named = {"model": str(tmp_path / "export" / "model")}
-    (apart,) = earlier_releases(named, disjoint={"clinic", "school"})
+    (apart,) = earlier_releases(named, disjoint={"clinic": {"first", "second"}, "school": set()})
     assert (apart.disjoint, apart.adds) == (("clinic",), False)
     assert "so the promises do not add" in note_of(apart)
-    (together,) = earlier_releases(named, disjoint={"school"})
+    (together,) = earlier_releases(named, disjoint={"school": {"first"}})
     assert (together.disjoint, together.adds) == ((), True)
     assert "the sum of both" in note_of(together)
+
+
+def test_a_source_of_the_same_name_in_another_ledger_is_not_the_disjoint_one(tmp_path):
+    write_statement(tmp_path / "ours", guarantee("first"))
+    write_statement(tmp_path / "theirs", guarantee("of another ledger"))
+    named = {"model": str(tmp_path / "ours" / "model"), "seeds": str(tmp_path / "theirs" / "model")}
+    found = earlier_releases(named, disjoint={"clinic": {"first"}})
+    assert [(one.disjoint, one.adds) for one in found] == [((), True), ((), True)], "the statement goes by names"
+    del named["seeds"]
+    assert [one.adds for one in earlier_releases(named, disjoint={"clinic": {"first"}})] == [False]
 
 
 def test_an_artifact_is_known_by_its_manifest(home):
