@@ -1,8 +1,8 @@
 """What a run takes for public and was itself released under a charge, with what that charge promises.
 
 Whoever is among the rows of both is promised the sum of both, so the statement says so. What leaves a run is known by
-the statement that lies beside it in an export, or by the manifest of its artifact. A copy without either is not
-recognised.
+the statement that lies beside it or above it in an export. An artifact of a store is known by its manifest, which says
+what its own run promised and not what that run built on, so it is refused. A copy without either is not recognised.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from understudy.artifacts.manifest import MANIFEST, read_manifest
-from understudy.errors import ArtifactDamaged
+from understudy.errors import ArtifactDamaged, InputError
 from understudy.privacy.inherited import EarlierRelease
 from understudy.privacy.labels import Guarantee
 from understudy.privacy.naming import without_place
@@ -31,8 +31,11 @@ def earlier_releases(
         named: name of a setting -> the model or table that it names.
         disjoint: source that was declared to have no unit in common with the run's -> ids of its charges. A release
             may come from another ledger, where the same name is that of other rows, of which nothing was declared.
+
+    Raises:
+        InputError: naming the setting; what it names was released, and no statement beside it says what it builds on.
     """
-    found = {setting: (place, _promised(place)) for setting, place in named.items()}
+    found = {setting: (place, _promised(setting, place)) for setting, place in named.items()}
     of_others = {
         one.source
         for _, promised in found.values()
@@ -60,12 +63,21 @@ def note_of(release: EarlierRelease) -> str:
     return f"{release.in_words()}; whoever is in those rows too is promised the sum of both, which the statement says"
 
 
-def _promised(place: str) -> tuple[Guarantee, ...]:
+def _promised(setting: str, place: str) -> tuple[Guarantee, ...]:
     path = Path(os.path.realpath(Path(place).expanduser()))
     if not os.path.exists(path):  # a sample, a named model
         return ()
+    # Of the nearest: a released model may hold another one, such as its filter.
+    stated = _distinct(next(filter(None, (_by_statement(folder / STATEMENT) for folder in path.parents)), ()))
     folders = [folder for folder in (path, *path.parents) if os.path.isfile(folder / MANIFEST)]
-    return _distinct([*_by_statement(path.parent / STATEMENT), *(one for each in folders for one in _by_label(each))])
+    labelled = {one.charge_id for each in folders for one in _by_label(each)}
+    if unsaid := labelled - {one.charge_id for one in stated}:
+        raise InputError(
+            f"{setting}={place}: expected what a run exported, with {STATEMENT} beside it, found an artifact that "
+            f"charge {min(unsaid)} released, whose manifest does not say which earlier releases it builds on, so that "
+            "their promises could not be added; name it in export/ of its run"
+        )
+    return stated
 
 
 def _by_statement(file: Path) -> tuple[Guarantee, ...]:
@@ -96,7 +108,7 @@ def _by_label(folder: Path) -> tuple[Guarantee, ...]:
 
 
 def _distinct(guarantees: Iterable[Guarantee]) -> tuple[Guarantee, ...]:
-    """One of each charge, the first: a statement's epsilon is rounded up."""
+    """One of each charge, the first."""
     found: dict[str, Guarantee] = {}
     for guarantee in guarantees:
         found.setdefault(guarantee.charge_id, guarantee)

@@ -1,12 +1,14 @@
 """What a run takes for public and was itself released is known by a statement beside it or by its manifest."""
 
 import json
+import shutil
 
 import pytest
 
 from understudy.artifacts.access import path_of, write_json
+from understudy.errors import InputError
 from understudy.privacy.inherited import EarlierRelease
-from understudy.privacy.labels import Guarantee, private, released
+from understudy.privacy.labels import Guarantee, private, public, released
 from understudy.runs.earlier_releases import earlier_releases, note_of
 
 
@@ -22,15 +24,17 @@ def write_statement(folder, own, inherited=()):
     (folder / "statement.json").write_text(json.dumps(facts | {"inherited": [one.model_dump() for one in inherited]}))
 
 
-@pytest.mark.parametrize("name", ["model", "synthetic.parquet"])
+@pytest.mark.parametrize("name", ["model", "model/filter", "synthetic.parquet"])
 def test_an_export_is_known_by_its_statement_with_what_it_builds_on(tmp_path, name):
     first = EarlierRelease(setting="model", name="model", guarantees=(guarantee("first"),))
     write_statement(tmp_path / "export", guarantee("second", 3.0), inherited=[first])
+    (tmp_path / "export/model/filter").mkdir()
+    (tmp_path / "statement.json").write_text("{}")
     place = str(tmp_path / "export" / name)
     promised = (guarantee("second", 3.0), guarantee("first"))
-    assert earlier_releases({"model": "tiny-llama", "seeds": place}) == (
-        EarlierRelease(setting="seeds", name=name, guarantees=promised),
-    )
+    (found,) = earlier_releases({"model": "tiny-llama", "seeds": place})
+    assert (found.setting, found.guarantees) == ("seeds", promised)
+    assert found.name == name.rpartition("/")[2]
 
 
 def test_what_was_declared_disjoint_is_said_before_the_charge(tmp_path):
@@ -54,12 +58,25 @@ def test_a_source_of_the_same_name_in_another_ledger_is_not_the_disjoint_one(tmp
     assert [one.adds for one in earlier_releases(named, disjoint={"clinic": {"first"}})] == [False]
 
 
-def test_an_artifact_is_known_by_its_manifest(home):
+def test_an_artifact_whose_manifest_does_not_say_what_it_builds_on_is_refused(home, tmp_path):
+    """Its run may have built on another release, whose promise adds to it."""
     ref = write_json({"a": 1}, kind="facts", label=released(guarantee("own")))
-    (found,) = earlier_releases({"model": str(path_of(ref))})
-    assert found.guarantees == (guarantee("own"),)
+    with pytest.raises(InputError, match=r"^seeds=.*charge own released.*name it in export/"):
+        earlier_releases({"seeds": str(path_of(ref))})
+    with pytest.raises(InputError, match=r"^model=.*charge own released"):
+        earlier_releases({"model": str(path_of(ref) / "value.json")})
     secret = write_json({"a": 1}, kind="facts", label=private("clinic"))
     assert earlier_releases({"model": str(path_of(secret))}) == (), "which is refused elsewhere"
+    plain = write_json({"a": 1}, kind="facts", label=public())
+    assert earlier_releases({"model": str(path_of(plain))}) == ()
+
+
+def test_an_artifact_beside_its_statement_is_known_by_it(home, tmp_path):
+    ref = write_json({"a": 1}, kind="facts", label=released(guarantee("own")))
+    write_statement(tmp_path / "export", guarantee("own"), inherited=[])
+    shutil.copytree(path_of(ref), tmp_path / "export" / "model", dirs_exist_ok=True)
+    (found,) = earlier_releases({"model": str(tmp_path / "export" / "model")})
+    assert found.guarantees == (guarantee("own"),)
 
 
 ODD = guarantee("odd").model_dump() | {"epsilon": -1, "ledger_entries": [{"id": "odd"}]}
