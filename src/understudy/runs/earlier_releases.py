@@ -38,7 +38,7 @@ def earlier_releases(
     found = {setting: (place, _promised(setting, place)) for setting, place in named.items()}
     of_others = {
         one.source
-        for _, promised in found.values()
+        for _, (promised, _) in found.values()
         for one in promised
         if one.charge_id not in disjoint.get(one.source, ())
     }
@@ -48,8 +48,9 @@ def earlier_releases(
             name=without_place(place),
             guarantees=promised,
             disjoint=tuple(sorted({one.source for one in promised} - of_others)),
+            heuristic=heuristic,
         )
-        for setting, (place, promised) in found.items()
+        for setting, (place, (promised, heuristic)) in found.items()
         if promised
     )
 
@@ -63,12 +64,40 @@ def note_of(release: EarlierRelease) -> str:
     return f"{release.in_words()}; whoever is in those rows too is promised the sum of both, which the statement says"
 
 
-def _promised(setting: str, place: str) -> tuple[Guarantee, ...]:
+def statement_of(place: str | Path) -> Mapping[str, Any]:
+    """The statement of the export that a file or folder lies in, as JSON; empty where it lies in none.
+
+    It lies beside the statement, or in the folder of what was released, which may hold a further model.
+    """
+    path = Path(os.path.realpath(Path(place).expanduser()))
+    for folder in path.parents if os.path.exists(path) else ():
+        statement, below = _read(folder / STATEMENT), path.relative_to(folder).parts
+        if statement and (len(below) == 1 or _names(statement, below[0])):
+            return statement
+    return {}
+
+
+def _names(statement: Mapping[str, Any], kind: str) -> bool:
+    """Whether a statement says that something of this kind was released: its folder is called so."""
+    return any(str(said).startswith(f"the {kind} ") for said in statement.get("released") or ())
+
+
+def _read(file: Path) -> Mapping[str, Any]:
+    """A statement; empty of somebody else's file of that name."""
+    try:
+        statement = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    is_ours = isinstance(statement, dict) and {"verdict", "ledger_entries"} <= statement.keys()
+    return statement if is_ours else {}
+
+
+def _promised(setting: str, place: str) -> tuple[tuple[Guarantee, ...], bool]:
+    """What was promised, and whether any of it is heuristic."""
     path = Path(os.path.realpath(Path(place).expanduser()))
     if not os.path.exists(path):  # a sample, a named model
-        return ()
-    # Of the nearest: a released model may hold another one, such as its filter.
-    stated = _distinct(next(filter(None, (_by_statement(folder / STATEMENT) for folder in path.parents)), ()))
+        return (), False
+    stated, heuristic = _stated(setting, place)
     folders = [folder for folder in (path, *path.parents) if os.path.isfile(folder / MANIFEST)]
     labelled = {one.charge_id for each in folders for one in _by_label(each)}
     if unsaid := labelled - {one.charge_id for one in stated}:
@@ -77,27 +106,30 @@ def _promised(setting: str, place: str) -> tuple[Guarantee, ...]:
             f"charge {min(unsaid)} released, whose manifest does not say which earlier releases it builds on, so that "
             "their promises could not be added; name it in export/ of its run"
         )
-    return stated
+    return stated, heuristic
 
 
-def _by_statement(file: Path) -> tuple[Guarantee, ...]:
+def _stated(setting: str, place: str) -> tuple[tuple[Guarantee, ...], bool]:
     """What the statement of an export promises, and what those promised that its run built on."""
+    statement = statement_of(place)
+    if not statement:
+        return (), False
     try:
-        statement = json.loads(file.read_text(encoding="utf-8"))
-        return (_guarantee(statement), *_inherited(statement))
-    except (OSError, ValueError, TypeError, LookupError):  # there is none, or somebody else's file of that name
-        return ()
+        earlier = [EarlierRelease.model_validate(one) for one in statement.get("inherited", ())]
+        promised = _distinct((_guarantee(statement), *(one for each in earlier for one in each.guarantees)))
+    except (ValueError, TypeError, LookupError):
+        raise InputError(
+            f"{setting}={place}: expected the privacy statement that its run exported in {STATEMENT} above it, found "
+            "one that was changed or is of another version; restore it, or repeat the run's command, which writes it "
+            "anew"
+        ) from None
+    return promised, statement["verdict"] == "heuristic" or any(one.heuristic for one in earlier)
 
 
 def _guarantee(statement: Mapping[str, Any]) -> Guarantee:
     names = ("source", "unit", "relation", "epsilon", "delta", "accountant")
     charge = statement["ledger_entries"][0]["id"]
     return Guarantee(charge_id=charge, **{name: statement[name] for name in names})
-
-
-def _inherited(statement: Mapping[str, Any]) -> tuple[Guarantee, ...]:
-    earlier = [EarlierRelease.model_validate(one) for one in statement.get("inherited", ())]
-    return tuple(guarantee for one in earlier for guarantee in one.guarantees)
 
 
 def _by_label(folder: Path) -> tuple[Guarantee, ...]:

@@ -17,8 +17,9 @@ def guarantee(charge, epsilon=2.0):
     return Guarantee(source="clinic", charge_id=charge, epsilon=epsilon, **promised)
 
 
-def write_statement(folder, own, inherited=()):
-    facts = own.model_dump() | {"ledger_entries": [{"id": own.charge_id}]}
+def write_statement(folder, own, inherited=(), verdict="proven under assumptions"):
+    facts = own.model_dump() | {"ledger_entries": [{"id": own.charge_id}], "released": ["the model f00d", "any texts"]}
+    facts |= {"verdict": verdict}
     (folder / "model").mkdir(parents=True)
     (folder / "synthetic.parquet").touch()
     (folder / "statement.json").write_text(json.dumps(facts | {"inherited": [one.model_dump() for one in inherited]}))
@@ -88,3 +89,31 @@ def test_a_file_of_that_name_that_is_no_statement_says_nothing(tmp_path, text):
     (tmp_path / "statement.json").write_text(text)
     (tmp_path / "manifest.json").write_text(text)
     assert earlier_releases({"model": str(tmp_path / "model")}) == ()
+
+
+def test_a_statement_that_was_changed_is_refused_and_not_passed_over(tmp_path):
+    write_statement(tmp_path / "export", guarantee("own"))
+    file = tmp_path / "export" / "statement.json"
+    facts = json.loads(file.read_text())
+    for changed in (facts | {"epsilon": -1}, facts | {"inherited": [{"of": "a later version"}]}):
+        file.write_text(json.dumps(changed))
+        with pytest.raises(InputError, match=r"^model=.*statement\.json.*restore it"):
+            earlier_releases({"model": str(tmp_path / "export" / "model")})
+
+
+def test_what_lies_in_another_folder_below_an_export_is_not_of_it(tmp_path):
+    write_statement(tmp_path / "export", guarantee("own"))
+    (tmp_path / "export" / "mine" / "model").mkdir(parents=True)
+    assert earlier_releases({"model": str(tmp_path / "export" / "mine" / "model")}) == ()
+
+
+def test_a_heuristic_promise_is_called_so_and_so_is_what_is_built_on_it(tmp_path):
+    """Its label list was read from the rows, say: the sum with it is no more proven than it is."""
+    write_statement(tmp_path / "first", guarantee("first"), verdict="heuristic")
+    (first,) = earlier_releases({"model": str(tmp_path / "first" / "model")})
+    write_statement(tmp_path / "second", guarantee("second"), inherited=[first])
+    (second,) = earlier_releases({"model": str(tmp_path / "second" / "model")})
+    assert (first.heuristic, second.heuristic) == (True, True)
+    assert "under a heuristic promise of" in note_of(first)
+    write_statement(tmp_path / "other", guarantee("second"))
+    assert not earlier_releases({"model": str(tmp_path / "other" / "model")})[0].heuristic

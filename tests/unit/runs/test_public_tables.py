@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+from contextlib import nullcontext
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -210,6 +211,21 @@ def test_a_model_without_noise_is_no_public_model(model_of, tmp_path):
     look(f"model={public}", f"professional.model={public}")
     (tmp_path / "copy" / "manifest.json").write_text('{"label": {"kind": "private"}, "of": "a user"}')
     look("model=tiny-llama", f"professional.model={tmp_path / 'copy'}")
+
+
+def test_what_lies_in_an_export_without_a_promise_is_not_public(tmp_path):
+    """A run with --share-real-rows: what it hands over holds real rows, also where the file has no id in it."""
+    folder = tmp_path / "export" / "distilled"
+    folder.mkdir(parents=True)
+    pq.write_table(pa.table({"text": NOTES}), folder / "table.parquet")
+    statement = {"verdict": "none", "ledger_entries": [{"id": "c"}], "released": ["the distilled p0"]}
+    place = str(folder / "table.parquet")
+    for verdict in ("none", "proven under assumptions"):
+        (tmp_path / "export/statement.json").write_text(json.dumps(statement | {"verdict": verdict}))
+        with pytest.raises(InputError, match="without noise") if verdict == "none" else nullcontext():
+            look(named={"seed.pairs": place})
+        with pytest.raises(InputError, match=r"--data.*without noise") if verdict == "none" else nullcontext():
+            look(data=place)
 
 
 def test_a_table_without_noise_is_neither_public_nor_the_rows_of_a_source(tmp_path):
