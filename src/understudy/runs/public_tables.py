@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence, Set
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -154,7 +155,8 @@ def check_texts(named: Mapping[str, str], rows: SplitRows, ledger: Ledger) -> No
                 f"{setting}={table}: expected a public table, found private texts of --data or --test in it, which "
                 f"would be published; name another with --set {setting}=TABLE"
             )
-        source = next((found for kind in (texts, pair_digests(public)) for found in _registered(kind, ledger)), None)
+        compared = chain([texts], pair_digests(public))
+        source = next((found for some in compared for found in _registered(some, ledger)), None)
         if source is not None:
             raise RowError(
                 f"{setting}={table}: expected a public table, found rows of source {source!r} in it, which would be "

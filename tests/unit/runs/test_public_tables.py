@@ -165,6 +165,29 @@ def test_pairs_of_any_source_are_not_public(tmp_path, ledger, names):
     check_texts({"seed.pairs": str(path)}, others, ledger)
 
 
+def test_pairs_are_found_beside_a_row_that_lacks_a_text_and_behind_other_columns(tmp_path, ledger):
+    """Few-shot examples are read by their instructions alone, so nobody refuses the row without a response."""
+    ledger.register(CLINIC, row_digests(pa.table({"instruction": TEXTS, "response": NOTES})))
+    path, others = tmp_path / "public.parquet", split(["a letter about the harbour"])
+    told = {f"column {number}": [f"about {number} {i}" for i in range(41)] for number in range(7)}
+    pairs = {"instruction": [*TEXTS[:40], "a public question"], "response": [*NOTES[:40], None]}
+    for columns in (pairs, told | pairs):
+        pq.write_table(pa.table(columns), path)
+        with pytest.raises(RowError, match="found rows of source 'clinic'"):
+            check_texts({"instructions.examples": str(path)}, others, ledger)
+
+
+def test_short_pairs_are_counted_among_the_pairs_of_two_columns(tmp_path, ledger):
+    """And not among those of all columns, of which they would be few."""
+    asked, said = [f"is {i} odd" for i in range(60)], [f"ask {i * 7}" for i in range(60)]
+    known = pa.table({"instruction": asked, "response": said})
+    ledger.register(CLINIC.model_copy(update={"n": 60}), row_digests(known))
+    path = tmp_path / "public.parquet"
+    pq.write_table(known.slice(0, 40).append_column("topic", pa.array(["odds"] * 40)), path)
+    with pytest.raises(RowError, match="found rows of source 'clinic'"):
+        check_texts({"seed.pairs": str(path)}, split(["a letter about the harbour"]), ledger)
+
+
 def test_a_shipped_sample_is_public_whatever_the_rows_are(ledger):
     from understudy.data.readers import read_source
 

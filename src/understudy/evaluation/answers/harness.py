@@ -1,7 +1,8 @@
 """Accuracy of a model on tasks of lm-evaluation-harness (Gao et al. 2024), which the extra `harness` brings.
 
 A task's data are public and come from the hub, unless they lie in its cache. They are fetched where the tasks are
-checked, before anything is charged.
+checked, before anything is charged. A metric that is a program on the hub is not fetched and not run: no task that has
+an accuracy needs one.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from understudy.errors import InputError
 from understudy.evaluation.answers.config import AnswersConfig
@@ -141,10 +142,26 @@ def _manager(tasks: Sequence[str]) -> Any:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Without the warnings of a library that imports much."""
+    """Without the warnings of a library that imports much, and without programs of the hub."""
+    import evaluate
+
+    asked: list[str] = []
+
+    def not_run(metric: str, *_: object, **__: object) -> NoReturn:
+        asked.append(metric)
+        raise InputError(f"metric {metric!r}: a program on the hub, which is not run")
+
+    loads = evaluate.load
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        yield
+        evaluate.load = not_run
+        try:
+            yield
+        finally:
+            evaluate.load = loads
+            # The harness takes the error for a metric that there is not, and goes on to another error.
+            if asked:
+                not_run(asked[0])
 
 
 def _in_one_line(error: BaseException) -> str:

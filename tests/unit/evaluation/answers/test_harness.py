@@ -87,6 +87,40 @@ print((whole, one, failed, refused, kept))
     assert kept
 
 
+@pytest.mark.slow
+def test_a_metric_that_is_a_program_on_the_hub_is_not_run(task, tmp_path):
+    """It would be fetched and imported by a process that reads private rows."""
+    pytest.importorskip("lm_eval")
+    foreign = tmp_path / "foreign.yaml"
+    foreign.write_text(task.read_text().replace('"metric": "acc"', '"metric": "somebodys/metric"'))
+    (tmp_path / "words.py").write_text(
+        "import evaluate\nevaluate.load('bleu')\ndef gold(doc):\n    return doc['gold']\n"
+    )
+    by_code = tmp_path / "by_code.yaml"
+    told = task.read_text().replace('"doc_to_target": "gold"', '"doc_to_target": !function words.gold')
+    by_code.write_text(told.replace("own.choice", "by_code"))
+    code = f"""
+import evaluate
+from understudy.errors import InputError
+from understudy.evaluation.answers.config import AnswersConfig
+from understudy.evaluation.answers.harness import check_tasks
+def never(*_, **__):
+    raise SystemExit("it was loaded")
+evaluate.load = never
+said = []
+for place in ({str(foreign)!r}, {str(by_code)!r}):
+    try:
+        check_tasks(AnswersConfig(harness_tasks=(place,)))
+    except InputError as error:
+        said.append(str(error))
+print((said, evaluate.load is never))
+"""
+    said, is_as_before = in_its_own_process(code, tmp_path)
+    assert len(said) == 2
+    assert all("a program on the hub, which is not run" in one for one in said), said
+    assert is_as_before
+
+
 def test_without_the_extra_the_line_that_installs_it_is_named(monkeypatch):
     settings = AnswersConfig(harness_tasks=("arc_easy",))
 
