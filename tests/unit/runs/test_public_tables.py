@@ -181,7 +181,7 @@ def test_short_pairs_are_counted_among_the_pairs_of_two_columns(tmp_path, ledger
     """And not among those of all columns, of which they would be few."""
     asked, said = [f"is {i} odd" for i in range(60)], [f"ask {i * 7}" for i in range(60)]
     known = pa.table({"instruction": asked, "response": said})
-    ledger.register(CLINIC.model_copy(update={"n": 60}), row_digests(known))
+    ledger.register(CLINIC.model_copy(update={"n": 1000}), row_digests(known))
     path = tmp_path / "public.parquet"
     pq.write_table(known.slice(0, 40).append_column("topic", pa.array(["odds"] * 40)), path)
     with pytest.raises(RowError, match="found rows of source 'clinic'"):
