@@ -158,7 +158,7 @@ def _differences(before: str | None, here: Mapping[str, str]) -> str:
     now, then = _without_asked(_stored(here, "")), _without_asked(before)
     if not then:
         return "other code, library versions, threads (UNDERSTUDY_THREADS), device or precision"
-    said = ["other code of Understudy"] if then.get(CODE) != now[CODE] else []
+    said = ["other code of Understudy or of a library that it computes with"] if then.get(CODE) != now[CODE] else []
     names = [name for name in {**then, **now} if name not in (CODE, PROCESSOR) and then.get(name) != now.get(name)]
     told = (f"{name} {then.get(name, 'unknown')}, which is {now.get(name, 'unknown')} now" for name in names)
     return " and ".join([*said, *told])

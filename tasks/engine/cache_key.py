@@ -70,6 +70,16 @@ def task_key(
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
+def code_digest(function: Callable[..., Any]) -> str:
+    """The sha256 of the code that `function` reaches and of the libraries that this code computes with, in hexadecimal.
+
+    The libraries of `versions` are left out, for whoever asks names them.
+    """
+    reached = reached_code(function)
+    parts = [reached.digest, _versions_of(reached.foreign)]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
 @functools.cache
 def versions() -> dict[str, str]:
     """Versions of Python and of the libraries that compute."""

@@ -43,11 +43,6 @@ class _Parsed:
     executed: tuple[str, ...]
 
 
-def code_digest(function: Callable[..., Any]) -> str:
-    """The sha256 of the code that `function` reaches, as hexadecimal digits."""
-    return reached_code(function).digest
-
-
 @functools.lru_cache(maxsize=1024)
 def reached_code(function: Callable[..., Any]) -> ReachedCode:
     """Follow the imports from `function`.

@@ -33,8 +33,7 @@ from understudy.errors import TrackingFailed, UnderstudyError
 from understudy.settings import settings
 from understudy.tasks.engine import leases, processes, tracking
 from understudy.tasks.engine.body import Body, checkpoint_directory, progress, progress_on, report_metrics, running
-from understudy.tasks.engine.cache_key import check_zone, describe, references, task_key
-from understudy.tasks.engine.code_digest import code_digest
+from understudy.tasks.engine.cache_key import check_zone, code_digest, describe, references, task_key
 from understudy.tasks.engine.failures import can_pass, closed_up
 from understudy.tasks.engine.machine import compute, prepared
 from understudy.tasks.engine.progress import Reporter, prefect_publisher, say_waiting

@@ -15,6 +15,7 @@ from understudy.data.columns import text_columns
 FEWEST_LETTERS = 5
 # Columns of text that are looked at for pairs.
 _MOST_PAIRED = 6
+_OF_PAIRS = ("instruction", "response")
 _NEITHER_LETTER_NOR_DIGIT = re.compile(r"[\W_]+")
 
 
@@ -46,15 +47,17 @@ def text_digests(table: pa.Table, columns: Sequence[str]) -> dict[bytes, int]:
     return found
 
 
-def pair_digests(table: pa.Table) -> dict[bytes, int]:
-    """As `text_digests`, of what a row of pairs would be: any two columns of text in either order."""
-    columns = {name: list(chain.from_iterable(_texts(table[name]))) for name in table.column_names}
-    whole = [list(map(_letters, texts)) for texts in columns.values() if len(texts) == table.num_rows]
-    found: dict[bytes, int] = {}
+def pair_digests(table: pa.Table) -> Iterator[dict[bytes, int]]:
+    """As `text_digests`, of what rows of pairs would be, for each two columns of text in either order.
+
+    The columns that a table of pairs is read by come first, wherever they stand.
+    """
+    names = sorted(table.column_names, key=lambda name: name not in _OF_PAIRS)
+    columns = (list(chain.from_iterable(_texts(table[name]))) for name in names)
+    whole = [list(map(_letters, texts)) for texts in columns if len(texts) == table.num_rows]
     for first, second in permutations(whole[:_MOST_PAIRED], 2):
         pairs = ((one, other, len(one) + len(other)) for one, other in zip(first, second, strict=True))
-        found.update((_digest([one, other]), size) for one, other, size in pairs if size >= FEWEST_LETTERS)
-    return found
+        yield {_digest([one, other]): size for one, other, size in pairs if size >= FEWEST_LETTERS}
 
 
 def different_texts(table: pa.Table) -> set[tuple[str, ...]]:
@@ -94,15 +97,15 @@ def normalise(text: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
-def _texts(column: pa.ChunkedArray) -> Iterator[list[str]]:
+def _texts(column: pa.ChunkedArray) -> Iterator[list[str | None]]:
     """The texts of a column chunk by chunk, with a mark in the place of what is no UTF-8; none of any other column."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     kind = column.type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         for chunk in column.chunks:
-            raw = chunk.cast(pa.large_binary()).drop_null().to_pylist()
-            yield [text.decode("utf-8", "replace") for text in raw]
+            raw = chunk.cast(pa.large_binary()).to_pylist()
+            yield [None if text is None else text.decode("utf-8", "replace") for text in raw]
 
 
 def _letters(text: str | None) -> bytes:

@@ -20,6 +20,10 @@ class EarlierRelease(Frozen):
         default=(), description="Those of their sources that were declared to have no unit in common with the run's."
     )
 
+    heuristic: bool = Field(
+        default=False, description="Whether any of these promises rests on a step that is not proven."
+    )
+
     @property
     def adds(self) -> bool:
         """Whether anybody may be in its rows and in the run's."""
@@ -32,7 +36,8 @@ class EarlierRelease(Frozen):
             f"of source {one.source!r} (charge {one.charge_id})"
             for one in self.guarantees
         )
-        return f"{self.setting}={self.name} was itself released, under a promise of {promised}"
+        kind = "heuristic promise" if self.heuristic else "promise"
+        return f"{self.setting}={self.name} was itself released, under a {kind} of {promised}"
 
 
 def inherited_in_words(inherited: tuple[EarlierRelease, ...], charge: Charge) -> list[str]:
@@ -51,4 +56,6 @@ def inherited_in_words(inherited: tuple[EarlierRelease, ...], charge: Charge) ->
         return [*said, "They and this run protect different units, so that their epsilons cannot be added."]
     cost = cost_in_words(epsilon, delta, unit=own.unit, relation=own.relation, accountant=f"sum of {ACCOUNTANT}")
     whom = "those of them that are not disjoint" if declared else "these"
-    return [*said, f"Whoever is in the rows of this run and of {whom} is promised the sum, {cost}."]
+    unproven = any(release.heuristic and release.adds for release in inherited)
+    tail = ", which is heuristic like the promise that it contains" if unproven else ""
+    return [*said, f"Whoever is in the rows of this run and of {whom} is promised the sum, {cost}{tail}."]

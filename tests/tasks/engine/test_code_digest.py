@@ -6,7 +6,7 @@ import textwrap
 import pytest
 
 from understudy.tasks.engine import code_digest as module
-from understudy.tasks.engine.code_digest import code_digest, reached_code
+from understudy.tasks.engine.code_digest import reached_code
 
 STEPS = '''
 """Steps."""
@@ -140,7 +140,7 @@ def test_a_function_inside_a_function_has_a_digest():
     def inner() -> int:
         return 1
 
-    assert len(code_digest(inner)) == 64
+    assert len(reached_code(inner).digest) == 64
 
 
 def test_understudy_modules_are_followed_and_the_task_house_is_not():

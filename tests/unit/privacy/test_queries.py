@@ -10,6 +10,7 @@ from understudy.errors import InputError, UnderstudyError
 from understudy.privacy.accounting import epsilon_pld
 from understudy.privacy.calibration import analytic_gaussian_sigma
 from understudy.privacy.events import DiscreteGaussianDpEvent, without_amplification
+from understudy.privacy.grid import charged_sensitivity, grid_of
 from understudy.privacy.queries import (
     Query,
     check_epsilon_of,
@@ -20,6 +21,7 @@ from understudy.privacy.queries import (
     queries_from_json,
     queries_to_json,
 )
+from understudy.privacy.rounded_gaussian import rounded_gaussian
 
 
 def sum_of(name="train/lm", z=1.0, **changes):
@@ -152,3 +154,12 @@ def test_rows_that_no_mechanism_reads_are_promised_nothing():
     check_epsilon_of((), epsilon=math.inf, delta=1e-5)
     with pytest.raises(InputError, match="at least one query for epsilon=8"):
         check_epsilon_of((), epsilon=8.0, delta=1e-5)
+
+
+def test_noise_that_no_mechanism_would_draw_is_refused_before_it_is_charged():
+    """In steps of the grid it does not fit 64 bits, which the paid run would find out."""
+    most = 1 << 30
+    check_epsilon_of((once(z=float(most)),), epsilon=1.0, delta=1e-5)
+    assert rounded_gaussian(bytes(32), 1, scale=most * charged_sensitivity(1.0) / grid_of(1.0)).shape == (1,)
+    with pytest.raises(InputError, match=r"query 'target'.*64 bits.*4\.29e\+09; raise --epsilon"):
+        check_epsilon_of((sum_of("a", noise_multiplier=50.0), once(z=4.0 * most)), epsilon=1.0, delta=1e-5)

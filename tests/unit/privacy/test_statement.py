@@ -113,6 +113,12 @@ def test_what_it_builds_on_is_named_and_the_sum_is_promised():
     assert statement()["inherited"] == statement()["warnings"] == []
 
 
+def test_a_sum_with_a_heuristic_promise_is_called_heuristic():
+    found = statement(inherited=(earlier().model_copy(update={"heuristic": True}),))["warnings"]
+    assert "under a heuristic promise of" in found[0]
+    assert found[-1].endswith(", which is heuristic like the promise that it contains.")
+
+
 def apart(**changes):
     release = earlier(**changes)
     return release.model_copy(update={"disjoint": tuple(one.source for one in release.guarantees)})

@@ -1,12 +1,14 @@
 """What a run takes for public and was itself released is known by a statement beside it or by its manifest."""
 
 import json
+import shutil
 
 import pytest
 
 from understudy.artifacts.access import path_of, write_json
+from understudy.errors import InputError
 from understudy.privacy.inherited import EarlierRelease
-from understudy.privacy.labels import Guarantee, private, released
+from understudy.privacy.labels import Guarantee, private, public, released
 from understudy.runs.earlier_releases import earlier_releases, note_of
 
 
@@ -15,41 +17,67 @@ def guarantee(charge, epsilon=2.0):
     return Guarantee(source="clinic", charge_id=charge, epsilon=epsilon, **promised)
 
 
-def write_statement(folder, own, inherited=()):
-    facts = own.model_dump() | {"ledger_entries": [{"id": own.charge_id}]}
+def write_statement(folder, own, inherited=(), verdict="proven under assumptions"):
+    facts = own.model_dump() | {"ledger_entries": [{"id": own.charge_id}], "released": ["the model f00d", "any texts"]}
+    facts |= {"verdict": verdict}
     (folder / "model").mkdir(parents=True)
     (folder / "synthetic.parquet").touch()
     (folder / "statement.json").write_text(json.dumps(facts | {"inherited": [one.model_dump() for one in inherited]}))
 
 
-@pytest.mark.parametrize("name", ["model", "synthetic.parquet"])
+@pytest.mark.parametrize("name", ["model", "model/filter", "synthetic.parquet"])
 def test_an_export_is_known_by_its_statement_with_what_it_builds_on(tmp_path, name):
     first = EarlierRelease(setting="model", name="model", guarantees=(guarantee("first"),))
     write_statement(tmp_path / "export", guarantee("second", 3.0), inherited=[first])
+    (tmp_path / "export/model/filter").mkdir()
+    (tmp_path / "statement.json").write_text("{}")
     place = str(tmp_path / "export" / name)
     promised = (guarantee("second", 3.0), guarantee("first"))
-    assert earlier_releases({"model": "tiny-llama", "seeds": place}) == (
-        EarlierRelease(setting="seeds", name=name, guarantees=promised),
-    )
+    (found,) = earlier_releases({"model": "tiny-llama", "seeds": place})
+    assert (found.setting, found.guarantees) == ("seeds", promised)
+    assert found.name == name.rpartition("/")[2]
 
 
 def test_what_was_declared_disjoint_is_said_before_the_charge(tmp_path):
     write_statement(tmp_path / "export", guarantee("first"))
     named = {"model": str(tmp_path / "export" / "model")}
-    (apart,) = earlier_releases(named, disjoint={"clinic", "school"})
+    (apart,) = earlier_releases(named, disjoint={"clinic": {"first", "second"}, "school": set()})
     assert (apart.disjoint, apart.adds) == (("clinic",), False)
     assert "so the promises do not add" in note_of(apart)
-    (together,) = earlier_releases(named, disjoint={"school"})
+    (together,) = earlier_releases(named, disjoint={"school": {"first"}})
     assert (together.disjoint, together.adds) == ((), True)
     assert "the sum of both" in note_of(together)
 
 
-def test_an_artifact_is_known_by_its_manifest(home):
+def test_a_source_of_the_same_name_in_another_ledger_is_not_the_disjoint_one(tmp_path):
+    write_statement(tmp_path / "ours", guarantee("first"))
+    write_statement(tmp_path / "theirs", guarantee("of another ledger"))
+    named = {"model": str(tmp_path / "ours" / "model"), "seeds": str(tmp_path / "theirs" / "model")}
+    found = earlier_releases(named, disjoint={"clinic": {"first"}})
+    assert [(one.disjoint, one.adds) for one in found] == [((), True), ((), True)], "the statement goes by names"
+    del named["seeds"]
+    assert [one.adds for one in earlier_releases(named, disjoint={"clinic": {"first"}})] == [False]
+
+
+def test_an_artifact_whose_manifest_does_not_say_what_it_builds_on_is_refused(home, tmp_path):
+    """Its run may have built on another release, whose promise adds to it."""
     ref = write_json({"a": 1}, kind="facts", label=released(guarantee("own")))
-    (found,) = earlier_releases({"model": str(path_of(ref))})
-    assert found.guarantees == (guarantee("own"),)
+    with pytest.raises(InputError, match=r"^seeds=.*charge own released.*name it in export/"):
+        earlier_releases({"seeds": str(path_of(ref))})
+    with pytest.raises(InputError, match=r"^model=.*charge own released"):
+        earlier_releases({"model": str(path_of(ref) / "value.json")})
     secret = write_json({"a": 1}, kind="facts", label=private("clinic"))
     assert earlier_releases({"model": str(path_of(secret))}) == (), "which is refused elsewhere"
+    plain = write_json({"a": 1}, kind="facts", label=public())
+    assert earlier_releases({"model": str(path_of(plain))}) == ()
+
+
+def test_an_artifact_beside_its_statement_is_known_by_it(home, tmp_path):
+    ref = write_json({"a": 1}, kind="facts", label=released(guarantee("own")))
+    write_statement(tmp_path / "export", guarantee("own"), inherited=[])
+    shutil.copytree(path_of(ref), tmp_path / "export" / "model", dirs_exist_ok=True)
+    (found,) = earlier_releases({"model": str(tmp_path / "export" / "model")})
+    assert found.guarantees == (guarantee("own"),)
 
 
 ODD = guarantee("odd").model_dump() | {"epsilon": -1, "ledger_entries": [{"id": "odd"}]}
@@ -61,3 +89,31 @@ def test_a_file_of_that_name_that_is_no_statement_says_nothing(tmp_path, text):
     (tmp_path / "statement.json").write_text(text)
     (tmp_path / "manifest.json").write_text(text)
     assert earlier_releases({"model": str(tmp_path / "model")}) == ()
+
+
+def test_a_statement_that_was_changed_is_refused_and_not_passed_over(tmp_path):
+    write_statement(tmp_path / "export", guarantee("own"))
+    file = tmp_path / "export" / "statement.json"
+    facts = json.loads(file.read_text())
+    for changed in (facts | {"epsilon": -1}, facts | {"inherited": [{"of": "a later version"}]}):
+        file.write_text(json.dumps(changed))
+        with pytest.raises(InputError, match=r"^model=.*statement\.json.*restore it"):
+            earlier_releases({"model": str(tmp_path / "export" / "model")})
+
+
+def test_what_lies_in_another_folder_below_an_export_is_not_of_it(tmp_path):
+    write_statement(tmp_path / "export", guarantee("own"))
+    (tmp_path / "export" / "mine" / "model").mkdir(parents=True)
+    assert earlier_releases({"model": str(tmp_path / "export" / "mine" / "model")}) == ()
+
+
+def test_a_heuristic_promise_is_called_so_and_so_is_what_is_built_on_it(tmp_path):
+    """Its label list was read from the rows, say: the sum with it is no more proven than it is."""
+    write_statement(tmp_path / "first", guarantee("first"), verdict="heuristic")
+    (first,) = earlier_releases({"model": str(tmp_path / "first" / "model")})
+    write_statement(tmp_path / "second", guarantee("second"), inherited=[first])
+    (second,) = earlier_releases({"model": str(tmp_path / "second" / "model")})
+    assert (first.heuristic, second.heuristic) == (True, True)
+    assert "under a heuristic promise of" in note_of(first)
+    write_statement(tmp_path / "other", guarantee("second"))
+    assert not earlier_releases({"model": str(tmp_path / "other" / "model")})[0].heuristic

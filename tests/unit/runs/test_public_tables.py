@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+from contextlib import nullcontext
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -164,6 +165,29 @@ def test_pairs_of_any_source_are_not_public(tmp_path, ledger, names):
     check_texts({"seed.pairs": str(path)}, others, ledger)
 
 
+def test_pairs_are_found_beside_a_row_that_lacks_a_text_and_behind_other_columns(tmp_path, ledger):
+    """Few-shot examples are read by their instructions alone, so nobody refuses the row without a response."""
+    ledger.register(CLINIC, row_digests(pa.table({"instruction": TEXTS, "response": NOTES})))
+    path, others = tmp_path / "public.parquet", split(["a letter about the harbour"])
+    told = {f"column {number}": [f"about {number} {i}" for i in range(41)] for number in range(7)}
+    pairs = {"instruction": [*TEXTS[:40], "a public question"], "response": [*NOTES[:40], None]}
+    for columns in (pairs, told | pairs):
+        pq.write_table(pa.table(columns), path)
+        with pytest.raises(RowError, match="found rows of source 'clinic'"):
+            check_texts({"instructions.examples": str(path)}, others, ledger)
+
+
+def test_short_pairs_are_counted_among_the_pairs_of_two_columns(tmp_path, ledger):
+    """And not among those of all columns, of which they would be few."""
+    asked, said = [f"is {i} odd" for i in range(60)], [f"ask {i * 7}" for i in range(60)]
+    known = pa.table({"instruction": asked, "response": said})
+    ledger.register(CLINIC.model_copy(update={"n": 1000}), row_digests(known))
+    path = tmp_path / "public.parquet"
+    pq.write_table(known.slice(0, 40).append_column("topic", pa.array(["odds"] * 40)), path)
+    with pytest.raises(RowError, match="found rows of source 'clinic'"):
+        check_texts({"seed.pairs": str(path)}, split(["a letter about the harbour"]), ledger)
+
+
 def test_a_shipped_sample_is_public_whatever_the_rows_are(ledger):
     from understudy.data.readers import read_source
 
@@ -210,6 +234,21 @@ def test_a_model_without_noise_is_no_public_model(model_of, tmp_path):
     look(f"model={public}", f"professional.model={public}")
     (tmp_path / "copy" / "manifest.json").write_text('{"label": {"kind": "private"}, "of": "a user"}')
     look("model=tiny-llama", f"professional.model={tmp_path / 'copy'}")
+
+
+def test_what_lies_in_an_export_without_a_promise_is_not_public(tmp_path):
+    """A run with --share-real-rows: what it hands over holds real rows, also where the file has no id in it."""
+    folder = tmp_path / "export" / "distilled"
+    folder.mkdir(parents=True)
+    pq.write_table(pa.table({"text": NOTES}), folder / "table.parquet")
+    statement = {"verdict": "none", "ledger_entries": [{"id": "c"}], "released": ["the distilled p0"]}
+    place = str(folder / "table.parquet")
+    for verdict in ("none", "proven under assumptions"):
+        (tmp_path / "export/statement.json").write_text(json.dumps(statement | {"verdict": verdict}))
+        with pytest.raises(InputError, match="without noise") if verdict == "none" else nullcontext():
+            look(named={"seed.pairs": place})
+        with pytest.raises(InputError, match=r"--data.*without noise") if verdict == "none" else nullcontext():
+            look(data=place)
 
 
 def test_a_table_without_noise_is_neither_public_nor_the_rows_of_a_source(tmp_path):

@@ -13,7 +13,7 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from understudy.errors import UnderstudyError
+from understudy.errors import InputError, UnderstudyError
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
 from understudy.privacy.calibration import analytic_gaussian_sigma, calibrate_noise_multiplier
 from understudy.privacy.charged import Charged
@@ -23,6 +23,10 @@ from understudy.privacy.queries import Queries, Query, event_of
 LM, DISCRIMINATOR, FILTER, JOINT = "lm", "discriminator", "filter", "joint"
 FINE_TUNING, HEAD = "fine-tuning", "head"
 CLASS_SIZES, TOPICS, CLASS_MEANS = "class-sizes", "topics", "class-means"
+
+# Noise of a histogram: the distribution of the loss of discrete noise is as long as its noise is wide, and with so much
+# accounting takes minutes.
+_MOST_OF_COUNTS: Final = 1 << 17
 
 # Names of the trainings of every variant, with those of their streams.
 _TRAINED: Final = (
@@ -96,12 +100,15 @@ def queries_of(
     *Guarantee*: the queries together are (epsilon, delta)-DP (unit example, relation replace_special, n public).
 
     Its arguments are those of `methods.method.QueriesOf`; `cache` is the folder of earlier calibrations.
+
+    Raises:
+        InputError: a share is so small that its counts would be noise, or the shares leave nothing for the rest.
     """
     sigma = topics = means = None
     if config.class_sizes == "as_in_data":
-        sigma = _noise_for(config.class_sizes_share, epsilon=epsilon, delta=delta)
+        sigma = _noise_of_counts("class_sizes_share", config.class_sizes_share, epsilon=epsilon, delta=delta)
     if config.topics.active:
-        topics = _noise_for(config.topics.share, epsilon=epsilon, delta=delta)
+        topics = _noise_of_counts("topics.share", config.topics.share, epsilon=epsilon, delta=delta)
     if config.selects and config.trains:
         means = _noise_for(config.selection.share, epsilon=epsilon, delta=delta)
 
@@ -136,6 +143,22 @@ def _noise_for(share: float, *, epsilon: float, delta: float) -> float:
     if math.isinf(epsilon):
         return 0.0
     return analytic_gaussian_sigma(epsilon=epsilon * share, delta=delta * share, sensitivity=1.0)
+
+
+def _noise_of_counts(setting: str, share: float, *, epsilon: float, delta: float) -> float:
+    """As `_noise_for`, of a histogram.
+
+    Raises:
+        InputError: naming the setting of the share; it is so small that the counts would say nothing of the rows.
+    """
+    sigma = _noise_for(share, epsilon=epsilon, delta=delta)
+    if sigma > _MOST_OF_COUNTS:
+        raise InputError(
+            f"{setting}={share:g}: expected a share of epsilon={epsilon:g} and delta={delta:g} for which counts get "
+            f"noise of at most {_MOST_OF_COUNTS}, found {sigma:.3g}, which hides all of them; raise {setting} or "
+            "--epsilon"
+        )
+    return sigma
 
 
 def trainings_of(config: ConditionalGenerationConfig, n: int, noise_multiplier: float) -> tuple[DpSgdPlan, ...]:

@@ -150,6 +150,18 @@ def test_the_histogram_of_topics_costs_its_own_share(make_config, cache):
     assert both.trainings[0].streams[0].noise_multiplier > classes.trainings[0].streams[0].noise_multiplier
 
 
+@pytest.mark.parametrize(
+    ("setting", "changes"),
+    [
+        ("topics.share", {"topics": {"number": 5, "share": 1e-9}}),
+        ("class_sizes_share", {"class_sizes": "as_in_data", "class_sizes_share": 1e-9}),
+    ],
+)
+def test_a_share_that_leaves_nothing_of_counts_is_refused_before_accounting_takes_hours(make_config, setting, changes):
+    with pytest.raises(InputError, match=rf"^{setting}=1e-09: .* found \d.*e\+0\d, .*; raise {setting}"):
+        queries.queries_of(make_config(**changes), n=400, epsilon=3.0, delta=DELTA)
+
+
 @pytest.mark.parametrize("wrong", [{"epsilon": 0.0}, {"epsilon": math.nan}, {"delta": 0.0}, {"n": 0}])
 def test_values_out_of_range_are_refused(make_config, wrong):
     with pytest.raises(InputError):
