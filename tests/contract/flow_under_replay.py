@@ -397,7 +397,7 @@ def _told_prefect(flow_run: str, *, expected: int) -> tuple[dict[str, str], list
             tasks = client.read_task_runs(flow_run_filter=own)
             if len(tasks) >= expected and all(task.state is not None and task.state.is_final() for task in tasks):
                 break
-            time.sleep(0.05)
+            time.sleep(0.15)
         run = client.read_flow_run(flow_run)
         made = client.read_artifacts(
             artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[flow_run]))

@@ -45,7 +45,7 @@ def fifty(variants: Sequence[str]) -> list[tuple[str, str, int]]:
     return [(variant, kind, place // 4) for place, (variant, kind) in enumerate(pairs)]
 
 
-def three_and_fifty(three: Sequence[tuple[str, str]], many: Sequence[tuple[str, str, int]]) -> list[Any]:
-    """Parameters (variant, kind, number) of a test: three in every run of the tests, fifty in `make prove`."""
+def few_and_fifty(few: Sequence[tuple[str, str]], many: Sequence[tuple[str, str, int]]) -> list[Any]:
+    """Parameters (variant, kind, number) of a test: a few in every run of the tests, fifty in `make prove`."""
     slow = [pytest.param(*one, marks=pytest.mark.slow) for one in many]
-    return [*(pytest.param(variant, kind, 3) for variant, kind in three), *slow]
+    return [*(pytest.param(variant, kind, 3) for variant, kind in few), *slow]

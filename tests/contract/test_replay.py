@@ -1,7 +1,7 @@
 """Record and replay of conditional generation: the real flow, from a file to its export."""
 
 import pytest
-from contract.labelled_flow import fifty, labelled_flow, replayed, three_and_fifty
+from contract.labelled_flow import few_and_fifty, fifty, labelled_flow, replayed
 
 SMALL = (
     "lora.rank=2",
@@ -31,7 +31,7 @@ VARIANTS = {
 }
 
 
-ON_TWO_THREADS = {"multitask, joint", "naive + filter"}
+ON_TWO_THREADS = {"multitask, joint", "multitask, topics", "naive + filter"}
 
 
 def flow(variant, model, folder, places, patch, *settings):
@@ -42,21 +42,22 @@ def flow(variant, model, folder, places, patch, *settings):
 
 
 def check(variant, kind, number, *surroundings):
-    report = replayed(flow(variant, *surroundings), kind=kind, number=number, forced="every")
+    # Where nothing is trained nothing is sampled, and there is no mask that a slot could be forced into.
+    forced = () if "variant=untrained" in VARIANTS[variant] else "every"
+    report = replayed(flow(variant, *surroundings), kind=kind, number=number, forced=forced)
     # A pair whose row moves no query would test nothing.
-    assert 0.01 < report.distance_forced <= 1 + report.tolerance
+    assert 0.01 < (report.distance_forced if forced else report.distance_real) <= 1 + report.tolerance
 
 
-THREE = [
+# Class sizes and topics of the rows, each update of LoRA, one thread and two, averaged weights, and no training.
+FEW = [
     ("multitask, alternating, steered", "rare class"),
-    ("multitask, joint", "plain"),
-    ("all weights, averaged", "extreme"),
-    ("untrained", "plain"),
     ("multitask, topics", "extreme"),
-    ("untrained, topics", "plain"),
+    ("all weights, averaged", "plain"),
+    ("untrained, topics", "extreme"),
 ]
 
 
-@pytest.mark.parametrize(("variant", "kind", "number"), three_and_fifty(THREE, fifty(list(VARIANTS))))
+@pytest.mark.parametrize(("variant", "kind", "number"), few_and_fifty(FEW, fifty(list(VARIANTS))))
 def test_neighbours(variant, kind, number, surroundings):
     check(variant, kind, number, *surroundings)

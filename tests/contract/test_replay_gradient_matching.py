@@ -1,7 +1,7 @@
 """Record and replay of gradient matching: the real flow, from a file to its export."""
 
 import pytest
-from contract.labelled_flow import fifty, labelled_flow, replayed, three_and_fifty
+from contract.labelled_flow import few_and_fifty, fifty, labelled_flow, replayed
 
 # Two rounds for seven texts in shards and batches that do not fill up.
 SMALL = (
@@ -48,9 +48,9 @@ def check(variant, kind, number, *surroundings):
     assert 0.5 < report.distance_real <= 1 + report.tolerance
 
 
-THREE = [("full gradient", "plain"), ("label rows, length as in data", "extreme"), ("sketch", "rare class")]
+FEW = [("full gradient", "plain"), ("label rows, length as in data", "extreme"), ("sketch", "rare class")]
 
 
-@pytest.mark.parametrize(("variant", "kind", "number"), three_and_fifty(THREE, fifty(list(VARIANTS))))
+@pytest.mark.parametrize(("variant", "kind", "number"), few_and_fifty(FEW, fifty(list(VARIANTS))))
 def test_neighbours(variant, kind, number, surroundings):
     check(variant, kind, number, *surroundings)

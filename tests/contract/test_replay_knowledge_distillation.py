@@ -15,9 +15,10 @@ from understudy.privacy.dpsgd import training as dpsgd
 from understudy.privacy.mechanisms import Mechanisms
 from understudy.privacy.testing.replay import replay_check
 
+SAMPLED = "all linear, sampled"
 VARIANTS = {
     "attention": (),
-    "all linear, sampled": ("lora.targets=all-linear", "train.batch_size=9", "train.epochs=1"),
+    SAMPLED: ("lora.targets=all-linear", "train.batch_size=9", "train.epochs=1", "train.micro_batch=4"),
     "several micro-batches": ("train.micro_batch=3", "train.epochs=1"),
 }
 
@@ -34,7 +35,7 @@ def flow(model, tmp_path, places, monkeypatch):
         settings = (*SMALL_DISTILLATION, f"professional.model={model}", *VARIANTS[variant], *more)
         options = {"units": ROWS, "model": str(model), "samples": 3, "overrides": settings}
         # Two threads compute a half of each micro-batch each.
-        threads = 2 if variant == "all linear, sampled" else 1
+        threads = 2 if variant == SAMPLED else 1
         return FlowRun("knowledge-distillation", OPTIONS | options | fields, tmp_path, places, monkeypatch, threads)
 
     return make
@@ -50,17 +51,18 @@ def fifty():
     ("variant", "kind", "number"),
     [
         ("attention", "long response", 3),
-        ("all linear, sampled", "end of turn", 3),
-        ("several micro-batches", "one letter", 5),
+        (SAMPLED, "end of turn", 3),
         *fifty(),
     ],
 )
 def test_neighbours(variant, kind, number, flow):
     run = flow(variant)
     slot = run.trained_slot(number)
-    report = replay_check(run, data=pair_of(kind, slot), neighbour=without_pair(slot), forced="every")
+    # Elsewhere every pair is in the first batch as it is.
+    forced = "every" if variant == SAMPLED else ()
+    report = replay_check(run, data=pair_of(kind, slot), neighbour=without_pair(slot), forced=forced)
     nothing_found(run, report, f"{kind} pair in slot {slot}")
-    assert 0 < report.distance_forced <= 1 + report.tolerance
+    assert 0 < (report.distance_forced if forced else report.distance_real) <= 1 + report.tolerance
 
 
 def without_clipping(patch):
@@ -101,24 +103,27 @@ def rate_by_length(patch):
     patch.setattr(training, "train_on_pairs", fit)
 
 
-# What is planted, the kind of pair that shows it, where, and what is forced into every batch for it to show.
+# What is planted, and what is said of it; a long response shows each.
 FAULTS = {
-    "clip removed": (without_clipping, "plain", "", "every"),
-    "length in the sealed statement": (length_in_the_statement, "long response", "exchange", ()),
-    "rate by the longest response": (rate_by_length, "long response", "", ()),
+    "clip removed": (without_clipping, "times its declared sensitivity"),
+    "length in the sealed statement": (length_in_the_statement, "'exchange/"),
+    "rate by the longest response": (rate_by_length, "'exchange/"),
 }
+# The first two show in different places, so one replay finds both.
+TOGETHER = (("clip removed", "length in the sealed statement"), ("rate by the longest response",))
+ALONE = [pytest.param([name], marks=pytest.mark.slow) for name in TOGETHER[0]]
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_is_caught(fault, flow, monkeypatch):
-    plant, kind, word, forced = FAULTS[fault]
+@pytest.mark.parametrize("names", [*TOGETHER, *ALONE], ids=" and ".join)
+def test_planted_faults_are_caught(names, flow, monkeypatch):
     run = flow("attention", "train.micro_batch=20", "train.epochs=1", "train.l2_clip_norm=0.001")
     without_evaluation(monkeypatch)
     slot = run.trained_slot(3)
-    plant(monkeypatch)
-    found = run.faults(pair_of(kind, slot), without_pair(slot), forced=forced)
-    assert found
-    assert any(word in one for one in found), found
+    for name in names:
+        FAULTS[name][0](monkeypatch)
+    found = run.faults(pair_of("long response", slot), without_pair(slot))
+    for name in names:
+        assert any(FAULTS[name][1] in one for one in found), found
 
 
 def test_at_infinity_everything_stays_with_the_client(flow, monkeypatch):

@@ -116,6 +116,8 @@ def test_the_pages_hold_commands():
 def test_every_understudy_command_runs(tmp_path, monkeypatch, capsys, shallow_models, fixed_root_key):
     monkeypatch.chdir(tmp_path)
     smaller(monkeypatch)
+    # Each canary of an audit is read with 64 candidates, three times over.
+    monkeypatch.setattr("understudy.auditing.canary_secrets.MOST_READ", 4)
     n = 120_000  # 1e-5 must be below 1/n: the budget of the README fits tables up to that size
     assert 1 / (n - 1) * 1.3 > 1e-5
     texts = [f"{'a joy' if i % 2 else 'a bore'} from start to finish, take {i}" for i in range(60)]

@@ -170,6 +170,15 @@ def on_path(installed, monkeypatch):
 
 
 @pytest.fixture
+def database(empty_prefect_database, tmp_path):
+    """The folder of temporary servers, whose database has its tables."""
+    folder = tmp_path / "prefect"
+    folder.mkdir()
+    shutil.copy(empty_prefect_database, folder / "prefect.db")
+    return str(folder)
+
+
+@pytest.fixture
 def run_flow(prefect_server):
     """Run a method's flow; gives its result and task name -> its last state, those of mapped tasks joined by '/'."""
     from understudy.lazy import load

@@ -284,10 +284,17 @@ def test_an_audit_whose_attack_is_too_weak_charges_nothing(
         assert "audit.one_run.data.auc" in figures_in(tmp_path / "audit")
 
 
-def test_the_python_api_and_a_flow_that_prefect_starts_find_the_same(table, on_path, prefect_server, in_home, tmp_path):
-    """The one plans its audit before the flow, the other in it; the coins, and so the figures, are the same."""
+def test_the_python_api_and_a_flow_that_prefect_starts_and_retries_find_the_same(
+    table, on_path, prefect_server, in_home, tmp_path, monkeypatch
+):
+    """The one plans its audit before the flow, the other in it; the coins, and so the figures, are the same.
+
+    Prefect retries the other at its end. Nothing is computed again then, on another machine neither, where what Prefect
+    kept of its runs is not.
+    """
     import understudy
-    from understudy.flows.audit import audit
+    from understudy.errors import UnderstudyError
+    from understudy.flows import audit as module
     from understudy.runs.audits.request import audit_of
     from understudy.runs.request import Budget, RunRequest
 
@@ -316,11 +323,25 @@ def test_the_python_api_and_a_flow_that_prefect_starts_find_the_same(table, on_p
             budget=Budget(epsilon=8, delta=1e-3),
             **asked,
         )
-        ended = audit(audit_of("bag-of-words", run, canaries=100, seed=0, insist=False))
+        ends, plain = [], module.conclusive
+
+        def once(result):
+            ends.append(result)
+            if len(ends) == 1:
+                shutil.rmtree(tmp_path / "kept-by-prefect", ignore_errors=True)
+                raise UnderstudyError("the first time")
+            return plain(result)
+
+        monkeypatch.setattr(module, "conclusive", once)
+        with temporary_settings({PREFECT_LOCAL_STORAGE_PATH: tmp_path / "kept-by-prefect"}):
+            asked_again = audit_of("bag-of-words", run, canaries=100, seed=0, insist=False)
+            ended = module.audit.with_options(retries=1)(asked_again)
+        assert ends == [ended, ended]
         assert ended.model_dump().keys() == {"report", "charged", "refuted"}, "Prefect is told no figure"
         assert figures_in(tmp_path / "second") == found.metrics.values
         assert charged() == [(4.0, "released")]
         # What was found on public rows stands in the next statement of this method and model.
+        assert not (tmp_path / "second/claim/export").exists()
         (said,) = statement_in(tmp_path / "second/claim")["audits"]
         assert "bag-of-words" in said
         told = math.floor(found.bounds["data"]["claim"] * 100) / 100
@@ -415,31 +436,3 @@ def test_what_an_attack_found_outlasts_a_gc_hours_later(table, on_path, prefect_
     assert len(gone) == 1
     assert ended.charged
     assert "audit.one_run.data.positive_control.auc" in figures_in(tmp_path / "audit")
-
-
-def test_an_audit_that_prefect_retries_at_its_end_reports_again(
-    table, on_path, prefect_server, in_home, tmp_path, monkeypatch
-):
-    """Nothing is computed again then, on another machine neither, where what Prefect kept of its runs is not."""
-    from understudy.errors import UnderstudyError
-    from understudy.flows import audit as module
-    from understudy.runs.audits.request import audit_of
-
-    ends, plain = [], module.conclusive
-
-    def once(result):
-        ends.append(result)
-        if len(ends) == 1:
-            shutil.rmtree(tmp_path / "kept-by-prefect", ignore_errors=True)
-            raise UnderstudyError("the first time")
-        return plain(result)
-
-    monkeypatch.setattr(module, "conclusive", once)
-    storage = temporary_settings({PREFECT_LOCAL_STORAGE_PATH: tmp_path / "kept-by-prefect"})
-    with in_home(tmp_path / "home"), storage:
-        ended = module.audit.with_options(retries=1)(
-            audit_of("bag-of-words", run_of(table, tmp_path / "audit"), canaries=100)
-        )
-        assert charged() == [(4.0, "released")]
-    assert ends == [ended, ended]
-    assert not (tmp_path / "audit/claim/export").exists()

@@ -69,10 +69,67 @@ def test_text_without_private_rows_has_as_many_rows_of_each_label(sizes, run, re
     assert counts["synthetic"][1] > counts["synthetic"][0] > 0
 
 
-def test_a_run_ends_with_a_statement_and_a_second_one_charges_nothing(run, request_of, tmp_path, private_rows):
+@pytest.fixture
+def page(caplog, monkeypatch):
+    """What the page of a flow run in the Prefect UI says: what the run has logged there, once it has ended."""
+    log = logging.getLogger("page")  # Prefect's own is set up anew when the first flow of a process begins
+    caplog.set_level("DEBUG")
+    caplog.set_level("INFO", logger=log.name)
+    monkeypatch.setattr(paid_run, "get_run_logger", lambda: log)
+    return lambda: [record.getMessage() for record in caplog.records if record.name == log.name]
+
+
+def statements_on_pages(charge):
+    """Artifacts of Prefect that show the statement of a charge."""
+    with get_client(sync_client=True) as client:
+        found = client.read_artifacts(
+            artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=["privacy-statement"])),
+            sort=ArtifactSort.CREATED_DESC,
+        )
+    return [artifact for artifact in found if charge.id in str(artifact.data)]
+
+
+def tells_what_was_charged(said, paid, at_end, report):
+    """The page of the run, and MLflow's: what was charged, and where the results lie. Neither was told."""
+    (charge,) = Ledger.open().charges()
+    began, ended = said
+    assert began.startswith(f"charge {charge.id} of source 'ward' pays for this run: {paid}")
+    assert ended.startswith(at_end)
+    assert ended.endswith(f"the report, which is internal: {report}")
+    (tracked,) = open_log("client").search({CHARGE: charge.id})
+    assert tracked.info.run_name == "conditional-generation ward"
+    assert tracked.data.tags[NOTE] == f"{began}\n\n{ended}", "MLflow's page of the run says the same"
+    return statements_on_pages(charge)
+
+
+def is_closed_to_others(home, out):
+    private = settings().private_root
+    assert stat.S_IMODE(private.stat().st_mode) == 0o700
+    assert stat.S_IMODE((home / "secret").stat().st_mode) == 0o600
+    assert all(stat.S_IMODE(p.stat().st_mode) == 0o700 for p in private.rglob("*") if p.is_dir())
+    assert {"artifacts", "embeddings", "plans", "results"} <= {path.name for path in private.iterdir()}
+    made = [path for root in (private, home / "locks", out / "internal") for path in root.rglob("*")]
+    made += home.glob("ledger.*")
+    assert not has_access_lists(out.parent) or [path for path in made if path.stat().st_mode & 0o077] == []
+
+
+def test_a_run_ends_with_a_statement_and_a_second_one_charges_nothing(
+    run, request_of, tmp_path, private_rows, home, page, find_leaks, caplog, capfd
+):
     request = request_of()
     first, states = run(request)
     assert {states[name] for name in COMPUTED} == {"Completed"}
+    # Every private row, its digest and its 8-grams, looked for in every byte that is not in the private root.
+    printed = capfd.readouterr()
+    said = {"log": caplog.text, "printed": printed.out + printed.err}
+    assert find_leaks(private_rows, home=home, export=tmp_path / "out/export", said=said) == []
+    is_closed_to_others(home, tmp_path / "out")
+    (shown,) = tells_what_was_charged(
+        page(), "epsilon=3, delta=", f"exported to {tmp_path / 'out/export'}; ", tmp_path / "out/internal/report.html"
+    )
+    assert shown.description.endswith(" for one example (replace_special, PLD)")
+    assert (tmp_path / "out/export/statement.md").read_text() in shown.data
+
     statement = json.loads((tmp_path / "out/export/statement.json").read_text())
     assert 0 < statement["epsilon"] <= 3
     assert statement["epsilon_rdp"] > statement["epsilon"]
@@ -157,8 +214,10 @@ def test_a_base_model_that_changes_in_place_is_another_one_for_every_task(
     assert {states[name] for name in COMPUTED} == {"Cached"}
 
 
-def test_epsilon_infinity_exports_nothing_and_spends_nothing(run, request_of, tmp_path):
+def test_epsilon_infinity_exports_nothing_and_spends_nothing(run, request_of, tmp_path, page):
     result, _ = run(request_of(epsilon=math.inf))
+    nothing = "nothing is promised, and nothing of the budget is spent"
+    assert tells_what_was_charged(page(), nothing, "nothing was exported", tmp_path / "out/internal/report.html") == []
     assert result.export is None
     assert not (tmp_path / "out/export").exists()
     left, table = read_record(tmp_path / "out"), tmp_path / "out/internal/synthetic.parquet"
@@ -168,58 +227,6 @@ def test_epsilon_infinity_exports_nothing_and_spends_nothing(run, request_of, tm
             validate(request_of(**given), "conditional-generation")
     assert Ledger.open().spent("ward") == (0.0, 0.0)
     assert result.statement["verdict"] == "none"
-
-
-@pytest.mark.parametrize("epsilon", [3.0, math.inf])
-def test_the_page_of_a_flow_run_says_what_was_charged_and_where_the_results_lie(
-    run, request_of, tmp_path, caplog, monkeypatch, epsilon
-):
-    """In the Prefect UI a run that had ended told neither."""
-    log = logging.getLogger("page")  # Prefect's own is set up anew when the first flow of a process begins
-    caplog.set_level("INFO", logger=log.name)
-    monkeypatch.setattr(paid_run, "get_run_logger", lambda: log)
-    run(request_of(epsilon=epsilon))
-    (charge,) = Ledger.open().charges()
-    said = [record.getMessage() for record in caplog.records if record.name == log.name]
-    with get_client(sync_client=True) as client:
-        found = client.read_artifacts(
-            artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=["privacy-statement"])),
-            sort=ArtifactSort.CREATED_DESC,
-        )
-    shown = [artifact for artifact in found if charge.id in str(artifact.data)]
-    report = f"the report, which is internal: {tmp_path / 'out/internal/report.html'}"
-    if math.isinf(epsilon):
-        paid, at_end = "nothing is promised, and nothing of the budget is spent", "nothing was exported"
-        assert shown == []
-    else:
-        paid, at_end = "epsilon=3, delta=", f"exported to {tmp_path / 'out/export'}; {report}"
-        (statement,) = shown
-        assert statement.description.endswith(" for one example (replace_special, PLD)")
-        assert (tmp_path / "out/export/statement.md").read_text() in statement.data
-    began, ended = said
-    assert began.startswith(f"charge {charge.id} of source 'ward' pays for this run: {paid}")
-    assert ended.startswith(at_end)
-    assert ended.endswith(report)
-    (tracked,) = open_log("client").search({CHARGE: charge.id})
-    assert tracked.info.run_name == "conditional-generation ward"
-    assert tracked.data.tags[NOTE] == f"{began}\n\n{ended}", "MLflow's page of the run says the same"
-
-
-def test_nothing_private_leaves(run, request_of, tmp_path, private_rows, home, find_leaks, caplog, capfd):
-    """Every private row, its digest and its 8-grams, looked for in every byte that is not in the private root."""
-    caplog.set_level("DEBUG")
-    run(request_of())
-    printed = capfd.readouterr()
-    said = {"log": caplog.text, "printed": printed.out + printed.err}
-    assert find_leaks(private_rows, home=home, export=tmp_path / "out/export", said=said) == []
-    private = settings().private_root
-    assert stat.S_IMODE(private.stat().st_mode) == 0o700
-    assert stat.S_IMODE((home / "secret").stat().st_mode) == 0o600
-    assert all(stat.S_IMODE(p.stat().st_mode) == 0o700 for p in private.rglob("*") if p.is_dir())
-    assert {"artifacts", "embeddings", "plans", "results"} <= {path.name for path in private.iterdir()}
-    made = [path for root in (private, home / "locks", tmp_path / "out/internal") for path in root.rglob("*")]
-    made += home.glob("ledger.*")
-    assert not has_access_lists(tmp_path) or [path for path in made if path.stat().st_mode & 0o077] == []
 
 
 def test_a_run_whose_filter_keeps_no_text_ends_with_what_was_paid_for(run, request_of, tmp_path):

@@ -105,9 +105,13 @@ except BaseException as error:
 """
 
 
-def test_a_signal_that_ended_the_temporary_server_first_is_no_error(tmp_path):
-    """A signal to the process group reaches both; Prefect then fails to tell its server of it."""
-    assert told_by(SERVER_GONE, home=str(tmp_path)) == ("Interrupted", 128 + signal.SIGTERM)
+@pytest.mark.slow
+def test_a_signal_that_ended_the_temporary_server_first_is_no_error(database):
+    """A signal to the process group reaches both; Prefect then fails to tell its server of it.
+
+    So it does below, where Prefect's client would first wait.
+    """
+    assert told_by(SERVER_GONE, home=database) == ("Interrupted", 128 + signal.SIGTERM)
 
 
 GIVEN_UP = """
@@ -143,9 +147,9 @@ except BaseException as error:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_server_that_has_ended_is_not_asked_again_for_a_minute(tmp_path, number):
+def test_a_server_that_has_ended_is_not_asked_again_for_a_minute(database, number):
     """Ctrl-C in a terminal reaches the server too; Prefect's client would wait 62 seconds for it."""
-    *told, seconds = told_by(GIVEN_UP, home=str(tmp_path), number=number)
+    *told, seconds = told_by(GIVEN_UP, home=database, number=number)
     assert told == ["Interrupted", 128 + number]
     assert seconds < 30
 

@@ -357,7 +357,7 @@ def test_epsilon_infinity_runs_in_the_client_zone_and_exports_nothing(
     assert kinds == {"candidates": "public", "prompt-only": "public"}, "of the first round and of the base model"
 
 
-@pytest.mark.parametrize("epsilon", [5.0, math.inf])
+@pytest.mark.parametrize("epsilon", [pytest.param(5.0, marks=pytest.mark.slow), math.inf])
 def test_rounds_that_have_nothing_to_learn_do_not_end_the_run(
     epsilon, run, small_downstream, few_clients, random_model_folder, tmp_path
 ):

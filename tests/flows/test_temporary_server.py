@@ -5,7 +5,6 @@ Two that made one database at a time failed over it.
 
 import fcntl
 import os
-import shutil
 
 import forked
 import psutil
@@ -140,15 +139,6 @@ except KeyboardInterrupt:
     pipe.send(list(states().values()))
 """
 )
-
-
-@pytest.fixture
-def database(empty_prefect_database, tmp_path):
-    """The folder of temporary servers, whose database has its tables."""
-    folder = tmp_path / "prefect"
-    folder.mkdir()
-    shutil.copy(empty_prefect_database, folder / "prefect.db")
-    return str(folder)
 
 
 def told_by(code, home):

@@ -354,6 +354,7 @@ def test_a_scheduled_run_that_was_killed_with_its_worker_is_crashed_retried_and_
     assert crashed_after(api, made["id"], log, killed=killed) < 60
     assert tasks_of(api, made["id"])["train", "Running"] == 1
 
+    started_by_the_worker(api, "conditional-generation/default", fork_server.command("-m", "prefect.engine"))
     prefect(server, "flow-run", "retry", made["id"])
     prefect(server, "worker", "start", "--pool", "client", "--run-once")
     ended = ask(f"{api}/flow_runs/{made['id']}")
@@ -476,7 +477,7 @@ def worker_of_the_server_zone(environment: dict[str, str], home: Path, tracking:
 def started_by_the_worker(api: str, deployment: str, command: str) -> None:
     """Workers start this command for each run of a deployment: `python -m prefect.engine`, which imports for seconds.
 
-    Such a process shares nothing but imports with another. The scheduled run is what a worker starts by itself.
+    Such a process shares nothing but imports with another. A scheduled run's first is what a worker starts by itself.
     """
     found = ask(f"{api}/deployments/name/{deployment}")["id"]
     ask(f"{api}/deployments/{found}", {"job_variables": {"command": command}}, method="PATCH")

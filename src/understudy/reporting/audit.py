@@ -8,7 +8,7 @@ from typing import Any
 
 from understudy.evaluation.metrics import Metrics
 from understudy.evaluation.names import AUDIT_CONDITIONS, THREATS
-from understudy.reporting.drawing import MUTED, PROMPT, REAL, SYNTHETIC, Drawing, dots, draw, say
+from understudy.reporting.drawing import PROMPT, REAL, SYNTHETIC, Drawing, beside_chance
 from understudy.reporting.figures import marks_of
 from understudy.reporting.pages import stored_report
 from understudy.reporting.secrets import ENDS, secrets_section
@@ -108,20 +108,8 @@ def _lead(metrics: Metrics, threat: str) -> list[str]:
 
 def _figure(metrics: Metrics, threat: str) -> Drawing:
     marks = marks_of(metrics, _STYLE, f"audit.one_run.{threat}.{{}}auc")
-
-    def paint(figure: Any) -> None:
-        axes = figure.subplots()
-        axes.set_xlabel("AUC: 0.5 is guessing, 1 is certainty")
-        axes.axvline(0.5, color=MUTED, linewidth=1, linestyle=(0, (3, 3)), zorder=1)
-        dots(axes, marks, low=0.0, high=1.0, form="{:.2f}")
-
-    return draw(
-        f"attack-{threat}",
-        title="Chance that a canary in the rows scores above one left out",
-        alt=say(marks, "{:.2f}"),
-        height=70 + 40 * len(marks),
-        paint=paint,
-    )
+    title, across = "Chance that a canary in the rows scores above one left out", "AUC: 0.5 is guessing, 1 is certainty"
+    return beside_chance(f"attack-{threat}", marks, title=title, across=across, chance=0.5, form="{:.2f}")
 
 
 def _reason(metrics: Metrics, threat: str) -> str:

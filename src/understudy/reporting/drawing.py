@@ -157,6 +157,34 @@ def dots(axes: Any, marks: Sequence[Mark], *, low: float, high: float, form: str
         percent_axis(axes.xaxis)
 
 
+def line_of_chance(axes: Any, chance: float) -> None:
+    """A thin dashed line at what guessing reaches, behind the marks."""
+    axes.axvline(chance, color=MUTED, linewidth=1, linestyle=(0, (3, 3)), zorder=1)
+
+
+def beside_chance(
+    key: str, marks: Sequence[Mark], *, title: str, across: str, chance: float, form: str | None = None
+) -> Drawing:
+    """A dot plot from 0 to 1 with a line where chance lies, of what an attack reaches.
+
+    Args:
+        key: as of `draw`, as is the title.
+        marks: first on top.
+        title: of the figure.
+        across: what the axis says.
+        chance: what guessing reaches.
+        form: of the values; None for per cent.
+    """
+
+    def paint(figure: Any) -> None:
+        axes = figure.subplots()
+        axes.set_xlabel(across)
+        line_of_chance(axes, chance)
+        dots(axes, marks, low=0.0, high=1.0, form=form)
+
+    return draw(key, title=title, alt=say(marks, form), height=70 + 40 * len(marks), paint=paint)
+
+
 def percent_axis(axis: Any) -> None:
     """Ticks of a share axis as per cent."""
     from matplotlib.ticker import MaxNLocator, PercentFormatter

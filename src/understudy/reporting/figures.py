@@ -15,6 +15,7 @@ from understudy.reporting.drawing import (
     Mark,
     dots,
     draw,
+    line_of_chance,
     percent_axis,
     say,
 )
@@ -53,7 +54,7 @@ def utility_figure(metrics: Metrics) -> Drawing | None:
         axes = figure.subplots()
         dots(axes, marks, low=0.0 if chance is None else min(chance, *(m.value for m in marks)), high=1.0)
         if chance is not None:
-            axes.axvline(chance, color=MUTED, linewidth=1, linestyle=(0, (3, 3)), zorder=1)
+            line_of_chance(axes, chance)
             axes.annotate(
                 "commonest label",
                 (chance, 1),

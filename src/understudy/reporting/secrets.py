@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from understudy.auditing.secret_metrics import NO_MODEL, GuessedShare, guessed_shares
 from understudy.evaluation.metrics import Metrics
-from understudy.reporting.drawing import MUTED, PROMPT, REAL, SYNTHETIC, Drawing, dots, draw, say
+from understudy.reporting.drawing import MUTED, PROMPT, REAL, SYNTHETIC, Drawing, beside_chance
 from understudy.reporting.figures import marks_of
 from understudy.reporting.text_formatting import percent
 from understudy.reporting.view import Section, Table, range_of
@@ -80,17 +78,5 @@ def _words(share: GuessedShare) -> str:
 
 def _figure(metrics: Metrics) -> Drawing:
     marks, chance = marks_of(metrics, _STYLE, "audit.secrets.{}rate"), metrics.values["audit.secrets.chance"]
-
-    def paint(figure: Any) -> None:
-        axes = figure.subplots()
-        axes.set_xlabel("Share of secrets guessed right; the line is chance")
-        axes.axvline(chance, color=MUTED, linewidth=1, linestyle=(0, (3, 3)), zorder=1)
-        dots(axes, marks, low=0.0, high=1.0, form="{:.3f}")
-
-    return draw(
-        "attack-secrets",
-        title="Secrets of canaries guessed right",
-        alt=say(marks, "{:.3f}"),
-        height=70 + 40 * len(marks),
-        paint=paint,
-    )
+    title, across = "Secrets of canaries guessed right", "Share of secrets guessed right; the line is chance"
+    return beside_chance("attack-secrets", marks, title=title, across=across, chance=chance, form="{:.3f}")

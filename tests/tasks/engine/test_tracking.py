@@ -3,10 +3,9 @@ import os
 import shutil
 import signal
 import sqlite3
-import subprocess
-import sys
 import traceback
 
+import fork_server
 import forked
 import pyarrow as pa
 import pytest
@@ -336,16 +335,13 @@ def tracking_server(empty_tracking_store, tmp_path):
     log = tmp_path / "mlflow.log"
     with held_port() as port, log.open("w") as said:
         words = f"--host 127.0.0.1 --port {port} --workers 1 --backend-store-uri sqlite:///{tmp_path / 'served.db'}"
-        command = [sys.executable, "-m", "mlflow", "server", *words.split()]
-        process = subprocess.Popen(
-            command, env=bare_environment(), stdout=said, stderr=said, cwd=tmp_path, start_new_session=True
-        )
+        command, streams = ["-m", "mlflow", "server", *words.split()], [said.fileno()] * 3
+        process = fork_server.start(command, environment=bare_environment(), folder=str(tmp_path), streams=streams)
         try:
             wait_for(f"http://127.0.0.1:{port}", process.poll, log)
             yield port
         finally:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            process.kill()
 
 
 def test_a_run_on_a_server_of_mlflow_prints_no_address_with_its_password(tracking_server, monkeypatch, capfd):

@@ -8,7 +8,20 @@ from typing import Any
 
 from understudy.evaluation.metrics import Metrics
 from understudy.evaluation.names import MIA_CONDITIONS
-from understudy.reporting.drawing import MUTED, PROMPT, REAL, SYNTHETIC, Drawing, Mark, dots, draw, percent_axis, say
+from understudy.reporting.drawing import (
+    MUTED,
+    PROMPT,
+    REAL,
+    SYNTHETIC,
+    Drawing,
+    Mark,
+    beside_chance,
+    dots,
+    draw,
+    line_of_chance,
+    percent_axis,
+    say,
+)
 from understudy.reporting.figures import CONDITION_STYLE, marks_of
 
 _DASHES = (0, (4, 2))
@@ -74,7 +87,7 @@ def transfer_figure(metrics: Metrics) -> Drawing | None:
         ):
             dots(axes, marks, low=low, high=1.0)
             if chance is not None:
-                axes.axvline(chance, color=MUTED, linewidth=1, linestyle=(0, (3, 3)), zorder=1)
+                line_of_chance(axes, chance)
             axes.set_title(model if len(model) <= 40 else f"{model[:39]}…", loc="left", fontsize=12, color=MUTED, pad=8)
         if chance is not None:
             axes.set_xlabel("dashed: always the commonest label", fontsize=11)
@@ -131,20 +144,8 @@ def membership_figure(metrics: Metrics) -> Drawing | None:
     marks = marks_of(metrics, _MIA_STYLE, "audit.mia.{}advantage")
     if len(marks) < len(MIA_CONDITIONS):
         return None
-
-    def paint(figure: Any) -> None:
-        axes = figure.subplots()
-        dots(axes, marks, low=0.0, high=1.0, form="{:+.2f}")
-        axes.axvline(0, color=MUTED, linewidth=1, linestyle=(0, (3, 3)), zorder=1)
-        axes.set_xlabel("advantage: 0 is guessing, 1 is certainty")
-
-    return draw(
-        "membership",
-        title="Membership inference: true minus false positive rate",
-        alt=say(marks, "{:+.2f}"),
-        height=70 + 40 * len(marks),
-        paint=paint,
-    )
+    title, across = "Membership inference: true minus false positive rate", "advantage: 0 is guessing, 1 is certainty"
+    return beside_chance("membership", marks, title=title, across=across, chance=0.0, form="{:+.2f}")
 
 
 def transfer_models(metrics: Metrics) -> list[str]:
