@@ -1,21 +1,51 @@
 """A Prefect server that ends, or is out of reach, while a flow computes, and does not come back.
 
-Prefect's client asks it again for about a minute. Then the engine fails over it, whatever the run has made by then.
+Prefect's client asks it again for about a minute. Then the engine fails over it, whatever the run has made by then. So
+does a server, or what stands before it, that answers nothing but that it is busy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import wraps
 from queue import Empty
+from typing import ParamSpec, TypeVar
 
 import httpx
 from prefect.events.worker import EventsWorker
+from prefect.exceptions import PrefectHTTPStatusError
 
 from understudy.addresses import public_address
 from understudy.errors import UnderstudyError
 from understudy.runs.checks.answers import said
 from understudy.settings import prefect_setting
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class ServerLost(UnderstudyError):
+    """The Prefect server was lost.
+
+    Attributes:
+        found: which server it was, and what its last answer was, in words.
+    """
+
+    def __init__(self, found: str, remedy: str) -> None:
+        super().__init__(f"{found}; {remedy}")
+        self.found = found
+
+
+def keeping(function: Callable[P, R], made: list[R]) -> Callable[P, R]:
+    """A flow's function that leaves its result in `made`, where it is found although Prefect lost it."""
+
+    @wraps(function)
+    def kept(*given: P.args, **named: P.kwargs) -> R:
+        made.append(function(*given, **named))
+        return made[-1]
+
+    return kept
 
 
 @contextmanager
@@ -23,14 +53,22 @@ def told_if_lost() -> Iterator[None]:
     """Within it a flow runs.
 
     Raises:
-        UnderstudyError: the server did not answer any more; or what the flow had failed with before that.
+        ServerLost: the server did not answer any more.
+        UnderstudyError: what the flow had failed with before that.
     """
     try:
         yield
-    except httpx.TransportError as error:
+    except (httpx.TransportError, PrefectHTTPStatusError) as error:
+        if isinstance(error, PrefectHTTPStatusError) and not _is_out_of_service(error):
+            raise
         _drop_events()
         # An interrupt behind it is still found.
-        raise _failed_with(error) or UnderstudyError(_lost(error)) from None
+        raise _failed_with(error) or _lost(error) from None
+
+
+def _is_out_of_service(error: httpx.HTTPStatusError) -> bool:
+    """Whether the answer is of a server that fails, and not of one that refuses what it was asked."""
+    return error.response.status_code == httpx.codes.TOO_MANY_REQUESTS or error.response.is_server_error
 
 
 def _drop_events() -> None:
@@ -58,11 +96,11 @@ def _failed_with(error: BaseException) -> UnderstudyError | None:
     return None
 
 
-def _lost(error: httpx.TransportError) -> str:
+def _lost(error: httpx.TransportError | PrefectHTTPStatusError) -> ServerLost:
     url = prefect_setting("PREFECT_API_URL")
     place = f"PREFECT_API_URL={public_address(url)}" if url else "Prefect's temporary server"
-    start = "start it (prefect server start) and " if url else ""
-    return (
-        f"{place}: expected a Prefect server that answers until the run ends, found {said(error)}; what is done is "
-        f"kept: {start}call the same again to go on, under the same charge if there is one"
+    start = "start it (prefect server start) and " if url and isinstance(error, httpx.TransportError) else ""
+    return ServerLost(
+        f"{place}: expected a Prefect server that answers until the run ends, found {said(error)}",
+        f"what is done is kept: {start}call the same again to go on, under the same charge if there is one",
     )

@@ -4,16 +4,22 @@ Two that made one database at a time failed over it.
 """
 
 import fcntl
+import json
 import os
 import shutil
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import forked
+import prefect
 import psutil
 import pytest
 from prefect import flow
+from prefect.exceptions import PrefectHTTPStatusError
 from prefect.server.api.server import SubprocessASGIServer
 from prefect.settings import (
     PREFECT_API_URL,
+    PREFECT_CLIENT_MAX_RETRIES,
     PREFECT_HOME,
     PREFECT_SERVER_DATABASE_CONNECTION_URL,
     temporary_settings,
@@ -23,6 +29,8 @@ from prefect_servers import flow_run_names
 from understudy.errors import BudgetRefused, UnderstudyError
 from understudy.flows import tied_server
 from understudy.flows.commands import run as commands
+from understudy.flows.lost_server import ServerLost
+from understudy.flows.run_name import run_named
 from understudy.flows.temporary_server import start_in_turn
 from understudy.runs.request import RunRequest
 
@@ -198,32 +206,80 @@ def computes(refusal):
     time.sleep(0.5)  # until the end of the server is seen
     for number in range(6):
         step(number)
+    if refusal == "the next flow":
+        flow(lambda: None, name="inner")()
     if refusal:
         raise BudgetRefused(refusal)
+    return "made"
 
 given = {PREFECT_HOME: Path(home), PREFECT_LOGGING_LEVEL: "WARNING"}
 with temporary_settings(given, restore_defaults={PREFECT_API_URL}):
     start_in_turn()
     try:
         with given_up_with_it():
-            run_named(computes, refusal)
+            made = run_named(computes, refusal)
+        pipe.send((str, made, EventsWorker.instance()._queue.qsize()))
     except UnderstudyError as error:
         # What Prefect would try to send when the interpreter ends, each event for seven seconds.
         pipe.send((type(error), str(error), EventsWorker.instance()._queue.qsize()))
 """
 
 
-@pytest.mark.parametrize("refusal", ["", "nothing is left"])
+@pytest.mark.parametrize("refusal", ["the next flow", "nothing is left", ""])
 def test_a_server_that_is_killed_is_told_with_what_to_do_and_holds_nobody_up(database, refusal, capfd, monkeypatch):
     """As where memory is short. Each of the run's events was tried for seven seconds, with a page of errors."""
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     process, pipe = forked.start(LOST, home=database, refusal=refusal)
     kind, told, waiting = pipe.recv()
     process.wait()
+    said = capfd.readouterr().err
     assert waiting == 0
-    if refusal:
+    if refusal == "nothing is left":
         assert (kind, told) == (BudgetRefused, refusal), "what the run itself failed with goes first"
-    else:
-        assert kind is UnderstudyError
+    elif refusal:
+        assert kind is ServerLost
         assert all(words in told for words in ("temporary server", "Connection refused", "the same again"))
-    assert "EventsWorker" not in capfd.readouterr().err
+    else:
+        assert (kind, told) == (str, "made"), "a run that has come to its end did not fail"
+        assert all(words in said for words in ("temporary server", "Connection refused", "done all the same"))
+    assert "EventsWorker" not in said
+
+
+@pytest.fixture
+def refusing():
+    """The address of a server that tells its version and refuses all else with one status, and a place for that."""
+    status = []
+
+    class Refusing(BaseHTTPRequestHandler):
+        def do_GET(self):
+            is_version = self.path.endswith("/admin/version")
+            body = json.dumps(prefect.__version__).encode() * is_version
+            self.send_response(200 if is_version else status[0])
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_POST = do_GET
+
+        def log_message(self, *_):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Refusing)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/api", status
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize(("status", "raised"), [(503, ServerLost), (500, ServerLost), (409, PrefectHTTPStatusError)])
+def test_a_server_that_answers_nothing_but_that_it_is_out_of_service_is_told_as_lost(
+    status, raised, refusing, monkeypatch
+):
+    url, answers = refusing
+    monkeypatch.setenv("PREFECT_API_URL", url)
+    answers.append(status)
+    given = temporary_settings({PREFECT_API_URL: url, PREFECT_CLIENT_MAX_RETRIES: 0})
+    with given, pytest.raises(raised, match=str(status)) as found:
+        run_named(flow(lambda request: request, name="computes"), None)
+    if raised is ServerLost:
+        assert all(words in str(found.value) for words in (url, "the same again"))
