@@ -41,7 +41,9 @@ def aborted_if_deleted(run: FlowRun) -> Iterator[None]:
     else:
         if not _is_deleted(run):
             return
-    message = f"flow run {run.name} was deleted on the Prefect server, which is told nothing of it; what is done is kept"
+    message = (
+        f"flow run {run.name} was deleted on the Prefect server, which is told nothing of it; what is done is kept"
+    )
     _log.warning(message)
     raise Abort(message)
 
