@@ -6,6 +6,7 @@ does a server, or what stands before it, that answers nothing but that it is bus
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import wraps
@@ -45,6 +46,9 @@ def keeping(function: Callable[P, R], made: list[R]) -> Callable[P, R]:
         made.append(function(*given, **named))
         return made[-1]
 
+    # Prefect checks parameters by these, and looks up what is only named in the module of the function that it has.
+    kept.__annotations__ = inspect.get_annotations(function, eval_str=True)
+    kept.__signature__ = inspect.signature(function, eval_str=True)  # type: ignore[attr-defined]
     return kept
 
 

@@ -43,7 +43,7 @@ def run_named(flow: Flow[[Q], R], request: Q) -> R:
             raise
         # Prefect has no part in what was made; whoever looks there will see a run that did not end.
         _log.warning("%s; the run is done all the same, and Prefect does not know that", lost.found)
-        return made[0]
+        return made[-1]
     except CancelledRun:
         pass
     # Outside the handler: its text says nothing more.

@@ -29,7 +29,7 @@ from prefect_servers import flow_run_names
 from understudy.errors import BudgetRefused, UnderstudyError
 from understudy.flows import tied_server
 from understudy.flows.commands import run as commands
-from understudy.flows.lost_server import ServerLost
+from understudy.flows.lost_server import ServerLost, keeping
 from understudy.flows.run_name import run_named
 from understudy.flows.temporary_server import start_in_turn
 from understudy.runs.request import RunRequest
@@ -243,6 +243,18 @@ def test_a_server_that_is_killed_is_told_with_what_to_do_and_holds_nobody_up(dat
         assert (kind, told) == (str, "made"), "a run that has come to its end did not fail"
         assert all(words in said for words in ("temporary server", "Connection refused", "done all the same"))
     assert "EventsWorker" not in said
+
+
+def asks(request: "RunRequest") -> "RunRequest":
+    return request
+
+
+def test_a_flow_whose_result_is_kept_reads_what_it_is_given_as_before():
+    """Names of types are looked up in the flow's own module."""
+    kept = flow(asks, name="asks").with_options()
+    kept.fn = keeping(kept.fn, [])
+    given = {"data": "d", "source": "s", "out": "o"}
+    assert kept.validate_parameters({"request": given})["request"] == RunRequest(**given)
 
 
 @pytest.fixture
