@@ -62,12 +62,22 @@ def told_if_lost() -> Iterator[None]:
     """
     try:
         yield
-    except (httpx.TransportError, PrefectHTTPStatusError) as error:
-        if isinstance(error, PrefectHTTPStatusError) and not _is_out_of_service(error):
+    except (httpx.TransportError, PrefectHTTPStatusError, RuntimeError) as error:
+        silence = _silence(error)
+        if silence is None:
             raise
         _drop_events()
         # An interrupt behind it is still found.
-        raise _failed_with(error) or _lost(error) from None
+        raise _failed_with(error) or _lost(silence) from None
+
+
+def _silence(error: Exception) -> httpx.TransportError | PrefectHTTPStatusError | None:
+    """The missing answer of a server that is away or out of service, which an error of Prefect's client is about."""
+    # At the first call of a flow, Prefect's client says it in words of its own.
+    found = error.__cause__ if str(error).startswith("Failed to reach API at ") else error
+    if isinstance(found, PrefectHTTPStatusError):
+        return found if _is_out_of_service(found) else None
+    return found if isinstance(found, httpx.TransportError) else None
 
 
 def _is_out_of_service(error: httpx.HTTPStatusError) -> bool:

@@ -11,6 +11,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import forked
+import httpx
 import prefect
 import psutil
 import pytest
@@ -29,7 +30,7 @@ from prefect_servers import flow_run_names
 from understudy.errors import BudgetRefused, UnderstudyError
 from understudy.flows import tied_server
 from understudy.flows.commands import run as commands
-from understudy.flows.lost_server import ServerLost, keeping
+from understudy.flows.lost_server import ServerLost, keeping, told_if_lost
 from understudy.flows.run_name import run_named
 from understudy.flows.temporary_server import start_in_turn
 from understudy.runs.request import RunRequest
@@ -295,3 +296,18 @@ def test_a_server_that_answers_nothing_but_that_it_is_out_of_service_is_told_as_
         run_named(flow(lambda request: request, name="computes"), None)
     if raised is ServerLost:
         assert all(words in str(found.value) for words in (url, "the same again"))
+
+
+def test_a_server_that_is_gone_when_the_flow_begins_is_told_as_lost(monkeypatch):
+    """It was there while the run was validated. Prefect's first call wraps what it finds in an error of its own."""
+    url = "http://127.0.0.1:1/api"
+    monkeypatch.setenv("PREFECT_API_URL", url)
+    given = temporary_settings({PREFECT_API_URL: url, PREFECT_CLIENT_MAX_RETRIES: 0})
+    with given, pytest.raises(ServerLost, match="Connection refused") as found:
+        run_named(flow(lambda request: request, name="computes"), None)
+    assert all(words in str(found.value) for words in (url, "the same again"))
+
+
+def test_another_fault_of_a_flow_is_no_lost_server():
+    with pytest.raises(RuntimeError, match="of ours"), told_if_lost():
+        raise RuntimeError("a fault of ours") from httpx.ConnectError("of another server")
