@@ -7,6 +7,7 @@ does a server, or what stands before it, that answers nothing but that it is bus
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import wraps
@@ -61,7 +62,8 @@ def told_if_lost() -> Iterator[None]:
         UnderstudyError: what the flow had failed with before that.
     """
     try:
-        yield
+        with _events_said_once():
+            yield
     except (httpx.TransportError, PrefectHTTPStatusError, RuntimeError) as error:
         silence = _silence(error)
         if silence is None:
@@ -69,6 +71,29 @@ def told_if_lost() -> Iterator[None]:
         _drop_events()
         # An interrupt behind it is still found.
         raise _failed_with(error) or _lost(silence) from None
+
+
+@contextmanager
+def _events_said_once() -> Iterator[None]:
+    """Within it Prefect's client says once that it cannot send events, and not of each with all that stands in it."""
+    said = False
+
+    def passes(record: logging.LogRecord) -> bool:
+        nonlocal said
+        told = record.getMessage()
+        if not told.startswith(("Unable to connect to ", "Service 'EventsWorker' failed ")):
+            return True
+        passes_now, said = not said and told.startswith("Unable"), True
+        return passes_now
+
+    loggers = [logging.getLogger(name) for name in ("prefect.events.clients", "prefect._internal.concurrency")]
+    for logger in loggers:
+        logger.addFilter(passes)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(passes)
 
 
 def _silence(error: Exception) -> httpx.TransportError | PrefectHTTPStatusError | None:

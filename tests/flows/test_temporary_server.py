@@ -5,6 +5,7 @@ Two that made one database at a time failed over it.
 
 import fcntl
 import json
+import logging
 import os
 import shutil
 import threading
@@ -311,3 +312,16 @@ def test_a_server_that_is_gone_when_the_flow_begins_is_told_as_lost(monkeypatch)
 def test_another_fault_of_a_flow_is_no_lost_server():
     with pytest.raises(RuntimeError, match="of ours"), told_if_lost():
         raise RuntimeError("a fault of ours") from httpx.ConnectError("of another server")
+
+
+def test_while_a_server_is_away_it_is_said_once_and_not_with_each_event(caplog):
+    clients, service = logging.getLogger("prefect.events.clients"), logging.getLogger("prefect._internal.concurrency")
+    with told_if_lost():
+        for _ in range(3):
+            clients.warning("Unable to connect to %r", "ws://127.0.0.1:1/api/events/in")
+            service.error("Service %r failed to process item %r", "EventsWorker", "an event")
+        service.error("Service %r failed to process item %r", "LogsWorker", "a line")
+    said = [record.getMessage().split()[0] for record in caplog.records if record.name.startswith("prefect")]
+    assert said == ["Unable", "Service"]
+    clients.warning("Unable to connect to %r", "another place")
+    assert "another place" in caplog.text, "only while a flow runs"
