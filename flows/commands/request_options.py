@@ -21,7 +21,8 @@ class Profile(StrEnum):
 
 
 Method = Annotated[
-    str, typer.Argument(help="How the synthetic text is made.", metavar="|".join(names()), show_default=False)
+    str,
+    typer.Argument(help=f"How the synthetic text is made: {', '.join(names())}.", metavar="METHOD", show_default=False),
 ]
 TextColumn = Annotated[str, typer.Option(help="Column with the texts.")]
 LabelColumn = Annotated[str, typer.Option(help="Column with the labels.")]
@@ -37,7 +38,14 @@ About = Annotated[
     str | None, typer.Option(help="Public words that say what the rows are, for prompts.", metavar="WORDS")
 ]
 Units = Annotated[int | None, typer.Option(help="Number of rows, or clients, or an upper bound; becomes public.")]
-Overrides = Annotated[list[str] | None, typer.Option("--set", help="section.key=value over the profile.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        help="A setting of the method, over the profile; may be given again for another one.",
+        metavar="SECTION.KEY=VALUE",
+    ),
+]
 ShareRealRows = Annotated[
     bool,
     typer.Option("--share-real-rows", help="Export the output of a run without --epsilon, though it holds real rows."),
@@ -70,7 +78,8 @@ def request_options(  # noqa: PLR0913 - one parameter per option
     samples: Annotated[int | None, typer.Option(help="Number of synthetic rows.")] = None,
     share_real_rows: ShareRealRows = False,
     accept_new_charge: Annotated[
-        bool, typer.Option(help="Charge the source again after a change of code or machine.")
+        bool,
+        typer.Option("--accept-new-charge", help="Charge the source again after a change of code or machine."),
     ] = False,
 ) -> dict[str, Any]:
     """The options as fields of a `RunRequest`, by name."""

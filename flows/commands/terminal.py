@@ -26,9 +26,24 @@ def show(value: Mapping[str, Any], *, as_json: bool, title: str = "") -> None:
     table = Table(*columns, title=escape(title) or None, show_header=False, box=None, title_justify="left")
     for name, entry in value.items():
         # As text: a path may hold brackets, which are markup otherwise.
-        told = entry if isinstance(entry, str) else json.dumps(entry, default=str)
-        table.add_row(Text(name.replace("_", " ")), Text(told))
-    console.print(table)
+        table.add_row(Text(name.replace("_", " ")), Text(_told(entry)))
+    with console.capture() as captured:
+        console.print(table)
+    # Rich fills every line up to the longest one.
+    console.file.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
+
+
+def _told(entry: Any) -> str:
+    """A value in words: each of several on a line of its own.
+
+    >>> _told({"epsilon": 3.0, "unit": "example"}), _told(["one", "two"]).splitlines(), _told(0.5)
+    ('epsilon 3.0, unit example', ['one', 'two'], '0.5')
+    """
+    if isinstance(entry, Mapping):
+        return ", ".join(f"{name.replace('_', ' ')} {_told(part)}" for name, part in entry.items())
+    if isinstance(entry, list | tuple) and entry:
+        return "\n".join(map(_told, entry))
+    return entry if isinstance(entry, str) else json.dumps(entry, default=str)
 
 
 def say(text: str, *, style: str | None = None) -> None:

@@ -37,7 +37,9 @@ from prefect.states import Cancelled, Crashed, Running
 
 from understudy.locks import locked_folder, try_lock
 from understudy.settings import prefect_setting, settings
+from understudy.tasks.engine.deleted_run import aborted_if_deleted
 from understudy.tasks.engine.prefect_links import asked_once
+from understudy.tasks.engine.refusals import tell_refusals_in_a_line
 
 EVENT = "understudy.flow-run.heartbeat"
 # After the last heartbeat of a run that leaves its process for a while: the event of its state came before that.
@@ -75,12 +77,17 @@ def beating() -> Iterator[None]:
     A run that is cancelled on its server, and that no worker ends, is interrupted here as by Ctrl-C.
 
     What an attempt of this flow run left behind as Running, because it was killed, is marked Crashed first.
+
+    Raises:
+        Abort: a worker started the run, and it was deleted on its server.
     """
     context = FlowRunContext.get()
     run = None if context is None else context.flow_run
     if run is None:
         yield
         return
+    if run.deployment_id:  # the process is the run's own
+        tell_refusals_in_a_line()
     if prefect_setting("PREFECT_API_URL") is None:
         with _lock_held(run):
             yield
@@ -96,7 +103,8 @@ def beating() -> Iterator[None]:
     paused = False
     try:
         _end_left_behind(run)
-        yield
+        with aborted_if_deleted(run):
+            yield
     except Pause:
         paused = True
         raise

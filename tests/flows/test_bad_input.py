@@ -17,7 +17,9 @@ from stored_state import state_of
 
 from understudy.data import tables
 from understudy.errors import BudgetRefused, InputError, UnderstudyError
+from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
 from understudy.privacy.ledger.ledger import Ledger, SourceRecord
+from understudy.runs.overrides import apply_overrides
 from understudy.runs.split import LABELS_DISCLOSED
 
 pytestmark = pytest.mark.usefixtures("one_encoder", "one_load_of_a_model")
@@ -864,6 +866,48 @@ def test_a_path_is_shown_as_it_is_and_whole(capsys):
     said = capsys.readouterr().out
     assert "done [/b]" in said
     assert said.count(path) == 2, said
+    assert not [line for line in said.splitlines() if line != line.rstrip()], "a log has no spaces at the ends of lines"
+
+
+def test_each_of_several_values_is_shown_on_a_line_of_its_own(capsys):
+    from understudy.flows.commands import terminal
+
+    record = {"mechanisms": ["class-means: gaussian", "fine-tuning: gaussian"], "statement": {"epsilon_rdp": 3.5}}
+    terminal.show(record, as_json=False)
+    said = [line.split() for line in capsys.readouterr().out.splitlines()]
+    wanted = [["mechanisms", "class-means:", "gaussian"], ["fine-tuning:", "gaussian"]]
+    assert said == [*wanted, ["statement", "epsilon", "rdp", "3.5"]]
+
+
+def test_a_value_for_a_whole_section_is_told_its_parts():
+    with pytest.raises(InputError, match=r"--set train=3: expected one of its parts, .*batch_size, .*epochs"):
+        apply_overrides(ConditionalGenerationConfig(), ["train=3"])
+
+
+COMMANDS = [[], ["ledger"], ["secret"], ["models"], ["keys"]]
+
+
+@pytest.mark.parametrize("group", COMMANDS)
+def test_the_list_of_commands_is_whole_in_a_narrow_terminal(group, call, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    code, said = call(*group, "-h")
+    assert code == 0
+    assert "Commands:" in said
+    assert "..." not in said.partition("Commands:")[2], said
+
+
+def test_a_wide_terminal_gets_wide_lines_and_a_flag_that_is_off_has_no_opposite(call, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    code, said = call("run", "--help")
+    assert code == 0
+    assert max(map(len, said.splitlines())) > 100
+    assert "--no-" not in said
+
+
+def test_the_version_is_told(call):
+    from importlib.metadata import version
+
+    assert call("--version") == (0, f"understudy {version('understudy')}\n")
 
 
 @pytest.mark.parametrize(
@@ -875,7 +919,7 @@ def test_a_path_is_shown_as_it_is_and_whole(capsys):
         ("generate --from o --samples many", "--samples many: expected a whole number, "),
         ("models get x --from there", "--from there: expected one of any, package, hub; "),
         ("run conditional-generation --data d", "--out is missing (Folder of the results"),
-        ("ledger budget", "SOURCE is missing (Name of the source)"),
+        ("ledger register --budget 1,0.1 --rows 9", "SOURCE is missing (Name of the source)"),
         ("runn conditional-generation", "No such command 'runn'. Did you mean 'run'?; "),
         ("ledger registr s", "No such command 'registr'. Did you mean 'register'?; "),
         ("run conditional-generation --dat d", "No such option: --dat (Possible options: --about, --data, --delta); "),

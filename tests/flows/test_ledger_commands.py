@@ -37,6 +37,23 @@ def test_what_is_left_is_a_difference_of_decimals(call, charged):
     assert [found[name] for name in ("unit", "relation", "accountant")] == ["example", "replace_special", "PLD"]
 
 
+def test_the_budgets_of_all_sources_are_shown_without_a_name(call, charged):
+    Ledger.open().register(REVIEWS.model_copy(update={"name": "clinic"}))
+    code, said = call("ledger", "budget", "--json")
+    assert code == 0
+    assert {facts["source"]: facts["left_epsilon"] for facts in json.loads(said)} == {"clinic": 8.0, "reviews": 0.9}
+    code, said = call("ledger", "budget")
+    assert code == 0
+    assert [line.split()[0] for line in said.splitlines()] == ["source", "clinic", "reviews"]
+
+
+def test_a_ledger_without_charges_says_which_sources_it_has(call, home):
+    assert "no source is registered yet" in call("ledger", "show")[1]
+    assert "no source is registered yet" in call("ledger", "budget")[1]
+    Ledger.open().register(REVIEWS)
+    assert "no run has been charged; registered sources: reviews" in " ".join(call("ledger", "show")[1].split())
+
+
 def test_of_a_budget_that_is_used_up_nothing_is_left_and_no_sign(call, home):
     ledger = Ledger.open()
     ledger.register(REVIEWS)

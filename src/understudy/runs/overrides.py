@@ -38,6 +38,12 @@ def apply_overrides(config: Config, overrides: Sequence[str]) -> Config:
         about = [(name, entry) for name, entry in refusals if f"{name}.".startswith(f"{refusals[0][0]}.")]
         where, first = max(about, key=lambda refused: refused[0].count("."))
         wanted = dict.fromkeys(entry["msg"].removeprefix("Value error, ") for name, entry in about if name == where)
+        parts = _at(config.model_dump(), where) if where else None
+        if isinstance(parts, dict) and parts and not isinstance(first["input"], dict):
+            raise InputError(
+                f"--set {where}={first['input']!r}: expected one of its parts, --set {where}.KEY=VALUE with KEY one of "
+                f"{', '.join(sorted(parts))}"
+            ) from error
         # A rule about several settings names them itself; its input is the whole config.
         named = f"--set {where}={first['input']!r}" if where else "--set"
         raise InputError(f"{named}: {'; or: '.join(wanted)}") from error
@@ -51,6 +57,13 @@ def _setting(data: Any, location: Sequence[int | str]) -> str:
             names.append(str(part))
             data = data[part]
     return ".".join(names)
+
+
+def _at(data: dict[str, Any], name: str) -> Any:
+    found: Any = data
+    for part in name.split("."):
+        found = found.get(part) if isinstance(found, dict) else None
+    return found
 
 
 def _parse(text: str) -> Any:

@@ -1,5 +1,6 @@
 """A process whose run is cancelled on its Prefect server stops, though no worker tells it."""
 
+import logging
 import signal
 import socket
 import threading
@@ -12,11 +13,13 @@ import pytest
 from prefect import flow, get_client, task
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.context import FlowRunContext
+from prefect.engine import handle_engine_signals
 from prefect.exceptions import ObjectNotFound, TerminationSignal
+from prefect.flow_engine import run_flow
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelled, Cancelling, Completed, Crashed, Running
 
-from understudy.errors import UnderstudyError
+from understudy.errors import BudgetRefused, UnderstudyError
 from understudy.flows.interruption import signals_unwind
 from understudy.flows.run_name import run_named
 from understudy.settings import settings
@@ -94,6 +97,12 @@ def deleted_and_failed(seconds: float) -> None:
 
 
 @flow(persist_result=False)
+def refused(seconds: float) -> None:
+    with beating():
+        raise BudgetRefused("nothing is left") if not seconds else ValueError("a fault of ours")
+
+
+@flow(persist_result=False)
 def deleted_and_interrupted(seconds: float) -> None:
     with beating():
         deletes_its_run(seconds)
@@ -113,6 +122,35 @@ def test_a_run_that_is_deleted_is_told_once_while_it_computes(caplog):
         run_named(deleted, 2.5)  # further seconds, in which a second heartbeat would come
     (said,) = [record.getMessage() for record in caplog.records if record.name == heartbeat.__name__]
     assert "was deleted on the Prefect server: its process goes on" in said
+
+
+def left_by(computing, seconds):
+    """With which code Prefect's own process for a worker's run would end, and the run."""
+    with get_client(sync_client=True) as client:
+        deployment = client.create_deployment(client.create_flow(computing), name="default")
+        run = client.create_flow_run_from_deployment(deployment, parameters={"seconds": seconds})
+    with pytest.raises(SystemExit) as left, handle_engine_signals(run.id):
+        run_flow(computing, flow_run=run)
+    return left.value.code, run
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(0, "nothing is left"), (1, "a fault of ours")])
+def test_a_worker_tells_a_refusal_in_a_line_and_shows_where_any_other_error_came_from(seconds, told, caplog):
+    left_by(refused, seconds)
+    assert told in caplog.text
+    assert ("Traceback" in caplog.text) == bool(seconds)
+
+
+@pytest.mark.parametrize(("computing", "failed"), [(deleted, False), (deleted_and_failed, True)])
+def test_a_run_of_a_worker_that_is_deleted_ends_without_the_page_of_errors_of_an_engine(computing, failed, caplog):
+    code, run = left_by(computing, 0)
+    assert (code, ran) == (0, ["to its end"])
+    said = [
+        record for record in caplog.records if record.levelno >= logging.WARNING and record.name.startswith("unders")
+    ]
+    assert f"flow run {run.name} was deleted on the Prefect server" in said[-1].getMessage()
+    assert [str(record.exc_info[1]) for record in said if record.exc_info] == ["the rows"] * failed
+    assert "ObjectNotFound" not in caplog.text
 
 
 def test_ctrl_c_in_a_run_that_is_deleted_is_still_ctrl_c():

@@ -6,15 +6,16 @@ from types import SimpleNamespace
 import pytest
 from unit.privacy.ledger.ledger_requests import asked
 
+from understudy.errors import InputError
 from understudy.privacy.calibration import analytic_gaussian_sigma
 from understudy.privacy.ledger.ledger import Ledger, SourceRecord
 from understudy.privacy.queries import Query
 from understudy.runs.comparisons import validated
 from understudy.runs.comparisons.report import _charged
 from understudy.runs.comparisons.request import CompareRequest
-from understudy.runs.comparisons.total import pld_total, rounded_down
+from understudy.runs.comparisons.total import new_source, pld_total, rounded_down
 from understudy.runs.comparisons.validated import PlannedRun, _few, is_cell_folder, validate_comparison
-from understudy.runs.request import RunRequest
+from understudy.runs.request import Budget, RunRequest
 
 
 def gaussian(noise: float) -> tuple[Query, ...]:
@@ -29,6 +30,17 @@ def test_the_pld_total_is_that_of_all_charges_composed():
     # Of two kinds: 1/s^2 adds up.
     mixed = [gaussian(2 * noise), gaussian(2 * noise), gaussian(2**0.5 * noise)]
     assert 3.0 - 1e-6 <= pld_total(mixed, 8.0, 4e-5) <= 3.01
+
+
+def test_a_budget_that_no_source_may_have_is_named_once():
+    record = SourceRecord(name="ward", unit="example", relation="replace_special", epsilon=9, delta=9e-3, n=100)
+    request = CompareRequest(
+        run=RunRequest(data="d", out="o", source="ward", budget=Budget(epsilon=8, delta=0.5)),
+        methods=("conditional-generation",),
+        epsilons=(1.0,),
+    )
+    with pytest.raises(InputError, match=r"^--budget 8,0\.5: expected a delta below 1/n"):
+        new_source(request, record, [])
 
 
 def test_a_pld_total_that_says_no_more_than_the_sum_is_not_shown():

@@ -36,7 +36,8 @@ def new_source(request: CompareRequest, found: SourceRecord, asked: Sequence[Run
         try:
             return SourceRecord.model_validate(found.model_dump() | {"epsilon": budget.epsilon, "delta": budget.delta})
         except InputError as error:
-            raise InputError(f"--budget {budget.epsilon:g},{budget.delta:g}: {error}") from None
+            found_wrong = str(error).removeprefix("--budget: ")
+            raise InputError(f"--budget {budget.epsilon:g},{budget.delta:g}: {found_wrong}") from None
     epsilon, delta = sum_of(found, [Cost(plan.epsilon, plan.delta) for plan in asked])
     if delta >= 1 / found.n:
         fits = rounded_down(0.99 / found.n / len(asked))
