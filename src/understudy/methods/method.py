@@ -90,16 +90,6 @@ class Promise:
     label_names: tuple[str, ...] = ()
 
 
-def measured_by(task: str, *, reads: str = "the rows and the held-out rows") -> Access:
-    """A task that measures the result on real rows, as a statement names it.
-
-    Args:
-        task: its name.
-        reads: what it reads of them, in words.
-    """
-    return Access(task=task, reads=reads, through="none: its figures are internal")
-
-
 class Description(BaseModel):
     """What a method says of one run in its privacy statement and dry run; public values only.
 
@@ -132,7 +122,7 @@ class Description(BaseModel):
     warnings: tuple[str, ...] = ()
     heuristics: tuple[str, ...] = ()
     pretrained_models: tuple[PretrainedModel, ...] = ()
-    evaluations: tuple[Access, ...] = (measured_by("evaluate"),)
+    evaluations: tuple[Access, ...] = (Access.measuring("evaluate"),)
     trust: str = "Whoever runs the client zone sees the rows; no other party does."
     against: str = "Everyone who sees only what is exported: the synthetic rows, what was released and this statement."
     floating_point: str = FLOATING_POINT

@@ -111,6 +111,11 @@ class Access(Frozen):
     reads: str
     through: str = Field(description="The mechanism, or why no mechanism is needed.")
 
+    @classmethod
+    def measuring(cls, task: str, *, reads: str = "the rows and the held-out rows") -> Access:
+        """A task that measures the result on real rows; `reads` says what it reads of them, in words."""
+        return cls(task=task, reads=reads, through="none: its figures are internal")
+
 
 class PretrainedModel(Frozen):
     """A public model that the result builds on."""

@@ -14,16 +14,7 @@ from understudy.methods.conditional_generation.queries import (
     schedule_of,
 )
 from understudy.methods.conditional_generation.topics_config import TopicsConfig
-from understudy.methods.method import (
-    LABELLED_EXAMPLES,
-    Charging,
-    Description,
-    Method,
-    Preparation,
-    Promise,
-    Reporting,
-    measured_by,
-)
+from understudy.methods.method import LABELLED_EXAMPLES, Charging, Description, Method, Preparation, Promise, Reporting
 from understudy.privacy.queries import Queries, Query
 from understudy.privacy.statement import FLOATING_POINT, TRAINING_FLOATS, Access, PretrainedModel, mechanism_facts
 from understudy.settings import settings
@@ -127,8 +118,8 @@ def describe(config: ConditionalGenerationConfig, promise: Promise) -> Descripti
         ),
         accesses=(Access(task="train", reads="the rows", through=_through(schedule)),),
         evaluations=(
-            measured_by("evaluate"),
-            *((measured_by("evaluate-loss", reads="the held-out rows"),) if config.trains else ()),
+            Access.measuring("evaluate"),
+            *((Access.measuring("evaluate-loss", reads="the held-out rows"),) if config.trains else ()),
         ),
         choices="Settings and defaults were fixed before the run"
         + ("; topics and their words are public and were fixed before it too" if topics else "")

@@ -18,16 +18,7 @@ from understudy.methods.gradient_matching.queries import (
     signal_to_noise_bound,
     signal_to_noise_warning,
 )
-from understudy.methods.method import (
-    LABELLED_EXAMPLES,
-    Charging,
-    Description,
-    Method,
-    Preparation,
-    Promise,
-    Reporting,
-    measured_by,
-)
+from understudy.methods.method import LABELLED_EXAMPLES, Charging, Description, Method, Preparation, Promise, Reporting
 from understudy.privacy.queries import Queries
 from understudy.privacy.statement import FLOATING_POINT, TRAINING_FLOATS, Access, mechanism_facts
 from understudy.settings import settings
@@ -178,7 +169,7 @@ def describe(config: GradientMatchingConfig, promise: Promise) -> Description:
             ],
         },
         warnings=() if warning is None else (warning,),
-        evaluations=(measured_by("evaluate"), measured_by("evaluate-matching")),
+        evaluations=(Access.measuring("evaluate"), Access.measuring("evaluate-matching")),
         floating_point=FLOATING_POINT + (TRAINING_FLOATS if config.matching.gradient == "full" else ""),
     )
 

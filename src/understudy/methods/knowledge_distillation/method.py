@@ -10,16 +10,7 @@ from understudy.addresses import public_address
 from understudy.errors import InputError
 from understudy.methods.knowledge_distillation.config import KnowledgeDistillationConfig
 from understudy.methods.knowledge_distillation.queries import queries_of, schedule_of
-from understudy.methods.method import (
-    INSTRUCTION_PAIRS,
-    Charging,
-    Description,
-    Method,
-    Preparation,
-    Promise,
-    Reporting,
-    measured_by,
-)
+from understudy.methods.method import INSTRUCTION_PAIRS, Charging, Description, Method, Preparation, Promise, Reporting
 from understudy.privacy.naming import named_table
 from understudy.privacy.queries import Queries
 from understudy.privacy.statement import FLOATING_POINT, TRAINING_FLOATS, Access, PretrainedModel, mechanism_facts
@@ -158,7 +149,7 @@ def describe(config: KnowledgeDistillationConfig, promise: Promise) -> Descripti
         },
         dry_run={"steps": plan.steps, "micro_batch": pairs},
         pretrained_models=(_professional(config),),
-        evaluations=(measured_by("evaluate-pairs"),),
+        evaluations=(Access.measuring("evaluate-pairs"),),
         against="Everyone who sees only what is exported, and the server zone: both see the adapter and what follows "
         "from it, never a pair.",
         floating_point=FLOATING_POINT + TRAINING_FLOATS,

@@ -21,7 +21,6 @@ from understudy.methods.method import (
     Promise,
     Protected,
     Reporting,
-    measured_by,
 )
 from understudy.methods.preference_optimization.config import PUBLIC_SAMPLE, PreferenceOptimizationConfig, public_words
 from understudy.methods.preference_optimization.queries import (
@@ -178,7 +177,7 @@ def describe(config: PreferenceOptimizationConfig, promise: Promise) -> Descript
         },
         warnings=warnings,
         pretrained_models=(PretrainedModel(role="sentence encoder", name=DEFAULT_ENCODER, digest=encoder_digest()),),
-        evaluations=(measured_by("evaluate-rounds"),),
+        evaluations=(Access.measuring("evaluate-rounds"),),
         trust=_TRUST[config.scoring.aggregation],
         against=_AGAINST,
     )

@@ -11,16 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from understudy.errors import InputError
-from understudy.methods.method import (
-    INSTRUCTION_PAIRS,
-    Charging,
-    Description,
-    Method,
-    Preparation,
-    Promise,
-    Reporting,
-    measured_by,
-)
+from understudy.methods.method import INSTRUCTION_PAIRS, Charging, Description, Method, Preparation, Promise, Reporting
 from understudy.methods.trajectory_matching.config import PUBLIC_CARRIERS, TrajectoryMatchingConfig, promised
 from understudy.methods.trajectory_matching.queries import queries_of
 from understudy.privacy.naming import without_place
@@ -32,7 +23,7 @@ if TYPE_CHECKING:
     from understudy.models.loading import LoadedModel
 
 
-_MEASURED = measured_by("evaluate-tuning", reads="the held-out rows, and of the rows how many were cut")
+_MEASURED = Access.measuring("evaluate-tuning", reads="the held-out rows, and of the rows how many were cut")
 
 
 def by_epsilon(config: TrajectoryMatchingConfig, has_epsilon: bool) -> TrajectoryMatchingConfig:
