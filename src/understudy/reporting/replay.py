@@ -49,4 +49,4 @@ def _of_identifiers(values: Mapping[str, float]) -> str:
     said = ", ".join(f"{number(again)} of {number(held)} {words}" for words, (held, again, _) in kinds.items())
     again, alone = (sum(counts[part] for counts in kinds.values()) for part in (1, 2))
     of_one_row = f" Of these {number(again)}, {number(alone)} stand in one private row alone." if again else ""
-    return f"Of what the private rows hold the synthetic text holds {said}.{of_one_row}"
+    return f"Of the identifiers in private rows, the synthetic text holds {said}.{of_one_row}"
