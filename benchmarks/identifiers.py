@@ -1,8 +1,8 @@
 """Claim: a run without noise gives telephone numbers of its rows away, and the same run with noise gives none.
 
-Each message of sample:clinic has a number of its own. tiny-llama is trained on them with many passes, once without noise
-and once with, each in a home of its own; what the synthetic texts hold of private rows, and of rows held out, is what
-every report says.
+Each message of sample:clinic has a number of its own. tiny-llama is trained on them with many passes, once without
+noise and once with, each in a home of its own; what the synthetic texts hold of private rows, and of rows held out, is
+what every report says.
 
     python benchmarks/identifiers.py --out identifiers.json
 """
