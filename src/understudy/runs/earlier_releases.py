@@ -19,7 +19,7 @@ from understudy.errors import ArtifactDamaged, InputError
 from understudy.privacy.inherited import EarlierRelease
 from understudy.privacy.labels import Guarantee
 from understudy.privacy.naming import without_place
-from understudy.runs.folders import STATEMENT
+from understudy.runs.folders import STATEMENT, STATEMENT_IN_WORDS, SYNTHETIC
 
 
 def earlier_releases(
@@ -68,13 +68,27 @@ def statement_of(place: str | Path) -> Mapping[str, Any]:
     """The statement of the export that a file or folder lies in, as JSON; empty where it lies in none.
 
     It lies beside the statement, or in the folder of what was released, which may hold a further model.
+
+    Raises:
+        InputError: it lies in an export whose statement cannot be read, so that nobody knows what was promised.
     """
     path = Path(os.path.realpath(Path(place).expanduser()))
     for folder in path.parents if os.path.exists(path) else ():
         statement, below = _read(folder / STATEMENT), path.relative_to(folder).parts
+        if not statement and _is_export(folder):
+            raise InputError(
+                f"{place}: expected the privacy statement of the export that it lies in, found none that can be read "
+                f"in {folder / STATEMENT}; restore it, or repeat the run's command, which writes it anew"
+            )
         if statement and (len(below) == 1 or _names(statement, below[0])):
             return statement
     return {}
+
+
+def _is_export(folder: Path) -> bool:
+    """Whether a folder is one that a run exported: its table lies beside a file that is called as a statement is."""
+    statements = (folder / STATEMENT, folder / STATEMENT_IN_WORDS)
+    return os.path.isfile(folder / SYNTHETIC) and any(map(os.path.lexists, statements))
 
 
 def _names(statement: Mapping[str, Any], kind: str) -> bool:
@@ -83,7 +97,7 @@ def _names(statement: Mapping[str, Any], kind: str) -> bool:
 
 
 def _read(file: Path) -> Mapping[str, Any]:
-    """A statement; empty of somebody else's file of that name."""
+    """A statement; empty of somebody else's file of that name, and of one that cannot be read."""
     try:
         statement = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -101,6 +101,18 @@ def test_a_statement_that_was_changed_is_refused_and_not_passed_over(tmp_path):
             earlier_releases({"model": str(tmp_path / "export" / "model")})
 
 
+@pytest.mark.parametrize("left", ["", '{"source": "cli', "{}", "[]", None])
+@pytest.mark.parametrize("name", ["model", "synthetic.parquet"])
+def test_an_export_whose_statement_cannot_be_read_is_refused(tmp_path, left, name):
+    """As a copy that was cut off leaves it, or somebody who removed one file of two."""
+    export = tmp_path / "export"
+    write_statement(export, guarantee("own"))
+    (export / "statement.md").write_text("in words")
+    (export / "statement.json").unlink() if left is None else (export / "statement.json").write_text(left)
+    with pytest.raises(InputError, match=r"statement of the export.*statement\.json; restore it"):
+        earlier_releases({"model": str(export / name)})
+
+
 def test_what_lies_in_another_folder_below_an_export_is_not_of_it(tmp_path):
     write_statement(tmp_path / "export", guarantee("own"))
     (tmp_path / "export" / "mine" / "model").mkdir(parents=True)
