@@ -2,7 +2,8 @@
 
 Whoever is among the rows of both is promised the sum of both, so the statement says so. What leaves a run is known by
 the statement that lies beside it or above it in an export. An artifact of a store is known by its manifest, which says
-what its own run promised and not what that run built on, so it is refused. A copy without either is not recognised.
+what its own run promised and not what that run built on, so it is refused. So is a Parquet file that names its release,
+such as one of further texts, where no statement is. A copy without any of these is not recognised.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from understudy.artifacts.manifest import MANIFEST, read_manifest
+from understudy.artifacts.manifest import CONTENT_ID, MANIFEST, read_manifest
 from understudy.errors import ArtifactDamaged, InputError
 from understudy.privacy.inherited import EarlierRelease
 from understudy.privacy.labels import Guarantee
 from understudy.privacy.naming import without_place
+from understudy.runs.file_origin import ARTIFACT, RELEASED, named_in
 from understudy.runs.folders import STATEMENT, STATEMENT_IN_WORDS, SYNTHETIC
 
 
@@ -120,7 +122,19 @@ def _promised(setting: str, place: str) -> tuple[tuple[Guarantee, ...], bool]:
             f"charge {min(unsaid)} released, whose manifest does not say which earlier releases it builds on, so that "
             "their promises could not be added; name it in export/ of its run"
         )
+    if not stated and (released := _release_of(path)):
+        raise InputError(
+            f"{setting}={place}: expected the privacy statement of its run beside it, found a table that names "
+            f"{released}, which was released, and no {STATEMENT}, so that its promise could not be added; copy that "
+            "file beside it, or name a table in export/ of the run"
+        )
     return stated, heuristic
+
+
+def _release_of(path: Path) -> str:
+    """The id of what an exported table, or one of further texts, was made from, as the file says itself, or ""."""
+    named = (named_in(path, RELEASED) or named_in(path, ARTIFACT)) if path.is_file() else None
+    return named if named and CONTENT_ID.fullmatch(named) else ""
 
 
 def _stated(setting: str, place: str) -> tuple[tuple[Guarantee, ...], bool]:
