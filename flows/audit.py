@@ -87,7 +87,8 @@ def _attack(
     run = plan.requests[condition]
     out, name = Path(run.out), f"{request.method}-{folder_of(condition)}"
     # What it exports was made with canaries among the rows: it is nothing to hand over, and its report is beside it.
-    with withheld_export(out, source=run.source) if condition == "claim" else nullcontext():
+    key = plan.plans[condition].key
+    with withheld_export(out, source=run.source, run=key) if condition == "claim" else nullcontext():
         inner_run(request.method, run, name=name)
     made, asked = read_record(out), _attacked(plan.plans[condition], request)
     others = plan.plans["null_control"].stored_rows[0]

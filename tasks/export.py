@@ -28,6 +28,7 @@ from understudy.reporting.worth import Completeness, completeness_of
 from understudy.runs import finished_plans
 from understudy.runs.audits.on_public_rows import kept
 from understudy.runs.exported import Exported, exported
+from understudy.runs.finished_folders import forget_withheld_before
 from understudy.runs.folders import RunRecord, StatementFiles, write_results
 from understudy.runs.run_plan import RunPlan, config_digest
 from understudy.runs.split import LABELS_DISCLOSED
@@ -70,6 +71,7 @@ def export(
     exports = paid.exportable or shares_real_rows
 
     def placed() -> None:
+        forget_withheld_before(folder, run=run.key)
         if paid.status == "released":
             finished_plans.remember(paid.request_key, run, folder)
 

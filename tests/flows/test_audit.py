@@ -233,6 +233,31 @@ def test_an_audit_that_dies_beside_the_export_of_its_claim_leaves_none_when_it_g
         assert [path for path in out.rglob("*") if path.is_file()] == []
 
 
+def test_what_a_run_releases_where_an_audit_was_killed_outlives_a_purge(
+    words, table, on_path, prefect_server, in_home, call, tmp_path, monkeypatch
+):
+    from understudy.runs.audits import withheld
+
+    def cut_off(*_):
+        raise OSError(5, "cut off")
+
+    claim = tmp_path / "audit/claim"
+    with in_home(tmp_path / "home"):
+        with monkeypatch.context() as patch:
+            patch.setattr(withheld, "locked_folder", cut_off)
+            assert call(*words)[0] != 0
+        of_claim = (claim / "export/synthetic.parquet").read_bytes()
+        named = ("--source", "films", "--label-names", "bad,good", "--delta", "1e-4", "--set", "length=300")
+        code, said = call(
+            "run", "bag-of-words", "--data", table, *named, "--epsilon", 3, "--samples", 20, "--out", claim
+        )
+        assert code == 0, said
+        assert (claim / "export/synthetic.parquet").read_bytes() != of_claim
+        code, said = call("purge", "--source", "films")
+        assert code == 0, said
+        assert (claim / "export/statement.json").exists()
+
+
 def test_a_run_that_adds_no_noise_is_refuted(words, on_path, prefect_server, in_home, call, tmp_path, monkeypatch):
     """The claim says epsilon 0.05, and the mechanism, broken, draws no noise."""
     from understudy.privacy import mechanisms

@@ -19,6 +19,9 @@ from typing import Final
 # What rounding and float sums may add to a sensitivity, as a share of it.
 ALLOWANCE: Final = 2.0**-10
 MOST_NUMBERS: Final = 1 << 30
+# A float32 has steps of 2^-149 near zero, so that contributions of a tiny norm are rounded by more than `ALLOWANCE` of
+# it. Nothing smaller than this is charged: here, half a step for each of 2^30 numbers is 2^-35 of the norm.
+LEAST_SENSITIVITY: Final = 2.0**-100
 _STEPS_BITS: Final = 26
 
 

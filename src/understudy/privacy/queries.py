@@ -19,6 +19,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from understudy.errors import InputError, UnderstudyError
 from understudy.frozen import Frozen
+from understudy.privacy.grid import LEAST_SENSITIVITY
 from understudy.privacy.secure_aggregation.accounting import NEGLIGIBLE, delta_correction
 
 if TYPE_CHECKING:
@@ -174,11 +175,19 @@ def check_epsilon_of(queries: Sequence[Query], *, epsilon: float, delta: float) 
         delta: what is to be charged.
 
     Raises:
-        InputError: when the list is empty and epsilon finite, or noise is so large that no mechanism would draw it.
+        InputError: when the list is empty and epsilon finite, noise is so large that no mechanism would draw it, or a
+            sensitivity so small that floats do not hold it.
         UnderstudyError: when the list costs more than `epsilon` at `delta`.
     """
     from understudy.privacy.events import event_to_json
 
+    faintest = min(queries, key=lambda query: query.sensitivity, default=None)
+    if faintest is not None and faintest.sensitivity < LEAST_SENSITIVITY:
+        raise InputError(
+            f"query {faintest.name!r}: expected a sensitivity, which is its clip norm, of at least "
+            f"{LEAST_SENSITIVITY:.3g}, below which float32 rounds contributions by more than is accounted for, found "
+            f"{faintest.sensitivity:.3g}; raise the clip norm"
+        )
     if math.isinf(epsilon):
         return
     if not queries:

@@ -2,7 +2,8 @@
 
 Whoever is among the rows of both is promised the sum of both, so the statement says so. What leaves a run is known by
 the statement that lies beside it or above it in an export. An artifact of a store is known by its manifest, which says
-what its own run promised and not what that run built on, so it is refused. A copy without either is not recognised.
+what its own run promised and not what that run built on, so it is refused. So is a Parquet file that names its release,
+such as one of further texts, where no statement is. A copy without any of these is not recognised.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from understudy.artifacts.manifest import MANIFEST, read_manifest
+from understudy.artifacts.manifest import CONTENT_ID, MANIFEST, read_manifest
 from understudy.errors import ArtifactDamaged, InputError
 from understudy.privacy.inherited import EarlierRelease
 from understudy.privacy.labels import Guarantee
 from understudy.privacy.naming import without_place
-from understudy.runs.folders import STATEMENT
+from understudy.runs.file_origin import ARTIFACT, RELEASED, named_in
+from understudy.runs.folders import STATEMENT, STATEMENT_IN_WORDS, SYNTHETIC
 
 
 def earlier_releases(
@@ -68,13 +70,27 @@ def statement_of(place: str | Path) -> Mapping[str, Any]:
     """The statement of the export that a file or folder lies in, as JSON; empty where it lies in none.
 
     It lies beside the statement, or in the folder of what was released, which may hold a further model.
+
+    Raises:
+        InputError: it lies in an export whose statement cannot be read, so that nobody knows what was promised.
     """
     path = Path(os.path.realpath(Path(place).expanduser()))
     for folder in path.parents if os.path.exists(path) else ():
         statement, below = _read(folder / STATEMENT), path.relative_to(folder).parts
+        if not statement and _is_export(folder):
+            raise InputError(
+                f"{place}: expected the privacy statement of the export that it lies in, found none that can be read "
+                f"in {folder / STATEMENT}; restore it, or repeat the run's command, which writes it anew"
+            )
         if statement and (len(below) == 1 or _names(statement, below[0])):
             return statement
     return {}
+
+
+def _is_export(folder: Path) -> bool:
+    """Whether a folder is one that a run exported: its table lies beside a file that is called as a statement is."""
+    statements = (folder / STATEMENT, folder / STATEMENT_IN_WORDS)
+    return os.path.isfile(folder / SYNTHETIC) and any(map(os.path.lexists, statements))
 
 
 def _names(statement: Mapping[str, Any], kind: str) -> bool:
@@ -83,7 +99,7 @@ def _names(statement: Mapping[str, Any], kind: str) -> bool:
 
 
 def _read(file: Path) -> Mapping[str, Any]:
-    """A statement; empty of somebody else's file of that name."""
+    """A statement; empty of somebody else's file of that name, and of one that cannot be read."""
     try:
         statement = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -106,7 +122,19 @@ def _promised(setting: str, place: str) -> tuple[tuple[Guarantee, ...], bool]:
             f"charge {min(unsaid)} released, whose manifest does not say which earlier releases it builds on, so that "
             "their promises could not be added; name it in export/ of its run"
         )
+    if not stated and (released := _release_of(path)):
+        raise InputError(
+            f"{setting}={place}: expected the privacy statement of its run beside it, found a table that names "
+            f"{released}, which was released, and no {STATEMENT}, so that its promise could not be added; copy that "
+            "file beside it, or name a table in export/ of the run"
+        )
     return stated, heuristic
+
+
+def _release_of(path: Path) -> str:
+    """The id of what an exported table, or one of further texts, was made from, as the file says itself, or ""."""
+    named = (named_in(path, RELEASED) or named_in(path, ARTIFACT)) if path.is_file() else None
+    return named if named and CONTENT_ID.fullmatch(named) else ""
 
 
 def _stated(setting: str, place: str) -> tuple[tuple[Guarantee, ...], bool]:

@@ -5,7 +5,7 @@ that a kill in between leaves a note of nothing. A source's note stays when anot
 until that run's results are in place, and after a kill, what the first one left is there.
 
 A note of its own says that the export of a folder does not stay either, whatever its statement promises: that of an
-audit's claim, until it is removed.
+audit's claim, until it is removed or another run's takes its place.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 from understudy.durable import write_atomically
 from understudy.settings import private_directory, settings
@@ -20,21 +21,33 @@ from understudy.settings import private_directory, settings
 _WITHHELD = "withheld"
 
 
-def remember(out: Path, *, source: str, withheld: bool = False) -> None:
+def remember(out: Path, *, source: str, withheld: str = "") -> None:
     """Note that what follows from the rows of `source` is about to be put into DIR; the folder is locked for it.
 
     Args:
         out: DIR.
         source: whose rows they are.
-        withheld: whether an export in DIR does not stay.
+        withheld: key of the run whose export in DIR does not stay; empty for one that stays.
     """
-    note = {"out": str(out.absolute()), "source": source} | ({_WITHHELD: True} if withheld else {})
-    write_atomically(_note(out, source, withheld=withheld), json.dumps(note).encode())
+    note = {"out": str(out.absolute()), "source": source} | ({_WITHHELD: withheld} if withheld else {})
+    write_atomically(_note(out, source, withheld=bool(withheld)), json.dumps(note).encode())
 
 
 def forget_withheld(out: Path, *, source: str) -> None:
     """Remove the note that an export in DIR does not stay: it is gone."""
     _note(out, source, withheld=True).unlink(missing_ok=True)
+
+
+def forget_withheld_before(out: Path, *, run: str) -> None:
+    """Remove every note that an export in DIR does not stay, but for this run's: what is there now is of this run.
+
+    Args:
+        out: DIR, locked.
+        run: key of the run.
+    """
+    for path, note in _read():
+        if note.get(_WITHHELD, run) != run and note["out"] == str(out.absolute()):
+            path.unlink(missing_ok=True)
 
 
 def is_withheld(note: Path) -> bool:
@@ -47,18 +60,22 @@ def is_withheld(note: Path) -> bool:
 
 def noted(source: str) -> list[tuple[Path, Path]]:
     """The notes of a source, each with its DIR; one that does not read names no folder, and is removed."""
+    return [(path, Path(note["out"])) for path, note in _read() if note["source"] == source]
+
+
+def _read() -> list[tuple[Path, dict[str, Any]]]:
+    """Every note with what it says; one that does not read is removed."""
     found = []
     for path in sorted(_notes().glob("*.json")):
         try:
             note = json.loads(path.read_bytes())
-            out, whose = Path(note["out"]), note["source"]
+            Path(note["out"]), note["source"]
         except FileNotFoundError:
             continue
         except (ValueError, KeyError, TypeError):
             path.unlink(missing_ok=True)
             continue
-        if whose == source:
-            found.append((path, out))
+        found.append((path, note))
     return found
 
 

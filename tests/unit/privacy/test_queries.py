@@ -10,7 +10,7 @@ from understudy.errors import InputError, UnderstudyError
 from understudy.privacy.accounting import epsilon_pld
 from understudy.privacy.calibration import analytic_gaussian_sigma
 from understudy.privacy.events import DiscreteGaussianDpEvent, without_amplification
-from understudy.privacy.grid import charged_sensitivity, grid_of
+from understudy.privacy.grid import LEAST_SENSITIVITY, charged_sensitivity, grid_of
 from understudy.privacy.queries import (
     Query,
     check_epsilon_of,
@@ -154,6 +154,17 @@ def test_rows_that_no_mechanism_reads_are_promised_nothing():
     check_epsilon_of((), epsilon=math.inf, delta=1e-5)
     with pytest.raises(InputError, match="at least one query for epsilon=8"):
         check_epsilon_of((), epsilon=8.0, delta=1e-5)
+
+
+@pytest.mark.parametrize("epsilon", [8.0, math.inf])
+def test_a_clip_norm_that_floats_do_not_hold_is_refused_before_it_is_charged(epsilon):
+    asked = once("sum", 9.0)
+    for sensitivity in (1e-300, 1e-43, LEAST_SENSITIVITY / 1.01):
+        faint = asked.model_copy(update={"sensitivity": sensitivity})
+        with pytest.raises(InputError, match=r"query 'sum'.*clip norm"):
+            check_epsilon_of((asked.model_copy(update={"name": "other"}), faint), epsilon=epsilon, delta=1e-5)
+    least = asked.model_copy(update={"sensitivity": LEAST_SENSITIVITY})
+    check_epsilon_of((least,), epsilon=epsilon, delta=1e-5)
 
 
 def test_noise_that_no_mechanism_would_draw_is_refused_before_it_is_charged():

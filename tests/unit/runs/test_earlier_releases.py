@@ -3,6 +3,8 @@
 import json
 import shutil
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from understudy.artifacts.access import path_of, write_json
@@ -10,6 +12,7 @@ from understudy.errors import InputError
 from understudy.privacy.inherited import EarlierRelease
 from understudy.privacy.labels import Guarantee, private, public, released
 from understudy.runs.earlier_releases import earlier_releases, note_of
+from understudy.runs.file_origin import ARTIFACT, RELEASED, with_origin
 
 
 def guarantee(charge, epsilon=2.0):
@@ -99,6 +102,35 @@ def test_a_statement_that_was_changed_is_refused_and_not_passed_over(tmp_path):
         file.write_text(json.dumps(changed))
         with pytest.raises(InputError, match=r"^model=.*statement\.json.*restore it"):
             earlier_releases({"model": str(tmp_path / "export" / "model")})
+
+
+@pytest.mark.parametrize("left", ["", '{"source": "cli', "{}", "[]", None])
+@pytest.mark.parametrize("name", ["model", "synthetic.parquet"])
+def test_an_export_whose_statement_cannot_be_read_is_refused(tmp_path, left, name):
+    """As a copy that was cut off leaves it, or somebody who removed one file of two."""
+    export = tmp_path / "export"
+    write_statement(export, guarantee("own"))
+    (export / "statement.md").write_text("in words")
+    (export / "statement.json").unlink() if left is None else (export / "statement.json").write_text(left)
+    with pytest.raises(InputError, match=r"statement of the export.*statement\.json; restore it"):
+        earlier_releases({"model": str(export / name)})
+
+
+@pytest.mark.parametrize("kind", [ARTIFACT, RELEASED])
+def test_texts_of_a_release_are_known_wherever_generate_or_a_copy_put_them(tmp_path, kind):
+    own = guarantee("own")
+    write_statement(tmp_path / "export", own)
+    file = tmp_path / "elsewhere" / "further.parquet"
+    file.parent.mkdir()
+    pq.write_table(with_origin(pa.table({"text": ["drawn"]}), {kind: "f" * 64}), file)
+    named = {"seeds": str(file)}
+    with pytest.raises(InputError, match=r"^seeds=.*names f{64}, which was released.*copy that file beside it"):
+        earlier_releases(named)
+    shutil.copy(tmp_path / "export/statement.json", file.parent)
+    assert [one.guarantees for one in earlier_releases(named)] == [(own,)]
+    pq.write_table(pa.table({"text": ["public"]}), file)
+    (file.parent / "statement.json").unlink()
+    assert earlier_releases(named) == ()
 
 
 def test_what_lies_in_another_folder_below_an_export_is_not_of_it(tmp_path):

@@ -251,6 +251,17 @@ def test_what_lies_in_an_export_without_a_promise_is_not_public(tmp_path):
             look(data=place)
 
 
+def test_what_lies_in_an_export_whose_statement_was_cut_off_is_not_public(tmp_path):
+    (tmp_path / "export/distilled").mkdir(parents=True)
+    for name in ("distilled/table.parquet", "synthetic.parquet"):
+        pq.write_table(pa.table({"text": NOTES}), tmp_path / "export" / name)
+    (tmp_path / "export/statement.json").write_text('{"verdict": "no')
+    place = str(tmp_path / "export/distilled/table.parquet")
+    for named in ({"named": {"seed.pairs": place}}, {"data": place}):
+        with pytest.raises(InputError, match="expected the privacy statement"):
+            look(**named)
+
+
 def test_a_table_without_noise_is_neither_public_nor_the_rows_of_a_source(tmp_path):
     """A copy of private rows is known by its texts; texts that a model without noise wrote are known by their file."""
     ref = write_table(pa.table({"text": NOTES}), kind="synthetic", label=labels.private("ward"))

@@ -16,7 +16,7 @@ from understudy.privacy.labels import private
 from understudy.runs import removal
 from understudy.runs.audits.withheld import withheld_export
 from understudy.runs.evaluations.report import noted_report
-from understudy.runs.finished_folders import remember
+from understudy.runs.finished_folders import forget_withheld_before, remember
 from understudy.runs.folders import RUN_FILE, STATEMENT, RunRecord, StatementFiles, write_results
 from understudy.runs.placement import EXPORT, INTERNAL
 from understudy.runs.removal import Removed, remove_private
@@ -340,7 +340,7 @@ def test_an_export_that_an_audit_withholds_goes_whatever_a_kill_left_of_it(whole
     """Its statement promises, as that of a released one does, which stays; or its removal was killed halfway."""
 
     def cut_off():
-        with withheld_export(tmp_path / "claim", source="ward"):
+        with withheld_export(tmp_path / "claim", source="ward", run="claim"):
             finish(tmp_path / "claim", "ward")
             raise KeyboardInterrupt
 
@@ -359,9 +359,29 @@ def test_an_export_that_an_audit_withholds_goes_whatever_a_kill_left_of_it(whole
     assert notes() == []
 
 
+@pytest.mark.parametrize("source", ["ward", "clinic"])
+def test_what_a_later_run_released_where_an_audit_was_killed_stays(source, home, tmp_path):
+    """Of whichever source; that of the audit's own run is gone with its folder, and does not stay while it is there."""
+    claim, other = tmp_path / "claim", tmp_path / "other"
+
+    def cut_off(out):
+        with withheld_export(out, source="ward", run="claim"):
+            finish(out, "ward")
+            forget_withheld_before(out, run="claim")
+            raise KeyboardInterrupt
+
+    for out in (claim, other):
+        with pytest.raises(KeyboardInterrupt):
+            cut_off(out)
+    finish(claim, source)
+    forget_withheld_before(claim, run="a later one")
+    assert remove_private("ward").exports == [str(other / EXPORT)]
+    assert (claim / EXPORT / STATEMENT).exists()
+
+
 def test_what_an_audit_withholds_is_gone_when_its_run_has_ended(home, tmp_path):
     for _ in range(2):
-        with withheld_export(tmp_path / "claim", source="ward"):
+        with withheld_export(tmp_path / "claim", source="ward", run="claim"):
             finish(tmp_path / "claim", "ward")
         assert names(tmp_path / "claim") == [INTERNAL]
         assert len(notes()) == 1

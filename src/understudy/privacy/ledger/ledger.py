@@ -13,6 +13,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
 import sqlalchemy as sa
@@ -69,6 +70,7 @@ class Ledger:
         secret: bytes,
         head: Head | None = None,
         accept_loss: bool = False,
+        reread: Callable[[], bytes] | None = None,
         clock: Callable[[], datetime] = _utc_now,
         on_step: Callable[[str], None] = _no_step,
     ) -> None:
@@ -79,6 +81,7 @@ class Ledger:
             secret: the client zone's secret, at least 32 bytes.
             head: where the head of the chain is kept; without it a ledger that lost its last entries is not noticed.
             accept_loss: go on although the head speaks of entries that are gone, and record that.
+            reread: gives the secret once more, where another process may have rotated it since; None where it may not.
             clock: the time that new entries carry.
             on_step: called with a name between any two steps that a crash could separate.
 
@@ -88,7 +91,7 @@ class Ledger:
                 cannot be opened.
         """
         self._tables = SealedTables(
-            url, secret=secret, head=head, accept_loss=accept_loss, clock=clock, on_step=on_step
+            url, secret=secret, head=head, accept_loss=accept_loss, reread=reread, clock=clock, on_step=on_step
         )
 
     @classmethod
@@ -117,9 +120,9 @@ class Ledger:
             head.check_file(now.ledger_url)
         if given is not None:
             secret = given.get_secret_value().encode()
-        else:
-            secret = vault.stored_secret(now.ledger_url, path, head=head)
-        return cls(now.ledger_url, secret=secret, head=head, accept_loss=accept_loss)
+            return cls(now.ledger_url, secret=secret, head=head, accept_loss=accept_loss)
+        stored = partial(vault.stored_secret, now.ledger_url, path, head=head)
+        return cls(now.ledger_url, secret=stored(), head=head, accept_loss=accept_loss, reread=stored)
 
     def verify(self) -> None:
         """Check everything: the chain, the tables, the head, and the hashes of all rows.

@@ -33,17 +33,19 @@ class SealedTables:
         secret: bytes,
         head: Head | None,
         accept_loss: bool,
+        reread: Callable[[], bytes] | None,
         clock: Callable[[], datetime],
         on_step: Callable[[str], None],
     ) -> None:
         """Opens the tables, and makes them where there are none; the arguments are `Ledger`'s."""
         self.secret = keys.check_secret(secret)
+        self._reread = reread
         self._head = head
         self._clock = clock
         self._on_step = on_step
         self._engine = open_engine(url)
         create_tables(self._engine)
-        self.root_key = transact(self._engine, lambda connection: self._found_or_read(connection, accept_loss))
+        self.root_key = self._transact(lambda connection: self._found_or_read(connection, accept_loss))
         if accept_loss:
             self.run("accept_loss", self._accept_loss, check_head=False)
         self.run("open", lambda _: None)
@@ -59,11 +61,22 @@ class SealedTables:
             self._on_step(f"{operation}:written")
             return result, chain.tip(connection), found.accepted
 
-        result, tip, accepted = transact(self._engine, checked)
+        result, tip, accepted = self._transact(checked)
         self._on_step(f"{operation}:committed")
         if self._head is not None:
             self._head.advance(tip, accepted=accepted)
         return result
+
+    def _transact(self, work: Callable[[sa.Connection], T]) -> T:
+        """One transaction; begun again where another process rotated the secret since it was read here."""
+        while True:
+            try:
+                return transact(self._engine, work)
+            except vault.SecretReplaced:
+                fresh = self.secret if self._reread is None else self._reread()
+                if fresh == self.secret:
+                    raise
+                self.secret = keys.check_secret(fresh)
 
     def append(self, connection: sa.Connection, kind: chain.Kind, subject: str, **content: Any) -> None:
         """Adds an entry to the chain, in the transaction of the change that it speaks of."""

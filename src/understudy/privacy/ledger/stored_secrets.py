@@ -17,6 +17,10 @@ from understudy.privacy.ledger.head import Head
 _SCHEMA: Final = b"2"
 
 
+class SecretReplaced(UnderstudyError):
+    """The secret at hand was the ledger's, until it was rotated."""
+
+
 def stored_secret(url: str, path: Path, *, head: Head) -> bytes:
     """The secret in a file, made if the ledger has none yet; finishes a rotation that was killed half-way.
 
@@ -76,14 +80,16 @@ def require_current_secret(connection: sa.Connection, secret: bytes) -> None:
     """Refuses to work with another secret than the ledger's.
 
     Raises:
-        UnderstudyError: naming both by their key ids.
+        SecretReplaced: it was replaced since.
+        UnderstudyError: it never was the ledger's; naming both by their key ids.
     """
     found, current = keys.key_id(secret), current_key_id(connection)
     if current is None or found == current:
         return
     retired = connection.execute(sa.select(SECRETS.c.retired_at).where(SECRETS.c.key_id == found)).scalar()
-    detail = f"the secret {found}" + (f", which was replaced at {retired}" if retired else "")
-    raise UnderstudyError(lost_secret(current, detail))
+    if retired:
+        raise SecretReplaced(lost_secret(current, f"the secret {found}, which was replaced at {retired}"))
+    raise UnderstudyError(lost_secret(current, f"the secret {found}"))
 
 
 def lost_secret(current: str, found: str) -> str:

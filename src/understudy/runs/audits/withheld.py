@@ -2,7 +2,8 @@
 
 The claim is the method's own run, which puts its export into its folder. It is removed as soon as the run has ended,
 before anybody attacks what the run made. A note made before the run tells a purge that this export is nothing to keep,
-should the process die in between; the same command, repeated, removes it too.
+should the process die in between; the same command, repeated, removes it too. Another run that puts its own export
+there removes the note.
 """
 
 from __future__ import annotations
@@ -18,16 +19,17 @@ from understudy.runs.placement import EXPORT, leftovers
 
 
 @contextmanager
-def withheld_export(out: Path, *, source: str) -> Iterator[None]:
+def withheld_export(out: Path, *, source: str, run: str) -> Iterator[None]:
     """Within it a run fills DIR; its export is gone afterwards. A run that fails leaves the note, and goes on later.
 
     Args:
         out: DIR.
         source: whose rows the run meets.
+        run: its key: should the note outlive it, another run's export in DIR is not meant.
     """
     # A purge looks into the folder of every note.
     out.mkdir(parents=True, exist_ok=True)
-    remember(out, source=source, withheld=True)
+    remember(out, source=source, withheld=run)
     yield
     with locked_folder(out):
         for path in (out / EXPORT, *leftovers(out / EXPORT)):

@@ -10,6 +10,7 @@ from unit.privacy.ledger.ledger_requests import asked
 
 from understudy.errors import InputError, UnderstudyError, ZoneError
 from understudy.privacy.ledger import secret as keys
+from understudy.privacy.ledger import stored_secrets
 from understudy.privacy.ledger.ledger import Ledger, SourceRecord, rotate_stored_secret
 
 OLD = b"the first secret, 32 bytes or more"
@@ -167,6 +168,47 @@ def test_rotating_the_stored_secret_replaces_the_file(home):
     assert stat.S_IMODE((home / "secret").stat().st_mode) == 0o600
     assert not (home / "secret.new").exists()
     assert Ledger.open().hmac("reviews", b"content") == tag
+
+
+def test_a_run_goes_on_beside_a_rotation(home):
+    """It opened the ledger before: what it asks then, notes and closes is asked under the secret of now."""
+    running = with_sources(Ledger.open())
+    unfinished = running.reserve(**asked())
+    material, tag = running.material(unfinished.id), running.hmac("reviews", b"content")
+    for _ in range(2):
+        fresh = rotate_stored_secret()
+        assert running.note_query(unfinished.id, "sum", bytes(32)) == bytes(32)
+        assert running.material(unfinished.id) == material
+        assert running.hmac("reviews", b"content") == tag
+    assert running.reserve(**asked(request_key="new")).key_id == fresh
+    assert running.release(unfinished.id).status == "released"
+    running.verify()
+
+
+def test_a_ledger_opens_while_its_secret_is_rotated(home, monkeypatch):
+    """The secret is read before the rotation, and the ledger opened with it afterwards."""
+    tag = with_sources(Ledger.open()).hmac("reviews", b"content")
+    stored, rotated = stored_secrets.stored_secret, []
+
+    def rotated_after(*given, **named):
+        found = stored(*given, **named)
+        if not rotated:
+            rotated.append(1)
+            rotate_stored_secret()
+        return found
+
+    monkeypatch.setattr(stored_secrets, "stored_secret", rotated_after)
+    assert Ledger.open().hmac("reviews", b"content") == tag
+
+
+def test_an_old_secret_that_was_put_back_is_refused(home):
+    before = with_sources(Ledger.open()) and (home / "secret").read_bytes()
+    running = Ledger.open()
+    rotate_stored_secret()
+    (home / "secret").write_bytes(before)
+    for use in (Ledger.open, running.sources):
+        with pytest.raises(UnderstudyError, match=r"replaced at \d{4}"):
+            use()
 
 
 def test_a_secret_of_the_environment_is_not_rotated_behind_its_back(monkeypatch):
