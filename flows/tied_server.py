@@ -7,6 +7,10 @@ process has ended, however that was.
 
 Where Prefect's start fails, as on a full disk, Prefect tries again for minutes and shows a page of errors each time.
 This one tries a second time, and then tells what the server said last.
+
+Its database is that of `prefect server start` in the same home, with the automations that `understudy deploy` made
+there. They wait for heartbeats, which runs send to a server of the user's alone, and marked a run that computed Crashed
+after 90 seconds. So this server follows no automation.
 """
 
 from __future__ import annotations
@@ -26,8 +30,13 @@ from prefect.settings import PREFECT_HOME, get_current_settings
 
 from understudy.errors import UnderstudyError
 
-# What Prefect sets for its own.
-_ENVIRONMENT = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
+# What Prefect sets for its own, and no triggers: see the head of the module.
+_ENVIRONMENT = {
+    "PREFECT_UI_ENABLED": "0",
+    "PREFECT__SERVER_EPHEMERAL": "1",
+    "PREFECT__SERVER_FINAL": "1",
+    "PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "0",
+}
 _APP = "prefect.server.api.server:create_app"
 _ERROR = re.compile(r"(\w+\.)*\w*(Error|Exception)\b.*:")
 _STARTS = 2  # a database that another server has just left may be locked for a moment

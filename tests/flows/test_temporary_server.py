@@ -107,6 +107,10 @@ def states():
     with get_client(sync_client=True) as client:
         return {str(run.id): run.state_name for run in client.read_flow_runs()}
 
+def services():
+    with get_client(sync_client=True) as client:
+        return client._client.get("/admin/settings").json()["server"]["services"]
+
 given = {PREFECT_HOME: Path(home), PREFECT_LOGGING_LEVEL: "CRITICAL"}
 told = temporary_settings(given, restore_defaults={PREFECT_API_URL})
 told.__enter__()
@@ -119,7 +123,7 @@ HELD = (
     + """
 @task
 def waits():
-    pipe.send((server, str(FlowRunContext.get().flow_run.id)))
+    pipe.send((server, str(FlowRunContext.get().flow_run.id), services()))
     pipe.recv()
 
 @flow
@@ -160,9 +164,11 @@ def told_by(code, home):
 
 def test_a_killed_process_takes_its_server_along_and_the_next_one_finds_its_run_crashed(database):
     process, pipe = forked.start(HELD, home=database)
-    number, killed = pipe.recv()
+    number, killed, services = pipe.recv()
     server = psutil.Process(number)
     assert told_by(LOOK, database)[killed] == "Running", "a run that computes is left alone"
+    assert not services["triggers"]["enabled"], "automations of a server in this home wait for heartbeats"
+    assert services["task_run_recorder"]["enabled"]
     process.kill()
     server.wait(timeout=60)
     assert told_by(LOOK, database) == {killed: "Crashed"}

@@ -191,7 +191,8 @@ def percent_axis(axis: Any) -> None:
 
     axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
     low, high = axis.get_view_interval()
-    axis.set_major_formatter(PercentFormatter(1, decimals=0 if high - low > 0.04 else 1, symbol="\u202f%"))
+    decimals = sum(high - low <= width for width in (0.04, 0.004, 0.0004))
+    axis.set_major_formatter(PercentFormatter(1, decimals=decimals, symbol="\u202f%"))
 
 
 def _write(value: float, form: str | None) -> str:

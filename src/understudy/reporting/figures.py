@@ -125,14 +125,16 @@ def memorization_figure(metrics: Metrics) -> Drawing | None:
 
     def paint(figure: Any) -> None:
         axes = figure.subplots()
+        most = max(s for line in lines.values() for _, s in line)
+        digits = 2 if 0 < most < 0.01 else 1  # of small shares one decimal leaves nothing
         for offset, side in ((-0.21, "synthetic"), (0.21, "holdout")):
             label, colour = sides[side]
             style = {"color": colour} if side == "synthetic" else {"facecolor": "none", "edgecolor": colour}
             places = [n + offset for n, _ in lines[side]]
             bars = axes.bar(places, [s for _, s in lines[side]], width=0.36, linewidth=1.5, label=label, **style)
-            axes.bar_label(bars, [f"{100 * s:.1f}" for _, s in lines[side]], padding=2, fontsize=10.5)
+            axes.bar_label(bars, [f"{100 * s:.{digits}f}" for _, s in lines[side]], padding=2, fontsize=10.5)
         axes.set_xticks([n for n, _ in lines["synthetic"]])
-        axes.set_ylim(bottom=0, top=1.1 * max(s for line in lines.values() for _, s in line) or 0.01)
+        axes.set_ylim(bottom=0, top=1.1 * most or 0.01)
         percent_axis(axes.yaxis)
         axes.yaxis.set_tick_params(labelcolor=MUTED)
         axes.grid(axis="y")

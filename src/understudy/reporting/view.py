@@ -195,10 +195,10 @@ def memorization_section(metrics: Metrics) -> Section:
         tuple(lead),
         drawing,
         _overlap_table(values),
-        "Both columns read equally many rows, the sentences on any private row all of them. "
-        "Common phrases occur in any two texts, so the first column means little without the second. A gap "
-        "between them is a sign of memorisation; the absence of a gap is not a proof of privacy. Words and identifiers "
-        "of one row stand in no other row, private or never seen: a name is often such a word.",
+        "Of n-grams and the longest run both columns read equally many rows, the sentences on any private row all of "
+        "them. Common phrases occur in any two texts, so the first column means little without the second. A gap "
+        "between them is a sign of memorisation; the absence of a gap is not a proof of privacy."
+        f"{replay.note_of_single_rows(values)}",
         "" if drawing else _reason(metrics, "n-gram", "n-gram overlap was not measured."),
     )
 

@@ -89,3 +89,15 @@ def test_label_names_are_shown_shortened_and_missing_ones_numbered(metrics):
     shown = texts(figures.label_figure(metrics, ["a very long label name indeed"]))
     assert "· a very long label…" in shown
     assert "· label 1" in shown
+
+
+def test_small_overlaps_are_told_apart_from_each_other_and_from_none():
+    """Three ticks read 0.0 %, and the bars of 0.02 % and of none alike."""
+    shares = {3: 0.0005, 4: 0.0002, 5: 0.0}
+    values = {
+        f"memorization.ngram_{n}.{side}": share for n, share in shares.items() for side in ("synthetic", "holdout")
+    }
+    shown = texts(figures.memorization_figure(Metrics(values=values)))
+    assert [shown.count(bar) for bar in ("0.05", "0.02", "0.00")] == [2, 2, 2]
+    ticks = [text for text in shown if text and text.endswith("%")]
+    assert len(ticks) == len(set(ticks)) >= 3

@@ -93,11 +93,16 @@ def test_what_single_rows_hold_is_said_beside_rows_never_seen():
     between = {"memorization.lone_words.synthetic_minus_holdout": (-0.01, 0.02)}
     section = view.memorization_section(Metrics(values=values, intervals=between))
     lead = plain(" ".join(section.lead))
-    assert "12.50 % stand in the synthetic text, and 12.00 %" in lead
-    assert "+0.5 points, -1.0 to +2.0" in lead
+    assert "12.50 % stand in the synthetic text too. So do 12.00 %" in lead
+    assert "+0.5 points (-1.0 to +2.0)" in lead
     assert "3 of 40 numbers of at least six digits" in lead
     assert "Of these 3, 2 stand in one private row alone" in lead
     assert [plain(cell) for cell in section.table.rows[0]] == ["Words of one row alone", "12.50 %", "12.00 %"]
+    assert "are looked for in all rows" in section.note
+
+
+def test_a_note_of_n_grams_alone_says_nothing_of_single_rows(metrics):
+    assert "are looked for in all rows" not in view.memorization_section(metrics).note
 
 
 @pytest.mark.parametrize(
