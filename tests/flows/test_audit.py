@@ -253,6 +253,8 @@ def test_what_a_run_releases_where_an_audit_was_killed_outlives_a_purge(
         )
         assert code == 0, said
         assert (claim / "export/synthetic.parquet").read_bytes() != of_claim
+        code, said = call(*words)
+        assert (code, "expected no export/ in claim/" in said) == (2, True), said
         code, said = call("purge", "--source", "films")
         assert code == 0, said
         assert (claim / "export/statement.json").exists()

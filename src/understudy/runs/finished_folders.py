@@ -33,6 +33,11 @@ def remember(out: Path, *, source: str, withheld: str = "") -> None:
     write_atomically(_note(out, source, withheld=bool(withheld)), json.dumps(note).encode())
 
 
+def withholds(out: Path) -> bool:
+    """Whether it is noted of any source that an export in DIR does not stay."""
+    return any(_WITHHELD in note and note["out"] == str(out.absolute()) for _, note in _read())
+
+
 def forget_withheld(out: Path, *, source: str) -> None:
     """Remove the note that an export in DIR does not stay: it is gone."""
     _note(out, source, withheld=True).unlink(missing_ok=True)
@@ -59,8 +64,12 @@ def is_withheld(note: Path) -> bool:
 
 
 def noted(source: str) -> list[tuple[Path, Path]]:
-    """The notes of a source, each with its DIR; one that does not read names no folder, and is removed."""
-    return [(path, Path(note["out"])) for path, note in _read() if note["source"] == source]
+    """The notes of a source, each with its DIR; one that does not read names no folder, and is removed.
+
+    Those of exports that do not stay come first: what such a one is cut down to does not say whose it is.
+    """
+    found = [(path, note) for path, note in _read() if note["source"] == source]
+    return [(path, Path(note["out"])) for path, note in sorted(found, key=lambda one: _WITHHELD not in one[1])]
 
 
 def _read() -> list[tuple[Path, dict[str, Any]]]:

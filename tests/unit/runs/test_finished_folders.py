@@ -5,7 +5,7 @@ import stat
 import pytest
 
 from understudy.runs import finished_folders
-from understudy.runs.finished_folders import noted, remember
+from understudy.runs.finished_folders import is_withheld, noted, remember
 from understudy.settings import settings
 
 
@@ -19,6 +19,14 @@ def test_a_folder_is_noted_for_every_source_and_closed_to_others(tmp_path):
     assert [stat.S_IMODE(note.stat().st_mode) for note in notes()] == [0o600, 0o600]
     assert sorted([*noted("ward"), *noted("clinic")]) == [(note, tmp_path / "out") for note in notes()]
     assert noted("other") == []
+
+
+def test_exports_that_do_not_stay_are_removed_before_a_folder_is_looked_at_otherwise(tmp_path):
+    """Cut off, one does not say whose it is, and the other note of its folder would be left behind with a complaint."""
+    for number in range(8):
+        for withheld in ("", "a claim"):
+            remember(tmp_path / f"{number}", source="ward", withheld=withheld)
+    assert [is_withheld(note) for note, _ in noted("ward")] == [True] * 8 + [False] * 8
 
 
 @pytest.mark.parametrize("content", ["", '{"out": "x"', '"text"', '{"source": "ward"}'])

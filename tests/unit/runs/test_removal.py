@@ -12,9 +12,10 @@ import pyarrow as pa
 import pytest
 
 from understudy.artifacts.access import write_table
+from understudy.errors import InputError
 from understudy.privacy.labels import private
 from understudy.runs import removal
-from understudy.runs.audits.withheld import withheld_export
+from understudy.runs.audits.withheld import check_no_release, withheld_export
 from understudy.runs.evaluations.report import noted_report
 from understudy.runs.finished_folders import forget_withheld_before, remember
 from understudy.runs.folders import RUN_FILE, STATEMENT, RunRecord, StatementFiles, write_results
@@ -377,6 +378,22 @@ def test_what_a_later_run_released_where_an_audit_was_killed_stays(source, home,
     forget_withheld_before(claim, run="a later one")
     assert remove_private("ward").exports == [str(other / EXPORT)]
     assert (claim / EXPORT / STATEMENT).exists()
+
+
+def test_an_audit_is_refused_where_a_run_has_released_what_it_would_remove(home, tmp_path):
+    def cut_off():
+        with withheld_export(tmp_path / "claim", source="ward", run="claim"):
+            check_no_release(tmp_path / "claim")
+            finish(tmp_path / "claim", "ward")
+            raise KeyboardInterrupt
+
+    check_no_release(tmp_path / "claim")
+    with pytest.raises(KeyboardInterrupt):
+        cut_off()
+    check_no_release(tmp_path / "claim")
+    forget_withheld_before(tmp_path / "claim", run="a later one")
+    with pytest.raises(InputError, match=r"expected no export/ in claim/"):
+        check_no_release(tmp_path / "claim")
 
 
 def test_what_an_audit_withholds_is_gone_when_its_run_has_ended(home, tmp_path):

@@ -31,6 +31,7 @@ from understudy.privacy import labels
 from understudy.privacy.ledger.ledger import Ledger
 from understudy.reporting.audit import is_audit
 from understudy.runs.audits.request import AuditRequest, number_of_canaries
+from understudy.runs.audits.withheld import check_no_release
 from understudy.runs.configuration import configure
 from understudy.runs.earlier_charges import refuse_paid
 from understudy.runs.evaluations.report import check_report_folder
@@ -104,6 +105,7 @@ def prepared(request: AuditRequest) -> Iterator[Prepared]:
     check_report_folder(
         Path(run.out).expanduser(), noun="an earlier audit", is_run=folders.__contains__, is_such=is_audit
     )
+    check_no_release(Path(run.out).expanduser() / folder_of("claim"))
     chosen, ledger = registry.get(request.method), Ledger.open()
     config = configure(run, request.method)
     kind = chosen.charge.protects(config).rows

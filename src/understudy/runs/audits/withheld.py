@@ -13,9 +13,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from understudy.errors import InputError
 from understudy.locks import locked_folder
-from understudy.runs.finished_folders import forget_withheld, remember
+from understudy.runs.finished_folders import forget_withheld, remember, withholds
 from understudy.runs.placement import EXPORT, leftovers
+
+
+def check_no_release(out: Path) -> None:
+    """Refuse a folder with an export that no audit left there: the audit would remove what a run has released.
+
+    Args:
+        out: DIR of the claim's run.
+
+    Raises:
+        InputError: naming the folder and how to fix it.
+    """
+    if (out / EXPORT).exists() and not withholds(out):
+        raise InputError(
+            f"--out {out.parent}: expected no {EXPORT}/ in {out.name}/ of it, found the one of a run, which the audit "
+            "would remove; choose another folder for the audit"
+        )
 
 
 @contextmanager
