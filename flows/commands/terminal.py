@@ -38,10 +38,14 @@ def _told(entry: Any) -> str:
 
     >>> _told({"epsilon": 3.0, "unit": "example"}), _told(["one", "two"]).splitlines(), _told(0.5)
     ('epsilon 3.0, unit example', ['one', 'two'], '0.5')
+    >>> _told([]), _told({}), _told(None)
+    ('none', 'none', 'none')
     """
+    if entry is None or (isinstance(entry, Mapping | list | tuple) and not entry):
+        return "none"
     if isinstance(entry, Mapping):
         return ", ".join(f"{name.replace('_', ' ')} {_told(part)}" for name, part in entry.items())
-    if isinstance(entry, list | tuple) and entry:
+    if isinstance(entry, list | tuple):
         return "\n".join(map(_told, entry))
     return entry if isinstance(entry, str) else json.dumps(entry, default=str)
 
