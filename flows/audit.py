@@ -12,13 +12,13 @@ import json
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
-from prefect import flow, get_run_logger
+from prefect import flow
 
 from understudy.artifacts.access import ArtifactRef
 from understudy.flows.inner_run import inner_run
 from understudy.flows.paid_run import check_ledger
 from understudy.flows.purged_source import unless_purged
-from understudy.flows.run_in_words import report_in_words
+from understudy.flows.run_in_words import tell_of_report
 from understudy.flows.worker_places import check_places
 from understudy.lazy import load
 from understudy.methods import registry
@@ -72,7 +72,7 @@ def audit(request: AuditRequest) -> Audited:
         ended = report_audit(
             found, guesses, claim, plan.count, CONFIDENCE, least, out=out, of_public_rows=of_public_rows
         )
-        get_run_logger().info(report_in_words(ended.report))
+        tell_of_report(tracked, ended.report)
         return conclusive(ended)
 
 

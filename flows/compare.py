@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from prefect import flow, get_run_logger
+from prefect import flow
 
 from understudy.errors import BudgetRefused, UnderstudyError
 from understudy.flows.inner_run import inner_run
 from understudy.flows.paid_run import check_ledger
-from understudy.flows.run_in_words import report_in_words
+from understudy.flows.run_in_words import tell_of_report
 from understudy.flows.worker_places import check_places
 from understudy.runs.comparisons.report import Compared, complete_comparison, shortfall_of
 from understudy.runs.comparisons.request import CompareRequest
@@ -41,7 +41,7 @@ def compare(request: CompareRequest) -> Compared:
         cells, charges = tuple(run.cell for run in comparison.runs), charges_of(comparison)
         _track(tracked, request, charges)
         compared = report_comparison(request, cells, missing, charges)
-        get_run_logger().info(report_in_words(compared.report))
+        tell_of_report(tracked, compared.report)
         return complete_comparison(compared)
 
 

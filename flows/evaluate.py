@@ -12,7 +12,7 @@ import hashlib
 from prefect import flow, get_run_logger
 
 from understudy.flows.paid_run import check_ledger
-from understudy.flows.run_in_words import report_in_words
+from understudy.flows.run_in_words import tell_of_report
 from understudy.flows.worker_places import check_places
 from understudy.runs.evaluations.inputs import artifact_evaluated, check_evaluation
 from understudy.runs.evaluations.request import EvaluateRequest
@@ -43,5 +43,5 @@ def evaluate(request: EvaluateRequest) -> Evaluated:
                 tracked, tags={OUT: out, **named}, metrics={}, read=dict.fromkeys(named.values(), UNKNOWN_KIND)
             )
             evaluated = report_evaluation(request)
-            get_run_logger().info(report_in_words(evaluated.report))
+            tell_of_report(tracked, evaluated.report)
             return evaluated

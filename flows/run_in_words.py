@@ -5,9 +5,13 @@ Prefect's page of the flow run and MLflow's page of the run show it, so nothing 
 
 from __future__ import annotations
 
+from prefect import get_run_logger
+
 from understudy.privacy.shown_cost import cost_in_words
 from understudy.runs.exported import Exported
 from understudy.tasks.charge_receipt import ChargeReceipt
+from understudy.tasks.engine.run_record import NOTE
+from understudy.tasks.engine.tracking import add_to_parent
 
 
 def charge_in_words(receipt: ChargeReceipt) -> str:
@@ -40,3 +44,15 @@ def where_in_words(result: Exported) -> str:
 def report_in_words(report: str) -> str:
     """Where a report lies, which nobody may hand over."""
     return f"the report, which is internal: {report}"
+
+
+def tell_of_report(tracked: str, report: str) -> None:
+    """Say where a report lies in the log of the flow run and in the description of its MLflow run.
+
+    Args:
+        tracked: id of the MLflow run.
+        report: path of the page.
+    """
+    words = report_in_words(report)
+    get_run_logger().info(words)
+    add_to_parent(tracked, tags={NOTE: words}, metrics={})

@@ -137,6 +137,7 @@ def test_an_audit_charges_one_run_and_reports_it_beside_its_controls(
         assert [path.stat().st_mode & 0o077 for path in (out, out / "report.json")] == [0, 0]
         tells_no_canary(said, out, home)
         (run,) = tracking_log.open_log("client").search({"understudy.out": str(out)})
+        assert run.data.tags["mlflow.note.content"].endswith(f"internal: {out / 'report.html'}")
         (charge,) = [charge for charge in Ledger.open().charges() if charge.kind == "counted"]
         assert json.loads(run.data.tags["understudy.sources"]) == [f"source:films@{charge.id}"]
         # Again: the same canaries, coins and charge.

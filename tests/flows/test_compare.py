@@ -176,6 +176,7 @@ def _are_children_of_one_run(out: Path, charges: set[str]) -> None:
     log = tracking_log.open_log("client")
     (parent,) = log.search({"understudy.out": str(out)})
     assert parent.info.run_name == "compare ward"
+    assert parent.data.tags["mlflow.note.content"].endswith(f"internal: {out / 'report.html'}")
     assert set(json.loads(parent.data.tags["understudy.sources"])) == {f"source:ward@{charge}" for charge in charges}
     children = log.search({"mlflow.parentRunId": parent.info.run_id})
     assert sorted(child.info.run_name for child in children) == [
