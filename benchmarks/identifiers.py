@@ -1,4 +1,4 @@
-"""Claim: a run without noise gives telephone numbers of its rows away, and the same run with noise gives none.
+"""Claim: how often telephone numbers of private rows come out of a run is read beside those of rows never seen.
 
 Each message of sample:clinic has a number of its own. tiny-llama is trained on them with many passes, once without
 noise and once with, each in a home of its own; what the synthetic texts hold of private rows, and of rows held out, is
