@@ -92,10 +92,8 @@ def measured(texts: dict[str, list[str]], vectors: dict[str, FloatArray], config
         "Frechet distance": lambda: compare(fidelity.FRECHET),
         "tokenising": lambda: read.extend(words.tokenize(texts["synthetic"], texts["real"], texts["test"])),
         "diversity": lambda: measure.measure_diversity(read[0], read[2], seed=seed),
-        "memorisation": lambda: measure.measure_memorization(read[0], read[1], read[2], config=config),
-        "identifiers": lambda: measure.measure_identifiers(
-            texts["synthetic"], texts["real"], texts["test"], config=config
-        ),
+        "memorisation": lambda: measure.measure_memorization(read[0], read[1], read[2], seed=seed),
+        "identifiers": lambda: measure.measure_identifiers(texts["synthetic"], texts["real"], texts["test"]),
         "nearest rows": lambda: nearest_real(vectors["synthetic"], vectors["real"], unseen, seed=seed),
     }
     return {name: timed(part) for name, part in parts.items()}

@@ -115,7 +115,7 @@ def test_a_run_ends_with_pairs_that_load_and_a_second_one_charges_nothing(
 def test_another_measurement_writes_and_tunes_nothing_again(run, pairs_request, tmp_path, monkeypatch):
     """A hub that is away when the harness is asked costs its own figures alone; examples are checked before it all."""
     run(pairs_request())
-    monkeypatch.setattr(harness, "_manager", lambda tasks: SimpleNamespace(load=lambda names: None))
+    monkeypatch.setattr(harness, "_manager", lambda tasks: SimpleNamespace(load=lambda names: {"tasks": {}}))
     asked = 'evaluation.harness_tasks=["arc_easy"]'
 
     def by_harness(*_, **__):

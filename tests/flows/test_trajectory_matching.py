@@ -101,7 +101,7 @@ def test_real_rows_stay_until_sharing_them_is_asked_for(
     assert states["distil"] == "Completed"
 
     # Another measurement trains and distils nothing again, and a hub that is away does not cost it its other figures.
-    monkeypatch.setattr(harness, "_manager", lambda tasks: SimpleNamespace(load=lambda names: None))
+    monkeypatch.setattr(harness, "_manager", lambda tasks: SimpleNamespace(load=lambda names: {"tasks": {}}))
     monkeypatch.setattr(harness, "by_harness", raising(ConnectionError("the hub is away")))
     public = tmp_path / "public.csv"
     public.write_text("instruction,response\nhow was it,lovely\nand there,dreadful\n")

@@ -94,8 +94,8 @@ def evaluate_synthetic(
         measure_label_fidelity(conditions, real_test, embedded, test_embedded),
         measure_fidelity(embedded["synthetic"], unseen_embedded, embedded.get("prompt_only"), config=config),
         measure_diversity(made, words.join(test, held), seed=config.public_seed),
-        measure_memorization(made, train, held or test, config=config),
-        measure_identifiers(synthetic.texts, real_train.texts, holdout or real_test.texts, config=config),
+        measure_memorization(made, train, held or test, seed=config.public_seed, level=config.level),
+        measure_identifiers(synthetic.texts, real_train.texts, holdout or real_test.texts, level=config.level),
     )
 
 
@@ -229,7 +229,7 @@ def measure_diversity(synthetic: Texts, unseen: Texts, *, seed: int) -> Metrics:
 
 
 def measure_memorization(
-    synthetic: Texts, private: Texts, holdout: Texts | None, *, config: EvaluationConfig
+    synthetic: Texts, private: Texts, holdout: Texts | None, *, seed: int, level: float = 0.95
 ) -> Metrics:
     """Word-for-word traces of the private rows in the synthetic texts, beside as many holdout rows.
 
@@ -241,7 +241,6 @@ def measure_memorization(
     values = {f"memorization.{name}.all_private": found for name, found in everyone.items()}
     if not rest:
         return Metrics(values=values, missing=("n-gram overlap: no holdout rows were given to compare with",))
-    seed = config.public_seed
     same, others = memorization.same_size(members, rest[0], seed=seed)
     values["memorization.rows"] = float(len(same))
     for n, beside in memorization.ngram_overlap_beside(made, same, others, seed=seed).items():
@@ -250,11 +249,11 @@ def measure_memorization(
     sides = {"synthetic": everyone if same is members else _copies(made, same), "holdout": _copies(made, others)}
     for side, copies in sides.items():
         values |= {f"memorization.{name}.{side}": found for name, found in copies.items()}
-    return merge(Metrics(values=values), _of_single_rows("words", made, members, rest[0], level=config.level))
+    return merge(Metrics(values=values), _of_single_rows("words", made, members, rest[0], level=level))
 
 
 def measure_identifiers(
-    synthetic: Sequence[str], private: Sequence[str], holdout: Sequence[str] | None, *, config: EvaluationConfig
+    synthetic: Sequence[str], private: Sequence[str], holdout: Sequence[str] | None, *, level: float = 0.95
 ) -> Metrics:
     """Which addresses, long numbers and codes of the private rows stand in the synthetic texts, by their kind.
 
@@ -269,7 +268,7 @@ def measure_identifiers(
         values[f"{name}.replayed_alone"] = float(found.replayed_alone)
     if not holdout:
         return Metrics(values=values)
-    beside = _of_single_rows("identifiers", made, members, held, level=config.level)
+    beside = _of_single_rows("identifiers", made, members, held, level=level)
     return merge(Metrics(values=values), beside)
 
 

@@ -157,7 +157,7 @@ def test_without_holdout_and_prompt_only_the_test_rows_serve_and_the_gap_is_said
 
 
 def test_memorization_without_any_holdout_says_so():
-    metrics = measure.measure_memorization(["a b c d"], ["x a b c"], None, config=CONFIG)
+    metrics = measure.measure_memorization(["a b c d"], ["x a b c"], None, seed=0)
     assert metrics.values["memorization.longest_match.all_private"] == 3
     assert "memorization.ngram_5.synthetic" not in metrics.values
     assert "holdout" in metrics.missing[0]
@@ -169,7 +169,7 @@ NOTES = [f"Call (533) 555-01{row:02d} or write to no{row}@example.org." for row 
 @pytest.mark.parametrize(("memorised", "again"), [(0, 0), (7, 7)])
 def test_identifiers_of_private_rows_are_found_in_the_synthetic_text_however_they_are_written(memorised, again):
     made = [f"her number, 533.555 01{row:02d}, is the old one" for row in range(memorised)]
-    found = measure.measure_identifiers([*made, "call us"], NOTES[:30], NOTES[30:], config=CONFIG)
+    found = measure.measure_identifiers([*made, "call us"], NOTES[:30], NOTES[30:])
     names.check_names(found.values)
     kinds = {"email": (30, 0, 0), "number": (30, again, again)}
     parts = ("private", "replayed", "replayed_alone")
@@ -186,7 +186,7 @@ def test_identifiers_of_private_rows_are_found_in_the_synthetic_text_however_the
 
 
 def test_identifiers_without_rows_never_seen_are_counted_alone():
-    found = measure.measure_identifiers(NOTES[:2], NOTES[:5], None, config=CONFIG)
+    found = measure.measure_identifiers(NOTES[:2], NOTES[:5], None)
     assert found.values["memorization.identifiers.email.replayed_alone"] == 2
     assert not [name for name in found.values if "lone_" in name]
 

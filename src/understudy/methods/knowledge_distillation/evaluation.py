@@ -128,7 +128,8 @@ def evaluate_run(
     if texts["synthetic"]:
         parts.append(measure_diversity(texts["synthetic"], texts["test"], seed=settings.public_seed))
         compared = (texts["synthetic"], texts["train"], texts["test"])
-        parts += [measure(*compared, config=settings) for measure in (measure_memorization, measure_identifiers)]
+        parts.append(measure_memorization(*compared, seed=settings.public_seed, level=settings.level))
+        parts.append(measure_identifiers(*compared, level=settings.level))
     else:
         parts.append(Metrics(missing=("everything about the synthetic pairs: none was kept",)))
     if progress is not None:

@@ -122,8 +122,8 @@ def evaluate_run(
         measure_next_token(inputs, train, test, profile=profile, seed=seed, device=device, progress=progress),
         measure_fidelity(embedded["synthetic"], unseen, embedded["prompt_only"], config=measuring),
         measure_diversity(made, held, seed=seed),
-        measure_memorization(made, known, held, config=measuring),
-        measure_identifiers(inputs.synthetic, train.samples, test.samples, config=measuring),
+        measure_memorization(made, known, held, seed=seed, level=measuring.level),
+        measure_identifiers(inputs.synthetic, train.samples, test.samples, level=measuring.level),
         rounds,
     )
 
