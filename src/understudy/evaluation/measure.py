@@ -30,8 +30,7 @@ from understudy.evaluation.statistics.intervals import (
     paired_bootstrap,
     paired_recall_difference,
 )
-from understudy.evaluation.texts import diversity, fidelity, memorization, words
-from understudy.evaluation.texts import replay as single_rows
+from understudy.evaluation.texts import diversity, fidelity, memorization, single_rows, words
 from understudy.evaluation.texts.encoder import FloatArray, embed_sets
 from understudy.evaluation.texts.identifiers import identify
 from understudy.evaluation.texts.words import Texts, TokenizedTexts

@@ -11,7 +11,7 @@ from typing import Any
 
 from understudy.evaluation import names
 from understudy.evaluation.metrics import Metrics
-from understudy.reporting import figures, replay
+from understudy.reporting import figures, single_rows
 from understudy.reporting.drawing import Drawing
 from understudy.reporting.text_formatting import number, percent, points, words_in
 
@@ -187,7 +187,7 @@ def memorization_section(metrics: Metrics) -> Section:
     if duplicates is not None:
         share = percent(duplicates, 2) if duplicates else "None"
         lead.append(f"{share} of the synthetic texts equal{'' if duplicates else 's'} a private row.")
-    lead += replay.said_of_single_rows(metrics)
+    lead += single_rows.said_of_single_rows(metrics)
     drawing = figures.memorization_figure(metrics)
     return Section(
         key,
@@ -198,7 +198,7 @@ def memorization_section(metrics: Metrics) -> Section:
         "Of n-grams and the longest run both columns read equally many rows, the sentences on any private row all of "
         "them. Common phrases occur in any two texts, so the first column means little without the second. A gap "
         "between them is a sign of memorisation; the absence of a gap is not a proof of privacy."
-        f"{replay.note_of_single_rows(values)}",
+        f"{single_rows.note_of_single_rows(values)}",
         "" if drawing else _reason(metrics, "n-gram", "n-gram overlap was not measured."),
     )
 
@@ -315,7 +315,7 @@ def _overlap_table(values: dict[str, float]) -> Table | None:
     private, unseen = (values.get(f"memorization.longest_match.{side}") for side in ("synthetic", "holdout"))
     if private is not None and unseen is not None:
         rows.append(("Longest run", words_in(private), words_in(unseen)))
-    rows += replay.rows_of_single_rows(values)
+    rows += single_rows.rows_of_single_rows(values)
     return Table(("", "Private rows", "Never seen"), tuple(rows)) if rows else None
 
 

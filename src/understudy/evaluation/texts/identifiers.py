@@ -1,7 +1,7 @@
 """Strings that point at one person or thing by their form: addresses, names of accounts, long numbers, codes.
 
 The form alone decides, without a list and without a model, so a person's name is not found here; the words that stand
-in one row alone (`replay`) hold names. Values are compared without case, separators and typographic variants, so a
+in one row alone (`single_rows`) hold names. Values are compared without case, separators and typographic variants, so a
 telephone number that is written otherwise is the same. Two numbers with nothing but a space between them are one, as
 the groups of a telephone number are.
 """

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from understudy.evaluation.names import KIND_WORDS
 from understudy.evaluation.texts.identifiers import KINDS, identify
-from understudy.evaluation.texts.replay import KindReplay, Replay, replay_beside, replay_by_kind
+from understudy.evaluation.texts.single_rows import KindReplay, Replay, replay_beside, replay_by_kind
 from understudy.evaluation.texts.words import tokenize
 
 
