@@ -52,9 +52,9 @@ def divided_by_the_drawn_batch(patch: Patch) -> None:
 def empty_batch_skipped(patch: Patch) -> None:
     exact, asked, empty = dp_training._clipped_sum, Mechanisms.gaussian_sum, []
 
-    def noting(sides, objective, batches, clip):
+    def noting(sides, tapped, objective, batches, clip):
         empty.append(not batches)
-        return exact(sides, objective, batches, clip)
+        return exact(sides, tapped, objective, batches, clip)
 
     def skipping(self, query, **options):
         if empty and empty[-1]:

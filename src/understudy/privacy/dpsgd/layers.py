@@ -17,10 +17,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from understudy.errors import InputError
-from understudy.privacy.dpsgd.chunks import ROWS_IN_FLOATS
 from understudy.privacy.dpsgd.token_losses import TERMS_AT_ONCE, HeadFactors, products_of
 
 # Matched by name, so that transformers need not be imported here: a linear layer with weight (inputs, outputs).
@@ -54,15 +52,6 @@ class Factors:
     def sparse(self) -> bool:
         """Whether `left` holds row numbers."""
         return not self.left.is_floating_point()
-
-    def dense(self) -> Tensor:
-        """The gradients themselves, (batch, height, width); only for a `left` that is not row numbers.
-
-        High ones are made on their side, and lie so: a product with long rows takes half of the time, to the same bits.
-        """
-        if self.left.shape[2] > self.right.shape[2]:
-            return torch.bmm(self.right.transpose(1, 2), self.left).transpose(1, 2)
-        return torch.bmm(self.left.transpose(1, 2), self.right)
 
     def is_larger_than_dense(self) -> bool:
         """Whether the factors take more memory than the gradients (then they also cost more work)."""
@@ -234,37 +223,6 @@ def _add_rows(total: Tensor, tables: Sequence[Factors], weights: Tensor, poisone
     right *= weights.double()[:, None, None]
     found = right.new_zeros(len(rows), right.shape[2]).index_add_(0, place, right.flatten(0, 1))
     total.index_add_(0, rows, found.to(total.dtype))
-
-
-def lie_on_their_side(gradients: Tensor) -> bool:
-    """Whether matrices, (batch, height, width), are in memory column by column."""
-    return gradients.ndim == 3 and not gradients.is_contiguous() and gradients.transpose(1, 2).is_contiguous()
-
-
-def weighted_dense(gradients: Tensor, weights: Tensor, poisoned: Tensor | None) -> Tensor:
-    """`sum_b weights_b * gradients_b`, of at most `ROWS_IN_FLOATS` examples in floats, and of those sums in float64.
-
-    Args:
-        gradients: (batch, ...), float32 or wider.
-        weights: (batch,), zero for examples that must not count.
-        poisoned: bool (batch,), examples that hold infinities or nans; None if there are none.
-
-    Returns:
-        In the shape of one gradient; float64 where there are several sums.
-    """
-    if lie_on_their_side(gradients):
-        return weighted_dense(gradients.transpose(1, 2), weights, poisoned).t().contiguous()
-    flat = _without(poisoned, gradients).flatten(1)
-    weights = weights.to(flat.dtype)
-    # Zero is added, so the bytes of an empty sum do not depend on the signs of dropped rows.
-    if len(flat) <= ROWS_IN_FLOATS:
-        return (weights @ flat).add_(0.0).view(gradients.shape[1:])
-    missing = -len(flat) % ROWS_IN_FLOATS
-    if missing:
-        flat, weights = functional.pad(flat, (0, 0, 0, missing)), functional.pad(weights, (0, missing))
-    some = weights.view(-1, 1, ROWS_IN_FLOATS)
-    sums = torch.bmm(some, flat.view(len(some), ROWS_IN_FLOATS, -1))
-    return sums[:, 0].sum(0, dtype=torch.float64).view(gradients.shape[1:])
 
 
 def _without(poisoned: Tensor | None, values: Tensor) -> Tensor:

@@ -15,11 +15,9 @@ automatic.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,30 +27,26 @@ from understudy.privacy.dpsgd.chunks import ROWS_IN_FLOATS
 from understudy.privacy.dpsgd.layers import (
     Contribution,
     Factored,
-    Rule,
+    Factors,
     add_weighted_sum,
     inner_product,
-    lie_on_their_side,
     rounding_of_sums,
-    rules_of,
     some_examples,
-    weighted_dense,
 )
-from understudy.privacy.dpsgd.token_losses import TAP, HeadFactors
+from understudy.privacy.dpsgd.stacks import Place, Stacks, sum_at
+from understudy.privacy.dpsgd.tapping import Layer, TappedLayers, check_rows, frozen, split_passes, tapped_layers, taps
+from understudy.privacy.dpsgd.token_losses import HeadFactors
 
 Batch = Mapping[str, Tensor]
 LossFunction = Callable[[nn.Module, Batch], Tensor]
 
-# Squares added up in float32. A running sum loses what is below half of its last bit: over a whole matrix more than
-# `grid.ALLOWANCE`, over so few under a sixteenth of it however they are added up.
-_SQUARES_AT_ONCE = 1 << 12
-# The smallest normal float32: what a square may lose that is below it.
+# The smallest normal float32.
 _LEAST = 2.0**-126
 
 
 def clipped_gradient_sum(
     model: nn.Module,
-    parameters: Mapping[str, nn.Parameter],
+    parameters: Mapping[str, nn.Parameter] | TappedLayers,
     loss_fn: LossFunction,
     batch: Batch,
     *,
@@ -69,7 +63,8 @@ def clipped_gradient_sum(
 
     Args:
         model: computes each row of the batch on its own (no batch statistics), dropout zero.
-        parameters: what to differentiate by, name -> parameter of a supported layer of `model`.
+        parameters: what to differentiate by, name -> parameter of a supported layer of `model`; or what `tapped_layers`
+            has found in it for them.
         loss_fn: (model, batch) -> losses (batch,); loss b may depend on row b only, and on no model but the given one.
         batch: tensors of leading dimension `batch`, private.
         l2_clip_norm: C > 0.
@@ -88,25 +83,37 @@ def clipped_gradient_sum(
     examples = int(valid.shape[0])
     if added_to and examples > ROWS_IN_FLOATS:
         raise ValueError(f"expected at most {ROWS_IN_FLOATS} examples to be added to a sum of others, found {examples}")
-    uses = _backward(model, parameters, loss_fn, batch, valid, passes)
-    norms = _norms(uses, examples).to(valid.device)
+    tapped = parameters if isinstance(parameters, TappedLayers) else tapped_layers(model, parameters)
+    parameters = tapped.parameters
+    stacks = Stacks(parameter.numel() for parameter in parameters.values())
+    uses = {name: _Uses(stacks, id(parameter) in tapped.embedded) for name, parameter in parameters.items()}
+    by_parameter = {id(parameter): uses[name] for name, parameter in parameters.items()}
+    _backward(tapped, by_parameter, partial(loss_fn, model, batch), valid, passes)
+    norms = _norms(uses, stacks, examples).to(valid.device)
     finite = norms.isfinite()
     weights = torch.where(valid & finite, (l2_clip_norm / norms).clamp(max=1.0), 0.0)
     # Below the normal floats a factor would be rounded by more than its last bit, maybe upwards.
     weights = weights.where(weights >= _LEAST, 0.0)
     poisoned = None if bool(finite.all()) else ~finite
     before = added_to or {}
-    return {
-        name: uses.pop(name).weighted_sum(parameters[name], weights, poisoned, before.get(name)) for name in parameters
-    }
+    made = stacks.weighted_sums(weights, poisoned)
+    found = {}
+    for name, parameter in parameters.items():
+        use, there = uses.pop(name), before.get(name)
+        if use.place is None:
+            found[name] = use.weighted_sum(parameter, weights, poisoned, there)
+        else:
+            found[name] = sum_at(use.place, made).contiguous() if there is None else there.add_(sum_at(use.place, made))
+    return found
 
 
 @dataclass
 class _Uses:
-    """What the backward pass left for one parameter: materialised gradients or factors, never both."""
+    """What the backward pass left for one parameter: a place for gradients that are made, or factors, never both."""
 
+    stacks: Stacks
     embedded: bool
-    dense: Tensor | None = None
+    place: Place | None = None
     factors: list[Factored] = field(default_factory=list)
 
     def add(self, contribution: Contribution) -> None:
@@ -114,14 +121,18 @@ class _Uses:
             if self._keep_factored(contribution):
                 self.factors.append(contribution)
                 return
-            contribution = contribution.dense()
-        self.dense = contribution if self.dense is None else self.dense.add_(contribution)
+            # Of a head whose matrix has gradients that are made already there would be no cross terms.
+            assert isinstance(contribution, Factors)
+        if self.place is None:
+            self.place = self.stacks.put(contribution)
+        else:
+            self.stacks.add(self.place, contribution)
 
     def _keep_factored(self, factors: Factored) -> bool:
         """The first use decides for all, because cross terms are taken between equal forms."""
         if self.embedded or self.factors:
             return True
-        if self.dense is not None:
+        if self.place is not None:
             return False
         return isinstance(factors, HeadFactors) or not factors.is_larger_than_dense()
 
@@ -140,10 +151,7 @@ class _Uses:
     def weighted_sum(
         self, parameter: nn.Parameter, weights: Tensor, poisoned: Tensor | None, before: Tensor | None
     ) -> Tensor:
-        """As many examples at a time as may be added up in the parameter's type, and those sums in float64."""
-        if self.dense is not None:
-            found = weighted_dense(self.dense, weights, poisoned)
-            return found if before is None else before.add_(found)
+        """Of the factors, as many examples at a time as may be added up in floats, and those sums in float64."""
         starts = range(0, len(weights), ROWS_IN_FLOATS)
         parts = (
             self._weighted_sum(parameter, weights, poisoned, before, slice(start, start + ROWS_IN_FLOATS))
@@ -165,29 +173,10 @@ class _Uses:
         return total
 
 
-def _norms_of_blocks(rows: Tensor) -> list[Tensor]:
-    """Norms of a few numbers each, (batch, blocks): together they are of all of (batch, numbers)."""
-    whole = rows.shape[1] // _SQUARES_AT_ONCE * _SQUARES_AT_ONCE
-    found = []
-    if whole:
-        blocks = rows[:, :whole].reshape(len(rows), -1, _SQUARES_AT_ONCE)
-        found.append(torch.linalg.vector_norm(blocks, dim=2))
-    if whole < rows.shape[1]:
-        found.append(torch.linalg.vector_norm(rows[:, whole:], dim=1)[:, None])
-    return found
-
-
-def _squares(dense: Sequence[Tensor]) -> Tensor:
-    """(batch,) float64 squared norms of gradients that are there, over all of them, never underestimated."""
-    rows = [(one.transpose(1, 2) if lie_on_their_side(one) else one).flatten(1) for one in dense]
-    norms = torch.cat([block for one in rows for block in _norms_of_blocks(one)], dim=1)
-    return norms.double().square().sum(1) + sum(one.shape[1] for one in rows) * _LEAST
-
-
-def _norms(uses: Mapping[str, _Uses], examples: int) -> Tensor:
+def _norms(uses: Mapping[str, _Uses], stacks: Stacks, examples: int) -> Tensor:
     squares = [square for use in uses.values() if (square := use.squared_norms()) is not None]
-    if dense := [use.dense for use in uses.values() if use.dense is not None]:
-        squares.append(_squares(dense))
+    if (made := stacks.squared_norms()) is not None:
+        squares.append(made)
     if not squares:
         raise InputError("the loss reaches none of the trainable parameters: nothing would be trained")
     assert squares[0].shape == (examples,)
@@ -195,45 +184,35 @@ def _norms(uses: Mapping[str, _Uses], examples: int) -> Tensor:
 
 
 def _backward(
-    model: nn.Module,
-    parameters: Mapping[str, nn.Parameter],
-    loss_fn: LossFunction,
-    batch: Batch,
-    valid: Tensor,
-    passes: int,
-) -> dict[str, _Uses]:
-    """One forward and one backward pass with every layer that holds a parameter tapped."""
-    layers = _layers(model, parameters)
-    embedded = {id(p) for layer in layers if isinstance(layer.module, nn.Embedding) for p in layer.owned}
-    uses = {name: _Uses(embedded=id(parameter) in embedded) for name, parameter in parameters.items()}
-    by_parameter = {id(parameter): uses[name] for name, parameter in parameters.items()}
+    tapped: TappedLayers, uses: Mapping[int, _Uses], losses: Callable[[], Tensor], valid: Tensor, passes: int
+) -> None:
+    """One forward and one backward pass; what each use of a parameter has is added to `uses`, by the parameter's id."""
     examples, caller = int(valid.shape[0]), threading.get_ident()
 
-    def receive(layer: _Layer, inputs: Tensor, gradient: Tensor) -> None:
+    def receive(layer: Layer, inputs: Tensor, gradient: Tensor) -> None:
         _check_thread(layer, gradient.device, caller)
-        for x, g in _split_passes(layer, inputs, gradient, examples=examples, passes=passes):
+        for x, g in split_passes(layer, inputs, gradient, examples=examples, passes=passes):
             for parameter, rule in layer.rules:
-                by_parameter[id(parameter)].add(rule(layer.module, x, g))
+                uses[id(parameter)].add(rule(layer.module, x, g))
 
-    def receive_head(layer: _Layer, factors: HeadFactors) -> None:
+    def receive_head(layer: Layer, factors: HeadFactors) -> None:
         _check_thread(layer, factors.hidden.device, caller)
-        _check_rows(layer, factors.hidden, factors.targets, examples=examples, passes=passes)
+        check_rows(layer, factors.hidden, factors.targets, examples=examples, passes=passes)
         for start in range(0, passes * examples, examples):
             part = factors.rows(slice(start, start + examples))
             for parameter, _ in layer.rules:
                 one = part if parameter is layer.module.weight else part.bias_gradient()
-                by_parameter[id(parameter)].add(one)
+                uses[id(parameter)].add(one)
 
-    with frozen(model), _tapped(layers, receive, receive_head), torch.enable_grad():
-        losses = loss_fn(model, batch)
-        if losses.shape != (examples,):
-            raise ValueError(f"expected one loss per example, shape {(examples,)}, found {tuple(losses.shape)}")
-        if losses.requires_grad:
-            torch.where(valid, losses, 0.0).sum().backward()  # type: ignore[no-untyped-call]
-    return uses
+    with frozen(tapped.held), taps(tapped, receive, receive_head), torch.enable_grad():
+        found = losses()
+        if found.shape != (examples,):
+            raise ValueError(f"expected one loss per example, shape {(examples,)}, found {tuple(found.shape)}")
+        if found.requires_grad:
+            torch.where(valid, found, 0.0).sum().backward()  # type: ignore[no-untyped-call]
 
 
-def _check_thread(layer: _Layer, device: torch.device, caller: int) -> None:
+def _check_thread(layer: Layer, device: torch.device, caller: int) -> None:
     """Refuse the gradient of another thread's examples, which their loss has led here through this copy's layers."""
     # On a GPU autograd has threads of its own, and nothing is computed side by side.
     if device.type == "cpu" and threading.get_ident() != caller:
@@ -241,131 +220,3 @@ def _check_thread(layer: _Layer, device: torch.device, caller: int) -> None:
             f"layer {layer.name!r} of another copy of the model was used: a loss may compute with no model but the one "
             "that it is given"
         )
-
-
-@dataclass(frozen=True)
-class _Layer:
-    """A module that holds at least one of the parameters itself."""
-
-    name: str
-    module: nn.Module
-    rules: tuple[tuple[nn.Parameter, Rule], ...]
-
-    @property
-    def owned(self) -> list[nn.Parameter]:
-        return [parameter for parameter, _ in self.rules]
-
-
-def _layers(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> list[_Layer]:
-    wanted = {id(parameter): name for name, parameter in parameters.items()}
-    if len(wanted) != len(parameters):
-        raise ValueError("a parameter is listed under two names; list tied parameters once")
-    layers = []
-    for name, module in model.named_modules():
-        own = {key: p for key, p in module.named_parameters(recurse=False) if id(p) in wanted}
-        if own:
-            rules = rules_of(name, module)
-            layers.append(_Layer(name, module, tuple((p, rules[key]) for key, p in own.items())))
-    found = {id(p) for layer in layers for p in layer.owned}
-    missing = sorted(name for key, name in wanted.items() if key not in found)
-    if missing:
-        raise ValueError(f"parameters that the model does not hold: {missing}")
-    return layers
-
-
-def _split_passes(
-    layer: _Layer, inputs: Tensor, gradient: Tensor, *, examples: int, passes: int
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """The layer's input and output gradient, pass by pass, as (batch, positions, features)."""
-    rows = examples if examples == 1 else passes * examples
-    if examples > 1:
-        _check_rows(layer, inputs, gradient, examples=examples, passes=passes)
-    wide = torch.promote_types(gradient.dtype, torch.float32)
-    g = gradient.to(wide).reshape(rows, -1, gradient.shape[-1])
-    x = inputs.to(wide).reshape(rows, -1, inputs.shape[-1]) if inputs.is_floating_point() else inputs.reshape(rows, -1)
-    for start in range(0, rows, examples):
-        yield x[start : start + examples], g[start : start + examples]
-
-
-def _check_rows(layer: _Layer, inputs: Tensor, outputs: Tensor, *, examples: int, passes: int) -> None:
-    rows = passes * examples
-    if outputs.shape[0] != rows or inputs.shape[0] != rows:
-        raise InputError(
-            f"layer {layer.name!r} saw a leading dimension of {outputs.shape[0]} for {examples} examples in "
-            f"{passes} pass(es), expected {rows}: keep the batch first and unflattened, and give models with "
-            "position embeddings explicit position_ids of the full batch size"
-        )
-
-
-class _Tap(torch.autograd.Function):
-    """The identity on a layer's output; its backward hands the layer's input and output gradient over.
-
-    The anchor requires a gradient and gets none: it makes the graph begin here when everything below is
-    frozen. The input is saved through autograd, so that recomputed activations work too.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, output: Tensor, anchor: Tensor, inputs: Tensor, receive: Callable[[Tensor, Tensor], None]
-    ) -> Tensor:
-        ctx.save_for_backward(inputs)
-        ctx.receive = receive
-        return output.view_as(output)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None, None]:
-        (inputs,) = ctx.saved_tensors
-        ctx.receive(inputs, gradients[0])
-        return gradients[0] if ctx.needs_input_grad[0] else None, None, None, None
-
-
-@contextmanager
-def _tapped(
-    layers: list[_Layer],
-    receive: Callable[[_Layer, Tensor, Tensor], None],
-    receive_head: Callable[[_Layer, HeadFactors], None],
-) -> Iterator[None]:
-    anchor = torch.zeros((), requires_grad=True, device="cpu")
-
-    def tap(layer: _Layer) -> Callable[[Tensor], Tensor]:
-        plain = layer.module.forward
-
-        def forward(inputs: Tensor) -> Tensor:
-            output: Tensor = plain(inputs)
-            if not torch.is_grad_enabled():
-                return output
-            # detach: the saved input must not hold on to the graph of what made it
-            saved = inputs.detach()
-            tapped: Tensor = _Tap.apply(  # type: ignore[no-untyped-call]
-                output, anchor, saved, partial(receive, layer)
-            )
-            return tapped
-
-        return forward
-
-    # A module may carry a forward of its own instead of its class's; that one comes back.
-    before = [vars(layer.module).get("forward") for layer in layers]
-    try:
-        for layer in layers:
-            layer.module.forward = tap(layer)
-            vars(layer.module)[TAP] = partial(receive_head, layer)
-        yield
-    finally:
-        for layer, own in zip(layers, before, strict=True):
-            vars(layer.module).pop("forward", None)
-            vars(layer.module).pop(TAP, None)
-            if own is not None:
-                layer.module.forward = own
-
-
-@contextmanager
-def frozen(model: nn.Module) -> Iterator[None]:
-    """No parameter requires a gradient, so that autograd computes those of activations only; not again inside."""
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    try:
-        for parameter in trainable:
-            parameter.requires_grad_(False)
-        yield
-    finally:
-        for parameter in trainable:
-            parameter.requires_grad_(True)

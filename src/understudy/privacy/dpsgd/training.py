@@ -26,9 +26,10 @@ from understudy.compute import copied_to
 from understudy.errors import InputError
 from understudy.privacy.dpsgd.averaging import Average
 from understudy.privacy.dpsgd.chunks import ROWS_IN_FLOATS
-from understudy.privacy.dpsgd.per_example import LossFunction, clipped_gradient_sum, frozen
+from understudy.privacy.dpsgd.per_example import LossFunction, clipped_gradient_sum
 from understudy.privacy.dpsgd.plan import DpSgdPlan
 from understudy.privacy.dpsgd.sides import Sides, side_by_side
+from understudy.privacy.dpsgd.tapping import TappedLayers, frozen, tapped_layers
 from understudy.privacy.grid_sum import GridSum
 from understudy.privacy.mechanisms import Mechanisms
 from understudy.progress import UNKEPT, Course
@@ -109,6 +110,7 @@ def train(
         _deterministic(),
         side_by_side(model, trained, rows=micro_batch) as sides,
     ):
+        tapped = {name: _tapped(sides, objective) for name, objective in objectives.items()}
         for step in range(start, plan.steps):
             mask = mechanisms.poisson(step=step, n=plan.n, probability=plan.sampling_probability, purpose=plan.name)
             batches = list(_micro_batches(data, mask, step, size=micro_batch, device=device))
@@ -116,7 +118,7 @@ def train(
             for stream in plan.streams:
                 # No name for the query: it is as large as the weights twice over, and nobody reads it again.
                 gradients[stream.name] = mechanisms.gaussian_sum(
-                    _clipped_sum(sides, objectives[stream.name], batches, stream.l2_clip_norm),
+                    _clipped_sum(sides, tapped[stream.name], objectives[stream.name], batches, stream.l2_clip_norm),
                     sensitivity=stream.l2_clip_norm,
                     noise_multiplier=stream.noise_multiplier,
                     step=step,
@@ -149,17 +151,26 @@ def _filled_up(name: str, rows: Tensor, missing: int) -> Tensor:
     return torch.cat([rows, blank])
 
 
+# By the id of a copy of the model.
+_Tapped = Mapping[int, TappedLayers]
+
+
+def _tapped(sides: Sides, objective: Objective) -> _Tapped:
+    """What is tapped in each copy of the model: looked for once in a training."""
+    return {id(model): tapped_layers(model, objective.parameters) for model, _ in sides.parts}
+
+
 def _clipped_sum(
-    sides: Sides, objective: Objective, batches: list[dict[str, Tensor]], l2_clip_norm: float
+    sides: Sides, tapped: _Tapped, objective: Objective, batches: list[dict[str, Tensor]], l2_clip_norm: float
 ) -> dict[str, Tensor]:
     """The stream's query in steps of the grid: zeros for an empty batch."""
     total = GridSum(sensitivity=l2_clip_norm, like=objective.parameters)
-    with frozen(sides.model):
+    with frozen(tapped[id(sides.model)].held):
         for some in _in_floats(batches, sides):
             parts: list[tuple[dict[str, Tensor], int]] = []
             for batch in some:
                 before = parts.pop() if len(sides.parts) == 1 and parts else ({}, 0)
-                parts = sides.apply(partial(_part, objective, batch, l2_clip_norm, before))
+                parts = sides.apply(partial(_part, objective, tapped, batch, l2_clip_norm, before))
             while parts:
                 part, units = parts.pop(0)
                 total.add(part, units=units)
@@ -180,6 +191,7 @@ def _in_floats(batches: list[dict[str, Tensor]], sides: Sides) -> Iterator[list[
 
 def _part(
     objective: Objective,
+    tapped: _Tapped,
     batch: Mapping[str, Tensor],
     l2_clip_norm: float,
     before: tuple[dict[str, Tensor], int],
@@ -190,7 +202,7 @@ def _part(
     some = {name: value[rows] if value.ndim else value for name, value in batch.items()}
     found = clipped_gradient_sum(
         model,
-        objective.parameters,
+        tapped[id(model)],
         objective.loss,
         some,
         l2_clip_norm=l2_clip_norm,

@@ -16,7 +16,8 @@ from understudy.models import lora
 from understudy.privacy.dpsgd import layers
 from understudy.privacy.dpsgd.chunks import ROWS_IN_FLOATS
 from understudy.privacy.dpsgd.layers import Factors, _frobenius, inner_product, rounding_of_sums, rules_of
-from understudy.privacy.dpsgd.per_example import _squares, _Uses, clipped_gradient_sum
+from understudy.privacy.dpsgd.per_example import _Uses, clipped_gradient_sum
+from understudy.privacy.dpsgd.stacks import Stacks, sum_at, weighted_sums
 from understudy.privacy.dpsgd.token_losses import HeadFactors
 from understudy.privacy.dpsgd.trial import told_of_model
 from understudy.privacy.grid import ALLOWANCE
@@ -242,14 +243,13 @@ def test_high_gradients_that_are_there_are_added_like_others(height, examples):
     left, right = (torch.randn(examples + 1, 9, size, generator=generator) for size in (height, 2))
     exact = torch.bmm(left.double().transpose(1, 2), right.double())[:-1]
     left[-1, 0, 0] = torch.inf
-    use = _Uses(embedded=False)
-    use.add(Factors(left, right))
-    norms = _squares([use.dense]).sqrt()[:-1]
+    stacks = Stacks([2 * height])
+    place = stacks.put(Factors(left, right))
+    norms = stacks.squared_norms().sqrt()[:-1]
     assert torch.allclose(norms, exact.flatten(1).norm(dim=1), rtol=1e-5)
     weights, poisoned = torch.rand(examples + 1, generator=generator).double(), torch.arange(examples + 1) == examples
     weights[-1] = 0.0
-    found = use.weighted_sum(nn.Parameter(torch.zeros(height, 2)), weights, poisoned, None)
-    assert found.is_contiguous()
+    found = sum_at(place, stacks.weighted_sums(weights, poisoned))
     assert torch.allclose(found.double(), torch.einsum("b,bij->ij", weights[:-1], exact), atol=1e-4)
 
 
@@ -418,18 +418,24 @@ def test_dust_in_a_large_gradient_counts_in_its_norm(first):
     assert norm < clip * (1 + ALLOWANCE / 16)
 
 
-@pytest.mark.parametrize("numbers", [4095, 4097, 3 * 4096 + 1])
+def squares(gradients):
+    stacks = Stacks([gradients.shape[1]])
+    stacks.put(gradients)
+    return stacks.squared_norms()
+
+
+@pytest.mark.parametrize("numbers", [4095, 4096, 4097, 3 * 4096 + 1])
 def test_the_norm_of_a_gradient_counts_what_fills_no_whole_block(numbers):
     gradients = torch.zeros(2, numbers)
     gradients[:, -1], gradients[1, 0] = 3.0, 4.0
-    assert _squares([gradients]).tolist() == pytest.approx([9.0, 25.0], rel=1e-12)
+    assert squares(gradients).tolist() == pytest.approx([9.0, 25.0], rel=1e-12)
 
 
 def test_squares_of_blocks_are_added_up_in_float64():
     gradient = torch.zeros(1, 300 << 12)
     gradient[0, :: 1 << 12] = 2.0**-12
     gradient[0, 0] = 1.0
-    assert float(_squares([gradient])) == pytest.approx(1 + 299 * 2.0**-24, rel=1e-12)
+    assert float(squares(gradient)) == pytest.approx(1 + 299 * 2.0**-24, rel=1e-12)
 
 
 @pytest.mark.parametrize("width", [8, 512])
@@ -495,7 +501,7 @@ def test_a_norm_covers_how_far_the_gradient_that_is_added_may_be_off():
     """Many positions in a small matrix: a float sum over them may be off by more than the norm's own products are."""
     positions, unit = 512, torch.finfo(torch.float32).eps / 2
     left, right = torch.rand(2, 3, positions, 4, generator=torch.Generator().manual_seed(0)).unbind()
-    found = _Uses(embedded=True, factors=[Factors(left, right)]).squared_norms().sqrt()
+    found = _Uses(Stacks([]), embedded=True, factors=[Factors(left, right)]).squared_norms().sqrt()
     exact = torch.bmm(left.double().transpose(1, 2), right.double()).flatten(1).norm(dim=1)
     sizes = (left.double().norm(dim=2) * right.double().norm(dim=2)).sum(1)
     assert bool((found >= exact + positions * unit * sizes).all())
@@ -521,9 +527,9 @@ def test_the_terms_of_an_inner_product_are_added_up_in_float64():
 def test_gradients_of_one_row_too_many_for_a_sum_in_floats_are_added_up_in_float64():
     gradients = torch.ones(ROWS_IN_FLOATS + 1, 2)
     gradients[-1] = 2.0**30
-    found = layers.weighted_dense(gradients, torch.ones(len(gradients)), None)
+    found = weighted_sums(gradients[None], torch.ones(len(gradients)), None)
     assert found.dtype == torch.float64
-    assert found.tolist() == [2.0**30 + ROWS_IN_FLOATS] * 2
+    assert found.tolist() == [[2.0**30 + ROWS_IN_FLOATS] * 2]
 
 
 def test_a_bound_on_rounding_counts_the_positions_of_all_uses():

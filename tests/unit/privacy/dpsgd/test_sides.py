@@ -12,7 +12,7 @@ from understudy.errors import InputError
 from understudy.privacy.dpsgd import sides as module
 from understudy.privacy.dpsgd.plan import DpSgdPlan, Stream
 from understudy.privacy.dpsgd.sides import side_by_side
-from understudy.privacy.dpsgd.training import Objective, _clipped_sum, train
+from understudy.privacy.dpsgd.training import Objective, _clipped_sum, _tapped, train
 from understudy.privacy.grid import grid_of
 from understudy.privacy.ledger.records import KeyMaterial
 from understudy.privacy.mechanisms import Mechanisms
@@ -164,7 +164,7 @@ def test_no_row_moves_the_sum_by_more_than_the_clip_norm():
         batch = {"x": x, "y": rows()["y"][:8], "valid": valid}
         with side_by_side(model, list(model.parameters()), rows=8) as sides:
             assert len(sides.parts) == 2
-            steps = _clipped_sum(sides, objective, [batch], 0.5)
+            steps = _clipped_sum(sides, _tapped(sides, objective), objective, [batch], 0.5)
         return torch.cat([steps[name].flatten() for name in sorted(steps)]).double() * grid_of(0.5)
 
     x = rows()["x"][:8] * 10
