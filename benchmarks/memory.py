@@ -4,7 +4,7 @@ Two parts. *Head*: losses and gradients through an output head of SmolLM2-135M's
 49,152), in chunks, beside logits of the whole micro-batch as they were taken before; frozen, and trained with clipping
 for each example. *Peaks*: two steps of conditional generation's training, above the loaded model, beside what
 `--dry-run` predicts, for nine models and settings on 8,530 rows; the micro-batch is the one that `auto` gives. Steps
-expect two micro-batches: each frees what it took. Weights are random. Every figure comes from a process
+expect 64 rows, so that several float sums are added up. Weights are random. Every figure comes from a process
 of its own; time is processor time. With `--device cuda` the peak is what torch allocated on the GPU.
 
     python benchmarks/memory.py --out docs/results/memory.json
@@ -32,6 +32,7 @@ from understudy.methods.conditional_generation.fitting import train_on_table
 from understudy.methods.conditional_generation.memory import resolve_for, rows_per_pass, training_bytes
 from understudy.methods.conditional_generation.queries import Asked, queries_of, schedule_of
 from understudy.models.loading import LoadedModel, load_model
+from understudy.privacy.dpsgd.chunks import ROWS_IN_FLOATS
 from understudy.privacy.dpsgd.layers import Factors, add_weighted_sum, inner_product
 from understudy.privacy.dpsgd.token_losses import TAP, HeadFactors, token_losses
 from understudy.privacy.ledger.records import KeyMaterial
@@ -148,7 +149,7 @@ def training(case: str, device: DeviceType) -> Callable[[], object]:
     config, _ = config_of(case, base, device)
     schedule = schedule_of(queries_of(config, n=ROWS, epsilon=8.0, delta=1e-5))
     assert config.train.micro_batch != "auto"
-    short = {"steps": 2, "sampling_probability": 2 * config.train.micro_batch / ROWS}
+    short = {"steps": 2, "sampling_probability": 2 * ROWS_IN_FLOATS / ROWS}
     few = schedule.model_copy(update={"trainings": tuple(t.model_copy(update=short) for t in schedule.trainings)})
     texts = ["a text of the padded length " * config.train.max_length] * ROWS
     private = PrivateRows(texts, [row % 2 for row in range(ROWS)], LABELS)

@@ -80,8 +80,10 @@ def tapped_layers(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> T
     if missing:
         raise ValueError(f"parameters that the model does not hold: {missing}")
     embedded = {id(p) for layer in layers.values() if isinstance(layer.module, nn.Embedding) for p in layer.owned}
-    pairs = tuple((adapter, layers.pop(adapter.down), layers.pop(adapter.up)) for adapter in adapters)
-    return TappedLayers(parameters, tuple(layers.values()), pairs, tuple(model.parameters()), frozenset(embedded))
+    pairs = tuple((adapter, layers[adapter.down], layers[adapter.up]) for adapter in adapters)
+    others = layers.keys() - {matrix for adapter in adapters for matrix in (adapter.down, adapter.up)}
+    tapped = tuple(layer for module, layer in layers.items() if module in others)
+    return TappedLayers(parameters, tapped, pairs, tuple(model.parameters()), frozenset(embedded))
 
 
 def split_passes(

@@ -184,3 +184,13 @@ def test_recomputed_layers_give_the_same_sums():
     model.train()
     again = clipped_gradient_sum(model, parameters, lm_loss, batch, l2_clip_norm=0.5, valid=EVERYONE)
     assert all(torch.equal(plain[name], again[name]) for name in plain)
+
+
+def test_layers_that_share_their_matrices_share_one_norm():
+    model, batch = adapted(llama()), make_batch()
+    one, other = (model.base_model.model.model.layers[number].self_attn.q_proj for number in (0, 1))
+    other.lora_A, other.lora_B = one.lora_A, one.lora_B
+    parameters = parameters_of(model)
+    expected, norms = loop_over_examples(model, parameters, lm_loss, batch, l2_clip_norm=0.3, valid=EVERYONE)
+    assert max(norms) > 0.3
+    assert_close(clipped_gradient_sum(model, parameters, lm_loss, batch, l2_clip_norm=0.3, valid=EVERYONE), expected)

@@ -315,9 +315,10 @@ def test_padding_row_of_a_tied_embedding_gets_the_gradient_of_the_head_only():
     assert_close(found, expected)
 
 
-def test_two_calls_of_the_model_in_one_loss():
+@pytest.mark.parametrize("name", ["llama", "llama-lora"])
+def test_two_calls_of_the_model_in_one_loss(name):
     """Each call sees the plain batch; both uses of every parameter enter one norm."""
-    model, batch, valid = llama(), make_batch(), torch.ones(5, dtype=torch.bool)
+    model, batch, valid = MODELS[name](), make_batch(), torch.ones(5, dtype=torch.bool)
 
     def loss(model, batch):
         reverse = {key: value.flip(1) for key, value in batch.items()}
