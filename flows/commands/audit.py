@@ -30,7 +30,7 @@ def audit(
     from understudy.auditing.metrics import bounds_of
     from understudy.auditing.reconstruction import CANDIDATES
     from understudy.auditing.secret_metrics import guessed_shares
-    from understudy.evaluation.names import THREATS
+    from understudy.evaluation.audit_metrics import THREATS
     from understudy.runs.audits.runs import attackers, check_power, planned, prepared, reads_secrets
     from understudy.runs.python_requests import metrics_in
     from understudy.runs.run_plan import dry_run_of

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 
 from understudy.auditing.attack import AttackFigures
+from understudy.evaluation.audit_metrics import AUDIT_CONDITIONS, THREATS
 from understudy.evaluation.metrics import Metrics
-from understudy.evaluation.names import AUDIT_CONDITIONS, THREATS
 
 _NOTHING = {
     "data": "this run left no synthetic table",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from understudy.auditing.reconstruction import CANDIDATES, Reconstruction, least_rate
+from understudy.evaluation.audit_metrics import SECRET_CONDITIONS
 from understudy.evaluation.metrics import Metrics
-from understudy.evaluation.names import SECRET_CONDITIONS
 from understudy.frozen import Frozen
 
 NO_MODEL = "secrets of canaries: this method releases no language model to guess them by"

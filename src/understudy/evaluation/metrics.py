@@ -11,7 +11,7 @@ import math
 from pydantic import Field, model_validator
 
 from understudy.evaluation import names
-from understudy.evaluation.names import MetricName
+from understudy.evaluation.metric_name import MetricName
 from understudy.evaluation.texts.diversity import LengthHistogram
 from understudy.frozen import Frozen
 
@@ -47,7 +47,7 @@ class Metrics(Frozen):
         missing: what was not measured and why, in plain words.
         lengths: histogram for the length figure.
         histograms: further ones, by dotted name.
-        declared: the names, beside the common ones of `names.METRICS`, that this measurement may use.
+        declared: the names, beside the common ones of `common_metrics.METRICS`, that this measurement may use.
     """
 
     values: dict[str, float] = Field(default_factory=dict)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from understudy.evaluation.audit_metrics import AUDIT_CONDITIONS, THREATS
 from understudy.evaluation.metrics import Metrics
-from understudy.evaluation.names import AUDIT_CONDITIONS, THREATS
 from understudy.reporting.drawing import PROMPT, REAL, SYNTHETIC, Drawing, beside_chance
 from understudy.reporting.figures import marks_of
 from understudy.reporting.pages import stored_report

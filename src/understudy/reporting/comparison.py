@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from understudy.evaluation.names import MetricName
+from understudy.evaluation.metric_name import MetricName
 from understudy.evaluation.statistics.comparison import (
     baselines_of,
     count_name,

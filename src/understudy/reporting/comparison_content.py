@@ -7,8 +7,8 @@ from typing import Final, Literal
 
 from pydantic import Field
 
+from understudy.evaluation.metric_name import MetricName
 from understudy.evaluation.metrics import Metrics
-from understudy.evaluation.names import MetricName
 from understudy.frozen import Frozen
 from understudy.reporting.report import MARKER
 

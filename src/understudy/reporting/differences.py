@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Final
 
-from understudy.evaluation.names import MetricName
+from understudy.evaluation.metric_name import MetricName
 from understudy.evaluation.statistics.comparison import seed_name
 from understudy.evaluation.statistics.differences import difference_name
 from understudy.reporting import view

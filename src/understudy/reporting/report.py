@@ -16,8 +16,8 @@ from typing import Any, Final, Literal
 
 from pydantic import Field
 
+from understudy.evaluation.metric_name import MetricName
 from understudy.evaluation.metrics import Histogram, Metrics
-from understudy.evaluation.names import MetricName
 from understudy.evaluation.texts.diversity import LengthHistogram
 from understudy.frozen import Frozen
 from understudy.reporting import text_formatting, view

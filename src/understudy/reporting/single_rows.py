@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from understudy.evaluation.common_metrics import KIND_WORDS
 from understudy.evaluation.metrics import Metrics
-from understudy.evaluation.names import KIND_WORDS
 from understudy.reporting.text_formatting import number, percent, points
 
 _THINGS = {"words": "Words of one row alone", "identifiers": "Identifiers of one row alone"}

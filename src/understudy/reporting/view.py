@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from understudy.evaluation import names
+from understudy.evaluation import common_metrics, names
 from understudy.evaluation.metrics import Metrics
 from understudy.reporting import figures, single_rows
 from understudy.reporting.drawing import Drawing
@@ -275,7 +275,7 @@ def _accuracy_table(metrics: Metrics) -> Table | None:
             range_of(metrics, name, _bare_percent),
         )
         for evaluator in ("probe", "transformer")
-        for condition in names.CONDITIONS
+        for condition in common_metrics.CONDITIONS
         if (name := f"utility.{evaluator}.{condition}.accuracy") in metrics.values
     )
     level = metrics.values.get("utility.confidence_level")
@@ -288,7 +288,7 @@ def labels_are_unequal(metrics: Metrics) -> bool:
     values = metrics.values
     return any(
         abs(values[f"utility.{condition}.mean_recall"] - values[f"utility.{condition}.accuracy"]) >= _APART
-        for condition in names.CONDITIONS
+        for condition in common_metrics.CONDITIONS
         if {f"utility.{condition}.mean_recall", f"utility.{condition}.accuracy"} <= values.keys()
     )
 

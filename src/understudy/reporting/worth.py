@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pydantic import Field
 
 from understudy.evaluation import names
+from understudy.evaluation.metric_name import MetricName
 from understudy.evaluation.metrics import Metrics
-from understudy.evaluation.names import MetricName
 from understudy.frozen import Frozen
 from understudy.reporting.text_formatting import capitalised, percent, points, signed
 from understudy.reporting.view import Beside, Headline, labels_are_unequal, range_of

@@ -2,8 +2,8 @@ import pytest
 from pydantic import ValidationError
 
 from understudy.errors import InputError
+from understudy.evaluation.metric_name import MetricName
 from understudy.evaluation.metrics import Histogram, Metrics, merge
-from understudy.evaluation.names import MetricName
 
 ROUNDS = MetricName("rounds.left_{i}", "Rounds left after {i}", "rows", "context")
 SPREAD = MetricName("rounds.spread", "Spread", "score", "lower")

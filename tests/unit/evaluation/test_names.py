@@ -1,7 +1,7 @@
 import pytest
 
 from understudy.errors import InputError
-from understudy.evaluation import names
+from understudy.evaluation import common_metrics, names
 
 
 @pytest.mark.parametrize(
@@ -61,6 +61,6 @@ def test_numbers_and_models_are_filled_into_the_meaning():
 
 
 def test_patterns_are_distinct_and_every_metric_is_described():
-    patterns = [metric.pattern for metric in names.METRICS]
+    patterns = [metric.pattern for metric in common_metrics.METRICS]
     assert len(set(patterns)) == len(patterns)
-    assert all(metric.meaning and metric.unit for metric in names.METRICS)
+    assert all(metric.meaning and metric.unit for metric in common_metrics.METRICS)

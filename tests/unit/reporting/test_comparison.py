@@ -8,8 +8,9 @@ import pytest
 from report_pages import Outline
 
 from understudy.errors import InputError
+from understudy.evaluation.metric_name import MetricName
 from understudy.evaluation.metrics import Metrics
-from understudy.evaluation.names import MetricName, describe
+from understudy.evaluation.names import describe
 from understudy.evaluation.statistics.comparison import MeasuredRun, compared, figures_of, seed_name
 from understudy.evaluation.statistics.differences import difference_name
 from understudy.reporting.comparison import (

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from understudy.evaluation.metric_name import MetricName
 from understudy.evaluation.metrics import Metrics
-from understudy.evaluation.names import MetricName
 from understudy.reporting.report import About, build_report, rebuild_report
 from understudy.reporting.text_formatting import MINUS, NARROW_SPACE
 from understudy.reporting.view import Beside, Headline

@@ -14,9 +14,9 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from understudy.evaluation import names
+from understudy.evaluation import common_metrics, names
+from understudy.evaluation.metric_name import MetricName
 from understudy.evaluation.metrics import Metrics
-from understudy.evaluation.names import MetricName
 
 # The common figures that are shown first, in this order, where they were measured.
 MAIN = (
@@ -97,7 +97,7 @@ def baselines_of(figure: str) -> tuple[str, ...]:
     """
     return tuple(
         figure.replace(_SYNTHETIC, f".{condition}.")
-        for condition in names.CONDITIONS
+        for condition in common_metrics.CONDITIONS
         if condition != "synthetic" and _SYNTHETIC in figure
     )
 

@@ -12,8 +12,8 @@ from typing import Final
 
 import numpy as np
 
+from understudy.evaluation.metric_name import MetricName
 from understudy.evaluation.metrics import Metrics
-from understudy.evaluation.names import MetricName
 from understudy.evaluation.statistics.comparison import MeasuredRun
 from understudy.evaluation.statistics.paired import student_half
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from understudy.evaluation.names import MetricName, of_models
+from understudy.evaluation.metric_name import MetricName, of_models
 
 # Which language model -> the words for it.
 MODELS = {"base": "the untrained base model", "released": "the released model"}

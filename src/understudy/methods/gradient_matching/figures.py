@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from understudy.evaluation.audit_metrics import MIA_CONDITIONS
 from understudy.evaluation.metrics import Metrics
-from understudy.evaluation.names import MIA_CONDITIONS
 from understudy.reporting.drawing import (
     MUTED,
     PROMPT,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from understudy.evaluation.names import MetricName
+from understudy.evaluation.metric_name import MetricName
 
 DROP_REASONS = {
     "empty": "empty after decoding",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from understudy.evaluation import names
+from understudy.evaluation import common_metrics
 from understudy.evaluation.metrics import Metrics
 from understudy.evaluation.statistics.intervals import is_told_apart
 from understudy.methods.gradient_matching import figures
@@ -73,7 +73,8 @@ def transfer_section(metrics: Metrics) -> Section | None:
     lead = []
     for model in figures.transfer_models(metrics):
         shares = {
-            condition: values.get(f"utility.transfer.{model}.{condition}.accuracy") for condition in names.CONDITIONS
+            condition: values.get(f"utility.transfer.{model}.{condition}.accuracy")
+            for condition in common_metrics.CONDITIONS
         }
         others = [
             f"{words} {percent(share)}"
@@ -88,7 +89,7 @@ def transfer_section(metrics: Metrics) -> Section | None:
     rows = values.get("utility.transfer.real_rows")
     table = tuple(
         (CONDITION_TITLES[condition], number(values[name]))
-        for condition in names.CONDITIONS
+        for condition in common_metrics.CONDITIONS
         if (name := f"language_model.log_perplexity.{condition}") in values
     )
     return Section(

@@ -21,8 +21,9 @@ from transformers import AutoConfig
 
 from understudy.auditing.membership import FEWEST_ROWS, Attack, loss_attack, membership_scores
 from understudy.errors import InputError
+from understudy.evaluation.audit_metrics import MIA_CONDITIONS
 from understudy.evaluation.metrics import Metrics, merge
-from understudy.evaluation.names import MIA_CONDITIONS, short_name
+from understudy.evaluation.names import short_name
 from understudy.evaluation.rows import Conditions, LabelledTexts
 from understudy.evaluation.statistics.intervals import Interval, accuracy_interval, is_told_apart
 from understudy.evaluation.utility.accuracy import score

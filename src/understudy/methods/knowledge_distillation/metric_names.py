@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from understudy.evaluation.names import Better, MetricName, of_models
+from understudy.evaluation.metric_name import Better, MetricName, of_models
 
 MODELS = {
     "base": "the base model",

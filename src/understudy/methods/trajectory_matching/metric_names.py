@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from understudy.evaluation.names import Better, MetricName
+from understudy.evaluation.metric_name import Better, MetricName
 
 CONDITIONS = {
     "untuned": "the base model as it is",

@@ -14,8 +14,8 @@ from pydantic import Field, ValidationError
 
 from understudy.auditing.secret_metrics import GuessedShare, guessed_shares, guesses_in_words
 from understudy.durable import write_atomically
+from understudy.evaluation.audit_metrics import THREATS
 from understudy.evaluation.metrics import Metrics
-from understudy.evaluation.names import THREATS
 from understudy.frozen import Frozen
 from understudy.privacy.labels import Relation, Unit
 from understudy.privacy.shown_cost import cost_in_words

@@ -9,8 +9,8 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from understudy.errors import InputError, UnderstudyError
+from understudy.evaluation.metric_name import MetricName
 from understudy.evaluation.metrics import Metrics, merge
-from understudy.evaluation.names import MetricName
 from understudy.evaluation.statistics.comparison import MeasuredRun, compared, figures_of, headline_of
 from understudy.evaluation.statistics.differences import differences
 from understudy.locks import locked_folder

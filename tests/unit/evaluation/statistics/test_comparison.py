@@ -2,8 +2,8 @@
 
 import pytest
 
+from understudy.evaluation.metric_name import MetricName
 from understudy.evaluation.metrics import Metrics
-from understudy.evaluation.names import MetricName
 from understudy.evaluation.statistics.comparison import MeasuredRun, baselines_of, compared, figures_of, headline_of
 
 ACCURACY = "utility.synthetic.accuracy"

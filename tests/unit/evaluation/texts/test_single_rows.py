@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy.evaluation.names import KIND_WORDS
+from understudy.evaluation.common_metrics import KIND_WORDS
 from understudy.evaluation.texts.identifiers import KINDS, identify
 from understudy.evaluation.texts.single_rows import KindReplay, Replay, replay_beside, replay_by_kind
 from understudy.evaluation.texts.words import tokenize
