@@ -33,7 +33,7 @@ from understudy.methods.conditional_generation.memory import resolve_for, rows_p
 from understudy.methods.conditional_generation.queries import Asked, queries_of, schedule_of
 from understudy.models.loading import LoadedModel, load_model
 from understudy.privacy.dpsgd.chunks import ROWS_IN_FLOATS
-from understudy.privacy.dpsgd.layers import Factors, add_weighted_sum, inner_product
+from understudy.privacy.dpsgd.factors import Factors, add_weighted_sum, inner_product
 from understudy.privacy.dpsgd.token_losses import TAP, HeadFactors, token_losses
 from understudy.privacy.ledger.records import KeyMaterial
 from understudy.privacy.mechanisms import Mechanisms

@@ -7,7 +7,7 @@ time of the pass, and the graph begins at the lowest tapped layer.
 
 Deviations from the paper: small gradients (LoRA factors, biases, norms) are materialised per example
 instead of their larger factors; of a larger matrix each example's gradient is made by itself before it is
-weighted and added, some rows of the matrix at a time, so that its rounding has a bound (`layers`); all uses of
+weighted and added, some rows of the matrix at a time, so that its rounding has a bound (`factors`); all uses of
 one parameter, tied or repeated, enter the norm with their exact cross terms; clipping is min(1, C / norm), not
 automatic.
 """
@@ -24,8 +24,7 @@ from torch import Tensor, nn
 
 from understudy.errors import InputError
 from understudy.privacy.dpsgd.chunks import ROWS_IN_FLOATS
-from understudy.privacy.dpsgd.layers import (
-    Contribution,
+from understudy.privacy.dpsgd.factors import (
     Factored,
     Factors,
     add_weighted_sum,
@@ -33,6 +32,7 @@ from understudy.privacy.dpsgd.layers import (
     rounding_of_sums,
     some_examples,
 )
+from understudy.privacy.dpsgd.layers import Contribution
 from understudy.privacy.dpsgd.stacks import Place, Stacks, sum_at
 from understudy.privacy.dpsgd.tapping import Layer, TappedLayers, check_rows, frozen, split_passes, tapped_layers, taps
 from understudy.privacy.dpsgd.token_losses import HeadFactors

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from understudy.privacy.dpsgd.chunks import ROWS_IN_FLOATS
-from understudy.privacy.dpsgd.layers import Factors
+from understudy.privacy.dpsgd.factors import Factors
 
 # Numbers of a stack; a larger gradient has one of its own. Stacks are taken one by one, as the backward pass gives
 # back the memory of activations.

@@ -13,9 +13,10 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
 from understudy.errors import InputError
 from understudy.models import lora
-from understudy.privacy.dpsgd import layers
+from understudy.privacy.dpsgd import factors
 from understudy.privacy.dpsgd.chunks import ROWS_IN_FLOATS
-from understudy.privacy.dpsgd.layers import Factors, _frobenius, inner_product, rounding_of_sums, rules_of
+from understudy.privacy.dpsgd.factors import Factors, _frobenius, inner_product, rounding_of_sums
+from understudy.privacy.dpsgd.layers import rules_of
 from understudy.privacy.dpsgd.per_example import _Uses, clipped_gradient_sum
 from understudy.privacy.dpsgd.stacks import Stacks, sum_at, weighted_sums
 from understudy.privacy.dpsgd.token_losses import HeadFactors
@@ -222,7 +223,7 @@ def test_an_example_without_finite_gradient_contributes_zero(name, poison):
 @pytest.mark.parametrize("name", ["gpt2", "gpt2-untied", "llama"])
 def test_a_matrix_in_several_blocks_gets_the_same_sum(name, numbers, monkeypatch):
     """Of every kind of use, with fewer rows in the last block, and with an example that is not finite."""
-    monkeypatch.setattr(layers, "_NUMBERS_AT_ONCE", numbers)
+    monkeypatch.setattr(factors, "_NUMBERS_AT_ONCE", numbers)
     model, batch = MODELS[name](), {**make_batch(length=4), "scale": torch.ones(5)}
     batch["scale"][1] = torch.inf
     parameters, everyone = parameters_of(model), torch.ones(5, dtype=torch.bool)
