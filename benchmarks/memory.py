@@ -143,7 +143,7 @@ def config_of(case: str, base: LoadedModel, device: DeviceType) -> tuple[Conditi
 
 
 def training(case: str, device: DeviceType) -> Callable[[], object]:
-    """Two steps that expect two micro-batches of 8,530 rows."""
+    """Two steps that expect 64 of 8,530 rows."""
     base = base_of(case)
     base.model.to(device)
     config, _ = config_of(case, base, device)
